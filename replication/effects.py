@@ -1,4 +1,4 @@
-"""What a replica tells its node beside the leader core's effects (``on_effect``)."""
+"""What a replica tells its node beside its core's effects (``PartitionListener.perform``)."""
 
 from __future__ import annotations
 

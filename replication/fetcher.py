@@ -147,7 +147,7 @@ class FetcherCore:
             core = FollowerCore(log, settings.backoff_min_ms, settings.backoff_max_ms)
             member = self._members[tp] = _Member(topic_id, core)
         member.throttled = throttled
-        member.core.step(BecameFollower(self.leader_id, leader_epoch))
+        member.core.step(BecameFollower(self.leader_id, leader_epoch), now_ms or 0)
         self._follow_up(tp, member.core)
         if self.in_flight is not None and now_ms is not None:
             self.impatient_at_ms = min(self.impatient_at_ms, now_ms + PATIENCE_MS)
@@ -156,7 +156,7 @@ class FetcherCore:
         """Follow it no more; unknown ones are no error. A late answer for it is ignored."""
         member = self._members.pop(tp, None)
         if member is not None:
-            member.core.step(StoppedFollowing())
+            member.core.step(StoppedFollowing(), 0)
             self._asking.pop(tp, None)
             self._changed[tp] = None
 
@@ -312,7 +312,7 @@ class FetcherCore:
             epoch = epochs.get(answer.tp)
             if member is None or epoch is None:
                 continue
-            effects = member.core.step(OffsetsAnswered(epoch, answer, now_ms))
+            effects = member.core.step(OffsetsAnswered(epoch, answer), now_ms)
             self._follow_up(answer.tp, member.core)
             if effects:
                 work.append((answer.tp, effects))
@@ -332,7 +332,7 @@ class FetcherCore:
         """An effect could not be performed: the partition backs off, or stops with its disk."""
         member = self._members.get(tp)
         if member is not None:
-            member.core.step(EffectFailed(error, now_ms))
+            member.core.step(EffectFailed(error), now_ms)
             self._follow_up(tp, member.core)
 
     def failed(self, request: FetchRequest | OffsetsRequest, now_ms: int) -> None:

@@ -104,7 +104,6 @@ class Answered:
 
     asked: PartitionRequest
     answer: PartitionAnswer
-    now_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,6 @@ class OffsetsAnswered:
 
     leader_epoch: int
     answer: OffsetsAnswer
-    now_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +119,6 @@ class EffectFailed:
     """An effect could not be performed."""
 
     error: KeptError
-    now_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,22 +214,26 @@ class FollowerCore:
     parted_at: tuple[int, int] | None = None
     oddities: int = 0
 
-    def step(self, event: Event) -> Effects:
+    def step(self, event: Event, now_ms: int) -> Effects:
         """Take one event; returns what the shell must do, in order."""
         match event:
             case Answered():
-                return self.answered(event.asked, event.answer, event.now_ms)
+                return self.answered(event.asked, event.answer, now_ms)
             case BecameFollower():
                 return self._became_follower(event)
             case OffsetsAnswered():
-                return self._offsets(event)
+                return self._offsets(event, now_ms)
             case EffectFailed():
-                return self._effect_failed(event)
+                return self._effect_failed(event, now_ms)
             case StoppedFollowing():
                 self.state = State.IDLE
                 self.leader_id = NO_LEADER
                 self.agreed = False
                 return ()
+
+    def tick(self, now_ms: int) -> Effects:  # noqa: ARG002
+        """Nothing follows from time alone: :meth:`wants` tells who may be asked for by now."""
+        return ()
 
     def _became_follower(self, event: BecameFollower) -> Effects:
         if event.leader_epoch < self.leader_epoch:
@@ -329,12 +330,12 @@ class FollowerCore:
         log = self.log
         return TruncateTo(offset, max(offset, log.log_start_offset) < log.high_watermark)
 
-    def _offsets(self, event: OffsetsAnswered) -> Effects:
+    def _offsets(self, event: OffsetsAnswered, now_ms: int) -> Effects:
         answer = event.answer
         if self.state is not State.ASKING or event.leader_epoch != self.leader_epoch:
             return ()
         if answer.error != NONE:
-            return self._back_off(answer.error, answer.current_leader, event.now_ms)
+            return self._back_off(answer.error, answer.current_leader, now_ms)
         self.state = State.FETCHING
         self.agreed, self.parted_at = False, None
         self.retry_at_ms = 0
@@ -347,7 +348,7 @@ class FollowerCore:
         self.failures += 1
         if self.failures == 1:
             return (AskAgain(),)
-        return self._wait(self._growing_ms(), OFFSET_OUT_OF_RANGE, event.now_ms)
+        return self._wait(self._growing_ms(), OFFSET_OUT_OF_RANGE, now_ms)
 
     # Errors.
 
@@ -368,19 +369,17 @@ class FollowerCore:
         self.retry_at_ms = now_ms + wait_ms
         return (Backoff(self.retry_at_ms, error, why),)
 
-    def _effect_failed(self, event: EffectFailed) -> Effects:
+    def _effect_failed(self, event: EffectFailed, now_ms: int) -> Effects:
         if self.state is State.IDLE:
             return ()
         self.agreed = False
         self.failures += 1
         if isinstance(event.error, ResourceExhausted):
-            return self._wait(
-                self._growing_ms(), KAFKA_STORAGE_ERROR, event.now_ms, str(event.error)
-            )
+            return self._wait(self._growing_ms(), KAFKA_STORAGE_ERROR, now_ms, str(event.error))
         if isinstance(event.error, KafkaStorageError | MachineError):
             self.state = State.FAILED
             return ()
-        return self._wait(self._growing_ms(), CORRUPT_MESSAGE, event.now_ms)
+        return self._wait(self._growing_ms(), CORRUPT_MESSAGE, now_ms)
 
     def check_invariants(self) -> None:
         """Raises InvariantViolation for a state that must not exist."""

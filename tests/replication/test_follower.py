@@ -131,10 +131,10 @@ class Story:
                 self.log.__init__(int(start), int(end), int(given["hw"]), epochs)
                 followed = core.BecameFollower(self.core.leader_id, self.core.leader_epoch)
                 self.core = FollowerCore(self.log)
-                self.core.step(followed)
+                self.core.step(followed, 0)
                 return []
             case "follow":
-                effects = self.core.step(core.BecameFollower(int(given["leader"]), epoch))
+                effects = self.core.step(core.BecameFollower(int(given["leader"]), epoch), 0)
             case "keep":
                 self.kept = self.asked()
                 return []
@@ -150,7 +150,7 @@ class Story:
                     pair(given.get("hint")),
                     bytes(int(given.get("records", 0))),
                 )
-                effects = self.core.step(core.Answered(asked, answer, at))
+                effects = self.core.step(core.Answered(asked, answer), at)
             case "offsets":
                 answer = OffsetsAnswer(
                     TP,
@@ -158,12 +158,12 @@ class Story:
                     int(given.get("start", -1)),
                     int(given.get("end", -1)),
                 )
-                effects = self.core.step(core.OffsetsAnswered(epoch, answer, at))
+                effects = self.core.step(core.OffsetsAnswered(epoch, answer), at)
             case "failed":
                 error = CorruptMessage() if "crc" in words else KafkaStorageError()
-                effects = self.core.step(core.EffectFailed(error, at))
+                effects = self.core.step(core.EffectFailed(error), at)
             case "stop":
-                effects = self.core.step(core.StoppedFollowing())
+                effects = self.core.step(core.StoppedFollowing(), 0)
             case "state":
                 wants = "wants" if self.core.wants(at) else "waits"
                 agreed = ", agreed" if self.core.agreed else ""
@@ -206,15 +206,15 @@ def test_there_are_histories() -> None:
 
 def test_an_older_leader_epoch_is_a_bug() -> None:
     follower = FollowerCore(FakeLog())
-    follower.step(core.BecameFollower(1, 4))
+    follower.step(core.BecameFollower(1, 4), 0)
     with pytest.raises(InvariantViolation, match="leader epoch 3 after 4"):
-        follower.step(core.BecameFollower(1, 3))
+        follower.step(core.BecameFollower(1, 3), 0)
 
 
 def test_what_is_not_durable_yet_is_not_asked_beyond() -> None:
     log = FakeLog()
     follower = FollowerCore(log)
-    follower.step(core.BecameFollower(1, 4))
+    follower.step(core.BecameFollower(1, 4), 0)
     log.awaits_flush = True
     assert not follower.wants(0)
     log.awaits_flush = False
@@ -223,12 +223,12 @@ def test_what_is_not_durable_yet_is_not_asked_beyond() -> None:
 
 def test_a_want_of_descriptors_is_waited_out_and_a_broken_disk_is_not() -> None:
     follower = FollowerCore(FakeLog())
-    follower.step(core.BecameFollower(1, 4))
+    follower.step(core.BecameFollower(1, 4), 0)
     error = ResourceExhausted("/log", "open", OSError(24, "Too many open files"))
-    (backoff,) = follower.step(core.EffectFailed(error, 1000))
+    (backoff,) = follower.step(core.EffectFailed(error), 1000)
     assert backoff.until_ms > 1000 and "Too many open files" in backoff.why
     assert follower.state is not State.FAILED
-    follower.step(core.EffectFailed(error.as_failure(), 2000))
+    follower.step(core.EffectFailed(error.as_failure()), 2000)
     assert follower.state is State.FAILED
 
 

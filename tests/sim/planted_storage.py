@@ -236,7 +236,8 @@ plant(
 plant(
     "unclean-elects", "storage", 4, "unclean",
     "unclean only when configured (36)",
-    ("tests.sim.node.unclean_allowed", returns(lambda topic: True)),
+    ("tests.sim.node.unclean_allowed_by", returns(lambda topic: True)),
+    ("kept.cluster.controller.broker_decisions.unclean_allowed_by", returns(lambda topic: True)),
 )  # fmt: skip
 plant(
     "offline-stays", "directories", 4, "liveness",

@@ -167,7 +167,7 @@ class World:
     def _lead(self, machine: Machine) -> None:
         image, end = self.image, machine.log_end_offset
         machine.assign(image.epoch, end)
-        machine.follower.step(fol.StoppedFollowing())
+        machine.follower.step(fol.StoppedFollowing(), self.now_ms)
         if image.unclean:
             self.committed = Committed()
             self.committed.advance(machine.disk.log, end)
@@ -196,7 +196,7 @@ class World:
         if machine.leader.leading:
             machine.did(machine.leader.resigned())
         machine.leader.follow(image.epoch, image.partition_epoch, self.replicas, image.isr)
-        machine.follower.step(fol.BecameFollower(image.leader, image.epoch))
+        machine.follower.step(fol.BecameFollower(image.leader, image.epoch), self.now_ms)
         machine.step(ev.Follows(image.epoch, machine.id in image.isr))
         return True
 
@@ -249,8 +249,8 @@ class World:
         if machine.follower.state is fol.State.ASKING:
             answer = OffsetsAnswer(TP, 0, 0, leader.log_end_offset)
             epoch = machine.follower.leader_epoch
-            event = fol.OffsetsAnswered(epoch, answer, self.now_ms)
-            machine.follower_did(machine.follower.step(event))
+            event = fol.OffsetsAnswered(epoch, answer)
+            machine.follower_did(machine.follower.step(event, self.now_ms))
             return True
         asked = machine.fetch_request()
         machine.fetched(asked, self._fetch_answer(leader, machine, asked))

@@ -220,6 +220,7 @@ class Connection(asyncio.Protocol):
         self._full = False
         if self._backlogged:
             self._received_at = self._loop.time()  # it lives: it takes answers
+            self._ping_sent = False
         self._write()
 
     # In.
@@ -227,6 +228,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
         self._received_at = self._loop.time()
+        self._ping_sent = False
         self._reader.feed(data)
         if self._reading:
             self._read()
@@ -273,7 +275,6 @@ class Connection(asyncio.Protocol):
         now = self._loop.time()
         silent_s = now - self._received_at
         if silent_s < KEEPALIVE_S:
-            self._ping_sent = False
             wait_s = KEEPALIVE_S - silent_s
         elif self._ping_sent and now - due < LATE_S:
             self.abort(f"no sign of life for {silent_s:.0f} s")

@@ -217,7 +217,7 @@ class Peers:
             heartbeat.cancel()
         if before is not None and before != self.node_id:
             self.channel(before).release()
-        if node_id is not None and node_id != self.node_id:
+        if node_id is not None and node_id != self.node_id and self._running:
             self.channel(node_id).hold()
 
     async def heartbeat(

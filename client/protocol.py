@@ -30,8 +30,8 @@ from kio.static.constants import EntityType
 from kio.static.primitive import i32
 
 from kept.client.bounds import NO_LIMIT, program
-from kept.client.steps import Steps, finished
 from kept.client.wire import skip_tags
+from kept.steps import Steps, finished
 from kept.storage.errors import (
     CorruptMessage,
     InvalidRequest,

@@ -25,6 +25,7 @@ from uuid import UUID
 from kept.cluster.metadata.persistent_map import Draft, PersistentMap
 from kept.cluster.metadata.records import (
     NO_LEADER,
+    RECORDS_PER_STEP,
     BrokerChangeRecord,
     BrokerRecord,
     ClusterRecord,
@@ -42,6 +43,7 @@ from kept.cluster.metadata.records import (
     VotersRecord,
 )
 from kept.cluster.metadata.voters import Voter
+from kept.steps import Steps, finished
 from kept.storage.errors import InvariantViolation
 from kept.storage.types import TopicPartition
 
@@ -160,10 +162,16 @@ class Image:
         Raises InvariantViolation when a record contradicts the image (a partition of a topic that
         does not exist): such an entry must never be written.
         """
+        return finished(self.apply_in_steps(records))
+
+    def apply_in_steps(self, records: Iterable[MetadataRecord]) -> Steps[tuple[Image, Delta]]:
+        """:meth:`apply` for entries of many records: yields after every few."""
         step = _Step(self)
-        for record in records:
+        for number, record in enumerate(records):
+            if number % RECORDS_PER_STEP == RECORDS_PER_STEP - 1:
+                yield
             step.add(record)
-        return step.finish()
+        return (yield from step.finish())
 
     def records(self) -> Iterator[MetadataRecord]:
         """The shortest list of records that makes this image out of nothing (but its index)."""
@@ -385,26 +393,29 @@ class _Step:
             raise InvariantViolation(f"cluster {known} cannot become {record.cluster_id}")
         self._values["cluster_id"] = record.cluster_id
 
-    def finish(self) -> tuple[Image, Delta]:
+    def finish(self) -> Steps[tuple[Image, Delta]]:
         """Close the open topics, build indexes, image and delta."""
         for topic_id, (name, partitions) in self._open.items():
             topic = TopicImage(name, topic_id, tuple(partitions))
             self._own("topics")[name] = topic
             self._own("topics_by_id")[topic_id] = topic
+            yield
         if self._changes or self._gone:
-            self._index()
+            yield from self._index()
         finished: dict[str, Any] = {
             name: mine.finish() if isinstance(mine, Draft) else mine
             for name, mine in self._owned.items()
         }
         image = replace(self._before, **self._values, **finished)
-        return image, self._delta(image)
+        return image, (yield from self._delta(image))
 
-    def _index(self) -> None:
+    def _index(self) -> Steps[None]:
         """Bring ``hosted`` and ``unsettled`` up to date with what changed."""
         came: dict[tuple[int, UUID], list[int]] = {}
         went: dict[tuple[int, UUID], set[int]] = {}
-        for (topic_id, number), before in self._changes.items():
+        for position, ((topic_id, number), before) in enumerate(self._changes.items()):
+            if position % RECORDS_PER_STEP == RECORDS_PER_STEP - 1:
+                yield
             if topic_id not in self._open:
                 continue
             after = self._open[topic_id][1][number]
@@ -423,8 +434,9 @@ class _Step:
                 for broker_id in state.replicas:
                     went.setdefault((broker_id, topic.topic_id), set()).add(state.partition)
                 self._watch(state, None)
+            yield
         if came or went:
-            self._rehost(came, went)
+            yield from self._rehost(came, went)
 
     def _watch(self, before: PartitionRecord | None, after: PartitionRecord | None) -> None:
         for index, belongs in (("unsettled", unsettled), ("recovering", _recovering)):
@@ -437,7 +449,7 @@ class _Step:
         self,
         came: Mapping[tuple[int, UUID], list[int]],
         went: Mapping[tuple[int, UUID], set[int]],
-    ) -> None:
+    ) -> Steps[None]:
         drafts: dict[int, Draft[UUID, tuple[int, ...]]] = {}
         for broker_id, topic_id in dict.fromkeys((*came, *went)):
             draft = drafts.get(broker_id)
@@ -451,6 +463,7 @@ class _Step:
                 draft[topic_id] = tuple(numbers)
             else:
                 del draft[topic_id]
+            yield
         hosted = self._own("hosted")
         for broker_id, draft in drafts.items():
             if len(draft):
@@ -458,18 +471,25 @@ class _Step:
             else:
                 del hosted[broker_id]
 
-    def _delta(self, image: Image) -> Delta:
+    def _delta(self, image: Image) -> Steps[Delta]:
         old, new = self._before.topics_by_id, image.topics_by_id
-        created = tuple(new[i] for i in self._open if i not in old)
-        changes = tuple(
-            PartitionChange(TopicPartition(opened[0], number), before, opened[1][number])
-            for (topic_id, number), before in self._changes.items()
-            if (opened := self._open.get(topic_id)) is not None
-        )
+        created: list[TopicImage] = []
+        for topic_id in self._open:
+            if topic_id not in old:
+                created.append(new[topic_id])
+                yield
+        changes: list[PartitionChange] = []
+        for (topic_id, number), before in self._changes.items():
+            opened = self._open.get(topic_id)
+            if opened is not None:
+                topic_partition = TopicPartition(opened[0], number)
+                changes.append(PartitionChange(topic_partition, before, opened[1][number]))
+                if number % RECORDS_PER_STEP == 0:
+                    yield
         return Delta(
-            created,
+            tuple(created),
             tuple(self._gone),
-            changes,
+            tuple(changes),
             frozenset(self._touched["configs"]),
             frozenset(self._touched["brokers"]),
             frozenset(self._touched["features"]),

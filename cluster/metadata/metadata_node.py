@@ -45,7 +45,9 @@ from kept.cluster.metadata.records import (
     MetadataRecord,
     VotersRecord,
     decode_batch,
+    decode_batch_in_steps,
     encode_batch,
+    encode_batch_in_steps,
 )
 from kept.cluster.metadata.replica_history import write_history
 from kept.cluster.metadata.snapshot import encode_snapshot
@@ -57,6 +59,7 @@ from kept.cluster.raft.messages import NO_NODE, Append, LeaderHint, Message, Obs
 from kept.cluster.raft.progress import Progress
 from kept.cluster.raft.ready import RaftSettings, Role, Snapshot
 from kept.cluster.raft.voter_set import voters_entry
+from kept.steps import Steps, finished
 from kept.storage.disk import Disk
 from kept.storage.errors import (
     CorruptMessage,
@@ -370,16 +373,30 @@ class MetadataNode:
         NotController (``leader_id``), InvariantViolation when the records contradict the image,
         RequestTimedOut while too much waits for a majority.
         """
+        return finished(self.propose_in_steps(records))
+
+    def propose_in_steps(self, records: Sequence[MetadataRecord]) -> Steps[int]:
+        """:meth:`propose` for many records: yields after every few, and begins again where another
+        proposal came between.
+        """
         if any(isinstance(record, VotersRecord) for record in records):
             raise InvalidRequest("Voters change by change_voters alone")
-        return self._propose(records)
+        return (yield from self._propose(records))
 
-    def _propose(self, records: Sequence[MetadataRecord]) -> int:
+    def _propose(self, records: Sequence[MetadataRecord]) -> Steps[int]:
+        while True:
+            self._check_ready()
+            base = self._newest()
+            image, delta = yield from base.apply_in_steps(records)
+            data = yield from encode_batch_in_steps(records)
+            if self._newest() is base:
+                self._check_ready()
+                return self._proposed(self.core.propose(data), image, delta)
+
+    def _check_ready(self) -> None:
         if not self.controller_ready:
             leader = NO_NODE if self.leader_id is None else self.leader_id
             raise NotController(f"Node {self.node_id} is not the active controller", leader)
-        image, delta = self._newest().apply(records)
-        return self._proposed(self.core.propose(encode_batch(records)), image, delta)
 
     def _newest(self) -> Image:
         return self._proposals[-1].image if self._proposals else self.image
@@ -395,9 +412,7 @@ class MetadataNode:
 
         Raises NotController, InvalidRequest with what would be right.
         """
-        if not self.controller_ready:
-            leader = NO_NODE if self.leader_id is None else self.leader_id
-            raise NotController(f"Node {self.node_id} is not the active controller", leader)
+        self._check_ready()
         image, delta = self._newest().apply([VotersRecord(voters)])
         return self._proposed(self.core.change_voters(voters), image, delta)
 
@@ -477,9 +492,14 @@ class MetadataNode:
 
     def done(self, work: Work) -> Outcome:
         """The outstanding work ran."""
+        return finished(self.done_in_steps(work))
+
+    def done_in_steps(self, work: Work) -> Steps[Outcome]:
+        """:meth:`done` for entries of many records: yields between a few of them. The work is
+        outstanding until the end.
+        """
         if work is not self._work or not work.finished:
             raise InvariantViolation("work that is not outstanding, or did not run")
-        self._work = None
         ready = work.ready
         self.core.advance(ready)
         applied: list[Applied] = []
@@ -488,7 +508,7 @@ class MetadataNode:
             self.image = work.installed
             self.history.observe(self.image.index, work.changed, hidden=True)
             applied.append((self.image, work.changed, self.image.index))
-        self._apply(applied)
+        yield from self._apply(applied)
         self._lose_replaced()
         if work.snapshot is not None:
             self.last_snapshot_error = work.snapshot_error
@@ -502,6 +522,7 @@ class MetadataNode:
         self.core.announced()
         lost, self._lost = tuple(self._lost), []
         before, self._role = self._role, self._roles()
+        self._work = None
         return Outcome(
             messages=ready.messages,
             applied=tuple(applied),
@@ -514,17 +535,19 @@ class MetadataNode:
     def _roles(self) -> tuple[Role, int, int, bool]:
         return self.core.role, self.core.term, self.core.leader_id, self.controller_ready
 
-    def _apply(self, applied: list[Applied]) -> None:
-        for index in range(self.image.index + 1, self.core.committed_to + 1):
-            entry = self.core.log.entry(index)
+    def _apply(self, applied: list[Applied]) -> Steps[None]:
+        log = self.core.log
+        committed = range(self.image.index + 1, self.core.committed_to + 1)
+        for index, entry in [(index, log.entry(index)) for index in committed]:
             mine = self._proposals[0] if self._proposals else None
             if mine is not None and mine.entry.index == index and mine.entry == entry:
                 self._proposals.popleft()
                 self.image, delta = mine.image, mine.delta
             else:
-                self.image, delta = apply_entry(self._files.wal.path, self.image, entry)
+                self.image, delta = yield from apply_entry(self._files.wal.path, self.image, entry)
             self.history.observe(index, delta)
             applied.append((self.image, delta, index))
+            yield
 
     def _lose_replaced(self) -> None:
         log = self.core.log
@@ -563,7 +586,7 @@ class MetadataNode:
         records: list[MetadataRecord] = [VotersRecord(self.core.voters)]
         if self.image.cluster_id is None:
             records.append(ClusterRecord(self._new_cluster))
-        self._propose(records)
+        finished(self._propose(records))
 
     def _found(self) -> None:
         formation = self._formation
@@ -625,11 +648,12 @@ class MetadataNode:
             )
 
 
-def apply_entry(path: str, image: Image, entry: Entry) -> tuple[Image, Delta]:
+def apply_entry(path: str, image: Image, entry: Entry) -> Steps[tuple[Image, Delta]]:
     """The image after an entry of a log. Raises DirectoryRefused for what a newer kept wrote,
     DamagedData for what cannot be."""
     try:
-        return image.apply(decode_batch(entry.data))
+        records = yield from decode_batch_in_steps(entry.data)
+        return (yield from image.apply_in_steps(records))
     except UnsupportedVersion as error:
         raise DirectoryRefused(f"{path}: entry {entry.index}: {error}") from error
     except (CorruptMessage, InvariantViolation) as error:

@@ -21,10 +21,14 @@ from typing import Any, Final
 from uuid import UUID
 
 from kept.cluster.metadata.voters import Voter
+from kept.steps import Steps, finished
 from kept.storage.errors import CorruptMessage, InvariantViolation, UnsupportedVersion
 
 NO_LEADER: Final = -1
 """Leader of a partition that has none."""
+
+RECORDS_PER_STEP: Final = 8
+"""Of work in steps: some 100 microseconds to encode, decode or apply."""
 
 _NULL_STRING: Final = 0xFFFF
 MAX_STRING_BYTES: Final = 0xFFFE
@@ -481,15 +485,30 @@ def decode(data: bytes | memoryview) -> MetadataRecord:
 
 def encode_batch(records: Iterable[MetadataRecord]) -> bytes:
     """The bytes of records that become true together: one entry of the metadata log."""
-    parts = [encode(record) for record in records]
-    framed = [_U32.pack(len(parts))]
-    for part in parts:
+    return finished(encode_batch_in_steps(records))
+
+
+def encode_batch_in_steps(records: Iterable[MetadataRecord]) -> Steps[bytes]:
+    """:func:`encode_batch` for many records: yields after every few."""
+    framed = [b""]
+    count = 0
+    for record in records:
+        part = encode(record)
         framed += (_U32.pack(len(part)), part)
+        count += 1
+        if count % RECORDS_PER_STEP == 0:
+            yield
+    framed[0] = _U32.pack(count)
     return b"".join(framed)
 
 
 def decode_batch(data: bytes | memoryview) -> list[MetadataRecord]:
     """The records of one entry. Raises as :func:`decode` does."""
+    return finished(decode_batch_in_steps(data))
+
+
+def decode_batch_in_steps(data: bytes | memoryview) -> Steps[list[MetadataRecord]]:
+    """:func:`decode_batch` for many records: yields after every few."""
     view = memoryview(data)
     if len(view) < 4:
         raise CorruptMessage(f"metadata batch of {len(view)} bytes")
@@ -505,6 +524,8 @@ def decode_batch(data: bytes | memoryview) -> list[MetadataRecord]:
             raise CorruptMessage("metadata batch ends inside a record")
         records.append(decode(view[position : position + length]))
         position += length
+        if len(records) % RECORDS_PER_STEP == 0:
+            yield
     if position != len(view):
         raise CorruptMessage(f"metadata batch: {len(view) - position} bytes too many")
     return records

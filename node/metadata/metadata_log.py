@@ -30,12 +30,15 @@ from kept.cluster.raft.messages import InstallSnapshot
 from kept.cluster.raft.ready import RaftSettings, Role
 from kept.node.metadata import directory_ids
 from kept.node.runtime.logging import log
+from kept.node.runtime.yielding import Sliced, Slices
 from kept.storage.errors import KeptError, MachineError, NotController, ResourceExhausted
 
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import Delta, Image
+    from kept.cluster.metadata.metadata_node import Outcome
     from kept.cluster.metadata.records import MetadataRecord
     from kept.cluster.raft.messages import Message
+    from kept.steps import Steps
     from kept.storage.disk import Disk
 
 TICK_S: Final = 0.05
@@ -67,6 +70,7 @@ class Metadata:
         """The image, or the role of this node, has moved."""
         self.acted_index = 0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="metadata")
+        self._slices = Slices(loop)
         self._working = False
         self._closed = False
         self._to_act: deque[tuple[Image, Delta]] = deque()
@@ -124,7 +128,7 @@ class Metadata:
         index = self.member.propose(records)
         while (work := self.member.work()) is not None:
             work.run()
-            self._done(work)
+            self._publish(work, self.member.done(work))
         return index
 
     def start_ticking(self) -> None:
@@ -216,16 +220,25 @@ class Metadata:
         Raises InvariantViolation when they contradict the image; NotController when this node does
         not lead, or lost its leadership meanwhile: then nobody knows what becomes of them.
         """
-        return await self._committed(self.member.propose(records))
+        index = await self._slices.finish(self._propose(records))
+        return await self._committed(index)
+
+    def _propose(self, records: Sequence[MetadataRecord]) -> Steps[int]:
+        """Propose in slices; the entry may be committed before the caller runs again."""
+        index = yield from self.member.propose_in_steps(records)
+        self._proposed[index] = self._loop.create_future()
+        return index
 
     async def change_voters(self, voters: tuple[Voter, ...]) -> int:
         """Let one voter join or leave; done when that is committed. Raises as :meth:`propose`, and
         InvalidRequest with what would be right.
         """
-        return await self._committed(self.member.change_voters(voters))
+        index = self.member.change_voters(voters)
+        self._proposed[index] = self._loop.create_future()
+        return await self._committed(index)
 
     async def _committed(self, index: int) -> int:
-        future = self._proposed[index] = self._loop.create_future()
+        future = self._proposed[index]
         self.pump()
         try:
             await future
@@ -310,12 +323,35 @@ class Metadata:
         self._snapshot_error = why
 
     def _done(self, work: Work) -> None:
+        """Apply what is committed, large entries in slices: the work is not over before that."""
         try:
-            outcome = self.member.done(work)
-        except KeptError as error:  # the log contradicts itself: nothing after it can be true
-            self._closed = True
-            self.on_failure(f"the metadata log failed: {error}")
+            result = self._slices.run(self.member.done_in_steps(work))
+        except KeptError as error:
+            self._contradicts(error)
             return
+        if not isinstance(result, Sliced):
+            self._publish(work, result)
+            return
+        self._working = True
+        result.add_done_callback(partial(self._applied_in_slices, work))
+
+    def _applied_in_slices(self, work: Work, result: asyncio.Future[Outcome]) -> None:
+        self._working = False
+        error = result.exception()
+        if isinstance(error, KeptError):
+            self._contradicts(error)
+        elif error is not None:
+            self._failed(error)
+        else:
+            self._publish(work, result.result())
+            self.pump()
+
+    def _contradicts(self, error: KeptError) -> None:
+        """The log contradicts itself: nothing after it can be true."""
+        self._closed = True
+        self.on_failure(f"the metadata log failed: {error}")
+
+    def _publish(self, work: Work, outcome: Outcome) -> None:
         if work.snapshot is not None:
             self._tell_of_snapshot()
         for message in outcome.messages:

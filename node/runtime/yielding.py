@@ -13,7 +13,7 @@ from collections import deque
 from time import perf_counter
 from typing import Any, Final, TypeVar
 
-from kept.client.steps import Steps, finished
+from kept.steps import Steps, finished
 
 __all__ = ["Pace", "Sliced", "Slices", "Steps", "checkpoint", "finished"]
 

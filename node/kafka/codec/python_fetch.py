@@ -11,9 +11,9 @@ import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from kept.client.steps import Steps, finished
 from kept.client.wire import read_uvarint, skip_tags, tags, uvarint
 from kept.node.kafka.codec.endpoints import Endpoint, endpoint_tags
+from kept.steps import Steps, finished
 from kept.storage.disk import FileSlice
 from kept.storage.errors import CorruptMessage
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from mmap import mmap
 from typing import Any, Final, NamedTuple
 
-from kept.client.steps import Steps, finished
 from kept.client.wire import read_uvarint, skip_tags, uvarint
 from kept.node.kafka.codec.endpoints import Endpoint, endpoint_tags
+from kept.steps import Steps, finished
 from kept.storage.errors import CorruptMessage
 
 FLEXIBLE: Final = 9

@@ -100,7 +100,7 @@ def test_a_log_that_contradicts_itself_ends_the_node(monkeypatch):
         def contradicts(_):
             raise DamagedData("/meta/metadata.wal", 7, -1, "entry 9: no broker 1 with epoch 3")
 
-        monkeypatch.setattr(node.member, "done", contradicts)
+        monkeypatch.setattr(node.member, "done_in_steps", contradicts)
         waiting = asyncio.ensure_future(node.propose(SETTING))
         while leader not in three.failures:
             await asyncio.sleep(0.005)

@@ -133,13 +133,13 @@ class ManifestCore:
     missing: int | None = None
     cut_to: int = UNCUT
     pulls: int = 0
-    _hearing: ManifestRef | None = None
+    _told_after_store: ManifestRef | None = None
 
     def step(self, event: Event, now_ms: int) -> Effects:
         """Take one event; returns what the shell must do, in order."""
         match event:
             case PullReceived():
-                return self.heard(event.request)
+                return self.count_pull(event.request)
             case Pulled():
                 return self._pulled(event)
             case PullFailed():
@@ -177,18 +177,18 @@ class ManifestCore:
     # Roles.
 
     def _begin(self, role: Role, leader_epoch: int) -> Effects:
-        """Nothing that was heard in another epoch counts in this one."""
+        """Nothing that was pulled in another epoch counts in this one."""
         if leader_epoch < self.leader_epoch:
             raise InvariantViolation(f"leader epoch {leader_epoch} after {self.leader_epoch}")
         self.role, self.leader_epoch = role, leader_epoch
         self.published = None
         self.settled = self.making_base = self.unclean = False
         self.missing = self.replaces = None
-        self._hear_nothing()
+        self._void_pulls()
         return () if self.applying is None else (CancelApply(self.applying),)
 
-    def _hear_nothing(self) -> None:
-        self.told = self._hearing = self.asked = None
+    def _void_pulls(self) -> None:
+        self.told = self._told_after_store = self.asked = None
         self.synced = False
 
     def _leads(self, event: Leads, now_ms: int) -> Effects:
@@ -261,7 +261,7 @@ class ManifestCore:
         self.published = held
         return self._apply_next()
 
-    def heard(self, request: PullRequest) -> Effects:
+    def count_pull(self, request: PullRequest) -> Effects:
         """Count what a follower says; then :meth:`answer` it.
 
         Raises FencedLeaderEpoch, UnknownLeaderEpoch, NotLeaderOrFollower (also while it is not
@@ -282,7 +282,7 @@ class ManifestCore:
         return (*effects, NoteManifest(ManifestHeld(replica, held, broker_epoch)))
 
     def answer(self, request: PullRequest) -> PullAnswer:
-        """The answer to a request that was :meth:`heard`."""
+        """The answer to a request that was :meth:`count_pull`."""
         published = self.published if self._tells(request) else None
         sent = dict.fromkeys(m for m in (self.held, published) if m and m not in request.has)
         return PullAnswer(self.held, published, tuple(sent))
@@ -319,14 +319,14 @@ class ManifestCore:
             return ()
         self.asked = None
         answer = event.answer
-        heard = answer.published if self._counts(event.asked, answer) else None
+        published = answer.published if self._counts(event.asked, answer) else None
         takes = self._takes(answer.held)
         held = answer.held if takes else self.held
-        if not takes and heard in (None, self.held, self.told, self.applied):
-            self.told = heard
+        if not takes and published in (None, self.held, self.told, self.applied):
+            self.told = published
             return self._apply_next()
-        self.told, self._hearing = None, heard
-        self.storing = Store(held, None if heard in (held, self.applied) else heard)
+        self.told, self._told_after_store = None, published
+        self.storing = Store(held, None if published in (held, self.applied) else published)
         return (self.storing,)
 
     def _counts(self, asked: PullRequest, answer: PullAnswer) -> bool:
@@ -343,18 +343,18 @@ class ManifestCore:
         self.held, self.lost = held, False
         if self.settled:
             return (self._offer(now_ms),)
-        self.told, self._hearing = self._hearing, None
+        self.told, self._told_after_store = self._told_after_store, None
         return self._settle(now_ms) or self._apply_next()
 
     def _synced(self, event: Synced) -> Effects:
         if self.role is Role.FOLLOWER and event.leader_epoch == self.leader_epoch:
             if not event.agreed:
-                self._hear_nothing()
+                self._void_pulls()
             self.synced = event.agreed
         return ()
 
     def _cut(self, log_end_offset: int) -> Effects:
-        self._hear_nothing()
+        self._void_pulls()
         if self.missing is not None and log_end_offset <= self.missing:
             self.missing = None
         effects: Effects = ()
@@ -403,7 +403,7 @@ class ManifestCore:
         if busy or manifest not in (self.held, self.told):
             return ()
         if self.role is not Role.LEADER:
-            self.told = self._hearing = self.asked = None
+            self.told = self._told_after_store = self.asked = None
             self.held = self.applied = None
             self.lost = True
             return (Lose(),)

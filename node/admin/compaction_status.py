@@ -257,7 +257,7 @@ class CompactionView:
             state, reason = WAITING, "the cleaner is off: log.cleaner.enable is false"
         if said.failure is not None:
             state, reason = UNCLEANABLE, said.failure.reason
-        trouble = hosted.manifests.trouble
+        trouble = hosted.manifests.retry_schedule
         if trouble.count:
             state, reason = UNCLEANABLE, trouble.reason
         if said.running is not None:

@@ -320,7 +320,7 @@ plant(
 plant(
     "no-fence", SCRIPTED, 6, FAILS,
     "acknowledgements of another leader epoch are refused (14)",
-    (f"{CORE}.heard", unfenced),
+    (f"{CORE}.count_pull", unfenced),
 )  # fmt: skip
 
 

@@ -60,7 +60,7 @@ NEVER: Final = MAX_INT64
 
 
 class ReplicaManifests:
-    """See the module. ``trouble`` says what fails."""
+    """See the module. ``retry_schedule`` says what fails."""
 
     __slots__ = (
         "_awaited_end",
@@ -77,7 +77,7 @@ class ReplicaManifests:
         "_works",
         "core",
         "renew",
-        "trouble",
+        "retry_schedule",
     )
 
     def __init__(self, context: ManifestContext, hosted: LocalReplica) -> None:
@@ -85,7 +85,7 @@ class ReplicaManifests:
         self._hosted = hosted
         self._partition = hosted.partition
         self.core = self._partition.core.manifests
-        self.trouble = RetrySchedule(context, self._partition.topic_partition, self.retry)
+        self.retry_schedule = RetrySchedule(context, self._partition.topic_partition, self.retry)
         self._published_ms = self._pass_began_ms = self._pass_ms = 0
         """When something was last published here, by the monotonic clock, and how long the pass of
         it took."""
@@ -221,7 +221,7 @@ class ReplicaManifests:
                 self._awaited_end = NEVER
                 self.ask()
 
-    def heard(self, request: ev.PullRequest) -> ev.PullAnswer:
+    def receive_pull(self, request: ev.PullRequest) -> ev.PullAnswer:
         """Answer a follower. Raises NotLeaderOrFollower, FencedLeaderEpoch, UnknownLeaderEpoch."""
         if self._closed or not self._partition.is_leader:
             raise NotLeaderOrFollower(f"{self._partition}: this node does not lead it")
@@ -260,7 +260,7 @@ class ReplicaManifests:
         elif record is not None and record.isr != (self._context.identity.node_id,):
             self._resign(record)
         else:
-            self.trouble.failed("manifest not applied", named(ref), error)
+            self.retry_schedule.failed("manifest not applied", named(ref), error)
 
     # What the core wants done.
 
@@ -290,7 +290,7 @@ class ReplicaManifests:
                 self._forget_applied(self._slow.lose)
             case ev.ReportMissing(ref, offset):
                 adopted = self._hosted.directory.directory.adopted
-                self.trouble.missing(named(ref), offset, adopted=adopted)
+                self.retry_schedule.missing(named(ref), offset, adopted=adopted)
             case ev.CutLog(offset):
                 self._cut_log(offset)
 
@@ -410,7 +410,7 @@ class ReplicaManifests:
         self.renew = False
         self._hosted.compaction = state
         self._partition.applied_end = state.end_offset
-        self.trouble.over()
+        self.retry_schedule.over()
 
     # A base generation (rule 19).
 
@@ -444,8 +444,8 @@ class ReplicaManifests:
         core = self.core
         if core.may_compute:
             return None
-        if self.trouble.reason:
-            return self.trouble.reason
+        if self.retry_schedule.reason:
+            return self.retry_schedule.reason
         if core.role is not Role.LEADER:
             return "this node does not lead the partition"
         if core.lost:
@@ -538,14 +538,14 @@ class ReplicaManifests:
             return
         if self._closed:
             return
-        self.trouble.failed(what, named(ref), error)
+        self.retry_schedule.failed(what, named(ref), error)
 
     def retry(self) -> bool:
         """Try again what failed, without waiting any longer; False: nothing had."""
-        trouble = self.trouble
-        if not trouble.count or self._closed:
+        retry_schedule = self.retry_schedule
+        if not retry_schedule.count or self._closed:
             return False
-        trouble.wait_no_longer()
+        retry_schedule.wait_no_longer()
         core = self.core
         if core.making_base and not self._works:
             effect = ev.MakeBase(core.leader_epoch, core.replaces)
@@ -560,7 +560,7 @@ class ReplicaManifests:
     def abandon(self) -> None:
         """Nothing is begun any more; what is being put into place is finished or withdrawn."""
         self._closed = True
-        self.trouble.over()
+        self.retry_schedule.over()
         self._cancel_work()
         self._reject(NotLeaderOrFollower(f"{self._partition}: it is closed"))
 

@@ -285,7 +285,7 @@ class PullAnswers:
         for pull in request.pulls:
             try:
                 hosted = hosted_of(self._table, pull.topic_id, pull.partition)
-                found = hosted.manifests.heard(asked_in(request, pull))
+                found = hosted.manifests.receive_pull(asked_in(request, pull))
                 bodies = []
                 for ref in found.bodies:
                     data = await self._body(hosted, ref)

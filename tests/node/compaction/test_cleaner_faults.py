@@ -202,4 +202,4 @@ def test_segments_that_are_deleted_before_a_generation_is_applied(lone_node, mon
     expected = newest(hosted)
     assert clean(lone).clean_to == 40
     assert newest(hosted) == expected and hosted.partition.log.log_start_offset == middle
-    assert hosted.manifests.trouble.count == 0
+    assert hosted.manifests.retry_schedule.count == 0

@@ -133,7 +133,7 @@ def test_segments_that_retention_takes_just_before_the_swap(filled):
 
     lone.run(go())
     assert lone.node.parts.cleaner.started.status(TP).failure is None
-    assert hosted.manifests.trouble.count == 0
+    assert hosted.manifests.retry_schedule.count == 0
     assert hosted.compaction.clean_to == 40
     assert sorted(read(hosted)) == [37, 38, 39]
     log.check_invariants()

@@ -177,8 +177,8 @@ class TellsWhatItApplied(Broken):
 
 
 class NoFence(Broken):
-    def heard(self, request: Any) -> Any:
-        return super().heard(replace(request, leader_epoch=self.leader_epoch))
+    def count_pull(self, request: Any) -> Any:
+        return super().count_pull(replace(request, leader_epoch=self.leader_epoch))
 
 
 class StoresLate(Broken):

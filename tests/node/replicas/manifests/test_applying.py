@@ -54,7 +54,7 @@ def test_a_manifest_that_was_replaced_while_it_waited_is_no_failure(replica) -> 
     replica.core.held = replica.core.told = NEWER
     asyncio.run(replica._apply(OLDER, Work()))
     assert replica.told == [ev.ApplyEnded(OLDER, None), ev.Retried()]
-    assert (replica.trouble.count, replica.trouble.reason) == (0, "")
+    assert (replica.retry_schedule.count, replica.retry_schedule.reason) == (0, "")
 
 
 def test_a_manifest_whose_file_is_gone_is_asked_for_again(replica) -> None:
@@ -62,7 +62,7 @@ def test_a_manifest_whose_file_is_gone_is_asked_for_again(replica) -> None:
     replica.core.told = OLDER
     asyncio.run(replica._apply(OLDER, Work()))
     assert replica.told == [ev.ApplyEnded(OLDER, None), ev.Damaged(OLDER)]
-    assert (replica.trouble.count, replica.trouble.reason) == (0, "")
+    assert (replica.retry_schedule.count, replica.retry_schedule.reason) == (0, "")
 
 
 def test_a_pass_of_a_leader_that_follows_now_does_not_take_what_came_from_the_next(replica) -> None:

@@ -102,7 +102,7 @@ def test_alone_it_begins_anew_when_what_it_is_to_apply_cannot_be_read(damaged):
     until(lone, lambda: core.held == core.applied != gone and core.settled)
     assert core.published.identity == (epoch, 2) != gone.identity
     assert hosted.partition.core.all_published and resigned == []
-    assert hosted.manifests.trouble.reason == ""
+    assert hosted.manifests.retry_schedule.reason == ""
     assert hosted.compaction.end_offset == 2 and hosted.compaction.clean_to == 0
 
 
@@ -122,7 +122,7 @@ def test_until_the_base_is_in_place_a_start_knows_that_something_was_lost(damage
         lone.node.parts.runtime.disk,
         hosted.partition.log.directory,
     )
-    until(lone, lambda: hosted.manifests.trouble.count)
+    until(lone, lambda: hosted.manifests.retry_schedule.count)
     with pytest.raises(DamagedData):
         manifest_store.load(path, disk)
     monkeypatch.setattr(install, "place", place)

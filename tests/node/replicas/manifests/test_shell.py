@@ -69,7 +69,7 @@ def replica(calls) -> Written:
         missing=None, in_isr=False, may_compute=False, applying=None, replaces=None,
         pull=lambda *given: given, answer=lambda request: ("answer", request),
     )  # fmt: skip
-    found.trouble = SimpleNamespace(  # type: ignore[assignment]
+    found.retry_schedule = SimpleNamespace(  # type: ignore[assignment]
         count=0, reason="", failed=lambda *given: calls.append(("failed", *given[:2])),
         over=lambda: calls.append("over"), wait_no_longer=lambda: calls.append("no wait"),
     )  # fmt: skip
@@ -157,11 +157,11 @@ def test_nothing_is_asked_without_a_leader_or_a_log(replica, *, why) -> None:
 def test_only_the_leader_answers(replica, calls, *, leads, closed) -> None:
     replica._partition.is_leader, replica._closed = leads, closed
     if leads and not closed:
-        assert replica.heard(one := request()) == ("answer", one)
+        assert replica.receive_pull(one := request()) == ("answer", one)
         assert calls == [ev.PullReceived(one)]
     else:
         with pytest.raises(NotLeaderOrFollower):
-            replica.heard(request())
+            replica.receive_pull(request())
 
 
 def test_only_a_follower_of_a_cluster_asks(replica, *, calls) -> None:
@@ -343,7 +343,7 @@ def test_a_failure_is_told_to_who_waits_and_tried_again(
 )
 def test_what_failed_is_tried_again(replica, calls, *, monkeypatch, core, count, expected) -> None:
     vars(replica.core).update(core)
-    replica.trouble.count = count
+    replica.retry_schedule.count = count
     monkeypatch.setattr(
         Written, "_make_base", lambda _, effect, work: ("base", effect.leader_epoch)
     )
@@ -388,7 +388,7 @@ def test_what_was_applied_is_forgotten_even_if_the_disk_cannot(replica, calls, *
 )  # fmt: skip
 def test_why_no_pass_may_begin(replica, *, core, reason, why, soon) -> None:
     vars(replica.core).update({"role": Role.LEADER, **core})
-    replica.trouble.reason = reason
+    replica.retry_schedule.reason = reason
     assert (replica.why_not, replica.soon) == (why, soon)
     replica._partition.core.lacking = (2, 3)
     if why is not None and why.endswith("this node"):

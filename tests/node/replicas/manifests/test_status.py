@@ -34,7 +34,7 @@ class Clock:
         runtime.at_ms = 5_000
         self.loop: ManualLoop = runtime.loop
         self.retries = 0
-        self.trouble = RetrySchedule(self.context, TopicPartition("t", 0), self.retry)
+        self.retry_schedule = RetrySchedule(self.context, TopicPartition("t", 0), self.retry)
 
     def retry(self) -> None:
         self.retries += 1
@@ -44,32 +44,36 @@ def test_each_failure_waits_twice_as_long_up_to_five_minutes() -> None:
     clock = Clock()
     waits = []
     for number in range(1, 31):
-        clock.trouble.failed("x", "1.5", ValueError("why"))
+        clock.retry_schedule.failed("x", "1.5", ValueError("why"))
         (wait,) = clock.loop.waits
         waits.append(wait)
-        assert clock.trouble.retry_at_ms == 5_000 + 1000 * wait
-        assert (clock.trouble.count, clock.trouble.reason) == (number, "why")
+        assert clock.retry_schedule.retry_at_ms == 5_000 + 1000 * wait
+        assert (clock.retry_schedule.count, clock.retry_schedule.reason) == (number, "why")
     assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, *[300] * 21]
     clock.loop.timers[-1].function()
     assert clock.retries == 1
-    clock.trouble.over()
-    assert (clock.loop.waits, clock.trouble.retry_at_ms) == ([], None)
-    assert (clock.trouble.count, clock.trouble.reason) == (0, "")
-    clock.trouble.failed("x", "1.5", ValueError())
-    assert clock.loop.waits == [1] and clock.trouble.reason == "ValueError"
+    clock.retry_schedule.over()
+    assert (clock.loop.waits, clock.retry_schedule.retry_at_ms) == ([], None)
+    assert (clock.retry_schedule.count, clock.retry_schedule.reason) == (0, "")
+    clock.retry_schedule.failed("x", "1.5", ValueError())
+    assert clock.loop.waits == [1] and clock.retry_schedule.reason == "ValueError"
 
 
 def test_what_a_check_stopped_waits_for_somebody(monkeypatch) -> None:
     monkeypatch.setattr("kept.node.replicas.manifests.retry.check_stopped", lambda _: True)
     clock = Clock()
-    clock.trouble.failed("x", "1.5", ValueError("wrong"))
-    assert (clock.loop.waits, clock.trouble.retry_at_ms, clock.trouble.count) == ([], None, 1)
-    assert clock.context.counters.checks_failed == 1 and clock.trouble.reason == "wrong"
+    clock.retry_schedule.failed("x", "1.5", ValueError("wrong"))
+    assert (clock.loop.waits, clock.retry_schedule.retry_at_ms, clock.retry_schedule.count) == (
+        [],
+        None,
+        1,
+    )
+    assert clock.context.counters.checks_failed == 1 and clock.retry_schedule.reason == "wrong"
 
 
 @pytest.mark.parametrize("adopted", [True, False])
 def test_a_missing_record_is_an_error_unless_kafka_compacted_here(adopted, capfd) -> None:
-    Clock().trouble.missing("1.5", 42, adopted=adopted)
+    Clock().retry_schedule.missing("1.5", 42, adopted=adopted)
     said = capfd.readouterr().err
     assert ("level=warning" in said, "level=error" in said) == (adopted, not adopted)
     assert "offset=42" in said and "generation=1.5" in said

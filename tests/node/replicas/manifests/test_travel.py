@@ -55,7 +55,7 @@ class LeaderShell:
         self.error: Exception | None = None
         self.reads = 0
 
-    def heard(self, request: ev.PullRequest) -> ev.PullAnswer:
+    def receive_pull(self, request: ev.PullRequest) -> ev.PullAnswer:
         if self.error is not None:
             raise self.error
         self.asked.append(request)

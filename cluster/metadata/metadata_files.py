@@ -214,4 +214,16 @@ class Work:
             self.snapshot_error = str(error)
 
 
-__all__ = ["WAL_NAME", "Files", "Work", "open_files"]
+@dataclass(frozen=True, slots=True)
+class HistoryWrite:
+    """A history that is to be durable without a snapshot."""
+
+    files: Files
+    history: ReplicaHistory
+
+    def run(self) -> None:
+        """Write it, durably. Blocks; any thread. Raises MachineError, KafkaStorageError."""
+        write_history(self.files.disk, self.files.directory, self.history)
+
+
+__all__ = ["WAL_NAME", "Files", "HistoryWrite", "Work", "open_files"]

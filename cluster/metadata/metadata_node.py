@@ -39,7 +39,7 @@ from typing import Final
 from uuid import UUID
 
 from kept.cluster.metadata.image import Delta, Image
-from kept.cluster.metadata.metadata_files import Files, Work, open_files
+from kept.cluster.metadata.metadata_files import Files, HistoryWrite, Work, open_files
 from kept.cluster.metadata.records import (
     ClusterRecord,
     MetadataRecord,
@@ -49,7 +49,6 @@ from kept.cluster.metadata.records import (
     encode_batch,
     encode_batch_in_steps,
 )
-from kept.cluster.metadata.replica_history import write_history
 from kept.cluster.metadata.snapshot import encode_snapshot
 from kept.cluster.metadata.voters import Voter
 from kept.cluster.metadata.wal import Entry
@@ -628,16 +627,15 @@ class MetadataNode:
                     f"votes; the voters are {sorted(voters)}"
                 )
 
-    def remember_applied(self) -> Callable[[], None] | None:
-        """A job that blocks and makes durable what was applied, and removals and elections up to
-        there; None where the disk knows. It runs where works run, and never beside one.
+    def remember_applied(self) -> HistoryWrite | None:
+        """What makes durable what was applied, and removals and elections up to there; None where
+        the disk knows. It runs where works run, and never beside one.
         """
         history = self.history
         if history.applied_index == self.image.index:
             return None
         history.applied_index = self.image.index
-        copy, files = history.copy(), self._files
-        return lambda: write_history(files.disk, files.directory, copy)
+        return HistoryWrite(self._files, history.copy())
 
     def check_invariants(self) -> None:
         """Raises InvariantViolation where the state contradicts itself."""

@@ -392,7 +392,7 @@ class Metadata:
         write = self.member.remember_applied()
         if write is None:
             return []
-        job = self._loop.run_in_executor(self._pool, write)
+        job = self._loop.run_in_executor(self._pool, write.run)
         job.add_done_callback(self._remembered)
         return [job]
 

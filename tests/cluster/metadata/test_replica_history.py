@@ -221,7 +221,7 @@ def test_an_end_that_was_applied_and_is_missing_is_refused_and_not_cut():
         sizes.append(disk.size(disk.open_read(path)))
         propose(member, TopicRecord(f"t{number}", UUID(int=number + 1)))
     job = member.remember_applied()
-    job()
+    job.run()
     assert member.remember_applied() is None
     last = member.image.index
     data = disk.read(path)
@@ -244,7 +244,7 @@ def test_what_a_torn_append_leaves_is_cut_and_said_and_a_whole_log_is_not():
     disk = SimulatedDisk(seed=1)
     member = open_member(disk)
     propose(member, TopicRecord("t", UUID(int=1)))
-    member.remember_applied()()
+    member.remember_applied().run()
     path = f"{DIR}/{WAL_NAME}"
     data = disk.read(path)
     assert open_member(disk.after_kill()).cut_at_start is None

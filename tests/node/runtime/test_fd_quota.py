@@ -23,6 +23,7 @@ from kept.storage.errors import PolicyViolation, ResourceExhausted
 from kept.storage.records import CheckRules, build_batch, check
 from kept.storage.types import TopicPartition
 from kept.testing.simulated_disk import SimulatedDisk
+from tests.support.decisions import propose
 
 
 @pytest.fixture
@@ -67,8 +68,8 @@ def test_whatever_is_decided_is_refused_where_it_would_use_the_last(lone, limit)
     before = lone.node.parts.metadata.image.partition("t", 1)
     one_more = replace(before, partition=2)
     with pytest.raises(PolicyViolation, match="may open 4 files"):
-        lone.run(lone.node.propose([one_more, replace(one_more, partition=3)]))
-    lone.run(lone.node.propose([replace(before, partition_epoch=before.partition_epoch + 1)]))
+        lone.run(propose(lone.node, [one_more, replace(one_more, partition=3)]))
+    lone.run(propose(lone.node, [replace(before, partition_epoch=before.partition_epoch + 1)]))
     assert len(lone.node.parts.metadata.image.topics["t"].partitions) == 2
 
 
@@ -83,10 +84,10 @@ def test_connections_count_against_the_replicas_of_this_node(lone, limit):
 def test_each_broker_is_looked_at_on_its_own(lone, limit):
     """A reassignment adds replicas to one broker; what it had counts, what it loses does not."""
     lone.create("t", partitions=30)
-    image, node = lone.node.parts.metadata.image, lone.node
+    image, files = lone.node.parts.metadata.image, lone.node.parts.open_files
     held = image.topics["t"].partitions
     limit(32)
-    room = FdQuota(node, image)  # 24 replicas each
+    room = FdQuota(files, image)  # 24 replicas each
     moves = [replace(record, replicas=(*record.replicas, 7)) for record in held]
     for record in moves[:24]:
         room.take([record])
@@ -94,21 +95,21 @@ def test_each_broker_is_looked_at_on_its_own(lone, limit):
         room.take([moves[24]])
     room.take([replace(held[25], isr=())])
     room.take([replace(held[26], replicas=(*held[26].replicas, 8))])
-    check_room(node, image, moves[:24])
+    check_room(files, image, moves[:24])
     with pytest.raises(PolicyViolation):
-        check_room(node, image, moves)
+        check_room(files, image, moves)
 
 
-def test_connections_have_what_replicas_and_the_work_leave(lone, limit, monkeypatch):
+def test_connections_have_what_replicas_and_the_work_leave(lone, limit):
     files = lone.node.parts.open_files
     limit(1 << 20)
-    assert files.connection_limit() == (1 << 20) - 500
+    most = 1 << 31
+    assert files.connection_limit(most) == (1 << 20) - 500
     limit(1024)
-    assert files.connection_limit() == 1024 - 128
+    assert files.connection_limit(most) == 1024 - 128
     lone.create("t", partitions=24)
-    assert files.connection_limit() == 1024 - 128 - 24
-    monkeypatch.setattr(lone.node, "config", SimpleNamespace(max_connections=77))
-    assert files.connection_limit() == 77
+    assert files.connection_limit(most) == 1024 - 128 - 24
+    assert files.connection_limit(77) == 77
     assert not files.nearly_out(1024 - 129) and files.nearly_out(1024 - 128)
 
 
@@ -197,7 +198,7 @@ def test_a_checkpoint_that_found_none_is_written_at_the_next_turn(lone):
 
 def test_the_reason_names_what_the_node_has(lone, limit):
     limit(8)
-    fake = SimpleNamespace(node_id=0, connection_count=3, replica_manager=lone.node.parts.replicas)
+    fake = SimpleNamespace(node_id=0, connection_count=3)
     lone.create("t", partitions=2)
     room = FdQuota(fake, lone.node.parts.metadata.image)
     record = lone.node.parts.metadata.image.partition("t", 0)
@@ -242,7 +243,9 @@ def test_clients_keep_no_node_out_and_idle_nodes_make_room(lone_node):
     """Listeners that nobody is accepted at: who counts against what."""
     node = lone_node(max_connections="10", kept_node_max_connections="16").node
     address = node.config.listeners[0]
-    clients, nodes = Listener(node, address), Listener(node, address, between_nodes=True)
+    parts = node.parts
+    clients = Listener(parts.apis, address, parts.client_connections, {})
+    nodes = Listener(parts.apis, address, parts.node_connections, {}, between_nodes=True)
     clients_max, nodes_max = node.config.max_connections, node.config.node_max_connections
     for _ in range(clients_max):
         node.parts.client_connections.enter("10.0.0.1")
@@ -253,7 +256,9 @@ def test_clients_keep_no_node_out_and_idle_nodes_make_room(lone_node):
     assert nodes._exceeded("10.0.0.2", 5) == ("kept.node.max.connections", nodes_max)
     closed = []
     for last_active in (7, 3, 5):
-        connection = SimpleNamespace(idle=last_active != 3, last_active=last_active)
+        connection = SimpleNamespace(
+            idle=last_active != 3, last_active=last_active, over_limit=None
+        )
         connection.host = "10.0.0.3"
         connection.abort = lambda *_, last_active=last_active, **__: closed.append(last_active)
         nodes.connections.add(Hashed(connection))
@@ -293,4 +298,4 @@ def test_what_replicas_and_closed_segments_leave_to_others(lone, monkeypatch):
 def test_no_fewer_than_no_connections_are_allowed(lone, limit):
     lone.create("t", partitions=4)
     limit(3)
-    assert lone.node.parts.open_files.connection_limit() == 0
+    assert lone.node.parts.open_files.connection_limit(9) == 0

@@ -283,16 +283,15 @@ def test_small_batches_that_inflate_to_much_are_inflated_in_a_thread(lone, watch
     assert lone.node.parts.inflating.used_bytes == 0
 
 
-def test_a_thread_inflates_into_what_was_drawn(lone, watched):
+def test_a_thread_inflates_into_what_was_drawn(lone, watched, monkeypatch):
     lone.create("t")
-    drawn = []
+    drawn, draw = [], BudgetShare.draw
 
-    class Spy(BudgetShare):
-        def draw(self, size_bytes, granted):
-            drawn.append(size_bytes)
-            super().draw(size_bytes, granted)
+    def spy(self, size_bytes, granted):
+        drawn.append(size_bytes)
+        draw(self, size_bytes, granted)
 
-    lone.node.parts.inflating = Spy(lone.node.parts.budget, lone.node.parts.inflating.limit_bytes)
+    monkeypatch.setattr(BudgetShare, "draw", spy)
 
     async def go():
         async with clients(lone, "127.0.0.1") as (client,):

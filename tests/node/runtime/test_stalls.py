@@ -173,7 +173,7 @@ def test_no_shape_of_any_api_holds_the_loop(node, served) -> None:
     """Each array of the newest version in turn is as long as the settings allow. (What exists is
     named above; ``python -m tests.node.largest_requests`` does both, and the oldest versions.)
     """
-    topics = [(TOPIC, node.node.image.topics[TOPIC].topic_id)]
+    topics = [(TOPIC, node.node.parts.metadata.image.topics[TOPIC].topic_id)]
     filler = Filler(topics, PARTITIONS, node.node.config.request_max_entries)
     for shape in shapes(lambda one: one.max_version):
         if shape.api is served and not shape.known:

@@ -166,6 +166,48 @@ def test_no_test_is_skipped_but_by_the_one_way_that_ci_can_forbid() -> None:
     assert not offenders, "\n".join(offenders)
 
 
+SHARED_TEST_MODULES = {
+    "tests.node.coordinator.groups.test_shard",
+    "tests.node.internode.test_peers",
+    "tests.node.http.test_server",
+    "tests.failover.test_cuts",
+    "tests.compat.test_kafka_tools",
+}
+"""Test modules that another still imports. The set only shrinks: share in support."""
+
+
+def test_test_modules_do_not_import_each_other() -> None:
+    imported = re.compile(r"^\s*(?:from|import) (tests\.(?:\w+\.)*test_\w+)", re.M)
+    found = {
+        (str(p.relative_to(ROOT)), name)
+        for p in SOURCES
+        if is_test(p)
+        for name in imported.findall(p.read_text())
+    }
+    offenders = sorted(pair for pair in found if pair[1] not in SHARED_TEST_MODULES)
+    assert not offenders, f"move what they share to tests/support or a conftest: {offenders}"
+    unused = SHARED_TEST_MODULES - {name for _, name in found}
+    assert not unused, f"no longer imported, take them off the list: {unused}"
+
+
+SIMPLE_NAMESPACES = 142
+"""Mentions of SimpleNamespace in tests. This only shrinks: build real parts or typed fakes."""
+
+
+def test_fakes_without_a_type_become_fewer() -> None:
+    mentions = sum(
+        p.read_text().count("SimpleNamespace")
+        for p in SOURCES
+        if is_test(p) and p != Path(__file__).resolve()
+    )
+    assert mentions <= SIMPLE_NAMESPACES, f"{mentions} mentions of SimpleNamespace"
+
+
+def test_node_has_few_modules_of_its_own() -> None:
+    """What a node is made of is in its subsystems."""
+    assert len(list((ROOT / "node").glob("*.py"))) <= 4
+
+
 def test_no_empty_promises() -> None:
     words = re.compile(r"NotImplementedError|\bTODO\b|\bFIXME\b|\bXXX\b")
     offenders = [

@@ -17,7 +17,7 @@ from kept.client.failures import NoAnswer
 from kept.client.leaders import Standing
 from kept.client.view import ClusterView, Endpoint, PartitionView, TopicView
 from kept.storage.errors import InvalidRequest, KeptError
-from tests.client.test_core import A, B, World, offsets
+from tests.support.client_world import A, B, World, offsets
 
 PATIENCE_MS = 700
 

@@ -16,7 +16,7 @@ from kept.client.failures import NoAnswer
 from kept.client.sockets import ADDRESS_MS, UNHEARD_S
 from kept.storage.errors import InvalidRequest
 from kept.storage.types import MAX_INT64, TopicPartition
-from tests.client.test_core import A, World, offsets
+from tests.support.client_world import A, World, offsets
 
 
 @pytest.fixture

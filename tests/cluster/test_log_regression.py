@@ -6,7 +6,7 @@ from uuid import UUID
 
 from kept.cluster.raft.ready import Role
 from kept.testing.simulated_disk import SimulatedDisk
-from tests.cluster.metadata.test_metadata_node import Cluster, setting
+from tests.support.metadata_cluster import Cluster, setting
 
 
 def copied(disk: SimulatedDisk) -> SimulatedDisk:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kept.cluster.metadata.metadata_node import MetadataNode
-from tests.cluster.metadata.test_metadata_node import Cluster
+from tests.support.metadata_cluster import Cluster
 
 
 def next_leader(cluster: Cluster, before: MetadataNode) -> MetadataNode:

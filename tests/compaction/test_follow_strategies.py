@@ -12,7 +12,7 @@ import pytest
 
 from kept.compaction import strategy
 from kept.compaction.strategy import From, Only
-from tests.compaction.manifest.test_follow import HOUR_MS, Pair, write
+from tests.support.follower_pair import HOUR_MS, Pair, write
 
 STRATEGIES = {
     "latest": {},

@@ -10,7 +10,7 @@ from kept.storage import layout
 from kept.storage.errors import InvariantViolation
 from kept.storage.segment import Segment
 from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
-from tests.storage.test_swap import CONFIG, bases_of, clean, fill
+from tests.support.swap_plans import CONFIG, bases_of, clean, fill
 
 
 def states(disk, directory="/d/t-0"):

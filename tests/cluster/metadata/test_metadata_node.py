@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kept.cluster.metadata.image import Image
-from kept.cluster.metadata.metadata_node import MetadataNode, Outcome
+from kept.cluster.metadata.metadata_node import MetadataNode
 from kept.cluster.metadata.records import (
     BrokerRecord,
     ClusterRecord,
@@ -35,7 +35,7 @@ from kept.cluster.metadata.wal import (
     write_hard_state,
 )
 from kept.cluster.raft.formation import Formation
-from kept.cluster.raft.messages import LeaderHint, Message
+from kept.cluster.raft.messages import LeaderHint
 from kept.cluster.raft.ready import RaftSettings, Role
 from kept.storage.disk import Disk
 from kept.storage.errors import (
@@ -48,13 +48,15 @@ from kept.storage.errors import (
     NotController,
 )
 from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
-
-DIR = "/data/meta"
-NOWHERE = UUID(int=0)
-
-
-def setting(number: int, size: int = 1) -> list[ConfigRecord]:
-    return [ConfigRecord(4, "", f"k{number:04d}", "v" * size)]
+from tests.support.metadata_cluster import (
+    DIR,
+    NOWHERE,
+    Cluster,
+    listed,
+    open_member,
+    setting,
+    settle,
+)
 
 
 def settings_in(image: Image) -> int:
@@ -64,82 +66,11 @@ def settings_in(image: Image) -> int:
     return len(names)
 
 
-def listed(*node_ids: int) -> tuple[Voter, ...]:
-    return tuple(Voter(i, NOWHERE, f"node-{i}", 10092) for i in node_ids)
-
-
-def open_member(
-    disk: Disk, node_id: int = 0, voters: tuple[Voter, ...] = (), **more
-) -> MetadataNode:
-    more.setdefault("directory_id", UUID(int=100 + node_id))
-    return MetadataNode.open(
-        DIR, disk, node_id=node_id, voters=voters, random=Random(node_id).randrange, **more
-    )
-
-
-def settle(member: MetadataNode) -> list[Outcome]:
-    outcomes = []
-    while (work := member.work()) is not None:
-        work.run()
-        outcomes.append(member.done(work))
-        member.check_invariants()
-    return outcomes
-
-
 def propose(member: MetadataNode, records) -> int:
     index = member.propose(records)
     settle(member)
     assert member.image.index >= index
     return index
-
-
-class Cluster:
-    """Members with a network that loses nothing, and disks that outlive them."""
-
-    def __init__(self, voters: int = 3, observers: int = 0, **more) -> None:
-        self.listed = listed(*range(voters))
-        self.more = more
-        self.disks = {i: SimulatedDisk(seed=i) for i in range(voters + observers)}
-        self.voters = range(voters)
-        self.members: dict[int, MetadataNode] = {}
-        self.outcomes: dict[int, list[Outcome]] = {i: [] for i in self.disks}
-        self.cut: set[int] = set()
-
-    def start(self, *node_ids: int, **more) -> None:
-        for i in node_ids:
-            self.members[i] = open_member(
-                self.disks[i], i, self.listed, observer=i not in self.voters,
-                **{**self.more, **more},
-            )  # fmt: skip
-
-    def deliver(self) -> None:
-        while True:
-            sent: list[Message] = []
-            for i, member in self.members.items():
-                sent += member.drain_messages()
-                for outcome in settle(member):
-                    sent += outcome.messages
-                    self.outcomes[i].append(outcome)
-            sent = [m for m in sent if not {m.sender, m.to} & self.cut]
-            if not sent:
-                return
-            for message in sent:
-                if message.to in self.members:
-                    self.members[message.to].receive(message)
-
-    def tick(self, count: int = 1) -> None:
-        for _ in range(count):
-            for member in self.members.values():
-                member.tick()
-            self.deliver()
-
-    def leader(self) -> MetadataNode:
-        for _ in range(60):
-            leading = [m for m in self.members.values() if m.controller_ready]
-            if leading and not {leading[0].node_id} & self.cut:
-                return leading[0]
-            self.tick()
-        raise AssertionError("nobody leads")
 
 
 @pytest.fixture

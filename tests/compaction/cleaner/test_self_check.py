@@ -16,7 +16,7 @@ from kept.compaction.strategy import Only
 from kept.storage import layout
 from kept.storage.records import crc32c, headers
 from kept.storage.types import Codec
-from tests.compaction.manifest.test_follow import Pair
+from tests.support.follower_pair import Pair
 
 HOUR_MS = 3_600_000
 KEYS = 4

@@ -11,7 +11,7 @@ import pytest
 from kept.compaction.manifest import follow, follow_worker
 from kept.compaction.manifest.manifest import Identity
 from kept.storage import layout
-from tests.compaction.manifest.test_follow import Pair, fill
+from tests.support.follower_pair import Pair, fill
 
 
 @pytest.fixture

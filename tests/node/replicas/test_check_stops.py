@@ -10,7 +10,7 @@ import pytest
 from kept.node.admin.parts import AdminParts
 from kept.node.compaction import cleaner
 from kept.node.replicas.manifests.failures import PassFailed
-from tests.node.compaction.test_cleaner_faults import TP, clean, filled, newest
+from tests.support.cleaned_logs import TP, clean, filled, newest
 
 # Every key is lost, also those of segments that stay as they are: whichever are drawn.
 BROKEN = """

@@ -14,7 +14,7 @@ from kept.node.compaction import cleaner
 from kept.node.replicas.manifests.failures import PassFailed
 from kept.node.runtime.uncompiled_kernels import Kernels
 from kept.storage.errors import ConfigurationError
-from tests.node.compaction.test_cleaner_faults import TP, clean, filled
+from tests.support.cleaned_logs import TP, clean, filled
 from tests.tools.needs import need
 
 FEW = ("compaction.kernels._kernel", "node.kafka.codec._codec")

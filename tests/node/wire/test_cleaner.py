@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kept.storage.records import build_batch, records
+from kept.storage.records import records
+from tests.support.wire_cleaner import CONFIG, fill
 
 STEPS = [
     "compaction.manifest",
@@ -16,11 +17,6 @@ STEPS = [
     "compaction.swapped",
     "compaction.marked",
 ]
-CONFIG = {
-    "cleanup.policy": "compact",
-    "segment.bytes": "4000",
-    "min.cleanable.dirty.ratio": "0.01",
-}
 
 
 def latest(wire, topic):
@@ -44,19 +40,6 @@ def data_end(data):
     from kept.storage.records import headers
 
     return max(header.next_offset for _, header in headers(data))
-
-
-def fill(wire, topic, tools, rounds=40, keys=20):
-    """Rounds of updates; the last value of each key."""
-    expected = {}
-    for number in range(rounds):
-        batch = []
-        for key in range(keys):
-            name, value = b"k%d" % key, b"%d" % number * 5
-            batch.append((tools.now_ms(), name, value, ()))
-            expected[name] = value
-        assert int(wire.produce(topic, build_batch(batch), acks=-1).error_code) == 0
-    return expected
 
 
 def test_a_log_is_cleaned_and_says_so(kept_cluster, connect, tools):

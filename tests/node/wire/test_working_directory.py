@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.node.wire.test_cleaner import CONFIG, fill
+from tests.support.wire_cleaner import CONFIG, fill
 
 TRACE = "trace"
 IMPORTED_EARLY = ("platform", "json", "asyncio/__init__", "kept/__init__", "sitecustomize")

@@ -13,7 +13,7 @@ from kept.storage import layout
 from kept.storage.checkpoints import read_offsets
 from kept.storage.directory import Checkpoint
 from kept.storage.errors import InvariantViolation
-from tests.node.compaction.test_cleaner_faults import TP, clean, filled, newest
+from tests.support.cleaned_logs import TP, clean, filled, newest
 
 BEHIND = 7
 """Below the end of every manifest here: what a replica knows that heard nothing since."""

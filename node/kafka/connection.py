@@ -10,10 +10,8 @@ Limits: a frame may be ``socket.request.max.bytes``; beyond
 ``kept.connection.inflight.max.requests`` unanswered requests, or
 ``kept.connection.inflight.max.bytes`` of responses that the client does not take, no further
 request is served, those that were read already included. What its buffer holds beyond
-:data:`BASE_BUFFER_BYTES`, unsent responses, and requests that wait for replicas or for records draw
-on the node's :class:`MemoryBudget`, by the account of the peer's address; while it is used up, no
-connection is served that has responses or waiting requests in it. Anything that is not a request
-closes the connection with one line.
+:data:`BASE_BUFFER_BYTES` and unsent responses draw on the node's :class:`Budget`, by the account of
+the peer's address. Anything that is not a request closes the connection with one line.
 
 Long because reading, back-pressure and answering share one buffer and one state.
 """
@@ -125,8 +123,6 @@ class Connection(asyncio.BufferedProtocol):
         self._sliced: set[Sliced[Any]] = set()
         """Requests and responses of many entries that are worked off in slices."""
         self._sender: ResponseWriter | None = None
-        self._held_bytes = 0
-        """What is drawn on the budget for requests that wait, all in ``_replies``."""
         self._made_bytes = 0
         """Responses of this readiness event, not yet given to the sender to send."""
         self._stalled = False
@@ -170,7 +166,6 @@ class Connection(asyncio.BufferedProtocol):
         self.transport = None
         self._replies.clear()
         self._owed = 0
-        self._release(self._held_bytes)
         self.run = None
         for work in tuple(self._sliced):
             work.cancel()
@@ -616,8 +611,6 @@ class Connection(asyncio.BufferedProtocol):
         """How many more requests may be served; none while too much is owed."""
         sender = self._sender
         listener = self.listener
-        if self._held_bytes and self.account.exhausted:
-            return 0
         if sender.busy:  # type: ignore[union-attr]
             unsent = sender.unsent_bytes  # type: ignore[union-attr]
             if (
@@ -679,20 +672,6 @@ class Connection(asyncio.BufferedProtocol):
         self.expect_as(reply)
         return reply
 
-    def hold(self, reply: ResponseSlot, size_bytes: int) -> None:
-        """A request waits, at its place, for other nodes or for news, and holds so much memory:
-        count it until it is answered.
-        """
-        if self.transport is not None:
-            reply.held_bytes += size_bytes
-            self._held_bytes += size_bytes
-            self.account.force(size_bytes)
-
-    def _release(self, held_bytes: int) -> None:
-        if held_bytes:
-            self._held_bytes -= held_bytes
-            self.account.give(held_bytes)
-
     def open_run(self, run: DelayedProduceRun) -> DelayedProduceRun:
         """Keep a place that takes further plain requests until another place follows."""
         self.expect_as(run)
@@ -724,10 +703,7 @@ class Connection(asyncio.BufferedProtocol):
         if sender is None or self.transport is None:
             return
         while replies and (segments := replies[0].segments) is not None:
-            reply = replies.popleft()
-            self._owed -= reply.requests
-            if reply.held_bytes:
-                self._release(reply.held_bytes)
+            self._owed -= replies.popleft().requests
             sender.stage(segments)
         sender.push()
 

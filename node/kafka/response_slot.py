@@ -11,10 +11,8 @@ Segment = bytes | FileSlice
 class ResponseSlot:
     """One place; ``segments`` is None until the response is made, or those of all ``requests``."""
 
-    __slots__ = ("held_bytes", "requests", "segments")
+    __slots__ = ("requests", "segments")
 
     def __init__(self) -> None:
         self.segments: list[Segment] | None = None
         self.requests = 1
-        self.held_bytes = 0
-        """What is drawn on the budget for what waits: other nodes, or news."""

@@ -11,7 +11,7 @@ partition, one timer, one buffer of responses.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kept.node.kafka import api
 from kept.node.kafka.codec import produce as codec
@@ -35,12 +35,6 @@ if TYPE_CHECKING:
 
 Entry = tuple[codec.One, "LocalReplica", "AppendInfo"]
 """A request of a run, where its batch went, and at which offsets."""
-
-
-WAITING_REQUEST_BYTES: Final = 1024
-"""About what a request holds that waits for replicas or an fsync, with its timer and waiters."""
-WAITING_PARTITION_BYTES: Final = 512
-"""About what it holds for each batch: its result, and where the batch went."""
 
 
 class Doubt(NamedTuple):
@@ -154,9 +148,6 @@ class DelayedProduce:
         if self._waits == 0:
             self._answer()
         elif self._reply is not None:
-            batches = sum(len(results) for _, results in self._topics)
-            size = WAITING_REQUEST_BYTES + WAITING_PARTITION_BYTES * batches
-            self._connection.hold(self._reply, size)
             loop = self._connection.apis.runtime.loop
             self._timer = loop.call_later(max(self.timeout_ms, 0) / 1000, self._expire)
 
@@ -296,8 +287,6 @@ class DelayedProduceRun(ResponseSlot):
         for hosted in tuple(self._flushes):
             hosted.flush(ends[hosted], partial(self._flushed, hosted))
         if self._commits or self._flushes:
-            size = WAITING_REQUEST_BYTES + WAITING_PARTITION_BYTES * len(self.entries)
-            self._connection.hold(self, size)
             delay = max(self.timeout_ms, 0) / 1000
             self._timer = self._connection.apis.runtime.loop.call_later(delay, self._expire)
         elif self.segments is None:

@@ -69,10 +69,6 @@ Read = tuple[Found, int, bool]
 Results = list[tuple[bytes, list[codec.PartitionData]]]
 
 
-PARKED_BYTES: Final = 2048
-"""About what a fetch holds that waits for records; partitions are counted with sessions."""
-
-
 class PendingFetch:
     """One request, from its first reading to its answer."""
 
@@ -201,7 +197,6 @@ class PendingFetch:
             self._request = request._replace(topics=[], forgotten=[])
         if self._reply is None:
             self._reply = self._connection.expect()
-        self._connection.hold(self._reply, PARKED_BYTES)
         self._session.on_news = self._wake
         self._session.watch()
         loop = self._connection.apis.runtime.loop

@@ -101,9 +101,6 @@ class Reader:
     def expect(self) -> ResponseSlot:
         return ResponseSlot()
 
-    def hold(self, reply: ResponseSlot, size_bytes: int) -> None:
-        reply.held_bytes += size_bytes
-
     def complete(self, _, answer) -> None:
         session_id, grouped = answer
         assert self.waiting

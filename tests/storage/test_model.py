@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -14,10 +11,7 @@ from kept.storage.records import headers, patch
 from kept.storage.swap import SwapGroup, SwapPlan
 from kept.storage.types import Codec, LogConfig
 from kept.testing.simulated_disk import SimulatedDisk
-
-_spec = importlib.util.spec_from_file_location("kit", Path(__file__).with_name("conftest.py"))
-kit = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(kit)
+from tests.support import logs as kit
 
 CONFIG = LogConfig(
     segment_bytes=700, index_interval_bytes=90, retention_ms=5000,

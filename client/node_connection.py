@@ -215,9 +215,10 @@ class NodeConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Connected."""
         self._transport = transport
-        # A duplicate: what the transport lends makes another one for every call.
-        fd = transport.get_extra_info("socket").fileno()
-        self._socket = socket.socket(fileno=os.dup(fd))
+        lent = transport.get_extra_info("socket")
+        if lent is not None:
+            # A duplicate: what the transport lends makes another one for every call.
+            self._socket = socket.socket(fileno=os.dup(lent.fileno()))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The other side is gone, or we closed."""

@@ -28,14 +28,16 @@ if TYPE_CHECKING:
     from kept.cluster.metadata.image import Delta, Image
     from kept.node.config.node_config import NodeConfig
     from kept.node.kafka.listener import Listener
-    from kept.storage.disk import Disk
+    from kept.node.runtime.runtime import Runtime
 
 
 class Node:
-    """One node. ``start`` and ``stop`` are called on its loop, in this order, once."""
+    """One node. ``start`` and ``stop`` are called on its loop, in this order, once. ``runtime``:
+    its surroundings, if they are not the process's own.
+    """
 
-    def __init__(self, config: NodeConfig, disk: Disk | None = None) -> None:
-        self.parts = NodeParts(config, disk)
+    def __init__(self, config: NodeConfig, runtime: Runtime | None = None) -> None:
+        self.parts = NodeParts(config, runtime)
         self._warming: asyncio.Task[None] | None = None
 
     @property

@@ -76,9 +76,9 @@ def idle_check_ms(config: NodeConfig) -> int:
 class NodeParts:
     """See the module. Built on the node's loop; nothing is opened or started yet."""
 
-    def __init__(self, config: NodeConfig, disk: Disk | None = None) -> None:
+    def __init__(self, config: NodeConfig, runtime: Runtime | None = None) -> None:
         self.live_config = LiveConfig(config)
-        self.runtime = Runtime(disk or Disk())
+        self.runtime = runtime or Runtime(Disk())
         self.shutdown = Shutdown()
         self.counters = Counters()
         self.kernels = Kernels()

@@ -34,7 +34,7 @@ from kept.node.kafka.codec.produce import frame_end, parse_run
 from kept.node.kafka.handlers.delayed_produce import write
 from kept.node.kafka.handlers.produce import handle_run
 from kept.node.kafka.response_slot import ResponseSlot, Segment
-from kept.node.kafka.response_writer import ResponseWriter
+from kept.node.kafka.response_writer import ResponseWriter, TransportWriter
 from kept.node.runtime import error_codes
 from kept.node.runtime.logging import log
 from kept.node.runtime.yielding import Sliced
@@ -122,7 +122,7 @@ class Connection(asyncio.BufferedProtocol):
         """Requests in ``_replies``, but for those that the open run took after its first."""
         self._sliced: set[Sliced[Any]] = set()
         """Requests and responses of many entries that are worked off in slices."""
-        self._sender: ResponseWriter | None = None
+        self._sender: ResponseWriter | TransportWriter | None = None
         self._made_bytes = 0
         """Responses of this readiness event, not yet given to the sender to send."""
         self._stalled = False
@@ -141,13 +141,16 @@ class Connection(asyncio.BufferedProtocol):
         peer = transport.get_extra_info("peername")
         self.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) and len(peer) > 1 else "?"
         sock = transport.get_extra_info("socket")
-        if not self.listener.admit(self, sock.fileno()):
+        if not self.listener.admit(self, -1 if sock is None else sock.fileno()):
             self.transport = None
             transport.abort()  # type: ignore[attr-defined]
             return
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.last_active = self.apis.runtime.loop.time()
         self.account = self.apis.budget.account(self.host)
+        if sock is None:
+            self._sender = TransportWriter(transport, self.apis.runtime.disk, self.abort)
+            return
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sender = ResponseWriter(
             runtime=self.apis.runtime,
             table=self.apis.table,

@@ -138,7 +138,7 @@ class Listener:
         for host in self.address.bind_hosts:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             try:
-                sock = socket.socket(family, socket.SOCK_STREAM)
+                sock = self.apis.runtime.stream_socket(family)
             except OSError:
                 continue  # no IPv6 here
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

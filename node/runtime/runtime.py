@@ -7,6 +7,7 @@ under another loop, clock or disk replaces this.
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,10 @@ class Runtime:
     def now_ms(self) -> int:
         """Wall clock, in ms since 1970."""
         return int(time.time() * 1000)
+
+    def stream_socket(self, family: int) -> socket.socket:
+        """A new socket of a listener, not bound yet. Raises OSError where the family is missing."""
+        return socket.socket(family, socket.SOCK_STREAM)
 
     def in_thread(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         """Run something that blocks in a thread; the future has its result or what it raised."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Final, TypeVar
 
@@ -78,16 +79,18 @@ class Sliced(asyncio.Future[T]):
 
 
 class Slices:
-    """The sliced works of one loop, one turn each in order. ``clock`` gives seconds."""
+    """The sliced works of one loop, one turn each in order. ``clock`` gives seconds, as
+    ``perf_counter``.
+    """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        clock: Any = perf_counter,
+        clock: Callable[[], float] | None = None,
         in_place: int = IN_PLACE_STEPS,
     ) -> None:
         self._loop = loop
-        self._clock = clock
+        self._clock = clock or perf_counter
         self._in_place = in_place
         self._works: deque[Sliced[Any]] = deque()
 

@@ -53,6 +53,7 @@ class Site:
         self.client_connections, self.node_connections = ConnectionQuota(), ConnectionQuota()
         self.apis: Any = Given(
             config__current=self.config,
+            runtime__stream_socket=lambda family: socket.socket(family, socket.SOCK_STREAM),
             runtime__loop__time=lambda: self.now,
             runtime__loop__call_later=lambda *_: Given(cancel=lambda: None),
             open_files__connection_limit=lambda most: min(most, self.files),

@@ -15,6 +15,7 @@ from kept.node.kafka.response_writer import (
     SENDFILE_BYTES,
     TURN_BYTES,
     ResponseWriter,
+    TransportWriter,
 )
 from kept.node.replicas.replica_table import ReplicaTable
 from kept.node.runtime.memory_budget import MemoryBudget
@@ -312,3 +313,34 @@ def test_others_get_their_turn(content):
 
     on_bench(disk, job)
     assert data and MAX_COPIED_BYTES < TURN_BYTES
+
+
+class Transport:
+    """A transport without a descriptor: it keeps what is written."""
+
+    def __init__(self):
+        self.written = []
+
+    def write(self, data):
+        self.written.append(bytes(data))
+
+
+def test_a_transport_without_a_descriptor_gets_a_response_in_one_write(tmp_path):
+    path = str(tmp_path / "log")
+    with open(path, "wb") as made:
+        made.write(b"0123456789")
+    disk, transport, failures = Disk({}), Transport(), []
+    writer = TransportWriter(transport, disk, lambda: failures.append(1))
+    file = disk.open_read(path)
+    writer.stage([b"head ", FileSlice(file, 2, 3), b" tail"])
+    assert writer.busy and writer.queued == 3 and not transport.written
+    writer.push()
+    writer.push()
+    assert transport.written == [b"head 234 tail"] and not writer.busy and not failures
+    writer.stage([b"lost"])
+    writer.close()
+    writer.push()
+    assert len(transport.written) == 1
+    writer.stage([FileSlice(file, 8, 3)])
+    writer.push()
+    assert len(transport.written) == 1 and failures == [1], "a file that ends inside a slice"

@@ -17,6 +17,7 @@ from kept.client import protocol
 from kept.node.config.node_config import NodeConfig
 from kept.node.kafka.topic_creation import create_topic
 from kept.node.node import Node
+from kept.node.runtime.runtime import Runtime
 from kept.storage.disk import Disk
 from kept.storage.records import records
 from kept.testing.ports import free_port
@@ -102,7 +103,7 @@ def test_one_of_two_directories_fails(tools, tmp_path):
 
     async def main():
         disk = Disk({})
-        node = Node(NodeConfig.load(None, settings, {}), disk)
+        node = Node(NodeConfig.load(None, settings, {}), Runtime(disk))
         await node.start()
         for name in ("first", "second"):
             await create_topic(node.parts.apis, name)

@@ -25,7 +25,7 @@ class MetadataDirectory:
 
     def take(self, path: str) -> None:
         """Make the directory if there is none, and lock it. Raises MachineError, DirectoryInUse."""
-        self._runtime.disk.mkdir(path)
+        self._runtime.disk.ensure_directory(path)
         self._lock = self._runtime.disk.lock(f"{path}/{LOCK}")
 
     def release(self) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 ENOUGH: Final = {
     "raft": 60, "cores": 150, "storage": 60, "scripted": 4, "compaction": 100,
     "compaction-scripted": 8, "directories": 24, "crashes": 24, "compaction-wide": 40,
-    "strangers": 12,
+    "strangers": 12, "node": 40,
 }  # fmt: skip
 """Histories after which nothing may be missing."""
 
@@ -93,6 +93,13 @@ REQUIRED: Final = {
         "processes killed", "power losses", "times all died", "times two went on",
         "batches that timed out", "batches sent again in another epoch",
         "batches written before, too",
+    ),
+    "node": (
+        "starts", "slow disks", "topics created", "batches acknowledged",
+        "batches without an answer",
+        "checks of all records", "power losses", "power losses with writes not synced",
+        "processes: dies within a disk call", "processes: is killed between two disk calls",
+        "processes: stops", "processes: dies at its start, within a disk call",
     ),
     "storage": (*_EVERYWHERE, *_DISKS, *_OPERATOR, "strays removed", "losses allowed"),
 }  # fmt: skip

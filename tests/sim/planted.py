@@ -58,6 +58,7 @@ from tests.sim import (  # noqa: E402
     planted_checks,
     planted_cluster,
     planted_compaction,
+    planted_node,
     planted_raft,
     planted_storage,
     planted_strangers,
@@ -66,6 +67,6 @@ from tests.sim import (  # noqa: E402
 
 __all__ = [
     "PLANTED", "Bug", "plant", "planted_checks", "planted_cluster",
-    "planted_compaction", "planted_raft", "planted_storage", "planted_strangers",
+    "planted_compaction", "planted_node", "planted_raft", "planted_storage", "planted_strangers",
     "planted_wide",
 ]  # fmt: skip

@@ -29,6 +29,7 @@ STAGES: Final = {
     "scripted": ("tests.sim.scripts", "ScriptedHistory"),
     "compaction-wide": ("tests.sim.wide", "WideHistory"),
     "compaction-scripted": ("tests.sim.compaction_scripts", "ScriptedCompaction"),
+    "node": ("tests.sim.node_history", "NodeHistory"),
 }
 """Name -> (module, class) of a history."""
 

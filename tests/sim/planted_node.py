@@ -1,0 +1,81 @@
+"""Planted bugs in the order in which the shell of a real node does things (stage ``node``).
+
+Each core does what it did; what is broken is who waits for whom. That a new leader waits until its
+epoch is durable (rule 24) needs several nodes to be seen: a lone one accepts nobody before that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kept.node.kafka.handlers.delayed_produce import write_staged
+from tests.sim.planted import plant
+
+EXECUTORS = "kept.node.runtime.executors"
+CONNECTION = "kept.node.kafka.connection"
+
+
+def answered_by_the_running_flush(original: Any) -> Any:
+    """Who asks for a flush while one runs is content with that one, which began before."""
+
+    def flush(self: Any, log: Any, callback: Any = None) -> None:
+        running = self._running.get(log)
+        if running is None:
+            original(self, log, callback)
+        elif callback is not None:
+            running.append(callback)
+
+    return flush
+
+
+def answered_before_the_flush(_: Any) -> Any:
+    """Whoever wants an fsync is told at once; it runs behind."""
+
+    def flush(self: Any, end_offset: int, callback: Any) -> None:
+        self.directory.pool.flush(self.partition.log)
+        callback(None)
+
+    return flush
+
+
+def answered_before_the_write(_: Any) -> Any:
+    """Answers leave with this turn of the loop, and batches are written with the next."""
+
+    def write(connection: Any, failed: Any = None) -> None:
+        connection.close_run()
+        unwritten, connection.unwritten = connection.unwritten, []
+        for produced in unwritten:
+            produced.acks = 1
+            produced.written(failed or {})
+        connection.apis.runtime.loop.call_soon(write_staged, connection, {})
+
+    return write
+
+
+def unsynced(_: Any) -> Any:
+    def sync(self: Any) -> None:
+        return None
+
+    return sync
+
+
+plant(
+    "node-shares-a-running-flush", "node", 1, "lost",
+    "a flush that began before an append does not make it durable",
+    (f"{EXECUTORS}.FlushPool.flush", answered_by_the_running_flush),
+)  # fmt: skip
+plant(
+    "node-ack-before-flush", "node", 1, "lost",
+    "with flush.messages=1 an acknowledgement waits for the fsync",
+    ("kept.node.replicas.local_replica.LocalReplica.flush", answered_before_the_flush),
+)  # fmt: skip
+plant(
+    "node-ack-before-write", "node", 1, "lost",
+    "a batch is written before it is acknowledged",
+    (f"{CONNECTION}.write", answered_before_the_write),
+)  # fmt: skip
+plant(
+    "node-metadata-unsynced", "node", 1, "lost stopped",
+    "the metadata log is fsynced before a decision is acknowledged (34)",
+    ("kept.cluster.metadata.wal.WriteAheadLog._sync", unsynced),
+)  # fmt: skip

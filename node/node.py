@@ -87,8 +87,8 @@ class Node:
     async def _meet(self, node_listener: Listener) -> None:
         """Speak with the other nodes until the cluster is known."""
         parts = self.parts
-        await parts.cluster_link.start()
         parts.controller.start()
+        await parts.cluster_link.start()
         await node_listener.start()
         parts.maintenance.start_job("idle connections")
         await parts.cluster_link.cluster_id()

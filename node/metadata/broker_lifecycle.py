@@ -184,6 +184,7 @@ class BrokerLifecycleManager:
         self._perform(self.core.step(event, elapsed_ms()))
 
     def _perform(self, effects: tuple[broker_lifecycle.Effect, ...]) -> None:
+        self._identity.broker_epoch = self.core.broker_epoch
         for effect in effects:
             match effect:
                 case broker_lifecycle.Register():
@@ -203,7 +204,6 @@ class BrokerLifecycleManager:
             if valid_until_ms == SUSPENDED
             else by_perf_counter(valid_until_ms)
         )
-        self._identity.broker_epoch = self.core.broker_epoch
         if self.core.broker_epoch >= 0:
             self.registered.set()
             if self.core.broker_epoch != self._marked_epoch:

@@ -16,6 +16,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.sim.process import PROCESS, Process
@@ -137,6 +138,8 @@ class SimTransport(asyncio.Transport):
         self._peername = peer
         self._context = context
         self._other: SimTransport
+        self._random = Random(loop.random.getrandbits(32))
+        """Its own: the product may go through its connections in any order."""
         self._protocol: Any = None
         self._closing = False
         self._paused = False
@@ -216,7 +219,7 @@ class SimTransport(asyncio.Transport):
         if self._closing or not data:
             return
         start = 0
-        random = self._loop.random
+        random = self._random
         while start < len(data):
             whole = random.random() < WHOLE
             size = len(data) - start if whole else random.randint(1, len(data) - start)
@@ -259,7 +262,7 @@ class SimTransport(asyncio.Transport):
     # The way.
 
     def _schedule(self, arrive: Callable[..., None], *args: Any) -> None:
-        due = self._loop.time() + self._loop.network.delay()
+        due = self._loop.time() + self._random.uniform(*self._loop.network.delay_s)
         self._arrives_at = max(self._arrives_at + 1e-6, due)
         self._loop.call_at(self._arrives_at, arrive, *args, context=self._other._context)
 

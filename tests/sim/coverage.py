@@ -12,7 +12,7 @@ from typing import Final
 ENOUGH: Final = {
     "raft": 60, "cores": 150, "storage": 60, "scripted": 4, "compaction": 100,
     "compaction-scripted": 8, "directories": 24, "crashes": 24, "compaction-wide": 40,
-    "strangers": 12, "node": 40,
+    "strangers": 12, "node": 40, "nodes": 40,
 }  # fmt: skip
 """Histories after which nothing may be missing."""
 
@@ -100,6 +100,12 @@ REQUIRED: Final = {
         "checks of all records", "power losses", "power losses with writes not synced",
         "processes: dies within a disk call", "processes: is killed between two disk calls",
         "processes: stops", "processes: dies at its start, within a disk call",
+    ),
+    "nodes": (
+        "slow disks", "topics created", "batches acknowledged", "requests without an answer",
+        "links cut", "nodes isolated", "processes started again",
+        "processes killed between two disk calls",
+        "processes to die within a disk call", "checks of all records",
     ),
     "storage": (*_EVERYWHERE, *_DISKS, *_OPERATOR, "strays removed", "losses allowed"),
 }  # fmt: skip

@@ -21,8 +21,10 @@ import asyncio
 import contextvars
 import errno
 import os
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from heapq import heapify, heapreplace
 from random import Random
 from typing import Any, Final, TypeVar
@@ -30,6 +32,7 @@ from typing import Any, Final, TypeVar
 from kept.testing.simulated_disk import SimulatedCrash
 from tests.sim.connections import Network, SimServer, SimSocket, SimTransport
 from tests.sim.process import PROCESS, Process
+from tests.sim.world import Violation
 
 T = TypeVar("T")
 
@@ -37,6 +40,10 @@ JOB_S: Final = (0.00005, 0.004)
 SLOW_JOB_S: Final = (0.001, 0.06)
 """What one job of a thread takes, and what it takes on a slow disk."""
 DEFAULT_THREADS: Final = 4
+AWAITS_AT_THE_END: Final = 4
+"""So many times a coroutine that is closed may still wait for something."""
+SPINNING_TURNS: Final = 20_000
+"""So many turns in which no time passes are a loop that does nothing else."""
 
 
 class _NoSelector:
@@ -72,6 +79,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self.turns = 0
         self.escaped: list[tuple[Process | None, str, BaseException | None]] = []
         self._now = 0.0
+        self._turns_now = 0
         self._selector = _NoSelector(self)
         self._clock_resolution = 1e-9
         self._busy: defaultdict[Any, list[float]] = defaultdict(list)
@@ -92,11 +100,23 @@ class SimLoop(asyncio.BaseEventLoop):
             raise RuntimeError(
                 "nothing is ready, and nothing is due: the history has come to a halt"
             )
-        if self._scheduled:
-            self._now = max(self._now, self._scheduled[0].when())
+        if self._scheduled and self._scheduled[0].when() > self._now:
+            self._now = self._scheduled[0].when()
+            self._turns_now = 0
+
+    def _described(self) -> str:
+        """What is called again and again."""
+        called = [handle._callback for handle in self._ready]
+        for handle in self._scheduled:
+            if handle.when() <= self._now:
+                called += [handle._callback, *handle._args[:1]]
+        return ", ".join(sorted({getattr(one, "__qualname__", repr(one)) for one in called}))
 
     def _run_once(self) -> None:
         self.turns += 1
+        self._turns_now += 1
+        if self._turns_now > SPINNING_TURNS:
+            raise Violation("spins", f"at {self._now} s nothing but: {self._described()}")
         super()._run_once()  # type: ignore[misc]
 
     def _process_events(self, events: Any) -> None:
@@ -139,6 +159,21 @@ class SimLoop(asyncio.BaseEventLoop):
     def keep_tasks(self, process: Process) -> None:
         """Hold what a dead process was at, so that none of it is torn down in the history."""
         process.kept += asyncio.all_tasks(self)
+
+    def end_tasks(self) -> None:
+        """The history is over: end what is not done. It runs its ``finally`` blocks, which reach
+        nothing any more and may begin other tasks.
+        """
+        self.set_exception_handler(lambda *_: None)
+        ended: set[Any] = set()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            while left := asyncio.all_tasks(self) - ended:
+                for task in left:
+                    for _ in range(AWAITS_AT_THE_END):
+                        with suppress(BaseException):
+                            task.get_coro().close()
+                ended |= left
 
     def _note_escaped(self, context: dict[str, Any]) -> None:
         error = context.get("exception")

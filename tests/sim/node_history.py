@@ -47,8 +47,6 @@ CALLS: Final = 300
 """A process dies within so many disk calls, if it dies at one."""
 IN_FLIGHT: Final = 5
 FETCH_BYTES: Final = 1 << 20
-AWAITS_AT_THE_END: Final = 4
-"""So many times a coroutine that is closed may still wait for something."""
 
 Partition = tuple[str, int]
 
@@ -99,14 +97,10 @@ class NodeHistory:
     def close(self) -> None:
         """End what dead processes were at: their ``finally`` blocks reach nothing any more."""
         hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
-        self._loop.set_exception_handler(lambda *_: None)
         if self._process is not None:
             self._process.alive = False
         try:
-            for task in asyncio.all_tasks(self._loop):
-                for _ in range(AWAITS_AT_THE_END):
-                    with suppress(BaseException):
-                        task.get_coro().close()
+            self._loop.end_tasks()
             self._node = self._process = None
             self._kept.clear()
             self._loop.close()

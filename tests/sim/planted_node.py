@@ -1,7 +1,8 @@
-"""Planted bugs in the order in which the shell of a real node does things (stage ``node``).
+"""Planted bugs in the order in which the shell of real nodes does things (stages ``node`` and
+``nodes``).
 
 Each core does what it did; what is broken is who waits for whom. That a new leader waits until its
-epoch is durable (rule 24) needs several nodes to be seen: a lone one accepts nobody before that.
+epoch is durable (rule 24) is not shown by a lone node: it accepts nobody before that.
 """
 
 from __future__ import annotations
@@ -78,4 +79,37 @@ plant(
     "node-metadata-unsynced", "node", 1, "lost stopped",
     "the metadata log is fsynced before a decision is acknowledged (34)",
     ("kept.cluster.metadata.wal.WriteAheadLog._sync", unsynced),
+)  # fmt: skip
+
+
+# Several nodes (stage ``nodes``).
+
+
+def acknowledged_by_the_leader_alone(_: Any) -> Any:
+    """Whoever waits for the high watermark is told at once."""
+
+    def when_committed(self: Any, end_offset: int, callback: Any) -> None:
+        callback(None)
+
+    return when_committed
+
+
+def told_that_all_is_well(_: Any) -> Any:
+    """Who still waits when the leader leads no more hears what a commit would have said."""
+
+    def said(self: Any, error: Any) -> None:
+        return None
+
+    return said
+
+
+plant(
+    "nodes-ack-before-replicas", "nodes", 2, "lost order",
+    "acks=all waits until the high watermark passes",
+    ("kept.replication.partition.Partition.when_committed", acknowledged_by_the_leader_alone),
+)  # fmt: skip
+plant(
+    "nodes-ack-after-leadership", "nodes", 2, "lost order",
+    "a callback of a leadership that is over acknowledges nothing",
+    ("kept.replication.replica.Replica._said", told_that_all_is_well),
 )  # fmt: skip

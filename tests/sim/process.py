@@ -29,12 +29,15 @@ class Process:
         self.addresses: dict[tuple[str, int], None] = {}
         """What it has bound."""
         self.kept: list[Any] = []
-        """Its tasks once it is dead: their ``finally`` blocks run when the history is over."""
+        """Its tasks and callbacks once it is dead: their ``finally`` blocks run when the history is
+        over."""
 
     def run(self, callback: Callable[..., Any], *args: Any) -> None:
         """Run a callback of it, if it lives."""
         if self.alive:
             callback(*args)
+        else:
+            self.kept.append((callback, args))
 
     def die(self) -> None:
         """Nothing of it runs any more. What it gave to its connections before still leaves."""

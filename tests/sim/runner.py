@@ -30,6 +30,7 @@ STAGES: Final = {
     "compaction-wide": ("tests.sim.wide", "WideHistory"),
     "compaction-scripted": ("tests.sim.compaction_scripts", "ScriptedCompaction"),
     "node": ("tests.sim.node_history", "NodeHistory"),
+    "nodes": ("tests.sim.nodes_history", "NodesHistory"),
 }
 """Name -> (module, class) of a history."""
 

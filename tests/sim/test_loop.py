@@ -16,6 +16,7 @@ import pytest
 from tests.sim.connections import SimSocket
 from tests.sim.loop import SimLoop
 from tests.sim.process import Process
+from tests.sim.world import Violation
 
 SERVER = ("10.0.0.1", 9092)
 
@@ -170,6 +171,18 @@ def test_time_passes_only_where_something_waits(loop: SimLoop) -> None:
 def test_a_loop_without_anything_to_wait_for_says_so(loop: SimLoop) -> None:
     with pytest.raises(RuntimeError, match="come to a halt"):
         loop.run_until_complete(loop.create_future())
+
+
+def test_a_timer_that_is_always_due_is_found(loop: SimLoop) -> None:
+    def due_again() -> None:
+        loop.call_later(0, due_again)
+
+    async def main() -> None:
+        due_again()
+        await asyncio.sleep(1)
+
+    with pytest.raises(Violation, match="due_again"):
+        loop.run_until_complete(main())
 
 
 def test_an_executor_of_one_thread_does_one_job_after_another(loop: SimLoop) -> None:

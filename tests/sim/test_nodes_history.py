@@ -1,0 +1,40 @@
+"""A short run of the stage ``nodes``: three of the product's own processes on a simulated loop."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+from tests.sim.runner import report, run_one
+
+FINGERPRINT = """
+from tests.sim.runner import run_one
+print(run_one("nodes", 3, tracing=True)[0].fingerprint)
+"""
+
+
+def test_no_rule_is_broken() -> None:
+    counts: Counter[str] = Counter()
+    for seed in (2, 3, 4, 5):
+        result, _ = run_one("nodes", seed)
+        assert not result.check, report(result)
+        counts.update(result.counts)
+    assert counts["checks of all records"] == 4
+    assert counts["batches acknowledged"] and counts["links cut"]
+    assert counts["processes killed between two disk calls"] and counts["processes started again"]
+
+
+def test_a_seed_is_one_history_in_every_process() -> None:
+    fingerprints = {
+        subprocess.run(
+            [sys.executable, "-c", FINGERPRINT],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert fingerprints == {run_one("nodes", 3)[0].fingerprint + "\n"}

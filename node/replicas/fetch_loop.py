@@ -22,7 +22,7 @@ from kept.replication.fetch_messages import (
     OffsetsAnswer,
     OffsetsRequest,
 )
-from kept.replication.fetcher import NEVER, FetcherCore, FetchSettings, Work
+from kept.replication.fetcher import NEVER, PATIENCE_MS, FetcherCore, FetchSettings, Work
 from kept.replication.follower_replica import perform_all
 from kept.storage.errors import (
     KafkaStorageError,
@@ -216,7 +216,8 @@ class _Stream:
         if self.core.impatient_at_ms >= NEVER or not isinstance(request, FetchRequest):
             return
         if connection is None or connection.closed:
-            self._lose_patience()
+            # It is being made: at once would be again and again, for as long as that takes.
+            self._impatience = self._runtime.loop.call_later(PATIENCE_MS / 1000, self._give_up)
         elif not connection.receiving:
             self._given_up = request
             connection.close()

@@ -17,11 +17,11 @@ print(run_one("nodes", 3, tracing=True)[0].fingerprint)
 
 def test_no_rule_is_broken() -> None:
     counts: Counter[str] = Counter()
-    for seed in (2, 3, 4, 5):
+    for seed in (2, 3, 4, 5, 26):  # 26: a follower's loop span while its leader was out of reach
         result, _ = run_one("nodes", seed)
         assert not result.check, report(result)
         counts.update(result.counts)
-    assert counts["checks of all records"] == 4
+    assert counts["checks of all records"] == 5
     assert counts["batches acknowledged"] and counts["links cut"]
     assert counts["processes killed between two disk calls"] and counts["processes started again"]
 

@@ -1,7 +1,7 @@
 """Compaction for operators: where it stands, on demand, and what it does and why.
 
 An operation about one partition is answered by the partition's leader, with ``here`` by this node's
-replica (:mod:`kept.node.admin.leader_routing`).
+replica (:mod:`kept.node.admin.leader_router`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kept.client.partitioner import partition_for_key
-from kept.node.admin import leader_routing
+from kept.node.admin import leader_router
 from kept.node.admin.compaction_status import (
     Explanation,
     JournalledPass,
@@ -29,7 +29,7 @@ from kept.storage.types import TopicPartition
 if TYPE_CHECKING:
     from kept.node.admin.compaction_status import CompactionView
     from kept.node.admin.dirty_history import DirtyHistory
-    from kept.node.admin.leader_routing import LeaderRouting, Passes
+    from kept.node.admin.leader_router import LeaderRouter, Passes
     from kept.node.admin.topic_lookup import TopicLookup
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.replicas.replica_manager import ReplicaManager
@@ -87,7 +87,7 @@ class CompactionAdmin:
     lookup: TopicLookup
     replicas: ReplicaManager
     view: CompactionView
-    leaders: LeaderRouting
+    leaders: LeaderRouter
     history: DirtyHistory
 
     def _compacted(self, topic: str, partition: int | None = None) -> list[TopicPartition]:
@@ -172,7 +172,7 @@ class CompactionAdmin:
         """
         tp = self.lookup.partition(topic, partition)
         query = {"offset": str(offset), **_key_query(key)}
-        remote = await self.leaders.from_leader(tp, leader_routing.WHY_MISSING, query, here=here)
+        remote = await self.leaders.from_leader(tp, leader_router.WHY_MISSING, query, here=here)
         if remote is None:
             missing = await self.view.why_missing(self.lookup.hosted(tp), offset, key)
             return missing if here else await self.leaders.better_journal(tp, missing)

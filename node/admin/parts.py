@@ -15,7 +15,7 @@ from kept.node.admin.compaction_status import CleanerView, CompactionView
 from kept.node.admin.consumer_lag import ConsumerLag
 from kept.node.admin.health import NodeHealth
 from kept.node.admin.leader_election import LeaderElection
-from kept.node.admin.leader_routing import LeaderRouting
+from kept.node.admin.leader_router import LeaderRouter
 from kept.node.admin.log_directories import LogDirectories
 from kept.node.admin.peer_http import PeerHttp
 from kept.node.admin.quorum_view import QuorumView
@@ -88,7 +88,7 @@ class AdminParts:
             compaction=self.compaction_view,
             peer_http=self.peer_http,
         )
-        leaders = LeaderRouting(
+        leaders = LeaderRouter(
             metadata=metadata,
             lookup=self.lookup,
             table=table,

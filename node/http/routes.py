@@ -39,7 +39,7 @@ POST    /api/v1/voters/remove                         {"node_id": N}
 A key is text (``key=``) or base64 (``key_base64=``). With ``node=N`` that node of the cluster
 answers (``kept.node.admin.peer_http``); only streams do not travel. Compaction is requested of
 any node, which calls the leaders, and so are ``explain``, ``why-missing``, ``retry`` and the life
-of a key (``kept.node.admin.leader_routing``).
+of a key (``kept.node.admin.leader_router``).
 """
 
 from __future__ import annotations

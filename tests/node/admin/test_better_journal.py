@@ -16,7 +16,7 @@ from kept.cluster.metadata.records import (
 )
 from kept.compaction.cleaner.removal_log import Fate, Reason
 from kept.node.admin.compaction_status import MissingRecord
-from kept.node.admin.leader_routing import LeaderRouting
+from kept.node.admin.leader_router import LeaderRouter
 from kept.node.admin.topic_lookup import TopicLookup
 from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.replicas.replica_table import ReplicaTable
@@ -59,7 +59,7 @@ def asked(*replicas: int, refusal: KeptError | None = None) -> tuple[list[int], 
     metadata.image = image
     table, view, peers = ReplicaTable(), cast("Any", None), cast("Any", Peers())
     lookup = TopicLookup(NodeIdentity(9), metadata, table)
-    routing = LeaderRouting(
+    routing = LeaderRouter(
         metadata=metadata, lookup=lookup, table=table, view=view, peer_http=peers
     )
     return found, asdict(asyncio.run(routing.better_journal(TP, UNKNOWN)))

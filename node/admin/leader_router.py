@@ -4,7 +4,7 @@ Partitions that are led here are compacted here; the other leaders are called si
 connections between nodes (:mod:`kept.node.admin.peer_http`). A partition whose leader is not known,
 does not answer or has changed meanwhile says so by itself, and hinders no other one. A request
 about one partition goes the same way, but for what replicas know apart
-(:meth:`LeaderRouting.better_journal`).
+(:meth:`LeaderRouter.better_journal`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaderRouting:
+class LeaderRouter:
     """Has the leaders of partitions do what operators want."""
 
     metadata: Metadata

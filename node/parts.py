@@ -11,9 +11,9 @@ import asyncio
 import os
 import uuid
 from collections.abc import Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from kept.node.admin.context import AdminContext
 from kept.node.admin.dirty_history import DirtyHistory
 from kept.node.admin.readiness import Readiness
 from kept.node.compaction.dry_run import DryRuns
@@ -63,6 +63,7 @@ from kept.storage.producers import ProducerQuota
 
 if TYPE_CHECKING:
     from kept.cluster.controller.brokers import Registration
+    from kept.node.admin.services import AdminServices
     from kept.node.config.node_config import NodeConfig
 
 IDLE_TICK_MS: Final = 10_000
@@ -254,9 +255,30 @@ class NodeParts:
         self.apis = self._kafka_apis()
         self.dirty_history = DirtyHistory(self.runtime, self.table)
         self.readiness = Readiness(config.node_id)
-        self.admin = AdminContext(
+        self.http = LazyHttpServer(self.runtime, live, self.budget, lambda: self.admin)
+        self.grpc = LazyServer(self.runtime, live, lambda: self.admin)
+        self._build_listeners(config)
+        self.maintenance = Maintenance(
             runtime=self.runtime,
             config=live,
+            table=self.table,
+            dirty_logs=self.replicas.dirty_logs,
+            failures=self.failures,
+            lease=self.lease,
+            also={
+                "metadata directory": (DISK_TICK_MS, self.metadata_directory.verify),
+                "idle connections": (idle_check_ms(config), self._close_idle_connections),
+            },
+        )
+
+    @cached_property
+    def admin(self) -> AdminServices:
+        """The operator's services: imported and built when they are first needed."""
+        from kept.node.admin.services import AdminServices
+
+        return AdminServices(
+            runtime=self.runtime,
+            config=self.live_config,
             counters=self.counters,
             kernels=self.kernels,
             budget=self.budget,
@@ -274,21 +296,6 @@ class NodeParts:
             dry_runs=DryRuns(),
             history=self.dirty_history,
             groups=self.groups,
-        )
-        self.http = LazyHttpServer(self.admin)
-        self.grpc = LazyServer(self.admin)
-        self._build_listeners(config)
-        self.maintenance = Maintenance(
-            runtime=self.runtime,
-            config=live,
-            table=self.table,
-            dirty_logs=self.replicas.dirty_logs,
-            failures=self.failures,
-            lease=self.lease,
-            also={
-                "metadata directory": (DISK_TICK_MS, self.metadata_directory.verify),
-                "idle connections": (idle_check_ms(config), self._close_idle_connections),
-            },
         )
 
     def _kafka_apis(self) -> KafkaApis:

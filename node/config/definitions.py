@@ -8,8 +8,8 @@ names that (``topic``), and whatever else gives that default in another unit (``
 range and meaning are the same for both. What only topics have is in :class:`TopicOnly`.
 
 What Kafka knows and kept accepts without effect, or refuses, is in
-``kept.node.config.unsupported``. ``docs/configuration.md``, validation, DescribeConfigs and the
-configuration file follow from here. Long because there is a row for each setting.
+``kept.node.config.unsupported_settings``. ``docs/configuration.md``, validation, DescribeConfigs
+and the configuration file follow from here. Long because there is a row for each setting.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kept.node.config.checks import (
 )
 from kept.node.config.config_def import Kind, Row, Rows, Settings
 from kept.node.config.listeners import Listener, Voter
-from kept.node.config.unsupported import NO_TIERS, UNSUPPORTED
+from kept.node.config.unsupported_settings import NO_TIERS, UNSUPPORTED
 from kept.storage.types import MAX_INT32, MAX_INT64
 
 _boolean: Final = Rows[bool](Kind.BOOLEAN)

@@ -17,7 +17,7 @@ from kept.node.config.definitions import BROKER_SETTINGS, HONOURED, TOPIC_SETTIN
 from kept.node.config.listeners import Listener, Role, Voter, parse_voters, resolve
 from kept.node.config.sources import Sugar, gather, located
 from kept.node.config.topic_config import default_from_broker, validate_topic
-from kept.node.config.unsupported import REFUSED_PREFIXES
+from kept.node.config.unsupported_settings import REFUSED_PREFIXES
 from kept.storage.errors import ConfigurationError, InvalidConfig
 
 DEFAULT_DATA_DIR: Final = "./data"

@@ -13,7 +13,7 @@ from typing import Final
 from kept.node.config.config_def import ConfigDef
 from kept.node.config.definitions import BROKER_SETTINGS, HONOURED, TOPIC_SETTINGS
 from kept.node.config.sources import variable
-from kept.node.config.unsupported import REFUSED_PREFIXES
+from kept.node.config.unsupported_settings import REFUSED_PREFIXES
 
 _HEAD: Final = """\
 # Configuration

@@ -19,8 +19,10 @@ from kept.node.runtime.logging import log
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
-    from kept.node.admin.context import AdminContext
+    from kept.node.admin.services import AdminServices
+    from kept.node.config.live_config import LiveConfig
     from kept.node.grpc.server import Server
+    from kept.node.runtime.runtime import Runtime
 
 NOISE_INTERVAL_S: Final = 10.0
 """At most one line about refused connections in this time."""
@@ -29,8 +31,12 @@ NOISE_INTERVAL_S: Final = 10.0
 class LazyServer:
     """gRPC clients of one node."""
 
-    def __init__(self, context: AdminContext) -> None:
-        self._context = context
+    def __init__(
+        self, runtime: Runtime, config: LiveConfig, services: Callable[[], AdminServices]
+    ) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._services = services
         self._server: Server | None = None
         self._starting: asyncio.Task[Server] | None = None
         self._joining: set[asyncio.Task[None]] = set()
@@ -41,24 +47,21 @@ class LazyServer:
     def take_over(self, transport: Any, first_bytes: bytes, closed: Callable[[], None]) -> None:
         """A connection that speaks HTTP/2; ``closed`` is called when it is closed."""
         transport.pause_reading()
-        self._transports = {one for one in self._transports if not one.is_closing()}
-        if (
-            self._stopped
-            or len(self._transports) >= self._context.config.current.grpc_max_connections
-        ):
+        self._transports = {t for t in self._transports if not t.is_closing()}
+        if self._stopped or len(self._transports) >= self._config.current.grpc_max_connections:
             self._refuse(transport)
             return
         self._transports.add(transport)
-        task = self._context.runtime.loop.create_task(self._join(transport, first_bytes, closed))
+        task = self._runtime.loop.create_task(self._join(transport, first_bytes, closed))
         self._joining.add(task)
         task.add_done_callback(self._joining.discard)
 
     def _refuse(self, transport: Any) -> None:
         transport.abort()
-        now = self._context.runtime.loop.time()
+        now = self._runtime.loop.time()
         if not self._stopped and now >= self._quiet_until:
             self._quiet_until = now + NOISE_INTERVAL_S
-            limit = self._context.config.current.grpc_max_connections
+            limit = self._config.current.grpc_max_connections
             log.warning("connection refused", setting="kept.grpc.max.connections", limit=limit)
 
     async def _join(self, transport: Any, first_bytes: bytes, closed: Callable[[], None]) -> None:
@@ -77,7 +80,7 @@ class LazyServer:
     async def _started(self) -> Server:
         if self._server is None:
             if self._starting is None:
-                self._starting = self._context.runtime.loop.create_task(self._start())
+                self._starting = self._runtime.loop.create_task(self._start())
             try:
                 return await asyncio.shield(self._starting)
             except KeptError:
@@ -91,8 +94,8 @@ class LazyServer:
 
             return Server
 
-        made: type[Server] = await self._context.runtime.in_thread(load)
-        server = made(self._context)
+        server_class: type[Server] = await self._runtime.in_thread(load)
+        server = server_class(self._services())
         await server.start()
         self._server = server
         return server

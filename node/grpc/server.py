@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.node.admin.parts import AdminParts
+import kept.node.admin.services  # noqa: F401 - takes long; this module is imported in a thread
 from kept.node.grpc import broker, grpc_options, health
 from kept.node.grpc.reflection import Symbols
 from kept.node.grpc.socket_directory import PrivateServer
@@ -22,7 +22,7 @@ import grpc.aio
 from grpc_reflection.v1alpha import reflection
 
 if TYPE_CHECKING:
-    from kept.node.admin.context import AdminContext
+    from kept.node.admin.services import AdminServices
     from kept.node.config.node_config import NodeConfig
 
 SOCKET: Final = "clients"
@@ -37,10 +37,9 @@ UNLIMITED: Final = -1
 class Server:
     """See the module."""
 
-    def __init__(self, context: AdminContext) -> None:
-        self._context = context
-        self._parts = AdminParts(context)
-        self._gateway = self._parts.new_client()
+    def __init__(self, services: AdminServices) -> None:
+        self._services = services
+        self._gateway = services.new_client()
         self._private = PrivateServer(SOCKET)
 
     @property
@@ -50,21 +49,21 @@ class Server:
 
     async def start(self) -> None:
         """Answer. Raises MachineError."""
-        context = self._context
-        limit = context.config.current.grpc_max_requests
+        services = self._services
+        limit = services.config.current.grpc_max_requests
         server = grpc.aio.server(
-            options=options(context.config.current), maximum_concurrent_rpcs=limit
+            options=options(services.config.current), maximum_concurrent_rpcs=limit
         )
         clients = broker.Broker(
-            runtime=context.runtime,
-            identity=context.identity,
-            metadata=context.metadata,
-            inflating=context.inflating,
+            runtime=services.runtime,
+            identity=services.identity,
+            metadata=services.metadata,
+            inflating=services.inflating,
             gateway=self._gateway,
         )
-        node_health = health.Health(self._parts.health, context.readiness, (broker.NAME,))
-        services = (clients, node_health)
-        server.add_generic_rpc_handlers(tuple(service.handlers() for service in services))
+        node_health = health.Health(services.health, services.readiness, (broker.NAME,))
+        handlers = (clients.handlers(), node_health.handlers())
+        server.add_generic_rpc_handlers(handlers)
         listed = (broker.NAME, health.NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(listed, server, Symbols())
         await self._private.start(server)

@@ -5,17 +5,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kept.node.admin.context import AdminContext
+    from collections.abc import Callable
+
+    from kept.node.admin.services import AdminServices
+    from kept.node.config.live_config import LiveConfig
     from kept.node.http.server import HttpServer
     from kept.node.internode.controller_rpc import PeerHttpReply, PeerHttpRequest
     from kept.node.kafka.listener import HandedOver
+    from kept.node.runtime.memory_budget import MemoryBudget
+    from kept.node.runtime.runtime import Runtime
 
 
 class LazyHttpServer:
     """HTTP of one node, for clients and for other nodes' clients."""
 
-    def __init__(self, context: AdminContext) -> None:
-        self._context = context
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: LiveConfig,
+        budget: MemoryBudget,
+        services: Callable[[], AdminServices],
+    ) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._budget = budget
+        self._services = services
         self._server: HttpServer | None = None
 
     def take_over(self, handed_over: HandedOver, first_bytes: bytes) -> None:
@@ -33,7 +47,6 @@ class LazyHttpServer:
             from kept.node.http.routes import Routes
             from kept.node.http.server import HttpServer
 
-            context = self._context
-            routes = Routes(context)
-            self._server = HttpServer(context.runtime, context.config, context.budget, routes)
+            routes = Routes(self._services())
+            self._server = HttpServer(self._runtime, self._config, self._budget, routes)
         return self._server

@@ -49,7 +49,6 @@ import binascii
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.node.admin.parts import AdminParts
 from kept.node.admin.record_browser import DEFAULT_RECORDS
 from kept.node.admin.topic_view import MAX_SEGMENTS
 from kept.node.compaction.replica_digests import Wanted
@@ -62,7 +61,7 @@ from kept.storage.errors import InvalidRequest
 from kept.storage.types import MAX_INT64, TopicPartition
 
 if TYPE_CHECKING:
-    from kept.node.admin.context import AdminContext
+    from kept.node.admin.services import AdminServices
 
 Route = Callable[["Routes", HttpRequest], Awaitable[HttpResponse]]
 
@@ -73,23 +72,23 @@ STRAYS_SHOWN: Final = 20
 class Routes:
     """The answers of one node. ``streams`` are those of server-sent events."""
 
-    def __init__(self, context: AdminContext) -> None:
-        self.parts = parts = AdminParts(context)
-        self.metrics = LazyMetrics(context, parts)
-        self.node_id = context.identity.node_id
-        self.alone = context.config.current.alone
+    def __init__(self, services: AdminServices) -> None:
+        self.services = services
+        self.metrics = LazyMetrics(services)
+        self.node_id = services.identity.node_id
+        self.alone = services.config.current.alone
         self.pulses = Pulses(
-            metadata=context.metadata,
-            counters=context.counters,
-            cleaner=context.cleaner,
-            lookup=parts.lookup,
-            compaction=parts.compaction_view,
+            metadata=services.metadata,
+            counters=services.counters,
+            cleaner=services.cleaner,
+            lookup=services.lookup,
+            compaction=services.compaction_view,
         )
         self.streams = EventStreams(
-            config=context.config,
-            health=parts.health,
+            config=services.config,
+            health=services.health,
             pulses=self.pulses,
-            peer_http=parts.peer_http,
+            peer_http=services.peer_http,
         )
 
     async def respond(self, request: HttpRequest) -> HttpResponse:
@@ -114,7 +113,7 @@ class Routes:
         """What another node answers."""
         if self.alone:
             raise InvalidRequest(f"there is no node {node_id}: node {self.node_id} is alone")
-        reply = await self.parts.peer_http.request(
+        reply = await self.services.peer_http.request(
             node_id, request.method, request.path, query=request.query, body=request.body
         )
         return HttpResponse(text=reply.body.decode(), status=reply.status, content_type=JSON)
@@ -216,9 +215,9 @@ async def _healthz(_routes: Routes, _request: HttpRequest) -> HttpResponse:
 
 
 async def _readyz(routes: Routes, _request: HttpRequest) -> HttpResponse:
-    reason = routes.parts.health.unready()
+    reason = routes.services.health.unready()
     if reason is None:
-        strays = routes.parts.health.stray_logs()
+        strays = routes.services.health.stray_logs()
         more = "".join(f"log set aside: {path}\n" for path in strays[:STRAYS_SHOWN])
         return HttpResponse(text=f"ready\n{more}")
     return HttpResponse(text=f"not ready: {reason}\n", status=503)
@@ -230,12 +229,12 @@ async def _metrics(routes: Routes, _request: HttpRequest) -> HttpResponse:
 
 async def _cluster(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(request.query)
-    return HttpResponse(await routes.parts.cluster.describe())
+    return HttpResponse(await routes.services.cluster.describe())
 
 
 async def _all_topics(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(request.query)
-    return _large(await routes.parts.topics.topics())
+    return _large(await routes.services.topics.topics())
 
 
 async def _topic(routes: Routes, request: HttpRequest) -> HttpResponse:
@@ -243,7 +242,7 @@ async def _topic(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(query, "leaders", "partition", "limit", "segments")
     name = request.path.removeprefix(_TOPICS + "/").rstrip("/")
     segments = _number(query, "segments", optional=True)
-    found = await routes.parts.topics.topic(
+    found = await routes.services.topics.topic(
         name,
         leaders=_flag(query, "leaders"),
         partition=_number(query, "partition", optional=True),
@@ -255,25 +254,25 @@ async def _topic(routes: Routes, request: HttpRequest) -> HttpResponse:
 
 async def _quorum(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(request.query, "local")
-    return HttpResponse(await routes.parts.quorum.describe(_flag(request.query, "local")))
+    return HttpResponse(await routes.services.quorum.describe(_flag(request.query, "local")))
 
 
 async def _groups(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(request.query, "name")
-    return _large(await routes.parts.groups.groups(request.query.get("name", "")))
+    return _large(await routes.services.consumer_lag.groups(request.query.get("name", "")))
 
 
 async def _group(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(request.query)
     name = request.path.removeprefix(_GROUPS + "/")
-    return _large(await routes.parts.groups.group(name))
+    return _large(await routes.services.consumer_lag.group(name))
 
 
 async def _records(routes: Routes, request: HttpRequest) -> HttpResponse:
     query = request.query
     _only(query, "topic", "partition", "offset", "timestamp", "limit")
     limit = _number(query, "limit", optional=True)
-    found = await routes.parts.records.browse(
+    found = await routes.services.records.browse(
         _text(query, "topic"),
         _needed(query, "partition"),
         offset=_number(query, "offset", optional=True),
@@ -292,20 +291,20 @@ async def _life(routes: Routes, request: HttpRequest) -> HttpResponse:
     partition = _number(query, "partition", optional=True)
     topic = _text(query, "topic")
     return _large(
-        await routes.parts.compaction.life_of_key(topic, partition, key, here=request.here)
+        await routes.services.compaction.life_of_key(topic, partition, key, here=request.here)
     )
 
 
 async def _cleaner(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(request.query)
-    return _large(routes.parts.cleaner.describe())
+    return _large(routes.services.cleaner_view.describe())
 
 
 async def _passes(routes: Routes, request: HttpRequest) -> HttpResponse:
     query = request.query
     _only(query, "topic", "partition")
     return _large(
-        await routes.parts.compaction.passes(_text(query, "topic"), _needed(query, "partition"))
+        await routes.services.compaction.passes(_text(query, "topic"), _needed(query, "partition"))
     )
 
 
@@ -313,7 +312,7 @@ async def _history(routes: Routes, request: HttpRequest) -> HttpResponse:
     query = request.query
     _only(query, "topic", "partition")
     return _large(
-        routes.parts.compaction.dirty_samples(_text(query, "topic"), _needed(query, "partition"))
+        routes.services.compaction.dirty_samples(_text(query, "topic"), _needed(query, "partition"))
     )
 
 
@@ -339,7 +338,7 @@ async def _elect(routes: Routes, request: HttpRequest) -> HttpResponse:
     body = request.body
     _only(body, "topic", "partition")
     return HttpResponse(
-        await routes.parts.election.elect_preferred(
+        await routes.services.election.elect_preferred(
             _text(body, "topic"), _needed(body, "partition")
         )
     )
@@ -347,14 +346,16 @@ async def _elect(routes: Routes, request: HttpRequest) -> HttpResponse:
 
 async def _compaction(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(request.query, "topic")
-    return _large(await routes.parts.compaction.statuses(request.query.get("topic")))
+    return _large(await routes.services.compaction.statuses(request.query.get("topic")))
 
 
 async def _explain(routes: Routes, request: HttpRequest) -> HttpResponse:
     query = request.query
     _only(query, "topic", "partition", "key", "key_base64")
     topic, partition = _text(query, "topic"), _number(query, "partition", optional=True)
-    found = await routes.parts.compaction.explain(topic, partition, _key(query), here=request.here)
+    found = await routes.services.compaction.explain(
+        topic, partition, _key(query), here=request.here
+    )
     return _large(found)
 
 
@@ -366,7 +367,7 @@ async def _why_missing(routes: Routes, request: HttpRequest) -> HttpResponse:
         _needed(query, "partition"),
         _needed(query, "offset"),
     )
-    found = await routes.parts.compaction.why_missing(
+    found = await routes.services.compaction.why_missing(
         topic, partition, offset, _key(query), here=request.here
     )
     return HttpResponse(found)
@@ -377,14 +378,16 @@ async def _lost(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(query, "topic", "partition", "offset")
     partition = _number(query, "partition", optional=True)
     offset = _number(query, "offset", optional=True)
-    return _large(await routes.parts.replicas.lost_records(query.get("topic"), partition, offset))
+    return _large(
+        await routes.services.replica_reports.lost_records(query.get("topic"), partition, offset)
+    )
 
 
 async def _replica(routes: Routes, request: HttpRequest) -> HttpResponse:
     query = request.query
     _only(query, "topic", "partition")
     return HttpResponse(
-        routes.parts.replicas.state(_text(query, "topic"), _needed(query, "partition"))
+        routes.services.replica_reports.state(_text(query, "topic"), _needed(query, "partition"))
     )
 
 
@@ -398,7 +401,7 @@ async def _digests(routes: Routes, request: HttpRequest) -> HttpResponse:
         _number(query, "parts", optional=True),
     )
     topic, partition = _text(query, "topic"), _needed(query, "partition")
-    return _large(await routes.parts.replicas.digests(topic, partition, wanted))
+    return _large(await routes.services.replica_reports.digests(topic, partition, wanted))
 
 
 async def _now(routes: Routes, request: HttpRequest) -> HttpResponse:
@@ -407,7 +410,7 @@ async def _now(routes: Routes, request: HttpRequest) -> HttpResponse:
     partition = _number(body, "partition", optional=True)
     topic, wait = _text(body, "topic"), _flag(body, "wait")
     return _large(
-        await routes.parts.compaction.compact_now(topic, partition, wait, here=request.here)
+        await routes.services.compaction.compact_now(topic, partition, wait, here=request.here)
     )
 
 
@@ -415,7 +418,7 @@ async def _retry(routes: Routes, request: HttpRequest) -> HttpResponse:
     body = request.body
     _only(body, "topic", "partition")
     topic, partition = _text(body, "topic"), _needed(body, "partition")
-    return HttpResponse(await routes.parts.compaction.retry(topic, partition, here=request.here))
+    return HttpResponse(await routes.services.compaction.retry(topic, partition, here=request.here))
 
 
 async def _add_voter(routes: Routes, request: HttpRequest) -> HttpResponse:
@@ -423,14 +426,14 @@ async def _add_voter(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(body, "node_id", "address")
     address = _text(body, "address") if "address" in body else None
     node_id, allowed = _needed(body, "node_id"), request.may_change_voters
-    return HttpResponse(await routes.parts.quorum.add_voter(node_id, address, allowed=allowed))
+    return HttpResponse(await routes.services.quorum.add_voter(node_id, address, allowed=allowed))
 
 
 async def _remove_voter(routes: Routes, request: HttpRequest) -> HttpResponse:
     _only(request.body, "node_id")
     node_id = _needed(request.body, "node_id")
     allowed = request.may_change_voters
-    return HttpResponse(await routes.parts.quorum.remove_voter(node_id, allowed=allowed))
+    return HttpResponse(await routes.services.quorum.remove_voter(node_id, allowed=allowed))
 
 
 _API: Final = "/api/v1/"

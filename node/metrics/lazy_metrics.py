@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from kept.node.admin.context import AdminContext
-    from kept.node.admin.parts import AdminParts
+    from kept.node.admin.services import AdminServices
     from kept.node.metrics.exposition import NodeMetrics
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -19,15 +18,14 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 class LazyMetrics:
     """The metrics of one node."""
 
-    def __init__(self, context: AdminContext, parts: AdminParts) -> None:
-        self._context = context
-        self._parts = parts
+    def __init__(self, services: AdminServices) -> None:
+        self._services = services
         self._metrics: NodeMetrics | None = None
 
     async def started(self) -> NodeMetrics:
         """The metrics, made when they are first needed."""
         if self._metrics is None:
-            made: NodeMetrics = await self._context.runtime.in_thread(self._make)
+            made: NodeMetrics = await self._services.runtime.in_thread(self._make)
             self._metrics = self._metrics or made
         return self._metrics
 
@@ -36,24 +34,24 @@ class LazyMetrics:
         from kept.node.metrics.survey import Surveyor
         from kept.node.metrics.table import Sources
 
-        context, parts = self._context, self._parts
+        services = self._services
         surveyor = Surveyor(
-            config=context.config,
-            identity=context.identity,
-            metadata=context.metadata,
-            table=context.table,
-            compaction=parts.compaction_view,
-            groups=context.groups,
+            config=services.config,
+            identity=services.identity,
+            metadata=services.metadata,
+            table=services.table,
+            compaction=services.compaction_view,
+            groups=services.groups,
         )
         sources = Sources(
-            counters=context.counters,
-            kernels=context.kernels,
-            health=parts.health,
-            open_files=context.open_files,
-            budget=context.budget,
-            metadata=context.metadata,
+            counters=services.counters,
+            kernels=services.kernels,
+            health=services.health,
+            open_files=services.open_files,
+            budget=services.budget,
+            metadata=services.metadata,
         )
-        return NodeMetrics(surveyor, parts.log_directories, sources)
+        return NodeMetrics(surveyor, services.log_directories, sources)
 
     async def render(self) -> AsyncIterator[bytes]:
         """The text of ``/metrics``, in pieces."""

@@ -13,7 +13,6 @@ from kept.cluster.metadata.records import (
     PartitionRecord,
     TopicRecord,
 )
-from kept.node.admin.parts import AdminParts
 from kept.node.admin.readiness import Readiness
 from kept.storage.errors import MachineError
 
@@ -88,7 +87,7 @@ def test_what_an_earlier_start_left_does_not_count(image):
 def test_the_node_says_when_its_readiness_may_have_moved(lone_node):
     lone = lone_node()
     node, calls = lone.node, []
-    health = AdminParts(node.parts.admin).health
+    health = node.parts.admin.health
     node.parts.readiness.on_move = lambda: calls.append(health.unready())
 
     def said():

@@ -13,7 +13,7 @@ from kept.node.config.config_def import Kind, Source
 from kept.node.config.definitions import BROKER_SETTINGS, HONOURED, TOPIC_SETTINGS
 from kept.node.config.node_config import NodeConfig, attribute
 from kept.node.config.sources import MAX_FILE_BYTES, variable
-from kept.node.config.unsupported import REFUSED_PREFIXES
+from kept.node.config.unsupported_settings import REFUSED_PREFIXES
 from kept.storage.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[3]

@@ -13,7 +13,6 @@ import pytest
 from kept.client.blocking import OutRecord
 from kept.client.consumer import GroupConsumer
 from kept.client.records import EARLIEST
-from kept.node.admin.parts import AdminParts
 from kept.node.kafka.topic_creation import create_topic
 from kept.node.metrics import exposition
 from kept.node.metrics.lazy_metrics import LazyMetrics
@@ -73,7 +72,7 @@ def test_a_scrape_of_10000_partitions_holds_the_loop_for_a_moment_only(lone_node
     """CPU time of this thread: what else the machine does is not the scrape's."""
     lone = lone_node(kept_metrics_partitions="all")
     node = lone.node
-    metrics = LazyMetrics(node.parts.admin, AdminParts(node.parts.admin))
+    metrics = LazyMetrics(node.parts.admin)
     slices = []
 
     class Watched(exposition.Pace):

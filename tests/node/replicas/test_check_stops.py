@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from kept.node.admin.parts import AdminParts
 from kept.node.compaction import cleaner
 from kept.node.replicas.manifests.failures import PassFailed
 from tests.support.cleaned_logs import TP, clean, filled, newest
@@ -35,7 +34,7 @@ def files(hosted):
 
 
 def status(lone):
-    return AdminParts(lone.node.parts.admin).compaction_view.status_of(TP)
+    return lone.node.parts.admin.compaction_view.status_of(TP)
 
 
 def test_the_log_stays_as_it_was_until_somebody_says_retry(lone_node, monkeypatch):
@@ -54,7 +53,7 @@ def test_the_log_stays_as_it_was_until_somebody_says_retry(lone_node, monkeypatc
     said = status(lone)
     assert (said.state, said.retry_at_ms) == ("uncleanable", None)
     assert said.reason.startswith("t-0: check of generation 0.1: key 'k")
-    (listed,) = AdminParts(lone.node.parts.admin).cleaner.describe().uncleanable
+    (listed,) = lone.node.parts.admin.cleaner_view.describe().uncleanable
     assert (listed.reason, listed.retry_at_ms) == (said.reason, -1), "no far date"
     assert not lone.node.parts.cleaner.started.failures.may_try(TP, FOR_EVER_MS)
     monkeypatch.undo()

@@ -17,7 +17,6 @@ from kept.cluster.metadata.records import (
     ResourceType,
     TopicRecord,
 )
-from kept.node.admin.parts import AdminParts
 from kept.node.replicas import log_lifecycle, replica_manager
 from kept.node.replicas.local_replica import LocalDirectory
 from kept.node.replicas.log_dir_failures import LogDirFailureChannel
@@ -398,7 +397,7 @@ def test_logs_that_were_left_closed_are_opened_once_there_are_open_files(
 ):
     with monkeypatch.context() as few:
         lone = started_again(lone_node, tmp_path, few, cause)
-        manager, admin = lone.node.parts.replicas, AdminParts(lone.node.parts.admin).health
+        manager, admin = lone.node.parts.replicas, lone.node.parts.admin.health
         assert len(manager.left_closed) == 2 and "2 replicas were left closed" in admin.unready()
         directory = lone.node.parts.table.directories[0]
         kept = dict(directory.directory.recovery_points)
@@ -432,4 +431,4 @@ def test_a_log_that_was_left_closed_and_is_deleted_is_not_opened(lone_node, tmp_
             assert not node.parts.replicas.left_closed and not node.parts.table.hosted
 
         play(lone, scene)
-    assert AdminParts(lone.node.parts.admin).health.unready() is None
+    assert lone.node.parts.admin.health.unready() is None

@@ -11,7 +11,6 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kept.node.admin.compaction_status import CompactionStatus, CompactionView, ReplicaGenerations
-from kept.node.admin.parts import AdminParts
 from kept.node.metrics.lazy_metrics import LazyMetrics
 from kept.node.runtime.histogram import Histogram
 from kept.storage.records import build_batch, check
@@ -33,8 +32,7 @@ def scrape(lone):
 
 def metrics_of(lone):
     """The metrics of a node, made anew."""
-    context = lone.node.parts.admin
-    return LazyMetrics(context, AdminParts(context))
+    return LazyMetrics(lone.node.parts.admin)
 
 
 def one(found, name, **labels):

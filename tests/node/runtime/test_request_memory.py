@@ -14,7 +14,6 @@ import pytest
 
 from kept.client import protocol
 from kept.node.admin.partition_records import PIECE_RECORDS, Reader
-from kept.node.admin.parts import AdminParts
 from kept.node.http.server import UNDRAWN_BYTES
 from kept.node.kafka.connection import BASE_BUFFER_BYTES, KEPT_BUFFER_BYTES
 from kept.node.kafka.handlers import batch_checks, produce
@@ -519,7 +518,7 @@ def tiny(count: int) -> bytes:
 def reading_of(lone):
     """A client of the cluster, and a reader of t-0 through it."""
     parts = lone.node.parts
-    gateway = AdminParts(parts.admin).new_client()
+    gateway = parts.admin.new_client()
     tp = TopicPartition("t", 0)
     return gateway, Reader(parts.runtime, parts.metadata, parts.inflating, gateway, tp)
 
@@ -547,9 +546,7 @@ def test_the_record_browser_makes_objects_of_what_it_shows(lone, monkeypatch):
         async with clients(lone, "127.0.0.1") as (client,):
             client.writer.write(frame(tiny(100_000)))
             assert (await client.produced()).error_code == 0
-        return await AdminParts(lone.node.parts.admin).records.browse(
-            "t", 0, offset=70_000, limit=3
-        )
+        return await lone.node.parts.admin.records.browse("t", 0, offset=70_000, limit=3)
 
     found = lone.run(go())
     assert [record.offset for record in found.records] == [70_000, 70_001, 70_002]

@@ -1,0 +1,161 @@
+"""The operator's services of a node, built from its parts when the first request comes.
+
+Each service gets the two to six collaborators that it works with. HTTP, gRPC and metrics read this
+object; no service does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kept.node.admin.cluster_client import ClusterClient
+from kept.node.admin.cluster_view import ClusterView
+from kept.node.admin.compaction_admin import CompactionAdmin
+from kept.node.admin.compaction_status import CleanerView, CompactionView
+from kept.node.admin.consumer_lag import ConsumerLag
+from kept.node.admin.health import NodeHealth
+from kept.node.admin.leader_election import LeaderElection
+from kept.node.admin.leader_router import LeaderRouter
+from kept.node.admin.log_directories import LogDirectories
+from kept.node.admin.peer_http import PeerHttp
+from kept.node.admin.quorum_view import QuorumView
+from kept.node.admin.record_browser import RecordBrowser
+from kept.node.admin.replica_reports import ReplicaReports
+from kept.node.admin.topic_lookup import TopicLookup
+from kept.node.admin.topic_view import TopicView
+
+if TYPE_CHECKING:
+    from kept.node.admin.dirty_history import DirtyHistory
+    from kept.node.admin.readiness import Readiness
+    from kept.node.compaction.dry_run import DryRuns
+    from kept.node.compaction.lazy_cleaner import LazyCleaner
+    from kept.node.config.live_config import LiveConfig
+    from kept.node.coordinator.groups.coordinator import Coordinator
+    from kept.node.internode.peers import Peers
+    from kept.node.kafka.forwarding import ForwardingManager
+    from kept.node.metadata.address_book import AddressBook
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.node_identity import NodeIdentity
+    from kept.node.replicas.replica_manager import ReplicaManager
+    from kept.node.replicas.replica_table import ReplicaTable
+    from kept.node.runtime.counters import Counters
+    from kept.node.runtime.fd_quota import OpenFiles
+    from kept.node.runtime.memory_budget import BudgetShare, MemoryBudget
+    from kept.node.runtime.runtime import Runtime
+    from kept.node.runtime.uncompiled_kernels import Kernels
+
+
+@dataclass(kw_only=True)
+class AdminServices:
+    """What a node's parts are called, and by subject the operations beyond Kafka's protocol."""
+
+    runtime: Runtime
+    config: LiveConfig
+    counters: Counters
+    kernels: Kernels
+    budget: MemoryBudget
+    inflating: BudgetShare
+    open_files: OpenFiles
+
+    identity: NodeIdentity
+    metadata: Metadata
+    addresses: AddressBook
+    peers: Peers
+    forwarding: ForwardingManager
+    readiness: Readiness
+
+    table: ReplicaTable
+    replicas: ReplicaManager
+    cleaner: LazyCleaner
+    dry_runs: DryRuns
+    history: DirtyHistory
+    groups: Coordinator
+
+    def __post_init__(self) -> None:
+        self._build_cluster()
+        self._build_partitions()
+
+    def _build_cluster(self) -> None:
+        identity, metadata, table = self.identity, self.metadata, self.table
+        self.health = NodeHealth(
+            readiness=self.readiness,
+            config=self.config,
+            identity=identity,
+            metadata=metadata,
+            table=table,
+            replicas=self.replicas,
+        )
+        self.peer_http = PeerHttp(identity, metadata, self.peers)
+        self.lookup = TopicLookup(identity, metadata, table)
+        self.log_directories = LogDirectories(self.runtime, table)
+        self.cluster = ClusterView(
+            config=self.config,
+            identity=identity,
+            metadata=metadata,
+            lookup=self.lookup,
+            health=self.health,
+            log_directories=self.log_directories,
+        )
+        self.quorum = QuorumView(
+            identity=identity,
+            metadata=metadata,
+            config=self.config,
+            addresses=self.addresses,
+            forwarding=self.forwarding,
+            peer_http=self.peer_http,
+        )
+        self.election = LeaderElection(self.lookup, self.new_client)
+        self.consumer_lag = ConsumerLag(metadata, self.new_client)
+
+    def _build_partitions(self) -> None:
+        runtime, metadata, lookup, table = self.runtime, self.metadata, self.lookup, self.table
+        self.compaction_view = view = CompactionView(
+            runtime=runtime,
+            config=self.config,
+            identity=self.identity,
+            table=table,
+            cleaner=self.cleaner,
+            dry_runs=self.dry_runs,
+        )
+        self.topics = TopicView(
+            config=self.config,
+            metadata=metadata,
+            lookup=lookup,
+            table=table,
+            compaction=view,
+            peer_http=self.peer_http,
+        )
+        self.compaction = CompactionAdmin(
+            metadata=metadata,
+            lookup=lookup,
+            replicas=self.replicas,
+            view=view,
+            leaders=LeaderRouter(
+                metadata=metadata,
+                lookup=lookup,
+                table=table,
+                view=view,
+                peer_http=self.peer_http,
+            ),
+            history=self.history,
+        )
+        self.cleaner_view = CleanerView(self.identity, self.cleaner, self.kernels, self.counters)
+        self.replica_reports = ReplicaReports(runtime, lookup, table, self.dry_runs)
+        self.records = RecordBrowser(
+            runtime=runtime,
+            metadata=metadata,
+            inflating=self.inflating,
+            lookup=lookup,
+            new_client=self.new_client,
+        )
+
+    def new_client(self) -> ClusterClient:
+        """Calls of this node to the cluster in Kafka's protocol; whoever makes one closes it."""
+        return ClusterClient(
+            self.runtime,
+            self.config,
+            identity=self.identity,
+            metadata=self.metadata,
+            addresses=self.addresses,
+        )

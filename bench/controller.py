@@ -21,7 +21,9 @@ from uuid import UUID
 
 import meters
 
-from kept.cluster.controller import decisions
+from kept.cluster.controller import partition_election
+from kept.cluster.controller.brokers import fence_broker
+from kept.cluster.controller.topics import CreateTopic, create_topic
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import BrokerRecord, NoOpRecord
 
@@ -44,10 +46,10 @@ def build(partitions: int) -> Image:
         BrokerRecord(n, n + 1, UUID(int=n), (), f"rack-{n % 6}", False) for n in range(BROKERS)
     )
     for number in range(partitions // PARTITIONS_PER_TOPIC):
-        wanted = decisions.CreateTopic(
+        wanted = CreateTopic(
             f"topic-{number}", UUID(int=ids.getrandbits(128)), PARTITIONS_PER_TOPIC, REPLICAS
         )
-        image, _ = image.apply(decisions.create_topic(image, wanted))
+        image, _ = image.apply(create_topic(image, wanted))
     return image
 
 
@@ -69,19 +71,19 @@ def measure(partitions: int) -> dict[str, float]:
     broker_epoch = image.brokers[7].broker_epoch
     state = image.topics["topic-0"].partitions[0]
     after = replace(state, isr=state.isr[:2], partition_epoch=state.partition_epoch + 1)
-    wanted = decisions.CreateTopic("one-more", UUID(int=1), 1, REPLICAS)
+    wanted = CreateTopic("one-more", UUID(int=1), 1, REPLICAS)
 
     def fence() -> None:
-        image.apply(decisions.fence_broker(image, 7, broker_epoch))
+        image.apply(fence_broker(image, 7, broker_epoch))
 
     return {
         "fence": cpu(fence),
         "change": cpu(lambda: image.apply([after])),
-        "create": cpu(lambda: image.apply(decisions.create_topic(image, wanted))),
+        "create": cpu(lambda: image.apply(create_topic(image, wanted))),
         "entry": cpu(lambda: image.apply([NoOpRecord()])),
-        "balance": cpu(lambda: decisions.balance_preferred(image)),
+        "balance": cpu(lambda: partition_election.balance_preferred(image)),
         "memory": grown / partitions,
-        "changed": float(len(decisions.fence_broker(image, 7, broker_epoch)) - 1),
+        "changed": float(len(fence_broker(image, 7, broker_epoch)) - 1),
     }
 
 

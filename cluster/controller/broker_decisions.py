@@ -52,10 +52,10 @@ class ShutDown:
 
 
 @dataclass(frozen=True, slots=True)
-class Settle:
+class ClearElr:
     """Leaders have proved that they live: their partitions (-> partition epoch) need no ELR."""
 
-    name: ClassVar[str] = "settle"
+    name: ClassVar[str] = "clear-elr"
     partitions: Mapping[PartitionKey, int]
     broker_id: ClassVar[int] = -1
 
@@ -101,7 +101,7 @@ Decision = (
     Fence
     | Unfence
     | ShutDown
-    | Settle
+    | ClearElr
     | Recover
     | ElectUnclean
     | FinishReassignments
@@ -128,8 +128,8 @@ def decide(image: Image, decision: Decision) -> list[MetadataRecord]:
             return brokers.unfence_broker(image, broker_id, broker_epoch, allowed)
         case ShutDown(broker_id, broker_epoch):
             return brokers.shut_down_broker(image, broker_id, broker_epoch)
-        case Settle(partitions):
-            return unclean_recovery.settle(image, partitions)
+        case ClearElr(partitions):
+            return unclean_recovery.clear_elr(image, partitions)
         case Recover(complete, given_up, reports):
             whole = unclean_recovery.elect_longest(image, complete, reports)
             partly = unclean_recovery.elect_longest(image, given_up, reports, incomplete=True)

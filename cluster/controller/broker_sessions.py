@@ -25,7 +25,7 @@ after the other would leave only the last of them in an ISR, and all would wait 
 own events longer than ``stall_ms`` every session starts afresh. A decision to fence looks again
 when its turn comes, and does nothing if the broker was heard of meanwhile.
 
-Also decided here, because it depends on who lives: unfencing, controlled shutdown, settling of
+Also decided here, because it depends on who lives: unfencing, controlled shutdown, clearing of
 ELRs and election by length (``kept.cluster.controller.unclean_recovery``), unclean election
 where configured, completion of reassignments, preferred leaders. ``now_ms`` is a monotonic clock.
 After ``BrokerHeartbeatManager``; evidence, recovery and the fresh start are ours.
@@ -44,12 +44,12 @@ from kept.cluster.controller import brokers, partition_election, reassignment, u
 from kept.cluster.controller.broker_decisions import (
     MAX_PARTITIONS_PER_DECISION,
     BalanceLeaders,
+    ClearElr,
     Decision,
     ElectUnclean,
     Fence,
     FinishReassignments,
     Recover,
-    Settle,
     ShutDown,
     Unfence,
     decide,
@@ -86,7 +86,7 @@ class SessionSettings:
     last word of a broker that lives may be. ``stall_ms``: a gap in this controller's own events
     that is taken for its own stall. ``probe_again_ms``: how often a broker without connection is
     probed. ``examine_ms``: how long a new controller waits, at most, for the probes that it began
-    with. ``scan_ms``: how often unsettled partitions are examined. ``settle_after_ms``: ELRs that
+    with. ``scan_ms``: how often pending partitions are examined. ``clear_elr_after_ms``: ELRs that
     their leader is about to take back cost no record of their own. ``recovery_wait_ms``:
     ``kept.unclean.recovery.wait.ms``. ``decision_timeout_ms``: a decision of which nothing was
     reported is due again. ``unclean_default``: whether topics that do not say may elect a leader
@@ -100,7 +100,7 @@ class SessionSettings:
     probe_again_ms: int = 500
     examine_ms: int = 500
     scan_ms: int = 500
-    settle_after_ms: int = 5000
+    clear_elr_after_ms: int = 5000
     recovery_wait_ms: int = 30_000
     decision_timeout_ms: int = 30_000
     auto_leader_rebalance: bool = True
@@ -281,7 +281,7 @@ class BrokerSessions:
         self._scan_at_ms = 0
         self._balance_at_ms = 0
         self._seen: dict[PartitionKey, tuple[int, int, int]] = {}
-        """Unsettled partition -> (partition epoch, image index, time) when it was seen first."""
+        """Pending partition -> (partition epoch, image index, time) when it was seen first."""
         self._leaderless_since: dict[PartitionKey, int] = {}
 
     def step(self, event: Event, now_ms: int) -> tuple[Effect, ...]:
@@ -601,16 +601,16 @@ class BrokerSessions:
             self._decide(Recover(tuple(complete), tuple(given_up)), "whole ISRs restarted unclean")
 
     def _scan(self) -> None:
-        """Examine every unsettled partition once."""
+        """Examine every pending partition once."""
         image = self.image
         for known in (self._seen, self._leaderless_since, self.reports):
-            for key in [key for key in known if key not in image.unsettled]:
+            for key in [key for key in known if key not in image.pending]:
                 del known[key]
         if image.recovering:
             self._recover()
-        settled: dict[PartitionKey, int] = {}
+        proven: dict[PartitionKey, int] = {}
         leaderless = reassigning = False
-        for key in image.unsettled:
+        for key in image.pending:
             state = image.partition(*key)
             if state is None:
                 continue
@@ -621,29 +621,29 @@ class BrokerSessions:
             if state.leader == NO_LEADER:
                 self._leaderless_since.setdefault(key, self._now_ms)
                 leaderless = leaderless or not state.recovering
-            elif state.suspects and self._proven(state.leader, seen):
-                settled[key] = state.partition_epoch
+            elif state.elr and self._proven(state.leader, seen):
+                proven[key] = state.partition_epoch
             reassigning = reassigning or state.reassigning
             if state.leader != NO_LEADER:
                 self._leaderless_since.pop(key, None)
-        self._decide_scanned(settled, leaderless, reassigning)
+        self._decide_scanned(proven, leaderless, reassigning)
 
     def _proven(self, leader: int, seen: tuple[int, int, int]) -> bool:
         """The leader was heard of after it had applied what made the others ELRs."""
         session = self._sessions.get(leader)
         return (
-            self._now_ms - seen[2] >= self.settings.settle_after_ms
+            self._now_ms - seen[2] >= self.settings.clear_elr_after_ms
             and session is not None
             and session.heard
             and session.applied_index >= seen[1]
         )
 
     def _decide_scanned(
-        self, settled: dict[PartitionKey, int], leaderless: bool, reassigning: bool
+        self, proven: dict[PartitionKey, int], leaderless: bool, reassigning: bool
     ) -> None:
-        if settled:
-            some = dict(list(settled.items())[:MAX_PARTITIONS_PER_DECISION])
-            self._decide(Settle(some), f"{len(some)} partitions")
+        if proven:
+            some = dict(list(proven.items())[:MAX_PARTITIONS_PER_DECISION])
+            self._decide(ClearElr(some), f"{len(some)} partitions")
         default = self.settings.unclean_default
         if leaderless:
             allowed = unclean_allowed_by(self.image, default)

@@ -81,11 +81,11 @@ class AlterIsr:
 def leader_of(image: Image, state: PartitionRecord) -> int:
     """The first live member of the ISR in replica order, or NO_LEADER.
 
-    A member that restarted unclean with fellow suspects is not one
+    A member of the ELR is not eligible: it restarted unclean
     (``kept.cluster.controller.unclean_recovery``).
     """
     for broker_id in state.replicas:
-        if broker_id in state.isr and broker_id not in state.suspects and active(image, broker_id):
+        if broker_id in state.isr and broker_id not in state.elr and active(image, broker_id):
             return broker_id
     return NO_LEADER
 
@@ -129,13 +129,13 @@ def without_broker(
     *,
     unclean_restart: bool = False,
 ) -> list[PartitionRecord]:
-    """What changes when a broker stops taking part: it leaves every ISR, is a suspect from then on,
-    and others lead. Where none of the others takes part either, the ISR stays as it is: all of it
-    has what is acknowledged, and nothing more is, so whoever is back first may lead.
+    """What changes when a broker stops taking part: it leaves every ISR for the ELR, and others
+    lead. Where none of the others takes part either, the ISR stays as it is: all of it has what is
+    acknowledged, and nothing more is, so whoever is back first may lead.
 
     ``image`` already has the broker inactive. With ``unclean_restart`` it came back, and may have
-    lost what it had written: it leaves those ISRs, too; where it is the last member and has fellow
-    suspects, nobody leads until all of them have reported.
+    lost what it had written: it leaves those ISRs, too; where it is the last member and the ELR has
+    others, nobody leads until all of them have reported.
     """
     records: list[PartitionRecord] = []
     for topic, state in hosted(image, broker_id):
@@ -144,17 +144,17 @@ def without_broker(
         isr = tuple(member for member in state.isr if member != broker_id)
         if not isr or not (unclean_restart or any(active(image, member) for member in isr)):
             isr = state.isr
-        suspects = state.suspects
-        if isr != state.isr or (unclean_restart and set(suspects) - {broker_id}):
-            suspects = tuple(b for b in state.replicas if b in suspects or b == broker_id)
-        after = replace(state, isr=isr, suspects=suspects)
+        elr = state.elr
+        if isr != state.isr or (unclean_restart and set(elr) - {broker_id}):
+            elr = tuple(b for b in state.replicas if b in elr or b == broker_id)
+        after = replace(state, isr=isr, elr=elr)
         leader = state.leader
         if leader == broker_id or leader not in isr:
             leader = leader_of(image, after)
         record = changed(after, leader=leader) if leader != state.leader else None
         if leader == NO_LEADER and not after.recovering and unclean_allowed(topic):
             record = _unclean(image, after, {}) or record
-        record = record or (changed(state, isr=isr, suspects=suspects))
+        record = record or (changed(state, isr=isr, elr=elr))
         if record is not None:
             records.append(record)
     return records
@@ -191,10 +191,8 @@ def _led(image: Image, state: PartitionRecord, leader: int) -> PartitionRecord |
     that take part: the others would hold back its high watermark.
     """
     isr = tuple(member for member in state.isr if member == leader or active(image, member))
-    suspects = tuple(
-        b for b in state.replicas if b in state.suspects or (b in state.isr and b not in isr)
-    )
-    return changed(state, leader=leader, isr=isr, suspects=suspects)
+    elr = tuple(b for b in state.replicas if b in state.elr or (b in state.isr and b not in isr))
+    return changed(state, leader=leader, isr=isr, elr=elr)
 
 
 def _unclean(
@@ -206,7 +204,7 @@ def _unclean(
         return None
     best = longest(state, {b: log for b, log in logs.items() if b in live})
     leader = live[0] if best == NO_LEADER else best
-    return changed(state, new_epoch=True, leader=leader, isr=(leader,), unclean=True, suspects=())
+    return changed(state, new_epoch=True, leader=leader, isr=(leader,), unclean=True, elr=())
 
 
 def elect_offline(
@@ -216,7 +214,7 @@ def elect_offline(
     allowed (it may have been configured after the partition went offline).
     """
     records: list[MetadataRecord] = []
-    for key in sorted(image.unsettled):
+    for key in sorted(image.pending):
         state = image.partition(*key)
         if state is None or state.leader != NO_LEADER:
             continue
@@ -246,7 +244,7 @@ def elect_preferred(image: Image, topic: str, partition: int) -> list[MetadataRe
 
 
 def _electable(image: Image, state: PartitionRecord, broker_id: int) -> bool:
-    return broker_id in state.isr and broker_id not in state.suspects and active(image, broker_id)
+    return broker_id in state.isr and broker_id not in state.elr and active(image, broker_id)
 
 
 def balance_preferred(
@@ -306,7 +304,7 @@ def elect_unclean(
 def alter_isr(image: Image, request: AlterIsr) -> list[MetadataRecord]:
     """A leader's ISR change, accepted only on the partition epoch that the leader knows.
 
-    It proves that the leader lives, so it settles the suspects; it completes a reassignment whose
+    It proves that the leader lives, so it clears the ELR; it completes a reassignment whose
     replicas are all in sync now, and takes the lead from a broker that shuts down as soon as
     another can have it. A leader whose own replica is lost (its log directory failed) leaves itself
     out, and another member leads; a follower may ask for that, too, and for nothing else: it proves
@@ -337,7 +335,7 @@ def alter_isr(image: Image, request: AlterIsr) -> list[MetadataRecord]:
             raise IneligibleReplica(
                 "elected uncleanly: the ISR grows after the leader has published its base"
             )
-    after = completed(replace(state, isr=isr, unclean=unclean, suspects=()))
+    after = completed(replace(state, isr=isr, unclean=unclean, elr=()))
     return [] if after == state else [advanced(image, state, after)]
 
 
@@ -355,8 +353,8 @@ def advanced(image: Image, state: PartitionRecord, after: PartitionRecord) -> Pa
         elif NO_LEADER not in (leader, after.leader):
             isr = tuple(b for b in after.isr if b != after.leader)
             if len(isr) < len(after.isr):  # it shuts down
-                suspects = tuple(b for b in after.replicas if b not in isr and b == after.leader)
-                after = replace(after, isr=isr, suspects=suspects)
+                elr = tuple(b for b in after.replicas if b not in isr and b == after.leader)
+                after = replace(after, isr=isr, elr=elr)
     gone = not set(state.replicas) <= set(after.replicas)
     return replace(
         after,
@@ -381,8 +379,8 @@ def completed(state: PartitionRecord) -> PartitionRecord:
         return state
     if len(state.adding) < len(state.removing) and set(isr) != set(replicas):
         return state
-    suspects = tuple(b for b in state.suspects if b in replicas)
-    return replace(state, replicas=replicas, isr=isr, suspects=suspects, adding=(), removing=())
+    elr = tuple(b for b in state.elr if b in replicas)
+    return replace(state, replicas=replicas, isr=isr, elr=elr, adding=(), removing=())
 
 
 class Batch(NamedTuple):

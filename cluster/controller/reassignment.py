@@ -82,7 +82,7 @@ def reassign(
         state,
         replicas=members,
         isr=tuple(b for b in members if b in state.isr),
-        suspects=tuple(b for b in members if b in state.suspects),
+        elr=tuple(b for b in members if b in state.elr),
         adding=adding,
         removing=removing,
     )
@@ -98,7 +98,7 @@ def _cancel(image: Image, topic: str, state: PartitionRecord) -> list[MetadataRe
         state,
         replicas=replicas,
         isr=tuple(b for b in state.isr if b not in state.adding),
-        suspects=tuple(b for b in state.suspects if b not in state.adding),
+        elr=tuple(b for b in state.elr if b not in state.adding),
         adding=(),
         removing=(),
     )
@@ -149,7 +149,7 @@ def list_reassignments(
 ) -> tuple[OngoingReassignment, ...]:
     """The reassignments in progress, of all partitions or of these; in order of names."""
     found: list[OngoingReassignment] = []
-    for topic_id, number in image.unsettled:
+    for topic_id, number in image.pending:
         state = image.partition(topic_id, number)
         topic = image.topics_by_id[topic_id].name
         if state is None or not state.reassigning:
@@ -166,7 +166,7 @@ def finish_reassignments(image: Image, *, limit: int | None = None) -> list[Meta
     asked for a change since.
     """
     records: list[MetadataRecord] = []
-    for key in sorted(image.unsettled):
+    for key in sorted(image.pending):
         state = image.partition(*key)
         if state is None or not state.reassigning:
             continue

@@ -1,15 +1,14 @@
 """What an acknowledgement is worth when processes die without their clean mark: rule 33. Pure.
 
-**Suspects.** Whoever leaves an ISR by the controller's decision (fenced, registered anew, shut
-down) becomes a *suspect* of the partition, and so does its last member when that restarts without
-its clean mark. If all of the ISR died together, the controller learns of it one by one; the first
-to go may be the only one whose page cache survived. While somebody is left in the ISR who did not
-restart, he leads, and the suspects do not matter: as soon as he is heard of again, having applied
-the entry that made them suspects, they are *settled* (:func:`settle`); so they are by any change of
-the ISR he asks for.
+**Eligible leader replicas (ELR).** A broker that the controller takes out of an ISR (fenced,
+registered anew, shut down) enters the partition's ELR, and so does the last member when it restarts
+without its clean mark. If all of the ISR died together, the controller learns of it one by one; the
+first to go may be the only one whose page cache survived. A member of the ISR that did not restart
+leads, and the ELR does not matter: it is cleared (:func:`clear_elr`) when that leader sends a
+heartbeat after it applied the entry that filled the ELR, and by any ISR change that it requests.
 
-**Election by length.** When the last member of an ISR restarts unclean and has fellow suspects,
-nobody leads (``PartitionRecord.recovering``). All suspects report how far their logs go
+**Election by length.** When the last member of an ISR restarts unclean and the ELR has others,
+nobody leads (``PartitionRecord.recovering``). All members of the ELR report how far their logs go
 (:class:`~kept.cluster.controller.heartbeats.ReplicaLog`, with the broker epoch of now); when every
 one has, the largest (last epoch, log end offset) leads, since it has all that any of them has below
 its high watermark. If it was not in the ISR any more it may lack what was compacted since, and is
@@ -36,8 +35,8 @@ Reports = Mapping[PartitionKey, Mapping[int, tuple[int, ReplicaLog]]]
 
 
 def candidates(state: PartitionRecord) -> tuple[int, ...]:
-    """Those who are waited for, in replica order: the suspects and the ISR."""
-    return tuple(b for b in state.replicas if b in state.suspects or b in state.isr)
+    """The ELR and the ISR, in replica order: the replicas that must report."""
+    return tuple(b for b in state.replicas if b in state.elr or b in state.isr)
 
 
 def awaiting(image: Image, broker_id: int) -> tuple[PartitionRecord, ...]:
@@ -114,7 +113,7 @@ def elect_longest(
                 state,
                 leader=leader,
                 isr=(leader,),
-                suspects=(),
+                elr=(),
                 unclean=state.unclean or not complete or leader not in state.isr,
                 leader_epoch=state.leader_epoch + 1,
                 partition_epoch=state.partition_epoch + 1,
@@ -123,20 +122,20 @@ def elect_longest(
     return records
 
 
-def settle(image: Image, known: Mapping[PartitionKey, int]) -> list[MetadataRecord]:
-    """Forget suspects. ``known``: partition -> the partition epoch in which its leader was heard
-    of; what has moved on since is left alone.
+def clear_elr(image: Image, known: Mapping[PartitionKey, int]) -> list[MetadataRecord]:
+    """Clear the ELR of partitions. ``known``: partition -> the partition epoch in which its leader
+    was heard; a partition whose epoch is another one by now is left alone.
     """
     records: list[MetadataRecord] = []
     for key, partition_epoch in known.items():
         state = image.partition(*key)
         if (
             state is not None
-            and state.suspects
+            and state.elr
             and state.leader != NO_LEADER
             and state.partition_epoch == partition_epoch
         ):
-            records.append(replace(state, suspects=(), partition_epoch=partition_epoch + 1))
+            records.append(replace(state, elr=(), partition_epoch=partition_epoch + 1))
     return records
 
 

@@ -8,7 +8,7 @@ holds it.
 Cost: maps share what an entry does not touch (:mod:`kept.cluster.metadata.persistent_map`), so that
 one partition record among 100,000 topics, or in a topic of 10,000 partitions, costs some 50
 microseconds, and an entry that creates a topic of 10,000 partitions copies nothing 10,000 times.
-Two indexes are derived, never recorded: ``hosted`` (which replicas a broker has) and ``unsettled``
+Two indexes are derived, never recorded: ``hosted`` (which replicas a broker has) and ``pending``
 (the partitions that await a decision), so that fencing one broker of 300 looks at its partitions
 only.
 
@@ -135,10 +135,10 @@ class Image:
         default_factory=PersistentMap
     )
     """Broker -> topic id -> the partitions of which it has a replica, in no order."""
-    unsettled: Mapping[tuple[UUID, int], None] = field(default_factory=PersistentMap)
-    """(topic id, partition) of what has no leader, has suspects or is being reassigned."""
+    pending: Mapping[tuple[UUID, int], None] = field(default_factory=PersistentMap)
+    """(topic id, partition) of what has no leader, has an ELR or is being reassigned."""
     recovering: Mapping[tuple[UUID, int], None] = field(default_factory=PersistentMap)
-    """Those of ``unsettled`` that wait for an election by length (rule 33)."""
+    """Those of ``pending`` that wait for an election by length (rule 33)."""
     voters: tuple[Voter, ...] = ()
 
     def topic(self, key: str | UUID) -> TopicImage | None:
@@ -206,9 +206,9 @@ class Image:
             yield ProducerIdsRecord(-1, -1, self.next_producer_id)
 
 
-def unsettled(state: PartitionRecord) -> bool:
-    """The partition awaits a decision: see ``Image.unsettled``."""
-    return bool(state.leader == NO_LEADER or state.suspects or state.adding or state.removing)
+def is_pending(state: PartitionRecord) -> bool:
+    """The partition awaits a decision: see ``Image.pending``."""
+    return bool(state.leader == NO_LEADER or state.elr or state.adding or state.removing)
 
 
 def _recovering(state: PartitionRecord) -> bool:
@@ -410,7 +410,7 @@ class _Step:
         return image, (yield from self._delta(image))
 
     def _index(self) -> Steps[None]:
-        """Bring ``hosted`` and ``unsettled`` up to date with what changed."""
+        """Bring ``hosted`` and ``pending`` up to date with what changed."""
         came: dict[tuple[int, UUID], list[int]] = {}
         went: dict[tuple[int, UUID], set[int]] = {}
         for position, ((topic_id, number), before) in enumerate(self._changes.items()):
@@ -427,7 +427,7 @@ class _Step:
                     came.setdefault((broker_id, topic_id), []).append(number)
                 for broker_id in set(before.replicas).difference(after.replicas):
                     went.setdefault((broker_id, topic_id), set()).add(number)
-            if before is not None or unsettled(after):  # what is recovering is unsettled
+            if before is not None or is_pending(after):  # what is recovering is pending
                 self._watch(before, after)
         for topic in self._gone:
             for state in topic.partitions:
@@ -439,7 +439,7 @@ class _Step:
             yield from self._rehost(came, went)
 
     def _watch(self, before: PartitionRecord | None, after: PartitionRecord | None) -> None:
-        for index, belongs in (("unsettled", unsettled), ("recovering", _recovering)):
+        for index, belongs in (("pending", is_pending), ("recovering", _recovering)):
             if after is not None and belongs(after):
                 self._own(index)[after.key] = None
             elif before is not None and belongs(before):

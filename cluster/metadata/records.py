@@ -140,9 +140,9 @@ class PartitionRecord:
     its base generation. ``adding`` and ``removing`` are the replicas that a reassignment in
     progress brings and takes away; ``replicas`` holds both kinds (KIP-455).
 
-    ``suspects`` (rule 33) are the members whom the controller took out of the ISR, or who restarted
-    without their clean mark, since a leader was last known to live: should the whole ISR turn out
-    to have lost its page cache with them, one of them may hold what nobody else has.
+    ``elr`` (rule 33): the eligible leader replicas, members that the controller took out of the
+    ISR, or that restarted without their clean mark, since a leader was last known to live: should
+    the whole ISR have lost its page cache, one of them may hold what nobody else has.
     """
 
     topic_id: UUID
@@ -155,7 +155,7 @@ class PartitionRecord:
     unclean: bool = False
     adding: tuple[int, ...] = ()
     removing: tuple[int, ...] = ()
-    suspects: tuple[int, ...] = ()
+    elr: tuple[int, ...] = ()
 
     @property
     def key(self) -> tuple[UUID, int]:
@@ -179,8 +179,8 @@ class PartitionRecord:
 
     @property
     def recovering(self) -> bool:
-        """Nobody leads because the whole ISR restarted unclean: all suspects are waited for."""
-        return self.leader == NO_LEADER and bool(self.isr) and set(self.isr) <= set(self.suspects)
+        """Nobody leads because the whole ISR restarted unclean: the whole ELR is waited for."""
+        return self.leader == NO_LEADER and bool(self.isr) and set(self.isr) <= set(self.elr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,20 +346,20 @@ def _write_partition(record: PartitionRecord) -> bytes:
     )
     body = head + _integers(record.replicas) + _integers(record.isr)
     if _partition_version(record):
-        for members in (record.adding, record.removing, record.suspects):
+        for members in (record.adding, record.removing, record.elr):
             body += _integers(members)
     return body
 
 
 def _partition_version(record: PartitionRecord) -> int:
     """The oldest version that holds it all, so that most records stay what 0.1.0 reads."""
-    return int(bool(record.adding or record.removing or record.suspects))
+    return int(bool(record.adding or record.removing or record.elr))
 
 
 def _read_partition_v1(reader: _Reader) -> PartitionRecord:
     record = _read_partition(reader)
     return replace(
-        record, adding=reader.integers(), removing=reader.integers(), suspects=reader.integers()
+        record, adding=reader.integers(), removing=reader.integers(), elr=reader.integers()
     )
 
 

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.cluster.controller.decisions import INTERNAL_TOPICS, settings_given
+from kept.cluster.controller.config_changes import settings_given
+from kept.cluster.controller.topics import INTERNAL_TOPICS
 from kept.cluster.metadata.records import PartitionRecord, ResourceType
 from kept.node.admin.compaction_status import CompactionStatus
 from kept.node.admin.results import INLINE, OMITTED, Omitted, Remote

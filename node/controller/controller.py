@@ -1,6 +1,6 @@
 """The active controller's shell: decisions in their turn, the lives of brokers, calls of brokers.
 
-Decisions are pure functions of the image (``kept.cluster.controller.decisions``). They queue here:
+Decisions are pure functions of the image (``kept.cluster.controller``). They queue here:
 each is taken on the image that the one before it left, proposed, and done when it is in the image.
 Whoever asks at a node that does not lead gets NotController. Liveness is the core's
 (:class:`kept.cluster.controller.broker_sessions.BrokerSessions`); this module gives it time, probes
@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.cluster.controller import brokers, decisions, partition_election
+from kept.cluster.controller import brokers, partition_election, unclean_recovery
 from kept.cluster.controller.broker_decisions import decide
 from kept.cluster.controller.broker_sessions import (
     BrokerSessions,
@@ -190,7 +190,7 @@ class Controller:
         """
         if not delta.partitions or not self._metadata.leads:
             return
-        for election in decisions.unclean_elections(image, delta, self.log_reports):
+        for election in unclean_recovery.unclean_elections(image, delta, self.log_reports):
             self._counters.cluster.unclean_elections += 1
             log.warning("unclean election", report=str(election))
 

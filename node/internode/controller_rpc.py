@@ -59,7 +59,6 @@ class HeartbeatRequest:
     wants_fence: bool = False
     wants_shutdown: bool = False
     logs: tuple[ReplicaLog, ...] = ()
-    offline_log_dirs: tuple[UUID, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

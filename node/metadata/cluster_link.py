@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from kept.cluster.controller import decisions
+from kept.cluster.controller import brokers
 from kept.node.config import listeners
 from kept.node.metadata import directory_ids, quorum_check
 from kept.node.metadata.broker_lifecycle import BrokerLifecycleManager
@@ -132,7 +132,7 @@ class ClusterLink:
 
     def register_alone(self, registration: Registration) -> None:
         """A lone node takes part at once. Blocks."""
-        records = decisions.register_broker(self._metadata.image, registration, fenced=False)
+        records = brokers.register_broker(self._metadata.image, registration, fenced=False)
         self._metadata.propose_now(records)
         broker = self._metadata.image.brokers[self._identity.node_id]
         self._identity.broker_epoch = broker.broker_epoch

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from kept.cluster.controller.decisions import TopicDefaults
+from kept.cluster.controller.topics import TopicDefaults
 from kept.storage.errors import InvalidConfig
 
 if TYPE_CHECKING:

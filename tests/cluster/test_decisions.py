@@ -7,9 +7,33 @@ from uuid import UUID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kept.cluster.controller import decisions as decide
+from kept.cluster.controller import partition_election, reassignment, unclean_recovery
+from kept.cluster.controller.brokers import (
+    Registration,
+    fence_broker,
+    register_broker,
+    shut_down_broker,
+    unfence_broker,
+    unregister_broker,
+)
 from kept.cluster.controller.heartbeats import ReplicaLog
-from kept.cluster.metadata.image import Image, unsettled
+from kept.cluster.controller.partition_election import (
+    AlterIsr,
+    alter_isr,
+    alter_isrs,
+    balance_preferred,
+    elect_preferred,
+    elect_unclean,
+)
+from kept.cluster.controller.reassignment import finish_reassignments, reassign
+from kept.cluster.controller.topics import (
+    CreateTopic,
+    create_partitions,
+    create_topic,
+    delete_topic,
+)
+from kept.cluster.controller.unclean_recovery import clear_elr
+from kept.cluster.metadata.image import Image, is_pending
 from kept.cluster.metadata.records import NO_LEADER, PartitionRecord
 from kept.storage.errors import PeerError, RetriableError
 from kept.storage.types import TopicPartition
@@ -17,7 +41,7 @@ from kept.storage.types import TopicPartition
 BROKERS = 4
 OPS = (
     "register", "register-clean", "fence", "unfence", "shut-down", "unregister", "create",
-    "delete", "grow", "isr", "isr-stale", "preferred", "unclean", "settle", "longest",
+    "delete", "grow", "isr", "isr-stale", "preferred", "unclean", "clear-elr", "longest",
     "reassign", "cancel", "finish", "balance", "offline", "batch",
 )  # fmt: skip
 steps = st.lists(
@@ -59,33 +83,33 @@ class World:
             case "register" | "register-clean":
                 clean = epoch if op == "register-clean" else -1
                 self.ids += 1
-                who = decide.Registration(broker_id, UUID(int=self.ids), (), None, clean)
-                return decide.register_broker(image, who, unclean_allowed=self.allowed)
+                who = Registration(broker_id, UUID(int=self.ids), (), None, clean)
+                return register_broker(image, who, unclean_allowed=self.allowed)
             case "fence":
-                return decide.fence_broker(image, broker_id, epoch, self.allowed)
+                return fence_broker(image, broker_id, epoch, self.allowed)
             case "unfence":
-                return decide.unfence_broker(image, broker_id, epoch, self.allowed)
+                return unfence_broker(image, broker_id, epoch, self.allowed)
             case "shut-down":
-                return decide.shut_down_broker(image, broker_id, epoch)
+                return shut_down_broker(image, broker_id, epoch)
             case "unregister":
-                return decide.unregister_broker(image, broker_id, self.allowed)
+                return unregister_broker(image, broker_id, self.allowed)
             case "create":
                 self.ids += 1
-                wanted = decide.CreateTopic(
+                wanted = CreateTopic(
                     f"t{number % 3}", UUID(int=self.ids), 1 + number % 2, 1 + number % BROKERS
                 )
-                return decide.create_topic(image, wanted)
+                return create_topic(image, wanted)
             case "offline":
-                return decide.elect_offline(image, self.allowed)
+                return partition_election.elect_offline(image, self.allowed)
             case "balance":
-                return decide.balance_preferred(image, percentage=0)
+                return balance_preferred(image, percentage=0)
             case "finish":
-                return decide.finish_reassignments(image)
+                return finish_reassignments(image)
             case "longest":
-                return decide.elect_longest(image, image.recovering, self.reports(number))
-            case "settle":
-                keys = {key: image.partition(*key).partition_epoch for key in image.unsettled}
-                return decide.settle(image, keys)
+                return unclean_recovery.elect_longest(image, image.recovering, self.reports(number))
+            case "clear-elr":
+                keys = {key: image.partition(*key).partition_epoch for key in image.pending}
+                return clear_elr(image, keys)
         found = self.pick(number)
         if found is None:
             return []
@@ -95,31 +119,31 @@ class World:
         image = self.image
         match op:
             case "delete":
-                return decide.delete_topic(image, topic)
+                return delete_topic(image, topic)
             case "grow":
-                return decide.create_partitions(image, topic, state.partition + 2)
+                return create_partitions(image, topic, state.partition + 2)
             case "isr" | "isr-stale" | "batch":
                 request = self.alter(state, number, stale=op == "isr-stale")
                 if op == "batch":
-                    return decide.alter_isrs(image, [request, request]).records
-                return decide.alter_isr(image, request)
+                    return alter_isrs(image, [request, request]).records
+                return alter_isr(image, request)
             case "preferred":
-                return decide.elect_preferred(image, topic, state.partition)
+                return elect_preferred(image, topic, state.partition)
             case "unclean":
-                return decide.elect_unclean(image, topic, state.partition)
+                return elect_unclean(image, topic, state.partition)
             case "reassign":
                 ring = [(number + i * (1 + number // 7 % 3)) % BROKERS for i in range(BROKERS)]
                 target = list(dict.fromkeys(ring))[: 1 + number // 5 % 3]
-                return decide.reassign(image, topic, state.partition, target)
+                return reassign(image, topic, state.partition, target)
             case "cancel":
                 tp = TopicPartition(topic, state.partition)
-                return decide.reassign_all(image, {tp: None})[0]
+                return reassignment.reassign_all(image, {tp: None})[0]
         raise AssertionError(op)
 
-    def alter(self, state: PartitionRecord, number: int, stale: bool) -> decide.AlterIsr:
+    def alter(self, state: PartitionRecord, number: int, stale: bool) -> AlterIsr:
         leader = self.image.brokers.get(state.leader)
         isr = [b for i, b in enumerate(state.replicas) if number >> i & 1 or b == state.leader]
-        return decide.AlterIsr(
+        return AlterIsr(
             state.topic_id,
             state.partition,
             state.leader,
@@ -148,15 +172,15 @@ class World:
 def check_state(image: Image, state: PartitionRecord) -> None:
     isr = set(state.isr)
     assert state.isr and isr <= set(state.replicas), "the ISR: somebody, of the replicas"
-    for members in (state.replicas, state.isr, state.adding, state.removing, state.suspects):
+    for members in (state.replicas, state.isr, state.adding, state.removing, state.elr):
         assert len(set(members)) == len(members)
     assert set(state.adding) | set(state.removing) <= set(state.replicas)
     assert not set(state.adding) & set(state.removing)
     assert set(state.replicas) - set(state.adding), "what was before can be returned to"
-    assert set(state.suspects) <= set(state.replicas)
+    assert set(state.elr) <= set(state.replicas)
     active = {b for b in state.replicas if b in image.brokers and image.brokers[b].active}
     if state.leader != NO_LEADER:
-        assert state.leader in isr and state.leader not in state.suspects
+        assert state.leader in isr and state.leader not in state.elr
         leaving = image.brokers[state.leader].in_controlled_shutdown
         assert state.leader in active or (leaving and isr == {state.leader})
         assert isr <= active | {state.leader}
@@ -173,7 +197,7 @@ def check_indexes(image: Image) -> None:
             hosted.setdefault(b, {}).setdefault(state.topic_id, set()).add(state.partition)
     found = {b: {t: set(n) for t, n in topics.items()} for b, topics in image.hosted.items()}
     assert found == hosted
-    assert set(image.unsettled) == {p.key for p in states if unsettled(p)}
+    assert set(image.pending) == {p.key for p in states if is_pending(p)}
     assert set(image.recovering) == {p.key for p in states if p.recovering}
 
 
@@ -193,7 +217,7 @@ def check_change(op: str, unclean: bool, before, change, image: Image) -> None:
         if op in ("isr", "batch"):
             assert old.leader in old.removing or len(old.isr) == 1, "let in, and led to, at once"
         elif op == "longest":
-            assert old.recovering and new.leader in old.suspects
+            assert old.recovering and new.leader in old.elr
         else:
             assert new.unclean and (unclean or op == "unclean")
         assert new.isr == (new.leader,) or op in ("isr", "batch")

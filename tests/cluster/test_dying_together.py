@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from kept.cluster.controller import decisions as decide
+from kept.cluster.controller import partition_election, topics
 from kept.cluster.controller.broker_decisions import decide as records_of
 from kept.cluster.controller.broker_sessions import (
     TIMEOUT,
@@ -22,7 +22,9 @@ from kept.cluster.controller.broker_sessions import (
     Probed,
     SessionSettings,
 )
+from kept.cluster.controller.brokers import Registration, register_broker, unfence_broker
 from kept.cluster.controller.partition_election import AlterIsr
+from kept.cluster.controller.topics import create_topic
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import NO_LEADER
 from kept.storage.errors import NotController
@@ -39,9 +41,9 @@ class Together:
     def __init__(self) -> None:
         self.image = Image()
         for node in NODES:
-            self.apply(decide.register_broker(self.image, self._process(node, node)))
-            self.apply(decide.unfence_broker(self.image, node, self.epoch(node)))
-        self.apply(decide.create_topic(self.image, decide.CreateTopic("t", TOPIC, 1, 3)))
+            self.apply(register_broker(self.image, self._process(node, node)))
+            self.apply(unfence_broker(self.image, node, self.epoch(node)))
+        self.apply(create_topic(self.image, topics.CreateTopic("t", TOPIC, 1, 3)))
         self.epochs = {node: self.epoch(node) for node in NODES}
         self.now_ms = 1000
         self.sessions = BrokerSessions(SessionSettings())
@@ -49,7 +51,7 @@ class Together:
 
     @staticmethod
     def _process(node, number, clean_epoch=-1):
-        return decide.Registration(node, UUID(int=number), (), None, clean_epoch)
+        return Registration(node, UUID(int=number), (), None, clean_epoch)
 
     @property
     def state(self):
@@ -90,7 +92,7 @@ class Together:
         live = self.sessions.is_live(node, self.now_ms)
         clean_epoch = self.epochs[node] if lost_nothing else -1
         process = self._process(node, 10 + node, clean_epoch)
-        self.apply(decide.register_broker(self.image, process, session_live=live))
+        self.apply(register_broker(self.image, process, session_live=live))
         self.step(ImageApplied(self.image))
         self.step(HeartbeatReceived(node, self.epoch(node), self.image.index))
 
@@ -99,7 +101,7 @@ class Together:
         members = tuple((b, self.epoch(b)) for b in (*self.state.isr, node))
         state, leader = self.state, self.state.leader
         self.apply(
-            decide.alter_isr(
+            partition_election.alter_isr(
                 self.image,
                 AlterIsr(
                     TOPIC, 0, leader, self.epoch(leader), state.leader_epoch,
@@ -190,11 +192,11 @@ def test_a_whole_isr_that_is_down_goes_on_with_those_that_are_back() -> None:
     for node in NODES:
         c.answers(node, None)
     c.comes_back(2, lost_nothing=True)
-    assert set(c.state.suspects) == {1, 3}
+    assert set(c.state.elr) == {1, 3}
     before = c.state
     assert before.leader_epoch == c.state.leader_epoch
     c.comes_back(3, lost_nothing=True)
     c.joins_isr(3)
     assert c.state == replace(
-        before, isr=c.state.isr, suspects=(), partition_epoch=before.partition_epoch + 1
+        before, isr=c.state.isr, elr=(), partition_epoch=before.partition_epoch + 1
     )

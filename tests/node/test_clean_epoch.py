@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kept.cluster.controller import decisions
+from kept.cluster.controller import brokers
 from kept.storage import layout
 
 
@@ -14,13 +14,13 @@ from kept.storage import layout
 def test_all_log_directories_must_prove_the_same_epoch(of, lone_node, tmp_path, monkeypatch):
     """A directory that proves none may have lost what was acknowledged in it."""
     told: list[int] = []
-    real = decisions.register_broker
+    real = brokers.register_broker
 
     def register(image, registration, **more):
         told.append(registration.clean_epoch)
         return real(image, registration, **more)
 
-    monkeypatch.setattr(decisions, "register_broker", register)
+    monkeypatch.setattr(brokers, "register_broker", register)
     paths = [tmp_path / "a", tmp_path / "b"]
     dirs = ",".join(map(str, paths))
     marks = [path / layout.CLEAN_SHUTDOWN for path in paths]

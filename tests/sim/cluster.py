@@ -320,8 +320,8 @@ class ClusterHistory(RaftHistory):
                 if (copy := self.checks.copies.get((node, tp)))
             }
             parts.append(
-                f"{tp}: leader {state.leader} epoch {state.leader_epoch} ISR {state.isr} suspects "
-                f"{state.suspects}, committed {register.end}, (end, HW) {ends}"
+                f"{tp}: leader {state.leader} epoch {state.leader_epoch} ISR {state.isr} elr "
+                f"{state.elr}, committed {register.end}, (end, HW) {ends}"
             )
         for producer in self.producers:
             parts.append(f"producer {producer.producer_id} waits for {len(producer.queue)}")

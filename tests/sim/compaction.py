@@ -409,7 +409,7 @@ class CompactionHistory(ClusterHistory):
 
     def _only_it(self, state: PartitionRecord, forsaken: Machine) -> bool:
         """It was all there is, or a suspect that must be heard: it may not stay away."""
-        if forsaken.node_id in (*state.isr, *state.suspects) and state.leader == NO_LEADER:
+        if forsaken.node_id in (*state.isr, *state.elr) and state.leader == NO_LEADER:
             forsaken.retired = False
             forsaken.start()
         return False

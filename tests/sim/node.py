@@ -53,7 +53,7 @@ LIFECYCLE = LifecycleSettings(
     heartbeat_interval_ms=500, session_timeout_ms=3000, stall_ms=800, answer_timeout_ms=1000
 )
 SESSIONS = SessionSettings(
-    session_timeout_ms=3000, heartbeat_interval_ms=500, stall_ms=800, settle_after_ms=1500,
+    session_timeout_ms=3000, heartbeat_interval_ms=500, stall_ms=800, clear_elr_after_ms=1500,
     imbalance_check_ms=5000, decision_timeout_ms=5000,
 )  # fmt: skip
 TICK_MS = 100

@@ -180,7 +180,7 @@ class ReplicaChecks:
         for member in set(state.isr) - set(before.isr):
             if member not in self.dark:
                 register.certain.add(member)
-        register.certain &= set(state.isr) | set(state.suspects)
+        register.certain &= set(state.isr) | set(state.elr)
         self._consider_giving_up(tp, register)
         if not register.certain and state.leader != NO_LEADER:
             register.certain = {state.leader}

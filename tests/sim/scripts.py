@@ -175,7 +175,7 @@ def a_follower_acknowledges_what_is_durable(history: ScriptedHistory) -> None:
 
 
 def _leads_alone(state: PartitionRecord, node: Machine) -> bool:
-    return (state.leader, state.isr, state.suspects) == (node.node_id, (node.node_id,), ())
+    return (state.leader, state.isr, state.elr) == (node.node_id, (node.node_id,), ())
 
 
 def a_register_of_the_dead_comes_late(history: ScriptedHistory) -> None:

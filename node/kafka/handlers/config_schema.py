@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Final
 
-from kept.cluster.controller.decisions import ConfigSchema
+from kept.cluster.controller.config_changes import ConfigSchema
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import ResourceType
 from kept.node.config.config_def import Entry, Kind, Source, broker_synonyms

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.protocol import Values
-from kept.cluster.controller import decisions as controller
-from kept.cluster.controller.decisions import AlterConfig, AlterOp, check_topic_name
+from kept.cluster.controller import config_changes
+from kept.cluster.controller.config_changes import AlterConfig, AlterOp
+from kept.cluster.controller.topics import check_topic_name
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import MetadataRecord, ResourceType
 from kept.node.config.config_def import Entry
@@ -131,7 +132,7 @@ async def alter_configs(ctx: RequestContext, request: Any) -> Values:
         _check_settings(apis, image, resource)
         values = {entry.name: entry.value for entry in resource.configs}
         name = resource.resource_name
-        return controller.alter_configs(
+        return config_changes.alter_configs(
             image, resource.resource_type, name, values, schema(apis, image)
         )
 
@@ -149,7 +150,7 @@ async def incremental_alter_configs(ctx: RequestContext, request: Any) -> Values
             for entry in resource.configs
         ]
         name = resource.resource_name
-        return controller.incremental_alter_configs(
+        return config_changes.incremental_alter_configs(
             image, resource.resource_type, name, changes, schema(apis, image)
         )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.protocol import Values
-from kept.cluster.controller.decisions import INTERNAL_TOPICS
+from kept.cluster.controller.topics import INTERNAL_TOPICS
 from kept.node.kafka.api import sliced
 from kept.node.runtime.error_codes import REQUEST_TIMED_OUT, code_for
 from kept.storage.errors import InvalidTopicException, KeptError

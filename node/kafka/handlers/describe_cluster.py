@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.protocol import Values
-from kept.cluster.controller import decisions
-from kept.cluster.controller.decisions import INTERNAL_TOPICS
+from kept.cluster.controller import brokers as controller_brokers
+from kept.cluster.controller.topics import INTERNAL_TOPICS
 from kept.cluster.metadata.image import Image, TopicImage
 from kept.cluster.metadata.records import NO_LEADER, MetadataRecord, PartitionRecord
 from kept.node.kafka.api import sliced
@@ -196,7 +196,7 @@ async def unregister_broker(ctx: RequestContext, request: Any) -> Values:
     broker_id = request.broker_id
 
     def decision(image: Image) -> tuple[None, Sequence[MetadataRecord]]:
-        records = decisions.unregister_broker(image, broker_id)
+        records = controller_brokers.unregister_broker(image, broker_id)
         if not image.brokers[broker_id].fenced:
             raise InvalidRequest(f"Broker {broker_id} is alive: stop it first")
         return None, records

@@ -12,7 +12,7 @@ import asyncio
 import uuid
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.cluster.controller.decisions import INTERNAL_TOPICS
+from kept.cluster.controller.topics import INTERNAL_TOPICS
 from kept.node.kafka.api import sliced
 from kept.node.kafka.topic_creation import create_internal_topic, create_topic
 from kept.node.runtime import error_codes
@@ -188,7 +188,7 @@ def _answer(
 
 def missing_code(name: str) -> int:
     """The error of a topic that is not there, or that no topic can be."""
-    from kept.cluster.controller.decisions import check_topic_name
+    from kept.cluster.controller.topics import check_topic_name
 
     try:
         check_topic_name(name)

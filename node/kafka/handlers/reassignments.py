@@ -1,8 +1,9 @@
 """ElectLeaders, AlterPartitionReassignments, ListPartitionReassignments.
 
-Decisions are ``kept.cluster.controller.decisions``'s. All partitions of one request are decided one
-after the other, each refused on its own, and go into one entry of the metadata log. The active
-controller answers, whoever was asked (``api.FORWARDED``): a list is as new as the change before it.
+Decisions are those of ``kept.cluster.controller.reassignment``. All partitions of one request are
+decided one after the other, each refused on its own, and go into one entry of the metadata log. The
+active controller answers, whoever was asked (``api.FORWARDED``): a list is as new as the change
+before it.
 Shapes and order of checks after ``ReplicationControlManager``. Ours: an election for all partitions
 leaves out the topics without a result, and an unclean election is logged with what it gave up.
 """
@@ -14,8 +15,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kept.client.protocol import Values
-from kept.cluster.controller import decisions, unclean_recovery
-from kept.cluster.controller.decisions import MAX_PARTITIONS_PER_REQUEST
+from kept.cluster.controller import partition_election, reassignment, unclean_recovery
+from kept.cluster.controller.partition_election import elect_preferred
+from kept.cluster.controller.reassignment import reassign
+from kept.cluster.controller.topics import MAX_PARTITIONS_PER_REQUEST
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import MetadataRecord
 from kept.node.kafka.handlers.propose import Decided, decide
@@ -162,7 +165,7 @@ def _needless(error: KeptError | None) -> bool:
 def _preferred(
     image: Image, tp: TopicPartition, _: unclean_recovery.Reports
 ) -> list[MetadataRecord]:
-    return decisions.elect_preferred(image, tp.topic, tp.partition)
+    return elect_preferred(image, tp.topic, tp.partition)
 
 
 def _unclean(
@@ -170,7 +173,7 @@ def _unclean(
 ) -> list[MetadataRecord]:
     state = image.partition(tp.topic, tp.partition)
     logs = {} if state is None else unclean_recovery.reported(image, state, reports)
-    return decisions.elect_unclean(image, tp.topic, tp.partition, logs)
+    return partition_election.elect_unclean(image, tp.topic, tp.partition, logs)
 
 
 async def alter_partition_reassignments(ctx: RequestContext, request: Any) -> Values:
@@ -181,7 +184,7 @@ async def alter_partition_reassignments(ctx: RequestContext, request: Any) -> Va
         room = FdQuota(ctx.apis.open_files, image)
 
         def move(image: Image, tp: TopicPartition, replicas: Any) -> list[MetadataRecord]:
-            records = decisions.reassign(
+            records = reassign(
                 image,
                 tp.topic,
                 tp.partition,
@@ -217,7 +220,7 @@ def list_partition_reassignments(ctx: RequestContext, request: Any) -> Values:
             for number in topic.partition_indexes
         }
     found: dict[str, list[Mapping[str, Any]]] = {}
-    for moving in decisions.list_reassignments(ctx.apis.metadata.image, wanted):
+    for moving in reassignment.list_reassignments(ctx.apis.metadata.image, wanted):
         found.setdefault(moving.topic, []).append(
             {
                 "partition_index": moving.partition,

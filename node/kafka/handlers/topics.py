@@ -1,7 +1,7 @@
 """CreateTopics, DeleteTopics, CreatePartitions, DeleteRecords.
 
-Decisions are ``kept.cluster.controller.decisions``'s; this module takes requests apart, puts all
-topics of one request into one entry of the metadata log, and answers when that is durable and
+Decisions are those of ``kept.cluster.controller.topics``; this module takes requests apart, puts
+all topics of one request into one entry of the metadata log, and answers when that is durable and
 applied here. Messages and order of checks are Kafka's (``ReplicationControlManager``,
 ``ControllerApis``).
 """
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID, uuid4
 
 from kept.client.protocol import Values
-from kept.cluster.controller import decisions
-from kept.cluster.controller.decisions import (
+from kept.cluster.controller import topics as controller_topics
+from kept.cluster.controller.topics import (
     MAX_PARTITIONS_PER_REQUEST,
     CreateTopic,
     TopicDefaults,
@@ -179,7 +179,7 @@ def _create(
     if topic.name == CONSUMER_OFFSETS:
         settings = internal_topics.settings(config, settings)
         defaults = internal_topics.defaults(image, config)
-    records = decisions.create_topic(
+    records = controller_topics.create_topic(
         image,
         CreateTopic(
             topic.name,
@@ -197,7 +197,7 @@ def _create(
         for record in records
         if isinstance(record, ConfigRecord) and record.value is not None
     }
-    counts = decisions.topic_counts(records)
+    counts = controller_topics.topic_counts(records)
     return _created(apis, topic.name, topic_id, counts, given), records
 
 
@@ -249,7 +249,7 @@ async def delete_topics(ctx: RequestContext, request: Any) -> Values:
 
 def _delete(image: Image, one: Values) -> tuple[Values, Sequence[MetadataRecord]]:
     answer = {**one, "error_code": 0, "error_message": None}
-    return answer, decisions.delete_topic(image, one["topic_id"])
+    return answer, controller_topics.delete_topic(image, one["topic_id"])
 
 
 def _resolve(
@@ -323,5 +323,5 @@ def _add_partitions(image: Image, topic: Any) -> tuple[Values, Sequence[Metadata
         raise UnknownTopicOrPartition("This server does not host this topic-partition.")
     assignments = topic.assignments
     manual = None if assignments is None else [entry.broker_ids for entry in assignments]
-    records = decisions.create_partitions(image, topic.name, topic.count, manual)
+    records = controller_topics.create_partitions(image, topic.name, topic.count, manual)
     return {"name": topic.name, "error_code": 0, "error_message": None}, records

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
-from kept.cluster.controller.decisions import was_compacted
+from kept.cluster.controller.config_changes import was_compacted
 from kept.replication import manifests_events as ev
 from kept.replication.manifests_events import ManifestRef
 

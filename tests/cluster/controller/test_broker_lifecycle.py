@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kept.cluster.controller import broker_lifecycle as life
-from kept.cluster.controller import decisions as decide
+from kept.cluster.controller import topics
 from kept.cluster.controller.broker_lifecycle import (
     BrokerLifecycle,
     Exit,
@@ -18,7 +18,16 @@ from kept.cluster.controller.broker_lifecycle import (
     State,
     StopServing,
 )
+from kept.cluster.controller.brokers import (
+    Registration,
+    fence_broker,
+    register_broker,
+    shut_down_broker,
+    unfence_broker,
+    unregister_broker,
+)
 from kept.cluster.controller.heartbeats import HeartbeatAnswer
+from kept.cluster.controller.topics import create_topic
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import Endpoint
 from kept.storage.errors import (
@@ -32,8 +41,8 @@ from kept.storage.errors import (
 
 MINE = UUID(int=100)
 """The log directory of every process that runs here, one after the other."""
-ME = decide.Registration(1, UUID(int=11), (), directories=(MINE,))
-DEAD = decide.Registration(1, UUID(int=10), (), directories=(UUID(int=101), MINE))
+ME = Registration(1, UUID(int=11), (), directories=(MINE,))
+DEAD = Registration(1, UUID(int=10), (), directories=(UUID(int=101), MINE))
 """A process that ran here before."""
 HERE = Endpoint("NODE", "PLAINTEXT", "elsewhere", 10092)
 
@@ -78,7 +87,7 @@ class Broker:
 def registered(**times) -> Broker:
     b = Broker(**times)
     b.step(life.Start)
-    b.apply(decide.register_broker(b.image, ME), tell=False)
+    b.apply(register_broker(b.image, ME), tell=False)
     b.step(life.Registered, b.epoch)
     return b
 
@@ -89,7 +98,7 @@ def running(**times) -> Broker:
     b.step(life.LogsOpened)
     b.step(life.ImageApplied, b.image)
     b.answer(1, fenced=True)
-    b.apply(decide.unfence_broker(b.image, 1, b.epoch))
+    b.apply(unfence_broker(b.image, 1, b.epoch))
     b.answer(2)
     assert b.core.state is State.RUNNING and b.core.may_serve(b.now_ms)
     return b
@@ -100,7 +109,7 @@ def test_from_start_to_running() -> None:
     assert b.tick() == [] and b.core.state is State.INITIAL
     assert b.step(life.Start) == [Register(ME)]
     assert b.core.state is State.REGISTERING and not b.core.may_serve(b.now_ms)
-    b.apply(decide.register_broker(b.image, ME), tell=False)
+    b.apply(register_broker(b.image, ME), tell=False)
     (first,) = b.step(life.Registered, b.epoch)
     assert first == Heartbeat(1, 1, b.epoch, 0, wants_fence=True, wants_shutdown=False)
     assert b.core.state is State.FENCED and not b.core.may_serve(b.now_ms)
@@ -108,7 +117,7 @@ def test_from_start_to_running() -> None:
     assert b.step(life.LogsOpened) == [], "one heartbeat at a time"
     (second,) = b.answer(1, fenced=True)
     assert second.applied_index == b.image.index and not second.wants_fence
-    b.apply(decide.unfence_broker(b.image, 1, b.epoch))
+    b.apply(unfence_broker(b.image, 1, b.epoch))
     assert b.core.state is State.RUNNING
 
 
@@ -127,15 +136,15 @@ def test_heartbeats_go_out_at_their_interval() -> None:
 def test_a_lost_answer_to_the_registration_is_read_from_the_image() -> None:
     b = Broker()
     b.step(life.Start)
-    b.apply(decide.register_broker(b.image, ME))
+    b.apply(register_broker(b.image, ME))
     assert b.core.state is State.FENCED and b.core.broker_epoch == b.epoch
 
 
 def test_nothing_is_served_on_the_registration_of_the_process_before() -> None:
     b = Broker()
-    before = decide.Registration(1, UUID(int=10), ())
+    before = Registration(1, UUID(int=10), ())
     b.step(life.Start)
-    b.apply(decide.register_broker(b.image, before, fenced=False))
+    b.apply(register_broker(b.image, before, fenced=False))
     b.tick(100)
     assert b.core.state is State.REGISTERING and not b.core.may_serve(b.now_ms)
 
@@ -197,7 +206,7 @@ def test_a_stall_suspends_until_a_heartbeat_sent_after_it_is_answered() -> None:
     ahead = b.image.index + 1
     assert b.answer(new.number, index=ahead) == []
     assert not b.core.may_serve(b.now_ms), "the controller knows more"
-    b.apply(decide.create_topic(b.image, decide.CreateTopic("t", UUID(int=7), 1, 1)), tell=False)
+    b.apply(create_topic(b.image, topics.CreateTopic("t", UUID(int=7), 1, 1)), tell=False)
     assert b.step(life.ImageApplied, b.image) == [ResumeServing()]
     assert b.core.may_serve(b.now_ms)
 
@@ -230,25 +239,25 @@ def test_times_that_let_a_fenced_broker_serve_are_refused() -> None:
 
 def test_a_fenced_broker_asks_to_be_let_in_again() -> None:
     b = running()
-    (beat,) = b.apply(decide.fence_broker(b.image, 1, b.epoch))
+    (beat,) = b.apply(fence_broker(b.image, 1, b.epoch))
     assert b.core.state is State.FENCED and beat.applied_index == b.image.index
 
 
 @pytest.mark.parametrize("directories", [(), (UUID(int=101),)])
 def test_another_process_with_this_id_elsewhere_ends_this_one(directories) -> None:
     b = running()
-    other = decide.Registration(1, UUID(int=99), (HERE,), directories=directories)
-    stop, out = b.apply(decide.register_broker(b.image, other))
+    other = Registration(1, UUID(int=99), (HERE,), directories=directories)
+    stop, out = b.apply(register_broker(b.image, other))
     assert isinstance(stop, StopServing) and out.failed
     assert "elsewhere:10092" in out.reason and "own node.id" in out.reason
 
 
 def test_a_dead_process_that_is_registered_late_is_displaced_again() -> None:
     b = running()
-    stop, again = b.apply(decide.register_broker(b.image, DEAD))
+    stop, again = b.apply(register_broker(b.image, DEAD))
     assert isinstance(stop, StopServing) and again == Register(ME)
     assert not b.core.may_serve(b.now_ms)
-    b.apply(decide.register_broker(b.image, ME), tell=False)
+    b.apply(register_broker(b.image, ME), tell=False)
     b.step(life.Registered, b.epoch)
     assert not b.core.may_serve(b.now_ms), "the image still shows the dead one"
     assert b.step(life.ImageApplied, b.image) == [ResumeServing()]
@@ -258,7 +267,7 @@ def test_a_dead_process_that_is_registered_late_is_displaced_again() -> None:
 def test_a_dead_process_that_is_registered_late_does_not_keep_a_shutdown_waiting() -> None:
     b = running()
     b.step(life.ShutDown)
-    stop, out = b.apply(decide.register_broker(b.image, DEAD))
+    stop, out = b.apply(register_broker(b.image, DEAD))
     assert isinstance(stop, StopServing) and not out.failed
 
 
@@ -270,14 +279,14 @@ def test_a_stale_epoch_stops_serving_until_the_image_shows_who_is_registered() -
     assert isinstance(stop, StopServing) and not b.core.may_serve(b.now_ms)
     (beat,) = b.tick(100)
     assert beat.number == 4 and b.step(life.HeartbeatFailed, 4, StaleBrokerEpoch("newer")) == []
-    assert b.apply(decide.register_broker(b.image, DEAD)) == [Register(ME)]
+    assert b.apply(register_broker(b.image, DEAD)) == [Register(ME)]
 
 
 def test_unregistered_it_registers_again() -> None:
     b = running()
-    effects = b.apply(decide.unregister_broker(b.image, 1))
+    effects = b.apply(unregister_broker(b.image, 1))
     assert effects == [StopServing("unregistered"), Register(ME)]
-    b.apply(decide.register_broker(b.image, ME))
+    b.apply(register_broker(b.image, ME))
     assert b.core.state is State.FENCED and b.core.broker_epoch == b.epoch
     b.tick(100)
     b.step(life.HeartbeatFailed, b.core._number, BrokerIdNotRegistered("who?"))
@@ -329,15 +338,15 @@ def test_shutdown_of_who_takes_no_part_is_immediate() -> None:
         assert isinstance(b.step(life.ShutDown)[-1], Exit)
     b = running()
     b.step(life.ShutDown)
-    assert isinstance(b.apply(decide.fence_broker(b.image, 1, b.epoch))[-1], Exit)
+    assert isinstance(b.apply(fence_broker(b.image, 1, b.epoch))[-1], Exit)
 
 
 def test_others_say_at_once_that_they_know_who_leads_for_a_leaving_one() -> None:
     b = running()
-    other = decide.Registration(2, UUID(int=2), ())
-    b.apply(decide.register_broker(b.image, other, fenced=False))
+    other = Registration(2, UUID(int=2), ())
+    b.apply(register_broker(b.image, other, fenced=False))
     assert b.beats() == []
-    b.apply(decide.shut_down_broker(b.image, 2, b.image.brokers[2].broker_epoch))
+    b.apply(shut_down_broker(b.image, 2, b.image.brokers[2].broker_epoch))
     (beat,) = b.beats()
     assert beat.applied_index == b.image.index
 
@@ -346,12 +355,12 @@ def test_logs_that_an_election_waits_for_are_reported() -> None:
     b = Broker()
     image, topic = Image(), UUID(int=7)
     for node in (1, 2):
-        who = decide.Registration(node, UUID(int=node), ())
-        image, _ = image.apply(decide.register_broker(image, who, fenced=False))
-    image, _ = image.apply(decide.create_topic(image, decide.CreateTopic("t", topic, 1, 2)))
+        who = Registration(node, UUID(int=node), ())
+        image, _ = image.apply(register_broker(image, who, fenced=False))
+    image, _ = image.apply(create_topic(image, topics.CreateTopic("t", topic, 1, 2)))
     for node in (2, 1):
-        image, _ = image.apply(decide.fence_broker(image, node, image.brokers[node].broker_epoch))
-    image, _ = image.apply(decide.register_broker(image, ME))
+        image, _ = image.apply(fence_broker(image, node, image.brokers[node].broker_epoch))
+    image, _ = image.apply(register_broker(image, ME))
     assert image.partition(topic, 0).recovering
     b.image = image
     b.step(life.Start)
@@ -391,17 +400,13 @@ def test_it_serves_only_awake_and_registered(history) -> None:
         b.now_ms += number % 400
         mine = b.image.brokers.get(1)
         try_apply = {
-            "register": lambda: decide.register_broker(b.image, ME),
-            "fence": lambda m=mine: decide.fence_broker(b.image, 1, m.broker_epoch) if m else [],
-            "unfence": lambda m=mine: (
-                decide.unfence_broker(b.image, 1, m.broker_epoch) if m else []
-            ),
-            "unregister": lambda m=mine: decide.unregister_broker(b.image, 1) if m else [],
-            "dead": lambda: decide.register_broker(b.image, DEAD),
+            "register": lambda: register_broker(b.image, ME),
+            "fence": lambda m=mine: fence_broker(b.image, 1, m.broker_epoch) if m else [],
+            "unfence": lambda m=mine: unfence_broker(b.image, 1, m.broker_epoch) if m else [],
+            "unregister": lambda m=mine: unregister_broker(b.image, 1) if m else [],
+            "dead": lambda: register_broker(b.image, DEAD),
             "other": lambda rare=number < 100: (
-                decide.register_broker(b.image, decide.Registration(1, UUID(int=5), ()))
-                if rare
-                else []
+                register_broker(b.image, Registration(1, UUID(int=5), ())) if rare else []
             ),
         }
         if kind == "sleep":
@@ -452,10 +457,10 @@ def test_the_answer_to_the_registration_outruns_the_image() -> None:
     """Until the image shows this process, it shows what the one before led."""
     b = Broker()
     b.step(life.Start)
-    before = decide.Registration(1, UUID(int=10), ())
-    b.apply(decide.register_broker(b.image, before, fenced=False))
+    before = Registration(1, UUID(int=10), ())
+    b.apply(register_broker(b.image, before, fenced=False))
     led_by_the_old_one = b.image
-    b.apply(decide.register_broker(b.image, ME), tell=False)
+    b.apply(register_broker(b.image, ME), tell=False)
     b.step(life.Registered, b.epoch)
     b.step(life.ImageApplied, led_by_the_old_one)
     b.tick(100)

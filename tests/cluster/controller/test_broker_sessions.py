@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kept.cluster.controller import decisions as decide
+from kept.cluster.controller import partition_election, reassignment, topics
 from kept.cluster.controller.broker_decisions import Fence
 from kept.cluster.controller.broker_decisions import decide as records_of
 from kept.cluster.controller.broker_sessions import (
@@ -24,7 +24,10 @@ from kept.cluster.controller.broker_sessions import (
     SessionSettings,
     SettingsChanged,
 )
+from kept.cluster.controller.brokers import Registration, register_broker
 from kept.cluster.controller.heartbeats import HeartbeatAnswer, ReplicaLog
+from kept.cluster.controller.partition_election import alter_isr
+from kept.cluster.controller.topics import create_topic
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import NO_LEADER
 from kept.storage.errors import BrokerIdNotRegistered, KeptError, NotController, StaleBrokerEpoch
@@ -49,9 +52,7 @@ class Controller:
             self.register(node)
             self.heartbeat(node)
         if nodes:
-            self.apply(
-                decide.create_topic(self.image, decide.CreateTopic("t", TOPIC, 1, len(nodes)))
-            )
+            self.apply(create_topic(self.image, topics.CreateTopic("t", TOPIC, 1, len(nodes))))
         self.made.clear()
 
     @property
@@ -99,9 +100,9 @@ class Controller:
 
     def register(self, node: int, incarnation: int | None = None) -> None:
         number = incarnation or node
-        who = decide.Registration(node, UUID(int=number), ())
+        who = Registration(node, UUID(int=number), ())
         live = self.sessions.is_live(node, self.now_ms)
-        self.apply(decide.register_broker(self.image, who, session_live=live))
+        self.apply(register_broker(self.image, who, session_live=live))
 
     def heartbeat(self, node: int, *, applied=None, stop=False, **more):
         applied = self.image.index if applied is None else applied
@@ -303,7 +304,7 @@ def test_unfenced_when_caught_up_and_ready() -> None:
     c.lost(4)
     c.probed(4, None, c.epoch(4))
     was_fenced_at = c.image.index
-    c.apply(decide.create_topic(c.image, decide.CreateTopic("u", UUID(int=8), 1, 1)))
+    c.apply(create_topic(c.image, topics.CreateTopic("u", UUID(int=8), 1, 1)))
     c.heartbeat(4, applied=was_fenced_at - 1)
     assert c.fenced(4), "it does not know yet that it was fenced"
     c.heartbeat(4, applied=was_fenced_at)
@@ -329,11 +330,11 @@ def test_a_shutdown_waits_until_others_lead_and_know_it() -> None:
 
 def alone_in_isr(c: Controller) -> int:
     state = c.state
-    request = decide.AlterIsr(
+    request = partition_election.AlterIsr(
         TOPIC, 0, state.leader, c.epoch(state.leader), state.leader_epoch,
         state.partition_epoch, ((state.leader, -1),),
     )  # fmt: skip
-    c.apply(decide.alter_isr(c.image, request))
+    c.apply(alter_isr(c.image, request))
     return state.leader
 
 
@@ -345,11 +346,11 @@ def test_the_last_of_an_isr_goes_on_until_another_has_caught_up() -> None:
     assert c.state.leader == leader
     follower = next(node for node in (1, 2, 3) if node != leader)
     state = c.state
-    request = decide.AlterIsr(
+    request = partition_election.AlterIsr(
         TOPIC, 0, leader, c.epoch(leader), state.leader_epoch,
         state.partition_epoch, ((leader, -1), (follower, -1)),
     )  # fmt: skip
-    c.apply(decide.alter_isr(c.image, request))
+    c.apply(alter_isr(c.image, request))
     assert c.state.leader == follower and c.state.isr == (follower,)
     c.heartbeat(leader, stop=True)
     for node in (1, 2, 3):
@@ -376,23 +377,23 @@ def test_a_fenced_broker_may_stop_at_once() -> None:
     assert c.heartbeat(4, stop=True).should_shut_down and c.fenced(4)
 
 
-def test_suspects_are_settled_once_their_leader_was_heard_of() -> None:
-    c = Controller(settle_after_ms=1000)
+def test_the_elr_is_cleared_once_its_leader_was_heard() -> None:
+    c = Controller(clear_elr_after_ms=1000)
     gone = c.state.leader
     rest = [node for node in (1, 2, 3) if node != gone]
     c.lost(gone)
     c.probed(gone, None, c.epoch(gone))
-    assert c.state.suspects == (gone,)
+    assert c.state.elr == (gone,)
     behind = c.image.index - 1
     for _ in range(30):
         c.pass_time(100)
         for node in rest:
             c.heartbeat(node, applied=behind)
-    assert c.state.suspects == (gone,), "the leader may not know of it yet"
+    assert c.state.elr == (gone,), "the leader may not know of it yet"
     c.pass_time(1500, beating=[node for node in rest if node != c.state.leader])
-    assert c.state.suspects == (gone,), "only the leader counts"
+    assert c.state.elr == (gone,), "only the leader counts"
     c.pass_time(1500, beating=rest)
-    assert c.state.suspects == () and c.made[-1] == "settle -1"
+    assert c.state.elr == () and c.made[-1] == "clear-elr -1"
 
 
 def all_restart(c: Controller) -> None:
@@ -475,16 +476,16 @@ def test_preferred_leaders_come_back() -> None:
     c.probed(leader, None, c.epoch(leader))
     c.heartbeat(leader)
     state = c.state
-    request = decide.AlterIsr(
+    request = partition_election.AlterIsr(
         TOPIC, 0, state.leader, c.epoch(state.leader), state.leader_epoch,
         state.partition_epoch, tuple((b, -1) for b in state.replicas),
     )  # fmt: skip
-    c.apply(decide.alter_isr(c.image, request))
+    c.apply(alter_isr(c.image, request))
     assert c.state.leader != leader
     c.pass_time(1100, beating=(1, 2, 3))
     assert c.state.leader == leader and c.made[-1] == "balance -1"
     off = Controller(imbalance_check_ms=1000, auto_leader_rebalance=False)
-    off.apply(decide.reassign(off.image, "t", 0, off.state.replicas[::-1]))
+    off.apply(reassignment.reassign(off.image, "t", 0, off.state.replicas[::-1]))
     off.pass_time(1100, beating=(1, 2, 3))
     assert off.state.leader != off.state.replicas[0]
 

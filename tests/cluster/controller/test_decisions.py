@@ -15,8 +15,45 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kept.cluster.controller import decisions as decide
+from kept.cluster.controller import (
+    config_changes,
+    partition_election,
+    reassignment,
+    topics,
+    unclean_recovery,
+)
+from kept.cluster.controller.brokers import (
+    PRODUCER_ID_BLOCK,
+    Registration,
+    allocate_producer_ids,
+    fence_broker,
+    register_broker,
+    shut_down_broker,
+    unfence_broker,
+    unregister_broker,
+)
+from kept.cluster.controller.config_changes import (
+    AlterConfig,
+    AlterOp,
+    ConfigSchema,
+    incremental_alter_configs,
+)
+from kept.cluster.controller.partition_election import (
+    AlterIsr,
+    alter_isr,
+    elect_preferred,
+    elect_unclean,
+)
 from kept.cluster.controller.placement import place
+from kept.cluster.controller.reassignment import finish_reassignments, throttle, unthrottle
+from kept.cluster.controller.topics import (
+    CreateTopic,
+    TopicDefaults,
+    create_partitions,
+    create_topic,
+    delete_topic,
+    topic_counts,
+)
 from kept.cluster.metadata import records as kind
 from kept.cluster.metadata.image import BrokerImage, Image
 from kept.storage.errors import InvalidConfig, KeptError, PeerError, RetriableError
@@ -35,7 +72,7 @@ def validate(resource_type: int, name: str, values) -> None:
             raise InvalidConfig(f"retention.ms={value}: not a number")
 
 
-SCHEMA = decide.ConfigSchema(
+SCHEMA = ConfigSchema(
     validate,
     lambda _, name: name == "cleanup.policy",
     lambda _, name: "delete" if name == "cleanup.policy" else None,
@@ -60,7 +97,7 @@ class Cluster:
                     for key, value in words.items()
                     if key.startswith("config.")
                 }
-                request = decide.CreateTopic(
+                request = CreateTopic(
                     plain[0] if plain else "",
                     UUID(int=self.ids << 16 | spread),
                     int(words.get("partitions", -1)),
@@ -72,46 +109,46 @@ class Cluster:
                     },
                     configs,
                 )
-                defaults = decide.TopicDefaults(num_partitions=3, replication_factor=1)
-                return decide.create_topic(
+                defaults = TopicDefaults(num_partitions=3, replication_factor=1)
+                return create_topic(
                     image, request, defaults, lambda values: validate(2, "", values)
                 )
             case "delete":
-                return decide.delete_topic(image, plain[0])
+                return delete_topic(image, plain[0])
             case "partitions":
                 manual = [numbers(p) for p in words["on"].split(";")] if "on" in words else None
-                return decide.create_partitions(image, plain[0], int(plain[1]), manual)
+                return create_partitions(image, plain[0], int(plain[1]), manual)
             case "alter":
                 changes = [
-                    decide.AlterConfig(key, decide.AlterOp[op], value or None)
+                    AlterConfig(key, AlterOp[op], value or None)
                     for op, key, value in (word.split(":", 2) for word in plain[2:])
                 ]
-                return decide.incremental_alter_configs(
+                return incremental_alter_configs(
                     image, int(plain[0]), plain[1].strip('"'), changes, SCHEMA
                 )
             case "set-all":
-                return decide.alter_configs(
+                return config_changes.alter_configs(
                     image, int(plain[0]), plain[1].strip('"'), words, SCHEMA
                 )
             case "register":
                 return self.register(int(plain[0]), words, plain)
             case "fence" | "unfence" | "shut-down":
                 act = {
-                    "fence": decide.fence_broker,
-                    "unfence": decide.unfence_broker,
-                    "shut-down": decide.shut_down_broker,
+                    "fence": fence_broker,
+                    "unfence": unfence_broker,
+                    "shut-down": shut_down_broker,
                 }[name]
                 return act(image, int(plain[0]), int(words.get("epoch", self.epoch(plain[0]))))
             case "unregister":
-                return decide.unregister_broker(image, int(plain[0]))
+                return unregister_broker(image, int(plain[0]))
             case "producer-ids":
-                made, ids = decide.allocate_producer_ids(image, int(plain[0]), self.epoch(plain[0]))
-                assert len(ids) == decide.PRODUCER_ID_BLOCK
+                made, ids = allocate_producer_ids(image, int(plain[0]), self.epoch(plain[0]))
+                assert len(ids) == PRODUCER_ID_BLOCK
                 return made
             case "isr":
                 return self.alter_isr(words, plain)
             case "elect":
-                act = decide.elect_unclean if "unclean" in plain else decide.elect_preferred
+                act = elect_unclean if "unclean" in plain else elect_preferred
                 return act(image, plain[0], int(plain[1]))
         return self.move(name, words, plain)
 
@@ -120,19 +157,19 @@ class Cluster:
         match name:
             case "reassign":
                 target = None if "cancel" in plain else numbers(words["to"])
-                return decide.reassign(
+                return reassignment.reassign(
                     image, plain[0], int(plain[1]), target,
                     allow_replication_factor_change="same-factor" not in plain,
                 )  # fmt: skip
             case "finish":
-                return decide.finish_reassignments(image)
+                return finish_reassignments(image)
             case "throttle":
-                return decide.throttle(image, int(plain[0]))
+                return throttle(image, int(plain[0]))
             case "unthrottle":
-                return decide.unthrottle(image)
-            case "settle":
-                keys = {key: image.partition(*key).partition_epoch for key in image.unsettled}
-                return decide.settle(image, keys)
+                return unthrottle(image)
+            case "clear-elr":
+                keys = {key: image.partition(*key).partition_epoch for key in image.pending}
+                return unclean_recovery.clear_elr(image, keys)
         raise AssertionError(f"unknown decision: {name}")
 
     def epoch(self, broker: str) -> int:
@@ -142,11 +179,9 @@ class Cluster:
     def register(self, broker_id: int, words: dict[str, str], plain: list[str]):
         incarnation = UUID(int=int(words.get("incarnation", 1)))
         clean_epoch = self.epoch(plain[0]) if "clean" in plain else -1
-        return decide.register_broker(
+        return register_broker(
             self.image,
-            decide.Registration(
-                broker_id, incarnation, (ENDPOINT,), words.get("rack"), clean_epoch
-            ),
+            Registration(broker_id, incarnation, (ENDPOINT,), words.get("rack"), clean_epoch),
             fenced="active" not in plain,
             session_live="alive" in plain,
             unclean_allowed=lambda topic: topic == words.get("unclean"),
@@ -156,7 +191,7 @@ class Cluster:
         topic = self.image.topic(plain[0])
         state = self.image.partition(plain[0], int(plain[1]))
         leader = int(words.get("by", state.leader if state else 0))
-        request = decide.AlterIsr(
+        request = AlterIsr(
             topic.topic_id if topic else UUID(int=0),
             int(plain[1]),
             leader,
@@ -166,7 +201,7 @@ class Cluster:
             tuple((member, int(words.get("member-epoch", -1))) for member in numbers(words["to"])),
             "base-published" in plain,
         )
-        return decide.alter_isr(self.image, request)
+        return alter_isr(self.image, request)
 
     def show(self, record) -> str:
         match record:
@@ -184,7 +219,7 @@ class Cluster:
                     + (" unclean" if record.unclean else "")
                     + "".join(
                         f" {name} {','.join(map(str, members))}"
-                        for name in ("adding", "removing", "suspects")
+                        for name in ("adding", "removing", "elr")
                         if (members := getattr(record, name))
                     )
                 )
@@ -242,7 +277,7 @@ def test_history(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a", "A.b_c-9", "x" * 249, "...", "__consumer_offsets", "-"])
 def test_legal_names(name) -> None:
-    decide.check_topic_name(name)
+    topics.check_topic_name(name)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +285,7 @@ def test_legal_names(name) -> None:
 )
 def test_illegal_names(name) -> None:
     with pytest.raises(KeptError, match="Topic name is invalid"):
-        decide.check_topic_name(name)
+        topics.check_topic_name(name)
 
 
 def test_producer_ids_are_never_given_twice() -> None:
@@ -258,7 +293,7 @@ def test_producer_ids_are_never_given_twice() -> None:
     cluster.line("register 0 active")
     seen: set[int] = set()
     for _ in range(5):
-        made, ids = decide.allocate_producer_ids(cluster.image, 0, 1)
+        made, ids = allocate_producer_ids(cluster.image, 0, 1)
         assert seen.isdisjoint(ids)
         seen.update(ids)
         after, _ = cluster.image.apply(made)
@@ -269,8 +304,8 @@ def test_producer_ids_are_never_given_twice() -> None:
 def test_counts_of_what_was_decided() -> None:
     cluster = Cluster()
     cluster.line("register 0 active")
-    request = decide.CreateTopic("t", UUID(int=1), 7, 1)
-    assert decide.topic_counts(decide.create_topic(cluster.image, request)) == (7, 1)
+    request = CreateTopic("t", UUID(int=1), 7, 1)
+    assert topic_counts(create_topic(cluster.image, request)) == (7, 1)
 
 
 brokers = st.lists(
@@ -311,5 +346,7 @@ def test_leaders_come_back_only_when_too_many_have_strayed(strayed, elections) -
         cluster.line(f"reassign t {number} to=2,1")
         cluster.line(f"elect t {number}")
         cluster.line(f"reassign t {number} to=1,2")
-    assert len(decide.balance_preferred(cluster.image, percentage=10)) == elections
-    assert len(decide.balance_preferred(cluster.image, percentage=10, limit=3)) == min(3, elections)
+    assert len(partition_election.balance_preferred(cluster.image, percentage=10)) == elections
+    assert len(partition_election.balance_preferred(cluster.image, percentage=10, limit=3)) == min(
+        3, elections
+    )

@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kept.cluster.controller import decisions as decide
-from kept.cluster.controller import unclean_recovery
+from kept.cluster.controller import partition_election, topics, unclean_recovery
+from kept.cluster.controller.brokers import (
+    Registration,
+    fence_broker,
+    register_broker,
+    unfence_broker,
+)
 from kept.cluster.controller.heartbeats import ReplicaLog
+from kept.cluster.controller.partition_election import AlterIsr, alter_isr
+from kept.cluster.controller.topics import create_topic
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import NO_LEADER
 
@@ -40,7 +47,7 @@ class Cluster:
         self.ids = 100
         for node in nodes:
             self.start(node)
-        self.apply(decide.create_topic(self.image, decide.CreateTopic("t", TOPIC, 1, len(nodes))))
+        self.apply(create_topic(self.image, topics.CreateTopic("t", TOPIC, 1, len(nodes))))
 
     @property
     def state(self):
@@ -67,10 +74,10 @@ class Cluster:
         epoch = -1
         if clean:
             epoch = self.image.brokers[node].broker_epoch
-        who = decide.Registration(node, UUID(int=self.ids), (), None, epoch)
-        self.apply(decide.register_broker(self.image, who))
+        who = Registration(node, UUID(int=self.ids), (), None, epoch)
+        self.apply(register_broker(self.image, who))
         self.up[node] = self.image.brokers[node].broker_epoch
-        self.apply(decide.unfence_broker(self.image, node, self.up[node]))
+        self.apply(unfence_broker(self.image, node, self.up[node]))
         if self.state is not None and self.state.leader == node:
             self.elected(node)
 
@@ -86,7 +93,7 @@ class Cluster:
     def detect(self, node: int) -> None:
         if node not in self.up:
             broker = self.image.brokers[node]
-            self.apply(decide.fence_broker(self.image, node, broker.broker_epoch))
+            self.apply(fence_broker(self.image, node, broker.broker_epoch))
 
     def leading(self) -> bool:
         return self.state.leader in self.up
@@ -117,11 +124,11 @@ class Cluster:
         state = self.state
         isr = [b for b in state.replicas if b in members & set(self.up) or b == state.leader]
         self.sync(isr)
-        request = decide.AlterIsr(
+        request = AlterIsr(
             TOPIC, 0, state.leader, self.up[state.leader], state.leader_epoch,
             state.partition_epoch, tuple((b, self.up[b]) for b in isr), True,
         )  # fmt: skip
-        self.apply(decide.alter_isr(self.image, request))
+        self.apply(alter_isr(self.image, request))
         self.heard()
 
     def heard(self) -> None:
@@ -129,19 +136,19 @@ class Cluster:
         self.lost -= self.obliged
         self.void = False
 
-    def settle(self) -> None:
+    def clear_elr(self) -> None:
         if self.leading():
-            self.apply(decide.settle(self.image, {KEY: self.state.partition_epoch}))
+            self.apply(unclean_recovery.clear_elr(self.image, {KEY: self.state.partition_epoch}))
             self.obliged = set(self.state.isr)
             self.void = self.void or self.obliged <= self.lost
 
     def report(self, node: int) -> None:
-        if node in self.up and self.state in decide.awaiting(self.image, node):
+        if node in self.up and self.state in unclean_recovery.awaiting(self.image, node):
             log = self.logs[node]
             last = log[-1][0] if log else -1
             told = ReplicaLog(*KEY, self.state.leader_epoch, last, len(log))
             self.reports.setdefault(KEY, {})[node] = (self.up[node], told)
-            self.apply(decide.elect_longest(self.image, [KEY], self.reports))
+            self.apply(unclean_recovery.elect_longest(self.image, [KEY], self.reports))
 
 
 OPS = (
@@ -153,7 +160,7 @@ OPS = (
     "append",
     "unacked",
     "isr",
-    "settle",
+    "clear-elr",
     "report",
 )
 steps = st.lists(
@@ -177,8 +184,8 @@ def play(cluster: Cluster, op: str, node: int, number: int) -> None:
             cluster.write_unacked()
         case "isr":
             cluster.ask({b for b in NODES if number >> (b - 1) & 1})
-        case "settle":
-            cluster.settle()
+        case "clear-elr":
+            cluster.clear_elr()
         case "report":
             cluster.report(node)
 
@@ -215,16 +222,16 @@ def test_all_lose_power_and_only_the_first_to_be_missed_kept_its_disk() -> None:
     assert cluster.state.leader == NO_LEADER, "3 has not reported"
     cluster.report(3)
     assert cluster.state.leader == 3 and cluster.state.isr == (3,)
-    assert cluster.state.unclean and not cluster.state.suspects
+    assert cluster.state.unclean and not cluster.state.elr
 
 
 def test_a_node_that_died_long_ago_is_not_waited_for() -> None:
     cluster = Cluster()
     cluster.crash(3)
     cluster.detect(3)
-    assert cluster.state.suspects == (3,)
-    cluster.settle()
-    assert cluster.state.suspects == ()
+    assert cluster.state.elr == (3,)
+    cluster.clear_elr()
+    assert cluster.state.elr == ()
     for node in (1, 2):
         cluster.crash(node)
         cluster.detect(node)
@@ -240,7 +247,7 @@ def test_a_lone_replica_waits_for_nobody() -> None:
     cluster.append()
     cluster.crash(1)
     cluster.start(1)
-    assert cluster.state.leader == 1 and not cluster.state.suspects
+    assert cluster.state.leader == 1 and not cluster.state.elr
 
 
 def test_a_clean_restart_of_the_last_member_leads_at_once() -> None:
@@ -262,8 +269,8 @@ def test_an_old_mark_is_no_clean_mark() -> None:
     old = cluster.image.brokers[last].broker_epoch
     cluster.start(last)
     assert cluster.state.recovering
-    who = decide.Registration(last, UUID(int=9), (), None, old)
-    cluster.apply(decide.register_broker(cluster.image, who, fenced=False))
+    who = Registration(last, UUID(int=9), (), None, old)
+    cluster.apply(register_broker(cluster.image, who, fenced=False))
     assert cluster.state.recovering
 
 
@@ -284,14 +291,14 @@ def test_reports_that_do_not_count(what) -> None:
     state = cluster.state
     log = ReplicaLog(*KEY, state.leader_epoch, 0, 5)
     reports = {KEY: {n: (cluster.up[n], log) for n in NODES}}
-    assert decide.elect_longest(cluster.image, [KEY], reports)
+    assert unclean_recovery.elect_longest(cluster.image, [KEY], reports)
     if what == "stale broker epoch":
         reports[KEY][3] = (cluster.up[3] - 1, log)
     elif what == "stale leader epoch":
         reports[KEY][3] = (cluster.up[3], ReplicaLog(*KEY, state.leader_epoch - 1, 0, 5))
     else:
-        cluster.apply(decide.fence_broker(cluster.image, 3, cluster.up[3]))
-    assert decide.elect_longest(cluster.image, [KEY], reports) == []
+        cluster.apply(fence_broker(cluster.image, 3, cluster.up[3]))
+    assert unclean_recovery.elect_longest(cluster.image, [KEY], reports) == []
     assert unclean_recovery.missing(cluster.image, cluster.state, reports) == (3,)
 
 
@@ -308,7 +315,7 @@ def test_the_last_epoch_counts_before_the_offset(logs, winner) -> None:
     cluster.start(3)
     epoch = cluster.state.leader_epoch
     reports = {KEY: {n: (cluster.up[n], ReplicaLog(*KEY, epoch, *logs[n])) for n in NODES}}
-    (record,) = decide.elect_longest(cluster.image, [KEY], reports)
+    (record,) = unclean_recovery.elect_longest(cluster.image, [KEY], reports)
     assert record.leader == winner and record.isr == (winner,)
 
 
@@ -318,16 +325,16 @@ def test_who_was_not_in_the_isr_any_more_begins_with_a_base(winner, unclean) -> 
     cluster = waiting_for_three()
     cluster.start(3)
     state = cluster.state
-    assert winner in state.suspects and (winner in state.isr) is not unclean
+    assert winner in state.elr and (winner in state.isr) is not unclean
     logs = {n: ReplicaLog(*KEY, state.leader_epoch, 0, 9 if n == winner else 5) for n in NODES}
     reports = {KEY: {n: (cluster.up[n], log) for n, log in logs.items()}}
-    (record,) = decide.elect_longest(cluster.image, [KEY], reports)
+    (record,) = unclean_recovery.elect_longest(cluster.image, [KEY], reports)
     assert (record.leader, record.unclean) == (winner, unclean)
     image, delta = cluster.image.apply([record])
-    assert decide.unclean_elections(image, delta, reports) == ()
+    assert unclean_recovery.unclean_elections(image, delta, reports) == ()
     if unclean:  # what another one's former process said is no word of its disk now
         reports[KEY][3] = (cluster.up[3] - 1, logs[3])
-        (told,) = decide.unclean_elections(image, delta, reports)
+        (told,) = unclean_recovery.unclean_elections(image, delta, reports)
         assert told.leader == winner
 
 
@@ -343,7 +350,7 @@ def test_of_equal_logs_one_that_was_in_the_isr_leads() -> None:
     assert state.recovering and state.isr != state.replicas[:1]
     log = ReplicaLog(*KEY, state.leader_epoch, 0, 5)
     reports = {KEY: {n: (cluster.up[n], log) for n in NODES}}
-    (record,) = decide.elect_longest(cluster.image, [KEY], reports)
+    (record,) = unclean_recovery.elect_longest(cluster.image, [KEY], reports)
     assert (record.leader,) == state.isr and not record.unclean
 
 
@@ -354,10 +361,10 @@ def test_who_gives_up_the_missing_one_is_told_what_may_be_lost() -> None:
     logs = unclean_recovery.reported(cluster.image, cluster.state, cluster.reports)
     logs[2] = ReplicaLog(*KEY, cluster.state.leader_epoch, 4, 44)
     before = cluster.image
-    records = decide.elect_unclean(before, "t", 0, logs)
+    records = partition_election.elect_unclean(before, "t", 0, logs)
     image, delta = before.apply(records)
     assert image.partition(*KEY).leader == 2 and image.partition(*KEY).unclean
-    (lost,) = decide.unclean_elections(image, delta, cluster.reports)
+    (lost,) = unclean_recovery.unclean_elections(image, delta, cluster.reports)
     assert set(lost.isr) == {1, 2, 3} and lost.leader == 2
     assert [broker for broker, _, _ in lost.logs] == [1, 2]
     assert "acknowledged records may be lost" in str(lost) and "t-0" in str(lost)
@@ -366,9 +373,9 @@ def test_who_gives_up_the_missing_one_is_told_what_may_be_lost() -> None:
 def test_an_ordinary_election_is_no_loss() -> None:
     cluster = Cluster()
     leader = cluster.state.leader
-    records = decide.fence_broker(cluster.image, leader, cluster.up[leader])
+    records = fence_broker(cluster.image, leader, cluster.up[leader])
     image, delta = cluster.image.apply(records)
-    assert decide.unclean_elections(image, delta) == ()
+    assert unclean_recovery.unclean_elections(image, delta) == ()
 
 
 @pytest.mark.parametrize(("behind", "waits"), [(0, False), (1, True)])
@@ -379,15 +386,15 @@ def test_only_the_mark_of_the_very_last_process_is_clean(behind, waits) -> None:
         cluster.detect(node)
     (last,) = cluster.state.isr
     mark = cluster.image.brokers[last].broker_epoch - behind
-    who = decide.Registration(last, UUID(int=9), (), None, mark)
-    cluster.apply(decide.register_broker(cluster.image, who))
+    who = Registration(last, UUID(int=9), (), None, mark)
+    cluster.apply(register_broker(cluster.image, who))
     assert cluster.state.recovering == waits
 
 
-def test_what_moved_on_since_its_leader_was_heard_of_is_not_settled() -> None:
+def test_what_moved_on_since_its_leader_was_heard_of_keeps_its_elr() -> None:
     cluster = Cluster()
     cluster.crash(3)
     cluster.detect(3)
     now = cluster.state.partition_epoch
-    assert decide.settle(cluster.image, {KEY: now - 1}) == []
-    assert len(decide.settle(cluster.image, {KEY: now})) == 1
+    assert unclean_recovery.clear_elr(cluster.image, {KEY: now - 1}) == []
+    assert len(unclean_recovery.clear_elr(cluster.image, {KEY: now})) == 1

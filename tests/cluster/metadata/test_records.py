@@ -117,7 +117,7 @@ def test_a_partition_that_needs_nothing_new_is_written_as_version_0() -> None:
     """What 0.1.0 can read stays readable to it, and most records stay short."""
     plain = PartitionRecord(ID, 1, (1, 2), (1, 2), 1, 0, 0)
     assert encode(plain)[1] == 0
-    for field in ("adding", "removing", "suspects"):
+    for field in ("adding", "removing", "elr"):
         assert encode(dataclasses.replace(plain, **{field: (2,)}))[1] == 1
 
 

@@ -64,7 +64,7 @@ CALL_VALUES = [
     ),
     rpc.RegisterRequest(0, ID, (), None, -1, ()),
     rpc.RegisterReply(5),
-    rpc.HeartbeatRequest(3, 5, 90, True, True, (ReplicaLog(ID, 1, 2, -1, 0),), (OTHER,)),
+    rpc.HeartbeatRequest(3, 5, 90, True, True, (ReplicaLog(ID, 1, 2, -1, 0),)),
     rpc.HeartbeatReply(True, True, 91),
     rpc.AlterPartitionsRequest(
         3, 5, (rpc.IsrChange(ID, 4, 2, 9, (rpc.IsrMember(3, 5), rpc.IsrMember(1, 2)), 1),)

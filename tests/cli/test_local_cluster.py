@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 
+import pytest
+
 from kept.node.config.local_cluster import NODE_PORT_OFFSET
 from kept.testing.ports import free_port
 
@@ -13,6 +15,7 @@ def ports() -> int:
     return free_port(above=[n + more for n in range(3) for more in (0, NODE_PORT_OFFSET)])
 
 
+@pytest.mark.slow
 def test_three_nodes_from_up_to_down(offline, local_dir):
     port, directory = ports(), ("--dir", local_dir)
     ran = offline("local", "up", "--nodes", 3, "--port", port, *directory)

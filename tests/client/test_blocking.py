@@ -27,7 +27,7 @@ from kept.testing.ports import free_port
 FAST = FetchLimits(max_wait_ms=100)
 
 
-@pytest.fixture(params=["kept", pytest.param("kafka", marks=pytest.mark.java)])
+@pytest.fixture(params=["kept", pytest.param("kafka", marks=[pytest.mark.java, pytest.mark.slow])])
 def client(request: pytest.FixtureRequest) -> Iterator[Client]:
     if request.param == "kept":
         bootstrap = request.getfixturevalue("kept_broker").bootstrap

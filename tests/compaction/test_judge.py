@@ -20,7 +20,7 @@ from kept.storage.time_index import decode_entries
 from kept.storage.types import Codec, TimestampType, TopicPartition
 from kept.testing.ports import free_port
 
-pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(600)]
 
 FAULTS = re.compile(r"mismatch|exception|error|corrupt|invalid|out of order|monoton|Found", re.I)
 TOPIC = "mixed"
@@ -35,9 +35,7 @@ class RealDisk(Disk):
     now_ms = 0
 
 
-kernels = pytest.mark.parametrize(
-    "each_kernel", ["cython", pytest.param("python", marks=pytest.mark.slow)], indirect=True
-)
+kernels = pytest.mark.parametrize("each_kernel", ["cython", "python"], indirect=True)
 """Java starts for each; that both kernels leave the same files is test_kernels'."""
 
 

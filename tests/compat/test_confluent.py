@@ -154,6 +154,7 @@ def test_admin_calls(broker):
         assert time.monotonic() < deadline
 
 
+@pytest.mark.slow
 def test_delete_records_moves_the_log_start(broker):
     topic = broker.name("delete-records")
     create(broker.bootstrap, topic)
@@ -166,7 +167,9 @@ def test_delete_records_moves_the_log_start(broker):
     ]
 
 
-@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+@pytest.mark.parametrize(
+    "strategy", ["range", pytest.param("cooperative-sticky", marks=pytest.mark.slow)]
+)
 def test_groups_rebalance_while_members_come_and_go(broker, strategy):
     topic = broker.name("group")
     create(broker.bootstrap, topic, 6)
@@ -235,6 +238,7 @@ def test_groups_rebalance_while_members_come_and_go(broker, strategy):
     assert not repeated
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_or_repeated_over_kill_9():
     with Cluster(nodes=1) as cluster:
         topic = "survivor"

@@ -8,6 +8,8 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import NewTopic
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_S = 60
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.tools import kafka_dist
 
-pytestmark = pytest.mark.java
+pytestmark = [pytest.mark.java, pytest.mark.slow]
 
 
 def tool(name: str, *args: str, stdin: str | None = None) -> str:
@@ -45,7 +45,6 @@ def test_topics(broker):
     assert name not in tool(topics, *at(broker), "--list").splitlines()
 
 
-@pytest.mark.slow
 def test_configs(broker):
     name = broker.name("configs")
     tool("org.apache.kafka.tools.TopicCommand", *at(broker), "--create", "--topic", name)
@@ -71,7 +70,6 @@ def test_configs(broker):
     assert "log.segment.bytes=" in brokers
 
 
-@pytest.mark.slow
 def test_console_producer_and_consumer(broker):
     name = broker.name("console")
     tool("org.apache.kafka.tools.TopicCommand", *at(broker), "--create", "--topic", name)
@@ -100,7 +98,6 @@ def test_console_producer_and_consumer(broker):
     assert name not in tool(groups, *at(broker), "--list")
 
 
-@pytest.mark.slow
 def test_offsets_delete_records_and_log_dirs(broker, tmp_path):
     name = broker.name("offsets")
     perf = "org.apache.kafka.tools.ProducerPerformance"

@@ -264,13 +264,9 @@ class _AioMember:
         self._client.run(self._consumer.stop())
 
 
-STORIES = [
-    over_a_kill,
-    pytest.param(over_restarts, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
-]
-
-
-@pytest.mark.parametrize("story", STORIES)
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("story", [over_a_kill, over_restarts])
 @pytest.mark.parametrize("client", [Librdkafka, KafkaPython, Aiokafka])
 def test_nothing_is_lost(three, client, story):
     made = client()

@@ -17,6 +17,8 @@ from kafka import KafkaProducer
 from kafka.errors import KafkaError as PythonKafkaError
 from kafka.errors import TransactionalIdAuthorizationFailedError
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_S = 60
 """What the clients would wait for."""
 AT_ONCE_S = 20

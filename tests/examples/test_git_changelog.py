@@ -147,6 +147,7 @@ def test_one_commit(repository):
     assert "1 commits" in demo(repository.path, "--part", "1").stdout
 
 
+@pytest.mark.slow
 def test_blobs_larger_than_a_message_may_be_by_default(repository):
     for n in range(3):
         repository.write("large", os.urandom(3_000_000 + n))

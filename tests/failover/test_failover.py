@@ -10,7 +10,7 @@ import pytest
 from tests.failover.load import PARTITIONS, under_load
 from tests.failover.nodes import CATCH_UP_S, Nodes
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 FLUSH_EACH = {"flush.messages": "1"}
 
@@ -29,11 +29,11 @@ def finish(nodes, topic):
 @pytest.mark.parametrize(
     ("victim", "config"),
     [
-        pytest.param("leader", None),
-        pytest.param("leader", FLUSH_EACH, marks=pytest.mark.slow),
-        pytest.param("controller", None, marks=pytest.mark.slow),
-        pytest.param("controller", FLUSH_EACH, marks=pytest.mark.slow),
-        pytest.param("neither", None, marks=pytest.mark.slow),
+        ("leader", None),
+        ("leader", FLUSH_EACH),
+        ("controller", None),
+        ("controller", FLUSH_EACH),
+        ("neither", None),
     ],
 )
 def test_a_killed_node_loses_nothing_and_comes_back(kept_cluster, victim, config):
@@ -55,7 +55,6 @@ def test_a_killed_node_loses_nothing_and_comes_back(kept_cluster, victim, config
     assert told[0] == told[1] == told[2]
 
 
-@pytest.mark.slow
 def test_controller_and_leader_die_in_one_node(kept_cluster):
     cluster, nodes, topic = made(kept_cluster)
 
@@ -90,7 +89,6 @@ def test_two_of_three_that_were_killed_together_go_on_without_the_third(kept_clu
     finish(nodes, topic)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("config", [None, FLUSH_EACH], ids=["default", "flush.messages=1"])
 def test_all_nodes_killed_at_once_start_in_any_order(kept_cluster, config):
     cluster, nodes, topic = made(kept_cluster, config)
@@ -112,7 +110,6 @@ def test_all_nodes_killed_at_once_start_in_any_order(kept_cluster, config):
     finish(nodes, topic)
 
 
-@pytest.mark.slow
 def test_two_nodes_killed_one_after_the_other(kept_cluster):
     """The last one left has no majority and acknowledges nothing, until one is back."""
     cluster, nodes, topic = made(kept_cluster)
@@ -134,7 +131,6 @@ def test_two_nodes_killed_one_after_the_other(kept_cluster):
     finish(nodes, topic)
 
 
-@pytest.mark.slow
 def test_a_rolling_restart_is_no_error_to_anybody(kept_cluster):
     """TERM: leaders are handed over before the process ends."""
     cluster, nodes, topic = made(kept_cluster)

@@ -7,7 +7,7 @@ import pytest
 from tests.failover.load import PARTITIONS, under_load
 from tests.failover.nodes import Nodes
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SHORT = {
     "broker_session_timeout_ms": 5000,
@@ -20,11 +20,11 @@ SHORT = {
 @pytest.mark.parametrize(
     ("which", "settings"),
     [
-        pytest.param("leader", SHORT),
-        pytest.param("controller", SHORT, marks=pytest.mark.slow),
-        pytest.param("both", SHORT, marks=pytest.mark.slow),
-        pytest.param("leader", {}, marks=pytest.mark.slow),
-        pytest.param("both", {}, marks=pytest.mark.slow),
+        ("leader", SHORT),
+        ("controller", SHORT),
+        ("both", SHORT),
+        ("leader", {}),
+        ("both", {}),
     ],
 )
 def test_a_stalled_node_is_replaced_and_comes_back(kept_cluster, which, settings):
@@ -51,7 +51,6 @@ def test_a_stalled_node_is_replaced_and_comes_back(kept_cluster, which, settings
     assert nodes.false_fences() == []
 
 
-@pytest.mark.slow
 def test_a_leader_without_followers_acknowledges_nothing(kept_cluster):
     """It dies with records that it alone has; the others have never heard of them."""
     cluster = kept_cluster(nodes=3)

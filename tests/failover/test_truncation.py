@@ -15,7 +15,7 @@ from tests.failover.load import Load, read_all
 from tests.failover.nodes import CATCH_UP_S, Nodes
 from tests.tools import kafka_dist
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 TAIL = 50
 TAIL_VALUE = 1_000_000
@@ -99,9 +99,7 @@ def check_what_is_left(cluster, nodes, topic, first, second):
     assert nodes.false_fences() == []
 
 
-@pytest.mark.parametrize(
-    "config", [None, pytest.param({"flush.messages": "1"}, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("config", [None, {"flush.messages": "1"}])
 def test_the_tail_of_a_deposed_leader_is_cut_off(kept_cluster, config):
     cluster = kept_cluster(nodes=3, **PATIENT)
     nodes = Nodes(cluster)
@@ -110,7 +108,6 @@ def test_the_tail_of_a_deposed_leader_is_cut_off(kept_cluster, config):
     check_what_is_left(cluster, nodes, topic, first, second)
 
 
-@pytest.mark.slow
 @pytest.mark.java
 def test_kafka_sees_the_same_records_in_all_replicas(kept_cluster):
     """Also over several segments and leaders."""

@@ -11,7 +11,7 @@ from kept.storage.disk import Disk
 from kept.storage.records import headers
 from kept.storage.types import Codec, LogConfig
 
-pytestmark = pytest.mark.java
+pytestmark = [pytest.mark.java, pytest.mark.slow]
 
 FAULTS = re.compile(
     r"mismatch|exception|error|corrupt|invalid|out of order|not monoton|Found", re.I

@@ -24,7 +24,7 @@ from kept.storage.txn_index import AbortedTxn
 from kept.storage.types import LogConfig, TopicPartition
 from kept.testing.ports import free_port
 
-pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(600)]
 
 RECORD = re.compile(
     r"^\| offset: (\d+) (?!.*endTxnMarker).*?keySize: (-?\d+) valueSize: (-?\d+)", re.M

@@ -9,13 +9,18 @@ from tests.support.wire_cleaner import CONFIG, fill
 
 STEPS = [
     "compaction.manifest",
-    "swap.prepared",
     "swap.renamed",
-    "swap.deleted",
-    "swap.group",
-    "swap.done",
-    "compaction.swapped",
-    "compaction.marked",
+    *(
+        pytest.param(step, marks=pytest.mark.slow)
+        for step in (
+            "swap.prepared",
+            "swap.deleted",
+            "swap.group",
+            "swap.done",
+            "compaction.swapped",
+            "compaction.marked",
+        )
+    ),
 ]
 
 

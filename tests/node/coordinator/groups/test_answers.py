@@ -59,6 +59,7 @@ def test_kept_answers_as_apache_kafka_does() -> None:
 
 
 @pytest.mark.java
+@pytest.mark.slow
 def test_the_recorded_answers_are_apache_kafkas(tmp_path: Path) -> None:
     from tests.tools import kafka_dist
 

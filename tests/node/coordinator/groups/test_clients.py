@@ -189,6 +189,7 @@ def test_a_static_member_restarts_without_a_rebalance(kept_broker: Cluster, stra
         each.consumer.close()
 
 
+@pytest.mark.slow
 def test_members_live_through_kill_9_of_the_node() -> None:
     """Nobody rejoins, nothing is read twice: generation, assignments and offsets are in the log."""
     with Cluster() as cluster:

@@ -159,6 +159,7 @@ def interrupt(committers: list[Committer], happening: Callable[[], object]) -> N
         committer.resume()
 
 
+@pytest.mark.slow
 def test_no_commit_goes_back_when_the_coordinator_dies(kept_cluster):
     cluster = kept_cluster(nodes=3)
     topic = cluster.create_topic()

@@ -13,7 +13,7 @@ from kept.node.coordinator.groups.records import partition_for
 from kept.testing import Cluster
 from tests.tools import kafka_dist
 
-pytestmark = pytest.mark.java
+pytestmark = [pytest.mark.java, pytest.mark.slow]
 
 GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 
@@ -66,7 +66,6 @@ def test_kafkas_decoder_reads_our_records() -> None:
     assert "isvalid: false" not in dumped
 
 
-@pytest.mark.slow
 def test_kafka_consumer_groups_command(kept_broker: Cluster) -> None:
     topic, bootstrap = kept_broker.create_topic(partitions=2), kept_broker.bootstrap
     producer = Producer({"bootstrap.servers": bootstrap})

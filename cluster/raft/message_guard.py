@@ -39,6 +39,8 @@ TERM_STEP: Final = 1 << 20
 """So much later may a message's term be than one's own to be believed."""
 MAX_INDEX: Final = 1 << 62
 """No log has more entries."""
+MAX_APPEND_ENTRIES: Final = 1 << 15
+"""More are in no append: 29,127 of the smallest fill ``RaftSettings.max_append_bytes``."""
 MAX_NODE_ID: Final = (1 << 31) - 1
 MAX_VOTERS: Final = 1024
 """More are in no voters' record, and in no message."""
@@ -100,6 +102,8 @@ def _flaw_of_append(message: Append) -> str:
     )
     if wrong:
         return wrong
+    if len(message.entries) > MAX_APPEND_ENTRIES:
+        return f"{len(message.entries)} entries; at most {MAX_APPEND_ENTRIES} are in one append"
     index, term = message.prev_index, message.prev_term
     for entry in message.entries:
         index += 1

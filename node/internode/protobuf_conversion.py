@@ -19,6 +19,7 @@ from kept.cluster.raft import messages
 from kept.node.internode.controller_rpc import CALLS, Failure
 from kept.node.internode.identity import Hello
 from kept.node.internode.manifest_rpc import MANIFEST_CALLS
+from kept.node.internode.parse_limits import check_counts
 from kept.node.internode.snapshot_chunks import Piece
 from kept.storage.errors import CorruptMessage, InvariantViolation
 
@@ -212,9 +213,10 @@ def codecs() -> Codecs:
 
 
 def parse(message: Any, data: bytes) -> Any:
-    """A protobuf message of a class. Raises CorruptMessage."""
+    """A protobuf message of a class. Raises CorruptMessage, also for more items than are taken."""
     from google.protobuf.message import DecodeError
 
+    check_counts(message.DESCRIPTOR, data)
     try:
         return message.FromString(data)
     except DecodeError as error:

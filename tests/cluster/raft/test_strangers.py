@@ -14,7 +14,14 @@ import pytest
 
 from kept.cluster.metadata.voters import Voter
 from kept.cluster.metadata.wal import MAX_ENTRY_BYTES, Entry
-from kept.cluster.raft.message_guard import MAX_TERM, MAX_VOTERS, TERM_STEP, flaw
+from kept.cluster.raft.log import ENTRY_OVERHEAD_BYTES
+from kept.cluster.raft.message_guard import (
+    MAX_APPEND_ENTRIES,
+    MAX_TERM,
+    MAX_VOTERS,
+    TERM_STEP,
+    flaw,
+)
 from kept.cluster.raft.messages import (
     Append,
     AppendReply,
@@ -29,7 +36,7 @@ from kept.cluster.raft.messages import (
     Vote,
     VoteReply,
 )
-from kept.cluster.raft.ready import Role
+from kept.cluster.raft.ready import RaftSettings, Role
 from tests.cluster.raft.forged import forged
 from tests.cluster.raft.trial import Trial, directory, voter
 
@@ -317,6 +324,14 @@ def test_the_largest_that_honest_nodes_send_pass() -> None:
     assert not flaw(Append(term=3, sender=1, to=0, prev_index=1, prev_term=1, entries=(entry,)))
     assert not flaw(InstallSnapshot(last_term=3, image_bytes=b"", voters=full, **head))
     assert not flaw(LeaderHint(leader_id=1, voters=tuple(range(MAX_VOTERS)), **head))
+    smallest = RaftSettings().max_append_bytes // ENTRY_OVERHEAD_BYTES
+    for count, why in (
+        (smallest, ""),
+        (MAX_APPEND_ENTRIES + 1, "32769 entries; at most 32768 are in one append"),
+    ):
+        entries = tuple(Entry(3, 2 + n, b"") for n in range(count))
+        many = Append(term=3, sender=1, to=0, prev_index=1, prev_term=1, entries=entries)
+        assert flaw(many) == why
 
 
 def test_asking_who_a_stranger_is_has_its_measure() -> None:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Self
 
 from kept.node.internode import protobuf_conversion
-from kept.node.internode.frames import Frame, FrameReader, Kind, encode
+from kept.node.internode.frames import CHUNK_BYTES, Frame, FrameReader, Kind, LongBody, encode
 from kept.node.internode.hello import PREFACE, hello_from, packed, unpacked
 from kept.node.internode.identity import Hello
 from kept.node.internode.protobuf_conversion import METHODS, codecs
@@ -32,8 +32,13 @@ class RawConnection:
         self.writer.close()
 
     def send(self, kind: Kind, correlation_id: int = 0, method: int = 0, body: bytes = b"") -> None:
-        """Send a short frame."""
-        self.writer.write(encode(kind, correlation_id, method, body))
+        """Send a body, in several frames where it is long."""
+        if len(body) <= CHUNK_BYTES:
+            self.writer.write(encode(kind, correlation_id, method, body))
+            return
+        rest = LongBody(kind, correlation_id, method, body)
+        while rest.rest_bytes:
+            self.writer.write(rest.next_frame())
 
     async def greet(self, hello: Hello) -> Hello | None:
         """Exchange Hellos; None: the node closed the connection."""

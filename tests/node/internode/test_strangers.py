@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from kept.cluster.raft.messages import InstallSnapshot, Vote
+from kept.cluster.metadata.wal import Entry
+from kept.cluster.raft.messages import Append, InstallSnapshot, Vote
 from kept.node.config.listeners import Voter
 from kept.node.internode import hello as greeting
 from kept.node.internode import server
@@ -20,6 +21,7 @@ from kept.node.internode.controller_rpc import (
 )
 from kept.node.internode.frames import Kind
 from kept.node.internode.identity import Hello, check
+from kept.node.internode.parse_limits import MAX_ITEMS
 from kept.node.internode.protobuf_conversion import codecs
 from kept.storage.errors import CorruptMessage, PolicyViolation
 from tests.node.internode.raw import RawConnection, send_messages
@@ -85,6 +87,19 @@ def test_a_message_from_another_disk_than_the_hellos_ends_the_connection(play, c
 
     play(scene)
     assert "a message from another disk than that of 9" in capsys.readouterr().err
+
+
+def test_an_append_of_very_many_entries_ends_the_connection(play, capsys):
+    async def scene(net):
+        one = await net.node(1)
+        entries = tuple(Entry(1, n, b"") for n in range(MAX_ITEMS + 1))
+        head = {"term": 5, "sender": 9, "to": 1, "directory_id": STRANGER.directory_id}
+        many = Append(**head, prev_index=0, prev_term=0, entries=entries)
+        await send_messages(one.port, replace(STRANGER, cluster_id="c1"), many)
+        assert one.messages.empty()
+
+    play(scene)
+    assert f"RaftMessage: more than {MAX_ITEMS} items" in capsys.readouterr().err
 
 
 def test_a_node_speaks_in_its_own_name(play):

@@ -53,8 +53,8 @@ FIND_WAIT_S: Final = 3.0
 """How long FindCoordinator waits for a partition that is being created or read: clients take
 seconds to come back after a refusal, and this is mostly a matter of milliseconds."""
 
-MakeEvent = Callable[[int, int], ev.Event]
-"""Makes an event from (now_ms, request)."""
+MakeEvent = Callable[[int], ev.Event]
+"""Makes the event of a request from the number that the shard gives it."""
 
 
 class Coordinator:

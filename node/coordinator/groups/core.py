@@ -1,10 +1,9 @@
 """The state machine of one partition of ``__consumer_offsets``: all its groups and their offsets.
 
-:meth:`GroupCore.step` takes an event and gives effects; :meth:`GroupCore.tick` fires the timers
-that are due; :attr:`GroupCore.next_deadline_ms` says when to call it next. No clock, I/O,
-randomness or ``async`` in here. ``now_ms`` everywhere is a clock that never jumps, so that no
-session ends because somebody set the time; what goes into records is the wall clock, which the
-shell keeps as :attr:`GroupCore.wall_offset_ms`.
+A :class:`kept.state_machine.StateMachine`; :attr:`GroupCore.next_deadline_ms` says when to call
+:meth:`GroupCore.tick` next. ``now_ms`` everywhere is a clock that never jumps, so that no session
+ends because somebody set the time; what goes into records is the wall clock, which the shell keeps
+as :attr:`GroupCore.wall_offset_ms`.
 
 Duties of the shell, in this order: carry out effects as they come; an :class:`~.events.Append` that
 fails is followed at once by AppendRejected, before any other event; appends commit in their order.
@@ -18,14 +17,13 @@ Source: Kafka's ``GroupCoordinatorShard``, ``OffsetMetadataManager``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from kept.node.coordinator.groups import events as ev
-from kept.node.coordinator.groups.events import NO_ERROR, Answer, Append, Effect, Event, Note
+from kept.node.coordinator.groups.events import NO_ERROR, Append, Effect, Event, Note, Response
 from kept.node.coordinator.groups.group import (
     CLASSIC_GROUP_TYPE,
     DEAD_STATE,
@@ -41,6 +39,14 @@ from kept.node.coordinator.groups.offsets import (
     OffsetStore,
     OpenTransactions,
     StoredOffset,
+)
+from kept.node.coordinator.groups.pending import (
+    Assignment,
+    DeferredResponse,
+    GroupCreation,
+    PendingAppend,
+    Sequel,
+    StaticMemberReplacement,
 )
 from kept.node.coordinator.groups.records import (
     GroupMetadataKey,
@@ -61,43 +67,14 @@ from kept.storage.errors import InvariantViolation
 EXPIRY_KEY: Final = ("expire-offsets",)
 
 
-@dataclass(slots=True)
-class PendingAppend:
-    """An append that is not committed yet.
-
-    ``request`` is answered with ``result`` or, on failure, with ``failed(error)``; ``then`` is
-    called with the time and the error instead where more than an answer follows. ``undo`` reverts
-    what appending had changed, last change first. ``late`` is the error of an append that was not
-    committed in time; it may still be. ``size_bytes`` is what is counted of it while it waits.
-    """
-
-    records: tuple[GroupRecord, ...]
-    request: int | None = None
-    result: Any = None
-    failed: Callable[[ErrorCode], Any] | None = None
-    then: Callable[[int, ErrorCode], None] | None = None
-    undo: list[Callable[[], None]] | None = None
-    told: bool = False
-    late: ErrorCode | None = None
-    size_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class DeferredAnswer:
-    """An answer that shows what ``append`` and those before it changed: it waits for them."""
-
-    append: int
-    request: int
-    result: Callable[[], Any]
-    failed: Callable[[ErrorCode], Any]
-
-
 class GroupCore:
     """The groups of one partition; ``memory`` counts those of other partitions, too."""
 
     def __init__(self, settings: ev.GroupSettings, memory: GroupMemory | None = None) -> None:
         self.settings = settings
         self.memory = GroupMemory(settings.groups_max_bytes) if memory is None else memory
+        self.now_ms = 0
+        """When the present event happens."""
         self.wall_offset_ms = 0
         self.groups: dict[str, Group] = GroupTable(self.memory)
         self.appended = OffsetStore(self.memory)
@@ -105,7 +82,7 @@ class GroupCore:
         self.transactions = OpenTransactions()
         self.timers = Timers()
         self.pending: dict[int, PendingAppend] = {}
-        self._deferred: list[DeferredAnswer] = []
+        self._deferred: list[DeferredResponse] = []
         self._last_append = 0
         self._effects: list[Effect] = []
         self.membership = GroupMembership(self)
@@ -114,7 +91,7 @@ class GroupCore:
     # Loading.
 
     def replay(self, record: GroupRecord, record_offset: int, producer_id: int = -1) -> None:
-        """Take over one record of the log; ``producer_id`` if it is part of a transaction."""
+        """Apply one record of the log; ``producer_id`` if it is part of a transaction."""
         key, value = record.key, record.value
         if isinstance(key, GroupMetadataKey):
             self.groups.pop(key.group, None)
@@ -134,35 +111,37 @@ class GroupCore:
             self.transactions.add(producer_id, key, stored)
 
     def end_transaction(self, producer_id: int, *, is_commit: bool) -> None:
-        """Take over the end of a producer's transaction."""
+        """Apply the end of a producer's transaction."""
         for key, stored in self.transactions.end(producer_id):
             present = self.appended.get(key)
             if is_commit and (present is None or present.record_offset < stored.record_offset):
                 self.appended.put(key, stored)
 
-    def loaded(self, now_ms: int) -> list[Effect]:
+    def loaded(self, now_ms: int) -> tuple[Effect, ...]:
         """All records are replayed: sessions of the members begin."""
+        self.now_ms = now_ms
         for key, stored in self.appended:
             self.committed.put(key, stored)
         for group in self.groups.values():
-            self.membership.loaded(group, now_ms)
-        self._schedule_expiry(now_ms)
-        return self._taken()
+            self.membership.loaded(group)
+        self._schedule_expiry()
+        return self._drain_effects()
 
-    def stood_still(self, now_ms: int) -> None:
-        """Nobody could be heard of for a while: what members have time for begins anew."""
+    def restart_timeouts(self, now_ms: int) -> None:
+        """This process did not run for a while: timeouts of members begin anew."""
+        self.now_ms = now_ms
         for group in self.groups.values():
-            self.membership.stood_still(group, now_ms)
+            self.membership.restart_timeouts(group)
 
-    def unload(self) -> list[Effect]:
-        """Another node leads the partition now: everybody who waits is sent to look for it."""
+    def unload(self) -> tuple[Effect, ...]:
+        """Another node leads the partition now: whoever waits gets NOT_COORDINATOR."""
         error = ErrorCode.not_coordinator
         for pending in self.pending.values():
-            if pending.request is not None and not pending.told and pending.failed is not None:
-                self.answer(pending.request, pending.failed(error))
+            if isinstance(pending.sequel, Response) and not pending.is_over:
+                self._respond_failed(pending.sequel, error)
             self.memory.count_records(-pending.size_bytes)
         for deferred in self._deferred:
-            self.answer(deferred.request, deferred.failed(error))
+            self._respond_failed(deferred, error)
         for group in self.groups.values():
             self.membership.unload(group, error)
         self.pending.clear()
@@ -170,12 +149,13 @@ class GroupCore:
         self.groups.clear()
         self.appended.clear()
         self.committed.clear()
-        return self._taken()
+        return self._drain_effects()
 
     # Events.
 
-    def step(self, event: Event) -> list[Effect]:
+    def step(self, event: Event, now_ms: int) -> tuple[Effect, ...]:
         """Handle an event; the effects, in the order in which to carry them out."""
+        self.now_ms = now_ms
         match event:
             case ev.Join():
                 self.membership.join(event)
@@ -203,29 +183,30 @@ class GroupCore:
                 self._append_rejected(event)
             case ev.AppendTimedOut():
                 self._append_timed_out(event)
-        return self._taken()
+        return self._drain_effects()
 
-    def tick(self, now_ms: int) -> list[Effect]:
+    def tick(self, now_ms: int) -> tuple[Effect, ...]:
         """Fire the timers that are due."""
+        self.now_ms = now_ms
         while (timer := self.timers.pop_due(now_ms)) is not None:
             match timer:
                 case SessionExpiry():
-                    self.membership.session_expired(timer, now_ms)
+                    self.membership.session_expired(timer)
                 case JoinDeadline():
-                    self.membership.join_deadline(timer, now_ms)
+                    self.membership.join_deadline(timer)
                 case SyncDeadline():
-                    self.membership.sync_deadline(timer, now_ms)
+                    self.membership.sync_deadline(timer)
                 case ExpireOffsets():
-                    self._schedule_expiry(now_ms)
-                    self._offsets.expire(now_ms)
-        return self._taken()
+                    self._schedule_expiry()
+                    self._offsets.expire()
+        return self._drain_effects()
 
     @property
     def next_deadline_ms(self) -> int | None:
         """When to call :meth:`tick` next."""
         return self.timers.next_deadline_ms
 
-    # Questions, answered from what is committed.
+    # Queries of what is committed.
 
     def list_groups(
         self, states: Collection[str] = (), types: Collection[str] = ()
@@ -266,29 +247,43 @@ class GroupCore:
 
     # Services for the parts of the core.
 
-    def wall_ms(self, now_ms: int) -> int:
+    @property
+    def wall_ms(self) -> int:
         """The wall clock at ``now_ms``."""
-        return now_ms + self.wall_offset_ms
+        return self.now_ms + self.wall_offset_ms
 
-    def answer(self, request: int, result: Any) -> None:
-        """Emit an answer."""
-        self._effects.append(Answer(request, result))
+    def respond(self, request: int, result: Any) -> None:
+        """Emit a response."""
+        self._effects.append(Response(request, result))
 
-    def answer_when_committed(
-        self, request: int, result: Callable[[], Any], failed: Callable[[ErrorCode], Any]
-    ) -> None:
-        """Answer with ``result()`` once all that is appended by now is committed.
+    def _respond_failed(self, response: Response | DeferredResponse, error: ErrorCode) -> None:
+        result = response.result
+        if isinstance(result, ev.FetchOffsets):
+            self.respond(response.request, ev.FetchResult(error))
+        else:
+            self.respond(response.request, ev.failed(result, error))
 
-        Decisions are made on what is appended; a crash may take that back. An answer without a
-        record of its own that says what was decided must not be heard before it is certain.
+    def respond_when_committed(self, request: int, result: Any) -> None:
+        """Respond with ``result``, or by fetching what a FetchOffsets asks for, once all that is
+        appended by now is committed.
+
+        Decisions are made on what is appended; a crash may undo that. A response without a record
+        of its own that says what was decided must not be sent before it is certain.
         """
+        deferred = DeferredResponse(self._last_append, request, result)
         last = self.pending.get(self._last_append)
         if last is None:
-            self.answer(request, result())
+            self._respond_deferred(deferred)
         elif last.late is not None:
-            self.answer(request, failed(last.late))
+            self._respond_failed(deferred, last.late)
         else:
-            self._deferred.append(DeferredAnswer(self._last_append, request, result, failed))
+            self._deferred.append(deferred)
+
+    def _respond_deferred(self, deferred: DeferredResponse) -> None:
+        result = deferred.result
+        if isinstance(result, ev.FetchOffsets):
+            result = self._offsets.fetch(result)
+        self.respond(deferred.request, result)
 
     def note(self, group: str, text: str) -> None:
         """Emit a line for the log."""
@@ -298,128 +293,124 @@ class GroupCore:
         """Emit that a request was refused by a limit of memory."""
         self._effects.append(ev.OutOfMemory(group, setting))
 
-    def append(self, pending: PendingAppend, *, atomic: bool = True) -> None:
-        """Emit an append and let its records take effect on what decisions see."""
-        self._last_append += 1
-        pending.undo = pending.undo or []
-        for record in pending.records:
-            if isinstance(record.key, OffsetCommitKey):
-                self._apply(record.key, record.value, pending.undo)
-        pending.size_bytes = records_bytes(pending.records)
-        self.memory.count_records(pending.size_bytes)
-        self.pending[self._last_append] = pending
-        self._effects.append(Append(self._last_append, pending.records, atomic))
-
-    def append_and_answer(
+    def append(
         self,
-        records: list[GroupRecord],
-        request: int,
-        result: Any,
-        failed: Callable[[ErrorCode], Any],
-        undo: list[Callable[[], None]] | None = None,
+        records: tuple[GroupRecord, ...],
+        sequel: Sequel | None = None,
+        *,
+        created: str | None = None,
+        removed: tuple[Group, ...] = (),
+        atomic: bool = True,
     ) -> None:
-        """Append, then answer a request."""
-        self.append(PendingAppend(tuple(records), request, result, failed, undo=undo))
-
-    def append_then(
-        self, records: list[GroupRecord], then: Callable[[int, ErrorCode], None]
-    ) -> None:
-        """Append, then go on with (now_ms, error)."""
-        self.append(PendingAppend(tuple(records), then=then))
-
-    def append_silently(
-        self, records: list[GroupRecord], undo: list[Callable[[], None]] | None = None
-    ) -> None:
-        """Append what no request is answered with; it may be spread over several batches.
-
-        A request that brought it about is answered by :meth:`answer_when_committed`.
+        """Emit an append, let its records take effect on what decisions see, and remember what
+        follows it. ``created``, ``removed``: groups to undo when it is rejected.
         """
-        self.append(PendingAppend(tuple(records), undo=undo), atomic=False)
+        self._last_append += 1
+        size_bytes = records_bytes(records)
+        pending = PendingAppend(records, sequel, size_bytes, created, removed)
+        for record in records:
+            key = record.key
+            if isinstance(key, OffsetCommitKey):
+                stored = _stored(record.value)
+                pending.replaced.append((key, self.appended.put(key, stored)))
+                if stored is None:
+                    self.transactions.forget(key)
+        self.memory.count_records(size_bytes)
+        self.pending[self._last_append] = pending
+        self._effects.append(Append(self._last_append, records, atomic))
 
-    def _apply(self, key: OffsetCommitKey, value: Any, undo: list[Callable[[], None]]) -> None:
-        stored = _stored(value)
-        before = self.appended.put(key, stored)
-        undo.append(lambda: _void(self.appended.put(key, before)))
-        if stored is None:
-            self.transactions.forget(key)
+    def append_in_background(
+        self, records: tuple[GroupRecord, ...], removed: tuple[Group, ...] = ()
+    ) -> None:
+        """Append what nothing follows; it may be spread over several batches.
+
+        A request that caused it is responded to by :meth:`respond_when_committed`.
+        """
+        self.append(records, removed=removed, atomic=False)
 
     # Appends.
 
-    def _append_over(self, append: int) -> PendingAppend:
+    def _pop_pending(self, append: int) -> PendingAppend:
         pending = self.pending.pop(append)
         self.memory.count_records(-pending.size_bytes)
         return pending
 
     def _append_committed(self, event: ev.AppendCommitted) -> None:
-        pending = self._append_over(event.append)
+        pending = self._pop_pending(event.append)
         for record in pending.records:
             key, value = record.key, record.value
             if isinstance(key, OffsetCommitKey):
                 self.committed.put(key, _stored(value))
             if value is not None and key.group in self.groups:
                 self.groups[key.group].is_durable = True
-        self._tell(pending, event.now_ms, NO_ERROR)
-        self._answer_deferred()
+        self._finish(pending, NO_ERROR)
+        self._respond_committed()
 
     def _append_rejected(self, event: ev.AppendRejected) -> None:
-        pending = self._append_over(event.append)
-        for undo in reversed(pending.undo or []):
-            undo()
-        self._tell(pending, event.now_ms, event.error)
+        pending = self._pop_pending(event.append)
+        for key, before in reversed(pending.replaced):
+            self.appended.put(key, before)
+        for group in reversed(pending.removed):
+            self.groups[group.group_id] = group
+        if pending.created is not None:
+            self.groups.pop(pending.created, None)
+        self._finish(pending, event.error)
         self._fail_deferred(event.append, event.error)
-        self._answer_deferred()
+        self._respond_committed()
 
     def _append_timed_out(self, event: ev.AppendTimedOut) -> None:
         pending = self.pending.get(event.append)
         if pending is not None:
             pending.late = event.error
-            self._tell(pending, event.now_ms, event.error)
+            self._finish(pending, event.error)
             self._fail_deferred(event.append, event.error)
 
-    def _tell(self, pending: PendingAppend, now_ms: int, error: ErrorCode) -> None:
-        if pending.told:
+    def _finish(self, pending: PendingAppend, error: ErrorCode) -> None:
+        """Do what follows an append, once: it is committed, or failed with ``error``."""
+        if pending.is_over:
             return
-        pending.told = True
-        if pending.then is not None:
-            pending.then(now_ms, error)
-        elif pending.request is not None and pending.failed is not None:
-            failed = error is not NO_ERROR
-            self.answer(pending.request, pending.failed(error) if failed else pending.result)
+        pending.is_over = True
+        match pending.sequel:
+            case Response() as response if error is NO_ERROR:
+                self._effects.append(response)
+            case Response() as response:
+                self._respond_failed(response, error)
+            case GroupCreation(group):
+                self.membership.created(group, error)
+            case StaticMemberReplacement() as replacement:
+                self.membership.static_member_replaced(replacement, error)
+            case Assignment() as assignment:
+                self.membership.assigned(assignment, error)
 
-    # Fetching.
-
-    def _fetch(self, event: ev.FetchOffsets) -> None:
-        """With ``require_stable`` the answer waits for all that was appended before."""
-        if event.require_stable:
-            self.answer_when_committed(
-                event.request, lambda: self._offsets.fetch(event), ev.FetchResult
-            )
-        else:
-            self.answer(event.request, self._offsets.fetch(event))
-
-    # Answers that wait.
-
-    def _answer_deferred(self) -> None:
+    def _respond_committed(self) -> None:
+        """Send deferred responses whose appends are all committed."""
         if not self._deferred:
             return
         oldest = min(self.pending, default=self._last_append + 1)
         ready = [d for d in self._deferred if d.append < oldest]
         self._deferred = [d for d in self._deferred if d.append >= oldest]
         for deferred in ready:
-            self.answer(deferred.request, deferred.result())
+            self._respond_deferred(deferred)
 
     def _fail_deferred(self, append: int, error: ErrorCode) -> None:
         failed = [d for d in self._deferred if d.append == append]
         self._deferred = [d for d in self._deferred if d.append != append]
         for deferred in failed:
-            self.answer(deferred.request, deferred.failed(error))
+            self._respond_failed(deferred, error)
+
+    def _fetch(self, event: ev.FetchOffsets) -> None:
+        """With ``require_stable`` the response waits for all that was appended before."""
+        if event.require_stable:
+            self.respond_when_committed(event.request, event)
+        else:
+            self.respond(event.request, self._offsets.fetch(event))
 
     # Deleting groups.
 
     def _delete_groups(self, event: ev.DeleteGroups) -> None:
         results: list[tuple[str, ErrorCode]] = []
         records: list[GroupRecord] = []
-        undo: list[Callable[[], None]] = []
+        removed: list[Group] = []
         for group_id in event.groups:
             group = self.groups.get(group_id)
             if group is None:
@@ -428,37 +419,30 @@ class GroupCore:
                 results.append((group_id, ErrorCode.non_empty_group))
             else:
                 records += self._offsets.tombstones(group_id)
-                records.append(self.remove_group(group, undo))
+                records.append(self.remove_group(group))
+                removed.append(group)
                 results.append((group_id, NO_ERROR))
         result = ev.DeleteGroupsResult(tuple(results))
-
-        def failed(error: ErrorCode) -> ev.DeleteGroupsResult:
-            refused = ErrorCode.non_empty_group
-            return ev.DeleteGroupsResult(
-                tuple((g, code if code is refused else error) for g, code in results)
-            )
-
-        if not records:
+        if records:
+            self.append(tuple(records), Response(event.request, result), removed=tuple(removed))
+        else:
             # A group that is not there any more may have a tombstone that is not committed.
-            self.answer_when_committed(event.request, lambda: result, failed)
-            return
-        self.append(PendingAppend(tuple(records), event.request, result, failed, undo=undo))
+            self.respond_when_committed(event.request, result)
 
-    def remove_group(self, group: Group, undo: list[Callable[[], None]]) -> GroupRecord:
-        """Forget an empty group; the tombstone that says so."""
+    def remove_group(self, group: Group) -> GroupRecord:
+        """Remove an empty group; the tombstone that says so."""
         del self.groups[group.group_id]
-        undo.append(lambda: self.groups.__setitem__(group.group_id, group))
         return GroupRecord(GroupMetadataKey(group.group_id), None)
 
     # The rest.
 
-    def _schedule_expiry(self, now_ms: int) -> None:
+    def _schedule_expiry(self) -> None:
         interval = self.settings.offsets_retention_check_interval_ms
-        self.timers.set(EXPIRY_KEY, now_ms + interval, ExpireOffsets())
+        self.timers.set(EXPIRY_KEY, self.now_ms + interval, ExpireOffsets())
 
-    def _taken(self) -> list[Effect]:
+    def _drain_effects(self) -> tuple[Effect, ...]:
         effects, self._effects = self._effects, []
-        return effects
+        return tuple(effects)
 
     def check_invariants(self) -> None:
         """Raise InvariantViolation when the state contradicts itself."""
@@ -474,14 +458,10 @@ class GroupCore:
             if dict(self.appended) != dict(self.committed):
                 raise InvariantViolation("nothing is pending, yet readers see other offsets")
             if self._deferred:
-                raise InvariantViolation("an answer waits for an append that is over")
+                raise InvariantViolation("a response waits for an append that is over")
 
 
 def _stored(value: object) -> StoredOffset | None:
     if isinstance(value, OffsetCommitValue):
         return StoredOffset(value, LIVE_RECORD_OFFSET)
     return None
-
-
-def _void(_: object) -> None:
-    """Ignore a value."""

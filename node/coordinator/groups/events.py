@@ -62,7 +62,6 @@ class Join:
     ``requires_known_member_id`` from v4 on (KIP-394), ``supports_skipping_assignment`` from v9 on.
     """
 
-    now_ms: int
     request: int
     group: str
     member: str
@@ -82,7 +81,6 @@ class Join:
 class JoinAbandoned:
     """The connection of a JoinGroup that waits is gone: nobody will get its answer."""
 
-    now_ms: int
     group: str
     request: int
 
@@ -91,7 +89,6 @@ class JoinAbandoned:
 class Sync:
     """A SyncGroup; the leader's brings the assignment of every member."""
 
-    now_ms: int
     request: int
     group: str
     member: str
@@ -106,7 +103,6 @@ class Sync:
 class Heartbeat:
     """A Heartbeat."""
 
-    now_ms: int
     request: int
     group: str
     member: str
@@ -118,7 +114,6 @@ class Heartbeat:
 class Leave:
     """A LeaveGroup of (member id, instance id): either may be missing."""
 
-    now_ms: int
     request: int
     group: str
     members: tuple[tuple[str, str | None], ...]
@@ -150,7 +145,6 @@ class CommitOffsets:
     ``knows_missing_groups``: from v9 on a missing group is GROUP_ID_NOT_FOUND.
     """
 
-    now_ms: int
     request: int
     group: str
     topics: tuple[CommitTopic, ...]
@@ -174,7 +168,6 @@ class FetchTopic:
 class FetchOffsets:
     """An OffsetFetch of one group; ``topics`` None asks for all."""
 
-    now_ms: int
     request: int
     group: str
     topics: tuple[FetchTopic, ...] | None
@@ -185,7 +178,6 @@ class FetchOffsets:
 class DeleteOffsets:
     """An OffsetDelete of (topic, partitions)."""
 
-    now_ms: int
     request: int
     group: str
     topics: tuple[tuple[str, tuple[int, ...]], ...]
@@ -195,7 +187,6 @@ class DeleteOffsets:
 class DeleteGroups:
     """A DeleteGroups."""
 
-    now_ms: int
     request: int
     groups: tuple[str, ...]
 
@@ -207,7 +198,6 @@ class DeleteGroups:
 class TopicsDeleted:
     """Topics (name, id) are gone, and with them their offsets."""
 
-    now_ms: int
     topics: tuple[tuple[str, uuid.UUID], ...]
 
 
@@ -215,27 +205,25 @@ class TopicsDeleted:
 class AppendCommitted:
     """The records of an :class:`Append` are safe."""
 
-    now_ms: int
     append: int
 
 
 @dataclass(frozen=True, slots=True)
 class AppendRejected:
-    """The records of an :class:`Append` were not written: what they would have done is undone.
-
-    Comes before any other event after the Append.
+    """The records of an :class:`Append` were not written, and are undone. Comes before any other
+    event after the Append.
     """
 
-    now_ms: int
     append: int
     error: ErrorCode
 
 
 @dataclass(frozen=True, slots=True)
 class AppendTimedOut:
-    """The records were written, but not committed in time: they may still be. Who waits is told."""
+    """The records were written, but not committed in time; they may still be. The client gets
+    ``error``.
+    """
 
-    now_ms: int
     append: int
     error: ErrorCode
 
@@ -262,8 +250,8 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """Answer a request with one of the results below."""
+class Response:
+    """Respond to a request with one of the results below."""
 
     request: int
     result: Any
@@ -285,7 +273,7 @@ class OutOfMemory:
     setting: str
 
 
-Effect = Append | Answer | Note | OutOfMemory
+Effect = Append | Response | Note | OutOfMemory
 
 
 # Results.
@@ -382,6 +370,16 @@ class DeleteGroupsResult:
     """Answer to :class:`DeleteGroups`: (group, error)."""
 
     groups: tuple[tuple[str, ErrorCode], ...] = ()
+
+
+def failed(result: Any, error: ErrorCode) -> Any:
+    """What becomes of a result whose records were not committed because of ``error``."""
+    if isinstance(result, DeleteGroupsResult):
+        refused = ErrorCode.non_empty_group
+        return DeleteGroupsResult(
+            tuple((group, code if code is refused else error) for group, code in result.groups)
+        )
+    return type(result)(error)
 
 
 @dataclass(frozen=True, slots=True)

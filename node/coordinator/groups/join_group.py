@@ -15,7 +15,6 @@ Long because joining, syncing and leaving move one state machine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kio.schema.errors import ErrorCode
@@ -30,27 +29,21 @@ from kept.node.coordinator.groups.group import (
     Group,
     GroupError,
     Member,
-    Protocols,
     protocols_bytes,
 )
 from kept.node.coordinator.groups.memory_limit import GROUP_BYTES, MEMBER_BYTES, records_bytes
+from kept.node.coordinator.groups.pending import (
+    Assignment,
+    FormerStaticMember,
+    GroupCreation,
+    StaticMemberReplacement,
+)
 from kept.node.coordinator.groups.timers import JoinDeadline, SessionExpiry, SyncDeadline
 from kept.storage.errors import InvariantViolation
 
 if TYPE_CHECKING:
     from kept.node.coordinator.groups.core import GroupCore
     from kept.node.coordinator.groups.records import GroupRecord
-
-
-@dataclass(frozen=True, slots=True)
-class _StaticMember:
-    """What a static member was before it came back, and who led."""
-
-    member_id: str
-    leader: str
-    protocols: Protocols
-    rebalance_timeout_ms: int
-    session_timeout_ms: int
 
 
 class GroupMembership:
@@ -70,7 +63,7 @@ class GroupMembership:
             self._refuse_join(event, ErrorCode.unknown_member_id)
             return
         is_new_group = group is None
-        group = group or Group(event.group, state_timestamp=core.wall_ms(event.now_ms))
+        group = group or Group(event.group, state_timestamp=core.wall_ms)
         if not self._accepts(group, event.member):
             group.remove(event.member)
             self._refuse_join(event, ErrorCode.group_max_size_reached, UNKNOWN_MEMBER_ID)
@@ -86,19 +79,19 @@ class GroupMembership:
         else:
             self._join_existing(group, event)
         if is_new_group:
-            core.append_then([group.empty_record()], lambda _, error: self._created(group, error))
+            core.append((group.empty_record(),), GroupCreation(group))
 
     def _refuse_join(self, event: ev.Join, error: ErrorCode, member: str | None = None) -> None:
         member = event.member if member is None else member
-        self._core.answer(event.request, ev.JoinResult(error, member))
+        self._core.respond(event.request, ev.JoinResult(error, member))
 
-    def _created(self, group: Group, error: ErrorCode) -> None:
-        """The record of a new group is safe, or the group never was."""
+    def created(self, group: Group, error: ErrorCode) -> None:
+        """The record of a new group is committed; or it is not, and the group is removed."""
         if error is NO_ERROR or self._core.groups.get(group.group_id) is not group:
             return
         del self._core.groups[group.group_id]
         for member in group.members.values():
-            self._answer_join(member, ev.JoinResult(error))
+            self._respond_join(member, ev.JoinResult(error))
         for member_id in (*group.members, *group.pending_join):
             self._timers.cancel(_session_key(group, member_id))
         self._timers.cancel(_join_key(group))
@@ -156,15 +149,15 @@ class GroupMembership:
         else:
             return
         member.awaiting_join = None
-        self._core.answer(event.request, ev.JoinResult(ErrorCode.unknown_member_id))
+        self._core.respond(event.request, ev.JoinResult(ErrorCode.unknown_member_id))
         if not member.is_new or group.state is not PREPARING_REBALANCE:
-            self.heard_of(group, member, event.now_ms)
+            self.restart_session(group, member)
             return
         group.remove(member.member_id)
         self._timers.cancel(_session_key(group, member.member_id))
         self._core.note(group.group_id, f"removed {member.member_id}: its connection is gone")
         if group.has_all_members_joined and group.previous_state is not EMPTY:
-            self._complete_join(group, event.now_ms)
+            self._complete_join(group)
 
     def _join_new(self, group: Group, event: ev.Join) -> None:
         instance = event.group_instance_id
@@ -174,7 +167,7 @@ class GroupMembership:
             self._replace_static(group, event, group.static_members[instance], member_id)
         elif instance is None and event.requires_known_member_id:
             group.expect(member_id)
-            self._schedule_session(group, member_id, event.now_ms + event.session_timeout_ms)
+            self._schedule_session(group, member_id, event.session_timeout_ms)
             self._refuse_join(event, ErrorCode.member_id_required, member_id)
         else:
             self._add_member(group, event, member_id)
@@ -196,16 +189,16 @@ class GroupMembership:
         unchanged = member.protocols == event.protocols
         if group.state is COMPLETING_REBALANCE and unchanged:
             # Its first answer may have been lost; the generation is the same.
-            self._core.answer(event.request, self._joined(group, member))
+            self._core.respond(event.request, self._joined(group, member))
         elif group.state is STABLE and unchanged and not leads:
-            self._core.answer(event.request, self._joined(group, member))
+            self._core.respond(event.request, self._joined(group, member))
         elif group.state is EMPTY:
             self._refuse_join(event, ErrorCode.unknown_member_id)
         else:
             # A leader that rejoins a stable group wants another assignment.
             self._update_member(group, member, event)
             why = f"member {event.member} joins again in state {group.state.value}"
-            self._prepare_or_complete(group, why, event.now_ms)
+            self._prepare_or_complete(group, why)
 
     def _joined(
         self, group: Group, member: Member, *, skip_assignment: bool = False
@@ -237,11 +230,11 @@ class GroupMembership:
         if group.state is PREPARING_REBALANCE and group.previous_state is EMPTY:
             group.new_member_added = True
         group.add(member)
-        self._schedule_session(group, member_id, event.now_ms + ev.NEW_MEMBER_JOIN_TIMEOUT_MS)
-        self._prepare_or_complete(group, f"new member {member_id}", event.now_ms)
+        self._schedule_session(group, member_id, ev.NEW_MEMBER_JOIN_TIMEOUT_MS)
+        self._prepare_or_complete(group, f"new member {member_id}")
 
     def _update_member(self, group: Group, member: Member, event: ev.Join) -> None:
-        self._answer_join(member, ev.JoinResult(ErrorCode.rebalance_in_progress, member.member_id))
+        self._respond_join(member, ev.JoinResult(ErrorCode.rebalance_in_progress, member.member_id))
         group.offer(member, event.protocols)
         member.rebalance_timeout_ms = event.rebalance_timeout_ms
         member.session_timeout_ms = event.session_timeout_ms
@@ -255,35 +248,31 @@ class GroupMembership:
         core, instance = self._core, event.group_instance_id or ""
         member = group.members[old_id]
         fenced = ErrorCode.fenced_instance_id
-        self._answer_join(member, ev.JoinResult(fenced, old_id))
-        self._answer_sync(member, ev.SyncResult(fenced))
+        self._respond_join(member, ev.JoinResult(fenced, old_id))
+        self._respond_sync(member, ev.SyncResult(fenced))
         old_leader = group.leader or ""
-        before = _StaticMember(
+        before = FormerStaticMember(
             old_id, old_leader, member.protocols, member.rebalance_timeout_ms,
             member.session_timeout_ms,
         )  # fmt: skip
         group.replace_static_member(instance, old_id, new_id)
         self._timers.cancel(_session_key(group, old_id))
-        self.heard_of(group, member, event.now_ms)
+        self.restart_session(group, member)
         self._update_member(group, member, event)
         if group.state is COMPLETING_REBALANCE:
             # The leader may hold the old id already: the new one would get nothing.
-            self._prepare_rebalance(group, f"static member {instance} was replaced", event.now_ms)
+            self._prepare_rebalance(group, f"static member {instance} was replaced")
         elif group.state is not STABLE:
-            self._maybe_complete_join(group, event.now_ms)
+            self._maybe_complete_join(group)
         elif group.select_protocol() != group.protocol:
             why = f"static member {instance} changes the protocol"
-            self._prepare_or_complete(group, why, event.now_ms)
+            self._prepare_or_complete(group, why)
         else:
-            core.append_then(
-                [group.to_record()],
-                lambda now_ms, error: self._static_stored(group, event, before, now_ms, error),
-            )
+            core.append((group.to_record(),), StaticMemberReplacement(group, event, before))
 
-    def _static_stored(
-        self, group: Group, event: ev.Join, before: _StaticMember, now_ms: int, error: ErrorCode
-    ) -> None:
-        """The new id of a static member is in the log; or it is not, and the old one is back."""
+    def static_member_replaced(self, stored: StaticMemberReplacement, error: ErrorCode) -> None:
+        """A static member's new id is committed; or it is not, and the old one is restored."""
+        group, event, before = stored.group, stored.event, stored.before
         instance = event.group_instance_id or ""
         new_id = group.static_members.get(instance, "")
         member = group.members.get(new_id)
@@ -291,23 +280,23 @@ class GroupMembership:
             return
         if error is not NO_ERROR:
             failed = self._joined_follower(group, before.leader, UNKNOWN_MEMBER_ID, error)
-            self._answer_join(member, failed)
+            self._respond_join(member, failed)
             group.offer(member, before.protocols)
             member.rebalance_timeout_ms = before.rebalance_timeout_ms
             member.session_timeout_ms = before.session_timeout_ms
             group.replace_static_member(instance, new_id, before.member_id)
             self._timers.cancel(_session_key(group, new_id))
-            self.heard_of(group, member, now_ms)
+            self.restart_session(group, member)
             return
         # Its session may have ended while the append took its time; then nobody watched any more.
-        self.heard_of(group, member, now_ms)
+        self.restart_session(group, member)
         if event.supports_skipping_assignment:
             leads = group.is_leader(new_id)
-            self._answer_join(member, self._joined(group, member, skip_assignment=leads))
+            self._respond_join(member, self._joined(group, member, skip_assignment=leads))
         else:
             # An older leader that found itself leading would assign anew, and nobody would ask for
             # it: it is told the old leader's id.
-            self._answer_join(member, self._joined_follower(group, before.leader, new_id, error))
+            self._respond_join(member, self._joined_follower(group, before.leader, new_id, error))
 
     def _joined_follower(
         self, group: Group, leader: str, member_id: str, error: ErrorCode
@@ -318,21 +307,21 @@ class GroupMembership:
 
     # Rebalancing.
 
-    def _prepare_or_complete(self, group: Group, why: str, now_ms: int) -> None:
+    def _prepare_or_complete(self, group: Group, why: str) -> None:
         if group.state is PREPARING_REBALANCE:
-            self._maybe_complete_join(group, now_ms)
+            self._maybe_complete_join(group)
         else:
-            self._prepare_rebalance(group, why, now_ms)
+            self._prepare_rebalance(group, why)
 
-    def _maybe_complete_join(self, group: Group, now_ms: int) -> None:
+    def _maybe_complete_join(self, group: Group) -> None:
         first = group.previous_state is EMPTY
         if group.state is PREPARING_REBALANCE and not first and group.has_all_members_joined:
-            self._complete_join(group, now_ms)
+            self._complete_join(group)
 
-    def _prepare_rebalance(self, group: Group, why: str, now_ms: int) -> None:
+    def _prepare_rebalance(self, group: Group, why: str) -> None:
         """Ask everybody to rejoin; the first time, wait for more to come instead."""
         if group.state is COMPLETING_REBALANCE:
-            self._reset_assignments(group, ErrorCode.rebalance_in_progress, now_ms)
+            self._reset_assignments(group, ErrorCode.rebalance_in_progress)
         group.pending_sync.clear()
         self._timers.cancel(_sync_key(group))
         first = group.state is EMPTY
@@ -340,17 +329,17 @@ class GroupMembership:
             delay = self._core.settings.group_initial_rebalance_delay_ms
             remaining = max(group.rebalance_timeout_ms - delay, 0)
             timer = JoinDeadline(group.group_id, True, delay, remaining)
-            self._timers.set(_join_key(group), now_ms + delay, timer)
-        group.transition_to(PREPARING_REBALANCE, self._core.wall_ms(now_ms))
+            self._timers.set(_join_key(group), self._core.now_ms + delay, timer)
+        group.transition_to(PREPARING_REBALANCE, self._core.wall_ms)
         self._core.note(group.group_id, f"rebalances, generation {group.generation}: {why}")
         if first:
             return
         if group.has_all_members_joined:
-            self._complete_join(group, now_ms)
+            self._complete_join(group)
         else:
-            self._schedule_join(group, now_ms)
+            self._schedule_join(group)
 
-    def _complete_join(self, group: Group, now_ms: int) -> None:
+    def _complete_join(self, group: Group) -> None:
         """Begin a generation with the members that joined; static ones may be missing."""
         self._timers.cancel(_join_key(group))
         late = [m for m in group.members.values() if m.awaiting_join is None and not m.is_static]
@@ -360,31 +349,32 @@ class GroupMembership:
             self._core.note(group.group_id, f"removed {member.member_id}: did not rejoin in time")
         if group.members and not group.elect_joined_leader():
             # Only static members are left, and none has come back: their sessions decide.
-            self._schedule_join(group, now_ms)
+            self._schedule_join(group)
             return
-        group.init_next_generation(self._core.wall_ms(now_ms))
+        group.init_next_generation(self._core.wall_ms)
         if group.state is EMPTY:
             self._core.note(group.group_id, f"is empty, generation {group.generation}")
-            self._core.append_silently([group.to_record()])
+            self._core.append_in_background((group.to_record(),))
             return
         for member in group.members.values():
-            self._answer_join(member, self._joined(group, member))
-            self.heard_of(group, member, now_ms)
+            self._respond_join(member, self._joined(group, member))
+            self.restart_session(group, member)
             member.is_new = False
             group.pending_sync.add(member.member_id)
-        self._schedule_sync(group, now_ms)
+        self._schedule_sync(group)
         count = len(group.members)
         self._core.note(group.group_id, f"generation {group.generation} has {count} members")
 
-    def _schedule_join(self, group: Group, now_ms: int) -> None:
-        deadline = now_ms + group.rebalance_timeout_ms
+    def _schedule_join(self, group: Group) -> None:
+        deadline = self._core.now_ms + group.rebalance_timeout_ms
         self._timers.set(_join_key(group), deadline, JoinDeadline(group.group_id))
 
-    def _schedule_sync(self, group: Group, now_ms: int) -> None:
+    def _schedule_sync(self, group: Group) -> None:
         timer = SyncDeadline(group.group_id, group.generation)
-        self._timers.set(_sync_key(group), now_ms + group.rebalance_timeout_ms, timer)
+        deadline = self._core.now_ms + group.rebalance_timeout_ms
+        self._timers.set(_sync_key(group), deadline, timer)
 
-    def join_deadline(self, timer: JoinDeadline, now_ms: int) -> None:
+    def join_deadline(self, timer: JoinDeadline) -> None:
         """Members had their time to rejoin."""
         group = self._core.groups.get(timer.group)
         if group is None or group.state is not PREPARING_REBALANCE:
@@ -394,9 +384,9 @@ class GroupMembership:
             delay = min(self._core.settings.group_initial_rebalance_delay_ms, timer.remaining_ms)
             remaining = max(timer.remaining_ms - timer.delay_ms, 0)
             again = JoinDeadline(timer.group, True, delay, remaining)
-            self._timers.set(_join_key(group), now_ms + delay, again)
+            self._timers.set(_join_key(group), self._core.now_ms + delay, again)
         else:
-            self._complete_join(group, now_ms)
+            self._complete_join(group)
 
     # SyncGroup.
 
@@ -405,12 +395,12 @@ class GroupMembership:
         core = self._core
         group = core.groups.get(event.group)
         if group is None or group.state is EMPTY:
-            core.answer(event.request, ev.SyncResult(ErrorCode.unknown_member_id))
+            core.respond(event.request, ev.SyncResult(ErrorCode.unknown_member_id))
             return
         try:
             self._validate_sync(group, event)
         except GroupError as refusal:
-            core.answer(event.request, ev.SyncResult(refusal.code))
+            core.respond(event.request, ev.SyncResult(refusal.code))
             return
         member = group.members[event.member]
         leads = group.is_leader(event.member)
@@ -419,14 +409,14 @@ class GroupMembership:
         before = sum(len(m.assignment) for m in group.members.values())
         more = sum(map(len, assignments.values())) - before
         if more > 0 and group.members_bytes + more > core.settings.group_max_bytes:
-            core.answer(event.request, ev.SyncResult(ErrorCode.group_max_size_reached))
+            core.respond(event.request, ev.SyncResult(ErrorCode.group_max_size_reached))
             core.refused_for_memory(event.group, "kept.group.max.bytes")
             return
         records: list[GroupRecord] = []
         if leads and group.state is not STABLE:
             records.append(group.to_record({m: assignments.get(m, b"") for m in group.members}))
         if not core.memory.admits_records(records_bytes(records)):
-            core.answer(event.request, ev.SyncResult(ErrorCode.coordinator_not_available))
+            core.respond(event.request, ev.SyncResult(ErrorCode.coordinator_not_available))
             core.refused_for_memory(event.group, "kept.groups.max.bytes")
             return
         group.pending_sync.discard(event.member)
@@ -434,16 +424,12 @@ class GroupMembership:
             self._timers.cancel(_sync_key(group))
         if group.state is STABLE:
             result = ev.SyncResult(NO_ERROR, group.protocol_type, group.protocol, member.assignment)
-            core.answer(event.request, result)
+            core.respond(event.request, result)
             return
-        self._answer_sync(member, ev.SyncResult(ErrorCode.rebalance_in_progress))
+        self._respond_sync(member, ev.SyncResult(ErrorCode.rebalance_in_progress))
         member.awaiting_sync = event.request
         if leads:
-            generation = group.generation
-            core.append_then(
-                records,
-                lambda now_ms, error: self._assigned(group, generation, assignments, now_ms, error),
-            )
+            core.append(tuple(records), Assignment(group, group.generation, assignments))
 
     def _validate_sync(self, group: Group, event: ev.Sync) -> None:
         group.validate_member(event.member, event.group_instance_id)
@@ -458,32 +444,26 @@ class GroupMembership:
         if group.state is PREPARING_REBALANCE:
             raise GroupError(ErrorCode.rebalance_in_progress)
 
-    def _assigned(
-        self,
-        group: Group,
-        generation: int,
-        assignments: dict[str, bytes],
-        now_ms: int,
-        error: ErrorCode,
-    ) -> None:
-        """The leader's assignment is in the log, or could not be stored."""
-        if group.state is not COMPLETING_REBALANCE or group.generation != generation:
+    def assigned(self, stored: Assignment, error: ErrorCode) -> None:
+        """The leader's assignment is committed, or could not be stored."""
+        group = stored.group
+        if group.state is not COMPLETING_REBALANCE or group.generation != stored.generation:
             return
         if error is not NO_ERROR:
-            self._reset_assignments(group, error, now_ms)
-            self._prepare_or_complete(group, f"assignment not stored: {error.name}", now_ms)
+            self._reset_assignments(group, error)
+            self._prepare_or_complete(group, f"assignment not stored: {error.name}")
             return
         for member in group.members.values():
-            group.assign(member, assignments.get(member.member_id, b""))
-        self._propagate(group, NO_ERROR, now_ms)
-        group.transition_to(STABLE, self._core.wall_ms(now_ms))
+            group.assign(member, stored.assignments.get(member.member_id, b""))
+        self._propagate(group, NO_ERROR)
+        group.transition_to(STABLE, self._core.wall_ms)
 
-    def _reset_assignments(self, group: Group, error: ErrorCode, now_ms: int) -> None:
+    def _reset_assignments(self, group: Group, error: ErrorCode) -> None:
         for member in group.members.values():
             group.assign(member, b"")
-        self._propagate(group, error, now_ms)
+        self._propagate(group, error)
 
-    def _propagate(self, group: Group, error: ErrorCode, now_ms: int) -> None:
+    def _propagate(self, group: Group, error: ErrorCode) -> None:
         ok = error is NO_ERROR
         for member in group.members.values():
             result = ev.SyncResult(
@@ -492,10 +472,10 @@ class GroupMembership:
                 group.protocol if ok else None,
                 member.assignment,
             )
-            if self._answer_sync(member, result):
-                self.heard_of(group, member, now_ms)
+            if self._respond_sync(member, result):
+                self.restart_session(group, member)
 
-    def sync_deadline(self, timer: SyncDeadline, now_ms: int) -> None:
+    def sync_deadline(self, timer: SyncDeadline) -> None:
         """Members that did not ask for their assignment are taken out."""
         group = self._core.groups.get(timer.group)
         if group is None or group.generation != timer.generation or not group.pending_sync:
@@ -505,10 +485,10 @@ class GroupMembership:
         late = [m for m in group.members if m in group.pending_sync]
         for member_id in late:
             # A static member may be rejoining at this moment.
-            self._answer_join(group.members[member_id], ev.JoinResult(ErrorCode.unknown_member_id))
+            self._respond_join(group.members[member_id], ev.JoinResult(ErrorCode.unknown_member_id))
             group.remove(member_id)
             self._timers.cancel(_session_key(group, member_id))
-        self._prepare_rebalance(group, f"no sync from {', '.join(late)} in time", now_ms)
+        self._prepare_rebalance(group, f"no sync from {', '.join(late)} in time")
 
     # Heartbeat.
 
@@ -523,22 +503,23 @@ class GroupMembership:
             if event.generation != group.generation:
                 raise GroupError(ErrorCode.illegal_generation)
         except GroupError as refusal:
-            core.answer(event.request, ev.HeartbeatResult(refusal.code))
+            core.respond(event.request, ev.HeartbeatResult(refusal.code))
             return
-        self.heard_of(group, group.members[event.member], event.now_ms)
+        self.restart_session(group, group.members[event.member])
         preparing = group.state is PREPARING_REBALANCE
         error = ErrorCode.rebalance_in_progress if preparing else NO_ERROR
-        core.answer(event.request, ev.HeartbeatResult(error))
+        core.respond(event.request, ev.HeartbeatResult(error))
 
-    def heard_of(self, group: Group, member: Member, now_ms: int) -> None:
+    def restart_session(self, group: Group, member: Member) -> None:
         """A member's session begins anew."""
-        self._schedule_session(group, member.member_id, now_ms + member.session_timeout_ms)
+        self._schedule_session(group, member.member_id, member.session_timeout_ms)
 
-    def _schedule_session(self, group: Group, member_id: str, deadline_ms: int) -> None:
+    def _schedule_session(self, group: Group, member_id: str, timeout_ms: int) -> None:
         timer = SessionExpiry(group.group_id, member_id)
+        deadline_ms = self._core.now_ms + timeout_ms
         self._timers.set(_session_key(group, member_id), deadline_ms, timer)
 
-    def session_expired(self, timer: SessionExpiry, now_ms: int) -> None:
+    def session_expired(self, timer: SessionExpiry) -> None:
         """A member is gone, unless it is we who let it wait."""
         group = self._core.groups.get(timer.group)
         if group is None:
@@ -546,18 +527,18 @@ class GroupMembership:
         if timer.member in group.pending_join:
             group.remove(timer.member)
             if group.state is PREPARING_REBALANCE and group.has_all_members_joined:
-                self._complete_join(group, now_ms)
+                self._complete_join(group)
             return
         member = group.members.get(timer.member)
         if member is None or member.has_satisfied_heartbeat:
             return
         self._core.note(group.group_id, f"removed {timer.member}: session expired")
-        self._answer_join(member, ev.JoinResult(ErrorCode.unknown_member_id))
+        self._respond_join(member, ev.JoinResult(ErrorCode.unknown_member_id))
         group.remove(timer.member)
         if group.state in (STABLE, COMPLETING_REBALANCE):
-            self._prepare_rebalance(group, f"session of {timer.member} expired", now_ms)
+            self._prepare_rebalance(group, f"session of {timer.member} expired")
         elif group.state is PREPARING_REBALANCE and group.has_all_members_joined:
-            self._complete_join(group, now_ms)
+            self._complete_join(group)
 
     # LeaveGroup.
 
@@ -571,21 +552,20 @@ class GroupMembership:
         group = core.groups.get(event.group)
         if group is None:
             gone = tuple((m, i, ErrorCode.unknown_member_id) for m, i in event.members)
-            core.answer(event.request, ev.LeaveResult(members=gone))
+            core.respond(event.request, ev.LeaveResult(members=gone))
             return
         results = tuple(
-            (member_id, instance, self._leave_one(group, member_id, instance))
+            (member_id, instance, self._remove_member(group, member_id, instance))
             for member_id, instance in event.members
         )
         if any(error is NO_ERROR for _, _, error in results):
             if group.state in (STABLE, COMPLETING_REBALANCE):
-                self._prepare_rebalance(group, "members left", event.now_ms)
+                self._prepare_rebalance(group, "members left")
             else:
-                self._maybe_complete_join(group, event.now_ms)
-        result = ev.LeaveResult(members=results)
-        core.answer_when_committed(event.request, lambda: result, ev.LeaveResult)
+                self._maybe_complete_join(group)
+        core.respond_when_committed(event.request, ev.LeaveResult(members=results))
 
-    def _leave_one(self, group: Group, member_id: str, instance: str | None) -> ErrorCode:
+    def _remove_member(self, group: Group, member_id: str, instance: str | None) -> ErrorCode:
         if member_id in group.pending_join:
             group.remove(member_id)
             self._timers.cancel(_session_key(group, member_id))
@@ -601,34 +581,34 @@ class GroupMembership:
                 return refusal.code
         self._timers.cancel(_session_key(group, member_id))
         member = group.members[member_id]
-        self._answer_join(member, ev.JoinResult(ErrorCode.unknown_member_id))
-        self._answer_sync(member, ev.SyncResult(ErrorCode.unknown_member_id))
+        self._respond_join(member, ev.JoinResult(ErrorCode.unknown_member_id))
+        self._respond_sync(member, ev.SyncResult(ErrorCode.unknown_member_id))
         group.remove(member_id)
         return NO_ERROR
 
     # Loading and unloading.
 
-    def loaded(self, group: Group, now_ms: int) -> None:
+    def loaded(self, group: Group) -> None:
         """A group was read from the log: its members have a session timeout to show up."""
         for member in group.members.values():
-            self.heard_of(group, member, now_ms)
+            self.restart_session(group, member)
         if len(group.members) > self._core.settings.group_max_size:
-            self._prepare_rebalance(group, "has more members than group.max.size", now_ms)
+            self._prepare_rebalance(group, "has more members than group.max.size")
 
-    def stood_still(self, group: Group, now_ms: int) -> None:
+    def restart_timeouts(self, group: Group) -> None:
         """Members have their session and rebalance timeouts from now on."""
         for member in group.members.values():
-            self.heard_of(group, member, now_ms)
+            self.restart_session(group, member)
         if group.state is PREPARING_REBALANCE and group.previous_state is not EMPTY:
-            self._schedule_join(group, now_ms)
+            self._schedule_join(group)
         if group.pending_sync:
-            self._schedule_sync(group, now_ms)
+            self._schedule_sync(group)
 
     def unload(self, group: Group, error: ErrorCode) -> None:
         """Send everybody who waits away."""
         for member in group.members.values():
-            self._answer_join(member, ev.JoinResult(error, member.member_id))
-            self._answer_sync(member, ev.SyncResult(error))
+            self._respond_join(member, ev.JoinResult(error, member.member_id))
+            self._respond_sync(member, ev.SyncResult(error))
 
     def check_invariants(self, group: Group) -> None:
         """Raise InvariantViolation when a group could wait for ever."""
@@ -644,17 +624,17 @@ class GroupMembership:
         if group.pending_sync and self._timers.deadline(_sync_key(group)) is None:
             raise InvariantViolation(f"group {group.group_id} would wait for syncs for ever")
 
-    def _answer_join(self, member: Member, result: ev.JoinResult) -> bool:
+    def _respond_join(self, member: Member, result: ev.JoinResult) -> bool:
         if member.awaiting_join is None:
             return False
-        self._core.answer(member.awaiting_join, result)
+        self._core.respond(member.awaiting_join, result)
         member.awaiting_join = None
         return True
 
-    def _answer_sync(self, member: Member, result: ev.SyncResult) -> bool:
+    def _respond_sync(self, member: Member, result: ev.SyncResult) -> bool:
         if member.awaiting_sync is None:
             return False
-        self._core.answer(member.awaiting_sync, result)
+        self._core.respond(member.awaiting_sync, result)
         member.awaiting_sync = None
         return True
 

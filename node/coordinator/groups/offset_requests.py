@@ -35,7 +35,7 @@ from kept.node.coordinator.groups.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from kept.node.coordinator.groups.core import GroupCore
 
@@ -73,10 +73,10 @@ class OffsetRequests:
         try:
             self._validate_commit(group, event)
         except GroupError as refusal:
-            core.answer(event.request, ev.CommitResult(refusal.code))
+            core.respond(event.request, ev.CommitResult(refusal.code))
             return
         if group is not None and group.state in (STABLE, PREPARING_REBALANCE):
-            core.membership.heard_of(group, group.members[event.member], event.now_ms)
+            core.membership.restart_session(group, group.members[event.member])
         records: list[GroupRecord] = []
         room = _Room(core.memory)
         if group is None:
@@ -89,21 +89,17 @@ class OffsetRequests:
             core.refused_for_memory(event.group, "kept.groups.max.bytes")
         result = ev.CommitResult(topics=topics)
         if not records:
-            core.answer(event.request, result)
+            core.respond(event.request, result)
             return
         if not core.memory.admits_records(records_bytes(records)):
             # What waits is committed soon: the client looks for its coordinator and comes back.
             core.refused_for_memory(event.group, "kept.groups.max.bytes")
-            core.answer(event.request, ev.CommitResult(ErrorCode.coordinator_not_available))
+            core.respond(event.request, ev.CommitResult(ErrorCode.coordinator_not_available))
             return
-        undo: list[Callable[[], None]] = []
         if group is None:
             core.groups[event.group] = Group(event.group)
-            undo.append(lambda: self._forget(event.group))
-        core.append_and_answer(records, event.request, result, ev.CommitResult, undo)
-
-    def _forget(self, group: str) -> None:
-        self._core.groups.pop(group, None)
+        created = event.group if group is None else None
+        core.append(tuple(records), ev.Response(event.request, result), created=created)
 
     def _validate_commit(self, group: Group | None, event: ev.CommitOffsets) -> None:
         if group is None:
@@ -132,7 +128,7 @@ class OffsetRequests:
         room: _Room,
     ) -> tuple[tuple[int, ErrorCode], ...]:
         limit = self._core.settings.offset_metadata_max_bytes
-        wall_ms = self._core.wall_ms(event.now_ms)
+        wall_ms = self._core.wall_ms
         expires = -1 if event.retention_ms == -1 else wall_ms + event.retention_ms
         results = []
         for p in topic.partitions:
@@ -178,7 +174,7 @@ class OffsetRequests:
             if event.require_stable and self._core.transactions.holds(key):
                 unstable = ErrorCode.unstable_offset_commit
                 fetched.append(ev.FetchedOffset(partition, error=unstable))
-            elif found is None or _other_topic(found.value.topic_id, topic.topic_id):
+            elif found is None or _is_other_topic(found.value.topic_id, topic.topic_id):
                 fetched.append(ev.FetchedOffset(partition))
             else:
                 v = found.value
@@ -193,10 +189,10 @@ class OffsetRequests:
         group = core.groups.get(event.group)
         if group is None:
             missing = ev.DeleteOffsetsResult(ErrorCode.group_id_not_found)
-            core.answer_when_committed(event.request, lambda: missing, ev.DeleteOffsetsResult)
+            core.respond_when_committed(event.request, missing)
             return
         if group.state is not EMPTY and not group.is_consumer_protocol:
-            core.answer(event.request, ev.DeleteOffsetsResult(ErrorCode.non_empty_group))
+            core.respond(event.request, ev.DeleteOffsetsResult(ErrorCode.non_empty_group))
             return
         records: list[GroupRecord] = []
         topics = []
@@ -210,10 +206,10 @@ class OffsetRequests:
                     records.append(GroupRecord(key, None))
         result = ev.DeleteOffsetsResult(topics=tuple(topics))
         if records:
-            core.append_and_answer(records, event.request, result, ev.DeleteOffsetsResult)
+            core.append(tuple(records), ev.Response(event.request, result))
         else:
             # An offset that is not there any more may have a tombstone that is not committed.
-            core.answer_when_committed(event.request, lambda: result, ev.DeleteOffsetsResult)
+            core.respond_when_committed(event.request, result)
 
     def tombstones(self, group: str) -> list[GroupRecord]:
         """Deletes all offsets of a group."""
@@ -227,29 +223,30 @@ class OffsetRequests:
         gone = dict(event.topics)
         keys: dict[OffsetCommitKey, None] = {}
         for key, stored in core.appended:
-            if key.topic in gone and not _other_topic(stored.value.topic_id, gone[key.topic]):
+            if key.topic in gone and not _is_other_topic(stored.value.topic_id, gone[key.topic]):
                 keys[key] = None
         for topic, topic_id in event.topics:
             for key, stored in core.transactions.keys_of_topic(topic):
-                if not _other_topic(stored.value.topic_id, topic_id):
+                if not _is_other_topic(stored.value.topic_id, topic_id):
                     keys[key] = None
         if keys:
-            core.append_silently([GroupRecord(key, None) for key in keys])
+            core.append_in_background(tuple(GroupRecord(key, None) for key in keys))
 
     # Expiry.
 
-    def expire(self, now_ms: int) -> None:
+    def expire(self) -> None:
         """Delete offsets whose time is over, and empty groups that have none left."""
         core = self._core
         records: list[GroupRecord] = []
-        undo: list[Callable[[], None]] = []
+        removed: list[Group] = []
         for group in list(core.groups.values()):
-            if self._expire_group(group, now_ms, records) and group.state is EMPTY:
-                records.append(core.remove_group(group, undo))
+            if self._expire_group(group, records) and group.state is EMPTY:
+                records.append(core.remove_group(group))
+                removed.append(group)
         if records:
-            core.append_silently(records, undo)
+            core.append_in_background(tuple(records), removed=tuple(removed))
 
-    def _expire_group(self, group: Group, now_ms: int, records: list[GroupRecord]) -> bool:
+    def _expire_group(self, group: Group, records: list[GroupRecord]) -> bool:
         """Add the tombstones; whether no offset is left."""
         core = self._core
         retention_ms = core.settings.offsets_retention_ms
@@ -258,7 +255,7 @@ class OffsetRequests:
             subscribed = group.is_subscribed_to(topic)
             for partition, stored in partitions.items():
                 key = OffsetCommitKey(group.group_id, topic, partition)
-                expired = is_expired(group, stored, core.wall_ms(now_ms), retention_ms)
+                expired = is_expired(group, stored, core.wall_ms, retention_ms)
                 if expired and not subscribed and not core.transactions.holds(key):
                     records.append(GroupRecord(key, None))
                 else:
@@ -266,6 +263,6 @@ class OffsetRequests:
         return all_expired
 
 
-def _other_topic(stored: object, asked: object) -> bool:
+def _is_other_topic(stored: object, asked: object) -> bool:
     """Both ids are known, and differ."""
     return NO_TOPIC_ID not in (stored, asked) and stored != asked

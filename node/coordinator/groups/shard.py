@@ -232,41 +232,38 @@ class Shard:
             handle.cancel()
         self._uncommitted.clear()
         for effect in self.core.unload():
-            if isinstance(effect, ev.Answer):
-                self._answer(effect)
+            if isinstance(effect, ev.Response):
+                self._respond(effect)
 
     # Events.
 
-    def submit(self, make_event: Callable[[int, int], ev.Event]) -> asyncio.Future[Any]:
+    def submit(self, make_event: Callable[[int], ev.Event]) -> asyncio.Future[Any]:
         """Step an event for a request; the future is its result."""
         self._last_request += 1
         future: asyncio.Future[Any] = self._runtime.loop.create_future()
         self._requests[self._last_request] = future
-        now_ms = self._now_ms()
-        self._sync_clock(now_ms)
-        self._perform(self.core.step(make_event(now_ms, self._last_request)))
+        self._step(make_event(self._last_request))
         return future
 
     def join_abandoned(self, group: str, future: asyncio.Future[Any]) -> None:
         """The connection of a JoinGroup that waits for ``future`` is gone."""
         request = next((n for n, waiting in self._requests.items() if waiting is future), None)
         if request is not None:
-            self._step(lambda now_ms: ev.JoinAbandoned(now_ms, group, request))
+            self._step(ev.JoinAbandoned(group, request))
 
     def topics_deleted(self, topics: Iterable[tuple[str, uuid.UUID]]) -> None:
         """Forget the offsets of topics that are gone."""
         if not self.is_active:
             self._gone += topics
             return
-        gone = tuple(topics)
-        self._step(lambda now_ms: ev.TopicsDeleted(now_ms, gone))
+        self._step(ev.TopicsDeleted(tuple(topics)))
 
-    def _step(self, make_event: Callable[[int], ev.Event]) -> None:
+    def _step(self, event: ev.Event) -> None:
         if self._unloaded:
             return
         now_ms = self._now_ms()
         self._sync_clock(now_ms)
-        self._perform(self.core.step(make_event(now_ms)))
+        self._perform(self.core.step(event, now_ms))
 
     def _now_ms(self) -> int:
         return int(self._runtime.loop.time() * 1000)
@@ -276,10 +273,10 @@ class Shard:
 
     # Effects.
 
-    def _perform(self, effects: list[ev.Effect]) -> None:
+    def _perform(self, effects: tuple[ev.Effect, ...]) -> None:
         for effect in effects:
-            if isinstance(effect, ev.Answer):
-                self._answer(effect)
+            if isinstance(effect, ev.Response):
+                self._respond(effect)
             elif isinstance(effect, ev.Append):
                 self._append(effect)
             elif isinstance(effect, ev.OutOfMemory):
@@ -298,7 +295,7 @@ class Shard:
                 "group request refused", group=effect.group, setting=effect.setting, used_bytes=used
             )
 
-    def _answer(self, effect: ev.Answer) -> None:
+    def _respond(self, effect: ev.Response) -> None:
         future = self._requests.pop(effect.request, None)
         if future is not None and not future.done():
             future.set_result(effect.result)
@@ -317,7 +314,7 @@ class Shard:
         except KeptError as error:
             code = group_error(error)
             log.warning("group records not appended", partition=self.number, error=str(error))
-            self._step(lambda now_ms: ev.AppendRejected(now_ms, effect.append, code))
+            self._step(ev.AppendRejected(effect.append, code))
             return
         self._staged.append((effect.append, end_offset))
         if not self._write_scheduled:
@@ -369,14 +366,13 @@ class Shard:
             self._hosted.flush(end_offset, one_done)
 
     def _timed_out(self, append: int, error: BaseException) -> None:
-        code = group_error(error)
-        self._step(lambda now_ms: ev.AppendTimedOut(now_ms, append, code))
+        self._step(ev.AppendTimedOut(append, group_error(error)))
 
     def _append_committed(self, append: int) -> None:
         timer = self._uncommitted.pop(append, None)
         if timer is not None:
             timer.cancel()
-        self._step(lambda now_ms: ev.AppendCommitted(now_ms, append))
+        self._step(ev.AppendCommitted(append))
 
     # Timers.
 
@@ -399,7 +395,7 @@ class Shard:
         now_ms = self._now_ms()
         self._sync_clock(now_ms)
         if deadline_ms is not None and now_ms - deadline_ms > STALL_MS:
-            self.core.stood_still(now_ms)
+            self.core.restart_timeouts(now_ms)
         self._perform(self.core.tick(now_ms))
 
 

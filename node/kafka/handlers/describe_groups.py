@@ -124,7 +124,7 @@ def delete_groups(ctx: RequestContext, request: Any) -> Steps[Answer]:
 
 
 def _deletion(groups: tuple[str, ...]) -> MakeEvent:
-    return lambda now_ms, number: ev.DeleteGroups(now_ms, number, groups)
+    return lambda number: ev.DeleteGroups(number, groups)
 
 
 async def _gathered(

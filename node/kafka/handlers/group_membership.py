@@ -113,9 +113,9 @@ def join_group(ctx: RequestContext, request: Any) -> Answer:
     protocols = tuple((p.name, bytes(p.metadata)) for p in request.protocols)
     groups = coordinator(ctx)
 
-    def event(now_ms: int, number: int) -> ev.Join:
+    def event(number: int) -> ev.Join:
         return ev.Join(
-            now_ms, number, request.group_id, request.member_id, ctx.client_id or "",
+            number, request.group_id, request.member_id, ctx.client_id or "",
             f"/{ctx.client_host}", session_ms, rebalance_ms, request.protocol_type, protocols,
             groups.new_uuid(), instance,
             requires_known_member_id=version >= 4, supports_skipping_assignment=version >= 9,
@@ -160,9 +160,9 @@ def sync_group(ctx: RequestContext, request: Any) -> Answer:
         return refuse(ErrorCode.inconsistent_group_protocol)
     assignments = tuple((a.member_id, bytes(a.assignment)) for a in request.assignments)
 
-    def event(now_ms: int, number: int) -> ev.Sync:
+    def event(number: int) -> ev.Sync:
         return ev.Sync(
-            now_ms, number, request.group_id, request.member_id, request.generation_id,
+            number, request.group_id, request.member_id, request.generation_id,
             assignments, getattr(request, "group_instance_id", None), protocol_type, protocol,
         )  # fmt: skip
 
@@ -181,9 +181,9 @@ def _synced(result: ev.SyncResult) -> dict[str, Any]:
 def heartbeat(ctx: RequestContext, request: Any) -> Answer:
     """Stay a member; the error says when to rejoin."""
 
-    def event(now_ms: int, number: int) -> ev.Heartbeat:
+    def event(number: int) -> ev.Heartbeat:
         return ev.Heartbeat(
-            now_ms, number, request.group_id, request.member_id, request.generation_id,
+            number, request.group_id, request.member_id, request.generation_id,
             getattr(request, "group_instance_id", None),
         )  # fmt: skip
 
@@ -215,7 +215,7 @@ def leave_group(ctx: RequestContext, request: Any) -> Answer:
             ],
         }
 
-    def event(now_ms: int, number: int) -> ev.Leave:
-        return ev.Leave(now_ms, number, request.group_id, members)
+    def event(number: int) -> ev.Leave:
+        return ev.Leave(number, request.group_id, members)
 
     return ask(ctx, request.group_id, event, answer, lambda error: answer(ev.LeaveResult(error)))

@@ -131,9 +131,9 @@ def _commit(
     """What became of each partition, by topic."""
     retention = getattr(request, "retention_time", None)
 
-    def event(now_ms: int, number: int) -> ev.CommitOffsets:
+    def event(number: int) -> ev.CommitOffsets:
         return ev.CommitOffsets(
-            now_ms, number, request.group_id, valid, request.member_id,
+            number, request.group_id, valid, request.member_id,
             request.generation_id_or_member_epoch, getattr(request, "group_instance_id", None),
             -1 if retention is None else milliseconds(retention), ctx.api_version >= 9,
         )  # fmt: skip
@@ -265,8 +265,8 @@ def _fetch_part(
     def refuse(error: ErrorCode) -> dict[str, Any]:
         return _fetch_refused(ctx, group, error)
 
-    def event(now_ms: int, number: int) -> ev.FetchOffsets:
-        return ev.FetchOffsets(now_ms, number, group.group_id, asked, stable)
+    def event(number: int) -> ev.FetchOffsets:
+        return ev.FetchOffsets(number, group.group_id, asked, stable)
 
     def asked_now() -> Answer:
         return ask(ctx, group.group_id, event, answer, refuse, needs_name=False)
@@ -370,8 +370,8 @@ def offset_delete(ctx: RequestContext, request: Any) -> Steps[Answer]:
         failed = result.error is not ev.NO_ERROR
         return {"error_code": result.error, "topics": [] if failed else topics}
 
-    def event(now_ms: int, number: int) -> ev.DeleteOffsets:
-        return ev.DeleteOffsets(now_ms, number, request.group_id, tuple(valid))
+    def event(number: int) -> ev.DeleteOffsets:
+        return ev.DeleteOffsets(number, request.group_id, tuple(valid))
 
     return ask(
         ctx, request.group_id, event, answer, lambda error: answer(ev.DeleteOffsetsResult(error))

@@ -50,7 +50,7 @@ class Words:
     def __init__(self, words: list[str]) -> None:
         self.words = words
 
-    def take(self, name: str, default: str | None = None) -> str | None:
+    def option(self, name: str, default: str | None = None) -> str | None:
         if name not in self.words:
             return default
         index = self.words.index(name)
@@ -90,7 +90,7 @@ class History:
         self.core.check_invariants()
         return self.lines
 
-    def _perform(self, effects: list[ev.Effect]) -> None:
+    def _perform(self, effects: tuple[ev.Effect, ...]) -> None:
         for effect in effects:
             self.lines += describe(effect)
             if isinstance(effect, ev.Append):
@@ -101,7 +101,7 @@ class History:
     def _commit_oldest(self) -> None:
         append = self.held.pop(0)
         self.log += append.records
-        self._perform(self.core.step(ev.AppendCommitted(self.now, append.append)))
+        self._perform(self.core.step(ev.AppendCommitted(append.append), self.now))
 
     def _next_request(self) -> int:
         self.request += 1
@@ -128,58 +128,56 @@ class History:
     def do_stall(self, words: Words) -> None:
         """The process stands still: time passes, and nothing happens meanwhile."""
         self.now += milliseconds(words.words[0])
-        self.core.stood_still(self.now)
+        self.core.restart_timeouts(self.now)
         self._perform(self.core.tick(self.now))
 
     def do_join(self, words: Words) -> None:
-        member = words.take("as", "")
-        offers = words.take("offers", "range=orders")
-        protocol_type = words.take("type", "consumer")
+        member = words.option("as", "")
+        offers = words.option("offers", "range=orders")
+        protocol_type = words.option("type", "consumer")
         consumer = protocol_type == "consumer"
         protocols = []
         for offer in offers.split(","):
             name, _, data = offer.partition("=")
             topics = data.split("+") if data else []
             protocols.append((name, subscription(topics) if consumer else data.encode()))
-        version = int(words.take("version", "9"))
+        version = int(words.option("version", "9"))
         self.uuid += 1
         event = ev.Join(
-            self.now, self._next_request(), words.words[0], member,
-            words.take("client", "app"), "/127.0.0.1", milliseconds(words.take("session", "10s")),
-            milliseconds(words.take("rebalance", "60s")), protocol_type,
+            self._next_request(), words.words[0], member, words.option("client", "app"),
+            "/127.0.0.1", milliseconds(words.option("session", "10s")),
+            milliseconds(words.option("rebalance", "60s")), protocol_type,
             tuple(protocols) if offers != "nothing" else (), str(self.uuid),
-            words.take("static"), version >= 4, version >= 9,
+            words.option("static"), version >= 4, version >= 9,
         )  # fmt: skip
-        self._perform(self.core.step(event))
+        self._perform(self.core.step(event, self.now))
 
     def do_sync(self, words: Words) -> None:
-        assign = words.take("assign", "")
+        assign = words.option("assign", "")
         pairs = [a.partition("=") for a in assign.split(",") if a]
         event = ev.Sync(
-            self.now, self._next_request(), words.words[0], words.take("as", ""),
-            int(words.take("generation", "1")),
+            self._next_request(), words.words[0], words.option("as", ""),
+            int(words.option("generation", "1")),
             tuple((name, data.encode()) for name, _, data in pairs),
-            words.take("static"), words.take("type"), words.take("protocol"),
+            words.option("static"), words.option("type"), words.option("protocol"),
         )  # fmt: skip
-        self._perform(self.core.step(event))
+        self._perform(self.core.step(event, self.now))
 
     def do_heartbeat(self, words: Words) -> None:
-        member, generation = words.take("as", ""), int(words.take("generation", "1"))
-        instance = words.take("static")
-        event = ev.Heartbeat(
-            self.now, self._next_request(), words.words[0], member, generation, instance
-        )
-        self._perform(self.core.step(event))
+        member, generation = words.option("as", ""), int(words.option("generation", "1"))
+        instance = words.option("static")
+        event = ev.Heartbeat(self._next_request(), words.words[0], member, generation, instance)
+        self._perform(self.core.step(event, self.now))
 
     def do_stay(self, words: Words) -> None:
         """A member sends heartbeats, one every twenty minutes, whose answers are not shown."""
-        until = self.now + milliseconds(words.take("for"))
-        group, member = words.words[0], words.take("as")
-        generation = int(words.take("generation"))
+        until = self.now + milliseconds(words.option("for"))
+        group, member = words.words[0], words.option("as")
+        generation = int(words.option("generation"))
         while self.now < until:
             self._perform(self.core.tick(self.now))
-            answers = self.core.step(ev.Heartbeat(self.now, 0, group, member, generation))
-            assert answers == [ev.Answer(0, ev.HeartbeatResult())]
+            responses = self.core.step(ev.Heartbeat(0, group, member, generation), self.now)
+            assert responses == (ev.Response(0, ev.HeartbeatResult()),)
             self.now += milliseconds("20m")
 
     def do_leave(self, words: Words) -> None:
@@ -187,16 +185,16 @@ class History:
         for word in words.words[1:]:
             member, at, instance = word.partition("@")
             members.append((member, instance if at else None))
-        event = ev.Leave(self.now, self._next_request(), words.words[0], tuple(members))
-        self._perform(self.core.step(event))
+        event = ev.Leave(self._next_request(), words.words[0], tuple(members))
+        self._perform(self.core.step(event, self.now))
 
     def do_commit(self, words: Words) -> None:
         if words.words == ["append"]:
             self._commit_oldest()
             return
-        member, generation = words.take("as", ""), int(words.take("generation", "-1"))
-        metadata, retention = words.take("metadata"), words.take("retention")
-        instance, version = words.take("static"), int(words.take("version", "10"))
+        member, generation = words.option("as", ""), int(words.option("generation", "-1"))
+        metadata, retention = words.option("metadata"), words.option("retention")
+        instance, version = words.option("static"), int(words.option("version", "10"))
         topics: dict[str, list[ev.CommitPartition]] = {}
         for word in words.words[1:]:
             where, _, offset = word.partition("=")
@@ -205,12 +203,12 @@ class History:
                 ev.CommitPartition(number, int(offset), 0, metadata)
             )
         event = ev.CommitOffsets(
-            self.now, self._next_request(), words.words[0],
+            self._next_request(), words.words[0],
             tuple(ev.CommitTopic(t, TOPIC_IDS[t], tuple(p)) for t, p in topics.items()),
             member, generation, instance, milliseconds(retention) if retention else -1,
             version >= 9,
         )  # fmt: skip
-        self._perform(self.core.step(event))
+        self._perform(self.core.step(event, self.now))
 
     def do_fetch(self, words: Words) -> None:
         stable = words.flag("stable")
@@ -223,30 +221,28 @@ class History:
             ev.FetchTopic(t, tuple(p), uuid.UUID(int=7) if other_id else TOPIC_IDS[t])
             for t, p in topics.items()
         )
-        event = ev.FetchOffsets(
-            self.now, self._next_request(), words.words[0], asked or None, stable
-        )
-        self._perform(self.core.step(event))
+        event = ev.FetchOffsets(self._next_request(), words.words[0], asked or None, stable)
+        self._perform(self.core.step(event, self.now))
 
     def do_delete(self, words: Words) -> None:
         what = words.words.pop(0)
         if what == "groups":
-            event: ev.Event = ev.DeleteGroups(self.now, self._next_request(), tuple(words.words))
+            event: ev.Event = ev.DeleteGroups(self._next_request(), tuple(words.words))
         else:
             topics: dict[str, list[int]] = {}
             for word in words.words[1:]:
                 topic, number = partition(word)
                 topics.setdefault(topic, []).append(number)
             event = ev.DeleteOffsets(
-                self.now, self._next_request(), words.words[0],
+                self._next_request(), words.words[0],
                 tuple((t, tuple(p)) for t, p in topics.items()),
             )  # fmt: skip
-        self._perform(self.core.step(event))
+        self._perform(self.core.step(event, self.now))
 
     def do_topic(self, words: Words) -> None:
         name, verb = words.words
         assert verb == "deleted"
-        self._perform(self.core.step(ev.TopicsDeleted(self.now, ((name, TOPIC_IDS[name]),))))
+        self._perform(self.core.step(ev.TopicsDeleted(((name, TOPIC_IDS[name]),)), self.now))
 
     def do_hold(self, words: Words) -> None:
         assert words.words == ["appends"]
@@ -261,14 +257,14 @@ class History:
     def do_reject(self, words: Words) -> None:
         append = self.held.pop()
         error = ErrorCode[words.words[1]]
-        self._perform(self.core.step(ev.AppendRejected(self.now, append.append, error)))
+        self._perform(self.core.step(ev.AppendRejected(append.append, error), self.now))
 
     def do_time(self, words: Words) -> None:
         error = ErrorCode[words.words[2]]
-        self._perform(self.core.step(ev.AppendTimedOut(self.now, self.held[0].append, error)))
+        self._perform(self.core.step(ev.AppendTimedOut(self.held[0].append, error), self.now))
 
     def do_list(self, words: Words) -> None:
-        states, types = words.take("states", ""), words.take("types", "")
+        states, types = words.option("states", ""), words.option("types", "")
         found = tuple(
             self.core.list_groups(
                 [s.lower() for s in states.split(",") if s],

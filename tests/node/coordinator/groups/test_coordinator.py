@@ -107,7 +107,7 @@ def group_in(number: int) -> str:
 
 def commit(node: FakeNode, group: str) -> asyncio.Future[Any]:
     topic = ev.CommitTopic("orders", uuid.UUID(int=9), (ev.CommitPartition(0, 5),))
-    return node.groups.submit(group, lambda now, n: ev.CommitOffsets(now, n, group, (topic,)))
+    return node.groups.submit(group, lambda n: ev.CommitOffsets(n, group, (topic,)))
 
 
 @run
@@ -145,7 +145,7 @@ async def test_what_is_being_read_is_in_progress() -> None:
     node.apply(*node.created())
     group = group_in(2)
     with pytest.raises(CoordinatorLoadInProgress):
-        node.groups.submit(group, lambda now, n: ev.Heartbeat(now, n, group, "m", 1))
+        node.groups.submit(group, lambda n: ev.Heartbeat(n, group, "m", 1))
     request: Any = Given(group_id=group, generation_id=1, member_id="m")
     # Kafka lets members go on meanwhile.
     assert group_membership.heartbeat(node.context(12, 0), request) == {

@@ -29,16 +29,19 @@ class Shell:
         self._request = 0
         self.hold = False
 
-    def carry_out(self, effects: list[ev.Effect]) -> None:
+    def carry_out(self, effects: tuple[ev.Effect, ...]) -> None:
         for effect in effects:
             match effect:
-                case ev.Answer():
+                case ev.Response():
                     self.answers[effect.request] = effect.result
                 case ev.Append() if not self.hold:
-                    self.carry_out(self.core.step(ev.AppendCommitted(self.now_ms, effect.append)))
+                    self.step(ev.AppendCommitted(effect.append))
                 case ev.OutOfMemory():
                     self.refusals.append(effect.setting)
         self.core.check_invariants()
+
+    def step(self, event: ev.Event) -> None:
+        self.carry_out(self.core.step(event, self.now_ms))
 
     def tick(self, now_ms: int) -> None:
         self.now_ms = now_ms
@@ -49,21 +52,21 @@ class Shell:
         self._request += 1
         given = {"member": "", "requires_known_member_id": False, **more}
         event = ev.Join(
-            self.now_ms, self._request, group, given.pop("member"), "c", "/h", 10_000, 60_000,
+            self._request, group, given.pop("member"), "c", "/h", 10_000, 60_000,
             "consumer", (("range", bytes(size)),), f"id{self._request}", **given,
         )  # fmt: skip
-        self.carry_out(self.core.step(event))
+        self.step(event)
         return self._request
 
     def abandon(self, request: int, group: str = "g") -> None:
-        self.carry_out(self.core.step(ev.JoinAbandoned(self.now_ms, group, request)))
+        self.step(ev.JoinAbandoned(group, request))
 
     def commit(self, group: str, partitions: int, metadata: str = "") -> list[str]:
         self._request += 1
         wanted = tuple(ev.CommitPartition(n, 5, -1, metadata) for n in range(partitions))
         topic = ev.CommitTopic("t", TOPIC_ID, wanted)
-        event = ev.CommitOffsets(self.now_ms, self._request, group, (topic,))
-        self.carry_out(self.core.step(event))
+        event = ev.CommitOffsets(self._request, group, (topic,))
+        self.step(event)
         if self._request not in self.answers:
             return ["waits"]
         result = self.answers[self._request]
@@ -74,7 +77,7 @@ class Shell:
 
     def end_appends(self, end: Any = ev.AppendCommitted, *more: Any) -> None:
         for append in sorted(self.core.pending, reverse=end is ev.AppendRejected):
-            self.carry_out(self.core.step(end(self.now_ms, append, *more)))
+            self.step(end(append, *more))
 
     @property
     def used(self) -> int:
@@ -189,7 +192,7 @@ def test_an_assignment_is_kept_for_members_only() -> None:
     shell.tick(1)
     member = shell.answers[first].member
     wanted = ((member, b"mine"), ("nobody", bytes(5_000_000)))
-    effects = shell.core.step(ev.Sync(1, 900, "g", member, 1, wanted))
+    effects = shell.core.step(ev.Sync(900, "g", member, 1, wanted), shell.now_ms)
     (append,) = [effect for effect in effects if isinstance(effect, ev.Append)]
     assert sum(len(record.encode()[1] or b"") for record in append.records) < 1000
     shell.carry_out(effects)
@@ -201,9 +204,9 @@ def test_an_assignment_above_the_groups_limit_is_refused() -> None:
     first = shell.join()
     shell.tick(1)
     member = shell.answers[first].member
-    shell.carry_out(shell.core.step(ev.Sync(1, 900, "g", member, 1, ((member, bytes(100_000)),))))
+    shell.step(ev.Sync(900, "g", member, 1, ((member, bytes(100_000)),)))
     assert shell.answers[900].error.name == "group_max_size_reached"
-    shell.carry_out(shell.core.step(ev.Sync(1, 901, "g", member, 1, ((member, b"fits"),))))
+    shell.step(ev.Sync(901, "g", member, 1, ((member, b"fits"),)))
     assert shell.answers[901].assignment == b"fits"
 
 
@@ -217,7 +220,7 @@ def test_offsets_of_new_partitions_are_refused_above_the_limit_and_others_are_no
     assert shell.refusals[0] == "kept.groups.max.bytes"
     assert set(shell.commit("mine", 10)) == {"none"}, "what is there may be committed anew"
     assert "invalid_commit_offset_size" in shell.commit("mine", 10, "x" * 4000)
-    shell.carry_out(shell.core.step(ev.DeleteGroups(0, 999, ("invented0",))))
+    shell.step(ev.DeleteGroups(999, ("invented0",)))
     assert shell.commit("mine", 11)[-1] == "none", "there is room again"
 
 
@@ -286,7 +289,7 @@ def test_an_assignment_that_comes_again_and_again_is_refused_while_the_first_one
     shell.hold = True
     for request in range(900, 1_000):
         wanted = ((member, bytes(100_000)),)
-        shell.carry_out(shell.core.step(ev.Sync(1, request, "g", member, 1, wanted)))
+        shell.step(ev.Sync(request, "g", member, 1, wanted))
     assert shell.answers[999].error.name == "coordinator_not_available"
     assert shell.used <= (1 << 20) * 1.125
     shell.end_appends()
@@ -301,12 +304,12 @@ def test_what_goes_is_counted_out(undo: bool) -> None:
     assert shell.used > before + 50 * 2 * 256
     if undo:
         held = shell.used
-        effects = shell.core.step(ev.DeleteGroups(0, 50, ("g",)))
+        effects = shell.core.step(ev.DeleteGroups(50, ("g",)), shell.now_ms)
         append = next(effect for effect in effects if isinstance(effect, ev.Append))
         error = ErrorCode.coordinator_not_available
-        shell.carry_out(shell.core.step(ev.AppendRejected(0, append.append, error)))
+        shell.step(ev.AppendRejected(append.append, error))
         assert shell.used == held
-    shell.carry_out(shell.core.step(ev.DeleteGroups(0, 51, ("g",))))
+    shell.step(ev.DeleteGroups(51, ("g",)))
     assert shell.used == before
 
 

@@ -58,9 +58,9 @@ class Simulation:
         )
         self.core = GroupCore(self.settings)
 
-    def perform(self, effects: list[ev.Effect]) -> None:
+    def perform(self, effects: tuple[ev.Effect, ...]) -> None:
         for effect in effects:
-            if isinstance(effect, ev.Answer):
+            if isinstance(effect, ev.Response):
                 assert effect.request in self.requests, "an answer to nobody"
                 self.answers[effect.request] += 1
                 assert self.answers[effect.request] == 1, "answered twice"
@@ -72,7 +72,7 @@ class Simulation:
     def append(self, effect: ev.Append) -> None:
         if self.random.random() < 0.1:
             error = ErrorCode.coordinator_not_available
-            self.perform(self.core.step(ev.AppendRejected(self.now, effect.append, error)))
+            self.perform(self.core.step(ev.AppendRejected(effect.append, error), self.now))
             return
         self.written += effect.records
         self.in_flight.append(effect)
@@ -83,9 +83,9 @@ class Simulation:
         while self.in_flight:
             effect = self.in_flight.pop(0)
             self.committed += len(effect.records)
-            self.perform(self.core.step(ev.AppendCommitted(self.now, effect.append)))
+            self.perform(self.core.step(ev.AppendCommitted(effect.append), self.now))
 
-    def learn(self, answer: ev.Answer) -> None:
+    def learn(self, answer: ev.Response) -> None:
         if isinstance(answer.result, ev.JoinResult):
             request = self.requests[answer.request]
             assert isinstance(request, ev.Join)
@@ -111,33 +111,33 @@ class Simulation:
         kind = self.random.random()
         if kind < 0.30:
             return ev.Join(
-                self.now, number, group, member, "app", "/127.0.0.1", choose((6_000, 30_000)),
+                number, group, member, "app", "/127.0.0.1", choose((6_000, 30_000)),
                 choose((5_000, 60_000)), choose(("consumer",) * 9 + ("connect",)),
                 choose(PROTOCOLS), str(number), instance, self.random.random() < 0.7,
                 self.random.random() < 0.7,
             )  # fmt: skip
         if kind < 0.50:
             assignments = tuple((m, m.encode()) for m in self.ids[group][-5:])
-            return ev.Sync(self.now, number, group, member, generation, assignments, instance)
+            return ev.Sync(number, group, member, generation, assignments, instance)
         if kind < 0.62:
-            return ev.Heartbeat(self.now, number, group, member, generation, instance)
+            return ev.Heartbeat(number, group, member, generation, instance)
         if kind < 0.70:
-            return ev.Leave(self.now, number, group, ((member, instance), ("", choose(INSTANCES))))
+            return ev.Leave(number, group, ((member, instance), ("", choose(INSTANCES))))
         if kind < 0.86:
             offsets = tuple(ev.CommitPartition(p, number) for p in (0, choose((1, 2))))
             topic = ev.CommitTopic(choose(TOPICS), NO_TOPIC_ID, offsets)
-            return ev.CommitOffsets(self.now, number, group, (topic,), member, generation, instance)
+            return ev.CommitOffsets(number, group, (topic,), member, generation, instance)
         if kind < 0.92:
             asked = (ev.FetchTopic("orders", (0, 1)),) if self.random.random() < 0.5 else None
-            return ev.FetchOffsets(self.now, number, group, asked, self.random.random() < 0.5)
+            return ev.FetchOffsets(number, group, asked, self.random.random() < 0.5)
         if kind < 0.96:
-            return ev.DeleteOffsets(self.now, number, group, ((choose(TOPICS), (0, 1)),))
-        return ev.DeleteGroups(self.now, number, GROUPS)
+            return ev.DeleteOffsets(number, group, ((choose(TOPICS), (0, 1)),))
+        return ev.DeleteGroups(number, GROUPS)
 
     def request(self) -> None:
         event = self.event()
         self.requests[event.request] = event
-        self.perform(self.core.step(event))
+        self.perform(self.core.step(event, self.now))
 
     def pass_time(self, duration_ms: int) -> None:
         until = self.now + duration_ms
@@ -174,7 +174,7 @@ class Simulation:
             elif kind < 0.97:
                 self.pass_time(self.random.choice((1, 500, 4_000, 9_000)))
             elif kind < 0.99:
-                self.perform(self.core.step(ev.TopicsDeleted(self.now, (("users", NO_TOPIC_ID),))))
+                self.perform(self.core.step(ev.TopicsDeleted((("users", NO_TOPIC_ID),)), self.now))
             else:
                 self.restart()
 

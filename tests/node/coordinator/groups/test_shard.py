@@ -174,15 +174,15 @@ class Fixture:
 
     def commit(self, group: str = "g", offset: int = 1, partition: int = 0) -> asyncio.Future[Any]:
         topic = ev.CommitTopic("orders", TOPIC_ID, (ev.CommitPartition(partition, offset),))
-        return self.shard.submit(lambda now, n: ev.CommitOffsets(now, n, group, (topic,)))
+        return self.shard.submit(lambda n: ev.CommitOffsets(n, group, (topic,)))
 
     def fetch(self, group: str = "g", *, stable: bool = False) -> asyncio.Future[Any]:
-        return self.shard.submit(lambda now, n: ev.FetchOffsets(now, n, group, None, stable))
+        return self.shard.submit(lambda n: ev.FetchOffsets(n, group, None, stable))
 
     def join(self, group: str = "g", session_ms: int = 6_000) -> asyncio.Future[Any]:
         return self.shard.submit(
-            lambda now, n: ev.Join(
-                now, n, group, "", "app", "/::1", session_ms, 60_000, "consumer",
+            lambda n: ev.Join(
+                n, group, "", "app", "/::1", session_ms, 60_000, "consumer",
                 (("range", b""),), str(n), requires_known_member_id=False,
             )
         )  # fmt: skip
@@ -246,11 +246,11 @@ async def test_a_member_that_was_told_it_left_has_left_after_a_crash() -> None:
     or the group's next consumer waits for its session to end."""
     f = Fixture()
     member = (await result(f.join())).member
-    synced = f.shard.submit(lambda now, n: ev.Sync(now, n, "g", member, 1, ((member, b"1"),)))
+    synced = f.shard.submit(lambda n: ev.Sync(n, "g", member, 1, ((member, b"1"),)))
     assert (await result(synced)).assignment == b"1"
     f.partition.hold = True
-    left = f.shard.submit(lambda now, n: ev.Leave(now, n, "g", ((member, None),)))
-    again = f.shard.submit(lambda now, n: ev.Leave(now, n, "g", ((member, None),)))
+    left = f.shard.submit(lambda n: ev.Leave(n, "g", ((member, None),)))
+    again = f.shard.submit(lambda n: ev.Leave(n, "g", ((member, None),)))
     await turns()
     assert not left.done() and not again.done(), "answered before its record is committed"
     f.partition.commit()
@@ -307,7 +307,7 @@ async def test_a_batch_above_the_topics_limit_is_refused() -> None:
     assert (await result(f.commit())).error is ErrorCode.none
     many = tuple(ev.CommitPartition(p, 1) for p in range(10))
     topic = ev.CommitTopic("orders", TOPIC_ID, many)
-    refused = f.shard.submit(lambda now, n: ev.CommitOffsets(now, n, "g", (topic,)))
+    refused = f.shard.submit(lambda n: ev.CommitOffsets(n, "g", (topic,)))
     assert (await result(refused)).error is ErrorCode.unknown_server_error
     assert offsets(await result(f.fetch())) == [1]
 
@@ -316,7 +316,7 @@ async def test_a_batch_above_the_topics_limit_is_refused() -> None:
 async def test_a_failed_write_sends_everybody_away() -> None:
     f = Fixture()
     joined = await result(f.join("busy"))
-    syncing = f.shard.submit(lambda now, n: ev.Sync(now, n, "busy", "nobody", 1))
+    syncing = f.shard.submit(lambda n: ev.Sync(n, "busy", "nobody", 1))
     assert (await result(syncing)).error is ErrorCode.unknown_member_id
     f.partition.broken = KafkaStorageError("no space left on device")
     waiting = f.commit()
@@ -364,7 +364,7 @@ async def test_many_tombstones_are_spread_over_batches() -> None:
     for start in range(0, 20_000, 2_000):
         parts = tuple(ev.CommitPartition(p, 1) for p in range(start, start + 2_000))
         topic = ev.CommitTopic("orders", TOPIC_ID, parts)
-        done = f.shard.submit(lambda now, n, t=topic: ev.CommitOffsets(now, n, "g", (t,)))
+        done = f.shard.submit(lambda n, t=topic: ev.CommitOffsets(n, "g", (t,)))
         assert (await result(done)).error is ErrorCode.none
     batches = len(list(headers(f.partition.log)))
     f.shard.topics_deleted([("orders", TOPIC_ID)])
@@ -465,7 +465,7 @@ async def test_a_resigned_leader_does_not_call_its_last_appends_committed() -> N
 
 
 @run
-async def test_members_outlive_a_process_that_stood_still() -> None:
+async def test_members_outlive_a_process_that_restart_timeouts() -> None:
     f = Fixture()
     await result(f.join(session_ms=30))
     core, now_ms = f.shard.core, f.shard._now_ms()
@@ -497,7 +497,7 @@ async def test_topics_deleted_while_nobody_led_are_forgotten() -> None:
         await asyncio.sleep(0)
     assert offsets(await result(f.fetch("group-1", stable=True))) == []
     fresh = ev.CommitTopic("orders", uuid.UUID(int=6), (ev.CommitPartition(1, 7),))
-    done = f.shard.submit(lambda now, n: ev.CommitOffsets(now, n, "group-1", (fresh,)))
+    done = f.shard.submit(lambda n: ev.CommitOffsets(n, "group-1", (fresh,)))
     assert (await result(done)).error is ErrorCode.none
     f.shard.unload()
     again = Fixture(partition)
@@ -620,7 +620,7 @@ def loaded(*batches: bytes) -> GroupCore:
 
 
 def fetched(core: GroupCore, *, stable: bool = False) -> list[tuple[int, str]]:
-    (answer,) = core.step(ev.FetchOffsets(0, 1, "g", None, stable))
+    (answer,) = core.step(ev.FetchOffsets(1, "g", None, stable), 0)
     return [(f.offset, f.error.name) for _, _, found in answer.result.topics for f in found]
 
 
@@ -647,7 +647,7 @@ def test_apache_kafkas_partition_loads() -> None:
     assert [g.group for g in core.list_groups()] == ["readers"]
     group = core.describe("readers")
     assert (group.state, group.protocol, len(group.members)) == ("Stable", "range", 1)
-    (answer,) = core.step(ev.FetchOffsets(0, 1, "readers", None))
+    (answer,) = core.step(ev.FetchOffsets(1, "readers", None), 0)
     found = {f.partition: (f.offset, f.metadata) for f in answer.result.topics[0][2]}
     assert found == {0: (3, "note é\0"), 1: (4, "note é\0")}
 

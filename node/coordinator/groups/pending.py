@@ -1,0 +1,88 @@
+"""Appends of a group core that are not committed yet, and what follows when they are: as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kept.node.coordinator.groups import events as ev
+
+if TYPE_CHECKING:
+    from kio.schema.errors import ErrorCode
+
+    from kept.node.coordinator.groups.group import Group, Protocols
+    from kept.node.coordinator.groups.offsets import StoredOffset
+    from kept.node.coordinator.groups.records import GroupRecord, OffsetCommitKey
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCreation:
+    """A group exists once its first record is committed."""
+
+    group: Group
+
+
+@dataclass(frozen=True, slots=True)
+class FormerStaticMember:
+    """What a static member was before it came back, and who led."""
+
+    member_id: str
+    leader: str
+    protocols: Protocols
+    rebalance_timeout_ms: int
+    session_timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class StaticMemberReplacement:
+    """A static member that came back in a stable group gets its assignment under its new id."""
+
+    group: Group
+    event: ev.Join
+    before: FormerStaticMember
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A generation's assignment (member id to its part), which makes the group stable."""
+
+    group: Group
+    generation: int
+    assignments: Mapping[str, bytes]
+
+
+Sequel = ev.Response | GroupCreation | StaticMemberReplacement | Assignment
+"""A response becomes what :func:`~.events.failed` makes of it if the append fails."""
+
+
+@dataclass(slots=True)
+class PendingAppend:
+    """An append that is not committed yet, with what follows it and what undoes it.
+
+    ``replaced``: offsets that it overwrote, in order. ``created``: a group that was made for it.
+    ``removed``: groups that it deletes. ``is_over``: its sequel has happened. ``late``: the error
+    of an append that was not committed in time; it may still be. ``size_bytes`` is what is counted
+    of it while it waits.
+    """
+
+    records: tuple[GroupRecord, ...]
+    sequel: Sequel | None
+    size_bytes: int
+    created: str | None = None
+    removed: tuple[Group, ...] = ()
+    replaced: list[tuple[OffsetCommitKey, StoredOffset | None]] = field(default_factory=list)
+    is_over: bool = False
+    late: ErrorCode | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeferredResponse:
+    """A response that shows what ``append`` and those before it changed: it waits for them.
+
+    ``result`` may be the FetchOffsets that is carried out then.
+    """
+
+    append: int
+    request: int
+    result: Any

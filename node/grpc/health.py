@@ -1,7 +1,7 @@
 """``grpc.health.v1.Health``: serving when ``/readyz`` says ready.
 
-Whoever watches is told when that moves: the node says when it may have (``Readiness.on_move``), one
-look serves all, and while nothing happens nobody looks.
+Watchers get a message when that changes. The node calls ``Readiness.on_move`` when it may have
+changed; one check serves all watchers, and none is made while nothing happens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "grpc.health.v1.Health"
 PAUSE_S: Final = 0.05
-"""Between two looks: thousands of partitions may move at once."""
+"""Between two checks: thousands of partitions may change at once."""
 
 _STATES: Final = health_pb2.HealthCheckResponse
 
@@ -35,8 +35,8 @@ class Health:
         self._watching = 0
         self._known: Any = None
         self._moved = asyncio.Event()
-        self._looking: asyncio.TimerHandle | None = None
-        self._again = False
+        self._pause: asyncio.TimerHandle | None = None
+        self._recheck = False
         readiness.on_move = self._may_have_moved
 
     def handlers(self) -> Any:
@@ -66,7 +66,7 @@ class Health:
         return _STATES(status=state)
 
     async def _watch(self, request: Any, _context: Any) -> AsyncIterator[Any]:
-        said = None
+        sent = None
         self._watching += 1
         try:
             self._refresh()
@@ -74,25 +74,25 @@ class Health:
                 moved, state = self._moved, self._known
                 if request.service not in self._services:
                     state = _STATES.SERVICE_UNKNOWN
-                if state != said:
-                    said = state
+                if state != sent:
+                    sent = state
                     yield _STATES(status=state)
                 await moved.wait()
         finally:
             self._watching -= 1
 
     def _may_have_moved(self) -> None:
-        """Look now, or when the pause after the last look is over."""
-        self._again = bool(self._watching)
-        if self._again and self._looking is None:
-            self._look()
+        """Check now, or when the pause after the last check is over."""
+        self._recheck = bool(self._watching)
+        if self._recheck and self._pause is None:
+            self._check_now()
 
-    def _look(self) -> None:
-        self._looking = None
-        if self._again:
-            self._again = False
+    def _check_now(self) -> None:
+        self._pause = None
+        if self._recheck:
+            self._recheck = False
             self._refresh()
-            self._looking = asyncio.get_running_loop().call_later(PAUSE_S, self._look)
+            self._pause = asyncio.get_running_loop().call_later(PAUSE_S, self._check_now)
 
     def _refresh(self) -> None:
         state = self._state("")

@@ -46,7 +46,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.admin.record_browser import DEFAULT_RECORDS
@@ -64,6 +64,9 @@ if TYPE_CHECKING:
     from kept.node.admin.services import AdminServices
 
 Route = Callable[["Routes", HttpRequest], Awaitable[HttpResponse]]
+
+_API: Final = "/api/v1/"
+_EVENTS: Final = "/api/v1/events"
 
 STRAYS_SHOWN: Final = 20
 """Logs set aside that ``/readyz`` names; ``kept_stray_logs`` counts all."""
@@ -120,73 +123,115 @@ class Routes:
 
 
 def _other_node(request: HttpRequest, path: str) -> int | None:
-    """Takes ``node``, which is to answer, out of the query. Raises InvalidRequest."""
+    """The node of the cluster that is to serve the request, taken out of the query as ``node``.
+    Raises InvalidRequest.
+    """
     if "node" not in request.query or not path.startswith(_API) or path == _EVENTS:
         return None
     query = dict(request.query)
-    node_id = _needed(query, "node")
+    node_id = Parameters(HttpRequest("GET", path, query)).number("node")
     del query["node"]
     request.query = query
     request.here = True
     return node_id
 
 
-# Parameters.
+class Parameters:
+    """The parameters of a request: its query's, or its body's where it is a POST."""
+
+    def __init__(self, request: HttpRequest) -> None:
+        self.request = request
+        self.given: Mapping[str, Any] = request.body if request.method == "POST" else request.query
+
+    def check_names(self, known: Sequence[str]) -> None:
+        """Raise InvalidRequest where one is none of ``known``."""
+        for name in self.given:
+            if name not in known:
+                raise InvalidRequest(
+                    f"unknown parameter {name}; there are {', '.join(known) or 'none'}"
+                )
+
+    def text(self, name: str) -> str:
+        """A text that has to be there. Raises InvalidRequest, as the others do."""
+        value = self.given.get(name)
+        if not isinstance(value, str) or not value:
+            raise InvalidRequest(f"{name} is missing")
+        return value
+
+    def optional_number(self, name: str) -> int | None:
+        """A number from 0 on, if it is there."""
+        return None if self.given.get(name) is None else self.number(name)
+
+    def number(self, name: str) -> int:
+        """A number from 0 on that has to be there."""
+        value = self.given.get(name)
+        if isinstance(value, str) and value.isdecimal() and value.isascii() and len(value) < 20:
+            value = int(value)
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_INT64:
+            return value
+        raise InvalidRequest(f"{name} must be a number, 0 or more")
+
+    def flag(self, name: str) -> bool:
+        """A yes or no; no where it is not there."""
+        value = self.given.get(name, False)
+        if value in (True, "true", "1"):
+            return True
+        if value in (False, "false", "0"):
+            return False
+        raise InvalidRequest(f"{name} must be true or false")
+
+    def partition(self) -> TopicPartition:
+        """``topic`` and ``partition``, which have to be there."""
+        return TopicPartition(self.text("topic"), self.number("partition"))
+
+    def key(self) -> bytes | None:
+        """A record's key as text (``key``) or base64 (``key_base64``), if it is there."""
+        given = self.given
+        if "key" in given and "key_base64" in given:
+            raise InvalidRequest("key and key_base64 are both given; use one of them")
+        if "key_base64" in given:
+            try:
+                return base64.b64decode(given["key_base64"], validate=True)
+            except (binascii.Error, ValueError) as error:
+                raise InvalidRequest(f"key_base64 is not base64: {error}") from error
+        return str(given["key"]).encode() if "key" in given else None
 
 
-def _only(given: Iterable[str], *known: str) -> None:
-    for name in given:
-        if name not in known:
-            raise InvalidRequest(
-                f"unknown parameter {name}; there are {', '.join(known) or 'none'}"
+Handler = Callable[[Routes, Parameters], Awaitable[Any]]
+
+_ROUTES: Final[dict[str, dict[str, Route]]] = {}
+"""Path -> method -> its route."""
+_NAMED: Final[dict[str, Route]] = {}
+"""The same of GET for paths that end in the name of something, by what stands before the name."""
+
+
+def _route(
+    method: str, path: str, *names: str, large: bool = False
+) -> Callable[[Handler], Handler]:
+    """Serve ``path`` (of anything below it, where it ends in ``/``) by the function below, which
+    returns a response or a result. Under ``/api/`` no parameters but ``names`` are allowed. The
+    lists of a ``large`` result may be long: it is encoded and sent in slices.
+    """
+
+    def add(handler: Handler) -> Handler:
+        async def route(routes: Routes, request: HttpRequest) -> HttpResponse:
+            parameters = Parameters(request)
+            if path.startswith(_API):
+                parameters.check_names(names)
+            result = await handler(routes, parameters)
+            if isinstance(result, HttpResponse):
+                return result
+            return (
+                HttpResponse(chunks=json_results.chunks(result)) if large else HttpResponse(result)
             )
 
+        if path.endswith("/") and path != "/":
+            _NAMED[path.rstrip("/")] = route
+        else:
+            _ROUTES.setdefault(path, {})[method] = route
+        return handler
 
-def _text(given: Mapping[str, Any], name: str) -> str:
-    value = given.get(name)
-    if not isinstance(value, str) or not value:
-        raise InvalidRequest(f"{name} is missing")
-    return value
-
-
-def _number(given: Mapping[str, Any], name: str, optional: bool = False) -> int | None:
-    value = given.get(name)
-    if value is None and optional:
-        return None
-    if isinstance(value, str) and value.isdecimal() and value.isascii() and len(value) < 20:
-        value = int(value)
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_INT64:
-        return value
-    raise InvalidRequest(f"{name} must be a number, 0 or more")
-
-
-def _needed(given: Mapping[str, Any], name: str) -> int:
-    value = _number(given, name)
-    assert value is not None
-    return value
-
-
-def _flag(given: Mapping[str, Any], name: str) -> bool:
-    value = given.get(name, False)
-    if value in (True, "true", "1"):
-        return True
-    if value in (False, "false", "0"):
-        return False
-    raise InvalidRequest(f"{name} must be true or false")
-
-
-def _key(given: Mapping[str, str]) -> bytes | None:
-    if "key" in given and "key_base64" in given:
-        raise InvalidRequest("key and key_base64 are both given; use one of them")
-    if "key_base64" in given:
-        try:
-            return base64.b64decode(given["key_base64"], validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise InvalidRequest(f"key_base64 is not base64: {error}") from error
-    return given["key"].encode() if "key" in given else None
-
-
-# Routes.
+    return add
 
 
 def _console(name: str) -> HttpResponse:
@@ -195,26 +240,30 @@ def _console(name: str) -> HttpResponse:
     )
 
 
-async def _part_of_the_page(_routes: Routes, request: HttpRequest) -> HttpResponse:
-    name = request.path.removeprefix(_CONSOLE + "/")
-    if name not in console.TYPES:
-        return failure(404, f"there is nothing at {request.path}")
-    return _console(name)
-
-
-async def _index(_routes: Routes, request: HttpRequest) -> HttpResponse:
-    if "text/html" in request.accept:
+@_route("GET", "/")
+async def _index(_routes: Routes, p: Parameters) -> HttpResponse:
+    if "text/html" in p.request.accept:
         return _console("page.html")
     table = (__doc__ or "").split("======\n", 1)[1].rsplit("======  ====", 1)[0]
     lines = [line for line in table.splitlines() if not line.startswith("=")]
     return HttpResponse(text="\n".join(["kept", "", *lines, ""]))
 
 
-async def _healthz(_routes: Routes, _request: HttpRequest) -> HttpResponse:
+@_route("GET", "/console/")
+async def _part_of_the_page(_routes: Routes, p: Parameters) -> HttpResponse:
+    name = p.request.path.removeprefix("/console/")
+    if name not in console.TYPES:
+        return failure(404, f"there is nothing at {p.request.path}")
+    return _console(name)
+
+
+@_route("GET", "/healthz")
+async def _healthz(_routes: Routes, _p: Parameters) -> HttpResponse:
     return HttpResponse(text="ok\n")
 
 
-async def _readyz(routes: Routes, _request: HttpRequest) -> HttpResponse:
+@_route("GET", "/readyz")
+async def _readyz(routes: Routes, _p: Parameters) -> HttpResponse:
     reason = routes.services.health.unready()
     if reason is None:
         strays = routes.services.health.stray_logs()
@@ -223,261 +272,169 @@ async def _readyz(routes: Routes, _request: HttpRequest) -> HttpResponse:
     return HttpResponse(text=f"not ready: {reason}\n", status=503)
 
 
-async def _metrics(routes: Routes, _request: HttpRequest) -> HttpResponse:
+@_route("GET", "/metrics")
+async def _metrics(routes: Routes, _p: Parameters) -> HttpResponse:
     return HttpResponse(chunks=routes.metrics.render(), content_type=CONTENT_TYPE)
 
 
-async def _cluster(routes: Routes, request: HttpRequest) -> HttpResponse:
-    _only(request.query)
-    return HttpResponse(await routes.services.cluster.describe())
+@_route("GET", "/api/v1/cluster")
+async def _cluster(routes: Routes, _p: Parameters) -> Any:
+    return await routes.services.cluster.describe()
 
 
-async def _all_topics(routes: Routes, request: HttpRequest) -> HttpResponse:
-    _only(request.query)
-    return _large(await routes.services.topics.topics())
+@_route("GET", "/api/v1/quorum", "local")
+async def _quorum(routes: Routes, p: Parameters) -> Any:
+    return await routes.services.quorum.describe(p.flag("local"))
 
 
-async def _topic(routes: Routes, request: HttpRequest) -> HttpResponse:
-    query = request.query
-    _only(query, "leaders", "partition", "limit", "segments")
-    name = request.path.removeprefix(_TOPICS + "/").rstrip("/")
-    segments = _number(query, "segments", optional=True)
-    found = await routes.services.topics.topic(
-        name,
-        leaders=_flag(query, "leaders"),
-        partition=_number(query, "partition", optional=True),
-        limit=_number(query, "limit", optional=True),
+@_route("GET", "/api/v1/topics", large=True)
+async def _all_topics(routes: Routes, _p: Parameters) -> Any:
+    return await routes.services.topics.topics()
+
+
+@_route("GET", "/api/v1/topics/", "leaders", "partition", "limit", "segments", large=True)
+async def _topic(routes: Routes, p: Parameters) -> Any:
+    segments = p.optional_number("segments")
+    return await routes.services.topics.topic(
+        p.request.path.removeprefix("/api/v1/topics/").rstrip("/"),
+        leaders=p.flag("leaders"),
+        partition=p.optional_number("partition"),
+        limit=p.optional_number("limit"),
         segments=MAX_SEGMENTS if segments is None else max(1, min(segments, MAX_SEGMENTS)),
     )
-    return _large(found)
 
 
-async def _quorum(routes: Routes, request: HttpRequest) -> HttpResponse:
-    _only(request.query, "local")
-    return HttpResponse(await routes.services.quorum.describe(_flag(request.query, "local")))
+@_route("GET", "/api/v1/groups", "name", large=True)
+async def _groups(routes: Routes, p: Parameters) -> Any:
+    return await routes.services.consumer_lag.groups(p.given.get("name", ""))
 
 
-async def _groups(routes: Routes, request: HttpRequest) -> HttpResponse:
-    _only(request.query, "name")
-    return _large(await routes.services.consumer_lag.groups(request.query.get("name", "")))
+@_route("GET", "/api/v1/groups/", large=True)
+async def _group(routes: Routes, p: Parameters) -> Any:
+    name = p.request.path.removeprefix("/api/v1/groups/")
+    return await routes.services.consumer_lag.group(name)
 
 
-async def _group(routes: Routes, request: HttpRequest) -> HttpResponse:
-    _only(request.query)
-    name = request.path.removeprefix(_GROUPS + "/")
-    return _large(await routes.services.consumer_lag.group(name))
-
-
-async def _records(routes: Routes, request: HttpRequest) -> HttpResponse:
-    query = request.query
-    _only(query, "topic", "partition", "offset", "timestamp", "limit")
-    limit = _number(query, "limit", optional=True)
-    found = await routes.services.records.browse(
-        _text(query, "topic"),
-        _needed(query, "partition"),
-        offset=_number(query, "offset", optional=True),
-        timestamp=_number(query, "timestamp", optional=True),
+@_route("GET", "/api/v1/records", "topic", "partition", "offset", "timestamp", "limit", large=True)
+async def _records(routes: Routes, p: Parameters) -> Any:
+    limit = p.optional_number("limit")
+    return await routes.services.records.browse(
+        *p.partition(),
+        offset=p.optional_number("offset"),
+        timestamp=p.optional_number("timestamp"),
         limit=DEFAULT_RECORDS if limit is None else limit,
     )
-    return _large(found)
 
 
-async def _life(routes: Routes, request: HttpRequest) -> HttpResponse:
-    query = request.query
-    _only(query, "topic", "partition", "key", "key_base64")
-    key = _key(query)
+@_route("GET", "/api/v1/records/key", "topic", "partition", "key", "key_base64", large=True)
+async def _life(routes: Routes, p: Parameters) -> Any:
+    key = p.key()
     if key is None:
         raise InvalidRequest("key is missing")
-    partition = _number(query, "partition", optional=True)
-    topic = _text(query, "topic")
-    return _large(
-        await routes.services.compaction.life_of_key(topic, partition, key, here=request.here)
-    )
+    partition, topic = p.optional_number("partition"), p.text("topic")
+    return await routes.services.compaction.life_of_key(topic, partition, key, here=p.request.here)
 
 
-async def _cleaner(routes: Routes, request: HttpRequest) -> HttpResponse:
-    _only(request.query)
-    return _large(routes.services.cleaner_view.describe())
+@_route("GET", "/api/v1/cleaner", large=True)
+async def _cleaner(routes: Routes, _p: Parameters) -> Any:
+    return routes.services.cleaner_view.describe()
 
 
-async def _passes(routes: Routes, request: HttpRequest) -> HttpResponse:
-    query = request.query
-    _only(query, "topic", "partition")
-    return _large(
-        await routes.services.compaction.passes(_text(query, "topic"), _needed(query, "partition"))
-    )
+@_route("GET", "/api/v1/compaction/passes", "topic", "partition", large=True)
+async def _passes(routes: Routes, p: Parameters) -> Any:
+    return await routes.services.compaction.passes(*p.partition())
 
 
-async def _history(routes: Routes, request: HttpRequest) -> HttpResponse:
-    query = request.query
-    _only(query, "topic", "partition")
-    return _large(
-        routes.services.compaction.dirty_samples(_text(query, "topic"), _needed(query, "partition"))
-    )
+@_route("GET", "/api/v1/compaction/history", "topic", "partition", large=True)
+async def _history(routes: Routes, p: Parameters) -> Any:
+    return routes.services.compaction.dirty_samples(*p.partition())
 
 
-async def _events(routes: Routes, request: HttpRequest) -> HttpResponse:
-    query = request.query
-    _only(query, "topic", "partition")
+@_route("GET", _EVENTS, "topic", "partition")
+async def _events(routes: Routes, p: Parameters) -> HttpResponse:
     routes.streams.admit()
-    tp = None
-    if "topic" in query:
-        tp = TopicPartition(_text(query, "topic"), _needed(query, "partition"))
-    chunks, kind = routes.streams.stream(tp), events.CONTENT_TYPE
-    return HttpResponse(chunks=chunks, content_type=kind, endless=True)
+    chunks = routes.streams.stream(p.partition() if "topic" in p.given else None)
+    return HttpResponse(chunks=chunks, content_type=events.CONTENT_TYPE, endless=True)
 
 
-async def _pulse(routes: Routes, request: HttpRequest) -> HttpResponse:
-    query = request.query
-    _only(query, "topic", "partition")
-    tp = TopicPartition(_text(query, "topic"), _needed(query, "partition"))
-    return HttpResponse(routes.pulses.of_partition(tp))
+@_route("GET", "/api/v1/pulse", "topic", "partition")
+async def _pulse(routes: Routes, p: Parameters) -> Any:
+    return routes.pulses.of_partition(p.partition())
 
 
-async def _elect(routes: Routes, request: HttpRequest) -> HttpResponse:
-    body = request.body
-    _only(body, "topic", "partition")
-    return HttpResponse(
-        await routes.services.election.elect_preferred(
-            _text(body, "topic"), _needed(body, "partition")
-        )
+@_route("POST", "/api/v1/partitions/elect", "topic", "partition")
+async def _elect(routes: Routes, p: Parameters) -> Any:
+    return await routes.services.election.elect_preferred(*p.partition())
+
+
+@_route("GET", "/api/v1/compaction", "topic", large=True)
+async def _compaction(routes: Routes, p: Parameters) -> Any:
+    return await routes.services.compaction.statuses(p.given.get("topic"))
+
+
+@_route("GET", "/api/v1/compaction/explain", "topic", "partition", "key", "key_base64", large=True)
+async def _explain(routes: Routes, p: Parameters) -> Any:
+    topic, partition = p.text("topic"), p.optional_number("partition")
+    return await routes.services.compaction.explain(topic, partition, p.key(), here=p.request.here)
+
+
+@_route(
+    "GET", "/api/v1/compaction/why-missing", "topic", "partition", "offset", "key", "key_base64"
+)
+async def _why_missing(routes: Routes, p: Parameters) -> Any:
+    return await routes.services.compaction.why_missing(
+        *p.partition(), p.number("offset"), p.key(), here=p.request.here
     )
 
 
-async def _compaction(routes: Routes, request: HttpRequest) -> HttpResponse:
-    _only(request.query, "topic")
-    return _large(await routes.services.compaction.statuses(request.query.get("topic")))
-
-
-async def _explain(routes: Routes, request: HttpRequest) -> HttpResponse:
-    query = request.query
-    _only(query, "topic", "partition", "key", "key_base64")
-    topic, partition = _text(query, "topic"), _number(query, "partition", optional=True)
-    found = await routes.services.compaction.explain(
-        topic, partition, _key(query), here=request.here
-    )
-    return _large(found)
-
-
-async def _why_missing(routes: Routes, request: HttpRequest) -> HttpResponse:
-    query = request.query
-    _only(query, "topic", "partition", "offset", "key", "key_base64")
-    topic, partition, offset = (
-        _text(query, "topic"),
-        _needed(query, "partition"),
-        _needed(query, "offset"),
-    )
-    found = await routes.services.compaction.why_missing(
-        topic, partition, offset, _key(query), here=request.here
-    )
-    return HttpResponse(found)
-
-
-async def _lost(routes: Routes, request: HttpRequest) -> HttpResponse:
-    query = request.query
-    _only(query, "topic", "partition", "offset")
-    partition = _number(query, "partition", optional=True)
-    offset = _number(query, "offset", optional=True)
-    return _large(
-        await routes.services.replica_reports.lost_records(query.get("topic"), partition, offset)
+@_route("GET", "/api/v1/compaction/lost", "topic", "partition", "offset", large=True)
+async def _lost(routes: Routes, p: Parameters) -> Any:
+    return await routes.services.replica_reports.lost_records(
+        p.given.get("topic"), p.optional_number("partition"), p.optional_number("offset")
     )
 
 
-async def _replica(routes: Routes, request: HttpRequest) -> HttpResponse:
-    query = request.query
-    _only(query, "topic", "partition")
-    return HttpResponse(
-        routes.services.replica_reports.state(_text(query, "topic"), _needed(query, "partition"))
+@_route("GET", "/api/v1/compaction/replica", "topic", "partition")
+async def _replica(routes: Routes, p: Parameters) -> Any:
+    return routes.services.replica_reports.state(*p.partition())
+
+
+@_route(
+    "GET", "/api/v1/compaction/digests",
+    "topic", "partition", "generation", "start", "end", "parts", large=True,
+)  # fmt: skip
+async def _digests(routes: Routes, p: Parameters) -> Any:
+    generation, parts = p.given.get("generation"), p.optional_number("parts")
+    wanted = Wanted(generation, p.number("start"), p.number("end"), parts)
+    return await routes.services.replica_reports.digests(*p.partition(), wanted)
+
+
+@_route("POST", "/api/v1/compaction/now", "topic", "partition", "wait", large=True)
+async def _now(routes: Routes, p: Parameters) -> Any:
+    partition = p.optional_number("partition")
+    return await routes.services.compaction.compact_now(
+        p.text("topic"), partition, p.flag("wait"), here=p.request.here
     )
 
 
-async def _digests(routes: Routes, request: HttpRequest) -> HttpResponse:
-    query = request.query
-    _only(query, "topic", "partition", "generation", "start", "end", "parts")
-    wanted = Wanted(
-        query.get("generation"),
-        _needed(query, "start"),
-        _needed(query, "end"),
-        _number(query, "parts", optional=True),
-    )
-    topic, partition = _text(query, "topic"), _needed(query, "partition")
-    return _large(await routes.services.replica_reports.digests(topic, partition, wanted))
+@_route("POST", "/api/v1/compaction/retry", "topic", "partition")
+async def _retry(routes: Routes, p: Parameters) -> Any:
+    return await routes.services.compaction.retry(*p.partition(), here=p.request.here)
 
 
-async def _now(routes: Routes, request: HttpRequest) -> HttpResponse:
-    body = request.body
-    _only(body, "topic", "partition", "wait")
-    partition = _number(body, "partition", optional=True)
-    topic, wait = _text(body, "topic"), _flag(body, "wait")
-    return _large(
-        await routes.services.compaction.compact_now(topic, partition, wait, here=request.here)
+@_route("POST", "/api/v1/voters/add", "node_id", "address")
+async def _add_voter(routes: Routes, p: Parameters) -> Any:
+    address = p.text("address") if "address" in p.given else None
+    return await routes.services.quorum.add_voter(
+        p.number("node_id"), address, allowed=p.request.may_change_voters
     )
 
 
-async def _retry(routes: Routes, request: HttpRequest) -> HttpResponse:
-    body = request.body
-    _only(body, "topic", "partition")
-    topic, partition = _text(body, "topic"), _needed(body, "partition")
-    return HttpResponse(await routes.services.compaction.retry(topic, partition, here=request.here))
-
-
-async def _add_voter(routes: Routes, request: HttpRequest) -> HttpResponse:
-    body = request.body
-    _only(body, "node_id", "address")
-    address = _text(body, "address") if "address" in body else None
-    node_id, allowed = _needed(body, "node_id"), request.may_change_voters
-    return HttpResponse(await routes.services.quorum.add_voter(node_id, address, allowed=allowed))
-
-
-async def _remove_voter(routes: Routes, request: HttpRequest) -> HttpResponse:
-    _only(request.body, "node_id")
-    node_id = _needed(request.body, "node_id")
-    allowed = request.may_change_voters
-    return HttpResponse(await routes.services.quorum.remove_voter(node_id, allowed=allowed))
-
-
-_API: Final = "/api/v1/"
-_CONSOLE: Final = "/console"
-_EVENTS: Final = "/api/v1/events"
-_GROUPS: Final = "/api/v1/groups"
-_TOPICS: Final = "/api/v1/topics"
-
-_ROUTES: Final[Mapping[str, Mapping[str, Route]]] = {
-    "/": {"GET": _index},
-    "/healthz": {"GET": _healthz},
-    "/readyz": {"GET": _readyz},
-    "/metrics": {"GET": _metrics},
-    "/api/v1/cluster": {"GET": _cluster},
-    "/api/v1/quorum": {"GET": _quorum},
-    _TOPICS: {"GET": _all_topics},
-    _GROUPS: {"GET": _groups},
-    "/api/v1/records": {"GET": _records},
-    "/api/v1/records/key": {"GET": _life},
-    _EVENTS: {"GET": _events},
-    "/api/v1/pulse": {"GET": _pulse},
-    "/api/v1/partitions/elect": {"POST": _elect},
-    "/api/v1/cleaner": {"GET": _cleaner},
-    "/api/v1/compaction/passes": {"GET": _passes},
-    "/api/v1/compaction/history": {"GET": _history},
-    "/api/v1/compaction": {"GET": _compaction},
-    "/api/v1/compaction/explain": {"GET": _explain},
-    "/api/v1/compaction/why-missing": {"GET": _why_missing},
-    "/api/v1/compaction/lost": {"GET": _lost},
-    "/api/v1/compaction/replica": {"GET": _replica},
-    "/api/v1/compaction/digests": {"GET": _digests},
-    "/api/v1/compaction/now": {"POST": _now},
-    "/api/v1/compaction/retry": {"POST": _retry},
-    "/api/v1/voters/add": {"POST": _add_voter},
-    "/api/v1/voters/remove": {"POST": _remove_voter},
-}
-
-_NAMED: Final[Mapping[str, Route]] = {_TOPICS: _topic, _GROUPS: _group, _CONSOLE: _part_of_the_page}
-"""Paths that end in the name of something."""
-
-
-def _large(value: Any) -> HttpResponse:
-    """A result whose lists may be long: encoded and sent in slices."""
-    return HttpResponse(chunks=json_results.chunks(value))
+@_route("POST", "/api/v1/voters/remove", "node_id")
+async def _remove_voter(routes: Routes, p: Parameters) -> Any:
+    return await routes.services.quorum.remove_voter(
+        p.number("node_id"), allowed=p.request.may_change_voters
+    )
 
 
 __all__ = ["TEXT", "Routes"]

@@ -187,10 +187,10 @@ class Reader:
         self._position = 0
 
     def _number(self, layout: struct.Struct) -> int:
-        (value,) = layout.unpack(self.take(layout.size))
+        (value,) = layout.unpack(self.raw(layout.size))
         return int(value)
 
-    def take(self, count: int) -> bytes:
+    def raw(self, count: int) -> bytes:
         """The next bytes. Raises CorruptMessage when there are fewer."""
         end = self._position + count
         if end > len(self._data):
@@ -203,7 +203,7 @@ class Reader:
         """An unsigned number of variable length."""
         number = 0
         for shift in range(0, 35, 7):
-            (byte,) = self.take(1)
+            (byte,) = self.raw(1)
             number |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return number
@@ -235,7 +235,7 @@ class Reader:
 
     def uuid(self) -> UUID:
         """Sixteen bytes."""
-        return UUID(bytes=self.take(16))
+        return UUID(bytes=self.raw(16))
 
     def nullable(self) -> str | None:
         """A string or null."""
@@ -243,7 +243,7 @@ class Reader:
         if length == 0:
             return None
         try:
-            return self.take(length - 1).decode()
+            return self.raw(length - 1).decode()
         except UnicodeDecodeError as error:
             raise CorruptMessage(f"a string of a metadata record: {error}") from error
 
@@ -263,7 +263,7 @@ class Reader:
         found = {}
         for _ in range(self.uvarint()):
             tag = self.uvarint()
-            found[tag] = Reader(self.take(self.uvarint()))
+            found[tag] = Reader(self.raw(self.uvarint()))
         return found
 
 
@@ -333,14 +333,14 @@ def _change_partition(r: Reader, _version: int) -> ChangePartition:
 
 
 def _token(r: Reader, _version: int) -> Access:
-    r.string(), r.string(), r.array(r.string), r.take(24)
+    r.string(), r.string(), r.array(r.string), r.raw(24)
     return Access(TOKEN, (r.string(),), False)
 
 
 def _quota(r: Reader, _version: int) -> Access:
     entity = r.array(lambda: (r.string(), r.nullable(), r.tags())[:2])
     key = r.string()
-    r.take(8)
+    r.raw(8)
     return Access(QUOTA, (entity, key), r.boolean())
 
 

@@ -21,12 +21,13 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from kept.node.metrics.survey import Surveyor
 from kept.node.metrics.table import COUNTER, HISTOGRAM, TABLE, Row, Sources
 from kept.node.runtime.yielding import Pace
 
 if TYPE_CHECKING:
     from kept.node.admin.log_directories import LogDirectories
-    from kept.node.metrics.survey import Surveyor
+    from kept.node.admin.services import AdminServices
 
 CHUNK_BYTES: Final = 64 * 1024
 SAMPLES_AT_ONCE: Final = 50
@@ -70,6 +71,27 @@ class NodeMetrics:
         self._sources = sources
         self.registry = CollectorRegistry()
         self.registry.register(self)
+
+    @classmethod
+    def of(cls, services: AdminServices) -> NodeMetrics:
+        """The metrics of the node that has these services."""
+        surveyor = Surveyor(
+            config=services.config,
+            identity=services.identity,
+            metadata=services.metadata,
+            table=services.table,
+            compaction=services.compaction_view,
+            groups=services.groups,
+        )
+        sources = Sources(
+            counters=services.counters,
+            kernels=services.kernels,
+            health=services.health,
+            open_files=services.open_files,
+            budget=services.budget,
+            metadata=services.metadata,
+        )
+        return cls(surveyor, services.log_directories, sources)
 
     def collect(self) -> Iterator[Metric]:
         """Every family, for the registry."""

@@ -31,27 +31,8 @@ class LazyMetrics:
 
     def _make(self) -> NodeMetrics:
         from kept.node.metrics.exposition import NodeMetrics
-        from kept.node.metrics.survey import Surveyor
-        from kept.node.metrics.table import Sources
 
-        services = self._services
-        surveyor = Surveyor(
-            config=services.config,
-            identity=services.identity,
-            metadata=services.metadata,
-            table=services.table,
-            compaction=services.compaction_view,
-            groups=services.groups,
-        )
-        sources = Sources(
-            counters=services.counters,
-            kernels=services.kernels,
-            health=services.health,
-            open_files=services.open_files,
-            budget=services.budget,
-            metadata=services.metadata,
-        )
-        return NodeMetrics(surveyor, services.log_directories, sources)
+        return NodeMetrics.of(self._services)
 
     async def render(self) -> AsyncIterator[bytes]:
         """The text of ``/metrics``, in pieces."""

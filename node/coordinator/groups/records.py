@@ -179,7 +179,7 @@ class _Reader:
         self.position += struct.calcsize(layout)
         return int(value)
 
-    def take(self, size: int) -> bytes:
+    def raw(self, size: int) -> bytes:
         end = self.position + size
         if size < 0 or end > len(self.data):
             raise CorruptMessage(f"a field of {size} bytes at byte {self.position} does not fit")
@@ -203,7 +203,7 @@ class _Reader:
         if size < 0:
             return None
         try:
-            return self.take(size).decode()
+            return self.raw(size).decode()
         except UnicodeDecodeError as error:
             raise CorruptMessage(f"a string that is not UTF-8: {error}") from error
 
@@ -215,7 +215,7 @@ class _Reader:
 
     def blob(self) -> bytes:
         size = self.uvarint() - 1 if self.flexible else self.number(">i")
-        return self.take(size)
+        return self.raw(size)
 
     def count(self) -> int:
         """Length of an array; each element takes at least a byte."""
@@ -227,7 +227,7 @@ class _Reader:
     def tags(self) -> dict[int, bytes]:
         if not self.flexible:
             return {}
-        return {self.uvarint(): self.take(self.uvarint()) for _ in range(self.uvarint())}
+        return {self.uvarint(): self.raw(self.uvarint()) for _ in range(self.uvarint())}
 
 
 class _Writer:

@@ -110,7 +110,7 @@ class Shard:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_deadline_ms: int | None = None
         self._unloaded = False
-        self._gone: list[tuple[str, uuid.UUID]] = []
+        self._deleted_while_loading: list[tuple[str, uuid.UUID]] = []
         """Topics that were deleted while we were loading."""
 
     @property
@@ -140,7 +140,7 @@ class Shard:
         started = self._now_ms()
         partition = self._hosted.partition
         try:
-            await self._committed(partition.epoch_start_offset)
+            await self._await_committed(partition.epoch_start_offset)
             count = await load(partition, self.core)
         except NotLeaderOrFollower as error:
             self.failed = str(error)
@@ -149,12 +149,12 @@ class Shard:
             self.failed = str(error)
             log.error("groups not loaded", partition=self.number, error=str(error))
             return
-        if self._vanished():
-            await self._image_is_whole()
+        if self._deleted_topics():
+            await self._await_current_image()
         if not self._unloaded:
             self._loaded(count, started)
 
-    async def _committed(self, end_offset: int) -> None:
+    async def _await_committed(self, end_offset: int) -> None:
         """Wait until HW is at ``end_offset``, where the log ended when this node was elected.
 
         All that earlier leaders acknowledged is below, since an elected leader was in the ISR; HW
@@ -162,17 +162,17 @@ class Shard:
         """
         done = self._runtime.loop.create_future()
 
-        def settle(error: BaseException | None) -> None:
+        def resolve(error: BaseException | None) -> None:
             if not done.done():
                 if error is None or isinstance(error, NotEnoughReplicasAfterAppend):
                     done.set_result(None)
                 else:
                     done.set_exception(error)
 
-        self._hosted.partition.when_committed(end_offset, settle)
+        self._hosted.partition.when_committed(end_offset, resolve)
         await done
 
-    async def _image_is_whole(self) -> None:
+    async def _await_current_image(self) -> None:
         """A read barrier: return when this node has acted on all that was decided by now.
 
         A topic that an older image lacks may have been made, or made again, since, and offsets of
@@ -181,7 +181,7 @@ class Shard:
         """
         while True:
             answer: asyncio.Future[bool] = self._runtime.loop.create_future()
-            self._barrier.ask(partial(_answer_once, answer))
+            self._barrier.ask(partial(_resolve_once, answer))
             if await answer:
                 return
             await asyncio.sleep(BARRIER_RETRY_S)
@@ -191,7 +191,7 @@ class Shard:
         self.is_active = True
         self._sync_clock(now_ms)
         self._perform(self.core.loaded(now_ms))
-        for topic in (*self._gone, *self._vanished()):
+        for topic in (*self._deleted_while_loading, *self._deleted_topics()):
             self.topics_deleted([topic])
         if count:
             log.info(
@@ -202,7 +202,7 @@ class Shard:
                 ms=now_ms - started_ms,
             )
 
-    def _vanished(self) -> set[tuple[str, uuid.UUID]]:
+    def _deleted_topics(self) -> set[tuple[str, uuid.UUID]]:
         """Topics with offsets here that were deleted while nobody led this partition, as after a
         failover: the image does not have them, or has them by another id.
         """
@@ -220,9 +220,9 @@ class Shard:
         if not self._unloaded:
             self._write()
         if not self._unloaded:
-            self._send_away()
+            self._respond_to_all()
 
-    def _send_away(self) -> None:
+    def _respond_to_all(self) -> None:
         self._unloaded, self.is_active = True, False
         if self._loading is not None:
             self._loading.cancel()
@@ -254,7 +254,7 @@ class Shard:
     def topics_deleted(self, topics: Iterable[tuple[str, uuid.UUID]]) -> None:
         """Forget the offsets of topics that are gone."""
         if not self.is_active:
-            self._gone += topics
+            self._deleted_while_loading += topics
             return
         self._step(ev.TopicsDeleted(tuple(topics)))
 
@@ -345,7 +345,7 @@ class Shard:
     def _wait_for_commit(self, append: int, end_offset: int) -> None:
         waits = 2 if self._hosted.sync else 1
 
-        def one_done(error: BaseException | None) -> None:
+        def step_done(error: BaseException | None) -> None:
             nonlocal waits
             if error is not None:
                 self._timed_out(append, error)
@@ -361,9 +361,9 @@ class Shard:
             self._uncommitted[append] = self._runtime.loop.call_later(
                 timeout_s, self._timed_out, append, late
             )
-        self._hosted.partition.when_committed(end_offset, one_done)
+        self._hosted.partition.when_committed(end_offset, step_done)
         if self._hosted.sync:
-            self._hosted.flush(end_offset, one_done)
+            self._hosted.flush(end_offset, step_done)
 
     def _timed_out(self, append: int, error: BaseException) -> None:
         self._step(ev.AppendTimedOut(append, group_error(error)))
@@ -399,9 +399,9 @@ class Shard:
         self._perform(self.core.tick(now_ms))
 
 
-def _answer_once(future: asyncio.Future[bool], answer: bool) -> None:
+def _resolve_once(future: asyncio.Future[bool], value: bool) -> None:
     if not future.done():  # whoever waited may have gone
-        future.set_result(answer)
+        future.set_result(value)
 
 
 def _parts(effect: ev.Append) -> Iterable[list[tuple[bytes, bytes | None]]]:

@@ -27,8 +27,8 @@ from kept.compaction.manifest import follow, manifest
 from kept.compaction.manifest.manifest import Identity
 from kept.storage import layout
 from kept.storage.disk import Disk
-from kept.storage.log import Log
-from kept.storage.swap import SwapPlan
+from kept.storage.log.log import Log
+from kept.storage.segments.swap import SwapPlan
 from kept.storage.types import Codec, LogConfig, TopicPartition
 
 TOPIC_ID = uuid.UUID(int=1)

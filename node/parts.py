@@ -59,7 +59,7 @@ from kept.node.runtime.shutdown import Shutdown
 from kept.node.runtime.uncompiled_kernels import Kernels
 from kept.replication.quota import ReplicationQuotas
 from kept.storage.disk import Disk
-from kept.storage.producers import ProducerQuota
+from kept.storage.producers.producer_states import ProducerQuota
 
 if TYPE_CHECKING:
     from kept.cluster.controller.brokers import Registration

@@ -30,7 +30,7 @@ from kept.storage.errors import (
     MachineError,
     NotLeaderOrFollower,
 )
-from kept.storage.log import AppendInfo
+from kept.storage.log.log import AppendInfo
 from kept.storage.types import MAX_INT64, TopicPartition
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Final
 
 from kept.replication.effects import Losing, LostRecord
 from kept.storage.errors import KeptError
-from kept.storage.log import Log
+from kept.storage.log.log import Log
 from kept.storage.records import headers, records
 
 MAX_BYTES: Final = 8 << 20

@@ -10,7 +10,7 @@ from typing import Final
 
 from kept.replication.snapshots import ListedOffset
 from kept.storage.errors import OffsetNotAvailable, OffsetOutOfRange
-from kept.storage.log import Log
+from kept.storage.log.log import Log
 from kept.storage.types import NO_LEADER_EPOCH, NO_OFFSET, NO_TIMESTAMP
 
 LATEST_TIMESTAMP: Final = -1

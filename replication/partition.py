@@ -19,7 +19,6 @@ from kept.replication.events import CommitKnown, MinIsrChanged, WaitEnded
 from kept.replication.offsets import diverging_epoch, list_offset
 from kept.replication.replica import EpochTicket, Replica
 from kept.replication.snapshots import CommitCallback, ListedOffset, PartitionFetch
-from kept.storage.durability import FlushTicket
 from kept.storage.errors import (
     KafkaStorageError,
     MachineError,
@@ -29,7 +28,8 @@ from kept.storage.errors import (
     OffsetOutOfRange,
     PolicyViolation,
 )
-from kept.storage.log import AppendInfo
+from kept.storage.log.durability import FlushTicket
+from kept.storage.log.log import AppendInfo
 from kept.storage.records import CheckedBatch
 from kept.storage.types import MAX_INT32, IsolationLevel, LogConfig
 

@@ -40,7 +40,7 @@ from kept.storage.errors import (
     ResourceExhausted,
     UnknownLeaderEpoch,
 )
-from kept.storage.log import Log
+from kept.storage.log.log import Log
 from kept.storage.types import LogConfig, TopicPartition
 
 

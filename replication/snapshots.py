@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from kept.storage.disk import FileSlice
 from kept.storage.errors import KeptError
-from kept.storage.log import Log
+from kept.storage.log.log import Log
 from kept.storage.types import NO_OFFSET
 
 Waiter = Callable[[], None]

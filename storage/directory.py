@@ -17,12 +17,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
-from kept.storage import checkpoints, layout, missing_files
+from kept.storage import checkpoints, layout
 from kept.storage.disk import Disk, Lock, parent
 from kept.storage.errors import DamagedData, DirectoryRefused, MachineError, ResourceExhausted
-from kept.storage.log import Log
-from kept.storage.producers import ProducerQuota
-from kept.storage.swap import SwapPlan
+from kept.storage.log import missing_files
+from kept.storage.log.log import Log
+from kept.storage.producers.producer_states import ProducerQuota
+from kept.storage.segments.swap import SwapPlan
 from kept.storage.types import MAX_INT64, LogConfig, TopicPartition
 
 META_VERSION: Final = "1"

@@ -25,12 +25,13 @@ from kept.compaction.cleaner.job import INFLATE_LIMIT, Source
 from kept.compaction.cleaner.scan_stats import Progress, chunks, quiet
 from kept.compaction.cleaner.survey import Group
 from kept.compaction.manifest.manifest import DIGEST_BYTES, Manifest, OutputSegment, cut
-from kept.storage import layout, txn_index
+from kept.storage import layout
 from kept.storage.disk import Disk, File
 from kept.storage.errors import DamagedData, KeptError, PeerError
 from kept.storage.records import filter as records_filter
 from kept.storage.records import read_header
-from kept.storage.swap import SwapGroup, SwapPlan
+from kept.storage.segments import txn_index
+from kept.storage.segments.swap import SwapGroup, SwapPlan
 from kept.storage.types import LogConfig
 
 SYNC_BYTES: Final = 16 << 20

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from kept.compaction.manifest.manifest import Identity
 from kept.storage import layout
-from kept.storage.txn_index import AbortedTxn
+from kept.storage.segments.txn_index import AbortedTxn
 from kept.storage.types import MAX_INT64, LogConfig, TimestampType, TopicPartition
 
 HASH_KEY_BYTES: Final = 16

@@ -1,4 +1,4 @@
-"""A log as the planner sees it: plain values, taken from a :class:`~kept.storage.log.Log`."""
+"""A log as the planner sees it: plain values, taken from a :class:`~kept.storage.log.log.Log`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from kept.compaction.cleaner.job import Job, Producer, Source
 from kept.compaction.manifest.apply import CompactionState
 from kept.compaction.manifest.manifest import Identity
 from kept.storage import layout
-from kept.storage.producer_state_manager import known_at
+from kept.storage.producers.producer_state_manager import known_at
 from kept.storage.types import LogConfig, TopicPartition
 
 if TYPE_CHECKING:
     from kept.compaction.cleaner.planner import Limits, Plan
-    from kept.storage.log import Log
-    from kept.storage.producers import ProducerState
-    from kept.storage.segment import Segment
+    from kept.storage.log.log import Log
+    from kept.storage.producers.producer_states import ProducerState
+    from kept.storage.segments.segment import Segment
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from kept.storage.records import (
     read_header,
     scan,
 )
-from kept.storage.txn_index import AbortedTxn
+from kept.storage.segments.txn_index import AbortedTxn
 from kept.storage.types import Codec
 
 ABORT: Final = 0

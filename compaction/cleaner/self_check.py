@@ -39,13 +39,13 @@ from kept.storage import layout
 from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData, KeptError
 from kept.storage.records import BatchHeader, Record
-from kept.storage.txn_index import AbortedTxn
+from kept.storage.segments.txn_index import AbortedTxn
 
 if TYPE_CHECKING:
     from kept.compaction.cleaner.build import Built
     from kept.compaction.cleaner.survey import Survey
     from kept.compaction.manifest.follow import FollowJob
-    from kept.storage.swap import SwapPlan
+    from kept.storage.segments.swap import SwapPlan
 
 MIN_KEYS: Final = 8
 BYTES_PER_KEY: Final = 16 << 20

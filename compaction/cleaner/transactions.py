@@ -14,7 +14,7 @@ from pyroaring import BitMap
 
 from kept.compaction.cleaner.job import Job, Producer
 from kept.compaction.cleaner.scan_stats import ABORT, COMMIT, EMPTY, Control, ScanStats
-from kept.storage.txn_index import AbortedTxn
+from kept.storage.segments.txn_index import AbortedTxn
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@
 :func:`apply` does, in this order, each step durable before the next:
 
 1. ``removals-…`` and ``manifest-…`` lose their ``.tmp``: from now on the pass can be completed;
-2. the segments of the manifest's plan are swapped (:mod:`kept.storage.segment_swapper`);
+2. the segments of the manifest's plan are swapped (:mod:`kept.storage.log.segment_swapper`);
 3. the mark ``manifest-applied`` names the identity; older manifests go.
 
 Only then may ``clean_to`` be written to Kafka's ``cleaner-offset-checkpoint``. Before step 2 the
@@ -32,12 +32,12 @@ from kept.compaction.manifest.manifest import Identity, Manifest
 from kept.storage import layout
 from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData, InvariantViolation
-from kept.storage.swap import SwapPlan
+from kept.storage.segments.swap import SwapPlan
 from kept.storage.types import decimal_number
 
 if TYPE_CHECKING:
-    from kept.storage.log import Log
-    from kept.storage.segment_swapper import SegmentSwapper
+    from kept.storage.log.log import Log
+    from kept.storage.log.segment_swapper import SegmentSwapper
 
 MARK: Final = "manifest-applied"
 """Name of the mark in the partition's directory; ``<epoch> <generation>`` and a newline."""

@@ -34,18 +34,19 @@ from kept.compaction.cleaner.self_check import check_followed
 from kept.compaction.cleaner.survey import Group
 from kept.compaction.manifest import manifest
 from kept.compaction.manifest.manifest import Manifest, OutputSegment
-from kept.storage import layout, txn_index
+from kept.storage import layout
 from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData, InvariantViolation
 from kept.storage.records import BatchHeader, crc32c, headers, records
 from kept.storage.records.header import CRC_START
-from kept.storage.swap import SwapGroup, SwapPlan
-from kept.storage.txn_index import AbortedTxn
+from kept.storage.segments import txn_index
+from kept.storage.segments.swap import SwapGroup, SwapPlan
+from kept.storage.segments.txn_index import AbortedTxn
 from kept.storage.types import LogConfig
 
 if TYPE_CHECKING:
-    from kept.storage.log import Log
-    from kept.storage.segment import Segment
+    from kept.storage.log.log import Log
+    from kept.storage.segments.segment import Segment
 
 _NO_LIMIT: Final = 1 << 62
 

@@ -31,7 +31,7 @@ from kept.compaction.manifest.follow import FollowJob, LogsDiffer, Piece, follow
 from kept.compaction.manifest.manifest import Identity, Manifest, OutputSegment
 from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData, InvariantViolation, KeptError
-from kept.storage.txn_index import AbortedTxn
+from kept.storage.segments.txn_index import AbortedTxn
 
 COMMAND: Final = (sys.executable, "-P", "-m", "kept.compaction.manifest.follow_worker")
 """How the node starts it."""

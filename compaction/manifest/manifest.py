@@ -28,8 +28,8 @@ from pyroaring import BitMap
 
 from kept.storage.errors import DamagedData, DirectoryRefused
 from kept.storage.records import Buffer, crc32c
-from kept.storage.swap import SwapGroup, SwapPlan
-from kept.storage.txn_index import AbortedTxn
+from kept.storage.segments.swap import SwapGroup, SwapPlan
+from kept.storage.segments.txn_index import AbortedTxn
 
 MAGIC: Final = b"KMAN"
 VERSION: Final = 1

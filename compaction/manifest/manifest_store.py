@@ -20,7 +20,7 @@ from kept.compaction.manifest.manifest import Identity, Manifest
 from kept.storage import layout
 from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData, InvariantViolation
-from kept.storage.swap import SwapPlan
+from kept.storage.segments.swap import SwapPlan
 
 HELD: Final = layout.HELD_MANIFEST
 TOLD: Final = "told-manifest"

@@ -1,8 +1,8 @@
 """What ``kept log dump`` prints of a file, whichever part of the house wrote it.
 
-Segments, indexes, snapshots and checkpoints are :mod:`kept.storage.dump`'s, the metadata log and
-its snapshots :mod:`kept.cluster.metadata.dump`'s; manifests and removal journals of compaction are
-told here: what survived of each segment, and how much went for which reason.
+Segments, indexes, snapshots and checkpoints are :mod:`kept.storage.inspect.dump`'s, the metadata
+log and its snapshots :mod:`kept.cluster.metadata.dump`'s; manifests and removal journals of
+compaction are told here: what survived of each segment, and how much went for which reason.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from kept.compaction.cleaner import removal_log
 from kept.compaction.manifest import manifest as manifests
 from kept.compaction.manifest.apply import read_mark
 from kept.storage.disk import Disk
-from kept.storage.dump import Entry, damage, entries
 from kept.storage.errors import DamagedData
+from kept.storage.inspect.dump import Entry, damage, entries
 
 _MANIFEST: Final = re.compile(r"manifest-\d+-\d+|held-manifest|told-manifest")
 _APPLIED: Final = "manifest-applied"

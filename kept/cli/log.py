@@ -8,7 +8,7 @@ from kept.cli.dumps import as_object
 from kept.cli.dumps import dump as entries
 from kept.cli.output import json_line, show_json, write
 from kept.cli.shell import Failure, Group, examples, json_option
-from kept.storage.check import check_directory
+from kept.storage.inspect.check import check_directory
 
 
 @click.group(cls=Group, epilog=examples("kept log check data/log"))

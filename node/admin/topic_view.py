@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.replication.partition import Partition
-    from kept.storage.log import Log
+    from kept.storage.log.log import Log
 
 MAX_SEGMENTS: Final = 1000
 """Segments listed of one partition; the oldest are left out beyond, and that is said."""

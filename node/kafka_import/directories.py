@@ -15,10 +15,11 @@ from enum import Enum
 from typing import Final
 from uuid import UUID
 
-from kept.storage import checkpoints, layout, snapshots
+from kept.storage import checkpoints, layout
 from kept.storage.directory import META_VERSION, OWNER
 from kept.storage.disk import Disk, File
 from kept.storage.errors import DamagedData, DirectoryRefused
+from kept.storage.producers import snapshots
 from kept.storage.records.header import HEADER_BYTES, MAGIC, MAGIC_POSITION
 from kept.storage.types import TopicPartition
 

@@ -1,7 +1,7 @@
 """Which logs the jobs on a clock look at, so that idle ones cost nothing however many there are.
 
 A log is :attr:`stirred` by its first change since it was last taken from there
-(:meth:`kept.storage.log.Log.mark_dirty`): something was written, rolled, cut, replaced or
+(:meth:`kept.storage.log.log.Log.mark_dirty`): something was written, rolled, cut, replaced or
 configured anew. From then on each job has it among its own until that job finds nothing that could
 become due without another change; what time alone makes due (rolling) waits in a queue by that
 moment.
@@ -18,7 +18,7 @@ from kept.storage.types import MAX_INT64
 
 if TYPE_CHECKING:
     from kept.node.replicas.local_replica import LocalReplica
-    from kept.storage.log import Log
+    from kept.storage.log.log import Log
 
 LOOK_AT: Final = 32
 """Logs that are looked at between two looks at the clock, where a look costs next to nothing."""

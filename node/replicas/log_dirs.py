@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.counters import Counters
     from kept.node.runtime.runtime import Runtime
-    from kept.storage.producers import ProducerQuota
+    from kept.storage.producers.producer_states import ProducerQuota
 
 
 class LogDirs:

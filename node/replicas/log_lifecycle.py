@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kept.node.replicas.local_replica import LocalDirectory, LocalReplica
     from kept.node.replicas.log_dir_failures import LogDirFailureChannel
     from kept.node.runtime.runtime import Runtime
-    from kept.storage.log import Log
+    from kept.storage.log.log import Log
 
 PARTITIONS_A_TURN: Final = 256
 """Partitions whose logs are changed before those that came meanwhile are looked at."""

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.runtime import Runtime
     from kept.replication.partition import Partition
-    from kept.storage.log import Log
-    from kept.storage.segment import Segment
+    from kept.storage.log.log import Log
+    from kept.storage.segments.segment import Segment
 
 FLUSH_TICK_MS: Final = 500
 """How often logs are asked whether a flush is due; ``flush.ms`` is kept to this."""

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from kept.node.runtime.shutdown import Shutdown
     from kept.replication.effects import Report
     from kept.replication.partition_core import Effect
-    from kept.storage.log import Log
+    from kept.storage.log.log import Log
 
 
 NOISE_INTERVAL_S: Final = 10.0

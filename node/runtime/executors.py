@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kept.storage.errors import MachineError
 
 if TYPE_CHECKING:
-    from kept.storage.log import Log
+    from kept.storage.log.log import Log
 
 CALL_THREADS: Final = 4
 """For checks of large batches, cold reads and the metadata log."""

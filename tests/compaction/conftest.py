@@ -16,7 +16,7 @@ from kept.compaction.cleaner import log_snapshot, planner
 from kept.compaction.cleaner.cleaner_run import discard, run_pass
 from kept.compaction.kernels import kernel
 from kept.compaction.manifest import apply as applying
-from kept.storage.log import Log
+from kept.storage.log.log import Log
 from kept.storage.records import CheckRules, build_batch, check, headers, records
 from kept.storage.records import filter as records_filter
 from kept.storage.types import MAX_INT64, Codec, LogConfig, TimestampType, TopicPartition

@@ -19,7 +19,7 @@ from kept.compaction.manifest import follow, manifest, manifest_store
 from kept.compaction.manifest.manifest import Identity
 from kept.node.replicas.manifests import recover
 from kept.storage import layout
-from kept.storage.log import Log
+from kept.storage.log.log import Log
 from kept.testing.simulated_disk import SimulatedCrash
 
 OLD, NEW, BASE = Identity(0, 1), Identity(0, 2), Identity(3, 0)

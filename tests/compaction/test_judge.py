@@ -14,9 +14,9 @@ import pytest
 
 from kept.storage import layout
 from kept.storage.disk import Disk
-from kept.storage.log import Log
+from kept.storage.log.log import Log
 from kept.storage.records import headers, records
-from kept.storage.time_index import decode_entries
+from kept.storage.segments.time_index import decode_entries
 from kept.storage.types import Codec, TimestampType, TopicPartition
 from kept.testing.ports import free_port
 

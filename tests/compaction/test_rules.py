@@ -4,9 +4,10 @@ import pytest
 
 from kept.compaction.manifest import manifest
 from kept.compaction.manifest.manifest import Identity
-from kept.storage import layout, txn_index
+from kept.storage import layout
 from kept.storage.errors import ConfigurationError, DamagedData
 from kept.storage.records import build_batch
+from kept.storage.segments import txn_index
 from kept.storage.types import MAX_INT64, Codec, TimestampType
 
 pytestmark = pytest.mark.usefixtures("each_kernel")

@@ -11,9 +11,9 @@ import uuid
 from kept.storage import layout
 from kept.storage.directory import Checkpoint, LogDirectory
 from kept.storage.disk import Disk
-from kept.storage.log import Log
+from kept.storage.log.log import Log
 from kept.storage.records import CheckRules, build_batch, check
-from kept.storage.swap import SwapGroup, SwapPlan
+from kept.storage.segments.swap import SwapGroup, SwapPlan
 from kept.storage.types import MAX_INT64, LogConfig, TimestampType, TopicPartition
 
 NOW = 1_700_000_000_000

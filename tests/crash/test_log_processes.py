@@ -13,9 +13,9 @@ from types import ModuleType
 import pytest
 
 from kept.storage import layout
-from kept.storage.check import check_directory
 from kept.storage.disk import ENV_FAIL_POINT, Disk
-from kept.storage.log import Log
+from kept.storage.inspect.check import check_directory
+from kept.storage.log.log import Log
 from kept.storage.records import records
 
 ROOT = Path(__file__).resolve().parents[2]

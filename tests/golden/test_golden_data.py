@@ -19,13 +19,15 @@ from typing import Any
 import pytest
 
 from kept.client.blocking import OutRecord
-from kept.storage import layout, offset_index, snapshots, time_index, txn_index
-from kept.storage.check import check_directory
+from kept.storage import layout
 from kept.storage.errors import OutOfOrderSequenceNumber
-from kept.storage.producers import ProducerBatch, ProducerState, ProducerStates
+from kept.storage.inspect.check import check_directory
+from kept.storage.producers import snapshots
+from kept.storage.producers.producer_states import ProducerBatch, ProducerState, ProducerStates
 from kept.storage.records import build_batch, records
-from kept.storage.swap import SwapGroup, SwapPlan
-from kept.storage.txn_index import AbortedTxn
+from kept.storage.segments import offset_index, time_index, txn_index
+from kept.storage.segments.swap import SwapGroup, SwapPlan
+from kept.storage.segments.txn_index import AbortedTxn
 from kept.testing import Cluster
 
 GOLDEN = Path(__file__).resolve().parent
@@ -182,7 +184,7 @@ def test_deletions_that_a_stop_interrupted_are_finished(golden, start):
 
 
 def test_every_name_still_has_a_log_that_dumps(golden):
-    from kept.storage.dump import dump_file
+    from kept.storage.inspect.dump import dump_file
 
     files = sorted((golden[1] / "node-0" / "data" / "log").glob("*-*/0*"))
     assert len(files) > 50

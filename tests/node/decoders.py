@@ -49,11 +49,11 @@ from kept.node.internode.controller_rpc import HeartbeatRequest
 from kept.node.internode.hello import hello_from
 from kept.node.internode.identity import Hello
 from kept.node.internode.protobuf_conversion import codecs
-from kept.storage import checkpoints, snapshots, txn_index
-from kept.storage.epochs import LeaderEpochCache
+from kept.storage import checkpoints
 from kept.storage.errors import KeptError
-from kept.storage.offset_index import OffsetIndex
-from kept.storage.producers import ProducerStates
+from kept.storage.log.leader_epoch_cache import LeaderEpochCache
+from kept.storage.producers import snapshots
+from kept.storage.producers.producer_states import ProducerStates
 from kept.storage.records import (
     CheckRules,
     build_batch,
@@ -63,9 +63,11 @@ from kept.storage.records import (
     records,
 )
 from kept.storage.records.checksum import crc32c
-from kept.storage.swap import SwapGroup, SwapPlan
-from kept.storage.time_index import TimeIndex
-from kept.storage.txn_index import AbortedTxn
+from kept.storage.segments import txn_index
+from kept.storage.segments.offset_index import OffsetIndex
+from kept.storage.segments.swap import SwapGroup, SwapPlan
+from kept.storage.segments.time_index import TimeIndex
+from kept.storage.segments.txn_index import AbortedTxn
 from kept.storage.types import Codec, TopicPartition
 from kept.testing.simulated_disk import SimulatedDisk
 

@@ -10,7 +10,7 @@ import pytest
 
 from kept.replication.partition import Partition
 from kept.storage.disk import Disk
-from kept.storage.log import Log
+from kept.storage.log.log import Log
 from kept.storage.records import CheckRules, build_batch, check, records
 from kept.storage.types import MAX_INT64, LogConfig, TimestampType, TopicPartition
 from kept.testing.simulated_disk import SimulatedDisk

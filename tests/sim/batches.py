@@ -5,7 +5,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import NamedTuple
 
-from kept.storage.log import Log
+from kept.storage.log.log import Log
 
 _HEADER = Struct(">qiibIhiqqqhii")
 """KIP-98: base offset, length, leader epoch, magic, CRC, attributes, last offset delta, first and

@@ -30,7 +30,7 @@ from uuid import UUID
 
 from kept.cluster.metadata.records import NO_LEADER, PartitionRecord
 from kept.replication.manifests_events import ManifestRef
-from kept.storage.log import Log
+from kept.storage.log.log import Log
 from kept.storage.types import TopicPartition
 from tests.sim.batches import CONTROL, Batch, decode
 from tests.sim.replica_checks import Copy, Register, ReplicaChecks

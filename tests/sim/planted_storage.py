@@ -164,7 +164,7 @@ plant(
 plant(
     "flush-without-fsync", "storage", 10, "acknowledged-lost prefix",
     "with flush.messages=1 an acknowledgement waits for the fsync (33)",
-    ("kept.storage.durability.FlushTicket.run", nothing_synced),
+    ("kept.storage.log.durability.FlushTicket.run", nothing_synced),
 )  # fmt: skip
 plant(
     "follower-does-not-flush", "scripted", 19, "acknowledged-lost isr-holds committed-lost",
@@ -209,7 +209,7 @@ plant(
 plant(
     "saves-for-the-dead", "cores", 3, "vanished epoch-matching",
     "a deleted log saves nothing (24)",
-    ("kept.storage.epochs.LeaderEpochCache.retire", saved_for_ever),
+    ("kept.storage.log.leader_epoch_cache.LeaderEpochCache.retire", saved_for_ever),
 )  # fmt: skip
 plant(
     "cuts-to-own-end", "cores", 3,
@@ -220,7 +220,7 @@ plant(
 plant(
     "sequences-unchecked", "cores", 3, "sequence",
     "a batch that comes again is there once (idempotence)",
-    ("kept.storage.producers.ProducerStates.check", returns(None)),
+    ("kept.storage.producers.producer_states.ProducerStates.check", returns(None)),
 )  # fmt: skip
 plant(
     "slow-stay-in-isr", "cores", 93, "liveness",

@@ -18,7 +18,7 @@ from tests.sim.planted import plant
 from tests.sim.planted_compaction import always
 
 WIDE = "compaction-wide"
-PRODUCERS = "kept.storage.producers.ProducerStates"
+PRODUCERS = "kept.storage.producers.producer_states.ProducerStates"
 SHOWS = "resurrection value-lost prefix"
 
 

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from kept.storage.log import Log
+from kept.storage.log.log import Log
 from kept.testing.simulated_disk import SimulatedDisk
 from tests.support import logs
 

@@ -16,14 +16,14 @@ from kept.storage import layout
 from kept.storage.checkpoints import read_epochs
 from kept.storage.directory import Birth, Checkpoint, LogDirectory, previous_broker_epoch
 from kept.storage.disk import Disk, parse_fail_point
-from kept.storage.durability import FlushTicket
 from kept.storage.errors import (
     DamagedData,
     DirectoryInUse,
     DirectoryRefused,
     MachineError,
 )
-from kept.storage.producers import ProducerQuota
+from kept.storage.log.durability import FlushTicket
+from kept.storage.producers.producer_states import ProducerQuota
 from kept.storage.types import LogConfig, TopicPartition
 from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
 

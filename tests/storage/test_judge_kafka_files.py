@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from kept.storage import layout
-from kept.storage.check import check_directory
 from kept.storage.disk import Disk
 from kept.storage.errors import OutOfOrderSequenceNumber
-from kept.storage.log import Log
+from kept.storage.inspect.check import check_directory
+from kept.storage.log.log import Log
 from kept.storage.records import headers
-from kept.storage.txn_index import AbortedTxn
+from kept.storage.segments.txn_index import AbortedTxn
 from kept.storage.types import LogConfig, TopicPartition
 from kept.testing.ports import free_port
 

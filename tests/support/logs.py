@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 
 from kept.storage.disk import Disk
-from kept.storage.log import AppendInfo, Log
+from kept.storage.log.log import AppendInfo, Log
 from kept.storage.records import CheckRules, build_batch, check, headers, records
 from kept.storage.types import MAX_INT64, Codec, LogConfig, TimestampType, TopicPartition
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kept.storage import layout
-from kept.storage.swap import SwapGroup, SwapPlan
+from kept.storage.segments.swap import SwapGroup, SwapPlan
 from kept.storage.types import LogConfig
 from kept.testing.simulated_disk import SimulatedDisk
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kept.node.kafka.connection import Connection
     from kept.node.replicas.local_replica import LocalReplica
     from kept.replication.partition import Partition
-    from kept.storage.log import AppendInfo
+    from kept.storage.log.log import AppendInfo
 
 Entry = tuple[codec.One, "LocalReplica", "AppendInfo"]
 """A request of a run, where its batch went, and at which offsets."""

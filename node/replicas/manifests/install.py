@@ -2,10 +2,10 @@
 
 The same for what a pass here made and for what was built from another replica's manifest. The loop
 does the renames of one group of segments at a time; all that blocks longer runs in the directory's
-threads (:mod:`kept.storage.segment_swapper`). Before the first swap the closed segments are made
-durable, those that stay as they are, too, and the recovery point is checkpointed: a start takes
-gaps below it for the work of compaction, and gaps above it for that of a power cut. Then the high
-watermark, which the caller has raised to the manifest's end, is checkpointed (rule 12).
+threads (:mod:`kept.storage.log.segment_swapper`). Before the first swap the closed segments are
+made durable, those that stay as they are, too, and the recovery point is checkpointed: a start
+takes gaps below it for the work of compaction, and gaps above it for that of a power cut. Then the
+high watermark, which the caller has raised to the manifest's end, is checkpointed (rule 12).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kept.compaction.manifest.apply import CompactionState, Published
     from kept.node.replicas.local_replica import LocalReplica
     from kept.node.replicas.manifests.context import ManifestContext
-    from kept.storage.segment_swapper import SegmentSwapper
+    from kept.storage.log.segment_swapper import SegmentSwapper
     from kept.storage.types import TopicPartition
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from kept.compaction.manifest.apply import CompactionState
     from kept.node.replicas.local_replica import LocalReplica
     from kept.node.replicas.manifests.context import ManifestContext
-    from kept.storage.log import Log
+    from kept.storage.log.log import Log
 
 
 def ref_of(found: Manifest) -> ManifestRef:

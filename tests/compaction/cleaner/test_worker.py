@@ -16,7 +16,7 @@ from kept.compaction.cleaner import worker
 from kept.compaction.cleaner.cleaner_run import run_pass
 from kept.compaction.manifest import manifest
 from kept.storage.disk import Disk
-from kept.storage.log import Log
+from kept.storage.log.log import Log
 
 
 @pytest.fixture

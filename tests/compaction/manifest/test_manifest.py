@@ -15,8 +15,8 @@ from kept.compaction.manifest import apply as applying
 from kept.compaction.manifest import manifest
 from kept.compaction.manifest.manifest import Identity, Manifest, OutputSegment
 from kept.storage.errors import DamagedData, DirectoryRefused
-from kept.storage.swap import SwapGroup, SwapPlan
-from kept.storage.txn_index import AbortedTxn
+from kept.storage.segments.swap import SwapGroup, SwapPlan
+from kept.storage.segments.txn_index import AbortedTxn
 
 offsets = st.sets(st.integers(0, 999), max_size=30).map(BitMap)
 segments = st.builds(

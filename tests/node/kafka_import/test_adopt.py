@@ -15,7 +15,7 @@ from kept.cli.serve import serve
 from kept.cluster.metadata.metadata_files import open_files
 from kept.node.kafka_import import adopt as adopt_module
 from kept.node.kafka_import.adopt import adopt
-from kept.storage import checkpoints, layout, snapshots
+from kept.storage import checkpoints, layout
 from kept.storage.directory import LogDirectory, refuse_kafka
 from kept.storage.disk import Disk, Lock
 from kept.storage.errors import (
@@ -25,7 +25,8 @@ from kept.storage.errors import (
     DirectoryRefused,
     KeptError,
 )
-from kept.storage.producers import ProducerState, ProducerStates
+from kept.storage.producers import snapshots
+from kept.storage.producers.producer_states import ProducerState, ProducerStates
 from tests.node.kafka_import import fixtures
 
 ANOTHER = UUID(int=99)

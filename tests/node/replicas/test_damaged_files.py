@@ -21,10 +21,10 @@ from kept.cluster.metadata.snapshot import write_snapshot
 from kept.node.config.node_config import NodeConfig
 from kept.node.kafka import api
 from kept.node.node import Node
-from kept.storage import txn_index
 from kept.storage.disk import Disk
 from kept.storage.errors import CorruptMessage, KeptError
 from kept.storage.records import check_replica, headers, records
+from kept.storage.segments import txn_index
 from kept.storage.types import IsolationLevel
 from kept.testing import Cluster
 

@@ -16,7 +16,7 @@ from kept.node.runtime.counters import Counters
 from kept.storage import checkpoints, layout
 from kept.storage.disk import Disk
 from kept.storage.errors import DirectoryRefused, MachineError
-from kept.storage.producers import ProducerQuota
+from kept.storage.producers.producer_states import ProducerQuota
 from tests.support.replicas import InlineRuntime, live_config, recorded_failures
 
 

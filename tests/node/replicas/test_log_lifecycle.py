@@ -29,7 +29,7 @@ from kept.storage.errors import (
     ResourceExhausted,
     UnknownTopicOrPartition,
 )
-from kept.storage.log import Log
+from kept.storage.log.log import Log
 from kept.storage.records import CheckRules, build_batch, check
 from kept.storage.types import TopicPartition
 from tests.support.decisions import propose

@@ -21,10 +21,10 @@ from kept.cluster.metadata.replica_history import FILE, ReplicaHistory
 from kept.cluster.metadata.wal import WAL_NAME, WriteAheadLog
 from kept.node.replicas import replica_manager
 from kept.storage import layout
-from kept.storage.check import check_directory
 from kept.storage.checkpoints import write_partition_metadata
 from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData, MachineError
+from kept.storage.inspect.check import check_directory
 from kept.storage.records import CheckRules, build_batch, check
 from kept.storage.types import TopicPartition
 from tests.support.decisions import propose

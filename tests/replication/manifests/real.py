@@ -1,6 +1,6 @@
 """The same replicas on real logs: real passes, real manifests in real files, real swaps.
 
-A :class:`RealMachine` does on a :class:`kept.storage.log.Log` what the shell of a node will do:
+A :class:`RealMachine` does on a :class:`kept.storage.log.log.Log` what the shell of a node will do:
 ``compaction/manifest/follow.py`` builds, ``apply.py`` swaps and marks, ``manifest_store.py`` keeps
 what is held. A crash kills the process and keeps what was written.
 """
@@ -22,7 +22,7 @@ from kept.replication import manifests_events as ev
 from kept.replication.manifests_events import ManifestRef
 from kept.replication.partition_core import Effects
 from kept.storage import layout
-from kept.storage.log import Log
+from kept.storage.log.log import Log
 from kept.storage.records import build_batch, headers, records
 from kept.storage.types import LogConfig
 from kept.testing.simulated_disk import SimulatedDisk

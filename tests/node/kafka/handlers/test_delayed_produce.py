@@ -20,7 +20,7 @@ from kept.storage.errors import (
     NotLeaderOrFollower,
     OutOfOrderSequenceNumber,
 )
-from kept.storage.log import AppendInfo
+from kept.storage.log.log import AppendInfo
 from tests.support.parts import Given
 
 

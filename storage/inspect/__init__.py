@@ -1,0 +1,1 @@
+"""Offline: checking and printing the files of a data directory."""

@@ -1,0 +1,288 @@
+"""Offline: does a data directory hold what it should? ``kept log check``.
+
+Reads only; the node must not run. Works on ours and on Apache Kafka's directories, on one partition
+or a whole entry of ``log.dirs``. A finding is either damage (bytes that are not what they must be)
+or a note: what an unclean stop leaves and the next start repairs. A bad end of the last segment is
+a note only where an unclean stop can have left it: there is no mark of a clean stop, and no whole
+batch follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final, NamedTuple
+
+from kept.storage import checkpoints, layout
+from kept.storage.disk import Disk, parent
+from kept.storage.errors import CorruptMessage, DamagedData, InvalidRecord
+from kept.storage.producers import snapshots
+from kept.storage.records import BatchHeader, check_replica, scan
+from kept.storage.records.header import HEADER_BYTES, LENGTH_PREFIX_BYTES, MAGIC_POSITION
+from kept.storage.segments import offset_index, time_index, txn_index
+
+CHUNK_BYTES: Final = 1 << 20
+INFLATE_LIMIT_BYTES: Final = 1 << 28
+"""Largest batch that the check inflates."""
+SEARCH_BYTES: Final = 8 << 20
+"""How far behind a bad batch whole ones are looked for."""
+
+
+class Finding(NamedTuple):
+    """Something about a file. ``position`` and ``offset`` are -1 where there is none."""
+
+    path: str
+    position: int
+    offset: int
+    why: str
+    damaged: bool
+
+    def __str__(self) -> str:
+        kind = "damaged" if self.damaged else "note"
+        where = f" at byte {self.position}" if self.position >= 0 else ""
+        offset = f" (offset {self.offset})" if self.offset >= 0 else ""
+        return f"{self.path}: {kind}{where}{offset}: {self.why}"
+
+
+class BatchAt(NamedTuple):
+    """A batch of a ``.log``: where it starts, its header, all its bytes."""
+
+    position: int
+    header: BatchHeader
+    data: bytes
+
+
+def batches(disk: Disk, path: str) -> Iterator[BatchAt]:
+    """The batches of a ``.log``, CRCs checked. Raises DamagedData at the first that is wrong."""
+    file = disk.open_read(path)
+    size = disk.size(file)
+    position, wanted = 0, CHUNK_BYTES
+    while position < size:
+        chunk = disk.pread(file, position, min(wanted, size - position))
+        at = 0
+        while len(chunk) - at >= HEADER_BYTES:
+            length = int.from_bytes(chunk[at + 8 : at + LENGTH_PREFIX_BYTES], "big", signed=True)
+            end = at + length + LENGTH_PREFIX_BYTES
+            if end > len(chunk) and length > 0 and position + end <= size:
+                break
+            try:
+                header = check_replica(chunk, at)
+            except CorruptMessage as error:
+                raise DamagedData(path, position + at, -1, str(error)) from error
+            yield BatchAt(position + at, header, chunk[at:end])
+            at = end
+        if at == 0:
+            if wanted > len(chunk) and position + len(chunk) >= size:
+                raise DamagedData(path, position, -1, f"{size - position} bytes are no batch")
+            wanted = max(
+                wanted * 2,
+                int.from_bytes(chunk[8:LENGTH_PREFIX_BYTES], "big", signed=True)
+                + LENGTH_PREFIX_BYTES,
+            )
+        else:
+            wanted = CHUNK_BYTES
+        position += at
+
+
+def _whole_batches(disk: Disk, path: str, position: int) -> int:
+    """How many whole batches, by their CRC, lie anywhere in the bytes from ``position`` on."""
+    data = disk.pread(disk.open_read(path), position, SEARCH_BYTES)
+    found, at = 0, 0
+    while (magic := data.find(b"\x02", at + MAGIC_POSITION)) >= 0:
+        at = magic - MAGIC_POSITION
+        try:
+            at += check_replica(data, at).size_bytes
+            found += 1
+        except CorruptMessage:
+            at += 1
+    return found
+
+
+class _Segment(NamedTuple):
+    """What the indexes of a segment are compared with."""
+
+    base_offset: int
+    last_offset_at: dict[int, int]
+    timestamps: list[tuple[int, int]]
+    size_bytes: int
+
+
+def check_log(
+    disk: Disk, path: str, base_offset: int, end_offset: int | None, may_be_torn: bool
+) -> tuple[_Segment, list[Finding]]:
+    """Check a ``.log`` down to its records; what its indexes must say."""
+    findings: list[Finding] = []
+    last_offset_at: dict[int, int] = {}
+    timestamps: list[tuple[int, int]] = []
+    next_offset = base_offset
+    size = disk.stat(path).size_bytes
+    try:
+        for position, header, data in batches(disk, path):
+            if header.base_offset < next_offset or header.last_offset < header.base_offset:
+                why = f"offset {header.base_offset} after {next_offset - 1}"
+                findings.append(Finding(path, position, header.base_offset, why, True))
+            if end_offset is not None and header.last_offset >= end_offset:
+                why = f"ends at {header.last_offset}, the next segment starts at {end_offset}"
+                findings.append(Finding(path, position, header.base_offset, why, True))
+            if header.record_count:
+                try:
+                    scan(data, inflate_limit=INFLATE_LIMIT_BYTES)
+                except (InvalidRecord, CorruptMessage) as error:
+                    findings.append(Finding(path, position, header.base_offset, str(error), True))
+            next_offset = header.next_offset
+            last_offset_at[position] = header.last_offset
+            timestamps.append((header.last_offset, header.max_timestamp))
+    except DamagedData as error:
+        why, torn = error.why, False
+        if may_be_torn:
+            behind = _whole_batches(disk, path, error.position + 1)
+            torn = not behind
+            why += "; the next start cuts the log here"
+            if behind:
+                why += f" and drops {behind} whole batches behind it"
+        findings.append(Finding(path, error.position, next_offset, why, not torn))
+    return _Segment(base_offset, last_offset_at, timestamps, size), findings
+
+
+def check_index(disk: Disk, path: str, segment: _Segment, is_last: bool) -> list[Finding]:
+    """Compare an offset index with its log."""
+    data = disk.read(path)
+    offsets, positions = offset_index.decode_entries(data)
+    findings = _preallocated(path, data, len(offsets) * offset_index.ENTRY_BYTES, is_last)
+    previous = -1
+    for i, (relative, position) in enumerate(zip(offsets, positions, strict=True)):
+        at = i * offset_index.ENTRY_BYTES
+        last_offset = segment.last_offset_at.get(position)
+        if relative <= previous:
+            findings.append(Finding(path, at, segment.base_offset + relative, "descends", True))
+        elif last_offset is None and position < segment.size_bytes:
+            why = f"leads to byte {position}, where no batch starts"
+            findings.append(Finding(path, at, segment.base_offset + relative, why, True))
+        elif last_offset is not None and last_offset != segment.base_offset + relative:
+            why = f"leads to the batch that ends at {last_offset}"
+            findings.append(Finding(path, at, segment.base_offset + relative, why, True))
+        elif last_offset is None:
+            why = f"leads to byte {position} of a log of {segment.size_bytes}"
+            findings.append(Finding(path, at, segment.base_offset + relative, why, not is_last))
+        previous = relative
+    return findings
+
+
+def check_time_index(disk: Disk, path: str, segment: _Segment, is_last: bool) -> list[Finding]:
+    """Compare a time index with its log."""
+    data = disk.read(path)
+    timestamps, offsets = time_index.decode_entries(data)
+    findings = _preallocated(path, data, len(offsets) * time_index.ENTRY_BYTES, is_last)
+    previous = -1
+    for i, (timestamp, relative) in enumerate(zip(timestamps, offsets, strict=True)):
+        at, offset = i * time_index.ENTRY_BYTES, segment.base_offset + relative
+        largest = max((t for last, t in segment.timestamps if last <= offset), default=-1)
+        if timestamp <= previous:
+            findings.append(Finding(path, at, offset, "descends", True))
+        elif timestamp > largest and segment.timestamps:
+            why = f"timestamp {timestamp}, the batches up to there reach {largest}"
+            findings.append(Finding(path, at, offset, why, False))
+        previous = timestamp
+    return findings
+
+
+def _preallocated(path: str, data: bytes, used: int, is_last: bool) -> list[Finding]:
+    if len(data) == used:
+        return []
+    why = f"{len(data) - used} bytes of zeros: it was not closed"
+    return [Finding(path, used, -1, why, not is_last)]
+
+
+def check_partition(path: str, disk: Disk | None = None) -> list[Finding]:
+    """Check one partition's directory."""
+    disk = disk or Disk({})
+    clean = disk.exists(f"{parent(path)}/{layout.CLEAN_SHUTDOWN}")
+    names = disk.listdir(path)
+    findings: list[Finding] = []
+    files: dict[tuple[str, int], str] = {}
+    for name in names:
+        parsed = layout.parse_segment_file(name)
+        if parsed is None:
+            continue
+        if parsed.state:
+            why = f"left by an interrupted swap or deletion ({parsed.state})"
+            findings.append(Finding(f"{path}/{name}", -1, -1, why, False))
+        else:
+            files[parsed.kind, parsed.base_offset] = f"{path}/{name}"
+    bases = sorted(base for kind, base in files if kind == layout.LOG)
+    for i, base in enumerate(bases):
+        is_last = i + 1 == len(bases)
+        end_offset = None if is_last else bases[i + 1]
+        segment, found = check_log(
+            disk, files[layout.LOG, base], base, end_offset, is_last and not clean
+        )
+        findings += found
+        if (layout.INDEX, base) in files:
+            findings += check_index(disk, files[layout.INDEX, base], segment, is_last)
+        if (layout.TIME_INDEX, base) in files:
+            findings += check_time_index(disk, files[layout.TIME_INDEX, base], segment, is_last)
+    for (kind, base), name in sorted(files.items()):
+        if kind not in (layout.LOG, layout.SNAPSHOT) and (layout.LOG, base) not in files:
+            findings.append(Finding(name, -1, base, "there is no .log beside it", False))
+        if kind == layout.TXN_INDEX:
+            findings += _read(name, partial(_txn_index, disk, name, base))
+        elif kind == layout.SNAPSHOT:
+            findings += _read(name, partial(_snapshot, disk, name))
+    epochs = f"{path}/{layout.LEADER_EPOCHS}"
+    findings += _read(epochs, lambda: checkpoints.read_epochs(disk, epochs))
+    metadata = f"{path}/{layout.PARTITION_METADATA}"
+    findings += _read(metadata, lambda: checkpoints.read_partition_metadata(disk, metadata))
+    return findings
+
+
+def _txn_index(disk: Disk, path: str, base_offset: int) -> object:
+    return txn_index.decode(path, disk.read(path), base_offset)
+
+
+def _snapshot(disk: Disk, path: str) -> object:
+    return snapshots.decode(path, disk.read(path))
+
+
+def _read(path: str, reading: Callable[[], object]) -> list[Finding]:
+    try:
+        reading()
+    except DamagedData as error:
+        return [Finding(path, error.position, error.offset, error.why, True)]
+    return []
+
+
+def check_directory(path: str, disk: Disk | None = None) -> list[Finding]:
+    """Check a partition's directory, or a data directory with all its partitions.
+
+    Raises FileNotFoundError, MachineError.
+    """
+    disk = disk or Disk({})
+    path = path.rstrip("/") or "/"
+    names = disk.listdir(path)
+    if any(layout.parse_segment_file(name) for name in names):
+        return check_partition(path, disk)
+    findings: list[Finding] = []
+    for kind in (
+        layout.RECOVERY_POINTS, layout.HIGH_WATERMARKS, layout.LOG_STARTS, layout.CLEANER_OFFSETS
+    ):  # fmt: skip
+        name = f"{path}/{kind}"
+        findings += _read(name, partial(checkpoints.read_offsets, disk, name))
+    meta = f"{path}/{layout.META_PROPERTIES}"
+    findings += _read(meta, lambda: checkpoints.read_properties(disk, meta))
+    for name in names:
+        inner = f"{path}/{name}"
+        if name in layout.IGNORED_NAMES or not disk.stat(inner).is_directory:
+            continue
+        parsed = layout.parse_directory_name(name)
+        if parsed is None:
+            findings.append(Finding(inner, -1, -1, "is no partition's directory", False))
+        elif parsed.state == layout.STRAY_DIRECTORY:
+            why = (
+                "a log that the metadata did not know, and whose deletion nobody has seen: it is "
+                "kept until you remove it"
+            )
+            findings.append(Finding(inner, -1, -1, why, False))
+            findings += check_partition(inner, disk)
+        elif not parsed.state:
+            findings += check_partition(inner, disk)
+    return findings

@@ -1,0 +1,1 @@
+"""What a log knows of its producers, and its snapshots."""

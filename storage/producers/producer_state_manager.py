@@ -1,0 +1,236 @@
+"""The producer state of a log that is opened or truncated, and its snapshots.
+
+A snapshot is written where a segment begins, and made durable with the flush of the segment before
+it: retention may take that segment then, and no start forgets a producer whose records are gone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from struct import Struct
+from typing import Final
+
+from kept.storage import layout
+from kept.storage.disk import Disk
+from kept.storage.errors import DamagedData
+from kept.storage.producers import snapshots
+from kept.storage.producers.producer_states import (
+    BATCHES_KEPT,
+    ProducerBatch,
+    ProducerState,
+    ProducerStates,
+)
+from kept.storage.records import BatchHeader, read_header, scan
+from kept.storage.records.header import LENGTH_PREFIX_BYTES
+from kept.storage.segments.log_segments import Segments
+from kept.storage.segments.segment import Segment
+from kept.storage.segments.txn_index import AbortedTxn
+
+TAIL_BYTES: Final = 8 << 20
+"""How far back a clean start looks for the last five batches of each producer in the snapshot."""
+_MARKER_ABORT: Final = 0
+_LENGTH_AND_PRODUCER: Final = Struct(">8xi31xq")
+"""batchLength and producerId of a header."""
+
+logger = logging.getLogger(__name__)
+
+
+class ProducerStateManager:
+    """The producer state of a log, ``states``, and its snapshots in the log's directory."""
+
+    def __init__(self, disk: Disk, segments: Segments, states: ProducerStates) -> None:
+        self._disk = disk
+        self._segments = segments
+        self.states = states
+
+    def _path(self, end_offset: int) -> str:
+        return layout.segment_file(self._segments.directory, end_offset, layout.SNAPSHOT)
+
+    def snapshot_offsets(self) -> list[int]:
+        """End offsets of the snapshots that are there, ascending."""
+        found = []
+        for name in self._disk.listdir(self._segments.directory):
+            parsed = layout.parse_segment_file(name)
+            if parsed is not None and parsed.kind == layout.SNAPSHOT and not parsed.state:
+                found.append(parsed.base_offset)
+        return found
+
+    def load(
+        self, end_offset: int, *, scanned: list[Segment] | None = None, clean: bool = False
+    ) -> list[str]:
+        """Bring the state to ``end_offset``: newest good snapshot, then the batches above it.
+
+        Transaction indexes of ``scanned`` segments are made anew on the way, and snapshots that a
+        power cut took or tore. Snapshots above the end, and strays between segments, are removed.
+        Returns the paths of those that may not be durable.
+        """
+        segments, states = self._segments, self.states
+        rebuilt = scanned or []
+        for segment in rebuilt:
+            segment.reset_aborted([])
+        states.clear(segments.bases[0])
+        wanted = min((s.base_offset for s in rebuilt), default=end_offset)
+        start = segments.bases[0]
+        available = self.snapshot_offsets()
+        for offset in available[::-1]:
+            if offset > end_offset:
+                self._disk.unlink(self._path(offset))
+            elif offset <= wanted and offset >= segments.bases[0]:
+                entries = self._read(offset)
+                if entries is None:
+                    continue
+                for producer_id, state in entries:
+                    states.put(producer_id, state)
+                start = offset
+                break
+        else:
+            if clean and not rebuilt and not available:
+                start = end_offset
+        unsynced = []
+        for segment in segments[segments.floor(start) :]:
+            base = segment.base_offset
+            if rebuilt and base >= start:
+                if base in available and self._read(base) is not None:
+                    unsynced.append(self._path(base))
+                elif base > start:
+                    unsynced.append(self.write_snapshot(base))
+            _replay(segment, states, start, any(segment is s for s in rebuilt))
+        if start == end_offset and len(states):
+            _fill_last_batches(segments.active, states)
+        states.end_offset = end_offset
+        for segment in rebuilt:
+            if segment is not segments.active:
+                segment.save_aborted()
+        self._remove_stray_snapshots(end_offset)
+        return unsynced
+
+    def rebuild(self, log_start_offset: int, end_offset: int) -> None:
+        """After a cut: make the state anew from what the segments and snapshots hold."""
+        self.load(end_offset)
+        self.states.truncate_from_start(log_start_offset)
+
+    def _read(self, end_offset: int) -> list[tuple[int, ProducerState]] | None:
+        """What a snapshot says; a damaged one goes, as one that is gone already."""
+        path = self._path(end_offset)
+        try:
+            return snapshots.decode(path, self._disk.read(path))
+        except FileNotFoundError:
+            return None
+        except DamagedData as error:
+            logger.warning("%s: removed", error)
+            self._disk.unlink(path)
+            return None
+
+    def _remove_stray_snapshots(self, end_offset: int) -> None:
+        bases = self._segments.bases
+        kept = [offset for offset in self.snapshot_offsets() if offset <= end_offset]
+        newest = kept[-1:] if kept and kept[-1] > bases[-1] else []
+        self.remove_snapshots(sorted(set(kept) - set(bases) - set(newest)))
+
+    def write_snapshot(self, end_offset: int) -> str:
+        """Write the state at ``end_offset``, not durably; returns the path."""
+        path = self._path(end_offset)
+        self._disk.write_file(path, snapshots.encode(self.states))
+        return path
+
+    def remove_snapshots(self, offsets: Iterable[int]) -> None:
+        """Remove snapshots by end offset."""
+        for offset in offsets:
+            with suppress(FileNotFoundError):
+                self._disk.unlink(self._path(offset))
+
+    def remove_snapshots_above(self, offset: int) -> None:
+        """Before the records are cut that they are proof of."""
+        self.remove_snapshots([o for o in self.snapshot_offsets() if o > offset])
+
+
+def known_at(disk: Disk, directory: str, end_offset: int) -> list[tuple[int, ProducerState]]:
+    """The producers as the snapshot of an offset has them; nobody without a good one.
+
+    Nothing is removed here: a flush of the running log may be about to make the file durable.
+    """
+    path = layout.segment_file(directory, end_offset, layout.SNAPSHOT)
+    try:
+        return snapshots.decode(path, disk.read(path))
+    except FileNotFoundError:
+        return []
+    except DamagedData as error:
+        logger.warning("%s: not used", error)
+        return []
+
+
+def _replay(segment: Segment, producers: ProducerStates, start: int, rebuilt: bool) -> None:
+    """Take a segment's batches from ``start`` on into the producer state."""
+    first = segment.locate(start)
+    if first is None:
+        return
+    for data in segment.chunks(first[0]):
+        for position, header in _of_producers(data):
+            if header.last_offset >= start:
+                aborted = note_producer(producers, header, data, position)
+                if aborted is not None and rebuilt:
+                    segment.note_aborted(aborted)
+
+
+def _of_producers(data: bytes) -> Iterator[tuple[int, BatchHeader]]:
+    """(position, header) of the batches with a producer id, of whole batches; most have none."""
+    position, end = 0, len(data)
+    while position < end:
+        length, producer_id = _LENGTH_AND_PRODUCER.unpack_from(data, position)
+        if producer_id >= 0:
+            yield position, read_header(data, position)
+        position += length + LENGTH_PREFIX_BYTES
+
+
+def note_producer(
+    producers: ProducerStates, header: BatchHeader, data: bytes | memoryview, position: int
+) -> AbortedTxn | None:
+    """A batch with a producer id is in the log; the aborted transaction if it ended one."""
+    if not header.is_control:
+        if header.base_sequence >= 0:
+            producers.update(
+                header.producer_id, header.producer_epoch, header.base_sequence,
+                header.last_offset_delta, header.last_offset, header.max_timestamp,
+                header.is_transactional,
+            )  # fmt: skip
+        return None
+    if not header.record_count:
+        return None
+    columns = scan(memoryview(data)[position : position + header.size_bytes])
+    key, value = columns.key(0), columns.value(0)
+    if key is None or len(key) < 4 or key[1] != 0 or key[3] > 1:
+        return None
+    coordinator_epoch = int.from_bytes(value[2:6], "big", signed=True) if value else -1
+    completed = producers.update_marker(
+        header.producer_id, header.producer_epoch, header.base_offset, header.max_timestamp,
+        coordinator_epoch, key[3] == _MARKER_ABORT,
+    )  # fmt: skip
+    if completed is None or not completed.aborted:
+        return None
+    stable = producers.first_unstable_offset
+    return AbortedTxn(
+        completed.producer_id, completed.first_offset, completed.last_offset,
+        completed.last_offset + 1 if stable is None else stable,
+    )  # fmt: skip
+
+
+def _fill_last_batches(active: Segment, producers: ProducerStates) -> None:
+    """A snapshot keeps one batch a producer: the active segment's tail has the other four."""
+    recent: dict[int, list[tuple[int, ProducerBatch]]] = {}
+    start = active.index.position_floor(max(0, active.size_bytes - TAIL_BYTES))
+    for data in active.chunks(start):
+        for _, header in _of_producers(data):
+            if header.base_sequence >= 0:
+                batch = ProducerBatch(
+                    header.last_sequence, header.last_offset, header.last_offset_delta,
+                    header.max_timestamp,
+                )  # fmt: skip
+                recent.setdefault(header.producer_id, []).append((header.producer_epoch, batch))
+    for producer_id, batches in recent.items():
+        state: ProducerState | None = producers.get(producer_id)
+        if state is not None and state.batches:
+            last = state.batches[-1].last_offset
+            mine = [b for epoch, b in batches if epoch == state.epoch and b.last_offset < last]
+            state.batches[:0] = mine[-(BATCHES_KEPT - 1) :]

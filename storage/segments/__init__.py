@@ -1,0 +1,1 @@
+"""Segments of a log: their files, indexes, and replacing them."""

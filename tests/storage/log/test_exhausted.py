@@ -1,0 +1,236 @@
+"""Without descriptors (EMFILE): what was to be done is refused as it was, and done next time."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from uuid import UUID
+
+import pytest
+
+from kept.storage.disk import Disk
+from kept.storage.errors import MachineError, ResourceExhausted
+from kept.storage.log.log import Log
+from kept.storage.records import CheckRules, build_batch, check, headers
+from kept.storage.types import LogConfig, TopicPartition
+from kept.testing.simulated_disk import SimulatedDisk
+
+ROLL = ("index", "timeindex", "snapshot", "log")
+"""What a roll opens, in its order."""
+
+
+def opened(disk) -> Log:
+    return Log.open(
+        "/log/t-0", TopicPartition("t", 0), None if disk.exists("/log/t-0") else _ID, LogConfig(),
+        disk, now_ms=0,
+    )  # fmt: skip
+
+
+_ID = UUID(int=1)
+
+
+def append(log: Log, epoch: int = 0) -> None:
+    log.append(check(build_batch([(1000, b"k", b"v" * 50, ())]), CheckRules(), 1000), epoch, 1000)
+    log.write()
+
+
+def offsets(log: Log) -> list[int]:
+    found: list[int] = []
+    while (at := found[-1] + 1 if found else 0) < log.log_end_offset:
+        data = log.read_batches(at, 1 << 20, log.log_end_offset)
+        found += [header.base_offset for _, header in headers(data)]
+    return found
+
+
+@pytest.mark.parametrize("kind", ROLL)
+def test_a_roll_that_finds_no_descriptor_can_be_tried_again(kind):
+    disk = SimulatedDisk()
+    disk.ensure_directory("/log")
+    log = opened(disk)
+    for _ in range(3):
+        append(log)
+    end = f"{3 if kind in ('snapshot', 'log') else 0:020d}.{kind}"
+    disk.fail("create", end, errno.EMFILE)
+    with pytest.raises(ResourceExhausted, match="Too many open files"):
+        log.roll(2000)
+    assert not disk.injections, "it was met"
+    log.check_invariants()
+    append(log)
+    assert offsets(log) == [0, 1, 2, 3] and len(log.segments) == 1
+    log.roll(3000)
+    append(log)
+    assert offsets(log) == [0, 1, 2, 3, 4] and log.segments.bases == [0, 4]
+    log.flush()
+    again = opened(disk.after_power_loss(1))
+    assert offsets(again) == [0, 1, 2, 3, 4]
+    assert again.segments.bases == [0, 4]
+
+
+def test_an_empty_active_segment_is_not_given_up_before_there_is_another():
+    disk = SimulatedDisk()
+    disk.ensure_directory("/log")
+    log = opened(disk)
+    disk.fail("create", f"{7:020d}.log", errno.EMFILE)
+    with pytest.raises(ResourceExhausted):
+        log.roll(1000, 7)
+    log.check_invariants()
+    append(log)
+    assert offsets(log) == [0]
+
+
+def test_an_epoch_that_was_not_saved_is_saved_by_the_next_append():
+    disk = SimulatedDisk()
+    disk.ensure_directory("/log")
+    log = opened(disk)
+    disk.fail("create", "leader-epoch-checkpoint", errno.EMFILE)
+    with pytest.raises(ResourceExhausted):
+        append(log, epoch=3)
+    assert log.log_end_offset == 0
+    append(log, epoch=3)
+    assert disk.read("/log/t-0/leader-epoch-checkpoint").endswith(b"\n3 0\n")
+    assert opened(disk.after_power_loss(1)).leader_epochs.entries == [(3, 0)]
+
+
+def test_a_cut_that_stops_half_way_is_a_failure():
+    disk = SimulatedDisk()
+    disk.ensure_directory("/log")
+    log = opened(disk)
+    for _ in range(3):
+        append(log)
+    disk.fail("fsync_dir", "/log/t-0", errno.EMFILE)
+    with pytest.raises(MachineError) as failed:
+        log.truncate_to(1)
+    assert not isinstance(failed.value, ResourceExhausted)
+
+
+def test_a_write_that_fails_is_told_though_cutting_it_back_finds_no_descriptor(monkeypatch):
+    disk = SimulatedDisk()
+    disk.ensure_directory("/log")
+    log = opened(disk)
+    append(log)
+    disk.fail("write", ".log", errno.EIO)
+
+    def no_descriptor(error):
+        raise ResourceExhausted("x", "open", OSError(errno.EMFILE, "none"))
+
+    monkeypatch.setattr(log, "_cut_back", no_descriptor)
+    with pytest.raises(MachineError, match="Input/output"):
+        append(log)
+
+
+# The real thing.
+
+
+@pytest.fixture
+def few():
+    """Not many more descriptors than are open: 40 above the highest of them."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = max(map(int, os.listdir("/proc/self/fd"))) + 40
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
+    yield limit
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+class Holder:
+    def __init__(self, disk: Disk, path: str) -> None:
+        self.file = disk.open_append(path)
+
+    def close_file(self) -> None:
+        self.file = None
+
+
+def test_no_file_stays_open_on_the_last_descriptors(few, tmp_path):
+    disk = Disk({})
+    disk.keep_below = few - 16
+    kept = []
+    with pytest.raises(ResourceExhausted, match="open failed: Too many open files"):
+        for number in range(few):
+            kept.append(disk.open_append(f"{tmp_path}/{number}"))
+    assert len(kept) > 20 and max(file.fd for file in kept) == few - 17
+    moments = [disk.open_read(kept[0].path) for _ in range(10)]
+    disk.write_atomic(f"{tmp_path}/checkpoint", b"0\n")
+    assert disk.listdir(str(tmp_path)) and moments
+
+
+def test_files_that_can_be_opened_again_give_way(few, tmp_path):
+    disk = Disk({})
+    disk.keep_below = few - 16
+    holders = [Holder(disk, f"{tmp_path}/{number}") for number in range(15)]
+    for holder in holders:
+        disk.can_close(holder)
+    free = few - 16 - len(os.listdir("/proc/self/fd"))
+    kept = [disk.open_append(f"{tmp_path}/more-{number}") for number in range(free + 10)]
+    assert len(kept) == free + 10
+    closed = [holder.file is None for holder in holders]
+    assert closed == sorted(closed, reverse=True) and any(closed), "the oldest first"
+
+
+def test_only_so_many_of_them_stay_open(tmp_path):
+    disk = Disk({})
+    disk.max_reopenable = 3
+    holders = [Holder(disk, f"{tmp_path}/{number}") for number in range(5)]
+    for holder in holders:
+        disk.can_close(holder)
+    assert [holder.file is None for holder in holders] == [True, True, False, False, False]
+
+
+def test_closed_segments_are_closed_only_when_they_are_durable(tmp_path):
+    disk = Disk({})
+    disk.max_reopenable = 0
+    log = Log.open(f"{tmp_path}/t-0", TopicPartition("t", 0), _ID, LogConfig(), disk, now_ms=0)
+    append(log)
+    log.roll(2000)
+    first = log.segments[0]
+    first.close_file()
+    assert first._file is not None
+    log.flush()
+    assert first._file is None
+    append(log)
+    assert offsets(log) == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["open", "listdir"])
+def test_what_can_be_opened_again_is_closed_where_no_descriptor_is_left(
+    name, tmp_path, monkeypatch
+):
+    disk = Disk({})
+    holder = Holder(disk, f"{tmp_path}/a")
+    original = getattr(os, name)
+
+    def refused(*given):
+        if holder.file is not None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return original(*given)
+
+    monkeypatch.setattr(os, name, refused)
+    call = {
+        "open": lambda: disk.open_read(f"{tmp_path}/a"),
+        "listdir": lambda: disk.listdir(str(tmp_path)),
+    }[name]
+    with pytest.raises(ResourceExhausted, match="Too many open files"):
+        call()
+    disk.can_close(holder)
+    assert call()
+
+
+@pytest.mark.parametrize("times", [1, 3, 4])
+def test_a_write_waits_a_little_for_memory(tmp_path, monkeypatch, times):
+    disk = Disk({})
+    log = Log.open(f"{tmp_path}/t-0", TopicPartition("t", 0), _ID, LogConfig(), disk, now_ms=0)
+    pwrite, left = os.pwrite, [errno.ENOMEM] * times
+
+    def scarce(fd, data, position):
+        if left:
+            raise OSError(left.pop(), "no memory")
+        return pwrite(fd, data, position)
+
+    monkeypatch.setattr(os, "pwrite", scarce)
+    if times <= 3:
+        append(log)
+        assert offsets(log) == [0]
+    else:
+        with pytest.raises(MachineError, match="write failed: no memory") as failed:
+            append(log)
+        assert not isinstance(failed.value, ResourceExhausted)
+        assert log.log_end_offset == 0

@@ -1,0 +1,160 @@
+"""Transactions in a log: first unstable offset and aborted ones, after a restart too."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from struct import pack
+
+import pytest
+
+from kept.storage.disk import Disk
+from kept.storage.records import build_batch, headers
+from kept.storage.segments.txn_index import AbortedTxn
+from kept.storage.types import LogConfig
+
+CONFIG = LogConfig(segment_bytes=600, index_interval_bytes=100)
+ABORT, COMMIT = 0, 1
+
+
+class Feed:
+    """Batches as a leader would send them."""
+
+    def __init__(self, kit) -> None:
+        self.kit = kit
+        self.offset = 0
+        self.sequences: dict[int, int] = {}
+
+    def data(self, pid: int, count: int = 2) -> bytes:
+        rows = [(self.kit.NOW, b"k", b"v" * 30, ())] * count
+        sequence = self.sequences.get(pid, 0)
+        self.sequences[pid] = sequence + count
+        made = build_batch(
+            rows, base_offset=self.offset, producer_id=pid, producer_epoch=0,
+            base_sequence=sequence, is_transactional=True, leader_epoch=0,
+        )  # fmt: skip
+        self.offset += count
+        return made
+
+    def marker(self, pid: int, kind: int) -> bytes:
+        row = (self.kit.NOW, pack(">hh", 0, kind), pack(">hi", 0, 4), ())
+        made = build_batch(
+            [row], base_offset=self.offset, producer_id=pid, producer_epoch=0,
+            is_transactional=True, is_control=True, leader_epoch=0,
+        )  # fmt: skip
+        self.offset += 1
+        return made
+
+
+def fill(kit, log) -> list[AbortedTxn]:
+    """Two producers whose transactions overlap, over several segments, one left open."""
+    feed, expected = Feed(kit), []
+    for n in range(12):
+        first = feed.offset
+        log.append_as_follower(feed.data(1), kit.NOW)
+        log.append_as_follower(feed.data(2), kit.NOW)
+        assert log.first_unstable_offset == first
+        if n % 2:
+            expected.append(AbortedTxn(1, first, feed.offset, first + 2))
+        log.append_as_follower(feed.marker(1, ABORT if n % 2 else COMMIT), kit.NOW)
+        assert log.first_unstable_offset == first + 2
+        if n % 3 == 0:
+            expected.append(AbortedTxn(2, first + 2, feed.offset, feed.offset + 1))
+        log.append_as_follower(feed.marker(2, ABORT if n % 3 == 0 else COMMIT), kit.NOW)
+        assert log.first_unstable_offset is None
+    log.append_as_follower(feed.data(1), kit.NOW)
+    log.write()
+    assert log.first_unstable_offset == feed.offset - 2
+    return expected
+
+
+@pytest.mark.parametrize("reopen", ["no", "clean", "unclean"])
+def test_aborted_transactions_are_known(kit, disk, reopen) -> None:
+    log = kit.open_log(disk, config=CONFIG)
+    expected = fill(kit, log)
+    assert len(log.segments) > 4
+    if reopen != "no":
+        if reopen == "clean":
+            log.close(kit.NOW)
+        log = kit.open_log(disk, config=CONFIG, clean=reopen == "clean")
+    end = log.log_end_offset
+    assert log.aborted_transactions(0, end) == expected
+    assert log.first_unstable_offset == end - 2
+    for start in range(0, end, 5):
+        for stop in range(start + 1, end, 7):
+            found = log.aborted_transactions(start, stop)
+            must = [t for t in expected if t.last_offset >= start and t.first_offset < stop]
+            assert found == must
+    log.check_invariants()
+
+
+def test_truncation_opens_a_transaction_again(kit, disk) -> None:
+    log = kit.open_log(disk, config=CONFIG)
+    expected = fill(kit, log)
+    last = expected[-1]
+    log.truncate_to(last.last_offset)
+    assert log.aborted_transactions(0, 1000) == expected[:-1]
+    assert log.first_unstable_offset == last.first_offset
+    log.check_invariants()
+
+
+@pytest.mark.java
+def test_apache_kafka_reads_the_index(kit, kafka_dist, tmp_path) -> None:
+    log = kit.open_log(Disk({}), str(tmp_path / "t-0"), config=CONFIG)
+    expected = fill(kit, log)
+    log.close(kit.NOW)
+    files = sorted(Path(log.directory).glob("*.txnindex"))
+    output = kafka_dist.dump(files)
+    found = re.findall(
+        r"producerId: (\d+) firstOffset: (\d+) lastOffset: (\d+) lastStableOffset: (\d+)", output
+    )
+    assert [tuple(map(int, entry)) for entry in found] == [tuple(e) for e in expected]
+    output = kafka_dist.dump(sorted(Path(log.directory).glob("*.log")), "--deep-iteration")
+    assert "isvalid: false" not in output and output.count("isControl: true") == 24
+
+
+@pytest.mark.parametrize("max_bytes", [1, 300, 1000, 1 << 20])
+def test_a_slice_brings_its_own_aborted_transactions_only(kit, disk, max_bytes) -> None:
+    """Every one that reaches into what is read, and none that begins behind it."""
+    log = kit.open_log(disk, config=CONFIG)
+    expected = fill(kit, log)
+    end = expected[-1].last_offset  # the last one is not decided yet
+    offset, slices = 0, 0
+    while (found := log.read(offset, max_bytes, end)) is not None:
+        read = [header for _, header in headers(disk.pread(*found))]
+        must = [
+            t
+            for t in expected
+            if t.last_offset >= offset and t.first_offset <= read[-1].last_offset
+        ]
+        assert log.aborted_in_slice(offset, found, end) == must
+        offset, slices = read[-1].next_offset, slices + 1
+    assert offset >= end - 1 and slices > 4
+    assert log.aborted_in_slice(end, None, end) == []
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_transaction_whose_records_are_gone_is_forgotten_after_a_restart_too(
+    kit, disk, clean
+) -> None:
+    """Else read_committed consumers would wait at the log start for a marker that never comes."""
+    log, feed = kit.open_log(disk, config=CONFIG), Feed(kit)
+    log.append_as_follower(feed.data(1), kit.NOW)
+    log.append_as_follower(feed.data(2), kit.NOW)
+    for _ in range(20):
+        log.append_as_follower(feed.data(3), kit.NOW)
+        log.append_as_follower(feed.marker(3, COMMIT), kit.NOW)
+    log.write()
+    log.advance_log_start(3, kit.NOW)
+    assert log.first_unstable_offset == 2, "half of the second one's is there"
+    log.advance_log_start(4, kit.NOW)
+    assert log.first_unstable_offset is None
+    start = log.log_start_offset
+    if clean:
+        log.close(kit.NOW)
+    log = kit.open_log(disk, config=CONFIG, clean=clean, log_start_offset=start)
+    assert log.log_start_offset == start and log.first_unstable_offset is None
+    log.append_as_follower(feed.data(3), kit.NOW)
+    log.write()
+    log.truncate_to(feed.offset - 2)
+    assert log.first_unstable_offset is None

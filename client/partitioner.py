@@ -8,7 +8,7 @@ Source: ``org.apache.kafka.common.utils.Utils.murmur2`` and ``BuiltInPartitioner
 
 from __future__ import annotations
 
-from kept.storage.records.packing import murmur2
+from kept.storage.records.batch_builder import murmur2
 
 __all__ = ["murmur2", "partition_for", "partition_for_key"]
 

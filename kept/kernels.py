@@ -26,7 +26,7 @@ NAMES: Final = (
     "storage.records._blocks",
     "storage.records._filter",
     "storage.records._kernel",
-    "storage.records._packing",
+    "storage.records._batch_builder",
 )
 """The extension modules of this package, without its name."""
 FALLBACKS: Final = ("client._bounds", "node.kafka.codec._codec", "storage.records._kernel")

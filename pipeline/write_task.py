@@ -21,12 +21,12 @@ from kept.storage.errors import InvalidRecord, OutOfOrderSequenceNumber, PeerErr
 from kept.storage.records import (
     HEADER_BYTES,
     Area,
+    BatchBuilder,
     BatchHeader,
     Binary,
     HeaderLists,
-    Packer,
     Rows,
-    pack_batch,
+    build_area_batch,
     read_header,
 )
 from kept.storage.types import MAX_INT32
@@ -136,7 +136,7 @@ class TopicWriter:
                 size = largest_batch(self.client, self.options, topic)
             else:
                 size = self._begun.batch_bytes
-            target = self._topics[topic] = _Target(Packer(partitions, size))
+            target = self._topics[topic] = _Target(BatchBuilder(partitions, size))
             target.sticky = self._next_sticky(0)
         at_ms = time.time_ns() // 1_000_000 if self._begun is None else self._begun.at_ms
         try:
@@ -145,7 +145,7 @@ class TopicWriter:
             raise BadRow(f"a row for {topic}: {error}") from None
         while at < rows.total:
             try:
-                at = target.packer.feed(rows, at, target.sticky)
+                at = target.builder.append(rows, at, target.sticky)
             except InvalidRecord as error:
                 raise BadRow(f"a row for {topic}: {error}") from error
             if at < rows.total:
@@ -164,14 +164,14 @@ class TopicWriter:
     def _send(self, topic: str) -> None:
         """One batch to each partition that has rows, side by side."""
         target = self._topics[topic]
-        areas = target.packer.take()
+        areas = target.builder.drain()
         if not areas:
             return
         if self._producer is None:
             self._producer = self.client.init_producer()[:2]
         producer_id, epoch = self._producer
         batches = {
-            partition: pack_batch(
+            partition: build_area_batch(
                 area,
                 codec=self.options.codec,
                 producer_id=producer_id,
@@ -230,7 +230,7 @@ class TopicWriter:
 class _Target:
     """A topic that is written to: its rows that wait, and the next sequence of each partition."""
 
-    packer: Packer
+    builder: BatchBuilder
     sequences: dict[int, int] = field(default_factory=dict)
     sticky: int = 0
 

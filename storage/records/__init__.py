@@ -3,8 +3,8 @@
 Pure functions over buffers. Checking and scanning exist twice, in plain Python (``python.py``, the
 specification) and in Cython (``_kernel.pyx``); this module picks one, ``KERNEL`` says which.
 ``KEPT_KERNEL=python`` in the environment forces the plain one, which also serves where no compiler
-was at hand at install time. ``Packer`` and ``read_block`` are compiled only: without them using one
-raises ConfigurationError (:mod:`kept.kernels`).
+was at hand at install time. ``BatchBuilder`` and ``read_block`` are compiled only: without them
+using one raises ConfigurationError (:mod:`kept.kernels`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kept import kernels
+from kept.storage.records.batch_builder import Area, Rows, build_area_batch
 from kept.storage.records.blocks import Binary, Block, Field, HeaderLists
 from kept.storage.records.build import RecordFields, build_batch, iterate, seal
 from kept.storage.records.codecs import compress, decompress
@@ -32,14 +33,13 @@ from kept.storage.records.header import (
     patch,
     read_header,
 )
-from kept.storage.records.packing import Area, Rows, pack_batch
 
 if TYPE_CHECKING:
+    from kept.storage.records._batch_builder import BatchBuilder
     from kept.storage.records._blocks import read_block
-    from kept.storage.records._packing import Packer
 else:
     read_block = kernels.load("storage.records._blocks", "read_block")
-    Packer = kernels.load("storage.records._packing", "Packer")
+    BatchBuilder = kernels.load("storage.records._batch_builder", "BatchBuilder")
 
 if TYPE_CHECKING or kernels.uncompiled(["storage.records._kernel"], load=True):
     from kept.storage.records.python import (
@@ -67,6 +67,7 @@ __all__ = [
     "HEADER_BYTES",
     "KERNEL",
     "Area",
+    "BatchBuilder",
     "BatchHeader",
     "Binary",
     "Block",
@@ -75,12 +76,12 @@ __all__ = [
     "CheckedBatch",
     "Field",
     "HeaderLists",
-    "Packer",
     "Record",
     "RecordColumns",
     "RecordFields",
     "ReplicaBatch",
     "Rows",
+    "build_area_batch",
     "build_batch",
     "check",
     "check_replica",
@@ -90,7 +91,6 @@ __all__ = [
     "decompress",
     "find_records",
     "headers",
-    "pack_batch",
     "patch",
     "read_block",
     "read_header",

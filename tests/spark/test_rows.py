@@ -10,7 +10,7 @@ import pytest
 
 from kept.pipeline.options import Connection, WriteOptions
 from kept.pipeline.write_task import TopicWriter
-from kept.storage.records import Packer, pack_batch, records
+from kept.storage.records import BatchBuilder, build_area_batch, records
 from kept.storage.types import Codec
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
@@ -22,10 +22,10 @@ def written(batch: Any) -> list[tuple[Any, ...]]:
     from kept.pipeline.write_task import rows_of
 
     rows = rows_of(batch, OPTIONS, 0)
-    packer = Packer(1, 1 << 20)
-    assert packer.feed(rows, 0, 0) == rows.total
-    data = pack_batch(
-        packer.take()[0], codec=Codec.NONE, producer_id=1, producer_epoch=0, base_sequence=0
+    builder = BatchBuilder(1, 1 << 20)
+    assert builder.append(rows, 0, 0) == rows.total
+    data = build_area_batch(
+        builder.drain()[0], codec=Codec.NONE, producer_id=1, producer_epoch=0, base_sequence=0
     )
     return [tuple(r)[1:] for r in records(data)]
 

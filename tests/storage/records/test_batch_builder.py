@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kept.storage.errors import InvalidRecord
-from kept.storage.records import Binary, HeaderLists, Record, Rows, pack_batch, records
+from kept.storage.records import Binary, HeaderLists, Record, Rows, build_area_batch, records
+from kept.storage.records.batch_builder import murmur2
 from kept.storage.records.blocks import bitmap
-from kept.storage.records.packing import murmur2
 from kept.storage.types import Codec
 
-NAMES = ("tests.reference.packing", "kept.storage.records._packing")
+NAMES = ("tests.reference.batch_builder", "kept.storage.records._batch_builder")
 STICKY = 7
 
 
@@ -64,22 +64,22 @@ row_fields = st.tuples(
 
 
 def packed(kernel: ModuleType, rows: Rows, limit: int) -> dict[int, list[Record]]:
-    packer = kernel.Packer(3, limit)
+    builder = kernel.BatchBuilder(3, limit)
     found: dict[int, list[Record]] = {0: [], 1: [], 2: []}
     at = 0
     while at < rows.total:
-        after = packer.feed(rows, at, STICKY)
+        after = builder.append(rows, at, STICKY)
         assert after > at
         at = after
-        areas = packer.take()
+        areas = builder.drain()
         for where, area in areas.items():
             assert area.total == 1 or len(area.records) <= limit
-            batch = pack_batch(
+            batch = build_area_batch(
                 area, codec=Codec.NONE, producer_id=1, producer_epoch=0, base_sequence=0
             )
             assert area.max_timestamp == max(r.timestamp for r in records(batch))
             found[where] += records(batch)
-    assert packer.take() == {}
+    assert builder.drain() == {}
     return found
 
 
@@ -105,12 +105,12 @@ def test_areas_are_full_and_the_same_however_the_rows_come(kernel: ModuleType) -
     rows = [(0, 1, None, b"v" * (900 if n % 7 == 6 else 90), None) for n in range(40)]
 
     def areas(step: int) -> list[Any]:
-        packer, found = kernel.Packer(3, 1000), []
+        builder, found = kernel.BatchBuilder(3, 1000), []
         for start in range(0, len(rows), step):
             part, at = rows_of(rows[start : start + step]), 0
-            while (at := packer.feed(part, at, STICKY)) < part.total:
-                found += packer.take().values()
-        return [*found, *packer.take().values()]
+            while (at := builder.append(part, at, STICKY)) < part.total:
+                found += builder.drain().values()
+        return [*found, *builder.drain().values()]
 
     sizes = [len(a.records) for a in areas(40)]
     assert max(sizes) <= 1000 and max(a.total for a in areas(40)) == 6
@@ -124,24 +124,24 @@ def test_absent_columns_are_null(kernel: ModuleType) -> None:
 
 
 def test_what_cannot_be_a_record(kernel: ModuleType) -> None:
-    packer = kernel.Packer(3, 1 << 20)
+    builder = kernel.BatchBuilder(3, 1 << 20)
     with pytest.raises(InvalidRecord, match="partition 3: the topic has 3"):
-        packer.feed(rows_of([(0, 1, b"k", b"v", None), (3, 1, b"k", b"v", None)]), 0, STICKY)
+        builder.append(rows_of([(0, 1, b"k", b"v", None), (3, 1, b"k", b"v", None)]), 0, STICKY)
     nameless = rows_of([(0, 1, b"k", b"v", [("h", b"x")])])
     assert nameless.headers is not None
     nameless = nameless._replace(headers=nameless.headers._replace(names=binary([None])))
     with pytest.raises(InvalidRecord, match="row 0: a header without a name"):
-        packer.feed(nameless, 0, STICKY)
+        builder.append(nameless, 0, STICKY)
 
 
 @pytest.mark.parametrize("codec", list(Codec))
 def test_a_batch_is_what_a_producer_sends(kernel: ModuleType, codec: Codec) -> None:
     from kept.storage.records import CheckRules, check, read_header
 
-    packer = kernel.Packer(1, 1 << 20)
-    packer.feed(rows_of([(0, 10 + n, b"k", b"v" * 50, None) for n in range(20)]), 0, STICKY)
-    batch = pack_batch(
-        packer.take()[0], codec=codec, producer_id=9, producer_epoch=2, base_sequence=30
+    builder = kernel.BatchBuilder(1, 1 << 20)
+    builder.append(rows_of([(0, 10 + n, b"k", b"v" * 50, None) for n in range(20)]), 0, STICKY)
+    batch = build_area_batch(
+        builder.drain()[0], codec=codec, producer_id=9, producer_epoch=2, base_sequence=30
     )
     check(batch, CheckRules(compacted=True), 100)
     header = read_header(batch)

@@ -1,4 +1,4 @@
-"""Packing rows into record areas: the specification of ``_packing.pyx``."""
+"""Packing rows into record areas: the specification of ``_batch_builder.pyx``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from kept.storage.errors import InvalidRecord
 from kept.storage.records import Area, Binary, HeaderLists, Rows
+from kept.storage.records.batch_builder import murmur2
 from kept.storage.records.build import append_record, wrap64
-from kept.storage.records.packing import murmur2
 
 
 class _Growing:
@@ -19,7 +19,7 @@ class _Growing:
         self.base_timestamp = self.max_timestamp = timestamp
 
 
-class Packer:
+class BatchBuilder:
     """Areas of ``partitions`` partitions, each of ``limit_bytes`` at most: a record larger than
     that has an area of its own. What is in an area depends on the rows alone, not on how they come.
     """
@@ -29,7 +29,7 @@ class Packer:
         self.limit_bytes = limit_bytes
         self._areas: dict[int, _Growing] = {}
 
-    def feed(self, rows: Rows, start: int, sticky: int) -> int:
+    def append(self, rows: Rows, start: int, sticky: int) -> int:
         """Append rows from ``start`` on; where it stopped: at the end, or at a row that no longer
         fits into its area.
 
@@ -58,8 +58,8 @@ class Packer:
             area.max_timestamp = max(area.max_timestamp, timestamps[row])
         return rows.total
 
-    def take(self) -> dict[int, Area]:
-        """The areas with records, by partition; the packer is empty then."""
+    def drain(self) -> dict[int, Area]:
+        """The areas with records, by partition; the builder is empty then."""
         found = {
             where: Area(bytes(a.records), a.count, a.base_timestamp, a.max_timestamp)
             for where, a in sorted(self._areas.items())

@@ -1,9 +1,9 @@
 """Rows in columns become record areas, one for each partition.
 
-A ``Packer`` (``_packing.pyx``) takes rows as Arrow lays them out (:class:`Rows`), chooses the
-partition of each as Java's client does (murmur2 of the key; rows without one share ``sticky``) and
-appends it to that partition's area. When an area is full the caller takes them all, and
-:func:`pack_batch` makes batches of them.
+A ``BatchBuilder`` (``_batch_builder.pyx``) takes rows as Arrow lays them out
+(:class:`Rows`), chooses the partition of each as Java's client does (murmur2 of the key; rows
+without one share ``sticky``) and appends it to that partition's area. When an area is full the
+caller drains them all, and :func:`build_area_batch` makes batches of them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def murmur2(data: Buffer) -> int:
     return h ^ (h >> 15)
 
 
-def pack_batch(
+def build_area_batch(
     area: Area, *, codec: Codec, producer_id: int, producer_epoch: int, base_sequence: int
 ) -> bytes:
     """One whole batch of an area, as an idempotent producer sends it."""

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: cdivision=True
-"""Rows in columns become record areas, in C. ``packing.py`` is the specification: the same class in
-plain Python, under the same tests."""
+"""Rows in columns become record areas, in C. ``tests/reference/batch_builder.py`` is the same class
+in plain Python, under the same tests."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -12,7 +12,7 @@ from libc.string cimport memcpy
 from storage.records._wire cimport put_varint, varint_size
 
 from kept.storage.errors import InvalidRecord
-from kept.storage.records.packing import Area
+from kept.storage.records.batch_builder import Area
 
 KERNEL = "cython"
 
@@ -81,8 +81,8 @@ cdef uint32_t murmur(const unsigned char *p, int32_t length) noexcept nogil:
     return h ^ h >> 15
 
 
-cdef class Packer:
-    """See :class:`kept.storage.records.packing.Packer`."""
+cdef class BatchBuilder:
+    """See :class:`kept.storage.records.batch_builder.BatchBuilder`."""
 
     cdef Growing *areas
     cdef readonly int32_t partitions
@@ -99,7 +99,7 @@ cdef class Packer:
         self.partitions, self.limit_bytes = partitions, limit_bytes
         self.areas = <Growing *>calloc(max(partitions, 1), sizeof(Growing))
         if self.areas == NULL:
-            raise MemoryError("no memory for a packer")
+            raise MemoryError("no memory for a builder")
 
     def __dealloc__(self):
         cdef int32_t i
@@ -108,7 +108,7 @@ cdef class Packer:
                 free(self.areas[i].records)
             free(self.areas)
 
-    def feed(self, rows, int64_t start, uint32_t sticky):
+    def append(self, rows, int64_t start, uint32_t sticky):
         """Append rows from ``start`` on; where it stopped: at the end, or at a row that no longer
         fits into its area.
 
@@ -121,7 +121,7 @@ cdef class Packer:
             self.hold(rows)
             with nogil:
                 while row < count:
-                    fault = self.append(row, sticky)
+                    fault = self.append_row(row, sticky)
                     if fault != FED:
                         break
                     row += 1
@@ -138,8 +138,8 @@ cdef class Packer:
             raise MemoryError("no memory for a record area")
         return row
 
-    def take(self):
-        """The areas with records, by partition; the packer is empty then."""
+    def drain(self):
+        """The areas with records, by partition; the builder is empty then."""
         cdef int32_t i
         cdef Growing *area
         found = {}
@@ -153,7 +153,7 @@ cdef class Packer:
         return found
 
     cdef const void *view(self, object buffer) except? NULL:
-        """The bytes of a buffer until ``feed`` ends; NULL for None."""
+        """The bytes of a buffer until ``append`` ends; NULL for None."""
         if buffer is None:
             return NULL
         PyObject_GetBuffer(buffer, &self.views[self.view_count], PyBUF_SIMPLE)
@@ -182,7 +182,7 @@ cdef class Packer:
         self.timestamps = <const int64_t *>self.view(rows.timestamps)
         return 0
 
-    cdef int append(self, int64_t row, uint32_t sticky) noexcept nogil:
+    cdef int append_row(self, int64_t row, uint32_t sticky) noexcept nogil:
         """One row; FULL where its area has no room for it, below 0 what is wrong with it."""
         cdef int32_t key = length_of(&self.key, row), value = length_of(&self.value, row)
         cdef int32_t where = -1, name, content, first = 0, last = 0, i

@@ -11,22 +11,15 @@ to pass over it would be to forget a fact.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from uuid import UUID
 
-from kept.storage.errors import CorruptMessage, UnsupportedVersion
+from kept.node.runtime.message_reader import MessageReader
+from kept.storage.errors import UnsupportedVersion
 
-_T = TypeVar("_T")
 FRAME_VERSION: Final = 1
-
-_I8 = struct.Struct(">b")
-_I16 = struct.Struct(">h")
-_U16 = struct.Struct(">H")
-_I32 = struct.Struct(">i")
-_I64 = struct.Struct(">q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,20 +149,9 @@ class Transaction:
 
 
 KafkaRecord = (
-    RegisterBroker
-    | ChangeBroker
-    | UnregisterBroker
-    | Topic
-    | RemoveTopic
-    | Partition
-    | ChangePartition
-    | ClearElr
-    | Config
-    | Feature
-    | ProducerIds
-    | Access
-    | Transaction
-)
+    RegisterBroker | ChangeBroker | UnregisterBroker | Topic | RemoveTopic | Partition
+    | ChangePartition | ClearElr | Config | Feature | ProducerIds | Access | Transaction
+)  # fmt: skip
 
 ACL: Final = "ACL"
 SCRAM: Final = "SCRAM credential"
@@ -177,115 +159,34 @@ TOKEN: Final = "delegation token"
 QUOTA: Final = "client quota"
 
 
-class Reader:
-    """A cursor over a message in the flexible encoding."""
-
-    __slots__ = ("_data", "_position")
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._position = 0
-
-    def _number(self, layout: struct.Struct) -> int:
-        (value,) = layout.unpack(self.raw(layout.size))
-        return int(value)
-
-    def raw(self, count: int) -> bytes:
-        """The next bytes. Raises CorruptMessage when there are fewer."""
-        end = self._position + count
-        if end > len(self._data):
-            raise CorruptMessage(f"a metadata record ends {end - len(self._data)} bytes early")
-        taken = self._data[self._position : end]
-        self._position = end
-        return taken
-
-    def uvarint(self) -> int:
-        """An unsigned number of variable length."""
-        number = 0
-        for shift in range(0, 35, 7):
-            (byte,) = self.raw(1)
-            number |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return number
-        raise CorruptMessage("a variable-length number in a metadata record is too long")
-
-    def int8(self) -> int:
-        """One byte, signed."""
-        return self._number(_I8)
-
-    def int16(self) -> int:
-        """Two bytes, signed."""
-        return self._number(_I16)
-
-    def uint16(self) -> int:
-        """Two bytes."""
-        return self._number(_U16)
-
-    def int32(self) -> int:
-        """Four bytes, signed."""
-        return self._number(_I32)
-
-    def int64(self) -> int:
-        """Eight bytes, signed."""
-        return self._number(_I64)
-
-    def boolean(self) -> bool:
-        """One byte."""
-        return self.int8() != 0
-
-    def uuid(self) -> UUID:
-        """Sixteen bytes."""
-        return UUID(bytes=self.raw(16))
-
-    def nullable(self) -> str | None:
-        """A string or null."""
-        length = self.uvarint()
-        if length == 0:
-            return None
-        try:
-            return self.raw(length - 1).decode()
-        except UnicodeDecodeError as error:
-            raise CorruptMessage(f"a string of a metadata record: {error}") from error
-
-    def string(self) -> str:
-        """A string."""
-        value = self.nullable()
-        if value is None:
-            raise CorruptMessage("a metadata record has null where a string must be")
-        return value
-
-    def array(self, item: Callable[[], _T]) -> tuple[_T, ...]:
-        """An array of what ``item`` reads; null is empty."""
-        return tuple(item() for _ in range(self.uvarint() - 1))
-
-    def tags(self) -> dict[int, Reader]:
-        """The tagged fields, each as a reader of its own."""
-        found = {}
-        for _ in range(self.uvarint()):
-            tag = self.uvarint()
-            found[tag] = Reader(self.raw(self.uvarint()))
-        return found
+def _reader(data: bytes) -> MessageReader:
+    return MessageReader(data, flexible=True)
 
 
-def _register_broker(r: Reader, version: int) -> RegisterBroker:
+def _tags(reader: MessageReader) -> dict[int, MessageReader]:
+    """The tagged fields, each as a reader of its own."""
+    return {tag: _reader(data) for tag, data in reader.tags().items()}
+
+
+def _register_broker(r: MessageReader, version: int) -> RegisterBroker:
     broker_id = r.int32()
     if version >= 2:
         r.boolean()  # migrating from ZooKeeper: none in 4.x
     incarnation, epoch = r.uuid(), r.int64()
     r.array(lambda: (r.string(), r.string(), r.uint16(), r.int16(), r.tags()))
     r.array(lambda: (r.string(), r.int16(), r.int16(), r.tags()))
-    rack, fenced = r.nullable(), r.boolean()
+    rack, fenced = r.nullable_string(), r.boolean()
     shutting_down = r.boolean() if version >= 1 else False
-    dirs = _uuids(r.tags().get(0))
+    dirs = _uuids(_tags(r).get(0))
     return RegisterBroker(broker_id, incarnation, epoch, rack, fenced, shutting_down, dirs)
 
 
-def _uuids(reader: Reader | None) -> tuple[UUID, ...]:
+def _uuids(reader: MessageReader | None) -> tuple[UUID, ...]:
     return () if reader is None else reader.array(reader.uuid)
 
 
-def _change_broker(r: Reader, _version: int) -> ChangeBroker:
-    broker_id, epoch, tags = r.int32(), r.int64(), r.tags()
+def _change_broker(r: MessageReader, _version: int) -> ChangeBroker:
+    broker_id, epoch, tags = r.int32(), r.int64(), _tags(r)
     fenced = tags[0].int8() if 0 in tags else 0
     shutting_down = tags[1].int8() if 1 in tags else 0
     return ChangeBroker(
@@ -294,17 +195,17 @@ def _change_broker(r: Reader, _version: int) -> ChangeBroker:
     )  # fmt: skip
 
 
-def _fence(fenced: bool) -> Callable[[Reader, int], ChangeBroker]:
+def _fence(fenced: bool) -> Callable[[MessageReader, int], ChangeBroker]:
     return lambda r, _version: ChangeBroker(r.int32(), r.int64(), fenced, None, ())
 
 
-def _partition(r: Reader, version: int) -> Partition:
+def _partition(r: MessageReader, version: int) -> Partition:
     number, topic_id = r.int32(), r.uuid()
     replicas, isr, removing, adding = (r.array(r.int32) for _ in range(4))
     leader, leader_epoch, partition_epoch = r.int32(), r.int32(), r.int32()
     if version >= 1:
         r.array(r.uuid)  # which directory each replica is in: looked up on its disk
-    tags = r.tags()
+    tags = _tags(r)
     recovering = 0 in tags and tags[0].int8() != 0
     elr = _ids(tags.get(1)) or ()
     return Partition(
@@ -313,12 +214,12 @@ def _partition(r: Reader, version: int) -> Partition:
     )  # fmt: skip
 
 
-def _ids(reader: Reader | None) -> tuple[int, ...] | None:
+def _ids(reader: MessageReader | None) -> tuple[int, ...] | None:
     return None if reader is None else reader.array(reader.int32)
 
 
-def _change_partition(r: Reader, _version: int) -> ChangePartition:
-    number, topic_id, tags = r.int32(), r.uuid(), r.tags()
+def _change_partition(r: MessageReader, _version: int) -> ChangePartition:
+    number, topic_id, tags = r.int32(), r.uuid(), _tags(r)
     return ChangePartition(
         topic_id,
         number,
@@ -332,36 +233,36 @@ def _change_partition(r: Reader, _version: int) -> ChangePartition:
     )
 
 
-def _token(r: Reader, _version: int) -> Access:
+def _token(r: MessageReader, _version: int) -> Access:
     r.string(), r.string(), r.array(r.string), r.raw(24)
     return Access(TOKEN, (r.string(),), False)
 
 
-def _quota(r: Reader, _version: int) -> Access:
-    entity = r.array(lambda: (r.string(), r.nullable(), r.tags())[:2])
+def _quota(r: MessageReader, _version: int) -> Access:
+    entity = r.array(lambda: (r.string(), r.nullable_string(), r.tags())[:2])
     key = r.string()
     r.raw(8)
     return Access(QUOTA, (entity, key), r.boolean())
 
 
-def _of(kind: str, removed: bool, *fields: str) -> Callable[[Reader, int], Access]:
-    return lambda r, _version: Access(kind, tuple(getattr(r, one)() for one in fields), removed)
+def _of(kind: str, removed: bool, *fields: str) -> Callable[[MessageReader, int], Access]:
+    return lambda r, _version: Access(kind, tuple(getattr(r, field)() for field in fields), removed)
 
 
-def _transaction(what: str) -> Callable[[Reader, int], Transaction]:
+def _transaction(what: str) -> Callable[[MessageReader, int], Transaction]:
     return lambda _reader, _version: Transaction(what)
 
 
-def _nothing(_reader: Reader, _version: int) -> None:
+def _nothing(_reader: MessageReader, _version: int) -> None:
     return None
 
 
-_READERS: Final[dict[int, tuple[int, Callable[[Reader, int], Any]]]] = {
+_READERS: Final[dict[int, tuple[int, Callable[[MessageReader, int], Any]]]] = {
     0: (4, _register_broker),
     1: (0, lambda r, _: UnregisterBroker(r.int32())),
     2: (0, lambda r, _: Topic(r.string(), r.uuid())),
     3: (2, _partition),
-    4: (0, lambda r, _: Config(r.int8(), r.string(), r.string(), r.nullable())),
+    4: (0, lambda r, _: Config(r.int8(), r.string(), r.string(), r.nullable_string())),
     5: (2, _change_partition),
     7: (0, _fence(True)),
     8: (0, _fence(False)),
@@ -392,7 +293,7 @@ def decode(value: bytes) -> KafkaRecord | None:
 
     Raises UnsupportedVersion for what 4.3 does not write, CorruptMessage.
     """
-    reader = Reader(value)
+    reader = _reader(value)
     frame, key, version = reader.uvarint(), reader.uvarint(), reader.uvarint()
     newest, read = _READERS.get(key, (-1, _nothing))
     if frame != FRAME_VERSION or version > newest:
@@ -406,13 +307,13 @@ def decode(value: bytes) -> KafkaRecord | None:
 
 def decode_voters(value: bytes) -> tuple[int, ...]:
     """The ids in a VotersRecord (a control record, without frame)."""
-    reader = Reader(value)
+    reader = _reader(value)
     reader.int16()
     found = reader.array(lambda: _voter(reader))
     return tuple(sorted(found))
 
 
-def _voter(r: Reader) -> int:
+def _voter(r: MessageReader) -> int:
     node_id = r.int32()
     r.uuid()
     r.array(lambda: (r.string(), r.string(), r.uint16(), r.tags()))

@@ -22,6 +22,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Final
 
+from kept.node.runtime.message_reader import MessageReader
 from kept.storage.errors import CorruptMessage
 
 OFFSET_COMMIT_LEGACY_KEY: Final = 0
@@ -161,75 +162,6 @@ def partition_for(group_id: str, partitions: int) -> int:
     return (0 if value == -(1 << 31) else abs(value)) % partitions
 
 
-class _Reader:
-    """Reads one key or value; everything that does not fit is a CorruptMessage."""
-
-    __slots__ = ("data", "flexible", "position")
-
-    def __init__(self, data: bytes | memoryview) -> None:
-        self.data = memoryview(data)
-        self.position = 0
-        self.flexible = False
-
-    def number(self, layout: str) -> int:
-        try:
-            (value,) = struct.unpack_from(layout, self.data, self.position)
-        except struct.error as error:
-            raise CorruptMessage(f"a record of {len(self.data)} bytes ends too early") from error
-        self.position += struct.calcsize(layout)
-        return int(value)
-
-    def raw(self, size: int) -> bytes:
-        end = self.position + size
-        if size < 0 or end > len(self.data):
-            raise CorruptMessage(f"a field of {size} bytes at byte {self.position} does not fit")
-        taken = self.data[self.position : end].tobytes()
-        self.position = end
-        return taken
-
-    def uvarint(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self.number(">B")
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-            shift += 7
-            if shift > 28:
-                raise CorruptMessage("a varint that does not end")
-
-    def nullable_string(self) -> str | None:
-        size = self.uvarint() - 1 if self.flexible else self.number(">h")
-        if size < 0:
-            return None
-        try:
-            return self.raw(size).decode()
-        except UnicodeDecodeError as error:
-            raise CorruptMessage(f"a string that is not UTF-8: {error}") from error
-
-    def string(self) -> str:
-        text = self.nullable_string()
-        if text is None:
-            raise CorruptMessage("null where a string must be")
-        return text
-
-    def blob(self) -> bytes:
-        size = self.uvarint() - 1 if self.flexible else self.number(">i")
-        return self.raw(size)
-
-    def count(self) -> int:
-        """Length of an array; each element takes at least a byte."""
-        size = self.uvarint() - 1 if self.flexible else self.number(">i")
-        if not 0 <= size <= len(self.data) - self.position:
-            raise CorruptMessage(f"an array of {size} elements does not fit")
-        return size
-
-    def tags(self) -> dict[int, bytes]:
-        if not self.flexible:
-            return {}
-        return {self.uvarint(): self.raw(self.uvarint()) for _ in range(self.uvarint())}
-
-
 class _Writer:
     """Writes one key or value."""
 
@@ -299,10 +231,10 @@ def decode_key(data: bytes | memoryview) -> Key | None:
 
     Raises CorruptMessage for a known type that does not decode.
     """
-    reader = _Reader(data)
-    kind = reader.number(">h")
+    reader = MessageReader(data)
+    kind = reader.int16()
     if kind in (OFFSET_COMMIT_LEGACY_KEY, OFFSET_COMMIT_KEY):
-        return OffsetCommitKey(reader.string(), reader.string(), reader.number(">i"))
+        return OffsetCommitKey(reader.string(), reader.string(), reader.int32())
     if kind == GROUP_METADATA_KEY:
         return GroupMetadataKey(reader.string())
     return None
@@ -330,13 +262,13 @@ def encode_offset_commit(value: OffsetCommitValue, version: int | None = None) -
 
 def decode_offset_commit(data: bytes | memoryview) -> OffsetCommitValue:
     """A committed offset of any version that exists. Raises CorruptMessage."""
-    reader = _Reader(data)
+    reader = MessageReader(data)
     version = _known(reader, OFFSET_COMMIT_VALUE_VERSIONS, "committed offset")
-    offset = reader.number(">q")
-    leader_epoch = reader.number(">i") if version >= 3 else -1
+    offset = reader.int64()
+    leader_epoch = reader.int32() if version >= 3 else -1
     metadata = reader.string()
-    commit_timestamp = reader.number(">q")
-    expire_timestamp = reader.number(">q") if version == 1 else -1
+    commit_timestamp = reader.int64()
+    expire_timestamp = reader.int64() if version == 1 else -1
     topic_id = reader.tags().get(_TOPIC_ID_TAG, NO_TOPIC_ID.bytes)
     if len(topic_id) != 16:
         raise CorruptMessage(f"a topic id of {len(topic_id)} bytes")
@@ -380,24 +312,24 @@ def encode_group_metadata(
 
 def decode_group_metadata(data: bytes | memoryview) -> GroupMetadataValue:
     """A group of any version that exists. Raises CorruptMessage."""
-    reader = _Reader(data)
+    reader = MessageReader(data)
     version = _known(reader, GROUP_METADATA_VALUE_VERSIONS, "group")
     protocol_type = reader.string()
-    generation = reader.number(">i")
+    generation = reader.int32()
     protocol = reader.nullable_string()
     leader = reader.nullable_string()
-    timestamp = reader.number(">q") if version >= 2 else -1
-    members = tuple(_decode_member(reader, version) for _ in range(reader.count()))
+    timestamp = reader.int64() if version >= 2 else -1
+    members = reader.array(lambda: _decode_member(reader, version), nullable=False)
     reader.tags()
     return GroupMetadataValue(protocol_type, generation, protocol, leader, timestamp, members)
 
 
-def _decode_member(reader: _Reader, version: int) -> MemberMetadata:
+def _decode_member(reader: MessageReader, version: int) -> MemberMetadata:
     member_id = reader.string()
     instance = reader.nullable_string() if version >= 3 else None
     client_id, client_host = reader.string(), reader.string()
-    rebalance_timeout_ms = reader.number(">i") if version >= 1 else -1
-    session_timeout_ms = reader.number(">i")
+    rebalance_timeout_ms = reader.int32() if version >= 1 else -1
+    session_timeout_ms = reader.int32()
     subscription, assignment = reader.blob(), reader.blob()
     reader.tags()
     return MemberMetadata(
@@ -406,8 +338,8 @@ def _decode_member(reader: _Reader, version: int) -> MemberMetadata:
     )  # fmt: skip
 
 
-def _known(reader: _Reader, versions: range, what: str) -> int:
-    version = reader.number(">h")
+def _known(reader: MessageReader, versions: range, what: str) -> int:
+    version = reader.int16()
     if version not in versions:
         raise CorruptMessage(
             f"a {what} of version {version}; this node reads versions up to {versions[-1]}"

@@ -13,16 +13,19 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.chaos import machine
 from tests.chaos.faults import FAULTS, Fault, happen
-from tests.chaos.keyed import CONFIG, KeyedLoad
-from tests.chaos.keyed import PARTITIONS as KEYED_PARTITIONS
 from tests.chaos.probe import PARTITIONS as PROBED
 from tests.chaos.probe import Probe
 from tests.deploy.containers import Compose, docker, image
 from tests.deploy.files import ROOT
 from tests.failover.load import PARTITIONS, Load, under_load
+from tests.failover.nodes import Nodes
+from tests.soak.load import PARTITIONS as TABLE_PARTITIONS
+from tests.soak.load import Kind, Writer
 
 HERE: Final = ROOT / "tests" / "chaos"
 FILES: Final = ("compose.yaml", str(HERE / "compose.yaml"))
+TABLE: Final = Kind("latest", "none")
+TABLE_RECORDS_PER_S: Final = 500
 ROUND_S: Final = 120.0
 """After so long at random everything is checked, and new topics begin."""
 
@@ -61,7 +64,7 @@ class Run:
     """What happens to one cluster, and what was seen."""
 
     def __init__(self, cluster: Compose) -> None:
-        self.cluster = cluster
+        self.cluster, self.nodes = cluster, Nodes(cluster)
         self.seen: dict[str, list[Seen]] = {}
         self.topics: list[str] = []
         """What else is written to."""
@@ -69,15 +72,16 @@ class Run:
     def checked(self, seed: int, events: Callable[[Load], None]) -> int:
         """Let something happen under both loads, then check them; the cleaner's passes so far."""
         log = self.cluster.topic("log", PARTITIONS)
-        keyed_topic = self.cluster.topic("table", KEYED_PARTITIONS, CONFIG)
-        self.topics = [keyed_topic]
-        keyed = KeyedLoad(self.cluster.bootstrap, keyed_topic, seed)
+        table = self.cluster.topic("table", TABLE_PARTITIONS, TABLE.config)
+        self.topics = [table]
+        writer = Writer(self.cluster.bootstrap, table, TABLE, str(seed), TABLE_RECORDS_PER_S)
+        writer.start()
         try:
             under_load(self.cluster, log, events)
         finally:
-            keyed.stop()
-        keyed.check()
-        self.verify(keyed_topic)
+            writer.pause()
+        writer.check()
+        self.verify(table)
         return compactions(self.cluster)
 
     def verify(self, topic: str) -> None:
@@ -95,7 +99,7 @@ class Run:
 
         def events(load: Load) -> None:
             for fault in faults:
-                node = self.cluster.leader(load.topic) if fault.node is None else fault.node
+                node = self.nodes.leader(load.topic) if fault.node is None else fault.node
                 self._happen(fault, node, load)
 
         return events
@@ -108,7 +112,7 @@ class Run:
             while time.monotonic() < end:
                 fault = draw.choice(FAULTS)
                 any_node, leads = draw.randrange(len(self.cluster)), draw.random() < 0.5
-                node = self.cluster.leader(load.topic) if leads else any_node
+                node = self.nodes.leader(load.topic) if leads else any_node
                 node = node if fault.node is None else fault.node
                 self._happen(fault, node, load)
 
@@ -132,7 +136,7 @@ class Run:
         """Who has a replica in sync."""
         found: set[int] = set()
         for topic in topics:
-            answer: dict[str, Any] = self.cluster.ask(0, f"topics/{topic}")
+            answer: dict[str, Any] = self.nodes.ask(0, f"topics/{topic}")
             found.update(node for partition in answer["partitions"] for node in partition["isr"])
         return found
 

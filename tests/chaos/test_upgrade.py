@@ -64,7 +64,7 @@ def lead_again(run, node, topics):
         theirs = [
             f"{topic}:{one['partition']}"
             for topic in topics
-            for one in run.cluster.ask(node, f"topics/{topic}")["partitions"]
+            for one in run.nodes.ask(node, f"topics/{topic}")["partitions"]
             if one["replicas"][0] == node and one["leader"] != node
         ]
         if theirs:  # refused while it is not in sync: asked again
@@ -72,4 +72,4 @@ def lead_again(run, node, topics):
         return not theirs
 
     run.cluster.wait_until(leads, f"node {node} leads what it is the first replica of")
-    assert any(run.cluster.leader(topics[0], number) == node for number in range(3))
+    assert any(run.nodes.leader(topics[0], number) == node for number in range(3))

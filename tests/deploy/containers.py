@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from kept.client.http import HttpFailed, JsonApi, cluster_is_up
+from kept.client.http import cluster_is_up
 from kept.client.view import Endpoint
 from kept.storage.errors import RetriableError
 from kept.testing.ports import free_port
@@ -196,12 +196,6 @@ class Compose:
         ) as told:
             return str(told.read().decode())
 
-    def ask(self, node: int, path: str, timeout_s: float = 60.0) -> dict[str, object]:
-        """What a node's API answers. Raises HttpFailed."""
-        found = JsonApi(Endpoint("localhost", self.port(node)), timeout_s).get(path)
-        assert isinstance(found, dict)
-        return found
-
     def topic(self, prefix: str, partitions: int, config: Mapping[str, str] | None = None) -> str:
         """A new topic; its name, once its partitions are led."""
         from kept.client.blocking import Client
@@ -219,25 +213,6 @@ class Compose:
 
             until(led, f"all partitions of {name} are led")
         return name
-
-    def leader(self, topic: str, partition: int = 0) -> int:
-        """Who leads a partition, as the first node says that knows; an election is waited for."""
-        told: list[int] = []
-
-        def known() -> bool:
-            for node in filter(self.running, range(self.nodes)):
-                try:
-                    answer = self.ask(node, f"topics/{topic}", 5.0)
-                except HttpFailed:
-                    continue
-                leader = answer["partitions"][partition]["leader"]  # type: ignore[index]
-                if leader is not None and leader >= 0:
-                    told.append(int(leader))
-                    return True
-            return False
-
-        until(known, f"somebody knows the leader of {topic}-{partition}")
-        return told[0]
 
     def await_ready(self, deadline_s: float = READY_S) -> None:
         """Wait until every node that runs is ready and knows all the others that do."""

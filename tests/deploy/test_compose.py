@@ -17,6 +17,7 @@ import yaml
 from tests.deploy.containers import Compose, docker, image, until
 from tests.deploy.files import ROOT
 from tests.failover.load import PARTITIONS, under_load
+from tests.failover.nodes import Nodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.timeout(900)]
 
@@ -73,8 +74,7 @@ def test_nodes_run_without_rights_and_are_healthy(compose):
 def test_a_killed_controller_is_not_waited_for(compose):
     """Its address goes with it, so that the next controller cannot be refused there."""
     compose.await_ready()
-    until(lambda: compose.ask(0, "quorum")["leader_id"] >= 0, "a controller is elected")
-    victim = compose.ask(0, "quorum")["leader_id"]
+    victim = Nodes(compose).controller()
     others = [node for node in range(3) if node != victim]
 
     def fenced():

@@ -15,6 +15,7 @@ from typing import Any, Final
 from kept.client.http import HttpFailed, JsonApi
 from kept.client.view import Endpoint
 from kept.testing import Cluster
+from tests.deploy.containers import Compose
 
 ASK_S: Final = 10.0
 CATCH_UP_S: Final = 90.0
@@ -44,7 +45,7 @@ class Fence:
 class Nodes:
     """A cluster, and what was done to its nodes."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster | Compose) -> None:
         self.cluster = cluster
         self.numbers = range(len(cluster))
         self.absent: set[int] = set()

@@ -1,4 +1,4 @@
-"""The soak's writers: one idempotent producer to each topic, and what it sent."""
+"""Checked loads on compacted topics: one idempotent producer to each, and what it sent."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Kind:
 
     @property
     def name(self) -> str:
-        """Name of its topic."""
+        """Name of its topic in the soak."""
         return f"soak-{self.strategy}-{self.codec}"
 
     @property
@@ -74,8 +74,10 @@ KINDS: Final = (
 class Writer:
     """Random keys, versions and deletions to one topic while it is told to."""
 
-    def __init__(self, bootstrap: str, kind: Kind, seed: str, per_second: float) -> None:
-        self.kind = kind
+    def __init__(
+        self, bootstrap: str, topic: str, kind: Kind, seed: str, per_second: float
+    ) -> None:
+        self.topic, self.kind = topic, kind
         self.keys: dict[str, Key] = {}
         self.sent = self.acknowledged = 0
         self.failed: list[str] = []
@@ -149,7 +151,7 @@ class Writer:
         self.keys.setdefault(name, Key()).sent(self.sent, timestamp, tombstone=tombstone)
         noise = draw.randbytes(draw.randrange(PAYLOAD_BYTES)).hex()
         self._producer.produce(
-            self.kind.name,
+            self.topic,
             None if tombstone else f"{self.sent}|{name}|{noise}",
             name,
             partition=place(name),
@@ -175,17 +177,17 @@ class Writer:
                 break
             took_s, some = time.monotonic() - began, dict(list(faults.items())[:5])
             print(
-                f"{self.kind.name}: read in {took_s:.1f} s, and again: {len(faults)} keys: {some}",
+                f"{self.topic}: read in {took_s:.1f} s, and again: {len(faults)} keys: {some}",
                 flush=True,
             )
-        assert not faults, f"{self.kind.name}: {len(faults)} keys: {dict(list(faults.items())[:5])}"
+        assert not faults, f"{self.topic}: {len(faults)} keys: {dict(list(faults.items())[:5])}"
         return count, left
 
     def _read(self) -> tuple[int, dict[str, str], dict[str, str]]:
         """How many records there are, what is wrong with which key, and what could go yet."""
         seen: dict[str, list[Read]] = {}
         count = 0
-        for message in records_at_rest(self._bootstrap, self.kind.name, PARTITIONS):
+        for message in records_at_rest(self._bootstrap, self.topic, PARTITIONS):
             count += 1
             name, value = message.key().decode(), message.value()
             number = None

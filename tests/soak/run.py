@@ -50,7 +50,9 @@ class Soak:
             for kind in KINDS:
                 client.bounds(kind.name)
         share = per_second / len(KINDS)
-        self.writers = [Writer(cluster.bootstrap, k, f"{seed}-{k.name}", share) for k in KINDS]
+        self.writers = [
+            Writer(cluster.bootstrap, k.name, k, f"{seed}-{k.name}", share) for k in KINDS
+        ]
         self.actions = {
             self.kill: 4, self.kill_all: 1, self.kill_two: 1, self.stop: 2, self.stall: 2,
             self.move_leader: 4,
@@ -79,11 +81,11 @@ class Soak:
         remove, by topic and key.
         """
         for writer in self.writers:
-            self.nodes.await_in_sync(writer.kind.name)
+            self.nodes.await_in_sync(writer.topic)
         self.look_at_disk(REPLICA_BYTES)
-        checked = {writer.kind.name: writer.check() for writer in self.writers}
+        checked = {writer.topic: writer.check() for writer in self.writers}
         for writer in self.writers:
-            self.kept("compact", "verify", writer.kind.name)
+            self.kept("compact", "verify", writer.topic)
         print(
             f"{self.sent} records sent, {sum(count for count, _ in checked.values())} are left; "
             f"tables and replicas are equal; most bytes of a replica so far {self.most_bytes}",
@@ -99,7 +101,7 @@ class Soak:
         """
         for _ in range(TRIES):
             for writer in self.writers:
-                self.kept("compact", "now", writer.kind.name, "--wait")
+                self.kept("compact", "now", writer.topic, "--wait")
             left = self.check()
             if not left:
                 break

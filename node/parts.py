@@ -25,11 +25,19 @@ from kept.node.grpc.lazy_server import LazyServer
 from kept.node.http.lazy_server import LazyHttpServer
 from kept.node.internode.hello import PREFACE
 from kept.node.internode.peers import Peers
-from kept.node.kafka.apis import KafkaApis
+from kept.node.kafka.connection import ServerContext
 from kept.node.kafka.fetch_sessions import FetchSessions
-from kept.node.kafka.forwarding import ForwardedRequests, ForwardingManager
-from kept.node.kafka.handlers.init_producer_id import ProducerIds
+from kept.node.kafka.forwarding_manager import ForwardingManager
+from kept.node.kafka.handlers.batch_checks import CheckResources
+from kept.node.kafka.handlers.delayed_produce import DelayedProduceContext
+from kept.node.kafka.handlers.fetch import FetchHandler, FetchResources
+from kept.node.kafka.handlers.leader_hints import LeaderHints
+from kept.node.kafka.handlers.produce import ProduceHandler
 from kept.node.kafka.listener import HTTP2, HTTP_METHODS, HandedOver, Listener
+from kept.node.kafka.metadata_changes import MetadataChanges
+from kept.node.kafka.producer_ids import ProducerIds
+from kept.node.kafka.request_handlers import Collaborators, RequestHandlers
+from kept.node.kafka.topic_creation import TopicCreation
 from kept.node.metadata.address_book import AddressBook
 from kept.node.metadata.broker_lifecycle import BrokerLifecycleManager
 from kept.node.metadata.cluster_link import ClusterLink
@@ -252,7 +260,7 @@ class NodeParts:
         self.forwarding = ForwardingManager(
             self.runtime, self.metadata, self.peers, self.replicas.changes
         )
-        self.apis = self._kafka_apis()
+        self._build_handlers()
         self.dirty_history = DirtyHistory(self.runtime, self.table)
         self.readiness = Readiness(config.node_id)
         self.http = LazyHttpServer(self.runtime, live, self.budget, lambda: self.admin)
@@ -298,29 +306,58 @@ class NodeParts:
             groups=self.groups,
         )
 
-    def _kafka_apis(self) -> KafkaApis:
-        return KafkaApis(
-            runtime=self.runtime,
-            config=self.live_config,
-            counters=self.counters,
-            budget=self.budget,
-            inflating=self.inflating,
+    def _build_handlers(self) -> None:
+        """What serves requests in Kafka's protocol."""
+        runtime, live, metadata, table = self.runtime, self.live_config, self.metadata, self.table
+        self.changes = MetadataChanges(self.controller, metadata, self.replicas.changes)
+        self.topics = TopicCreation(live, metadata, self.forwarding, self.open_files)
+        collaborators = Collaborators(
+            runtime=runtime,
+            config=live,
             open_files=self.open_files,
-            identity=self.identity,
-            metadata=self.metadata,
+            metadata=metadata,
             addresses=self.addresses,
             cluster_link=self.cluster_link,
             detector=self.detector,
-            barrier=self.barrier,
-            lease=self.lease,
             controller=self.controller,
-            table=self.table,
-            replicas=self.replicas,
-            quotas=self.quotas,
+            table=table,
             fetch_sessions=self.fetch_sessions,
             groups=self.groups,
-            producer_ids=ProducerIds(self.runtime, self.metadata, self.identity, self.peers),
-            forwarding=self.forwarding,
+            producer_ids=ProducerIds(runtime, metadata, self.identity, self.peers),
+            changes=self.changes,
+            topics=self.topics,
+        )
+        self.handlers = RequestHandlers(collaborators, self.forwarding)
+        hints = LeaderHints(live, metadata, self.addresses, self.detector, table)
+        self.server = ServerContext(
+            runtime=runtime,
+            config=live,
+            counters=self.counters,
+            budget=self.budget,
+            open_files=self.open_files,
+            lease=self.lease,
+            table=table,
+            produce=ProduceHandler(
+                table,
+                self.lease,
+                self.counters,
+                CheckResources(runtime, live, self.inflating),
+                DelayedProduceContext(runtime, self.cluster_link, self.barrier, hints),
+            ),
+            fetch=FetchHandler(
+                FetchResources(
+                    runtime,
+                    live,
+                    self.counters,
+                    self.lease,
+                    table,
+                    self.fetch_sessions,
+                    self.replicas,
+                    self.quotas.leader,
+                    hints,
+                )
+            ),
+            messages=self.handlers,
         )
 
     def _build_listeners(self, config: NodeConfig) -> None:
@@ -332,13 +369,13 @@ class NodeParts:
 
         http = dict.fromkeys(HTTP_METHODS, self.http.take_over)
         self.listeners = [
-            Listener(self.apis, address, self.client_connections, {**http, HTTP2: serve_grpc})
+            Listener(self.server, address, self.client_connections, {**http, HTTP2: serve_grpc})
             for address in config.listeners
         ]
         self.node_listener: Listener | None = None
         if config.node_listener is not None:
             self.node_listener = Listener(
-                self.apis,
+                self.server,
                 config.node_listener,
                 self.node_connections,
                 {**http, PREFACE: serve_node},
@@ -369,7 +406,7 @@ class NodeParts:
         self.roles.on_roles_taken = self.groups.roles_taken
         pulls = PullAnswers(self.runtime, self.table)
         for method, answer in (
-            ("Forward", ForwardedRequests(self.apis).answer),
+            ("Forward", self.handlers.answer_forwarded),
             ("PullManifests", pulls.pull),
             ("ManifestChunk", pulls.chunk),
             ("ManifestNews", self.replicator.news),

@@ -14,7 +14,7 @@ from kept.storage.errors import InvalidRequest, KeptError
 if TYPE_CHECKING:
     from kept.node.admin.peer_http import PeerHttp
     from kept.node.config.live_config import LiveConfig
-    from kept.node.kafka.forwarding import ForwardingManager
+    from kept.node.kafka.forwarding_manager import ForwardingManager
     from kept.node.metadata.address_book import AddressBook
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.metadata.node_identity import NodeIdentity

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
     from kept.node.coordinator.groups.coordinator import Coordinator
     from kept.node.internode.peers import Peers
-    from kept.node.kafka.forwarding import ForwardingManager
+    from kept.node.kafka.forwarding_manager import ForwardingManager
     from kept.node.metadata.address_book import AddressBook
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.metadata.node_identity import NodeIdentity

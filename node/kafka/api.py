@@ -1,10 +1,10 @@
-"""Which Kafka APIs this node serves, in which versions, and who answers them.
+"""Which Kafka APIs this node serves, in which versions, and by which handlers.
 
-A handler is a function ``handle(ctx, request)`` of a module under ``kept.node.kafka.handlers``,
-named as the API in snake case; ``request`` is kio's typed object. It returns the response as plain
-values (:data:`kept.client.protocol.Values`), a future or coroutine of that, or None for no
-response. Modules are imported at the first request, so that an idle node stays small. Produce and
-Fetch have a codec of their own (``kept.node.kafka.codec``) and are dispatched by the connection.
+A handler is a class under ``kept.node.kafka.handlers`` with a method ``(context, request)`` for
+each of its APIs; ``request`` is kio's typed object. Its constructor names its collaborators
+(``kept.node.kafka.request_handlers`` holds them). Modules are imported at the first request, so
+that an idle node stays small. Produce and Fetch have a codec of their own
+(``kept.node.kafka.codec``).
 
 What is advertised works (semantics.md, rule 39): a golden test compares versions with Apache Kafka
 4.3's answer, and another calls up every handler.
@@ -13,22 +13,19 @@ What is advertised works (semantics.md, rule 39): a golden test compares version
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from kept.client.api_keys import ApiKey
 from kept.client.wire import read_uvarint, skip_tags, uvarint
 from kept.node.runtime import error_codes
-from kept.node.runtime.yielding import Sliced, Steps
+from kept.node.runtime.yielding import Steps
 
 if TYPE_CHECKING:
     from uuid import UUID
-
-    from kept.node.kafka.apis import KafkaApis
-    from kept.node.kafka.connection import Connection
 
 PRODUCE: Final = ApiKey.PRODUCE
 FETCH: Final = ApiKey.FETCH
@@ -40,54 +37,51 @@ SOFTWARE_NAME: Final = re.compile(rb"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?"
 LONGEST_SOFTWARE_NAME: Final = 32_768
 """A string of Kafka's is 32,767 bytes at most; as a varint's value that is one more."""
 
-Answer = Mapping[str, Any] | Awaitable[Mapping[str, Any] | None] | None
-Handler = Callable[["RequestContext", Any], "Answer | Sliced[Answer]"]
+Answer = Mapping[str, Any] | bytes | Awaitable[Any] | Steps[Any] | None
+"""A response as values, one that is encoded already, or what comes to that: an awaitable, or the
+steps of a request of many entries (``kept.node.runtime.yielding``); None for no response."""
 
 
 class Api(NamedTuple):
-    """One API: versions are inclusive; ``refused_below`` versions are advertised but not served."""
+    """One API: versions are inclusive; ``refused_below`` versions are advertised but not served.
+
+    ``handler`` is the module and class below ``kept.node.kafka.handlers`` whose method of the API's
+    name serves it; empty where the connection does.
+    """
 
     key: ApiKey
     min_version: int
     max_version: int
-    module: str
+    handler: str
     flexible_from: int
     refused_below: int = 0
 
     @property
     def name(self) -> str:
-        """Its name in snake case: also that of the handler in its module."""
+        """Its name in snake case: also that of its handler's method."""
         return self.key.name.lower()
+
+
+class Cancellable(Protocol):
+    """Something that waits for a client."""
+
+    def cancel(self) -> None:
+        """The client is gone."""
 
 
 @dataclass(slots=True)
 class RequestContext:
-    """Who asks for what. ``connection`` is None for a forwarded request; ``tries`` are then the ids
-    of the attempts so far, this one's last (``kept.node.kafka.forwarding``)."""
+    """A request's header, and where it came from."""
 
-    apis: KafkaApis
-    connection: Connection | None
     api_key: int
     api_version: int
-    correlation_id: int
     client_id: str | None
     listener_name: str
     client_host: str = ""
     tries: tuple[UUID, ...] = ()
-
-
-def sliced(steps: Callable[[RequestContext, Any], Steps[Answer]]) -> Handler:
-    """A handler whose work on a request of many entries is done in slices
-    (``kept.node.runtime.yielding``): a generator that yields after each. What it returns is the
-    answer, or an awaitable of it.
-    """
-
-    @wraps(steps)
-    def handle(ctx: RequestContext, request: Any) -> Answer | Sliced[Answer]:
-        answer: Answer | Sliced[Answer] = ctx.apis.runtime.slices.run(steps(ctx, request))
-        return answer
-
-    return handle
+    """Of a forwarded request: the ids of the attempts so far, this one's last."""
+    parked: set[Cancellable] | None = None
+    """What is cancelled when the client's connection goes; None for a forwarded request."""
 
 
 FORWARDED: Final = frozenset(
@@ -115,45 +109,43 @@ NEVER: Final = 32767
 
 APIS: Final = (
     # Produce 0-2 are advertised for librdkafka (KAFKA-18659) and refused on use.
-    Api(ApiKey.PRODUCE, 0, 13, "produce", 9, refused_below=3),
-    Api(ApiKey.FETCH, 4, 18, "fetch", 12),
-    Api(ApiKey.LIST_OFFSETS, 1, 11, "list_offsets", 6),
-    Api(ApiKey.METADATA, 0, 13, "metadata", 9),
-    Api(ApiKey.OFFSET_COMMIT, 2, 10, "group_offsets", 8),
-    Api(ApiKey.OFFSET_FETCH, 1, 10, "group_offsets", 6),
-    Api(ApiKey.FIND_COORDINATOR, 0, 6, "group_membership", 3),
-    Api(ApiKey.JOIN_GROUP, 0, 9, "group_membership", 6),
-    Api(ApiKey.HEARTBEAT, 0, 4, "group_membership", 4),
-    Api(ApiKey.LEAVE_GROUP, 0, 5, "group_membership", 4),
-    Api(ApiKey.SYNC_GROUP, 0, 5, "group_membership", 4),
-    Api(ApiKey.DESCRIBE_GROUPS, 0, 6, "describe_groups", 5),
-    Api(ApiKey.LIST_GROUPS, 0, 5, "describe_groups", 3),
+    Api(ApiKey.PRODUCE, 0, 13, "", 9, refused_below=3),
+    Api(ApiKey.FETCH, 4, 18, "", 12),
+    Api(ApiKey.LIST_OFFSETS, 1, 11, "list_offsets.ListOffsetsHandler", 6),
+    Api(ApiKey.METADATA, 0, 13, "metadata.MetadataHandler", 9),
+    Api(ApiKey.OFFSET_COMMIT, 2, 10, "group_offsets.GroupOffsetsHandler", 8),
+    Api(ApiKey.OFFSET_FETCH, 1, 10, "group_offsets.GroupOffsetsHandler", 6),
+    Api(ApiKey.FIND_COORDINATOR, 0, 6, "group_membership.GroupMembershipHandler", 3),
+    Api(ApiKey.JOIN_GROUP, 0, 9, "group_membership.GroupMembershipHandler", 6),
+    Api(ApiKey.HEARTBEAT, 0, 4, "group_membership.GroupMembershipHandler", 4),
+    Api(ApiKey.LEAVE_GROUP, 0, 5, "group_membership.GroupMembershipHandler", 4),
+    Api(ApiKey.SYNC_GROUP, 0, 5, "group_membership.GroupMembershipHandler", 4),
+    Api(ApiKey.DESCRIBE_GROUPS, 0, 6, "describe_groups.DescribeGroupsHandler", 5),
+    Api(ApiKey.LIST_GROUPS, 0, 5, "describe_groups.DescribeGroupsHandler", 3),
     Api(ApiKey.API_VERSIONS, 0, 4, "", 3),  # answered below
-    Api(ApiKey.CREATE_TOPICS, 2, 7, "topics", 5),
-    Api(ApiKey.DELETE_TOPICS, 1, 6, "topics", 4),
-    Api(ApiKey.DELETE_RECORDS, 0, 2, "delete_records", 2),
-    Api(ApiKey.INIT_PRODUCER_ID, 0, 5, "init_producer_id", 2),
-    Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, "list_offsets", 4),
-    Api(ApiKey.DESCRIBE_ACLS, 1, 3, "describe_cluster", 2),
-    Api(ApiKey.DESCRIBE_CONFIGS, 1, 4, "configs", 4),
-    Api(ApiKey.ALTER_CONFIGS, 0, 2, "configs", 2),
-    Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, "describe_log_dirs", 2),
-    Api(ApiKey.CREATE_PARTITIONS, 0, 3, "topics", 2),
-    Api(ApiKey.DELETE_GROUPS, 0, 2, "describe_groups", 2),
-    Api(ApiKey.ELECT_LEADERS, 0, 2, "reassignments", 2),
-    Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, "configs", 1),
-    Api(ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, 1, "reassignments", 0),
-    Api(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, 0, "reassignments", 0),
-    Api(ApiKey.OFFSET_DELETE, 0, 0, "group_offsets", NEVER),
-    Api(ApiKey.DESCRIBE_QUORUM, 0, 2, "describe_quorum", 0),
-    Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, "describe_cluster", 0),
-    Api(ApiKey.UNREGISTER_BROKER, 0, 0, "describe_cluster", 0),
-    Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, "describe_cluster", 0),
-    Api(ApiKey.ADD_RAFT_VOTER, 0, 1, "raft_voters", 0),
-    Api(ApiKey.REMOVE_RAFT_VOTER, 0, 0, "raft_voters", 0),
+    Api(ApiKey.CREATE_TOPICS, 2, 7, "topics.TopicsHandler", 5),
+    Api(ApiKey.DELETE_TOPICS, 1, 6, "topics.TopicsHandler", 4),
+    Api(ApiKey.DELETE_RECORDS, 0, 2, "delete_records.DeleteRecordsHandler", 2),
+    Api(ApiKey.INIT_PRODUCER_ID, 0, 5, "init_producer_id.ProducerIdHandler", 2),
+    Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, "list_offsets.ListOffsetsHandler", 4),
+    Api(ApiKey.DESCRIBE_ACLS, 1, 3, "describe_cluster.ClusterHandler", 2),
+    Api(ApiKey.DESCRIBE_CONFIGS, 1, 4, "configs.ConfigHandler", 4),
+    Api(ApiKey.ALTER_CONFIGS, 0, 2, "configs.ConfigHandler", 2),
+    Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, "describe_log_dirs.LogDirsHandler", 2),
+    Api(ApiKey.CREATE_PARTITIONS, 0, 3, "topics.TopicsHandler", 2),
+    Api(ApiKey.DELETE_GROUPS, 0, 2, "describe_groups.DescribeGroupsHandler", 2),
+    Api(ApiKey.ELECT_LEADERS, 0, 2, "reassignments.ReassignmentHandler", 2),
+    Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, "configs.ConfigHandler", 1),
+    Api(ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, 1, "reassignments.ReassignmentHandler", 0),
+    Api(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, 0, "reassignments.ReassignmentHandler", 0),
+    Api(ApiKey.OFFSET_DELETE, 0, 0, "group_offsets.GroupOffsetsHandler", NEVER),
+    Api(ApiKey.DESCRIBE_QUORUM, 0, 2, "describe_quorum.QuorumHandler", 0),
+    Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, "describe_cluster.ClusterHandler", 0),
+    Api(ApiKey.UNREGISTER_BROKER, 0, 0, "describe_cluster.ClusterHandler", 0),
+    Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, "describe_cluster.ClusterHandler", 0),
+    Api(ApiKey.ADD_RAFT_VOTER, 0, 1, "raft_voters.RaftVotersHandler", 0),
+    Api(ApiKey.REMOVE_RAFT_VOTER, 0, 0, "raft_voters.RaftVotersHandler", 0),
 )
-
-_PACKAGE: Final = "kept.node.kafka.handlers."
 
 
 @cache
@@ -162,12 +154,11 @@ def served() -> dict[int, Api]:
     return {api.key: api for api in APIS}
 
 
-@cache
-def handler(key: int) -> Handler:
-    """The function that answers an API; imports its module."""
-    api = served()[key]
-    function: Handler = getattr(import_module(_PACKAGE + api.module), api.name)
-    return function
+def handler_class(api: Api) -> type[Any]:
+    """The class that serves an API; imports its module."""
+    module, name = api.handler.split(".")
+    found: type[Any] = getattr(import_module(f"kept.node.kafka.handlers.{module}"), name)
+    return found
 
 
 _FIRST_ASKED: Final = (
@@ -193,7 +184,7 @@ def preload() -> None:
 
     for key in _FIRST_ASKED:
         api = served()[key]
-        handler(key)
+        handler_class(api)
         for version in {api.max_version, min(api.max_version, api.flexible_from)}:
             protocol.message_type(key, version, EntityType.request)
             protocol.message_type(key, version, EntityType.response)

@@ -24,16 +24,15 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kept.client.wire import skip_tags
 from kept.node.kafka import api
 from kept.node.kafka.codec.produce import frame_end, parse_run
-from kept.node.kafka.handlers.delayed_produce import write
-from kept.node.kafka.handlers.produce import handle_run
-from kept.node.kafka.response_slot import ResponseSlot, Segment
+from kept.node.kafka.response_slot import ResponseRun, ResponseSlot, Segment
 from kept.node.kafka.response_writer import ResponseWriter, TransportWriter
 from kept.node.runtime import error_codes
 from kept.node.runtime.logging import log
@@ -42,10 +41,15 @@ from kept.storage.disk import FileSlice
 from kept.storage.errors import CorruptMessage, InvalidRequest, KeptError, UnsupportedVersion
 
 if TYPE_CHECKING:
-    from kept.node.kafka.handlers.delayed_produce import DelayedProduce, DelayedProduceRun
-    from kept.node.kafka.handlers.fetch import PendingFetch
-    from kept.node.kafka.handlers.group_requests import Waiting
+    from kept.node.config.live_config import LiveConfig
+    from kept.node.kafka.codec.produce import One
     from kept.node.kafka.listener import HandedOver, Listener
+    from kept.node.metadata.serving_lease import ServingLease
+    from kept.node.replicas.replica_table import ReplicaTable
+    from kept.node.runtime.counters import Counters
+    from kept.node.runtime.fd_quota import OpenFiles
+    from kept.node.runtime.memory_budget import MemoryBudget
+    from kept.node.runtime.runtime import Runtime
     from kept.replication.partition import Partition
 
 FIRST_BUFFER_BYTES: Final = 256
@@ -77,24 +81,81 @@ _SIZE: Final = struct.Struct(">i").unpack_from
 _HEADER: Final = struct.Struct(">hhih").unpack_from
 
 
+class RequestServer(Protocol):
+    """Who serves the APIs of one hot path, Produce or Fetch."""
+
+    def handle(
+        self,
+        connection: Connection,
+        version: int,
+        correlation_id: int,
+        frame: memoryview,
+        position: int,
+    ) -> None:
+        """Serve one request, whose body starts at ``position`` of ``frame``."""
+
+
+class ProduceServer(RequestServer, Protocol):
+    """Who serves Produce."""
+
+    def handle_run(
+        self, connection: Connection, ones: list[One], buffer: memoryview, now_ms: int
+    ) -> int:
+        """Serve requests of one plain batch each, in order; how many were served."""
+
+    def write(self, connection: Connection) -> None:
+        """Write what the connection staged, and let its responses go on their way."""
+
+
+class MessageServer(Protocol):
+    """Who serves all other APIs."""
+
+    def handle(self, context: api.RequestContext, body: memoryview, request: Any) -> api.Answer:
+        """Serve a decoded request, whose encoded form is ``body``."""
+
+
+class Written(Protocol):
+    """A request that waits for what it staged to be written."""
+
+    def written(self, failed: dict[Partition, KeptError]) -> None:
+        """It is written, but for the ``failed`` partitions."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerContext:
+    """What the connections of all listeners share."""
+
+    runtime: Runtime
+    config: LiveConfig
+    counters: Counters
+    budget: MemoryBudget
+    """What requests and responses hold."""
+    open_files: OpenFiles
+    lease: ServingLease
+    table: ReplicaTable
+    produce: ProduceServer
+    fetch: RequestServer
+    messages: MessageServer
+
+
 class Connection(asyncio.BufferedProtocol):
     """The protocol of one accepted socket."""
 
     def __init__(self, listener: Listener) -> None:
         self.listener = listener
-        self.apis = listener.apis
+        self.context = listener.context
         self.transport: Any = None
         self.peer = "?"
         self.software = ""
         self.last_active = 0.0
         self.dirty: dict[Partition, None] = {}
         """Partitions with batches of this readiness event, staged and not yet written."""
-        self.unwritten: list[DelayedProduce | DelayedProduceRun] = []
-        self.run: DelayedProduceRun | None = None
+        self.unwritten: list[Written] = []
+        self.run: ResponseRun | None = None
         """The last place in the order of responses, if it takes further plain requests."""
         self.event_started = 0.0
         """When this readiness event began, by ``perf_counter``."""
-        self.parked: set[PendingFetch | Waiting] = set()
+        self.parked: set[api.Cancellable] = set()
         """Requests that wait for something to happen, and are given up with the connection."""
         self.turned_away: dict[Partition, tuple[type[KeptError], float]] = {}
         """Partitions that refused a batch of this connection to have it sent again, and until when
@@ -105,7 +166,7 @@ class Connection(asyncio.BufferedProtocol):
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
-        self.account = self.apis.budget
+        self.account = self.context.budget
         """What this peer's address may hold of the node's budget."""
         self._reserved_bytes = 0
         """What the request buffer has drawn on it: its size beyond the base buffer."""
@@ -117,7 +178,7 @@ class Connection(asyncio.BufferedProtocol):
         self._blocked = False
         self._reading = True
         self._in_event = False
-        self._replies: deque[ResponseSlot] = deque()
+        self._replies: deque[ResponseSlot | ResponseRun] = deque()
         self._owed = 0
         """Requests in ``_replies``, but for those that the open run took after its first."""
         self._sliced: set[Sliced[Any]] = set()
@@ -145,15 +206,15 @@ class Connection(asyncio.BufferedProtocol):
             self.transport = None
             transport.abort()  # type: ignore[attr-defined]
             return
-        self.last_active = self.apis.runtime.loop.time()
-        self.account = self.apis.budget.account(self.host)
+        self.last_active = self.context.runtime.loop.time()
+        self.account = self.context.budget.account(self.host)
         if sock is None:
-            self._sender = TransportWriter(transport, self.apis.runtime.disk, self.abort)
+            self._sender = TransportWriter(transport, self.context.runtime.disk, self.abort)
             return
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sender = ResponseWriter(
-            runtime=self.apis.runtime,
-            table=self.apis.table,
+            runtime=self.context.runtime,
+            table=self.context.table,
             budget=self.account,
             fd=sock.fileno(),
             on_progress=self._sent,
@@ -274,10 +335,10 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._in_event = True
         self._stalled = False
-        self.last_active = self.apis.runtime.loop.time()
+        self.last_active = self.context.runtime.loop.time()
         self.event_started = started = perf_counter()
-        if started >= self.apis.lease.until:
-            self.apis.lease.check()
+        if started >= self.context.lease.until:
+            self.context.lease.check()
         turn_end = started + TURN_S
         turned = False
         now_ms = 0
@@ -310,8 +371,8 @@ class Connection(asyncio.BufferedProtocol):
                 most = room if room < RUN_FRAMES else RUN_FRAMES
                 ones = parse_run(self._buffer, start, self._end, most, RUN_BYTES, max_frame_bytes)
                 if ones:
-                    now_ms = now_ms or self.apis.runtime.now_ms()
-                    served = handle_run(self, ones, self._view, now_ms)
+                    now_ms = now_ms or self.context.runtime.now_ms()
+                    served = self.context.produce.handle_run(self, ones, self._view, now_ms)
                     if served:
                         self._start = frame_end(ones[served - 1])
                         room -= served
@@ -320,7 +381,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._serve(start + 4, self._start)
                 room = self._room()
             if self.unwritten or self.dirty:
-                write(self)
+                self.context.produce.write(self)
         finally:
             self._in_event = False
         self._finish_event()
@@ -358,15 +419,15 @@ class Connection(asyncio.BufferedProtocol):
             if version >= served.flexible_from:
                 position = skip_tags(frame, position) if buffer[position] else position + 1
             if key == api.PRODUCE:
-                self.listener.produce(self, version, correlation_id, frame, position)
+                self.context.produce.handle(self, version, correlation_id, frame, position)
                 return
             if self.dirty:
                 # A connection sees what it produced before, answered or not.
-                write(self)
+                self.context.produce.write(self)
                 if self._blocked:
                     return
             if key == api.FETCH:
-                self.listener.fetch(self, version, correlation_id, frame, position)
+                self.context.fetch.handle(self, version, correlation_id, frame, position)
             elif key == api.API_VERSIONS:
                 body = api.answer_api_versions(version, frame[position:])
                 self.reply([struct.pack(">ii", len(body) + 4, correlation_id) + body])
@@ -404,22 +465,10 @@ class Connection(asyncio.BufferedProtocol):
             self._answer(served, version, correlation_id, refused, None, self.last_active)
             return
         context = api.RequestContext(
-            self.apis,
-            self,
-            served.key,
-            version,
-            correlation_id,
-            client_id,
-            self.listener.name,
-            self.host,
+            served.key, version, client_id, self.listener.name, self.host, parked=self.parked
         )
         try:
-            answer: Any
-            if served.key in api.FORWARDED and not self.apis.config.current.alone:
-                body = bytes(frame[position:])
-                answer = self.apis.forwarding.answer(context, served.key, version, body, request)
-            else:
-                answer = api.handler(served.key)(context, request)
+            answer = self.context.messages.handle(context, frame[position:], request)
         # The one place that reports our own bugs.
         except Exception as error:  # noqa: BLE001
             self._fail(served, version, error)
@@ -444,10 +493,16 @@ class Connection(asyncio.BufferedProtocol):
         """
         from kept.client import protocol
 
+        if isinstance(answer, Generator):
+            try:
+                answer = self.context.runtime.slices.run(answer)
+            except Exception as error:  # noqa: BLE001
+                self._fail(served, version, error)
+                return
         if isinstance(answer, dict | bytes):
             steps = protocol.response_steps(served.key, version, correlation_id, answer)
             try:
-                frame = self.apis.runtime.slices.run(steps)
+                frame = self.context.runtime.slices.run(steps)
             except Exception as error:  # noqa: BLE001
                 self._fail(served, version, error)
                 return
@@ -460,7 +515,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._respond(served, frame, reply, started)
             return
         place = reply or self.expect()
-        future: Any = asyncio.ensure_future(answer, loop=self.apis.runtime.loop)
+        future: Any = asyncio.ensure_future(answer, loop=self.context.runtime.loop)
         blocks = reply is None and isinstance(future, Sliced)
         if blocks:
             self._block()
@@ -501,7 +556,7 @@ class Connection(asyncio.BufferedProtocol):
     def _respond(
         self, served: api.Api, frame: bytes, reply: ResponseSlot | None, started: float
     ) -> None:
-        self.apis.counters.request(served.key, self.apis.runtime.loop.time() - started)
+        self.context.counters.request(served.key, self.context.runtime.loop.time() - started)
         if reply is None:
             self.reply([frame])
         else:
@@ -636,7 +691,7 @@ class Connection(asyncio.BufferedProtocol):
             wanted = False
             if not self._turn_scheduled:
                 self._turn_scheduled = True
-                self.apis.runtime.loop.call_soon(self._go_on)
+                self.context.runtime.loop.call_soon(self._go_on)
         if wanted != self._reading:
             self._reading = wanted
             if wanted:
@@ -662,7 +717,7 @@ class Connection(asyncio.BufferedProtocol):
                 if type(segment) is not FileSlice:
                     self._made_bytes += len(segment)
 
-    def expect_as(self, reply: ResponseSlot) -> None:
+    def expect_as(self, reply: ResponseSlot | ResponseRun) -> None:
         """Like :meth:`expect`, with a place that the caller made."""
         if self.run is not None:
             self.close_run()
@@ -675,7 +730,7 @@ class Connection(asyncio.BufferedProtocol):
         self.expect_as(reply)
         return reply
 
-    def open_run(self, run: DelayedProduceRun) -> DelayedProduceRun:
+    def open_run(self, run: ResponseRun) -> ResponseRun:
         """Keep a place that takes further plain requests until another place follows."""
         self.expect_as(run)
         self.unwritten.append(run)
@@ -691,7 +746,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def answered(self, api_key: int, requests: int, started: float) -> None:
         """Count requests that were read at ``started`` (``perf_counter``) and are answered now."""
-        self.apis.counters.request(api_key, perf_counter() - started, requests)
+        self.context.counters.request(api_key, perf_counter() - started, requests)
 
     def complete(self, reply: ResponseSlot, segments: list[Segment]) -> None:
         """A response is made; it leaves once all before it have left."""
@@ -712,7 +767,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _sent(self) -> None:
         """The peer took bytes that had to wait."""
-        self.last_active = self.apis.runtime.loop.time()
+        self.last_active = self.context.runtime.loop.time()
         self._regulate()
 
 

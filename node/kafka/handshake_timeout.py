@@ -9,10 +9,14 @@ spoken, and a node without silent ones has no timer.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from kept.node.kafka.connection import Connection
+
+class Abortable(Protocol):
+    """A connection."""
+
+    def abort(self) -> None:
+        """Close it at once."""
 
 
 class HandshakeTimeouts:
@@ -22,13 +26,13 @@ class HandshakeTimeouts:
         self._loop = loop
         self._patience_s = patience_s
         self._limit = limit
-        self._since: dict[Connection, float] = {}
+        self._since: dict[Abortable, float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._since)
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: Abortable) -> None:
         """One was accepted."""
         self._since[connection] = self._loop.time()
         if len(self._since) > self._limit:
@@ -36,7 +40,7 @@ class HandshakeTimeouts:
         if self._timer is None:
             self._timer = self._loop.call_later(self._patience_s, self._expire)
 
-    def discard(self, connection: Connection) -> None:
+    def discard(self, connection: Abortable) -> None:
         """It spoke, or is gone."""
         self._since.pop(connection, None)
 
@@ -56,6 +60,6 @@ class HandshakeTimeouts:
                 return
             self._close(connection)
 
-    def _close(self, connection: Connection) -> None:
+    def _close(self, connection: Abortable) -> None:
         del self._since[connection]
         connection.abort()

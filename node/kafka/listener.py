@@ -24,15 +24,13 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.kafka import api
-from kept.node.kafka.connection import Connection
-from kept.node.kafka.handlers import fetch, produce
+from kept.node.kafka.connection import Connection, ServerContext
 from kept.node.kafka.handshake_timeout import HandshakeTimeouts
 from kept.node.runtime.logging import log
 from kept.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from kept.node.config.listeners import Listener as Address
-    from kept.node.kafka.apis import KafkaApis
     from kept.node.runtime.connection_quota import ConnectionQuota
 
 TakeOver = Callable[["HandedOver", bytes], None]
@@ -95,14 +93,14 @@ class Listener:
 
     def __init__(
         self,
-        apis: KafkaApis,
+        context: ServerContext,
         address: Address,
         quota: ConnectionQuota,
         takeovers: Mapping[bytes, TakeOver],
         *,
         between_nodes: bool = False,
     ) -> None:
-        self.apis = apis
+        self.context = context
         self.name = address.name
         self.address = address
         self.port = address.port
@@ -113,16 +111,14 @@ class Listener:
         self.quota = quota
         self.replica_warning_at = 0.0
         """From this time on, by the loop's clock, another refused replica is told of."""
-        config = apis.config.current
+        config = context.config.current
         self.silent = HandshakeTimeouts(
-            apis.runtime.loop, config.silent_ms / 1000, config.silent_max_connections
+            context.runtime.loop, config.silent_ms / 1000, config.silent_max_connections
         )
-        self.probes = HandshakeTimeouts(apis.runtime.loop, PROBE_S, PROBE_CONNECTIONS)
+        self.probes = HandshakeTimeouts(context.runtime.loop, PROBE_S, PROBE_CONNECTIONS)
         """Connections beyond a limit of which it is not known whether they are probes."""
         self.takeovers = takeovers
         self.served = api.served()
-        self.produce = produce.handle
-        self.fetch = fetch.handle
         self.max_frame_bytes = config.socket_request_max_bytes
         self.max_entries = config.request_max_entries
         self.max_replies = config.connection_inflight_max_requests
@@ -138,7 +134,7 @@ class Listener:
         for host in self.address.bind_hosts:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             try:
-                sock = self.apis.runtime.stream_socket(family)
+                sock = self.context.runtime.stream_socket(family)
             except OSError:
                 continue  # no IPv6 here
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -167,9 +163,9 @@ class Listener:
 
     async def start(self) -> None:
         """Accept."""
-        backlog = self.apis.config.current.socket_listen_backlog_size
+        backlog = self.context.config.current.socket_listen_backlog_size
         for sock in self._sockets:
-            server = await self.apis.runtime.loop.create_server(
+            server = await self.context.runtime.loop.create_server(
                 lambda: Connection(self), sock=sock, backlog=backlog
             )
             self._servers.append(server)
@@ -222,7 +218,7 @@ class Listener:
         """Whether a connection beyond a limit may stay until it has spoken. Probes that are being
         served take as many places again.
         """
-        if self.between_nodes or self.apis.open_files.nearly_out(fd):
+        if self.between_nodes or self.context.open_files.nearly_out(fd):
             return False
         handed_over = sum(one.is_probe for one in self.handed_over)
         return handed_over < PROBE_CONNECTIONS
@@ -231,7 +227,7 @@ class Listener:
         """What allows no further connection from ``host``, a setting or RLIMIT_NOFILE, and how many
         it allows.
         """
-        config, quota, open_files = self.apis.config.current, self.quota, self.apis.open_files
+        config, quota, open_files = self.context.config.current, self.quota, self.context.open_files
         if self.between_nodes:
             limit = config.node_max_connections
             if quota.count >= limit or open_files.nearly_out(fd):
@@ -260,7 +256,7 @@ class Listener:
         self.leave(oldest)
 
     def _refuse(self, connection: Connection, setting: str, limit: int) -> None:
-        now = self.apis.runtime.loop.time()
+        now = self.context.runtime.loop.time()
         if now >= self._quiet_until:
             self._quiet_until = now + NOISE_INTERVAL_S
             log.warning("connection refused", peer=connection.peer, setting=setting, limit=limit)
@@ -295,8 +291,8 @@ class Listener:
         """Close connections idle longer than ``connections.max.idle.ms``, and those whose request
         takes longer than ``kept.request.receive.ms`` to come in; a timer calls.
         """
-        now = self.apis.runtime.loop.time()
-        config = self.apis.config.current
+        now = self.context.runtime.loop.time()
+        config = self.context.config.current
         idle_ms = config.connections_max_idle_ms
         oldest = now - idle_ms / 1000 if idle_ms >= 0 else -1.0
         oldest_request = now - config.request_receive_ms / 1000

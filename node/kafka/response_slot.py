@@ -1,6 +1,8 @@
-"""A response's place in its connection's order (semantics.md, rule 41)."""
+"""Responses' places in their connection's order (semantics.md, rule 41)."""
 
 from __future__ import annotations
+
+from typing import Any, Protocol
 
 from kept.storage.disk import FileSlice
 
@@ -16,3 +18,19 @@ class ResponseSlot:
     def __init__(self) -> None:
         self.segments: list[Segment] | None = None
         self.requests = 1
+
+
+class ResponseRun(Protocol):
+    """The slot of several Produce requests with the same acks and timeout."""
+
+    segments: list[Segment] | None
+    requests: int
+    acks: int
+    timeout_ms: int
+    sync: bool
+    """A partition among them wants its fsync first."""
+    entries: list[Any]
+    """The requests: they grow until another place follows."""
+
+    def written(self, failed: dict[Any, Any]) -> None:
+        """What was staged is written, but for the ``failed`` partitions."""

@@ -7,60 +7,94 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.api_keys import ApiKey
 from kept.client.failures import failure
-from kept.node.kafka import api
+from kept.cluster.controller.topics import INTERNAL_TOPICS
+from kept.node.kafka.api import RequestContext
 from kept.node.metadata import internal_topics
-from kept.storage.errors import TopicAlreadyExists
+from kept.node.runtime import error_codes
+from kept.storage.errors import KeptError, PolicyViolation, TopicAlreadyExists
 
 if TYPE_CHECKING:
-    from kept.node.kafka.apis import KafkaApis
+    from kept.node.config.live_config import LiveConfig
+    from kept.node.kafka.forwarding_manager import ForwardingManager
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.runtime.fd_quota import OpenFiles
 
 CREATE_TOPICS_VERSION: Final = 7
 
 
-async def create_topic(
-    apis: KafkaApis,
-    name: str,
-    *,
-    num_partitions: int = -1,
-    replication_factor: int = -1,
-    configs: Mapping[str, str | None] | None = None,
-) -> None:
-    """Have the active controller create a topic; -1 means the broker's default. Done when its
-    partitions are served here. Raises the error of the answer, and as
-    :meth:`~kept.node.kafka.forwarding.ForwardingManager.forward`.
-    """
-    topic: dict[str, Any] = {
-        "name": name,
-        "num_partitions": num_partitions,
-        "replication_factor": replication_factor,
-        "assignments": (),
-        "configs": [{"name": key, "value": value} for key, value in (configs or {}).items()],
-    }
-    values = {"topics": [topic], "timeout": 30_000, "validate_only": False}
-    listener = apis.config.current.listeners[0].name
-    context = api.RequestContext(
-        apis, None, ApiKey.CREATE_TOPICS, CREATE_TOPICS_VERSION, 0, None, listener
-    )
-    answer = await apis.forwarding.request(context, values)
-    (created,) = answer.topics
-    error = failure(int(created.error_code), f"CreateTopics of {name}", created.error_message)
-    if error is not None:
-        raise error
+class TopicCreation:
+    """Has the active controller create topics."""
 
+    def __init__(
+        self,
+        config: LiveConfig,
+        metadata: Metadata,
+        forwarding: ForwardingManager,
+        open_files: OpenFiles,
+    ) -> None:
+        self._config = config
+        self._metadata = metadata
+        self._forwarding = forwarding
+        self._open_files = open_files
 
-async def create_internal_topic(apis: KafkaApis, name: str) -> None:
-    """Create an internal topic unless it exists. Raises as :func:`create_topic`."""
-    image, config = apis.metadata.image, apis.config.current
-    if name in image.topics:
-        return
-    defaults = internal_topics.defaults(image, config)
-    try:
-        await create_topic(
-            apis,
-            name,
-            num_partitions=defaults.num_partitions,
-            replication_factor=defaults.replication_factor,
-            configs=internal_topics.settings(config, {}),
-        )
-    except TopicAlreadyExists:
-        return
+    async def create(
+        self,
+        name: str,
+        *,
+        num_partitions: int = -1,
+        replication_factor: int = -1,
+        configs: Mapping[str, str | None] | None = None,
+    ) -> None:
+        """Create a topic; -1 means the broker's default. Done when its partitions are served here.
+
+        Raises the error of the response, and as
+        :meth:`~kept.node.kafka.forwarding_manager.ForwardingManager.forward`.
+        """
+        topic: dict[str, Any] = {
+            "name": name,
+            "num_partitions": num_partitions,
+            "replication_factor": replication_factor,
+            "assignments": (),
+            "configs": [{"name": key, "value": value} for key, value in (configs or {}).items()],
+        }
+        values = {"topics": [topic], "timeout": 30_000, "validate_only": False}
+        listener = self._config.current.listeners[0].name
+        context = RequestContext(ApiKey.CREATE_TOPICS, CREATE_TOPICS_VERSION, None, listener)
+        response = await self._forwarding.request(context, values)
+        (created,) = response.topics
+        error = failure(int(created.error_code), f"CreateTopics of {name}", created.error_message)
+        if error is not None:
+            raise error
+
+    async def create_internal(self, name: str) -> None:
+        """Create an internal topic unless it exists. Raises as :meth:`create`."""
+        image, config = self._metadata.image, self._config.current
+        if name in image.topics:
+            return
+        defaults = internal_topics.defaults(image, config)
+        try:
+            await self.create(
+                name,
+                num_partitions=defaults.num_partitions,
+                replication_factor=defaults.replication_factor,
+                configs=internal_topics.settings(config, {}),
+            )
+        except TopicAlreadyExists:
+            return
+
+    async def create_for_client(self, name: str) -> int:
+        """Create a topic that a Metadata request named. Gives the error code, 0 if it exists now;
+        the reason of a PolicyViolation is logged, since Metadata has no place for it.
+        """
+        try:
+            if name in INTERNAL_TOPICS:
+                await self.create_internal(name)
+            else:
+                await self.create(name)
+        except TopicAlreadyExists:
+            return 0
+        except KeptError as error:
+            if isinstance(error, PolicyViolation):
+                self._open_files.refused(name, error)
+            return error_codes.code_for(error)
+        return 0

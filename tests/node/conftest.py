@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -73,23 +72,15 @@ class Lone:
         cls = protocol.message_type(key, version, EntityType.request)
         request, _ = protocol.decode(cls, protocol.encode(protocol.build(cls, values)))
         context = api.RequestContext(
-            self.node.parts.apis,
-            None,
             key,
             version,
-            7,
             "test",
             listener or self.node.parts.listeners[0].name,
             tries=tries,
         )
 
-        async def answer() -> Any:
-            found = api.handler(key)(context, request)
-            while inspect.isawaitable(found):  # a sliced handler's result may be one itself
-                found = await found
-            return found
-
-        frame = protocol.encode_response(key, version, 7, self.run(answer()))
+        values = self.run(self.node.parts.handlers.complete(context, request))
+        frame = protocol.encode_response(key, version, 7, values)
         return protocol.decode_response(key, version, frame[4:])[1]
 
     def create(self, name: str, partitions: int = 1, **configs: str) -> Any:

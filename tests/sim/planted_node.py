@@ -13,7 +13,7 @@ from kept.node.kafka.handlers.delayed_produce import write_staged
 from tests.sim.planted import plant
 
 EXECUTORS = "kept.node.runtime.executors"
-CONNECTION = "kept.node.kafka.connection"
+PRODUCE = "kept.node.kafka.handlers.produce"
 
 
 def answered_by_the_running_flush(original: Any) -> Any:
@@ -48,7 +48,7 @@ def answered_before_the_write(_: Any) -> Any:
         for produced in unwritten:
             produced.acks = 1
             produced.written(failed or {})
-        connection.apis.runtime.loop.call_soon(write_staged, connection, {})
+        connection.context.runtime.loop.call_soon(write_staged, connection, {})
 
     return write
 
@@ -73,7 +73,7 @@ plant(
 plant(
     "node-ack-before-write", "node", 1, "lost",
     "a batch is written before it is acknowledged",
-    (f"{CONNECTION}.write", answered_before_the_write),
+    (f"{PRODUCE}.write", answered_before_the_write),
 )  # fmt: skip
 plant(
     "node-metadata-unsynced", "node", 1, "lost stopped",

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kept.node.kafka.handlers.propose import decide
-
 if TYPE_CHECKING:
     from kept.cluster.metadata.records import MetadataRecord
     from kept.node.node import Node
@@ -15,4 +13,4 @@ if TYPE_CHECKING:
 
 def propose(node: Node, records: Sequence[MetadataRecord]) -> asyncio.Task[None]:
     """Make records true; done when they are acted on, down to the logs that they create."""
-    return asyncio.ensure_future(decide(node.parts.apis, lambda _: (None, records)))
+    return asyncio.ensure_future(node.parts.changes.decide(lambda _: (None, records)))

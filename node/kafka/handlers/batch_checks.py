@@ -5,7 +5,7 @@ to :data:`~kept.node.runtime.yielding.LOOP_BYTES` of a batch and ``LOOP_TOTAL_BY
 what is told to be larger, or is found to be, goes on in the pool, and so does the rest of its
 request.
 
-A thread inflates into what is drawn for it beforehand on ``apis.inflating``, in steps: a batch that
+A thread inflates into what is drawn for it beforehand on the budget, in steps: a batch that
 says no size and does not fit is tried again with more, up to ``kept.inflated.max.bytes``. A batch
 that waits for its turn holds none of it, so that none waits for another for ever.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +22,7 @@ from kept.storage.errors import InflatesBeyondLimit, KeptError
 from kept.storage.records import check
 
 if TYPE_CHECKING:
-    from kept.node.kafka.apis import KafkaApis
+    from kept.node.config.live_config import LiveConfig
     from kept.node.replicas.local_replica import LocalReplica
     from kept.node.runtime.memory_budget import BudgetShare
     from kept.node.runtime.runtime import Runtime
@@ -37,6 +38,15 @@ Job = tuple[memoryview, "LocalReplica"]
 Done = Callable[[list[Any], "BaseException | None"], None]
 
 
+@dataclass(frozen=True, slots=True)
+class CheckResources:
+    """Threads, and the memory that they inflate into."""
+
+    runtime: Runtime
+    config: LiveConfig
+    inflating: BudgetShare
+
+
 class BatchChecks:
     """The batches of one request, checked in their order in a thread.
 
@@ -45,17 +55,17 @@ class BatchChecks:
     next batch needs ``needed_bytes``, as far as it is known.
     """
 
-    __slots__ = ("_apis", "_bound", "_done", "_jobs", "_now_ms", "outcomes")
+    __slots__ = ("_bound", "_done", "_jobs", "_now_ms", "_resources", "outcomes")
 
     def __init__(
         self,
-        apis: KafkaApis,
+        resources: CheckResources,
         jobs: list[Job | KeptError],
         now_ms: int,
         outcomes: list[Any],
         needed_bytes: int = 0,
     ) -> None:
-        self._apis = apis
+        self._resources = resources
         self._jobs = jobs
         self._now_ms = now_ms
         self._bound = max(FIRST_DRAW_BYTES, needed_bytes)
@@ -71,13 +81,15 @@ class BatchChecks:
 
     def _draw(self) -> None:
         """Wait for room to inflate the next ones into."""
-        limit: int = self._apis.config.current.inflated_max_bytes
+        limit: int = self._resources.config.current.inflated_max_bytes
         self._bound = min(self._bound, limit)
         size = COPIES * self._bound
-        self._apis.inflating.draw(size, partial(self._submit, size))
+        self._resources.inflating.draw(size, partial(self._submit, size))
 
     def _submit(self, drawn_bytes: int) -> None:
-        future = self._apis.runtime.in_thread(self._check_some, len(self.outcomes), self._bound)
+        future = self._resources.runtime.in_thread(
+            self._check_some, len(self.outcomes), self._bound
+        )
         future.add_done_callback(partial(self._checked, drawn_bytes))
 
     def _check_some(self, start: int, bound: int) -> tuple[list[Any], int]:
@@ -101,7 +113,7 @@ class BatchChecks:
         return outcomes, 0
 
     def _checked(self, drawn_bytes: int, finished: Any) -> None:
-        self._apis.inflating.give(drawn_bytes)
+        self._resources.inflating.give(drawn_bytes)
         done = self._done
         assert done is not None
         error = finished.exception()

@@ -16,7 +16,6 @@ from kept.storage.errors import ConfigurationError, InvalidRequest
 
 if TYPE_CHECKING:
     from kept.node.config.node_config import NodeConfig
-    from kept.node.kafka.apis import KafkaApis
 
 ENTRY_POINTS: Final = "kept.compaction.strategies"
 """Entry point group of users' compaction strategies."""
@@ -30,13 +29,13 @@ def installed_strategies() -> frozenset[str]:
     return frozenset(point.name for point in entry_points(group=ENTRY_POINTS))
 
 
-def check_topic(apis: KafkaApis, values: Mapping[str, str]) -> None:
+def check_topic(config: NodeConfig, values: Mapping[str, str]) -> None:
     """Raises InvalidConfig when a topic on this node may not have these settings together."""
     strategies = None if "kept.compaction.strategy" not in values else installed_strategies()
-    validate_topic(values, apis.config.current.topic_defaults(), strategies)
+    validate_topic(values, config.topic_defaults(), strategies)
 
 
-def check_broker(apis: KafkaApis, image: Image, name: str, values: Mapping[str, str]) -> None:
+def check_broker(config: NodeConfig, image: Image, name: str, values: Mapping[str, str]) -> None:
     """Raises InvalidRequest when a broker (``name``: its id, "" = all) may not have these.
 
     Kafka answers a broker's wrong setting with INVALID_REQUEST, a topic's with INVALID_CONFIG. It
@@ -47,22 +46,22 @@ def check_broker(apis: KafkaApis, image: Image, name: str, values: Mapping[str, 
     fixed = sorted(key for key in values if not BROKER_SETTINGS[key].dynamic)
     if fixed:
         raise InvalidRequest(f"Cannot update these configs dynamically: [{', '.join(fixed)}]")
-    own = values if name else image.config(ResourceType.BROKER, str(apis.identity.node_id))
+    own = values if name else image.config(ResourceType.BROKER, str(config.node_id))
     default = image.config(ResourceType.BROKER, "") if name else values
     try:
-        apis.config.current.with_dynamic(own, default)
+        config.with_dynamic(own, default)
     except ConfigurationError as error:
         raise InvalidRequest(str(error)) from error
 
 
-def schema(apis: KafkaApis, image: Image) -> ConfigSchema:
+def schema(config: NodeConfig, image: Image) -> ConfigSchema:
     """The controller's view of what settings are legal beside those of the image."""
 
     def validate(resource_type: int, name: str, values: Mapping[str, str]) -> None:
         if resource_type == ResourceType.TOPIC:
-            check_topic(apis, values)
+            check_topic(config, values)
         else:
-            check_broker(apis, image, name, values)
+            check_broker(config, image, name, values)
 
     def is_list(resource_type: int, name: str) -> bool:
         settings = TOPIC_SETTINGS if resource_type == ResourceType.TOPIC else BROKER_SETTINGS
@@ -70,15 +69,15 @@ def schema(apis: KafkaApis, image: Image) -> ConfigSchema:
 
     def default(resource_type: int, name: str) -> str | None:
         if resource_type == ResourceType.TOPIC:
-            return apis.config.current.topic_defaults().get(name, TOPIC_SETTINGS[name].default)
-        return apis.config.current.text(name)
+            return config.topic_defaults().get(name, TOPIC_SETTINGS[name].default)
+        return config.text(name)
 
     return ConfigSchema(validate, is_list, default)
 
 
-def topic_entries(apis: KafkaApis, overrides: Mapping[str, str]) -> list[Entry]:
+def topic_entries(config: NodeConfig, overrides: Mapping[str, str]) -> list[Entry]:
     """Every setting of a topic with these explicit ones."""
-    return describe_topic(overrides, _inherited(apis.config.current))
+    return describe_topic(overrides, _inherited(config))
 
 
 @lru_cache(maxsize=2)

@@ -26,15 +26,17 @@ from kept.node.kafka.handlers.config_schema import (
     schema,
     topic_entries,
 )
-from kept.node.kafka.handlers.propose import Decided, decide
+from kept.node.kafka.metadata_changes import Decided
 from kept.node.runtime.error_codes import code_for, message_for
 from kept.node.runtime.yielding import Pace, Steps
 from kept.storage.errors import InvalidRequest, KeptError, UnknownTopicOrPartition
 from kept.storage.types import decimal_number
 
 if TYPE_CHECKING:
+    from kept.node.config.live_config import LiveConfig
     from kept.node.kafka.api import RequestContext
-    from kept.node.kafka.apis import KafkaApis
+    from kept.node.kafka.metadata_changes import MetadataChanges
+    from kept.node.metadata.metadata_log import Metadata
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,10}")
 _OTHER_TYPES: Final = {8: "BROKER_LOGGER", 16: "CLIENT_METRICS", 32: "GROUP"}
@@ -42,39 +44,152 @@ _OTHER_TYPES: Final = {8: "BROKER_LOGGER", 16: "CLIENT_METRICS", 32: "GROUP"}
 Decision = Callable[[Image, Any], Sequence[MetadataRecord]]
 
 
-async def describe_configs(ctx: RequestContext, request: Any) -> Values:
-    """DescribeConfigs v1-4, with sources, synonyms, types and documentation."""
-    results = []
-    pace = Pace()
-    # What is named twice is answered once: else a small request has an answer without bound.
-    for resource in _once(request.resources):
-        results.append(_describe(ctx.apis, resource, request, ctx.api_version))
-        await pace.checkpoint()
-    return {"results": results}
+class ConfigHandler:
+    """The settings of topics and brokers."""
 
+    def __init__(self, config: LiveConfig, metadata: Metadata, changes: MetadataChanges) -> None:
+        self._config = config
+        self._metadata = metadata
+        self._changes = changes
 
-def _describe(apis: KafkaApis, resource: Any, request: Any, version: int) -> Values:
-    code, message, entries = 0, "", []
-    try:
-        entries = _entries(apis, resource.resource_type, resource.resource_name)
-    except KeptError as error:
-        code, message = code_for(error), message_for(error)
-        if isinstance(error, UnknownTopicOrPartition):
-            message = ""
-    # v1-3 say null for all settings, v4's default is the empty list, and Java sends null.
-    keys = set(resource.configuration_keys or ())
-    with_docs = version >= 3 and request.include_documentation
-    return {
-        "error_code": code,
-        "error_message": message,
-        "resource_type": resource.resource_type,
-        "resource_name": resource.resource_name,
-        "configs": [
-            _config(entry, request.include_synonyms, with_docs)
-            for entry in entries
-            if not keys or entry.setting.name in keys
-        ],
-    }
+    async def describe_configs(self, ctx: RequestContext, request: Any) -> Values:
+        """DescribeConfigs v1-4, with sources, synonyms, types and documentation."""
+        results = []
+        pace = Pace()
+        # What is named twice is answered once: else a small request has an answer without bound.
+        for resource in _once(request.resources):
+            results.append(self._describe(resource, request, ctx.api_version))
+            await pace.checkpoint()
+        return {"results": results}
+
+    def _describe(self, resource: Any, request: Any, version: int) -> Values:
+        code, message, entries = 0, "", []
+        try:
+            entries = self._entries(resource.resource_type, resource.resource_name)
+        except KeptError as error:
+            code, message = code_for(error), message_for(error)
+            if isinstance(error, UnknownTopicOrPartition):
+                message = ""
+        # v1-3 say null for all settings, v4's default is the empty list, and Java sends null.
+        keys = set(resource.configuration_keys or ())
+        with_docs = version >= 3 and request.include_documentation
+        return {
+            "error_code": code,
+            "error_message": message,
+            "resource_type": resource.resource_type,
+            "resource_name": resource.resource_name,
+            "configs": [
+                _config(entry, request.include_synonyms, with_docs)
+                for entry in entries
+                if not keys or entry.setting.name in keys
+            ],
+        }
+
+    def _entries(self, resource_type: int, name: str) -> list[Entry]:
+        if resource_type == ResourceType.TOPIC:
+            check_topic_name(name)
+            if name not in self._metadata.image.topics:
+                raise UnknownTopicOrPartition(f"Topic '{name}' does not exist.")
+            return topic_entries(
+                self._config.current, self._metadata.image.config(ResourceType.TOPIC, name)
+            )
+        if resource_type == ResourceType.BROKER:
+            if not name:
+                return default_broker_entries(self._metadata.image)
+            self._check_broker_id(name, "Broker id", " or empty string")
+            return broker_entries(self._config.current)
+        raise _no_such_type(resource_type)
+
+    def _check_broker_id(self, name: str, what: str, otherwise: str = "") -> None:
+        if not _INTEGER.fullmatch(name):
+            raise InvalidRequest(f"{what} must be an integer, but it is: {name}")
+        if int(name) != self._config.current.node_id:
+            raise InvalidRequest(
+                f"Unexpected broker id, expected {self._config.current.node_id}{otherwise}, "
+                f"but received {name}"
+            )
+
+    async def alter_configs(self, _ctx: RequestContext, request: Any) -> Values:
+        """AlterConfigs v0-2: replace all settings of a resource."""
+
+        def decision(image: Image, resource: Any) -> Sequence[MetadataRecord]:
+            self._check_settings(image, resource)
+            values = {entry.name: entry.value for entry in resource.configs}
+            name = resource.resource_name
+            return config_changes.alter_configs(
+                image, resource.resource_type, name, values, schema(self._config.current, image)
+            )
+
+        return {"responses": await self._alter(request, decision)}
+
+    async def incremental_alter_configs(self, _ctx: RequestContext, request: Any) -> Values:
+        """IncrementalAlterConfigs v0-1: set, delete, append to or subtract from single settings."""
+
+        def decision(image: Image, resource: Any) -> Sequence[MetadataRecord]:
+            self._check_settings(image, resource, AlterOp.DELETE)
+            changes = [
+                AlterConfig(entry.name, _operation(entry.config_operation), entry.value)
+                for entry in resource.configs
+            ]
+            name = resource.resource_name
+            return config_changes.incremental_alter_configs(
+                image, resource.resource_type, name, changes, schema(self._config.current, image)
+            )
+
+        return {"responses": await self._alter(request, decision)}
+
+    def _check_settings(self, image: Image, resource: Any, nullable: AlterOp | None = None) -> None:
+        """What comes before any decision: the resource exists, no setting twice, no null value."""
+        resource_type, name = resource.resource_type, resource.resource_name
+        if resource_type == ResourceType.TOPIC:
+            if not name:
+                raise InvalidRequest("Default topic resources are not allowed.")
+            if name not in image.topics:
+                raise UnknownTopicOrPartition(f"The topic '{name}' does not exist.")
+        elif resource_type == ResourceType.BROKER:
+            if name and decimal_number(name) not in image.brokers:
+                self._check_broker_id(name, "Node id")
+        else:
+            raise _no_such_type(resource_type)
+        if len(resource.configs) > len(TOPIC_SETTINGS) + len(BROKER_SETTINGS):
+            raise InvalidRequest(
+                f"{len(resource.configs)} config keys are more than there are settings"
+            )
+        if len({entry.name for entry in resource.configs}) != len(resource.configs):
+            raise InvalidRequest("Error due to duplicate config keys")
+        null = [
+            entry.name
+            for entry in resource.configs
+            if entry.value is None and (nullable is None or entry.config_operation != nullable)
+        ]
+        if null:
+            raise InvalidRequest(f"Null value not supported for : {','.join(sorted(null))}")
+
+    async def _alter(self, request: Any, decision: Decision) -> list[Values]:
+        """Decide for each resource; all changes that are legal become one entry."""
+        counts = Counter((r.resource_type, r.resource_name) for r in request.resources)
+
+        def decisions(image: Image) -> Steps[Decided[list[Values]]]:
+            answers: list[Values] = []
+            records: list[MetadataRecord] = []
+            for resource in _once(request.resources):
+                yield
+                key = (resource.resource_type, resource.resource_name)
+                answer = {"resource_type": key[0], "resource_name": key[1]}
+                try:
+                    if counts[key] > 1:
+                        raise InvalidRequest("Each resource must appear at most once.")
+                    more = decision(image, resource)
+                    image, _ = image.apply(more)
+                    records.extend(more)
+                except KeptError as error:
+                    answer |= {"error_code": code_for(error), "error_message": message_for(error)}
+                else:
+                    answer |= {"error_code": 0, "error_message": None}
+                answers.append(answer)
+            return answers, [] if request.validate_only else records
+
+        return await self._changes.decide(decisions)
 
 
 def _config(entry: Entry, with_synonyms: bool, with_docs: bool) -> Values:
@@ -93,30 +208,6 @@ def _config(entry: Entry, with_synonyms: bool, with_docs: bool) -> Values:
     }
 
 
-def _entries(apis: KafkaApis, resource_type: int, name: str) -> list[Entry]:
-    if resource_type == ResourceType.TOPIC:
-        check_topic_name(name)
-        if name not in apis.metadata.image.topics:
-            raise UnknownTopicOrPartition(f"Topic '{name}' does not exist.")
-        return topic_entries(apis, apis.metadata.image.config(ResourceType.TOPIC, name))
-    if resource_type == ResourceType.BROKER:
-        if not name:
-            return default_broker_entries(apis.metadata.image)
-        _check_broker_id(apis, name, "Broker id", " or empty string")
-        return broker_entries(apis.config.current)
-    raise _no_such_type(resource_type)
-
-
-def _check_broker_id(apis: KafkaApis, name: str, what: str, otherwise: str = "") -> None:
-    if not _INTEGER.fullmatch(name):
-        raise InvalidRequest(f"{what} must be an integer, but it is: {name}")
-    if int(name) != apis.identity.node_id:
-        raise InvalidRequest(
-            f"Unexpected broker id, expected {apis.identity.node_id}{otherwise}, "
-            f"but received {name}"
-        )
-
-
 def _no_such_type(resource_type: int) -> InvalidRequest:
     known = _OTHER_TYPES.get(resource_type)
     if known is None:
@@ -124,101 +215,11 @@ def _no_such_type(resource_type: int) -> InvalidRequest:
     return InvalidRequest(f"Resource type {known} has no settings here; topics and brokers have.")
 
 
-async def alter_configs(ctx: RequestContext, request: Any) -> Values:
-    """AlterConfigs v0-2: replace all settings of a resource."""
-    apis = ctx.apis
-
-    def decision(image: Image, resource: Any) -> Sequence[MetadataRecord]:
-        _check_settings(apis, image, resource)
-        values = {entry.name: entry.value for entry in resource.configs}
-        name = resource.resource_name
-        return config_changes.alter_configs(
-            image, resource.resource_type, name, values, schema(apis, image)
-        )
-
-    return {"responses": await _alter(apis, request, decision)}
-
-
-async def incremental_alter_configs(ctx: RequestContext, request: Any) -> Values:
-    """IncrementalAlterConfigs v0-1: set, delete, append to or subtract from single settings."""
-    apis = ctx.apis
-
-    def decision(image: Image, resource: Any) -> Sequence[MetadataRecord]:
-        _check_settings(apis, image, resource, AlterOp.DELETE)
-        changes = [
-            AlterConfig(entry.name, _operation(entry.config_operation), entry.value)
-            for entry in resource.configs
-        ]
-        name = resource.resource_name
-        return config_changes.incremental_alter_configs(
-            image, resource.resource_type, name, changes, schema(apis, image)
-        )
-
-    return {"responses": await _alter(apis, request, decision)}
-
-
 def _operation(number: int) -> AlterOp:
     try:
         return AlterOp(number)
     except ValueError:
         raise InvalidRequest(f"Unknown config operation {number}") from None
-
-
-def _check_settings(
-    apis: KafkaApis, image: Image, resource: Any, nullable: AlterOp | None = None
-) -> None:
-    """What comes before any decision: the resource exists, no setting twice, no null value."""
-    resource_type, name = resource.resource_type, resource.resource_name
-    if resource_type == ResourceType.TOPIC:
-        if not name:
-            raise InvalidRequest("Default topic resources are not allowed.")
-        if name not in image.topics:
-            raise UnknownTopicOrPartition(f"The topic '{name}' does not exist.")
-    elif resource_type == ResourceType.BROKER:
-        if name and decimal_number(name) not in image.brokers:
-            _check_broker_id(apis, name, "Node id")
-    else:
-        raise _no_such_type(resource_type)
-    if len(resource.configs) > len(TOPIC_SETTINGS) + len(BROKER_SETTINGS):
-        raise InvalidRequest(
-            f"{len(resource.configs)} config keys are more than there are settings"
-        )
-    if len({entry.name for entry in resource.configs}) != len(resource.configs):
-        raise InvalidRequest("Error due to duplicate config keys")
-    null = [
-        entry.name
-        for entry in resource.configs
-        if entry.value is None and (nullable is None or entry.config_operation != nullable)
-    ]
-    if null:
-        raise InvalidRequest(f"Null value not supported for : {','.join(sorted(null))}")
-
-
-async def _alter(apis: KafkaApis, request: Any, decision: Decision) -> list[Values]:
-    """Decide for each resource; all changes that are legal become one entry."""
-    counts = Counter((r.resource_type, r.resource_name) for r in request.resources)
-
-    def decisions(image: Image) -> Steps[Decided[list[Values]]]:
-        answers: list[Values] = []
-        records: list[MetadataRecord] = []
-        for resource in _once(request.resources):
-            yield
-            key = (resource.resource_type, resource.resource_name)
-            answer = {"resource_type": key[0], "resource_name": key[1]}
-            try:
-                if counts[key] > 1:
-                    raise InvalidRequest("Each resource must appear at most once.")
-                more = decision(image, resource)
-                image, _ = image.apply(more)
-                records.extend(more)
-            except KeptError as error:
-                answer |= {"error_code": code_for(error), "error_message": message_for(error)}
-            else:
-                answer |= {"error_code": 0, "error_message": None}
-            answers.append(answer)
-        return answers, [] if request.validate_only else records
-
-    return await decide(apis, decisions)
 
 
 def _once(resources: Iterable[Any]) -> list[Any]:

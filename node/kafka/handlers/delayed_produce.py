@@ -10,6 +10,7 @@ partition, one timer, one buffer of responses.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,8 +19,7 @@ from kept.node.kafka.codec import produce as codec
 from kept.node.kafka.handlers.leader_hints import (
     NOT_LEADER_OR_FOLLOWER,
     PRODUCE_HINTS,
-    current_leader,
-    endpoints,
+    LeaderHints,
 )
 from kept.node.kafka.handlers.produce_errors import failure, in_line, needs_proof, refusal
 from kept.node.kafka.response_slot import ResponseSlot
@@ -29,7 +29,10 @@ from kept.storage.errors import KeptError, NotEnoughReplicasAfterAppend, NotLead
 
 if TYPE_CHECKING:
     from kept.node.kafka.connection import Connection
+    from kept.node.metadata.cluster_link import ClusterLink
+    from kept.node.metadata.leadership_barrier import LeadershipBarrier
     from kept.node.replicas.local_replica import LocalReplica
+    from kept.node.runtime.runtime import Runtime
     from kept.replication.partition import Partition
     from kept.storage.log.log import AppendInfo
 
@@ -47,13 +50,23 @@ class Doubt(NamedTuple):
     place: int
 
 
-def _late(connection: Connection) -> int:
+@dataclass(frozen=True, slots=True)
+class DelayedProduceContext:
+    """What requests need that wait for their response."""
+
+    runtime: Runtime
+    cluster_link: ClusterLink
+    barrier: LeadershipBarrier
+    hints: LeaderHints
+
+
+def _late(context: DelayedProduceContext) -> int:
     """What a producer hears whose records were not committed in time.
 
     A leader that has not heard of a controller for a session may not lead any more. Producers ask
     for the next leader then; after REQUEST_TIMED_OUT they would stay with this one.
     """
-    lost = connection.apis.cluster_link.out_of_touch
+    lost = context.cluster_link.out_of_touch
     return NOT_LEADER_OR_FOLLOWER if lost else error_codes.REQUEST_TIMED_OUT
 
 
@@ -63,6 +76,7 @@ class DelayedProduce:
     __slots__ = (
         "_appended",
         "_connection",
+        "_context",
         "_correlation_id",
         "_doubts",
         "_reply",
@@ -75,14 +89,16 @@ class DelayedProduce:
         "version",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
+        context: DelayedProduceContext,
         connection: Connection,
         version: int,
         correlation_id: int,
         acks: int,
         timeout_ms: int,
     ) -> None:
+        self._context = context
         self._connection = connection
         self.version = version
         self._correlation_id = correlation_id
@@ -117,14 +133,15 @@ class DelayedProduce:
         """A batch was not taken; ``hosted`` where it should have gone, if that is here."""
         results = self._topics[-1][1]
         if hosted is not None and self.acks != 0:
-            error = in_line(self._connection, error, hosted)
+            error = in_line(self._connection, error, hosted, self._context.runtime.loop.time())
             if needs_proof(error, hosted):
                 epoch = hosted.partition.leader_epoch
                 doubt = Doubt(hosted, epoch, error, len(self._topics) - 1, len(results))
                 self._doubts.append(doubt)
                 results.append(codec.PartitionResult(index, NOT_LEADER_OR_FOLLOWER))
                 return
-        results.append(refusal(self._connection, index, error, hosted))
+        now_s = self._context.runtime.loop.time()
+        results.append(refusal(self._connection, index, error, hosted, now_s))
 
     def written(self, failed: dict[Partition, KeptError]) -> None:
         """The event's writes are done, except for ``failed`` ones: wait for what is still due."""
@@ -143,12 +160,12 @@ class DelayedProduce:
                 hosted.flush(end_offset, self._waiter(topic, place))
         if self._doubts:
             self._waits += 1
-            self._connection.apis.barrier.ask(self._confirmed)
+            self._context.barrier.ask(self._confirmed)
         self._waits -= 1
         if self._waits == 0:
             self._answer()
         elif self._reply is not None:
-            loop = self._connection.apis.runtime.loop
+            loop = self._context.runtime.loop
             self._timer = loop.call_later(max(self.timeout_ms, 0) / 1000, self._expire)
 
     def _waiter(self, topic: int, place: int) -> Any:
@@ -170,7 +187,8 @@ class DelayedProduce:
             if not (confirmed and partition.is_leader and partition.leader_epoch == leader_epoch):
                 error = NotLeaderOrFollower(f"{partition}: another one may lead; {final}")
             results = self._topics[topic][1]
-            results[place] = refusal(self._connection, results[place].partition, error, hosted)
+            index, now_s = results[place].partition, self._context.runtime.loop.time()
+            results[place] = refusal(self._connection, index, error, hosted, now_s)
         if doubts:
             self._waits -= 1
             if self._waits == 0:
@@ -186,7 +204,7 @@ class DelayedProduce:
         if self._waits > 0:
             self._waits = -1
             self._confirmed(False)
-            late = _late(self._connection)
+            late = _late(self._context)
             for _, _, topic, place in self._appended:
                 results = self._topics[topic][1]
                 if results[place].error_code == 0:
@@ -216,8 +234,14 @@ class DelayedProduce:
 
     def _encode(self, reply: ResponseSlot) -> None:
         connection = self._connection
-        steps = encoded_steps(connection, self.version, self._correlation_id, self._topics)
-        frame = connection.apis.runtime.slices.run(steps)
+        steps = encoded_steps(
+            self._context.hints,
+            connection.listener.name,
+            self.version,
+            self._correlation_id,
+            self._topics,
+        )
+        frame = self._context.runtime.slices.run(steps)
         if isinstance(frame, Sliced):
             frame.add_done_callback(lambda made: connection.complete(reply, [made.result()]))
         else:
@@ -234,6 +258,7 @@ class DelayedProduceRun(ResponseSlot):
     __slots__ = (
         "_commits",
         "_connection",
+        "_context",
         "_errors",
         "_flushes",
         "_started",
@@ -244,15 +269,17 @@ class DelayedProduceRun(ResponseSlot):
         "timeout_ms",
     )
 
-    def __init__(self, connection: Connection, acks: int, timeout_ms: int) -> None:
+    def __init__(
+        self, context: DelayedProduceContext, connection: Connection, acks: int, timeout_ms: int
+    ) -> None:
         super().__init__()
-        self._connection = connection
-        self._started = connection.event_started
         self.acks = acks
         self.timeout_ms = timeout_ms
         self.entries: list[Entry] = []
         self.sync = False
-        """A partition among them wants its fsync first."""
+        self._context = context
+        self._connection = connection
+        self._started = connection.event_started
         self._errors: dict[int, codec.PartitionResult] = {}
         """By place in ``entries``."""
         self._commits: dict[LocalReplica, Any] = {}
@@ -288,7 +315,7 @@ class DelayedProduceRun(ResponseSlot):
             hosted.flush(ends[hosted], partial(self._flushed, hosted))
         if self._commits or self._flushes:
             delay = max(self.timeout_ms, 0) / 1000
-            self._timer = self._connection.apis.runtime.loop.call_later(delay, self._expire)
+            self._timer = self._context.runtime.loop.call_later(delay, self._expire)
         elif self.segments is None:
             self._answer()
 
@@ -323,7 +350,7 @@ class DelayedProduceRun(ResponseSlot):
     def _expire(self) -> None:
         """Not committed in the requests' own time: say so for those that still wait."""
         self._timer = None
-        late = _late(self._connection)
+        late = _late(self._context)
         for place, (one, hosted, info) in enumerate(self.entries):
             is_late = hosted in self._flushes or (
                 hosted in self._commits and info.last_offset >= hosted.partition.high_watermark
@@ -351,13 +378,20 @@ class DelayedProduceRun(ResponseSlot):
             result = self._errors.get(place) or codec.PartitionResult(
                 one[5], 0, info.base_offset, info.log_append_time, info.log_start_offset
             )
-            steps = encoded_steps(self._connection, one[0], one[1], [(one[4], [result])])
+            steps = encoded_steps(
+                self._context.hints,
+                self._connection.listener.name,
+                one[0],
+                one[1],
+                [(one[4], [result])],
+            )
             frames.append(finished(steps))
         return b"".join(frames)
 
 
 def encoded_steps(
-    connection: Connection,
+    hints: LeaderHints,
+    listener: str,
     version: int,
     correlation_id: int,
     topics: list[tuple[bytes, list[codec.PartitionResult]]],
@@ -371,11 +405,11 @@ def encoded_steps(
                     yield
                 if result.error_code == NOT_LEADER_OR_FOLLOWER:
                     by_id = version >= codec.TOPIC_IDS
-                    leader = current_leader(connection, name, result.partition, by_id)
+                    leader = hints.current_leader(name, result.partition, by_id)
                     if leader is not None:
                         results[place] = result._replace(current_leader=leader)
                         leaders.append(leader)
-    found = endpoints(connection, leaders)
+    found = hints.endpoints(listener, leaders)
     return (yield from codec.encode_steps(version, correlation_id, topics, found))
 
 

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.protocol import Values
 from kept.cluster.controller.topics import INTERNAL_TOPICS
-from kept.node.kafka.api import sliced
 from kept.node.runtime.error_codes import REQUEST_TIMED_OUT, code_for
 from kept.storage.errors import InvalidTopicException, KeptError
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
     from kept.node.kafka.api import Answer, RequestContext
-    from kept.node.kafka.apis import KafkaApis
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.replicas.replica_table import ReplicaTable
+    from kept.node.runtime.runtime import Runtime
     from kept.node.runtime.yielding import Steps
     from kept.replication.partition import Partition
 
@@ -38,15 +39,15 @@ class _Deletion:
     low_watermark: int = -1
     code: int = 0
 
-    def begin(self, apis: KafkaApis, offset: int) -> None:
+    def begin(self, table: ReplicaTable, offset: int, now_ms: int) -> None:
         """Move the leader's log start."""
         try:
             if self.tp.topic in INTERNAL_TOPICS:
                 raise InvalidTopicException(
                     f"Cannot delete records of internal topic {self.tp.topic}"
                 )
-            self.partition = apis.table.partition(self.tp)
-            self.wanted = self.partition.delete_records(offset, apis.runtime.now_ms())
+            self.partition = table.partition(self.tp)
+            self.wanted = self.partition.delete_records(offset, now_ms)
         except KeptError as error:
             self._fail(error)
 
@@ -63,55 +64,61 @@ class _Deletion:
         self.code, self.low_watermark = code_for(error), -1
 
 
-@sliced
-def delete_records(ctx: RequestContext, request: Any) -> Steps[Answer]:
-    """DeleteRecords v0-2: raise the log start, up to the high watermark (offset -1)."""
-    apis = ctx.apis
-    deletions = []
-    for topic in request.topics:
-        for entry in topic.partitions:
+class DeleteRecordsHandler:
+    """Deletes records up to an offset."""
+
+    def __init__(self, runtime: Runtime, metadata: Metadata, table: ReplicaTable) -> None:
+        self._runtime = runtime
+        self._metadata = metadata
+        self._table = table
+
+    def delete_records(self, _ctx: RequestContext, request: Any) -> Steps[Answer]:
+        """DeleteRecords v0-2: raise the log start, up to the high watermark (offset -1)."""
+        deletions = []
+        for topic in request.topics:
+            for entry in topic.partitions:
+                yield
+                deletion = _Deletion(TopicPartition(topic.name, entry.partition_index))
+                deletion.begin(self._table, entry.offset, self._runtime.now_ms())
+                deletions.append(deletion)
+        if not (yield from self._unfinished(deletions)):
+            return _answer(deletions)
+        return self._wait(deletions, request.timeout.total_seconds())
+
+    def _unfinished(self, deletions: list[_Deletion]) -> Steps[list[_Deletion]]:
+        """Those that are waited for."""
+        live = {
+            broker_id for broker_id, one in self._metadata.image.brokers.items() if not one.fenced
+        }
+        waiting = []
+        for deletion in deletions:
             yield
-            deletion = _Deletion(TopicPartition(topic.name, entry.partition_index))
-            deletion.begin(apis, entry.offset)
-            deletions.append(deletion)
-    if not (yield from _unfinished(apis, deletions)):
-        return _answer(deletions)
-    return _wait(apis, deletions, request.timeout.total_seconds())
+            if not deletion.is_done(live):
+                waiting.append(deletion)
+        return waiting
 
-
-def _unfinished(apis: KafkaApis, deletions: list[_Deletion]) -> Steps[list[_Deletion]]:
-    """Those that are waited for."""
-    live = {broker_id for broker_id, one in apis.metadata.image.brokers.items() if not one.fenced}
-    waiting = []
-    for deletion in deletions:
-        yield
-        if not deletion.is_done(live):
-            waiting.append(deletion)
-    return waiting
-
-
-async def _wait(apis: KafkaApis, deletions: list[_Deletion], seconds: float) -> Values:
-    moved = asyncio.Event()
-    end = apis.runtime.loop.time() + seconds
-    partitions = [one.partition for one in deletions if one.partition is not None]
-    for partition in partitions:
-        partition.add_waiter(moved.set)
-    try:
-        while waiting := await apis.runtime.slices.finish(_unfinished(apis, deletions)):
-            left = end - apis.runtime.loop.time()
-            if left <= 0:
-                for one in waiting:
-                    one.code = REQUEST_TIMED_OUT
-                break
-            moved.clear()
-            try:
-                await asyncio.wait_for(moved.wait(), min(left, LOOK_S))
-            except TimeoutError:
-                continue
-    finally:
+    async def _wait(self, deletions: list[_Deletion], seconds: float) -> Values:
+        moved = asyncio.Event()
+        end = self._runtime.loop.time() + seconds
+        partitions = [one.partition for one in deletions if one.partition is not None]
         for partition in partitions:
-            partition.remove_waiter(moved.set)
-    return _answer(deletions)
+            partition.add_waiter(moved.set)
+        try:
+            while waiting := await self._runtime.slices.finish(self._unfinished(deletions)):
+                left = end - self._runtime.loop.time()
+                if left <= 0:
+                    for one in waiting:
+                        one.code = REQUEST_TIMED_OUT
+                    break
+                moved.clear()
+                try:
+                    await asyncio.wait_for(moved.wait(), min(left, LOOK_S))
+                except TimeoutError:
+                    continue
+        finally:
+            for partition in partitions:
+                partition.remove_waiter(moved.set)
+        return _answer(deletions)
 
 
 def _answer(deletions: list[_Deletion]) -> Values:

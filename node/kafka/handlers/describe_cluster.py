@@ -10,14 +10,12 @@ from kept.cluster.controller import brokers as controller_brokers
 from kept.cluster.controller.topics import INTERNAL_TOPICS
 from kept.cluster.metadata.image import Image, TopicImage
 from kept.cluster.metadata.records import NO_LEADER, MetadataRecord, PartitionRecord
-from kept.node.kafka.api import sliced
 from kept.node.kafka.handlers.metadata import (
     CLUSTER_OPERATIONS,
     TOPIC_OPERATIONS,
     missing_code,
     offline_replicas,
 )
-from kept.node.kafka.handlers.propose import decide
 from kept.node.runtime.error_codes import code_for, message_for
 from kept.storage.errors import (
     InvalidRequest,
@@ -28,8 +26,12 @@ from kept.storage.errors import (
 )
 
 if TYPE_CHECKING:
+    from kept.node.config.live_config import LiveConfig
     from kept.node.kafka.api import RequestContext
-    from kept.node.kafka.apis import KafkaApis
+    from kept.node.kafka.metadata_changes import MetadataChanges
+    from kept.node.metadata.address_book import AddressBook
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.yielding import Steps
 
 NO_OPERATIONS: Final = -(2**31)
@@ -42,23 +44,151 @@ UNSUPPORTED_ENDPOINT_TYPE: Final = 115
 LEADER_NOT_AVAILABLE: Final = 5
 
 
-def describe_cluster(ctx: RequestContext, request: Any) -> Values:
-    """DescribeCluster v0-2: brokers as seen on the listener that the request came in on."""
-    endpoint_type = getattr(request, "endpoint_type", BROKER_ENDPOINT)
-    if endpoint_type != BROKER_ENDPOINT:
-        return _wrong_endpoint(endpoint_type)
-    apis = ctx.apis
-    fenced_too = getattr(request, "include_fenced_brokers", False)
-    asked = request.include_cluster_authorized_operations
-    return {
-        "error_code": 0,
-        "error_message": None,
-        "endpoint_type": BROKER_ENDPOINT,
-        "cluster_id": apis.identity.cluster_id,
-        "controller_id": apis.identity.node_id,
-        "brokers": _brokers(apis, ctx.listener_name, fenced_too),
-        "cluster_authorized_operations": CLUSTER_OPERATIONS if asked else NO_OPERATIONS,
-    }
+class ClusterHandler:
+    """What the cluster is made of."""
+
+    def __init__(
+        self,
+        config: LiveConfig,
+        metadata: Metadata,
+        addresses: AddressBook,
+        table: ReplicaTable,
+        changes: MetadataChanges,
+    ) -> None:
+        self._config = config
+        self._metadata = metadata
+        self._addresses = addresses
+        self._table = table
+        self._changes = changes
+
+    def describe_cluster(self, ctx: RequestContext, request: Any) -> Values:
+        """DescribeCluster v0-2: brokers as seen on the listener that the request came in on."""
+        endpoint_type = getattr(request, "endpoint_type", BROKER_ENDPOINT)
+        if endpoint_type != BROKER_ENDPOINT:
+            return _wrong_endpoint(endpoint_type)
+        fenced_too = getattr(request, "include_fenced_brokers", False)
+        asked = request.include_cluster_authorized_operations
+        return {
+            "error_code": 0,
+            "error_message": None,
+            "endpoint_type": BROKER_ENDPOINT,
+            "cluster_id": self._metadata.image.cluster_id,
+            "controller_id": self._config.current.node_id,
+            "brokers": self._brokers(ctx.listener_name, fenced_too),
+            "cluster_authorized_operations": CLUSTER_OPERATIONS if asked else NO_OPERATIONS,
+        }
+
+    def _brokers(self, listener_name: str, fenced_too: bool) -> list[Values]:
+        found: list[Values] = []
+        for broker_id, broker in sorted(self._metadata.image.brokers.items()):
+            if broker.fenced and not fenced_too:
+                continue
+            endpoint = self._addresses.broker(broker_id, listener_name)
+            if endpoint is None:
+                continue
+            host, port = endpoint
+            found.append(
+                {
+                    "broker_id": broker_id,
+                    "host": host,
+                    "port": port,
+                    "rack": broker.rack,
+                    "is_fenced": broker.fenced,
+                }
+            )
+        return found
+
+    def describe_topic_partitions(self, _ctx: RequestContext, request: Any) -> Steps[Values]:
+        """DescribeTopicPartitions v0: partitions in pages, topics by name (KIP-966)."""
+        cursor = request.cursor
+        image = self._metadata.image
+        names = sorted({topic.name for topic in request.topics} or image.topics)
+        if cursor is not None:
+            if cursor.partition_index < 0 or (request.topics and cursor.topic_name not in names):
+                return (yield from _cursor_refused(request))
+            names = [name for name in names if name >= cursor.topic_name]
+        limit = request.response_partition_limit
+        most = self._config.current.max_request_partition_size_limit
+        left = max(1, min(limit, most))
+        topics: list[Values] = []
+        for name in names:
+            yield
+            if not left:
+                return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": 0}}
+            topic = image.topics.get(name)
+            if topic is None:
+                if cursor is None or request.topics:
+                    topics.append(_unknown_topic(name))
+                continue
+            begins = cursor is not None and name == cursor.topic_name
+            first = cursor.partition_index if begins and cursor is not None else 0
+            page = topic.partitions[first : first + left]
+            topics.append((yield from self._topic(topic, page)))
+            left -= len(page)
+            if first + len(page) < len(topic.partitions):
+                following = {"topic_name": name, "partition_index": first + len(page)}
+                return {"topics": topics, "next_cursor": following}
+        return {"topics": topics, "next_cursor": None}
+
+    def _topic(self, topic: TopicImage, page: tuple[PartitionRecord, ...]) -> Steps[Values]:
+        partitions = []
+        for record in page:
+            partitions.append(self._partition(topic.name, record))
+            yield
+        return {
+            "error_code": 0,
+            "name": topic.name,
+            "topic_id": topic.topic_id,
+            "is_internal": topic.name in INTERNAL_TOPICS,
+            "partitions": partitions,
+            "topic_authorized_operations": TOPIC_OPERATIONS,
+        }
+
+    def _partition(self, topic: str, record: PartitionRecord) -> Values:
+        offline = offline_replicas(
+            self._table, self._config.current.node_id, self._metadata.image, record, topic
+        )
+        leader = record.leader if record.leader not in offline else NO_LEADER
+        return {
+            "error_code": 0 if leader != NO_LEADER else LEADER_NOT_AVAILABLE,
+            "partition_index": record.partition,
+            "leader_id": leader,
+            "leader_epoch": record.leader_epoch,
+            "replica_nodes": record.replicas,
+            "isr_nodes": record.isr,
+            "eligible_leader_replicas": (),
+            "last_known_elr": (),
+            "offline_replicas": offline,
+        }
+
+    async def unregister_broker(self, _ctx: RequestContext, request: Any) -> Values:
+        """UnregisterBroker v0: forget a broker that is gone for good; its replicas stay assigned.
+
+        Ours: one that lives is refused, since it would register again.
+        """
+        broker_id = request.broker_id
+
+        def decision(image: Image) -> tuple[None, Sequence[MetadataRecord]]:
+            records = controller_brokers.unregister_broker(image, broker_id)
+            if not image.brokers[broker_id].fenced:
+                raise InvalidRequest(f"Broker {broker_id} is alive: stop it first")
+            return None, records
+
+        try:
+            await self._changes.decide(decision)
+        except NotController:
+            raise
+        except (PeerError, RetriableError) as error:
+            return {"error_code": code_for(error), "error_message": message_for(error)}
+        return {"error_code": 0, "error_message": None}
+
+    def describe_acls(self, _ctx: RequestContext, _request: Any) -> Values:
+        """DescribeAcls v1-3: there is no authorizer."""
+        return {
+            "error_code": code_for(SecurityDisabled("acls")),
+            "error_message": "No Authorizer is configured on the broker",
+            "resources": (),
+        }
 
 
 def _wrong_endpoint(endpoint_type: int) -> Values:
@@ -81,61 +211,6 @@ def _wrong_endpoint(endpoint_type: int) -> Values:
     }
 
 
-def _brokers(apis: KafkaApis, listener_name: str, fenced_too: bool) -> list[Values]:
-    found: list[Values] = []
-    for broker_id, broker in sorted(apis.metadata.image.brokers.items()):
-        if broker.fenced and not fenced_too:
-            continue
-        endpoint = apis.addresses.broker(broker_id, listener_name)
-        if endpoint is None:
-            continue
-        host, port = endpoint
-        found.append(
-            {
-                "broker_id": broker_id,
-                "host": host,
-                "port": port,
-                "rack": broker.rack,
-                "is_fenced": broker.fenced,
-            }
-        )
-    return found
-
-
-@sliced
-def describe_topic_partitions(ctx: RequestContext, request: Any) -> Steps[Values]:
-    """DescribeTopicPartitions v0: partitions in pages, topics by name (KIP-966)."""
-    apis, cursor = ctx.apis, request.cursor
-    image = apis.metadata.image
-    names = sorted({topic.name for topic in request.topics} or image.topics)
-    if cursor is not None:
-        if cursor.partition_index < 0 or (request.topics and cursor.topic_name not in names):
-            return (yield from _cursor_refused(request))
-        names = [name for name in names if name >= cursor.topic_name]
-    limit = request.response_partition_limit
-    most = apis.config.current.max_request_partition_size_limit
-    left = max(1, min(limit, most))
-    topics: list[Values] = []
-    for name in names:
-        yield
-        if not left:
-            return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": 0}}
-        topic = image.topics.get(name)
-        if topic is None:
-            if cursor is None or request.topics:
-                topics.append(_unknown_topic(name))
-            continue
-        begins = cursor is not None and name == cursor.topic_name
-        first = cursor.partition_index if begins and cursor is not None else 0
-        page = topic.partitions[first : first + left]
-        topics.append((yield from _topic(apis, topic, page)))
-        left -= len(page)
-        if first + len(page) < len(topic.partitions):
-            following = {"topic_name": name, "partition_index": first + len(page)}
-            return {"topics": topics, "next_cursor": following}
-    return {"topics": topics, "next_cursor": None}
-
-
 def _cursor_refused(request: Any) -> Steps[Values]:
     code = code_for(InvalidRequest("cursor"))
     topics = []
@@ -154,66 +229,4 @@ def _unknown_topic(name: str) -> dict[str, Any]:
         "is_internal": name in INTERNAL_TOPICS,
         "partitions": (),
         "topic_authorized_operations": TOPIC_OPERATIONS,
-    }
-
-
-def _topic(apis: KafkaApis, topic: TopicImage, page: tuple[PartitionRecord, ...]) -> Steps[Values]:
-    partitions = []
-    for record in page:
-        partitions.append(_partition(apis, topic.name, record))
-        yield
-    return {
-        "error_code": 0,
-        "name": topic.name,
-        "topic_id": topic.topic_id,
-        "is_internal": topic.name in INTERNAL_TOPICS,
-        "partitions": partitions,
-        "topic_authorized_operations": TOPIC_OPERATIONS,
-    }
-
-
-def _partition(apis: KafkaApis, topic: str, record: PartitionRecord) -> Values:
-    offline = offline_replicas(apis, apis.metadata.image, topic, record)
-    leader = record.leader if record.leader not in offline else NO_LEADER
-    return {
-        "error_code": 0 if leader != NO_LEADER else LEADER_NOT_AVAILABLE,
-        "partition_index": record.partition,
-        "leader_id": leader,
-        "leader_epoch": record.leader_epoch,
-        "replica_nodes": record.replicas,
-        "isr_nodes": record.isr,
-        "eligible_leader_replicas": (),
-        "last_known_elr": (),
-        "offline_replicas": offline,
-    }
-
-
-async def unregister_broker(ctx: RequestContext, request: Any) -> Values:
-    """UnregisterBroker v0: forget a broker that is gone for good; its replicas stay assigned.
-
-    Ours: one that lives is refused, since it would register again.
-    """
-    broker_id = request.broker_id
-
-    def decision(image: Image) -> tuple[None, Sequence[MetadataRecord]]:
-        records = controller_brokers.unregister_broker(image, broker_id)
-        if not image.brokers[broker_id].fenced:
-            raise InvalidRequest(f"Broker {broker_id} is alive: stop it first")
-        return None, records
-
-    try:
-        await decide(ctx.apis, decision)
-    except NotController:
-        raise
-    except (PeerError, RetriableError) as error:
-        return {"error_code": code_for(error), "error_message": message_for(error)}
-    return {"error_code": 0, "error_message": None}
-
-
-def describe_acls(_ctx: RequestContext, _request: Any) -> Values:
-    """DescribeAcls v1-3: there is no authorizer."""
-    return {
-        "error_code": code_for(SecurityDisabled("acls")),
-        "error_message": "No Authorizer is configured on the broker",
-        "resources": (),
     }

@@ -10,14 +10,13 @@ from kio.schema.errors import ErrorCode
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.group import DEAD_STATE
 from kept.node.coordinator.groups.shard import group_error
-from kept.node.kafka.api import sliced
-from kept.node.kafka.handlers.group_requests import Answer, coordinator
+from kept.node.kafka.handlers.group_requests import Answer
 from kept.node.runtime.error_codes import shortened
 from kept.node.runtime.yielding import ITEMS_PER_SLICE
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
-    from kept.node.coordinator.groups.coordinator import MakeEvent
+    from kept.node.coordinator.groups.coordinator import Coordinator, MakeEvent
     from kept.node.coordinator.groups.shard import Shard
     from kept.node.kafka.api import RequestContext
     from kept.node.runtime.yielding import Steps
@@ -31,96 +30,98 @@ AUTHORIZED_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 there is no authorizer."""
 
 
-@sliced
-def describe_groups(ctx: RequestContext, request: Any) -> Steps[Answer]:
-    """Groups with their members."""
-    with_operations = getattr(request, "include_authorized_operations", False)
-    groups = []
-    # What is named twice is answered once: else a small request has an answer without bound.
-    for group in dict.fromkeys(request.groups):
-        groups.append(_describe(ctx, group, with_operations))
-        yield
-    return {"groups": groups}
+class DescribeGroupsHandler:
+    """Groups as a whole."""
 
+    def __init__(self, groups: Coordinator) -> None:
+        self._groups = groups
 
-def _describe(ctx: RequestContext, group_id: str, with_operations: bool) -> dict[str, Any]:
-    error, message = ev.NO_ERROR, None
-    try:
-        group = coordinator(ctx).describe(group_id)
-    except KeptError as refusal:
-        error, message = group_error(refusal), shortened(str(refusal))
-        group = ev.DescribedGroup(group_id, "")
-    if group.state == DEAD_STATE and ctx.api_version >= NOT_FOUND_FROM:
-        error, message = ErrorCode.group_id_not_found, shortened(f"Group {group_id} not found.")
-    answer: dict[str, Any] = {
-        "error_code": error,
-        "error_message": message,
-        "group_id": group_id,
-        "group_state": group.state,
-        "protocol_type": group.protocol_type,
-        "protocol_data": group.protocol,
-        "members": [
-            {
-                "member_id": m.member,
-                "group_instance_id": m.group_instance_id,
-                "client_id": m.client_id,
-                "client_host": m.client_host,
-                "member_metadata": m.metadata,
-                "member_assignment": m.assignment,
-            }
-            for m in group.members
-        ],
-    }
-    if with_operations and error is ev.NO_ERROR:
-        answer["authorized_operations"] = AUTHORIZED_OPERATIONS
-    return answer
-
-
-@sliced
-def list_groups(ctx: RequestContext, request: Any) -> Steps[Answer]:
-    """All groups of this node, or those in some states and of some types."""
-    states = {state.strip().lower() for state in getattr(request, "states_filter", ())}
-    types = {kind.strip().lower() for kind in getattr(request, "types_filter", ())}
-    try:
-        found = yield from coordinator(ctx).list_groups(states, types)
-    except KeptError as refusal:
-        return {"error_code": group_error(refusal), "groups": ()}
-    groups = []
-    for number, g in enumerate(found):
-        if number % ITEMS_PER_SLICE == 0:
+    def describe_groups(self, ctx: RequestContext, request: Any) -> Steps[Answer]:
+        """Groups with their members."""
+        with_operations = getattr(request, "include_authorized_operations", False)
+        groups = []
+        # What is named twice is answered once: else a small request has an answer without bound.
+        for group in dict.fromkeys(request.groups):
+            groups.append(self._describe(ctx, group, with_operations))
             yield
-        groups.append(
-            {
-                "group_id": g.group,
-                "protocol_type": g.protocol_type,
-                "group_state": g.state,
-                "group_type": g.group_type,
-            }
-        )
-    return {"error_code": ev.NO_ERROR, "groups": groups}
+        return {"groups": groups}
 
-
-@sliced
-def delete_groups(ctx: RequestContext, request: Any) -> Steps[Answer]:
-    """Delete groups that have no members, with their offsets."""
-    by_shard: dict[Shard, list[str]] = {}
-    refused: list[tuple[str, ErrorCode]] = []
-    for group in dict.fromkeys(request.groups_names):
-        yield
+    def _describe(
+        self, ctx: RequestContext, group_id: str, with_operations: bool
+    ) -> dict[str, Any]:
+        error, message = ev.NO_ERROR, None
         try:
-            by_shard.setdefault(coordinator(ctx).shard(group), []).append(group)
+            group = self._groups.describe(group_id)
         except KeptError as refusal:
-            refused.append((group, group_error(refusal)))
-    results = []
-    for shard, groups in by_shard.items():
-        for begin in range(0, len(groups), GROUPS_PER_DELETION):
-            part = tuple(groups[begin : begin + GROUPS_PER_DELETION])
-            results.append(shard.submit(_deletion(part)))
+            error, message = group_error(refusal), shortened(str(refusal))
+            group = ev.DescribedGroup(group_id, "")
+        if group.state == DEAD_STATE and ctx.api_version >= NOT_FOUND_FROM:
+            error, message = ErrorCode.group_id_not_found, shortened(f"Group {group_id} not found.")
+        answer: dict[str, Any] = {
+            "error_code": error,
+            "error_message": message,
+            "group_id": group_id,
+            "group_state": group.state,
+            "protocol_type": group.protocol_type,
+            "protocol_data": group.protocol,
+            "members": [
+                {
+                    "member_id": m.member,
+                    "group_instance_id": m.group_instance_id,
+                    "client_id": m.client_id,
+                    "client_host": m.client_host,
+                    "member_metadata": m.metadata,
+                    "member_assignment": m.assignment,
+                }
+                for m in group.members
+            ],
+        }
+        if with_operations and error is ev.NO_ERROR:
+            answer["authorized_operations"] = AUTHORIZED_OPERATIONS
+        return answer
+
+    def list_groups(self, _ctx: RequestContext, request: Any) -> Steps[Answer]:
+        """All groups of this node, or those in some states and of some types."""
+        states = {state.strip().lower() for state in getattr(request, "states_filter", ())}
+        types = {kind.strip().lower() for kind in getattr(request, "types_filter", ())}
+        try:
+            found = yield from self._groups.list_groups(states, types)
+        except KeptError as refusal:
+            return {"error_code": group_error(refusal), "groups": ()}
+        groups = []
+        for number, g in enumerate(found):
+            if number % ITEMS_PER_SLICE == 0:
+                yield
+            groups.append(
+                {
+                    "group_id": g.group,
+                    "protocol_type": g.protocol_type,
+                    "group_state": g.state,
+                    "group_type": g.group_type,
+                }
+            )
+        return {"error_code": ev.NO_ERROR, "groups": groups}
+
+    def delete_groups(self, _ctx: RequestContext, request: Any) -> Steps[Answer]:
+        """Delete groups that have no members, with their offsets."""
+        by_shard: dict[Shard, list[str]] = {}
+        refused: list[tuple[str, ErrorCode]] = []
+        for group in dict.fromkeys(request.groups_names):
             yield
-    if all(result.done() for result in results):
-        done = [result.result() for result in results]
-        return _deleted(refused, done)
-    return asyncio.ensure_future(_gathered(refused, results), loop=ctx.apis.runtime.loop)
+            try:
+                by_shard.setdefault(self._groups.shard(group), []).append(group)
+            except KeptError as refusal:
+                refused.append((group, group_error(refusal)))
+        results = []
+        for shard, groups in by_shard.items():
+            for begin in range(0, len(groups), GROUPS_PER_DELETION):
+                part = tuple(groups[begin : begin + GROUPS_PER_DELETION])
+                results.append(shard.submit(_deletion(part)))
+                yield
+        if all(result.done() for result in results):
+            done = [result.result() for result in results]
+            return _deleted(refused, done)
+        return asyncio.ensure_future(_gathered(refused, results))
 
 
 def _deletion(groups: tuple[str, ...]) -> MakeEvent:

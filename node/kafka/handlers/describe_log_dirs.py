@@ -13,36 +13,73 @@ from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
     from kept.node.kafka.api import RequestContext
-    from kept.node.kafka.apis import KafkaApis
+    from kept.node.replicas.replica_table import ReplicaTable
+    from kept.node.runtime.runtime import Runtime
     from kept.node.runtime.yielding import Steps
 
 UNKNOWN_BYTES: Final = -1
 
 
-async def describe_log_dirs(ctx: RequestContext, request: Any) -> Values:
-    """DescribeLogDirs v1-5: each directory with the sizes of the partitions asked for.
+class LogDirsHandler:
+    """What is where on the disks."""
 
-    An offline directory is answered with KAFKA_STORAGE_ERROR and no partitions.
-    """
-    apis = ctx.apis
-    wanted = _wanted(request.topics)
-    by_directory = await apis.runtime.slices.finish(_partitions(apis, wanted))
-    paths = [os.path.abspath(directory.name) for directory in apis.table.directories]
-    spaces = await apis.runtime.in_thread(lambda: [_space(path) for path in paths])
-    results = []
-    for directory, path, (total, usable) in zip(apis.table.directories, paths, spaces, strict=True):
-        offline = directory.offline is not None
-        results.append(
-            {
-                "error_code": KAFKA_STORAGE_ERROR if offline else 0,
-                "log_dir": path,
-                "topics": [] if offline else by_directory.get(path, []),
-                "total_bytes": UNKNOWN_BYTES if offline else total,
-                "usable_bytes": UNKNOWN_BYTES if offline else usable,
-                "is_cordoned": False,
-            }
-        )
-    return {"error_code": 0, "results": results}
+    def __init__(self, runtime: Runtime, table: ReplicaTable) -> None:
+        self._runtime = runtime
+        self._table = table
+
+    async def describe_log_dirs(self, _ctx: RequestContext, request: Any) -> Values:
+        """DescribeLogDirs v1-5: each directory with the sizes of the partitions asked for.
+
+        An offline directory is answered with KAFKA_STORAGE_ERROR and no partitions.
+        """
+        wanted = _wanted(request.topics)
+        by_directory = await self._runtime.slices.finish(self._partitions(wanted))
+        paths = [os.path.abspath(directory.name) for directory in self._table.directories]
+        spaces = await self._runtime.in_thread(lambda: [_space(path) for path in paths])
+        results = []
+        for directory, path, (total, usable) in zip(
+            self._table.directories, paths, spaces, strict=True
+        ):
+            offline = directory.offline is not None
+            results.append(
+                {
+                    "error_code": KAFKA_STORAGE_ERROR if offline else 0,
+                    "log_dir": path,
+                    "topics": [] if offline else by_directory.get(path, []),
+                    "total_bytes": UNKNOWN_BYTES if offline else total,
+                    "usable_bytes": UNKNOWN_BYTES if offline else usable,
+                    "is_cordoned": False,
+                }
+            )
+        return {"error_code": 0, "results": results}
+
+    def _partitions(self, wanted: Mapping[str, set[int]] | None) -> Steps[dict[str, list[Values]]]:
+        """Directory -> topics as the response has them."""
+        found: dict[str, dict[str, list[Values]]] = defaultdict(lambda: defaultdict(list))
+        for tp in sorted(self._table.partitions):
+            yield
+            if tp not in self._table.partitions:
+                continue  # deleted meanwhile
+            if wanted is None or tp.partition in wanted.get(tp.topic, ()):
+                directory, described = self._describe(tp)
+                found[directory][tp.topic].append(described)
+        return {
+            directory: [
+                {"name": topic, "partitions": partitions} for topic, partitions in topics.items()
+            ]
+            for directory, topics in found.items()
+        }
+
+    def _describe(self, tp: TopicPartition) -> tuple[str, Values]:
+        partition = self._table.partitions[tp]
+        log = partition.log
+        described = {
+            "partition_index": tp.partition,
+            "partition_size": log.size_bytes,
+            "offset_lag": max(partition.high_watermark - log.log_end_offset, 0),
+            "is_future_key": False,
+        }
+        return os.path.dirname(os.path.abspath(log.directory)), described
 
 
 def _wanted(topics: Sequence[Any] | None) -> Mapping[str, set[int]] | None:
@@ -53,38 +90,6 @@ def _wanted(topics: Sequence[Any] | None) -> Mapping[str, set[int]] | None:
     for topic in topics:
         wanted[topic.topic].update(topic.partitions)
     return wanted
-
-
-def _partitions(
-    apis: KafkaApis, wanted: Mapping[str, set[int]] | None
-) -> Steps[dict[str, list[Values]]]:
-    """Directory -> topics as the response has them."""
-    found: dict[str, dict[str, list[Values]]] = defaultdict(lambda: defaultdict(list))
-    for tp in sorted(apis.table.partitions):
-        yield
-        if tp not in apis.table.partitions:
-            continue  # deleted meanwhile
-        if wanted is None or tp.partition in wanted.get(tp.topic, ()):
-            directory, described = _describe(apis, tp)
-            found[directory][tp.topic].append(described)
-    return {
-        directory: [
-            {"name": topic, "partitions": partitions} for topic, partitions in topics.items()
-        ]
-        for directory, topics in found.items()
-    }
-
-
-def _describe(apis: KafkaApis, tp: TopicPartition) -> tuple[str, Values]:
-    partition = apis.table.partitions[tp]
-    log = partition.log
-    described = {
-        "partition_index": tp.partition,
-        "partition_size": log.size_bytes,
-        "offset_lag": max(partition.high_watermark - log.log_end_offset, 0),
-        "is_future_key": False,
-    }
-    return os.path.dirname(os.path.abspath(log.directory)), described
 
 
 def _space(path: str) -> tuple[int, int]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 from kept.client.protocol import Values
 from kept.cluster.controller.topics import CLUSTER_METADATA_TOPIC
 from kept.cluster.metadata.wal import NO_DIRECTORY
-from kept.node.kafka.api import sliced
 from kept.node.metadata.metadata_log import TICK_S
 from kept.node.runtime.error_codes import code_for, message_for
 from kept.storage.errors import NotController, UnknownTopicOrPartition
@@ -21,99 +20,112 @@ from kept.storage.errors import NotController, UnknownTopicOrPartition
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from kept.node.config.live_config import LiveConfig
     from kept.node.kafka.api import RequestContext
-    from kept.node.kafka.apis import KafkaApis
+    from kept.node.metadata.address_book import AddressBook
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.runtime.runtime import Runtime
     from kept.node.runtime.yielding import Steps
 
 UNKNOWN: Final = -1
 
 
-@sliced
-def describe_quorum(ctx: RequestContext, request: Any) -> Steps[Values]:
-    """DescribeQuorum v0-2: leader, term, commit index; log ends of voters and observers.
+class QuorumHandler:
+    """The state of the metadata quorum."""
 
-    Raises NotController where this node does not lead: the request is sent on then.
-    """
-    apis = ctx.apis
-    if not apis.metadata.leads:
-        leader_id = apis.metadata.leader_id
-        raise NotController(
-            f"node {apis.identity.node_id} is not the active controller",
-            UNKNOWN if leader_id is None else leader_id,
-        )
-    topics = []
-    for topic in request.topics:
-        partitions = []
-        for entry in topic.partitions:
-            partitions.append(_partition(apis, topic.topic_name, entry.partition_index))
+    def __init__(
+        self, runtime: Runtime, config: LiveConfig, metadata: Metadata, addresses: AddressBook
+    ) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._metadata = metadata
+        self._addresses = addresses
+
+    def describe_quorum(self, _ctx: RequestContext, request: Any) -> Steps[Values]:
+        """DescribeQuorum v0-2: leader, term, commit index; log ends of voters and observers.
+
+        Raises NotController where this node does not lead: the request is sent on then.
+        """
+        if not self._metadata.leads:
+            leader_id = self._metadata.leader_id
+            raise NotController(
+                f"node {self._config.current.node_id} is not the active controller",
+                UNKNOWN if leader_id is None else leader_id,
+            )
+        topics = []
+        for topic in request.topics:
+            partitions = []
+            for entry in topic.partitions:
+                partitions.append(self._partition(topic.topic_name, entry.partition_index))
+                yield
+            topics.append({"topic_name": topic.topic_name, "partitions": partitions})
             yield
-        topics.append({"topic_name": topic.topic_name, "partitions": partitions})
-        yield
-    return {"error_code": 0, "error_message": None, "topics": topics, "nodes": _nodes(apis)}
+        return {"error_code": 0, "error_message": None, "topics": topics, "nodes": self._nodes()}
 
-
-def _partition(apis: KafkaApis, topic: str, number: int) -> Values:
-    member = apis.metadata.member
-    found: dict[str, Any] = {
-        "partition_index": number,
-        "error_code": 0,
-        "error_message": None,
-        "leader_id": UNKNOWN,
-        "leader_epoch": UNKNOWN,
-        "high_watermark": UNKNOWN,
-        "current_voters": (),
-        "observers": (),
-    }
-    if (topic, number) != (CLUSTER_METADATA_TOPIC, 0):
-        error = UnknownTopicOrPartition(
-            f"{topic}-{number} is no metadata log: it is {CLUSTER_METADATA_TOPIC}-0"
+    def _partition(self, topic: str, number: int) -> Values:
+        member = self._metadata.member
+        found: dict[str, Any] = {
+            "partition_index": number,
+            "error_code": 0,
+            "error_message": None,
+            "leader_id": UNKNOWN,
+            "leader_epoch": UNKNOWN,
+            "high_watermark": UNKNOWN,
+            "current_voters": (),
+            "observers": (),
+        }
+        if (topic, number) != (CLUSTER_METADATA_TOPIC, 0):
+            error = UnknownTopicOrPartition(
+                f"{topic}-{number} is no metadata log: it is {CLUSTER_METADATA_TOPIC}-0"
+            )
+            return {**found, "error_code": code_for(error), "error_message": message_for(error)}
+        voters = sorted((voter.node_id, voter.directory_id) for voter in member.voters)
+        observers = sorted(
+            (node_id, member.progress[node_id].directory_id) for node_id in member.observers
         )
-        return {**found, "error_code": code_for(error), "error_message": message_for(error)}
-    voters = sorted((voter.node_id, voter.directory_id) for voter in member.voters)
-    observers = sorted(
-        (node_id, member.progress[node_id].directory_id) for node_id in member.observers
-    )
-    return {
-        **found,
-        "leader_id": apis.identity.node_id,
-        "leader_epoch": member.term,
-        "high_watermark": member.commit_index,
-        "current_voters": [_replica(apis, *one) for one in voters],
-        "observers": [_replica(apis, *one) for one in observers],
-    }
+        return {
+            **found,
+            "leader_id": self._config.current.node_id,
+            "leader_epoch": member.term,
+            "high_watermark": member.commit_index,
+            "current_voters": [self._replica(*one) for one in voters],
+            "observers": [self._replica(*one) for one in observers],
+        }
 
+    def _replica(self, node_id: int, directory_id: UUID) -> Values:
+        member = self._metadata.member
+        now_ms = self._runtime.now_ms()
+        end, heard_ms = UNKNOWN, UNKNOWN
+        if node_id == self._config.current.node_id:
+            end, heard_ms, directory_id = member.last_index, now_ms, member.directory_id
+        elif (known := member.progress.get(node_id)) and known.directory_id == directory_id:
+            match_index, heard_at = member.followers[node_id]
+            if match_index:  # 0: it has not answered in this term
+                end = match_index
+                heard_ms = now_ms - round((member.ticks - heard_at) * TICK_S * 1000)
+        return {
+            "replica_id": node_id,
+            "replica_directory_id": None if directory_id == NO_DIRECTORY else directory_id,
+            "log_end_offset": end,
+            "last_fetch_timestamp": heard_ms,
+            "last_caught_up_timestamp": heard_ms if end >= member.commit_index else UNKNOWN,
+        }
 
-def _replica(apis: KafkaApis, node_id: int, directory_id: UUID) -> Values:
-    member = apis.metadata.member
-    now_ms = apis.runtime.now_ms()
-    end, heard_ms = UNKNOWN, UNKNOWN
-    if node_id == apis.identity.node_id:
-        end, heard_ms, directory_id = member.last_index, now_ms, member.directory_id
-    elif (known := member.progress.get(node_id)) and known.directory_id == directory_id:
-        match_index, heard_at = member.followers[node_id]
-        if match_index:  # 0: it has not answered in this term
-            end = match_index
-            heard_ms = now_ms - round((member.ticks - heard_at) * TICK_S * 1000)
-    return {
-        "replica_id": node_id,
-        "replica_directory_id": None if directory_id == NO_DIRECTORY else directory_id,
-        "log_end_offset": end,
-        "last_fetch_timestamp": heard_ms,
-        "last_caught_up_timestamp": heard_ms if end >= member.commit_index else UNKNOWN,
-    }
-
-
-def _nodes(apis: KafkaApis) -> list[Values]:
-    """Where voters are reached by other nodes; a lone voter is by none."""
-    listener = apis.config.current.node_listener
-    if listener is None:
-        return []
-    found: list[Values] = []
-    for voter in sorted(apis.metadata.member.voters, key=lambda voter: voter.node_id):
-        address = (
-            (voter.host, voter.port) if voter.host else apis.addresses.node_address(voter.node_id)
-        )
-        if address is not None:
-            endpoint = {"name": listener.name, "host": address[0], "port": address[1]}
-            found.append({"node_id": voter.node_id, "listeners": [endpoint]})
-    return found
+    def _nodes(
+        self,
+    ) -> list[Values]:
+        """Where voters are reached by other nodes; a lone voter is by none."""
+        listener = self._config.current.node_listener
+        if listener is None:
+            return []
+        found: list[Values] = []
+        for voter in sorted(self._metadata.member.voters, key=lambda voter: voter.node_id):
+            address = (
+                (voter.host, voter.port)
+                if voter.host
+                else self._addresses.node_address(voter.node_id)
+            )
+            if address is not None:
+                endpoint = {"name": listener.name, "host": address[0], "port": address[1]}
+                found.append({"node_id": voter.node_id, "listeners": [endpoint]})
+        return found

@@ -14,6 +14,7 @@ in Kafka for a follower without ClusterAction. Negative replica ids are consumer
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,9 +27,7 @@ from kept.node.kafka.handlers.leader_hints import (
     FETCH_HINTS,
     NOT_LEADER_OR_FOLLOWER,
     RACK_AWARE,
-    current_leader,
-    endpoints,
-    preferred_replica,
+    LeaderHints,
 )
 from kept.node.kafka.handlers.list_offsets import isolation_level
 from kept.node.kafka.handlers.produce import check_entries, find
@@ -46,20 +45,25 @@ from kept.storage.errors import (
 )
 
 if TYPE_CHECKING:
+    from kept.node.config.live_config import LiveConfig
     from kept.node.kafka.connection import Connection
+    from kept.node.kafka.fetch_sessions import FetchSessions
     from kept.node.kafka.response_slot import ResponseSlot
+    from kept.node.metadata.serving_lease import ServingLease
     from kept.node.replicas.local_replica import LocalReplica
+    from kept.node.replicas.replica_manager import ReplicaManager
+    from kept.node.replicas.replica_table import ReplicaTable
+    from kept.node.runtime.counters import Counters
+    from kept.node.runtime.runtime import Runtime
     from kept.replication.partition import Partition
+    from kept.replication.quota import ReplicationQuota
 
 FROM_FOLLOWERS: Final = 11
 """From this version on consumers may read from followers (KIP-392)."""
-
 NOISE_INTERVAL_S: Final = 10.0
 """At most one line about refused replicas in this time, per listener."""
-
 POSITIONS: Final = 10_000
 """Of so many partitions a connection remembers where its consumer was: for a metric only."""
-
 _NOWHERE: Final = (UnknownTopicId, UnknownTopicOrPartition)
 """Errors that Kafka answers with no aborted transactions, where others leave the field null."""
 
@@ -69,14 +73,30 @@ Read = tuple[Found, int, bool]
 Results = list[tuple[bytes, list[codec.PartitionData]]]
 
 
+@dataclass(frozen=True, slots=True)
+class FetchResources:
+    """What fetches need of the node."""
+
+    runtime: Runtime
+    config: LiveConfig
+    counters: Counters
+    lease: ServingLease
+    table: ReplicaTable
+    sessions: FetchSessions
+    replicas: ReplicaManager
+    quota: ReplicationQuota
+    """Of throttled replicas that are led here."""
+    hints: LeaderHints
+
+
 class PendingFetch:
     """One request, from its first reading to its answer."""
 
     __slots__ = (
         "_blocks",
         "_connection",
+        "_context",
         "_correlation_id",
-        "_deadline",
         "_is_parked",
         "_isolation",
         "_late",
@@ -95,31 +115,33 @@ class PendingFetch:
         "_work",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
+        context: FetchResources,
         connection: Connection,
         version: int,
         correlation_id: int,
         request: codec.FetchRequest,
         session: Session,
     ) -> None:
+        self._context = context
         self._connection = connection
         self._version = version
         self._correlation_id = correlation_id
         self._request = request
         self._session = session
         self._isolation = isolation_level(request.isolation_level)
-        self._max_bytes = min(request.max_bytes, connection.apis.config.current.fetch_max_bytes)
+        self._max_bytes = min(request.max_bytes, context.config.current.fetch_max_bytes)
         self._min_bytes = min(request.min_bytes, self._max_bytes)
         """Nobody waits for more than one response may carry."""
         self._rack = ""
         """Of the consumer, if it may be sent to a replica there."""
-        if connection.apis.config.current.replica_selector_class == RACK_AWARE:
+        if context.config.current.replica_selector_class == RACK_AWARE:
             self._rack = request.rack_id.decode("utf-8", "replace")
             session.awaits_commits = request.replica_id >= 0 and session.id != SESSIONLESS
         self._reply: ResponseSlot | None = None
         self._is_parked = False
-        self._started = connection.apis.runtime.loop.time()
+        self._started = context.runtime.loop.time()
         self._timer: Any = None
         self._woken = False
         self._work: Sliced[Any] | None = None
@@ -136,7 +158,7 @@ class PendingFetch:
 
     def start(self) -> None:
         """Answer now, or park."""
-        work = self._connection.apis.runtime.slices.run(self._read())
+        work = self._context.runtime.slices.run(self._read())
         if isinstance(work, Sliced):
             self._reply = self._connection.expect()
             self._connection.parked.add(self)
@@ -185,7 +207,7 @@ class PendingFetch:
         enough = enough or not self._session.partitions
         # A reading ends with its segment: with more behind it there is nothing to wait for.
         enough = enough or bool(size and self._enough()) or self._commits(results)
-        if enough or not self._connection.apis.fetch_sessions.park(self._session):
+        if enough or not self._context.sessions.park(self._session):
             if self._reply is None:
                 self._respond(results, None)
             else:
@@ -199,7 +221,7 @@ class PendingFetch:
             self._reply = self._connection.expect()
         self._session.on_news = self._wake
         self._session.watch()
-        loop = self._connection.apis.runtime.loop
+        loop = self._context.runtime.loop
         self._timer = loop.call_later(request.max_wait_ms / 1000, self._finish)
         self._connection.parked.add(self)
 
@@ -207,7 +229,7 @@ class PendingFetch:
         """A partition moved: look once at all that move in this turn of the loop."""
         if not self._woken and self._reply is not None:
             self._woken = True
-            self._connection.apis.runtime.loop.call_soon(self._look)
+            self._context.runtime.loop.call_soon(self._look)
 
     def _look(self) -> None:
         """Enough now? Then what was read to find out is the answer."""
@@ -217,7 +239,7 @@ class PendingFetch:
             return
         if self._reply is None:
             return
-        work = self._connection.apis.runtime.slices.run(self._read())
+        work = self._context.runtime.slices.run(self._read())
         if isinstance(work, Sliced):
             self._go_on(work, self._looked)
         else:
@@ -243,7 +265,7 @@ class PendingFetch:
         for (name, index), cached in self._session.due.items():
             wanted = cached.request
             try:
-                hosted = find(self._connection, name, index, self._version)
+                hosted = find(self._context.table, name, index, self._version)
                 if self._request.replica_id >= 0 and self._must_wait(hosted):
                     continue
                 here = hosted.partition.readable_bytes(
@@ -265,7 +287,7 @@ class PendingFetch:
         if self._work is not None:
             self._late = True
             return
-        work = self._connection.apis.runtime.slices.run(self._read())
+        work = self._context.runtime.slices.run(self._read())
         if isinstance(work, Sliced):
             self._go_on(work, lambda results, *_: self._answer(results))
         else:
@@ -282,7 +304,7 @@ class PendingFetch:
     def _respond(self, results: Found, reply: ResponseSlot | None) -> None:
         """Make the answer and send it, at its place if it has one."""
         connection = self._connection
-        work = connection.apis.runtime.slices.run(self._encode(results))
+        work = self._context.runtime.slices.run(self._encode(results))
         if not isinstance(work, Sliced):
             if reply is None:
                 connection.reply(work)
@@ -312,7 +334,7 @@ class PendingFetch:
         """The connection is gone, or the answer is made: watch nothing."""
         if self._is_parked:
             self._is_parked = False
-            self._connection.apis.fetch_sessions.unpark(self._session)
+            self._context.sessions.unpark(self._session)
         self._reply = None
         if self._work is not None:
             self._work.cancel()
@@ -327,9 +349,9 @@ class PendingFetch:
 
     def _read(self) -> Steps[Read]:
         """Read what is due, one partition a step."""
-        apis = self._connection.apis
-        if perf_counter() >= apis.lease.until:
-            apis.lease.check()
+        lease = self._context.lease
+        if perf_counter() >= lease.until:
+            lease.check()
         left = self._max_bytes
         size = 0
         urgent = False
@@ -352,14 +374,14 @@ class PendingFetch:
             if self._work is not None:
                 cached.watch()
             yield
-            if len(results) > IN_PLACE_STEPS and perf_counter() >= apis.lease.until:
-                apis.lease.check()
+            if len(results) > IN_PLACE_STEPS and perf_counter() >= lease.until:
+                lease.check()
         self._results = []
         return results, size, urgent
 
     def _read_one(self, cached: CachedPartition, left: int, first: bool) -> codec.PartitionData:
         wanted = cached.request
-        hosted = find(self._connection, *cached.key, self._version)
+        hosted = find(self._context.table, *cached.key, self._version)
         partition = hosted.partition
         cached.read_from(partition)
         elsewhere = self._elsewhere(partition, wanted) if self._rack else -1
@@ -406,25 +428,24 @@ class PendingFetch:
         """
         if not partition.is_leader:
             return -1
-        apis = self._connection.apis
-        return preferred_replica(apis, partition, wanted.fetch_offset, self._rack)
+        return self._context.hints.preferred_replica(partition, wanted.fetch_offset, self._rack)
 
     def _must_wait(self, hosted: LocalReplica) -> bool:
         """A replica that is throttled, not in sync, and had its share gets nothing (KIP-73)."""
         return (
             hosted.throttled_as_leader
             and self._request.replica_id not in hosted.partition.isr
-            and self._connection.apis.quotas.leader.exceeded(monotonic_ms())
+            and self._context.quota.exceeded(monotonic_ms())
         )
 
     def _count_throttled(self, cached: CachedPartition, size_bytes: int) -> None:
         """What throttled replicas are given counts, in sync or not, as in Kafka."""
         try:
-            hosted = find(self._connection, *cached.key, self._version)
+            hosted = find(self._context.table, *cached.key, self._version)
         except KeptError:
             return  # it has gone since it was read
         if hosted.throttled_as_leader:
-            quota = self._connection.apis.quotas.leader
+            quota = self._context.quota
             quota.record(size_bytes, monotonic_ms())
 
     def _failure(self, key: Key, error: KeptError) -> codec.PartitionData:
@@ -434,7 +455,7 @@ class PendingFetch:
         elif isinstance(error, DamagedData):
             # As Kafka: consumers stop with it. A storage error they would try again for ever.
             code = error_codes.CORRUPT_MESSAGE
-            self._connection.apis.replicas.damaged(error)
+            self._context.replicas.damaged(error)
         elif self._session.id != SESSIONLESS and isinstance(error, UnknownTopicId):
             # A topic of this session was deleted: the consumer makes a new one.
             code = error_codes.UNKNOWN_TOPIC_ID
@@ -464,9 +485,9 @@ class PendingFetch:
                 size += data.records.size_bytes
                 if from_replica:
                     self._count_throttled(cached, data.records.size_bytes)
-        metrics = self._connection.apis.counters
+        metrics = self._context.counters
         metrics.fetched(size, to_replica=from_replica)
-        metrics.request(api.FETCH, self._connection.apis.runtime.loop.time() - self._started)
+        metrics.request(api.FETCH, self._context.runtime.loop.time() - self._started)
         if elsewhere:
             return (yield from self._encode_hints(session.id, grouped))
         return codec.encode(self._version, self._correlation_id, 0, session.id, grouped)
@@ -481,11 +502,11 @@ class PendingFetch:
                     if place % ITEMS_PER_SLICE == ITEMS_PER_SLICE - 1:
                         yield
                     if data.error_code in (NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH):
-                        leader = current_leader(self._connection, name, data.partition, True)
+                        leader = self._context.hints.current_leader(name, data.partition, True)
                         if leader is not None:
                             several[place] = data._replace(current_leader=leader)
                             leaders.append(leader)
-        found = endpoints(self._connection, leaders)
+        found = self._context.hints.endpoints(self._connection.listener.name, leaders)
         version, number = self._version, self._correlation_id
         return (yield from encode_steps(version, number, 0, session_id, grouped, found))
 
@@ -497,71 +518,81 @@ def _says_where(data: codec.PartitionData) -> bool:
     )
 
 
-def _count_taken(connection: Connection, request: codec.FetchRequest, version: int) -> None:
-    """Count the records that a consumer took: how far it went on since it last asked here.
+class FetchHandler:
+    """Serves Fetch requests."""
 
-    What is in a slice of a file is not looked at; in a compacted log gaps count, too. Of partitions
-    that are not here nothing is remembered: a client may invent any number of them.
-    """
-    table = connection.apis.table
-    topics = table.by_id if version >= codec.TOPIC_IDS else table.by_name
-    positions, taken = connection.positions, 0
-    for name, partitions in request.topics:
-        topic = topics.get(name)
-        if topic is None:
-            continue
-        for wanted in partitions:
-            if wanted.partition not in topic.partitions:
+    def __init__(self, context: FetchResources) -> None:
+        self._context = context
+
+    def _count_taken(
+        self, connection: Connection, request: codec.FetchRequest, version: int
+    ) -> None:
+        """Count the records that a consumer took: how far it went on since it last asked here.
+
+        What is in a slice of a file is not looked at; in a compacted log gaps count, too. Of
+        partitions that are not here nothing is remembered: a client may invent any number of them.
+        """
+        table = self._context.table
+        topics = table.by_id if version >= codec.TOPIC_IDS else table.by_name
+        positions, taken = connection.positions, 0
+        for name, partitions in request.topics:
+            topic = topics.get(name)
+            if topic is None:
                 continue
-            key, offset = (name, wanted.partition), wanted.fetch_offset
-            taken += max(0, offset - positions.get(key, offset))
-            positions[key] = offset
-    if len(positions) > POSITIONS:
-        positions.clear()
-    connection.apis.counters.records_out += taken
+            for wanted in partitions:
+                if wanted.partition not in topic.partitions:
+                    continue
+                key, offset = (name, wanted.partition), wanted.fetch_offset
+                taken += max(0, offset - positions.get(key, offset))
+                positions[key] = offset
+        if len(positions) > POSITIONS:
+            positions.clear()
+        self._context.counters.records_out += taken
 
+    def _refuse_replica(
+        self, connection: Connection, version: int, correlation_id: int, request: codec.FetchRequest
+    ) -> None:
+        """A client calls itself a replica: nothing is read, no session is opened or closed."""
+        listener = connection.listener
+        now = self._context.runtime.loop.time()
+        if now >= listener.replica_warning_at:
+            listener.replica_warning_at = now + NOISE_INTERVAL_S
+            log.warning(
+                "fetch as a replica refused: only the listener between nodes takes it",
+                peer=connection.peer,
+                listener=listener.name,
+                replica=request.replica_id,
+            )
+        code = error_codes.TOPIC_AUTHORIZATION_FAILED
+        refused = [
+            (name, [codec.PartitionData(wanted.partition, code) for wanted in partitions])
+            for name, partitions in request.topics
+        ]
+        connection.reply(codec.encode(version, correlation_id, 0, SESSIONLESS, refused))
 
-def _refuse_replica(
-    connection: Connection, version: int, correlation_id: int, request: codec.FetchRequest
-) -> None:
-    """A client calls itself a replica: nothing is read, no session is opened or closed."""
-    listener = connection.listener
-    now = connection.apis.runtime.loop.time()
-    if now >= listener.replica_warning_at:
-        listener.replica_warning_at = now + NOISE_INTERVAL_S
-        log.warning(
-            "fetch as a replica refused: only the listener between nodes takes it",
-            peer=connection.peer,
-            listener=listener.name,
-            replica=request.replica_id,
-        )
-    code = error_codes.TOPIC_AUTHORIZATION_FAILED
-    refused = [
-        (name, [codec.PartitionData(wanted.partition, code) for wanted in partitions])
-        for name, partitions in request.topics
-    ]
-    connection.reply(codec.encode(version, correlation_id, 0, SESSIONLESS, refused))
-
-
-def handle(
-    connection: Connection, version: int, correlation_id: int, frame: memoryview, position: int
-) -> None:
-    """Serve one Fetch request, whose body starts at ``position`` of ``frame``."""
-    check_entries(connection, api.FETCH, version, frame, position)
-    request = codec.parse(frame, position, version)
-    apis = connection.apis
-    if request.replica_id >= 0 and not connection.listener.between_nodes:
-        _refuse_replica(connection, version, correlation_id, request)
-        return
-    if request.replica_id < 0:
-        _count_taken(connection, request, version)
-    session = None
-    if version >= codec.SESSIONS:
-        uses_ids = version >= codec.TOPIC_IDS
-        error, session = apis.fetch_sessions.open(request, uses_ids, monotonic_ms())
-        if error:
-            connection.reply(codec.encode(version, correlation_id, error, 0, []))
+    def handle(
+        self,
+        connection: Connection,
+        version: int,
+        correlation_id: int,
+        frame: memoryview,
+        position: int,
+    ) -> None:
+        """Serve one Fetch request, whose body starts at ``position`` of ``frame``."""
+        check_entries(connection, api.FETCH, version, frame, position)
+        request = codec.parse(frame, position, version)
+        if request.replica_id >= 0 and not connection.listener.between_nodes:
+            self._refuse_replica(connection, version, correlation_id, request)
             return
-    if session is None:
-        session = Session(SESSIONLESS, request, version >= codec.TOPIC_IDS, monotonic_ms())
-    PendingFetch(connection, version, correlation_id, request, session).start()
+        if request.replica_id < 0:
+            self._count_taken(connection, request, version)
+        session = None
+        if version >= codec.SESSIONS:
+            uses_ids = version >= codec.TOPIC_IDS
+            error, session = self._context.sessions.open(request, uses_ids, monotonic_ms())
+            if error:
+                connection.reply(codec.encode(version, correlation_id, error, 0, []))
+                return
+        if session is None:
+            session = Session(SESSIONLESS, request, version >= codec.TOPIC_IDS, monotonic_ms())
+        PendingFetch(self._context, connection, version, correlation_id, request, session).start()

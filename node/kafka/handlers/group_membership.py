@@ -14,8 +14,7 @@ from kio.schema.errors import ErrorCode
 
 from kept.client.protocol import milliseconds
 from kept.node.coordinator.groups import events as ev
-from kept.node.kafka.handlers.group_requests import Answer, ask, coordinator
-from kept.node.kafka.topic_creation import create_internal_topic
+from kept.node.kafka.handlers.group_requests import Answer, submit
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.runtime.error_codes import shortened
 from kept.node.runtime.logging import log
@@ -23,7 +22,12 @@ from kept.node.runtime.yielding import Pace
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
+    from kept.node.config.live_config import LiveConfig
+    from kept.node.coordinator.groups.coordinator import Coordinator
     from kept.node.kafka.api import RequestContext
+    from kept.node.kafka.topic_creation import TopicCreation
+    from kept.node.metadata.address_book import AddressBook
+    from kept.node.metadata.metadata_log import Metadata
 
 KEY_TYPE_GROUP: Final = 0
 KEY_TYPE_TRANSACTION: Final = 1
@@ -45,86 +49,172 @@ _REFUSALS: Final = {
 }
 
 
-async def find_coordinator(ctx: RequestContext, request: Any) -> dict[str, Any]:
-    """Which node coordinates a group, or each of several."""
-    key_type = getattr(request, "key_type", KEY_TYPE_GROUP)
-    batched = ctx.api_version >= BATCHED_FROM
-    keys = request.coordinator_keys if batched else (request.key,)
-    if key_type != KEY_TYPE_GROUP:
-        unknown = f"key type {key_type} does not exist; 0 is a group's"
-        code, why = _REFUSALS.get(key_type, (ErrorCode.invalid_request, unknown))
-        found = [(code, why, NO_NODE)] * len(keys)
-    else:
-        await _ensure_topic(ctx)
-        await coordinator(ctx).wait_for(keys)
-        found, pace = [], Pace()
-        for key in keys:
-            found.append(_coordinator(ctx, key))
-            await pace.checkpoint()
-    if batched:
-        return {
-            "coordinators": [
-                {"key": key, "error_code": code, "error_message": message, **node}
-                for key, (code, message, node) in zip(keys, found, strict=True)
-            ]
-        }
-    code, message, node = found[0]
-    # Up to v3 Kafka answers the name of "no error" where there is none.
-    return {"error_code": code, "error_message": message or "NONE", **node}
+class GroupMembershipHandler:
+    """Members of groups and their coordinators."""
 
+    def __init__(
+        self,
+        config: LiveConfig,
+        metadata: Metadata,
+        addresses: AddressBook,
+        groups: Coordinator,
+        topics: TopicCreation,
+    ) -> None:
+        self._config = config
+        self._metadata = metadata
+        self._addresses = addresses
+        self._groups = groups
+        self._topics = topics
 
-async def _ensure_topic(ctx: RequestContext) -> None:
-    if CONSUMER_OFFSETS in ctx.apis.metadata.image.topics:
-        return
-    try:
-        await create_internal_topic(ctx.apis, CONSUMER_OFFSETS)
-    except KeptError as error:
-        log.error("topic not created", topic=CONSUMER_OFFSETS, error=str(error))
+    async def find_coordinator(self, ctx: RequestContext, request: Any) -> dict[str, Any]:
+        """Which node coordinates a group, or each of several."""
+        key_type = getattr(request, "key_type", KEY_TYPE_GROUP)
+        batched = ctx.api_version >= BATCHED_FROM
+        keys = request.coordinator_keys if batched else (request.key,)
+        if key_type != KEY_TYPE_GROUP:
+            unknown = f"key type {key_type} does not exist; 0 is a group's"
+            code, why = _REFUSALS.get(key_type, (ErrorCode.invalid_request, unknown))
+            found = [(code, why, NO_NODE)] * len(keys)
+        else:
+            await self._ensure_topic()
+            await self._groups.wait_for(keys)
+            found, pace = [], Pace()
+            for key in keys:
+                found.append(self._coordinator(ctx, key))
+                await pace.checkpoint()
+        if batched:
+            return {
+                "coordinators": [
+                    {"key": key, "error_code": code, "error_message": message, **node}
+                    for key, (code, message, node) in zip(keys, found, strict=True)
+                ]
+            }
+        code, message, node = found[0]
+        # Up to v3 Kafka answers the name of "no error" where there is none.
+        return {"error_code": code, "error_message": message or "NONE", **node}
 
+    async def _ensure_topic(self) -> None:
+        if CONSUMER_OFFSETS in self._metadata.image.topics:
+            return
+        try:
+            await self._topics.create_internal(CONSUMER_OFFSETS)
+        except KeptError as error:
+            log.error("topic not created", topic=CONSUMER_OFFSETS, error=str(error))
 
-def _coordinator(ctx: RequestContext, group: str) -> tuple[ErrorCode, str, dict[str, Any]]:
-    leader = coordinator(ctx).leader_of(group)
-    endpoint = None if leader is None else ctx.apis.addresses.broker(leader, ctx.listener_name)
-    if leader is None or endpoint is None:
-        why = f"{CONSUMER_OFFSETS} has no leader for group {group!r}"
-        return ErrorCode.coordinator_not_available, shortened(why), NO_NODE
-    host, port = endpoint
-    return ev.NO_ERROR, "", {"node_id": leader, "host": host, "port": port}
+    def _coordinator(
+        self, ctx: RequestContext, group: str
+    ) -> tuple[ErrorCode, str, dict[str, Any]]:
+        leader = self._groups.leader_of(group)
+        endpoint = None if leader is None else self._addresses.broker(leader, ctx.listener_name)
+        if leader is None or endpoint is None:
+            why = f"{CONSUMER_OFFSETS} has no leader for group {group!r}"
+            return ErrorCode.coordinator_not_available, shortened(why), NO_NODE
+        host, port = endpoint
+        return ev.NO_ERROR, "", {"node_id": leader, "host": host, "port": port}
 
+    def join_group(self, ctx: RequestContext, request: Any) -> Answer:
+        """Become, or stay, a member; answered when the generation begins."""
+        version = ctx.api_version
+        config = self._config.current
+        session_ms = milliseconds(request.session_timeout)
+        # v0 has no rebalance timeout: the session's counts.
+        rebalance_ms = milliseconds(request.rebalance_timeout) if version >= 1 else session_ms
 
-def join_group(ctx: RequestContext, request: Any) -> Answer:
-    """Become, or stay, a member; answered when the generation begins."""
-    version = ctx.api_version
-    config = ctx.apis.config.current
-    session_ms = milliseconds(request.session_timeout)
-    # v0 has no rebalance timeout: the session's counts.
-    rebalance_ms = milliseconds(request.rebalance_timeout) if version >= 1 else session_ms
+        def answer(result: ev.JoinResult) -> dict[str, Any]:
+            return _joined(result, version)
 
-    def answer(result: ev.JoinResult) -> dict[str, Any]:
-        return _joined(result, version)
+        def refuse(error: ErrorCode) -> dict[str, Any]:
+            return answer(ev.JoinResult(error, request.member_id))
 
-    def refuse(error: ErrorCode) -> dict[str, Any]:
-        return answer(ev.JoinResult(error, request.member_id))
+        longest, shortest = config.group_max_session_timeout_ms, config.group_min_session_timeout_ms
+        if request.group_id and not shortest <= session_ms <= longest:
+            return refuse(ErrorCode.invalid_session_timeout)
+        instance = getattr(request, "group_instance_id", None)
+        protocols = tuple((p.name, bytes(p.metadata)) for p in request.protocols)
+        groups = self._groups
 
-    longest, shortest = config.group_max_session_timeout_ms, config.group_min_session_timeout_ms
-    if request.group_id and not shortest <= session_ms <= longest:
-        return refuse(ErrorCode.invalid_session_timeout)
-    instance = getattr(request, "group_instance_id", None)
-    protocols = tuple((p.name, bytes(p.metadata)) for p in request.protocols)
-    groups = coordinator(ctx)
+        def event(number: int) -> ev.Join:
+            return ev.Join(
+                number, request.group_id, request.member_id, ctx.client_id or "",
+                f"/{ctx.client_host}", session_ms, rebalance_ms, request.protocol_type, protocols,
+                groups.new_uuid(), instance,
+                requires_known_member_id=version >= 4, supports_skipping_assignment=version >= 9,
+            )  # fmt: skip
 
-    def event(number: int) -> ev.Join:
-        return ev.Join(
-            number, request.group_id, request.member_id, ctx.client_id or "",
-            f"/{ctx.client_host}", session_ms, rebalance_ms, request.protocol_type, protocols,
-            groups.new_uuid(), instance,
-            requires_known_member_id=version >= 4, supports_skipping_assignment=version >= 9,
-        )  # fmt: skip
+        def given_up(result: Any) -> None:
+            groups.join_abandoned(request.group_id, result)
 
-    def given_up(result: Any) -> None:
-        groups.join_abandoned(request.group_id, result)
+        return submit(self._groups, ctx, request.group_id, event, answer, refuse, given_up=given_up)
 
-    return ask(ctx, request.group_id, event, answer, refuse, given_up=given_up)
+    def sync_group(self, ctx: RequestContext, request: Any) -> Answer:
+        """Assign partitions (the leader), or wait for one's part; it is in the log then."""
+        protocol_type = getattr(request, "protocol_type", None)
+        protocol = getattr(request, "protocol_name", None)
+
+        def refuse(error: ErrorCode) -> dict[str, Any]:
+            return _synced(ev.SyncResult(error))
+
+        if ctx.api_version >= 5 and (protocol_type is None or protocol is None):
+            return refuse(ErrorCode.inconsistent_group_protocol)
+        assignments = tuple((a.member_id, bytes(a.assignment)) for a in request.assignments)
+
+        def event(number: int) -> ev.Sync:
+            return ev.Sync(
+                number, request.group_id, request.member_id, request.generation_id,
+                assignments, getattr(request, "group_instance_id", None), protocol_type, protocol,
+            )  # fmt: skip
+
+        return submit(self._groups, ctx, request.group_id, event, _synced, refuse)
+
+    def heartbeat(self, ctx: RequestContext, request: Any) -> Answer:
+        """Stay a member; the error says when to rejoin."""
+
+        def event(number: int) -> ev.Heartbeat:
+            return ev.Heartbeat(
+                number, request.group_id, request.member_id, request.generation_id,
+                getattr(request, "group_instance_id", None),
+            )  # fmt: skip
+
+        def refuse(error: ErrorCode) -> dict[str, Any]:
+            # While the group is being read its members are as good as alive.
+            loading = error is ErrorCode.coordinator_load_in_progress
+            return {"error_code": ev.NO_ERROR if loading else error}
+
+        return submit(
+            self._groups, ctx, request.group_id, event, lambda r: {"error_code": r.error}, refuse
+        )
+
+    def leave_group(self, ctx: RequestContext, request: Any) -> Answer:
+        """Leave, alone (up to v2) or several at once, also by instance id."""
+        batched = ctx.api_version >= 3
+        if batched:
+            members = tuple((m.member_id, m.group_instance_id) for m in request.members)
+        else:
+            members = ((request.member_id, None),)
+
+        def answer(result: ev.LeaveResult) -> dict[str, Any]:
+            error = result.error
+            if not batched and error is ev.NO_ERROR and len(result.members) == 1:
+                error = result.members[0][2]
+            return {
+                "error_code": error,
+                "members": [
+                    {"member_id": member, "group_instance_id": instance, "error_code": code}
+                    for member, instance, code in result.members
+                ],
+            }
+
+        def event(number: int) -> ev.Leave:
+            return ev.Leave(number, request.group_id, members)
+
+        return submit(
+            self._groups,
+            ctx,
+            request.group_id,
+            event,
+            answer,
+            lambda error: answer(ev.LeaveResult(error)),
+        )
 
 
 def _joined(result: ev.JoinResult, version: int) -> dict[str, Any]:
@@ -148,27 +238,6 @@ def _joined(result: ev.JoinResult, version: int) -> dict[str, Any]:
     }
 
 
-def sync_group(ctx: RequestContext, request: Any) -> Answer:
-    """Bring the assignment (the leader) or ask for one's part; answered when it is in the log."""
-    protocol_type = getattr(request, "protocol_type", None)
-    protocol = getattr(request, "protocol_name", None)
-
-    def refuse(error: ErrorCode) -> dict[str, Any]:
-        return _synced(ev.SyncResult(error))
-
-    if ctx.api_version >= 5 and (protocol_type is None or protocol is None):
-        return refuse(ErrorCode.inconsistent_group_protocol)
-    assignments = tuple((a.member_id, bytes(a.assignment)) for a in request.assignments)
-
-    def event(number: int) -> ev.Sync:
-        return ev.Sync(
-            number, request.group_id, request.member_id, request.generation_id,
-            assignments, getattr(request, "group_instance_id", None), protocol_type, protocol,
-        )  # fmt: skip
-
-    return ask(ctx, request.group_id, event, _synced, refuse)
-
-
 def _synced(result: ev.SyncResult) -> dict[str, Any]:
     return {
         "error_code": result.error,
@@ -176,46 +245,3 @@ def _synced(result: ev.SyncResult) -> dict[str, Any]:
         "protocol_name": result.protocol,
         "assignment": result.assignment,
     }
-
-
-def heartbeat(ctx: RequestContext, request: Any) -> Answer:
-    """Stay a member; the error says when to rejoin."""
-
-    def event(number: int) -> ev.Heartbeat:
-        return ev.Heartbeat(
-            number, request.group_id, request.member_id, request.generation_id,
-            getattr(request, "group_instance_id", None),
-        )  # fmt: skip
-
-    def refuse(error: ErrorCode) -> dict[str, Any]:
-        # While the group is being read its members are as good as alive.
-        loading = error is ErrorCode.coordinator_load_in_progress
-        return {"error_code": ev.NO_ERROR if loading else error}
-
-    return ask(ctx, request.group_id, event, lambda r: {"error_code": r.error}, refuse)
-
-
-def leave_group(ctx: RequestContext, request: Any) -> Answer:
-    """Leave, alone (up to v2) or several at once, also by instance id."""
-    batched = ctx.api_version >= 3
-    if batched:
-        members = tuple((m.member_id, m.group_instance_id) for m in request.members)
-    else:
-        members = ((request.member_id, None),)
-
-    def answer(result: ev.LeaveResult) -> dict[str, Any]:
-        error = result.error
-        if not batched and error is ev.NO_ERROR and len(result.members) == 1:
-            error = result.members[0][2]
-        return {
-            "error_code": error,
-            "members": [
-                {"member_id": member, "group_instance_id": instance, "error_code": code}
-                for member, instance, code in result.members
-            ],
-        }
-
-    def event(number: int) -> ev.Leave:
-        return ev.Leave(number, request.group_id, members)
-
-    return ask(ctx, request.group_id, event, answer, lambda error: answer(ev.LeaveResult(error)))

@@ -19,13 +19,18 @@ from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.leadership_check import still_leads
 from kept.node.coordinator.groups.records import NO_TOPIC_ID
 from kept.node.coordinator.groups.shard import group_error
-from kept.node.kafka.api import sliced
-from kept.node.kafka.handlers.group_requests import Answer, ask, coordinator
+from kept.node.kafka.handlers.group_requests import Answer, submit
 from kept.storage.errors import KeptError, RetriableError
 
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import TopicImage
+    from kept.node.config.live_config import LiveConfig
+    from kept.node.coordinator.groups.coordinator import Coordinator
     from kept.node.kafka.api import RequestContext
+    from kept.node.kafka.fetch_sessions import FetchSessions
+    from kept.node.metadata.cluster_link import ClusterLink
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.runtime.runtime import Runtime
     from kept.node.runtime.yielding import Steps
 
 TOPIC_IDS_FROM: Final = 10
@@ -77,82 +82,285 @@ class _Parts:
             )
 
 
-def _topic(ctx: RequestContext, topic: Any) -> tuple[str, uuid.UUID, TopicImage | None]:
-    """(name, id, the topic) of a topic in a request; name empty for an unknown id."""
-    if ctx.api_version >= TOPIC_IDS_FROM:
-        topic_id = topic.topic_id or NO_TOPIC_ID
-        found = ctx.apis.metadata.image.topics_by_id.get(topic_id)
-        return (found.name if found else ""), topic_id, found
-    found = ctx.apis.metadata.image.topics.get(topic.name)
-    return topic.name, (found.topic_id if found else NO_TOPIC_ID), found
+class GroupOffsetsHandler:
+    """Committed offsets."""
 
+    def __init__(
+        self,
+        *,
+        runtime: Runtime,
+        config: LiveConfig,
+        metadata: Metadata,
+        cluster_link: ClusterLink,
+        fetch_sessions: FetchSessions,
+        groups: Coordinator,
+    ) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._metadata = metadata
+        self._cluster_link = cluster_link
+        self._fetch_sessions = fetch_sessions
+        self._groups = groups
 
-@sliced
-def offset_commit(ctx: RequestContext, request: Any) -> Steps[Answer]:
-    """Commit offsets; what does not exist is refused, the rest goes to the group, in parts where
-    there is much of it.
-    """
-    parts = _Parts(ev.CommitTopic)
-    refused: dict[tuple[str, uuid.UUID], Refused] = {}
-    for topic in request.topics:
-        name, topic_id, found = _topic(ctx, topic)
-        if found is None:
-            by_id = ctx.api_version >= TOPIC_IDS_FROM
-            error = ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
+    def _topic(self, ctx: RequestContext, topic: Any) -> tuple[str, uuid.UUID, TopicImage | None]:
+        """(name, id, the topic) of a topic in a request; name empty for an unknown id."""
+        if ctx.api_version >= TOPIC_IDS_FROM:
+            topic_id = topic.topic_id or NO_TOPIC_ID
+            found = self._metadata.image.topics_by_id.get(topic_id)
+            return (found.name if found else ""), topic_id, found
+        found = self._metadata.image.topics.get(topic.name)
+        return topic.name, (found.topic_id if found else NO_TOPIC_ID), found
+
+    def offset_commit(self, ctx: RequestContext, request: Any) -> Steps[Answer]:
+        """Commit offsets; what does not exist is refused, the rest goes to the group, in parts
+        where there is much of it.
+        """
+        parts = _Parts(ev.CommitTopic)
+        refused: dict[tuple[str, uuid.UUID], Refused] = {}
+        for topic in request.topics:
+            name, topic_id, found = self._topic(ctx, topic)
+            if found is None:
+                by_id = ctx.api_version >= TOPIC_IDS_FROM
+                error = (
+                    ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
+                )
+                for p in topic.partitions:
+                    refused.setdefault((name, topic_id), []).append((p.partition_index, error))
+                    yield
+                continue
+            good = []
             for p in topic.partitions:
-                refused.setdefault((name, topic_id), []).append((p.partition_index, error))
                 yield
-            continue
-        good = []
-        for p in topic.partitions:
-            yield
-            if 0 <= p.partition_index < len(found.partitions):
-                epoch = getattr(p, "committed_leader_epoch", -1)
-                good.append(
-                    ev.CommitPartition(
-                        p.partition_index, p.committed_offset, epoch, p.committed_metadata
+                if 0 <= p.partition_index < len(found.partitions):
+                    epoch = getattr(p, "committed_leader_epoch", -1)
+                    good.append(
+                        ev.CommitPartition(
+                            p.partition_index, p.committed_offset, epoch, p.committed_metadata
+                        )
                     )
-                )
-            else:
-                error = ErrorCode.unknown_topic_or_partition
-                refused.setdefault((name, topic_id), []).append((p.partition_index, error))
-        if good:
-            parts.add((name, topic_id), good)
-    answers = []
-    for valid in parts:
-        answers.append(_commit(ctx, request, valid))
-        yield
-    return _merged(ctx, answers, lambda done: _committed([*done, refused]))
+                else:
+                    error = ErrorCode.unknown_topic_or_partition
+                    refused.setdefault((name, topic_id), []).append((p.partition_index, error))
+            if good:
+                parts.add((name, topic_id), good)
+        answers = []
+        for valid in parts:
+            answers.append(self._commit(ctx, request, valid))
+            yield
+        return self._merged(answers, lambda done: _committed([*done, refused]))
 
+    def _commit(
+        self, ctx: RequestContext, request: Any, valid: tuple[ev.CommitTopic, ...]
+    ) -> dict[Any, Refused] | asyncio.Future[dict[Any, Refused]]:
+        """What became of each partition, by topic."""
+        retention = getattr(request, "retention_time", None)
 
-def _commit(
-    ctx: RequestContext, request: Any, valid: tuple[ev.CommitTopic, ...]
-) -> dict[Any, Refused] | asyncio.Future[dict[Any, Refused]]:
-    """What became of each partition, by topic."""
-    retention = getattr(request, "retention_time", None)
+        def event(number: int) -> ev.CommitOffsets:
+            return ev.CommitOffsets(
+                number, request.group_id, valid, request.member_id,
+                request.generation_id_or_member_epoch, getattr(request, "group_instance_id", None),
+                -1 if retention is None else milliseconds(retention), ctx.api_version >= 9,
+            )  # fmt: skip
 
-    def event(number: int) -> ev.CommitOffsets:
-        return ev.CommitOffsets(
-            number, request.group_id, valid, request.member_id,
-            request.generation_id_or_member_epoch, getattr(request, "group_instance_id", None),
-            -1 if retention is None else milliseconds(retention), ctx.api_version >= 9,
-        )  # fmt: skip
+        def answer(result: ev.CommitResult) -> dict[Any, Refused]:
+            done: dict[Any, Refused] = {}
+            if result.error is not ev.NO_ERROR:
+                for topic in valid:
+                    done.setdefault((topic.name, topic.topic_id), []).extend(
+                        (p.partition, result.error) for p in topic.partitions
+                    )
+            for name, topic_id, partitions in result.topics:
+                done.setdefault((name, topic_id), []).extend(partitions)
+            return done
 
-    def answer(result: ev.CommitResult) -> dict[Any, Refused]:
-        done: dict[Any, Refused] = {}
+        def refuse(error: ErrorCode) -> dict[Any, Refused]:
+            return answer(ev.CommitResult(error))
+
+        return submit(self._groups, ctx, request.group_id, event, answer, refuse, needs_name=False)
+
+    def offset_fetch(self, ctx: RequestContext, request: Any) -> Steps[Answer]:
+        """Committed offsets of one group (up to v7) or several."""
+        stable = getattr(request, "require_stable", False)
+        if ctx.api_version < BATCHED_FROM:
+            return (yield from self._fetch_group(ctx, request, stable))
+        answers = []
+        for group in _once(request.groups):
+            answers.append((yield from self._fetch_group(ctx, group, stable)))
+            yield
+        return self._merged(answers, lambda groups: {"groups": groups})
+
+    def _merged(self, answers: list[Any], merge: Callable[[list[Any]], dict[str, Any]]) -> Answer:
+        """What ``merge`` makes of all answers: now, or when they are there."""
+        if all(isinstance(answer, dict) for answer in answers):
+            return merge(answers)
+
+        async def gathered() -> dict[str, Any]:
+            return merge([one if isinstance(one, dict) else await one for one in answers])
+
+        return asyncio.ensure_future(gathered(), loop=self._runtime.loop)
+
+    def _fetch_group(self, ctx: RequestContext, group: Any, stable: bool) -> Steps[Answer]:
+        """One group's offsets, in parts where many are asked for."""
+        unknown: list[dict[str, Any]] = []
+        parts = _Parts(_fetch_topic)
+        for committed, partitions in self._all_committed(group):
+            parts.add((committed, NO_TOPIC_ID), partitions)
+            yield
+        for topic in group.topics or ():
+            yield
+            name, topic_id, _ = self._topic(ctx, topic)
+            if not name and ctx.api_version >= TOPIC_IDS_FROM:
+                unknown.append(_unfetched(topic, topic_id, ErrorCode.unknown_topic_id))
+                continue
+            key = name, topic_id if ctx.api_version >= TOPIC_IDS_FROM else NO_TOPIC_ID
+            parts.add(key, topic.partition_indexes)
+        answers = []
+        for topics in parts if parts.any else ((),):
+            answers.append(self._fetch_part(ctx, group, topics, stable))
+            yield
+
+        def merge(groups: list[dict[str, Any]]) -> dict[str, Any]:
+            topics: list[dict[str, Any]] = []
+            for answer in groups:
+                if answer["error_code"] is not ev.NO_ERROR:
+                    return self._fetch_refused(ctx, group, answer["error_code"])
+                first, *others = answer["topics"] or [None]
+                if topics and first is not None and first["name"] == topics[-1]["name"]:
+                    topics[-1]["partitions"] += first["partitions"]  # the part before ended in it
+                elif first is not None:
+                    topics.append(first)
+                topics += others
+            return {
+                "group_id": group.group_id,
+                "topics": topics + unknown,
+                "error_code": ev.NO_ERROR,
+            }
+
+        return self._merged(answers, merge)
+
+    def _all_committed(self, group: Any) -> list[tuple[str, tuple[int, ...]]]:
+        """Topics with partitions of which the group has offsets, where all are asked for."""
+        if group.topics is not None:
+            return []
+        try:
+            found = self._groups.shard(group.group_id).core.committed_of(group.group_id)
+        except KeptError:
+            return []  # the group's core is asked nevertheless, and refused with the reason
+        return [(name, tuple(partitions)) for name, partitions in found.items()]
+
+    def _fetch_part(
+        self, ctx: RequestContext, group: Any, asked: tuple[ev.FetchTopic, ...], stable: bool
+    ) -> Answer:
+        def answer(result: ev.FetchResult) -> dict[str, Any]:
+            return self._fetched(ctx, group, result)
+
+        def refuse(error: ErrorCode) -> dict[str, Any]:
+            return self._fetch_refused(ctx, group, error)
+
+        def event(number: int) -> ev.FetchOffsets:
+            return ev.FetchOffsets(number, group.group_id, asked, stable)
+
+        def asked_now() -> Answer:
+            return submit(
+                self._groups, ctx, group.group_id, event, answer, refuse, needs_name=False
+            )
+
+        if not self._cluster_link.may_be_fenced:
+            return asked_now()
+
+        async def asked_if_it_leads() -> dict[str, Any]:
+            try:
+                shard = self._groups.shard(group.group_id)
+            except RetriableError as error:
+                return refuse(group_error(error))
+            config = self._config.current
+            if not await still_leads(
+                self._runtime, config, self._metadata, self._fetch_sessions, shard
+            ):
+                return refuse(ErrorCode.not_coordinator)
+            found = asked_now()
+            return found if isinstance(found, dict) else await found
+
+        return asyncio.ensure_future(asked_if_it_leads(), loop=self._runtime.loop)
+
+    def _fetched(self, ctx: RequestContext, group: Any, result: ev.FetchResult) -> dict[str, Any]:
         if result.error is not ev.NO_ERROR:
-            for topic in valid:
-                done.setdefault((topic.name, topic.topic_id), []).extend(
-                    (p.partition, result.error) for p in topic.partitions
-                )
-        for name, topic_id, partitions in result.topics:
-            done.setdefault((name, topic_id), []).extend(partitions)
-        return done
+            return self._fetch_refused(ctx, group, result.error)
+        topics = []
+        for name, asked_id, offsets in result.topics:
+            topic_id = asked_id
+            if topic_id == NO_TOPIC_ID and ctx.api_version >= TOPIC_IDS_FROM:
+                # All offsets were asked for: those of topics that are gone can't be named.
+                found = self._metadata.image.topics.get(name)
+                if found is None:
+                    continue
+                topic_id = found.topic_id
+            partitions = [
+                {
+                    "partition_index": f.partition,
+                    "committed_offset": f.offset,
+                    "committed_leader_epoch": f.leader_epoch,
+                    "metadata": f.metadata,
+                    "error_code": f.error,
+                }
+                for f in offsets
+            ]
+            topics.append({"name": name, "topic_id": topic_id, "partitions": partitions})
+        return {"group_id": group.group_id, "topics": topics, "error_code": ev.NO_ERROR}
 
-    def refuse(error: ErrorCode) -> dict[Any, Refused]:
-        return answer(ev.CommitResult(error))
+    def _fetch_refused(self, ctx: RequestContext, group: Any, error: ErrorCode) -> dict[str, Any]:
+        if error is ErrorCode.coordinator_not_available:
+            # Consumers before 3.9 do not expect it here.
+            error = ErrorCode.not_coordinator
+        topics: list[dict[str, Any]] = []
+        if ctx.api_version < TOP_LEVEL_ERROR_FROM:
+            topics = [_unfetched(topic, NO_TOPIC_ID, error) for topic in group.topics]
+        return {"group_id": group.group_id, "topics": topics, "error_code": error}
 
-    return ask(ctx, request.group_id, event, answer, refuse, needs_name=False)
+    def offset_delete(self, ctx: RequestContext, request: Any) -> Steps[Answer]:
+        """Delete offsets of topics that no member of the group reads."""
+        valid: list[tuple[str, tuple[int, ...]]] = []
+        refused: dict[str, Refused] = {}
+        for topic in request.topics:
+            yield
+            found = self._metadata.image.topics.get(topic.name)
+            count = len(found.partitions) if found else 0
+            indexes = [p.partition_index for p in topic.partitions]
+            good = tuple(index for index in indexes if 0 <= index < count)
+            bad = [i for i in indexes if not 0 <= i < count]
+            if bad:
+                error = ErrorCode.unknown_topic_or_partition
+                refused[topic.name] = [(index, error) for index in bad]
+            if good:
+                valid.append((topic.name, good))
+
+        def answer(result: ev.DeleteOffsetsResult) -> dict[str, Any]:
+            merged = {name: list(done) for name, done in result.topics}
+            for name, more in refused.items():
+                merged.setdefault(name, []).extend(more)
+            topics = [
+                {
+                    "name": name,
+                    "partitions": [
+                        {"partition_index": p, "error_code": error} for p, error in done
+                    ],
+                }
+                for name, done in merged.items()
+            ]
+            failed = result.error is not ev.NO_ERROR
+            return {"error_code": result.error, "topics": [] if failed else topics}
+
+        def event(number: int) -> ev.DeleteOffsets:
+            return ev.DeleteOffsets(number, request.group_id, tuple(valid))
+
+        return submit(
+            self._groups,
+            ctx,
+            request.group_id,
+            event,
+            answer,
+            lambda error: answer(ev.DeleteOffsetsResult(error)),
+        )
 
 
 def _committed(outcomes: list[dict[Any, Refused]]) -> dict[str, Any]:
@@ -172,19 +380,6 @@ def _committed(outcomes: list[dict[Any, Refused]]) -> dict[str, Any]:
     }
 
 
-@sliced
-def offset_fetch(ctx: RequestContext, request: Any) -> Steps[Answer]:
-    """Committed offsets of one group (up to v7) or several."""
-    stable = getattr(request, "require_stable", False)
-    if ctx.api_version < BATCHED_FROM:
-        return (yield from _fetch_group(ctx, request, stable))
-    answers = []
-    for group in _once(request.groups):
-        answers.append((yield from _fetch_group(ctx, group, stable)))
-        yield
-    return _merged(ctx, answers, lambda groups: {"groups": groups})
-
-
 def _once(groups: Iterable[Any]) -> list[Any]:
     """The groups without those that are asked for again: else a small request has an answer
     without bound.
@@ -192,126 +387,8 @@ def _once(groups: Iterable[Any]) -> list[Any]:
     return list({(group.group_id, group.topics): group for group in groups}.values())
 
 
-def _merged(
-    ctx: RequestContext, answers: list[Any], merge: Callable[[list[Any]], dict[str, Any]]
-) -> Answer:
-    """What ``merge`` makes of all answers: now, or when they are there."""
-    if all(isinstance(answer, dict) for answer in answers):
-        return merge(answers)
-
-    async def gathered() -> dict[str, Any]:
-        return merge([one if isinstance(one, dict) else await one for one in answers])
-
-    return asyncio.ensure_future(gathered(), loop=ctx.apis.runtime.loop)
-
-
-def _fetch_group(ctx: RequestContext, group: Any, stable: bool) -> Steps[Answer]:
-    """One group's offsets, in parts where many are asked for."""
-    unknown: list[dict[str, Any]] = []
-    parts = _Parts(_fetch_topic)
-    for committed, partitions in _all_committed(ctx, group):
-        parts.add((committed, NO_TOPIC_ID), partitions)
-        yield
-    for topic in group.topics or ():
-        yield
-        name, topic_id, _ = _topic(ctx, topic)
-        if not name and ctx.api_version >= TOPIC_IDS_FROM:
-            unknown.append(_unfetched(topic, topic_id, ErrorCode.unknown_topic_id))
-            continue
-        key = name, topic_id if ctx.api_version >= TOPIC_IDS_FROM else NO_TOPIC_ID
-        parts.add(key, topic.partition_indexes)
-    answers = []
-    for topics in parts if parts.any else ((),):
-        answers.append(_fetch_part(ctx, group, topics, stable))
-        yield
-
-    def merge(groups: list[dict[str, Any]]) -> dict[str, Any]:
-        topics: list[dict[str, Any]] = []
-        for answer in groups:
-            if answer["error_code"] is not ev.NO_ERROR:
-                return _fetch_refused(ctx, group, answer["error_code"])
-            first, *others = answer["topics"] or [None]
-            if topics and first is not None and first["name"] == topics[-1]["name"]:
-                topics[-1]["partitions"] += first["partitions"]  # the part before ended in it
-            elif first is not None:
-                topics.append(first)
-            topics += others
-        return {"group_id": group.group_id, "topics": topics + unknown, "error_code": ev.NO_ERROR}
-
-    return _merged(ctx, answers, merge)
-
-
-def _all_committed(ctx: RequestContext, group: Any) -> list[tuple[str, tuple[int, ...]]]:
-    """Topics with partitions of which the group has offsets, where all are asked for."""
-    if group.topics is not None:
-        return []
-    try:
-        found = coordinator(ctx).shard(group.group_id).core.committed_of(group.group_id)
-    except KeptError:
-        return []  # the group's core is asked nevertheless, and refused with the reason
-    return [(name, tuple(partitions)) for name, partitions in found.items()]
-
-
 def _fetch_topic(name: str, topic_id: uuid.UUID, partitions: tuple[int, ...]) -> ev.FetchTopic:
     return ev.FetchTopic(name, partitions, topic_id)
-
-
-def _fetch_part(
-    ctx: RequestContext, group: Any, asked: tuple[ev.FetchTopic, ...], stable: bool
-) -> Answer:
-    def answer(result: ev.FetchResult) -> dict[str, Any]:
-        return _fetched(ctx, group, result)
-
-    def refuse(error: ErrorCode) -> dict[str, Any]:
-        return _fetch_refused(ctx, group, error)
-
-    def event(number: int) -> ev.FetchOffsets:
-        return ev.FetchOffsets(number, group.group_id, asked, stable)
-
-    def asked_now() -> Answer:
-        return ask(ctx, group.group_id, event, answer, refuse, needs_name=False)
-
-    if not ctx.apis.cluster_link.may_be_fenced:
-        return asked_now()
-
-    async def asked_if_it_leads() -> dict[str, Any]:
-        try:
-            shard = coordinator(ctx).shard(group.group_id)
-        except RetriableError as error:
-            return refuse(group_error(error))
-        apis, config = ctx.apis, ctx.apis.config.current
-        if not await still_leads(apis.runtime, config, apis.metadata, apis.fetch_sessions, shard):
-            return refuse(ErrorCode.not_coordinator)
-        found = asked_now()
-        return found if isinstance(found, dict) else await found
-
-    return asyncio.ensure_future(asked_if_it_leads(), loop=ctx.apis.runtime.loop)
-
-
-def _fetched(ctx: RequestContext, group: Any, result: ev.FetchResult) -> dict[str, Any]:
-    if result.error is not ev.NO_ERROR:
-        return _fetch_refused(ctx, group, result.error)
-    topics = []
-    for name, asked_id, offsets in result.topics:
-        topic_id = asked_id
-        if topic_id == NO_TOPIC_ID and ctx.api_version >= TOPIC_IDS_FROM:
-            # All offsets were asked for: those of topics that are gone can't be named.
-            found = ctx.apis.metadata.image.topics.get(name)
-            if found is None:
-                continue
-            topic_id = found.topic_id
-        partitions = [
-            {
-                "partition_index": f.partition,
-                "committed_offset": f.offset,
-                "committed_leader_epoch": f.leader_epoch,
-                "metadata": f.metadata,
-                "error_code": f.error,
-            }
-            for f in offsets
-        ]
-        topics.append({"name": name, "topic_id": topic_id, "partitions": partitions})
-    return {"group_id": group.group_id, "topics": topics, "error_code": ev.NO_ERROR}
 
 
 def _unfetched(topic: Any, topic_id: uuid.UUID, error: ErrorCode) -> dict[str, Any]:
@@ -326,53 +403,3 @@ def _unfetched(topic: Any, topic_id: uuid.UUID, error: ErrorCode) -> dict[str, A
         for partition in topic.partition_indexes
     ]
     return {"name": getattr(topic, "name", ""), "topic_id": topic_id, "partitions": partitions}
-
-
-def _fetch_refused(ctx: RequestContext, group: Any, error: ErrorCode) -> dict[str, Any]:
-    if error is ErrorCode.coordinator_not_available:
-        # Consumers before 3.9 do not expect it here.
-        error = ErrorCode.not_coordinator
-    topics: list[dict[str, Any]] = []
-    if ctx.api_version < TOP_LEVEL_ERROR_FROM:
-        topics = [_unfetched(topic, NO_TOPIC_ID, error) for topic in group.topics]
-    return {"group_id": group.group_id, "topics": topics, "error_code": error}
-
-
-@sliced
-def offset_delete(ctx: RequestContext, request: Any) -> Steps[Answer]:
-    """Delete offsets of topics that no member of the group reads."""
-    valid: list[tuple[str, tuple[int, ...]]] = []
-    refused: dict[str, Refused] = {}
-    for topic in request.topics:
-        yield
-        found = ctx.apis.metadata.image.topics.get(topic.name)
-        count = len(found.partitions) if found else 0
-        indexes = [p.partition_index for p in topic.partitions]
-        good = tuple(index for index in indexes if 0 <= index < count)
-        bad = [i for i in indexes if not 0 <= i < count]
-        if bad:
-            error = ErrorCode.unknown_topic_or_partition
-            refused[topic.name] = [(index, error) for index in bad]
-        if good:
-            valid.append((topic.name, good))
-
-    def answer(result: ev.DeleteOffsetsResult) -> dict[str, Any]:
-        merged = {name: list(done) for name, done in result.topics}
-        for name, more in refused.items():
-            merged.setdefault(name, []).extend(more)
-        topics = [
-            {
-                "name": name,
-                "partitions": [{"partition_index": p, "error_code": error} for p, error in done],
-            }
-            for name, done in merged.items()
-        ]
-        failed = result.error is not ev.NO_ERROR
-        return {"error_code": result.error, "topics": [] if failed else topics}
-
-    def event(number: int) -> ev.DeleteOffsets:
-        return ev.DeleteOffsets(number, request.group_id, tuple(valid))
-
-    return ask(
-        ctx, request.group_id, event, answer, lambda error: answer(ev.DeleteOffsetsResult(error))
-    )

@@ -39,13 +39,8 @@ class Waiting:
             self._given_up(self._result)
 
 
-def coordinator(ctx: RequestContext) -> Coordinator:
-    """The node's group coordinator."""
-    found: Coordinator = ctx.apis.groups
-    return found
-
-
-def ask(
+def submit(  # noqa: PLR0917
+    groups: Coordinator,
     ctx: RequestContext,
     group: str,
     make_event: MakeEvent,
@@ -64,26 +59,24 @@ def ask(
     if needs_name and not group:
         return refuse(ErrorCode.invalid_group_id)
     try:
-        result = coordinator(ctx).submit(group, make_event)
+        result = groups.submit(group, make_event)
     except KeptError as error:
         code = group_error(error)
         if code is ErrorCode.unknown_server_error:
             log.exception("group request failed", error, group=group)
         return refuse(code)
-    if given_up is not None and ctx.connection is not None and not result.done():
-        parked, waiting = ctx.connection.parked, Waiting(result, given_up)
+    if given_up is not None and ctx.parked is not None and not result.done():
+        parked, waiting = ctx.parked, Waiting(result, given_up)
         parked.add(waiting)
         result.add_done_callback(lambda _: parked.discard(waiting))
-    return then(ctx, result, answer)
+    return then(result, answer)
 
 
-def then(
-    ctx: RequestContext, result: asyncio.Future[Any], convert: Callable[[Any], dict[str, Any]]
-) -> Answer:
+def then(result: asyncio.Future[Any], convert: Callable[[Any], dict[str, Any]]) -> Answer:
     """What ``convert`` makes of a future's result: now, or when it is there."""
     if result.done():
         return convert(result.result())
-    answer: asyncio.Future[dict[str, Any]] = ctx.apis.runtime.loop.create_future()
+    answer: asyncio.Future[dict[str, Any]] = result.get_loop().create_future()
 
     def done(finished: asyncio.Future[Any]) -> None:
         if answer.done():

@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Final
 from kept.node.kafka.codec.endpoints import Endpoint
 
 if TYPE_CHECKING:
-    from kept.node.kafka.apis import KafkaApis
-    from kept.node.kafka.connection import Connection
+    from kept.node.config.live_config import LiveConfig
+    from kept.node.metadata.address_book import AddressBook
+    from kept.node.metadata.failure_detector import FailureDetector
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.replicas.replica_table import ReplicaTable
     from kept.replication.partition import Partition
 
 PRODUCE_HINTS: Final = 10
@@ -25,44 +28,57 @@ FENCED_LEADER_EPOCH: Final = 74
 RACK_AWARE: Final = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 
 
-def current_leader(
-    connection: Connection, name: bytes, partition: int, by_id: bool
-) -> tuple[int, int] | None:
-    """(leader id, leader epoch) of a partition that is led elsewhere; None when nobody knows."""
-    apis = connection.apis
-    topic = (apis.table.by_id if by_id else apis.table.by_name).get(name)
-    record = None if topic is None else apis.metadata.image.partition(topic.name, partition)
-    if record is None or record.leader in (-1, apis.identity.node_id):
-        return None
-    if apis.detector.seems_gone(record.leader):
-        return None
-    return record.leader, record.leader_epoch
+class LeaderHints:
+    """Where partitions are led, and read, as this node's image says."""
 
+    def __init__(
+        self,
+        config: LiveConfig,
+        metadata: Metadata,
+        addresses: AddressBook,
+        detector: FailureDetector,
+        table: ReplicaTable,
+    ) -> None:
+        self._config = config
+        self._metadata = metadata
+        self._addresses = addresses
+        self._detector = detector
+        self._table = table
 
-def endpoints(connection: Connection, leaders: Sequence[tuple[int, int]]) -> list[Endpoint]:
-    """Where the leaders that a response hints at are reached, each once."""
-    apis = connection.apis
-    found = []
-    for leader_id in sorted({leader for leader, _ in leaders}):
-        where = apis.addresses.broker(leader_id, connection.listener.name)
-        broker = apis.metadata.image.brokers.get(leader_id)
-        if where is not None and broker is not None and not broker.fenced:
-            found.append(Endpoint(leader_id, *where, broker.rack))
-    return found
+    def current_leader(self, name: bytes, partition: int, by_id: bool) -> tuple[int, int] | None:
+        """(leader id, leader epoch) of a partition that is led elsewhere; None: not known."""
+        topic = (self._table.by_id if by_id else self._table.by_name).get(name)
+        record = None if topic is None else self._metadata.image.partition(topic.name, partition)
+        if record is None or record.leader in (-1, self._config.current.node_id):
+            return None
+        if self._detector.seems_gone(record.leader):
+            return None
+        return record.leader, record.leader_epoch
 
+    def endpoints(self, listener: str, leaders: Sequence[tuple[int, int]]) -> list[Endpoint]:
+        """Where the leaders that a response hints at are reached on ``listener``, each once."""
+        found = []
+        for leader_id in sorted({leader for leader, _ in leaders}):
+            where = self._addresses.broker(leader_id, listener)
+            broker = self._metadata.image.brokers.get(leader_id)
+            if where is not None and broker is not None and not broker.fenced:
+                found.append(Endpoint(leader_id, *where, broker.rack))
+        return found
 
-def preferred_replica(apis: KafkaApis, partition: Partition, offset: int, rack: str) -> int:
-    """The replica in ``rack`` that a consumer should fetch ``offset`` from; -1: this one.
+    def preferred_replica(self, partition: Partition, offset: int, rack: str) -> int:
+        """The replica in ``rack`` that a consumer should fetch ``offset`` from; -1: this one.
 
-    Of several the one that has most, then the one with the lowest id.
-    """
-    brokers = apis.metadata.image.brokers
-    nearby = [
-        replica
-        for replica in partition.readable_replicas(offset)
-        if (broker := brokers.get(replica)) is not None and broker.active and broker.rack == rack
-    ]
-    if not nearby or apis.identity.node_id in nearby:
-        return -1
-    followers = partition.core.followers
-    return min(nearby, key=lambda replica: (-followers[replica].log_end_offset, replica))
+        Of several the one that has most, then the one with the lowest id.
+        """
+        brokers = self._metadata.image.brokers
+        nearby = [
+            replica
+            for replica in partition.readable_replicas(offset)
+            if (broker := brokers.get(replica)) is not None
+            and broker.active
+            and broker.rack == rack
+        ]
+        if not nearby or self._config.current.node_id in nearby:
+            return -1
+        followers = partition.core.followers
+        return min(nearby, key=lambda replica: (-followers[replica].log_end_offset, replica))

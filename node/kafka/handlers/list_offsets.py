@@ -8,7 +8,6 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.node.kafka.api import sliced
 from kept.node.runtime import error_codes
 from kept.node.runtime.logging import log
 from kept.storage.errors import InvalidRequest, KeptError, UnsupportedVersion
@@ -16,6 +15,7 @@ from kept.storage.types import IsolationLevel, TopicPartition
 
 if TYPE_CHECKING:
     from kept.node.kafka.api import Answer, RequestContext
+    from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.yielding import Steps
 
 SPECIAL_SINCE: Final = MappingProxyType({-1: 0, -2: 0, -3: 7, -4: 8, -5: 9, -6: 11})
@@ -30,62 +30,67 @@ def isolation_level(number: int) -> IsolationLevel:
         raise InvalidRequest(f"isolation_level is 0 or 1, not {number}") from None
 
 
-@sliced
-def list_offsets(ctx: RequestContext, request: Any) -> Steps[Answer]:
-    """Offsets by timestamp. Special ones: -1 latest, -2 earliest, -3 of the largest timestamp,
-    -4 earliest local, -5 latest tiered; any other, and one that is younger than the request's
-    version, is UNSUPPORTED_VERSION.
-    """
-    isolation = isolation_level(getattr(request, "isolation_level", 0))
-    topics = []
-    for topic in request.topics:
-        answers = []
-        for wanted in topic.partitions:
+class ListOffsetsHandler:
+    """Offsets by timestamp and by leader epoch."""
+
+    def __init__(self, table: ReplicaTable) -> None:
+        self._table = table
+
+    def list_offsets(self, ctx: RequestContext, request: Any) -> Steps[Answer]:
+        """Offsets by timestamp. Special ones: -1 latest, -2 earliest, -3 of the largest timestamp,
+        -4 earliest local, -5 latest tiered; any other, and one that is younger than the request's
+        version, is UNSUPPORTED_VERSION.
+        """
+        isolation = isolation_level(getattr(request, "isolation_level", 0))
+        topics = []
+        for topic in request.topics:
+            answers = []
+            for wanted in topic.partitions:
+                yield
+                answer = {"partition_index": wanted.partition_index, "error_code": 0}
+                try:
+                    _check_special(int(wanted.timestamp), ctx.api_version)
+                    partition = self._table.partition(
+                        TopicPartition(topic.name, wanted.partition_index)
+                    )
+                    timestamp, offset, leader_epoch = partition.list_offset(
+                        int(wanted.timestamp),
+                        isolation,
+                        getattr(wanted, "current_leader_epoch", -1),
+                    )
+                    answer.update(timestamp=timestamp, offset=offset, leader_epoch=leader_epoch)
+                except KeptError as error:
+                    answer["error_code"] = _code(error, topic.name, wanted.partition_index)
+                answers.append(answer)
+            topics.append({"name": topic.name, "partitions": answers})
             yield
-            answer = {"partition_index": wanted.partition_index, "error_code": 0}
-            try:
-                _check_special(int(wanted.timestamp), ctx.api_version)
-                partition = ctx.apis.table.partition(
-                    TopicPartition(topic.name, wanted.partition_index)
-                )
-                timestamp, offset, leader_epoch = partition.list_offset(
-                    int(wanted.timestamp), isolation, getattr(wanted, "current_leader_epoch", -1)
-                )
-                answer.update(timestamp=timestamp, offset=offset, leader_epoch=leader_epoch)
-            except KeptError as error:
-                answer["error_code"] = _code(error, topic.name, wanted.partition_index)
-            answers.append(answer)
-        topics.append({"name": topic.name, "partitions": answers})
-        yield
-    return {"topics": topics}
+        return {"topics": topics}
+
+    def offset_for_leader_epoch(self, _ctx: RequestContext, request: Any) -> Steps[Answer]:
+        """Where a leader epoch ends (KIP-101, KIP-320)."""
+        topics = []
+        for topic in request.topics:
+            answers = []
+            for wanted in topic.partitions:
+                yield
+                answer = {"partition": wanted.partition, "error_code": 0}
+                try:
+                    partition = self._table.partition(TopicPartition(topic.topic, wanted.partition))
+                    leader_epoch, end_offset = partition.end_offset_for_epoch(
+                        getattr(wanted, "current_leader_epoch", -1), wanted.leader_epoch
+                    )
+                    answer.update(leader_epoch=leader_epoch, end_offset=end_offset)
+                except KeptError as error:
+                    answer["error_code"] = _code(error, topic.topic, wanted.partition)
+                answers.append(answer)
+            topics.append({"topic": topic.topic, "partitions": answers})
+            yield
+        return {"topics": topics}
 
 
 def _check_special(timestamp: int, version: int) -> None:
     if timestamp < 0 and version < SPECIAL_SINCE.get(timestamp, version + 1):
         raise UnsupportedVersion(f"ListOffsets v{version} knows no timestamp {timestamp}")
-
-
-@sliced
-def offset_for_leader_epoch(ctx: RequestContext, request: Any) -> Steps[Answer]:
-    """Where a leader epoch ends (KIP-101, KIP-320)."""
-    topics = []
-    for topic in request.topics:
-        answers = []
-        for wanted in topic.partitions:
-            yield
-            answer = {"partition": wanted.partition, "error_code": 0}
-            try:
-                partition = ctx.apis.table.partition(TopicPartition(topic.topic, wanted.partition))
-                leader_epoch, end_offset = partition.end_offset_for_epoch(
-                    getattr(wanted, "current_leader_epoch", -1), wanted.leader_epoch
-                )
-                answer.update(leader_epoch=leader_epoch, end_offset=end_offset)
-            except KeptError as error:
-                answer["error_code"] = _code(error, topic.topic, wanted.partition)
-            answers.append(answer)
-        topics.append({"topic": topic.topic, "partitions": answers})
-        yield
-    return {"topics": topics}
 
 
 def _code(error: KeptError, topic: str, partition: int) -> int:

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Final
 
 from kept.node.kafka import api
 from kept.node.kafka.codec import produce as codec
-from kept.node.kafka.handlers.batch_checks import BatchChecks, Job
+from kept.node.kafka.handlers.batch_checks import BatchChecks, CheckResources, Job
 from kept.node.kafka.handlers.delayed_produce import (
     DelayedProduce,
+    DelayedProduceContext,
     DelayedProduceRun,
     write,
     write_staged,
@@ -41,7 +42,10 @@ from kept.storage.records import check
 
 if TYPE_CHECKING:
     from kept.node.kafka.connection import Connection
+    from kept.node.metadata.serving_lease import ServingLease
     from kept.node.replicas.local_replica import LocalReplica
+    from kept.node.replicas.replica_table import ReplicaTable
+    from kept.node.runtime.counters import Counters
     from kept.replication.partition import Partition
     from kept.storage.records import CheckedBatch
 
@@ -71,174 +75,286 @@ def check_entries(
             raise InvalidRequest(f"{error} (kept.request.max.entries)") from None
 
 
-def handle(
-    connection: Connection, version: int, correlation_id: int, frame: memoryview, position: int
-) -> None:
-    """Serve one Produce request, whose body starts at ``position`` of ``frame``."""
-    check_entries(connection, api.PRODUCE, version, frame, position)
-    request = codec.parse(frame, position, version)
-    produced = DelayedProduce(connection, version, correlation_id, request.acks, request.timeout_ms)
-    if request.acks not in ACKS or request.transactional_id is not None:
-        _refuse(produced, request)
-        connection.unwritten.append(produced)
-        return
-    for _, partitions in request.topics:
-        for data in partitions:
-            if (
-                data.end - data.start > codec.IN_THREAD_BYTES
-                and frame[data.start + _CODEC_BYTE] & 7
-            ):
-                _check_in_thread(connection, produced, request, frame, [])
-                return
-    outcomes: list[Outcome] = []
-    failed: dict[Partition, KeptError] = {}
+class ProduceHandler:
+    """Serves Produce requests."""
 
-    def done(finished: Sliced[int]) -> None:
-        error = finished.exception()
-        if error is not None:
-            _give_up(connection, error)
-        elif finished.result() < 0:
-            _finish(connection, produced, failed)
-        else:
-            _check_in_thread(connection, produced, request, frame, outcomes, finished.result())
+    def __init__(
+        self,
+        table: ReplicaTable,
+        lease: ServingLease,
+        counters: Counters,
+        checks: CheckResources,
+        delayed: DelayedProduceContext,
+    ) -> None:
+        self._runtime = checks.runtime
+        self._table = table
+        self._lease = lease
+        self._counters = counters
+        self._checks = checks
+        self._delayed = delayed
 
-    work = connection.apis.runtime.slices.run(
-        _check_and_append(connection, produced, request, frame, outcomes, failed)
-    )
-    if isinstance(work, Sliced):
-        # Later requests of this connection wait; it may be gone by the end: what was read counts.
-        connection.block()
-        work.add_done_callback(done)
-    elif work < 0:
-        connection.unwritten.append(produced)
-    else:
-        _check_in_thread(connection, produced, request, frame, outcomes, work)
+    def handle(
+        self,
+        connection: Connection,
+        version: int,
+        correlation_id: int,
+        frame: memoryview,
+        position: int,
+    ) -> None:
+        """Serve one Produce request, whose body starts at ``position`` of ``frame``."""
+        check_entries(connection, api.PRODUCE, version, frame, position)
+        request = codec.parse(frame, position, version)
+        produced = DelayedProduce(
+            self._delayed, connection, version, correlation_id, request.acks, request.timeout_ms
+        )
+        if request.acks not in ACKS or request.transactional_id is not None:
+            _refuse(produced, request)
+            connection.unwritten.append(produced)
+            return
+        for _, partitions in request.topics:
+            for data in partitions:
+                if (
+                    data.end - data.start > codec.IN_THREAD_BYTES
+                    and frame[data.start + _CODEC_BYTE] & 7
+                ):
+                    self._check_in_thread(connection, produced, request, frame, [])
+                    return
+        outcomes: list[Outcome] = []
+        failed: dict[Partition, KeptError] = {}
 
-
-def _check_and_append(  # noqa: PLR0917
-    connection: Connection,
-    produced: DelayedProduce,
-    request: codec.ProduceRequest,
-    frame: memoryview,
-    outcomes: list[Outcome],
-    failed: dict[Partition, KeptError],
-) -> Steps[int]:
-    """Check the batches here as far as that may be done on the loop, into ``outcomes``, and append
-    them if these are all. Gives -1 then; else the bytes that the next one needs, as far as it says.
-    """
-    walked = 0
-    now_ms = connection.apis.runtime.now_ms()
-    for name, partitions in request.topics:
-        for data in partitions:
-            if walked > LOOP_TOTAL_BYTES:
-                return 0
-            try:
-                hosted = find(connection, name, data.partition, produced.version)
-                batch = _batch(frame, data, produced.version)
-                checked = check(batch, hosted.loop_rules, now_ms)
-            except InflatesBeyondLimit as error:
-                return error.told_bytes or 0
-            except KeptError as error:
-                outcomes.append(error.with_traceback(None))  # which would hold this frame
+        def done(finished: Sliced[int]) -> None:
+            error = finished.exception()
+            if error is not None:
+                _give_up(connection, error)
+            elif finished.result() < 0:
+                _finish(connection, produced, failed)
             else:
-                walked += checked.area_bytes
-                outcomes.append(checked)
-            yield
-    yield from _append_all(connection, produced, request, outcomes, failed)
-    return -1
+                self._check_in_thread(
+                    connection, produced, request, frame, outcomes, finished.result()
+                )
 
+        work = self._runtime.slices.run(
+            self._check_and_append(connection, produced, request, frame, outcomes, failed)
+        )
+        if isinstance(work, Sliced):
+            # Later requests of this connection wait; it may be gone by the end: what was read
+            # counts.
+            connection.block()
+            work.add_done_callback(done)
+        elif work < 0:
+            connection.unwritten.append(produced)
+        else:
+            self._check_in_thread(connection, produced, request, frame, outcomes, work)
 
-def _append_all(
-    connection: Connection,
-    produced: DelayedProduce,
-    request: codec.ProduceRequest,
-    outcomes: list[Outcome],
-    failed: dict[Partition, KeptError],
-) -> Steps[None]:
-    """Append the batches of a request, one a step. Where it goes on in a later turn of the loop,
-    what was staged is written first, as at the end of every readiness event.
-    """
-    apis = connection.apis
-    now_ms = apis.runtime.now_ms()
-    place = iter(outcomes)
-    done = 0
-    for name, partitions in request.topics:
-        produced.topic(name)
-        for data in partitions:
-            outcome, hosted = next(place), None
+    def _check_and_append(  # noqa: PLR0917
+        self,
+        connection: Connection,
+        produced: DelayedProduce,
+        request: codec.ProduceRequest,
+        frame: memoryview,
+        outcomes: list[Outcome],
+        failed: dict[Partition, KeptError],
+    ) -> Steps[int]:
+        """Check the batches here as far as that may be done on the loop, into ``outcomes``, and
+        append them if these are all. Gives -1 then; else the bytes that the next one needs, as far
+        as it says.
+        """
+        walked = 0
+        now_ms = self._runtime.now_ms()
+        for name, partitions in request.topics:
+            for data in partitions:
+                if walked > LOOP_TOTAL_BYTES:
+                    return 0
+                try:
+                    hosted = find(self._table, name, data.partition, produced.version)
+                    batch = _batch(frame, data, produced.version)
+                    checked = check(batch, hosted.loop_rules, now_ms)
+                except InflatesBeyondLimit as error:
+                    return error.told_bytes or 0
+                except KeptError as error:
+                    outcomes.append(error.with_traceback(None))  # which would hold this frame
+                else:
+                    walked += checked.area_bytes
+                    outcomes.append(checked)
+                yield
+        yield from self._append_all(connection, produced, request, outcomes, failed)
+        return -1
+
+    def _append_all(
+        self,
+        connection: Connection,
+        produced: DelayedProduce,
+        request: codec.ProduceRequest,
+        outcomes: list[Outcome],
+        failed: dict[Partition, KeptError],
+    ) -> Steps[None]:
+        """Append the batches of a request, one a step. Where it goes on in a later turn of the
+        loop, what was staged is written first, as at the end of every readiness event.
+        """
+        now_ms = self._runtime.now_ms()
+        place = iter(outcomes)
+        done = 0
+        for name, partitions in request.topics:
+            produced.topic(name)
+            for data in partitions:
+                outcome, hosted = next(place), None
+                try:
+                    hosted = find(self._table, name, data.partition, produced.version)
+                except KeptError as error:  # it may have gone since it was checked
+                    outcome = error
+                self._append(connection, produced, hosted, data.partition, outcome, now_ms)
+                done += 1
+                if done >= IN_PLACE_STEPS:
+                    write_staged(connection, failed)
+                yield
+                if done >= IN_PLACE_STEPS and perf_counter() >= self._lease.until:
+                    self._lease.check()
+
+    def handle_run(
+        self, connection: Connection, ones: list[codec.One], buffer: memoryview, now_ms: int
+    ) -> int:
+        """Append the one plain batch of each request, in order; how many were served.
+
+        The first of another kind, or all after one that closed the connection, are not.
+        """
+        table = self._table
+        dirty, run = connection.dirty, connection.run
+        served = appended = records = size = walked = 0
+        for one in ones:
+            version, _, acks, timeout_ms, name, index, start, end = one
             try:
-                hosted = find(connection, name, data.partition, produced.version)
-            except KeptError as error:  # it may have gone since it was checked
-                outcome = error
-            _append(connection, produced, hosted, data.partition, outcome, now_ms)
-            done += 1
-            if done >= IN_PLACE_STEPS:
-                write_staged(connection, failed)
-            yield
-            if done >= IN_PLACE_STEPS and perf_counter() >= apis.lease.until:
-                apis.lease.check()
-
-
-def handle_run(
-    connection: Connection, ones: list[codec.One], buffer: memoryview, now_ms: int
-) -> int:
-    """Append the one plain batch of each request, in order; how many were served.
-
-    The first of another kind, or all after one that closed the connection, are not.
-    """
-    table = connection.apis.table
-    dirty, run = connection.dirty, connection.run
-    served = appended = records = size = walked = 0
-    for one in ones:
-        version, _, acks, timeout_ms, name, index, start, end = one
-        try:
-            topic = table.by_id[name] if version >= codec.TOPIC_IDS else table.by_name[name]
-            hosted = topic.partitions[index]
-        except KeyError:
-            break
-        partition = hosted.partition
-        served += 1
-        try:
-            checked = check(buffer[start:end], hosted.loop_rules, now_ms)
-            info = partition.append(checked, now_ms, acks)
-        except InflatesBeyondLimit:
-            served -= 1  # perhaps: the long way finds out, in a thread
-            break
-        except KeptError as error:
-            _refuse_one(connection, one, hosted, error)
-            run = None
-            if connection.blocked:
+                topic = table.by_id[name] if version >= codec.TOPIC_IDS else table.by_name[name]
+                hosted = topic.partitions[index]
+            except KeyError:
                 break
-            continue
-        dirty[partition] = None
-        appended += 1
-        records += checked.record_count
-        size += checked.size_bytes
-        if run is None or run.acks != acks or run.timeout_ms != timeout_ms:
-            run = connection.open_run(DelayedProduceRun(connection, acks, timeout_ms))
-        run.entries.append((one, hosted, info))
-        if hosted.sync:
-            run.sync = True
-        walked += checked.area_bytes
-        if walked > LOOP_BYTES:
-            break
-    connection.apis.counters.produced(appended, records, size)
-    return served
+            partition = hosted.partition
+            served += 1
+            try:
+                checked = check(buffer[start:end], hosted.loop_rules, now_ms)
+                info = partition.append(checked, now_ms, acks)
+            except InflatesBeyondLimit:
+                served -= 1  # perhaps: the long way finds out, in a thread
+                break
+            except KeptError as error:
+                self._refuse_one(connection, one, hosted, error)
+                run = None
+                if connection.blocked:
+                    break
+                continue
+            dirty[partition] = None
+            appended += 1
+            records += checked.record_count
+            size += checked.size_bytes
+            if run is None or run.acks != acks or run.timeout_ms != timeout_ms:
+                run = connection.open_run(
+                    DelayedProduceRun(self._delayed, connection, acks, timeout_ms)
+                )
+            run.entries.append((one, hosted, info))
+            if hosted.sync:
+                run.sync = True
+            walked += checked.area_bytes
+            if walked > LOOP_BYTES:
+                break
+        self._counters.produced(appended, records, size)
+        return served
+
+    @staticmethod
+    def write(connection: Connection) -> None:
+        """End of a readiness event: write what was staged, then let responses go on their way."""
+        write(connection)
+
+    def _refuse_one(
+        self, connection: Connection, one: codec.One, hosted: LocalReplica, error: KeptError
+    ) -> None:
+        failed = DelayedProduce(self._delayed, connection, one[0], one[1], one[2], one[3])
+        failed.topic(one[4])
+        failed.refused(one[5], error, hosted)
+        self._counters.refused()
+        connection.unwritten.append(failed)
+
+    def _append(  # noqa: PLR0917
+        self,
+        connection: Connection,
+        produced: DelayedProduce,
+        hosted: LocalReplica | None,
+        index: int,
+        checked: CheckedBatch | KeptError,
+        now_ms: int,
+    ) -> None:
+        """Stage a batch that passed its check, or note why it is refused."""
+        try:
+            if isinstance(checked, KeptError):
+                raise checked
+            if checked.is_transactional:
+                raise InvalidTxnState("this node has no transaction coordinator")
+            assert hosted is not None
+            partition = hosted.partition
+            info = partition.append(checked, now_ms, produced.acks)
+        except KeptError as error:
+            produced.refused(index, error, hosted)
+            return
+        connection.dirty[partition] = None
+        self._counters.produced(1, checked.record_count, checked.size_bytes)
+        produced.appended(hosted, index, info)
+
+    def _jobs(
+        self, request: codec.ProduceRequest, frame: memoryview, version: int
+    ) -> list[Job | KeptError]:
+        """Every batch of a request and where it goes, or why it goes nowhere."""
+        jobs: list[Job | KeptError] = []
+        for name, partitions in request.topics:
+            for data in partitions:
+                try:
+                    hosted = find(self._table, name, data.partition, version)
+                    jobs.append((_batch(frame, data, version), hosted))
+                except KeptError as error:
+                    jobs.append(error)
+        return jobs
+
+    def _check_in_thread(  # noqa: PLR0917
+        self,
+        connection: Connection,
+        produced: DelayedProduce,
+        request: codec.ProduceRequest,
+        frame: memoryview,
+        outcomes: list[Outcome],
+        needed_bytes: int = 0,
+    ) -> None:
+        """Check the batches behind ``outcomes`` in the pool, append all when back; the connection
+        waits.
+        """
+        connection.block()
+        failed: dict[Partition, KeptError] = {}
+
+        def checked(outcomes: list[Outcome], error: BaseException | None) -> None:
+            if error is not None:
+                _give_up(connection, error)
+                return
+            if perf_counter() >= self._lease.until:
+                self._lease.check()
+            work = self._runtime.slices.run(
+                self._append_all(connection, produced, request, outcomes, failed)
+            )
+            if isinstance(work, Sliced):
+                work.add_done_callback(appended)
+            else:
+                _finish(connection, produced, failed)
+
+        def appended(finished: Sliced[None]) -> None:
+            error = finished.exception()
+            if error is None:
+                _finish(connection, produced, failed)
+            else:
+                _give_up(connection, error)
+
+        jobs = self._jobs(request, frame, produced.version)
+        BatchChecks(self._checks, jobs, self._runtime.now_ms(), outcomes, needed_bytes).start(
+            checked
+        )
 
 
-def _refuse_one(
-    connection: Connection, one: codec.One, hosted: LocalReplica, error: KeptError
-) -> None:
-    failed = DelayedProduce(connection, one[0], one[1], one[2], one[3])
-    failed.topic(one[4])
-    failed.refused(one[5], error, hosted)
-    connection.apis.counters.refused()
-    connection.unwritten.append(failed)
-
-
-def find(connection: Connection, name: bytes, index: int, version: int) -> LocalReplica:
+def find(table: ReplicaTable, name: bytes, index: int, version: int) -> LocalReplica:
     """The partition that a request names; raises UnknownTopicOrPartition, UnknownTopicId..."""
-    table = connection.apis.table
     if version >= codec.TOPIC_IDS:
         topic = table.by_id.get(name)
         if topic is None:
@@ -264,31 +380,6 @@ def _batch(frame: memoryview, data: codec.PartitionData, version: int) -> memory
     return batch
 
 
-def _append(  # noqa: PLR0917
-    connection: Connection,
-    produced: DelayedProduce,
-    hosted: LocalReplica | None,
-    index: int,
-    checked: CheckedBatch | KeptError,
-    now_ms: int,
-) -> None:
-    """Stage a batch that passed its check, or note why it is refused."""
-    try:
-        if isinstance(checked, KeptError):
-            raise checked
-        if checked.is_transactional:
-            raise InvalidTxnState("this node has no transaction coordinator")
-        assert hosted is not None
-        partition = hosted.partition
-        info = partition.append(checked, now_ms, produced.acks)
-    except KeptError as error:
-        produced.refused(index, error, hosted)
-        return
-    connection.dirty[partition] = None
-    connection.apis.counters.produced(1, checked.record_count, checked.size_bytes)
-    produced.appended(hosted, index, info)
-
-
 def _refuse(produced: DelayedProduce, request: codec.ProduceRequest) -> None:
     """Answer every partition with what is wrong with the whole request."""
     if request.acks not in ACKS:
@@ -301,59 +392,6 @@ def _refuse(produced: DelayedProduce, request: codec.ProduceRequest) -> None:
         results = produced.topic(name)
         for data in partitions:
             results.append(codec.PartitionResult(data.partition, code, error_message=message))
-
-
-def _jobs(
-    connection: Connection, request: codec.ProduceRequest, frame: memoryview, version: int
-) -> list[Job | KeptError]:
-    """Every batch of a request and where it goes, or why it goes nowhere."""
-    jobs: list[Job | KeptError] = []
-    for name, partitions in request.topics:
-        for data in partitions:
-            try:
-                hosted = find(connection, name, data.partition, version)
-                jobs.append((_batch(frame, data, version), hosted))
-            except KeptError as error:
-                jobs.append(error)
-    return jobs
-
-
-def _check_in_thread(  # noqa: PLR0917
-    connection: Connection,
-    produced: DelayedProduce,
-    request: codec.ProduceRequest,
-    frame: memoryview,
-    outcomes: list[Outcome],
-    needed_bytes: int = 0,
-) -> None:
-    """Check the batches behind ``outcomes`` in the pool, append all when back; the connection
-    waits.
-    """
-    connection.block()
-    apis = connection.apis
-    failed: dict[Partition, KeptError] = {}
-
-    def checked(outcomes: list[Outcome], error: BaseException | None) -> None:
-        if error is not None:
-            _give_up(connection, error)
-            return
-        if perf_counter() >= apis.lease.until:
-            apis.lease.check()
-        work = apis.runtime.slices.run(_append_all(connection, produced, request, outcomes, failed))
-        if isinstance(work, Sliced):
-            work.add_done_callback(appended)
-        else:
-            _finish(connection, produced, failed)
-
-    def appended(finished: Sliced[None]) -> None:
-        error = finished.exception()
-        if error is None:
-            _finish(connection, produced, failed)
-        else:
-            _give_up(connection, error)
-
-    jobs = _jobs(connection, request, frame, produced.version)
-    BatchChecks(apis, jobs, apis.runtime.now_ms(), outcomes, needed_bytes).start(checked)
 
 
 def _finish(

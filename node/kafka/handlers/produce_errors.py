@@ -56,11 +56,11 @@ BEHIND_S: Final = 30.0
 
 
 def refusal(
-    connection: Connection, index: int, error: KeptError, hosted: LocalReplica | None
+    connection: Connection, index: int, error: KeptError, hosted: LocalReplica | None, now_s: float
 ) -> codec.PartitionResult:
     """The result of a batch that ``hosted`` did not take; it says where the log starts."""
     if hosted is not None:
-        error = in_line(connection, error, hosted)
+        error = in_line(connection, error, hosted, now_s)
     result = failure(index, error)
     if hosted is None or isinstance(error, _NOT_JUDGED):
         return result
@@ -72,9 +72,11 @@ def needs_proof(error: KeptError, hosted: LocalReplica) -> bool:
     return hosted.partition.replicated and isinstance(error, _OF_SEQUENCES)
 
 
-def in_line(connection: Connection, error: KeptError, hosted: LocalReplica) -> KeptError:
+def in_line(
+    connection: Connection, error: KeptError, hosted: LocalReplica, now_s: float
+) -> KeptError:
     """``error``, or that of a batch before it which comes again."""
-    partition, now_s = hosted.partition, connection.apis.runtime.loop.time()
+    partition = hosted.partition
     if isinstance(error, _COMES_AGAIN):
         connection.turned_away[partition] = type(error), now_s + BEHIND_S
     elif isinstance(error, OutOfOrderSequenceNumber):

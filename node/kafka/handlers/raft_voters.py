@@ -36,20 +36,81 @@ from kept.storage.errors import (
 )
 
 if TYPE_CHECKING:
+    from kept.node.config.live_config import LiveConfig
+    from kept.node.controller.controller import Controller
     from kept.node.kafka.api import RequestContext
-    from kept.node.kafka.apis import KafkaApis
+    from kept.node.metadata.address_book import AddressBook
+    from kept.node.metadata.metadata_log import Metadata
 
 NO_DIRECTORY = UUID(int=0)
 
 
-async def add_raft_voter(ctx: RequestContext, request: Any) -> Values:
-    """AddRaftVoter v0-1: an observer votes from now on."""
-    return await _answer(_add(ctx, request))
+class RaftVotersHandler:
+    """Voters of the metadata quorum."""
 
+    def __init__(
+        self, config: LiveConfig, metadata: Metadata, addresses: AddressBook, controller: Controller
+    ) -> None:
+        self._config = config
+        self._metadata = metadata
+        self._addresses = addresses
+        self._controller = controller
 
-async def remove_raft_voter(ctx: RequestContext, request: Any) -> Values:
-    """RemoveRaftVoter v0: a voter does not vote any more; it goes on as an observer."""
-    return await _answer(_remove(ctx, request))
+    async def add_raft_voter(self, ctx: RequestContext, request: Any) -> Values:
+        """AddRaftVoter v0-1: an observer votes from now on."""
+        return await _answer(self._add(ctx, request))
+
+    async def remove_raft_voter(self, ctx: RequestContext, request: Any) -> Values:
+        """RemoveRaftVoter v0: a voter does not vote any more; it goes on as an observer."""
+        return await _answer(self._remove(ctx, request))
+
+    async def _add(self, ctx: RequestContext, request: Any) -> None:
+        quorum_reconfiguration = self._voting(ctx, request)
+        node_id, name = request.voter_id, self._listener_name()
+        voters = {voter.node_id: voter for voter in self._metadata.member.voters}
+        if node_id in voters:
+            raise DuplicateVoter(
+                f"node {node_id} votes already, from directory {voters[node_id].directory_id}: "
+                "to let it vote from another one remove that voter first"
+            )
+        reached = [listener for listener in request.listeners if listener.name == name]
+        if not reached:
+            given = ", ".join(listener.name for listener in request.listeners) or "none"
+            raise InvalidRequest(f"nodes reach each other by listener {name}; given were: {given}")
+        change = ChangeVotersRequest(
+            True, node_id, _directory(request), reached[0].host, int(reached[0].port)
+        )
+        try:
+            async with asyncio.timeout(request.timeout.total_seconds()):
+                await quorum_reconfiguration.change(change)
+        except TimeoutError:
+            raise RequestTimedOut(
+                f"it is not known yet whether node {node_id} votes: describe the quorum"
+            ) from None
+
+    async def _remove(self, ctx: RequestContext, request: Any) -> None:
+        quorum_reconfiguration = self._voting(ctx, request)
+        await quorum_reconfiguration.change(
+            ChangeVotersRequest(False, request.voter_id, _directory(request))
+        )
+
+    def _voting(self, ctx: RequestContext, request: Any) -> QuorumReconfiguration:
+        if request.cluster_id not in (None, self._metadata.image.cluster_id):
+            raise InconsistentClusterId(
+                f"this is cluster {self._metadata.image.cluster_id}, the request is meant for "
+                f"{request.cluster_id}"
+            )
+        refuse_alone(self._config.current)
+        if not may_change_voters(ctx.listener_name == self._listener_name(), ctx.client_host):
+            refuse_strangers(self._addresses)
+        return self._controller.quorum_reconfiguration
+
+    def _listener_name(
+        self,
+    ) -> str:
+        listener = self._config.current.node_listener
+        assert listener is not None, "a node among others has one"
+        return listener.name
 
 
 async def _answer(change: Awaitable[None]) -> Values:
@@ -60,57 +121,6 @@ async def _answer(change: Awaitable[None]) -> Values:
     except (PeerError, RetriableError) as error:
         return {"error_code": code_for(error), "error_message": message_for(error)}
     return {"error_code": 0, "error_message": None}
-
-
-async def _add(ctx: RequestContext, request: Any) -> None:
-    apis, quorum_reconfiguration = ctx.apis, _voting(ctx, request)
-    node_id, name = request.voter_id, _listener_name(apis)
-    voters = {voter.node_id: voter for voter in apis.metadata.member.voters}
-    if node_id in voters:
-        raise DuplicateVoter(
-            f"node {node_id} votes already, from directory {voters[node_id].directory_id}: to let "
-            "it vote from another one remove that voter first"
-        )
-    reached = [listener for listener in request.listeners if listener.name == name]
-    if not reached:
-        given = ", ".join(listener.name for listener in request.listeners) or "none"
-        raise InvalidRequest(f"nodes reach each other by listener {name}; given were: {given}")
-    change = ChangeVotersRequest(
-        True, node_id, _directory(request), reached[0].host, int(reached[0].port)
-    )
-    try:
-        async with asyncio.timeout(request.timeout.total_seconds()):
-            await quorum_reconfiguration.change(change)
-    except TimeoutError:
-        raise RequestTimedOut(
-            f"it is not known yet whether node {node_id} votes: describe the quorum"
-        ) from None
-
-
-async def _remove(ctx: RequestContext, request: Any) -> None:
-    quorum_reconfiguration = _voting(ctx, request)
-    await quorum_reconfiguration.change(
-        ChangeVotersRequest(False, request.voter_id, _directory(request))
-    )
-
-
-def _voting(ctx: RequestContext, request: Any) -> QuorumReconfiguration:
-    apis = ctx.apis
-    if request.cluster_id not in (None, apis.identity.cluster_id):
-        raise InconsistentClusterId(
-            f"this is cluster {apis.identity.cluster_id}, the request is meant for "
-            f"{request.cluster_id}"
-        )
-    refuse_alone(apis.config.current)
-    if not may_change_voters(ctx.listener_name == _listener_name(apis), ctx.client_host):
-        refuse_strangers(apis.addresses)
-    return apis.controller.quorum_reconfiguration
-
-
-def _listener_name(apis: KafkaApis) -> str:
-    listener = apis.config.current.node_listener
-    assert listener is not None, "a node among others has one"
-    return listener.name
 
 
 def _directory(request: Any) -> UUID:

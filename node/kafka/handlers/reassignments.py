@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kept.client.protocol import Values
 from kept.cluster.controller import partition_election, reassignment, unclean_recovery
-from kept.cluster.controller.partition_election import elect_preferred
-from kept.cluster.controller.reassignment import reassign
 from kept.cluster.controller.topics import MAX_PARTITIONS_PER_REQUEST
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import MetadataRecord
-from kept.node.kafka.handlers.propose import Decided, decide
+from kept.node.kafka.metadata_changes import Decided
 from kept.node.runtime.error_codes import code_for, message_for
 from kept.node.runtime.fd_quota import FdQuota
 from kept.node.runtime.yielding import Steps, checkpoint
@@ -36,7 +34,11 @@ from kept.storage.errors import (
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
+    from kept.node.controller.controller import Controller
     from kept.node.kafka.api import RequestContext
+    from kept.node.kafka.metadata_changes import MetadataChanges
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.runtime.fd_quota import OpenFiles
 
 PREFERRED: Final = 0
 UNCLEAN: Final = 1
@@ -120,42 +122,111 @@ async def _by_topic(
     return [{topic: name, results: several} for name, several in found.items()]
 
 
-async def elect_leaders(ctx: RequestContext, request: Any) -> Values:
-    """ElectLeaders v0-2: the preferred replica, or any live one where nobody leads (unclean)."""
-    apis = ctx.apis
-    kind = getattr(request, "election_type", PREFERRED)
-    asked = request.topic_partitions
+class ReassignmentHandler:
+    """Elections and moves of replicas."""
 
-    def decision(image: Image) -> Steps[Decided[_Decided]]:
-        if asked is None:
-            wanted = [
-                TopicPartition(name, partition)
-                for name in sorted(image.topics)
-                for partition in range(len(image.topics[name].partitions))
-            ]
-        else:
-            wanted = [TopicPartition(t.topic, number) for t in asked for number in t.partitions]
-        if kind not in (PREFERRED, UNCLEAN):
-            error = InvalidRequest(
-                f"Unknown election type {kind}: {PREFERRED} is preferred, {UNCLEAN} is unclean"
+    def __init__(
+        self,
+        metadata: Metadata,
+        controller: Controller,
+        open_files: OpenFiles,
+        changes: MetadataChanges,
+    ) -> None:
+        self._metadata = metadata
+        self._controller = controller
+        self._open_files = open_files
+        self._changes = changes
+
+    async def elect_leaders(self, _ctx: RequestContext, request: Any) -> Values:
+        """ElectLeaders v0-2: the preferred replica, or any live one if nobody leads (unclean)."""
+        kind = getattr(request, "election_type", PREFERRED)
+        asked = request.topic_partitions
+
+        def decision(image: Image) -> Steps[Decided[_Decided]]:
+            if asked is None:
+                wanted = [
+                    TopicPartition(name, partition)
+                    for name in sorted(image.topics)
+                    for partition in range(len(image.topics[name].partitions))
+                ]
+            else:
+                wanted = [TopicPartition(t.topic, number) for t in asked for number in t.partitions]
+            if kind not in (PREFERRED, UNCLEAN):
+                error = InvalidRequest(
+                    f"Unknown election type {kind}: {PREFERRED} is preferred, {UNCLEAN} is unclean"
+                )
+                return _refused(error, wanted if asked is not None else ()), ()
+            elect = _preferred if kind == PREFERRED else _unclean
+            decided = yield from _each(
+                image, ((tp, self._controller.log_reports) for tp in wanted), elect
             )
-            return _refused(error, wanted if asked is not None else ()), ()
-        elect = _preferred if kind == PREFERRED else _unclean
-        decided = yield from _each(
-            image, ((tp, apis.controller.log_reports) for tp in wanted), elect
-        )
-        return decided, decided.records
+            return decided, decided.records
 
-    decided = await decide(apis, decision)
-    outcomes = decided.outcomes
-    if asked is None:
-        outcomes = [(tp, error) for tp, error in outcomes if not _needless(error)]
-    return {
-        "error_code": _top(decided.refused)["error_code"],
-        "replica_election_results": await _by_topic(
-            outcomes, "topic", "partition_result", "partition_id"
-        ),
-    }
+        decided = await self._changes.decide(decision)
+        outcomes = decided.outcomes
+        if asked is None:
+            outcomes = [(tp, error) for tp, error in outcomes if not _needless(error)]
+        return {
+            "error_code": _top(decided.refused)["error_code"],
+            "replica_election_results": await _by_topic(
+                outcomes, "topic", "partition_result", "partition_id"
+            ),
+        }
+
+    async def alter_partition_reassignments(self, _ctx: RequestContext, request: Any) -> Values:
+        """AlterPartitionReassignments v0-1: begin moves of replicas; null replicas cancel one."""
+        may_change = getattr(request, "allow_replication_factor_change", True)
+
+        def decision(image: Image) -> Steps[Decided[_Decided]]:
+            room = FdQuota(self._open_files, image)
+
+            def move(image: Image, tp: TopicPartition, replicas: Any) -> list[MetadataRecord]:
+                records = reassignment.reassign(
+                    image,
+                    tp.topic,
+                    tp.partition,
+                    replicas,
+                    allow_replication_factor_change=may_change,
+                )
+                room.take(records)
+                return records
+
+            wanted = (
+                (TopicPartition(topic.name, entry.partition_index), entry.replicas)
+                for topic in request.topics
+                for entry in topic.partitions
+            )
+            decided = yield from _each(image, wanted, move)
+            return decided, decided.records
+
+        decided = await self._changes.decide(decision)
+        return {
+            **_top(decided.refused),
+            "allow_replication_factor_change": may_change,
+            "responses": await _by_topic(decided.outcomes, "name", "partitions", "partition_index"),
+        }
+
+    def list_partition_reassignments(self, _ctx: RequestContext, request: Any) -> Values:
+        """ListPartitionReassignments v0: the moves in progress; of what does not move nothing."""
+        wanted = None
+        if request.topics is not None:
+            wanted = {
+                TopicPartition(topic.name, number)
+                for topic in request.topics
+                for number in topic.partition_indexes
+            }
+        found: dict[str, list[Mapping[str, Any]]] = {}
+        for moving in reassignment.list_reassignments(self._metadata.image, wanted):
+            found.setdefault(moving.topic, []).append(
+                {
+                    "partition_index": moving.partition,
+                    "replicas": moving.replicas,
+                    "adding_replicas": moving.adding,
+                    "removing_replicas": moving.removing,
+                }
+            )
+        topics = [{"name": name, "partitions": several} for name, several in found.items()]
+        return {"error_code": 0, "error_message": None, "topics": topics}
 
 
 def _needless(error: KeptError | None) -> bool:
@@ -165,7 +236,7 @@ def _needless(error: KeptError | None) -> bool:
 def _preferred(
     image: Image, tp: TopicPartition, _: unclean_recovery.Reports
 ) -> list[MetadataRecord]:
-    return elect_preferred(image, tp.topic, tp.partition)
+    return partition_election.elect_preferred(image, tp.topic, tp.partition)
 
 
 def _unclean(
@@ -174,60 +245,3 @@ def _unclean(
     state = image.partition(tp.topic, tp.partition)
     logs = {} if state is None else unclean_recovery.reported(image, state, reports)
     return partition_election.elect_unclean(image, tp.topic, tp.partition, logs)
-
-
-async def alter_partition_reassignments(ctx: RequestContext, request: Any) -> Values:
-    """AlterPartitionReassignments v0-1: begin moves of replicas; null replicas cancel one."""
-    may_change = getattr(request, "allow_replication_factor_change", True)
-
-    def decision(image: Image) -> Steps[Decided[_Decided]]:
-        room = FdQuota(ctx.apis.open_files, image)
-
-        def move(image: Image, tp: TopicPartition, replicas: Any) -> list[MetadataRecord]:
-            records = reassign(
-                image,
-                tp.topic,
-                tp.partition,
-                replicas,
-                allow_replication_factor_change=may_change,
-            )
-            room.take(records)
-            return records
-
-        wanted = (
-            (TopicPartition(topic.name, entry.partition_index), entry.replicas)
-            for topic in request.topics
-            for entry in topic.partitions
-        )
-        decided = yield from _each(image, wanted, move)
-        return decided, decided.records
-
-    decided = await decide(ctx.apis, decision)
-    return {
-        **_top(decided.refused),
-        "allow_replication_factor_change": may_change,
-        "responses": await _by_topic(decided.outcomes, "name", "partitions", "partition_index"),
-    }
-
-
-def list_partition_reassignments(ctx: RequestContext, request: Any) -> Values:
-    """ListPartitionReassignments v0: the moves in progress; of what does not move nothing."""
-    wanted = None
-    if request.topics is not None:
-        wanted = {
-            TopicPartition(topic.name, number)
-            for topic in request.topics
-            for number in topic.partition_indexes
-        }
-    found: dict[str, list[Mapping[str, Any]]] = {}
-    for moving in reassignment.list_reassignments(ctx.apis.metadata.image, wanted):
-        found.setdefault(moving.topic, []).append(
-            {
-                "partition_index": moving.partition,
-                "replicas": moving.replicas,
-                "adding_replicas": moving.adding,
-                "removing_replicas": moving.removing,
-            }
-        )
-    topics = [{"name": name, "partitions": several} for name, several in found.items()]
-    return {"error_code": 0, "error_message": None, "topics": topics}

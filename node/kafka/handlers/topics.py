@@ -24,7 +24,7 @@ from kept.cluster.controller.topics import (
 from kept.cluster.metadata.image import Image, TopicImage
 from kept.cluster.metadata.records import ConfigRecord, MetadataRecord, ResourceType
 from kept.node.kafka.handlers.config_schema import check_topic, topic_entries
-from kept.node.kafka.handlers.propose import Decided, decide
+from kept.node.kafka.metadata_changes import Decided
 from kept.node.metadata import internal_topics
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.runtime.error_codes import code_for, message_for
@@ -42,8 +42,10 @@ from kept.storage.errors import (
 from kept.storage.layout import encode_uuid
 
 if TYPE_CHECKING:
+    from kept.node.config.live_config import LiveConfig
     from kept.node.kafka.api import RequestContext
-    from kept.node.kafka.apis import KafkaApis
+    from kept.node.kafka.metadata_changes import MetadataChanges
+    from kept.node.runtime.fd_quota import OpenFiles
 
 _DUPLICATE: Final = "Duplicate topic name."
 
@@ -100,34 +102,147 @@ def _without_twins(topics: Iterable[Any]) -> tuple[list[Any], list[Values]]:
     return [topic for topic in topics if counts[topic.name] == 1], twins
 
 
-async def create_topics(ctx: RequestContext, request: Any) -> Values:
-    """CreateTopics v2-7: defaults for -1, manual assignment, validate_only.
+class TopicsHandler:
+    """Creates, deletes and grows topics."""
 
-    The id of a topic comes from that of the try: a request that was forwarded may be tried again
-    after it was done and the answer lost, and finds the topic that it made itself. Each try has an
-    id of its own, since the topic may have been deleted meanwhile, and no id is used twice.
-    """
-    apis = ctx.apis
-    topics, answers = _without_twins(request.topics)
-    tries = ctx.tries or (uuid4(),)
+    def __init__(self, config: LiveConfig, open_files: OpenFiles, changes: MetadataChanges) -> None:
+        self._config = config
+        self._open_files = open_files
+        self._changes = changes
 
-    def decision(
-        image: Image,
-    ) -> Decided[list[Values]] | Steps[Decided[list[Values]]]:
-        if sum(_partitions_wanted(topic) for topic in topics) > MAX_PARTITIONS_PER_REQUEST:
-            error = PolicyViolation("Excessively large number of partitions per request.")
-            return [_uncreated(topic) | _failed(error) for topic in topics], []
-        return _each(
+    async def create_topics(self, ctx: RequestContext, request: Any) -> Values:
+        """CreateTopics v2-7: defaults for -1, manual assignment, validate_only.
+
+        The id of a topic comes from that of the try: a request that was forwarded may be tried
+        again after it was done and the answer lost, and finds the topic that it made itself. Each
+        try has an id of its own, since the topic may have been deleted meanwhile, and no id is used
+        twice.
+        """
+        topics, answers = _without_twins(request.topics)
+        tries = ctx.tries or (uuid4(),)
+
+        def decision(
+            image: Image,
+        ) -> Decided[list[Values]] | Steps[Decided[list[Values]]]:
+            if sum(_partitions_wanted(topic) for topic in topics) > MAX_PARTITIONS_PER_REQUEST:
+                error = PolicyViolation("Excessively large number of partitions per request.")
+                return [_uncreated(topic) | _failed(error) for topic in topics], []
+            return _each(
+                image,
+                topics,
+                lambda image, topic: self._create(image, topic, tries),
+                _uncreated,
+                request.validate_only,
+                room=FdQuota(self._open_files, image),
+            )
+
+        answers = [{**_NOT_CREATED, **answer} for answer in answers]
+        return {"topics": answers + await self._changes.decide(decision)}
+
+    def _create(
+        self, image: Image, topic: Any, tries: Sequence[UUID]
+    ) -> tuple[Values, Sequence[MetadataRecord]]:
+        ids = [_topic_id(one, topic.name) for one in tries]
+        made = image.topics.get(topic.name)
+        if made is not None and made.topic_id in ids:
+            given = image.config(ResourceType.TOPIC, topic.name)
+            counts = len(made.partitions), len(made.partitions[0].replicas)
+            return self._created(made.name, made.topic_id, counts, given), []
+        topic_id = ids[-1]
+        assignments: dict[int, Sequence[int]] = {}
+        for entry in topic.assignments:
+            if entry.partition_index in assignments:
+                raise InvalidReplicaAssignment(
+                    "Found multiple manual partition assignments for partition "
+                    f"{entry.partition_index}"
+                )
+            assignments[entry.partition_index] = entry.broker_ids
+        config = self._config.current
+        settings = {entry.name: entry.value for entry in topic.configs}
+        defaults = TopicDefaults(config.num_partitions, config.default_replication_factor)
+        if topic.name == CONSUMER_OFFSETS:
+            settings = internal_topics.settings(config, settings)
+            defaults = internal_topics.defaults(image, config)
+        records = controller_topics.create_topic(
             image,
-            topics,
-            lambda image, topic: _create(apis, image, topic, tries),
-            _uncreated,
-            request.validate_only,
-            room=FdQuota(apis.open_files, image),
+            CreateTopic(
+                topic.name,
+                topic_id,
+                topic.num_partitions,
+                topic.replication_factor,
+                assignments,
+                settings,
+            ),
+            defaults,
+            lambda values: check_topic(config, values),
         )
+        given = {
+            record.name: record.value
+            for record in records
+            if isinstance(record, ConfigRecord) and record.value is not None
+        }
+        counts = controller_topics.topic_counts(records)
+        return self._created(topic.name, topic_id, counts, given), records
 
-    answers = [{**_NOT_CREATED, **answer} for answer in answers]
-    return {"topics": answers + await decide(apis, decision)}
+    def _created(
+        self, name: str, topic_id: UUID, counts: tuple[int, int], given: Mapping[str, str]
+    ) -> Values:
+        return {
+            "name": name,
+            "topic_id": topic_id,
+            "error_code": 0,
+            "error_message": None,
+            "num_partitions": counts[0],
+            "replication_factor": counts[1],
+            "configs": [
+                {
+                    "name": entry.setting.name,
+                    "value": entry.value,
+                    "read_only": entry.read_only,
+                    "config_source": int(entry.source),
+                    "is_sensitive": entry.setting.sensitive,
+                }
+                for entry in topic_entries(self._config.current, given)
+            ],
+        }
+
+    async def delete_topics(self, ctx: RequestContext, request: Any) -> Values:
+        """DeleteTopics v1-6: by name, or by name or id."""
+        if ctx.api_version >= 6:
+            wanted = [(topic.name, topic.topic_id) for topic in request.topics]
+        else:
+            wanted = [(name, None) for name in request.topic_names]
+
+        def decision(image: Image) -> Steps[Decided[list[Values]]]:
+            resolved, answers = yield from _resolve(image, wanted)
+            if not self._config.current.delete_topic_enable:
+                why = "Topic deletion is disabled: delete.topic.enable is false."
+                error = InvalidRequest(why) if ctx.api_version < 3 else TopicDeletionDisabled(why)
+                refused: list[Values] = [
+                    {"name": name, "topic_id": topic_id, **_failed(error)}
+                    for name, topic_id in wanted
+                ]
+                return refused, []
+            more, records = yield from _each(image, resolved, _delete, lambda one: one, False)
+            return answers + more, records
+
+        return {"responses": await self._changes.decide(decision)}
+
+    async def create_partitions(self, _ctx: RequestContext, request: Any) -> Values:
+        """CreatePartitions v0-3: more partitions for existing topics."""
+        topics, answers = _without_twins(request.topics)
+
+        def decision(image: Image) -> Steps[Decided[list[Values]]]:
+            return _each(
+                image,
+                topics,
+                _add_partitions,
+                lambda topic: {"name": topic.name},
+                request.validate_only,
+                room=FdQuota(self._open_files, image),
+            )
+
+        return {"results": answers + await self._changes.decide(decision)}
 
 
 _NOT_CREATED: Final[Values] = {
@@ -154,97 +269,6 @@ def _topic_id(seed: UUID, name: str) -> UUID:
 
 def _partitions_wanted(topic: Any) -> int:
     return len(topic.assignments) or max(topic.num_partitions, 1)
-
-
-def _create(
-    apis: KafkaApis, image: Image, topic: Any, tries: Sequence[UUID]
-) -> tuple[Values, Sequence[MetadataRecord]]:
-    ids = [_topic_id(one, topic.name) for one in tries]
-    made = image.topics.get(topic.name)
-    if made is not None and made.topic_id in ids:
-        given = image.config(ResourceType.TOPIC, topic.name)
-        counts = len(made.partitions), len(made.partitions[0].replicas)
-        return _created(apis, made.name, made.topic_id, counts, given), []
-    topic_id = ids[-1]
-    assignments: dict[int, Sequence[int]] = {}
-    for entry in topic.assignments:
-        if entry.partition_index in assignments:
-            raise InvalidReplicaAssignment(
-                f"Found multiple manual partition assignments for partition {entry.partition_index}"
-            )
-        assignments[entry.partition_index] = entry.broker_ids
-    config = apis.config.current
-    settings = {entry.name: entry.value for entry in topic.configs}
-    defaults = TopicDefaults(config.num_partitions, config.default_replication_factor)
-    if topic.name == CONSUMER_OFFSETS:
-        settings = internal_topics.settings(config, settings)
-        defaults = internal_topics.defaults(image, config)
-    records = controller_topics.create_topic(
-        image,
-        CreateTopic(
-            topic.name,
-            topic_id,
-            topic.num_partitions,
-            topic.replication_factor,
-            assignments,
-            settings,
-        ),
-        defaults,
-        lambda values: check_topic(apis, values),
-    )
-    given = {
-        record.name: record.value
-        for record in records
-        if isinstance(record, ConfigRecord) and record.value is not None
-    }
-    counts = controller_topics.topic_counts(records)
-    return _created(apis, topic.name, topic_id, counts, given), records
-
-
-def _created(
-    apis: KafkaApis, name: str, topic_id: UUID, counts: tuple[int, int], given: Mapping[str, str]
-) -> Values:
-    return {
-        "name": name,
-        "topic_id": topic_id,
-        "error_code": 0,
-        "error_message": None,
-        "num_partitions": counts[0],
-        "replication_factor": counts[1],
-        "configs": [
-            {
-                "name": entry.setting.name,
-                "value": entry.value,
-                "read_only": entry.read_only,
-                "config_source": int(entry.source),
-                "is_sensitive": entry.setting.sensitive,
-            }
-            for entry in topic_entries(apis, given)
-        ],
-    }
-
-
-async def delete_topics(ctx: RequestContext, request: Any) -> Values:
-    """DeleteTopics v1-6: by name, or by name or id."""
-    apis = ctx.apis
-    if ctx.api_version >= 6:
-        wanted = [(topic.name, topic.topic_id) for topic in request.topics]
-    else:
-        wanted = [(name, None) for name in request.topic_names]
-
-    def decision(image: Image) -> Steps[Decided[list[Values]]]:
-        resolved, answers = yield from _resolve(image, wanted)
-        if not apis.config.current.delete_topic_enable:
-            why = "Topic deletion is disabled: delete.topic.enable is false."
-            error = InvalidRequest(why) if ctx.api_version < 3 else TopicDeletionDisabled(why)
-            refused: list[Values] = [
-                {"name": name, "topic_id": topic_id, **_failed(error)} for name, topic_id in wanted
-            ]
-            return refused, []
-        more, records = yield from _each(image, resolved, _delete, lambda one: one, False)
-        return answers + more, records
-
-    return {"responses": await decide(apis, decision)}
 
 
 def _delete(image: Image, one: Values) -> tuple[Values, Sequence[MetadataRecord]]:
@@ -299,23 +323,6 @@ def _find(
     if topic is None:
         raise UnknownTopicId("This server does not host this topic ID.")
     return topic
-
-
-async def create_partitions(ctx: RequestContext, request: Any) -> Values:
-    """CreatePartitions v0-3: more partitions for existing topics."""
-    topics, answers = _without_twins(request.topics)
-
-    def decision(image: Image) -> Steps[Decided[list[Values]]]:
-        return _each(
-            image,
-            topics,
-            _add_partitions,
-            lambda topic: {"name": topic.name},
-            request.validate_only,
-            room=FdQuota(ctx.apis.open_files, image),
-        )
-
-    return {"results": answers + await decide(ctx.apis, decision)}
 
 
 def _add_partitions(image: Image, topic: Any) -> tuple[Values, Sequence[MetadataRecord]]:

@@ -11,8 +11,9 @@ from kio.static.constants import EntityType
 
 from kept.client import protocol
 from kept.node.kafka import api
+from kept.node.kafka.api import RequestContext
 from kept.node.kafka.forward_errors import refusal
-from kept.node.kafka.forwarding import ForwardingManager
+from kept.node.kafka.forwarding_manager import ForwardingManager
 from kept.storage.errors import NetworkException, NotController, RequestTimedOut
 
 TOPIC = {"name": "t", "num_partitions": 1, "replication_factor": 1, "assignments": (),
@@ -77,5 +78,5 @@ def test_what_nobody_answered_is_an_answer_and_no_broken_connection(error, monke
     request = protocol.build(cls, REQUESTS[64])
     nothing: Any = None
     manager = ForwardingManager(nothing, nothing, nothing, nothing)
-    found = asyncio.run(manager.answer(nothing, 64, 0, b"", request))
+    found = asyncio.run(manager.answer(RequestContext(64, 0, None, "P"), b"", request))
     assert isinstance(found, dict) and found["error_code"] == 7

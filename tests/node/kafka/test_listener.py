@@ -51,7 +51,7 @@ class Site:
         self.config = NodeConfig.load(None, {"listeners": listeners, **given}, {}, port=None)
         self.now = 1000.0
         self.client_connections, self.node_connections = ConnectionQuota(), ConnectionQuota()
-        self.apis: Any = Given(
+        self.context: Any = Given(
             config__current=self.config,
             runtime__stream_socket=lambda family: socket.socket(family, socket.SOCK_STREAM),
             runtime__loop__time=lambda: self.now,
@@ -63,7 +63,9 @@ class Site:
 
     def listener(self, *, between_nodes: bool = False) -> Listener:
         quota = self.node_connections if between_nodes else self.client_connections
-        return Listener(self.apis, self.config.listeners[0], quota, {}, between_nodes=between_nodes)
+        return Listener(
+            self.context, self.config.listeners[0], quota, {}, between_nodes=between_nodes
+        )
 
 
 def admitted(found: Listener, *hosts: str, fd: int = 1) -> list[Peer]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -21,9 +22,9 @@ from kept.node.config.live_config import LiveConfig
 from kept.node.config.node_config import NodeConfig
 from kept.node.kafka.api import RequestContext
 from kept.node.kafka.handlers import metadata
+from kept.node.kafka.handlers.metadata import MetadataHandler
 from kept.node.metadata.address_book import AddressBook
 from kept.node.metadata.failure_detector import FailureDetector
-from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.replicas.replica_table import ReplicaTable
 from kept.node.runtime.counters import Counters
 from kept.node.runtime.yielding import Slices
@@ -63,14 +64,15 @@ class Cluster:
         config = LiveConfig(NodeConfig.load(None, {"auto.create.topics.enable": "false"}, {}))
         addresses = AddressBook(config, self.metadata)
         addresses.bound("PLAINTEXT", 9092)
-        self.apis: Any = Given(
-            runtime=runtime,
+        self.slices = runtime.slices
+        topics: Any = None
+        self.handler = MetadataHandler(
             config=config,
             metadata=self.metadata,
-            detector=self.detector,
             addresses=addresses,
-            identity=NodeIdentity(0, "c"),
+            detector=self.detector,
             table=ReplicaTable(),
+            topics=topics,
         )
 
     async def acted(self, index: int) -> None:
@@ -89,10 +91,10 @@ def ask(name: str, *, elects: bool = True) -> tuple[int, int, list[int], list[in
     async def scene() -> tuple[int, int, list[int], list[int]]:
         cluster = Cluster()
         cluster.elects = elects
-        ctx = RequestContext(cluster.apis, None, 3, 9, 1, None, "X")
-        found: Any = metadata.metadata(ctx, Given(topics=[Given(name=name, topic_id=None)]))
-        if asyncio.iscoroutine(found):
-            found = await found
+        ctx = RequestContext(3, 9, None, "X")
+        found: Any = cluster.handler.metadata(ctx, Given(topics=[Given(name=name, topic_id=None)]))
+        while not isinstance(found, dict):
+            found = await found if inspect.isawaitable(found) else cluster.slices.run(found)
         partition = found["topics"][0]["partitions"][0]
         brokers = [broker["node_id"] for broker in found["brokers"]]
         return partition["leader_id"], partition["error_code"], brokers, cluster.waited

@@ -13,7 +13,6 @@ import pytest
 from kept.client.blocking import OutRecord
 from kept.client.consumer import GroupConsumer
 from kept.client.records import EARLIEST
-from kept.node.kafka.topic_creation import create_topic
 from kept.node.metrics import exposition
 from kept.node.metrics.lazy_metrics import LazyMetrics
 from tests.tools import judges
@@ -95,8 +94,7 @@ def test_a_scrape_of_10000_partitions_holds_the_loop_for_a_moment_only(lone_node
 
     for number in range(TOPICS):
         lone.run(
-            create_topic(
-                node.parts.apis,
+            node.parts.topics.create(
                 f"topic-{number}",
                 num_partitions=PARTITIONS,
                 replication_factor=1,

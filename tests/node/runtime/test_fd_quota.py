@@ -244,8 +244,8 @@ def test_clients_keep_no_node_out_and_idle_nodes_make_room(lone_node):
     node = lone_node(max_connections="10", kept_node_max_connections="16").node
     address = node.config.listeners[0]
     parts = node.parts
-    clients = Listener(parts.apis, address, parts.client_connections, {})
-    nodes = Listener(parts.apis, address, parts.node_connections, {}, between_nodes=True)
+    clients = Listener(parts.server, address, parts.client_connections, {})
+    nodes = Listener(parts.server, address, parts.node_connections, {}, between_nodes=True)
     clients_max, nodes_max = node.config.max_connections, node.config.node_max_connections
     for _ in range(clients_max):
         node.parts.client_connections.enter("10.0.0.1")

@@ -17,6 +17,7 @@ from kept.node.admin.partition_records import PIECE_RECORDS, Reader
 from kept.node.http.server import UNDRAWN_BYTES
 from kept.node.kafka.connection import BASE_BUFFER_BYTES, KEPT_BUFFER_BYTES
 from kept.node.kafka.handlers import batch_checks, produce
+from kept.node.kafka.handlers.produce import ProduceHandler
 from kept.node.runtime.memory_budget import BudgetShare
 from kept.node.runtime.yielding import LOOP_BYTES
 from kept.storage.records import build_batch, check
@@ -374,7 +375,7 @@ def test_a_run_of_small_requests_is_broken_off(lone, watched):
     """Between two looks at the clock the loop walks no more than one large batch and a bit."""
     lone.create("t")
     one = frame(bomb(Codec.ZSTD, 900_000))
-    runs, handle_run = [], produce.handle_run
+    runs, handle_run = [], ProduceHandler.handle_run
 
     async def go():
         async with clients(lone, "127.0.0.1") as (client,):
@@ -383,9 +384,12 @@ def test_a_run_of_small_requests_is_broken_off(lone, watched):
                 assert (await client.produced()).base_offset == n
 
     with pytest.MonkeyPatch.context() as patch:
-        from kept.node.kafka import connection
 
-        patch.setattr(connection, "handle_run", lambda *a: runs.append(handle_run(*a)) or runs[-1])
+        def handled(*given):
+            runs.append(handle_run(*given))
+            return runs[-1]
+
+        patch.setattr(ProduceHandler, "handle_run", handled)
         lone.run(go())
     assert max(runs) <= 2 and sum(runs) == 12
 

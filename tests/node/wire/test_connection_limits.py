@@ -20,8 +20,7 @@ from kept.client.api_keys import ApiKey
 from kept.node.config.live_config import LiveConfig
 from kept.node.config.node_config import NodeConfig
 from kept.node.kafka.api import RequestContext
-from kept.node.kafka.handlers import raft_voters
-from kept.node.metadata.node_identity import NodeIdentity
+from kept.node.kafka.handlers.raft_voters import RaftVotersHandler
 from kept.storage.errors import ClusterAuthorizationFailed
 from kept.testing import Cluster
 from tests.support.parts import Given
@@ -200,16 +199,14 @@ def test_requests_for_other_voters_are_refused_where_everybody_can_ask(listener,
         "controller.quorum.voters": "0@127.0.0.1:10001,1@127.0.0.1:10002",
     }
     config = NodeConfig.load(None, voters, {}, port=None, data_dir="/nowhere")
-    apis: Any = Given(
-        identity=NodeIdentity(0, "c"),
-        config=LiveConfig(config),
-        addresses__own_node_address=lambda: ("here", 9192),
-        controller__quorum_reconfiguration=quorum_reconfiguration,
-    )
-    ctx = RequestContext(apis, None, ApiKey.ADD_RAFT_VOTER, 0, 7, "c", listener, host)
+    metadata: Any = Given(image__cluster_id="c")
+    addresses: Any = Given(own_node_address=lambda: ("here", 9192))
+    controller: Any = Given(quorum_reconfiguration=quorum_reconfiguration)
+    handler = RaftVotersHandler(LiveConfig(config), metadata, addresses, controller)
+    ctx = RequestContext(ApiKey.ADD_RAFT_VOTER, 0, "c", listener, host)
     request = Given(cluster_id="c")
     if (listener, host) == ("CLIENTS", "10.1.2.3"):
         with pytest.raises(ClusterAuthorizationFailed, match="here:9192"):
-            raft_voters._voting(ctx, request)
+            handler._voting(ctx, request)
     else:
-        assert raft_voters._voting(ctx, request) is quorum_reconfiguration
+        assert handler._voting(ctx, request) is quorum_reconfiguration

@@ -15,7 +15,6 @@ import pytest
 
 from kept.client import protocol
 from kept.node.config.node_config import NodeConfig
-from kept.node.kafka.topic_creation import create_topic
 from kept.node.node import Node
 from kept.node.runtime.runtime import Runtime
 from kept.storage.disk import Disk
@@ -106,7 +105,7 @@ def test_one_of_two_directories_fails(tools, tmp_path):
         node = Node(NodeConfig.load(None, settings, {}), Runtime(disk))
         await node.start()
         for name in ("first", "second"):
-            await create_topic(node.parts.apis, name)
+            await node.parts.topics.create(name)
         disk.fail_points["append.write"] = once
         reader, writer = await asyncio.open_connection("127.0.0.1", node.parts.listeners[0].port)
 

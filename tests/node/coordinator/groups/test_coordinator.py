@@ -14,8 +14,9 @@ from kept.cluster.metadata.records import PartitionRecord, RemoveTopicRecord, To
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.coordinator import Coordinator
 from kept.node.coordinator.groups.records import partition_for
-from kept.node.kafka import api
-from kept.node.kafka.handlers import describe_groups, group_membership
+from kept.node.kafka.api import RequestContext
+from kept.node.kafka.handlers.describe_groups import DescribeGroupsHandler
+from kept.node.kafka.handlers.group_membership import GroupMembershipHandler
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.replicas.local_replica import LocalTopic
@@ -89,9 +90,16 @@ class FakeNode:
         self.table.hosted[TopicPartition(CONSUMER_OFFSETS, number)] = hosted
         return found
 
-    def context(self, key: int, version: int) -> api.RequestContext:
-        apis: Any = Given(groups=self.groups, runtime=self.runtime)
-        return api.RequestContext(apis, None, key, version, 7, "c", "P", "h")
+    def described(self, version: int, api_name: str, request: Any) -> Any:
+        """What a handler of the groups as a whole answers."""
+        context = RequestContext(0, version, "c", "P", "h")
+        handler = DescribeGroupsHandler(self.groups)
+        return self.runtime.slices.run(getattr(handler, api_name)(context, request))
+
+    def heartbeat(self, request: Any) -> Any:
+        nothing: Any = None
+        handler = GroupMembershipHandler(nothing, nothing, nothing, self.groups, nothing)
+        return handler.heartbeat(RequestContext(12, 0, "c", "P", "h"), request)
 
 
 def partition_record(number: int, leader: int, epoch: int) -> PartitionRecord:
@@ -148,12 +156,10 @@ async def test_what_is_being_read_is_in_progress() -> None:
         node.groups.submit(group, lambda n: ev.Heartbeat(n, group, "m", 1))
     request: Any = Given(group_id=group, generation_id=1, member_id="m")
     # Kafka lets members go on meanwhile.
-    assert group_membership.heartbeat(node.context(12, 0), request) == {
-        "error_code": ErrorCode.none
-    }
-    listed: Any = describe_groups.list_groups(node.context(16, 0), Given())
+    assert node.heartbeat(request) == {"error_code": ErrorCode.none}
+    listed: Any = node.described(0, "list_groups", Given())
     assert listed["error_code"] is ErrorCode.coordinator_load_in_progress
-    described: Any = describe_groups.describe_groups(node.context(15, 6), Given(groups=[group]))
+    described: Any = node.described(6, "describe_groups", Given(groups=[group]))
     assert described["groups"][0]["error_code"] is ErrorCode.coordinator_load_in_progress
     await result(node.groups.wait_for([group]))
     assert node.groups.describe(group).state == "Dead"

@@ -25,7 +25,7 @@ class Site:
         self.drawn: list[int] = []
         self.given: list[int] = []
         self.grants: list[Any] | None = None
-        self.apis: Any = Given(
+        self.resources: Any = Given(
             config__current__inflated_max_bytes=LIMIT,
             inflating__draw=self.draw,
             inflating__give=self.given.append,
@@ -79,9 +79,9 @@ def job(size: int, says: bool = False) -> Any:
 
 def checked(site: Site, jobs: list[Any], done_before: list[Any], needed: int = 0) -> Any:
     async def go() -> Any:
-        site.apis.runtime.loop = asyncio.get_running_loop()
+        site.resources.runtime.loop = asyncio.get_running_loop()
         over = asyncio.get_running_loop().create_future()
-        checks = BatchChecks(site.apis, jobs, 7, done_before, needed)
+        checks = BatchChecks(site.resources, jobs, 7, done_before, needed)
         checks.start(lambda outcomes, error: over.set_result((outcomes, error)))
         return await asyncio.wait_for(over, 60)
 
@@ -151,9 +151,11 @@ def test_a_reader_has_more_where_that_was_too_little(*, needs, says, limit, boun
     site, seen = Site(), []
 
     async def go() -> Any:
-        site.apis.runtime.loop = asyncio.get_running_loop()
+        site.resources.runtime.loop = asyncio.get_running_loop()
         read = partial(reads, needs * MIB, says, seen)
-        return await inflated(site.apis.runtime, site.apis.inflating, read, limit=limit * MIB)
+        return await inflated(
+            site.resources.runtime, site.resources.inflating, read, limit=limit * MIB
+        )
 
     if needs > limit:
         with pytest.raises(InflatesBeyondLimit):
@@ -170,10 +172,13 @@ def test_who_is_cancelled_while_he_waits_gives_back_what_he_gets(when) -> None:
     site.grants = []
 
     async def go() -> None:
-        site.apis.runtime.loop = asyncio.get_running_loop()
+        site.resources.runtime.loop = asyncio.get_running_loop()
         work = asyncio.ensure_future(
             inflated(
-                site.apis.runtime, site.apis.inflating, partial(reads, 1, False, seen), limit=LIMIT
+                site.resources.runtime,
+                site.resources.inflating,
+                partial(reads, 1, False, seen),
+                limit=LIMIT,
             )
         )
         await asyncio.sleep(0)
@@ -196,13 +201,13 @@ def test_a_thread_whose_reader_is_gone_gives_back_when_it_is_done(fails) -> None
     site = Site()
 
     async def go() -> None:
-        loop = site.apis.runtime.loop = asyncio.get_running_loop()
+        loop = site.resources.runtime.loop = asyncio.get_running_loop()
         threads = [loop.create_future()]
-        site.apis.runtime.in_thread = lambda work: threads[0]
+        site.resources.runtime.in_thread = lambda work: threads[0]
         said: list[Any] = []
         loop.set_exception_handler(lambda _, context: said.append(context))
         work = asyncio.ensure_future(
-            inflated(site.apis.runtime, site.apis.inflating, list, limit=LIMIT)
+            inflated(site.resources.runtime, site.resources.inflating, list, limit=LIMIT)
         )
         while not site.drawn:
             await asyncio.sleep(0)

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from kept.client import protocol
-from kept.node.kafka.handlers import delayed_produce, produce, produce_errors
+from kept.node.kafka.handlers import produce_errors
+from kept.node.kafka.handlers.delayed_produce import DelayedProduce, DelayedProduceRun
+from kept.node.kafka.handlers.produce import ProduceHandler
 from kept.node.kafka.response_slot import ResponseSlot
 from kept.node.runtime.memory_budget import BudgetShare, MemoryBudget
 from kept.node.runtime.yielding import Slices
@@ -28,16 +30,19 @@ class Asker:
     """A connection that notes what it is told."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.apis = Given(
+        self.context: Any = Given(
             runtime__loop=loop,
             runtime__now_ms=lambda: 0,
             runtime__in_thread=self._in_thread,
             runtime__slices=Slices(loop),
             cluster_link__out_of_touch=False,
+            hints__endpoints=lambda *_: [],
+            hints__current_leader=lambda *_: None,
             inflating=BudgetShare(MemoryBudget(1 << 30), 1 << 30),
             config__current__inflated_max_bytes=1 << 20,
         )
         self.peer = "asker"
+        self.listener = Given(name="P")
         self.unwritten: list[Any] = []
         self.turned_away: dict[Any, Any] = {}
         self.event_started = 0.0
@@ -94,7 +99,7 @@ def synced(flushes: list[Any], *, durable: bool) -> Any:
 @pytest.mark.parametrize("durable", [(True, False), (False, True), (True, True)])
 def test_an_answer_waits_for_the_flush_of_every_partition(asker, durable):
     flushes: list[Any] = []
-    request = delayed_produce.DelayedProduce(asker, 9, 1, acks=1, timeout_ms=10_000)
+    request = DelayedProduce(asker.context, asker, 9, 1, acks=1, timeout_ms=10_000)
     request.topic(b"t")
     info = Given(base_offset=0, last_offset=0, log_append_time=-1, log_start_offset=0)
     for index, one in enumerate(durable):
@@ -108,13 +113,15 @@ def test_an_answer_waits_for_the_flush_of_every_partition(asker, durable):
 
 def test_a_check_that_fails_as_it_must_not_ends_the_connection(asker, capfd):
     request = Given(topics=[])
-    answer = delayed_produce.DelayedProduce(asker, 9, 1, acks=1, timeout_ms=10_000)
-    produce._check_in_thread(asker, answer, request, memoryview(b""), [])
+    answer = DelayedProduce(asker.context, asker, 9, 1, acks=1, timeout_ms=10_000)
+    nothing: Any = None
+    handler = ProduceHandler(nothing, nothing, nothing, asker.context, asker.context)
+    handler._check_in_thread(asker, answer, request, memoryview(b""), [])
     asker.job.set_exception(MemoryError("no room to inflate"))
-    asker.apis.runtime.loop.call_soon(asker.apis.runtime.loop.stop)
-    asker.apis.runtime.loop.run_forever()
+    asker.context.runtime.loop.call_soon(asker.context.runtime.loop.stop)
+    asker.context.runtime.loop.run_forever()
     assert asker.happened == ["blocked", "aborted", "unblocked"]
-    assert asker.apis.inflating.used_bytes == 0
+    assert asker.context.inflating.used_bytes == 0
 
 
 class Committing:
@@ -139,7 +146,7 @@ class Committing:
 
 
 def committing_request(asker, acks, *partitions):
-    request = delayed_produce.DelayedProduce(asker, 9, 1, acks=acks, timeout_ms=10_000)
+    request = DelayedProduce(asker.context, asker, 9, 1, acks=acks, timeout_ms=10_000)
     request.topic(b"t")
     for index, one in enumerate(partitions):
         info = Given(base_offset=4, last_offset=6, log_append_time=-1, log_start_offset=0)
@@ -166,10 +173,8 @@ def test_a_request_of_acks_1_waits_for_no_commit(asker):
     assert partition.commits == [] and asker.happened == ["answered"]
 
 
-def run_of(
-    asker: Asker, acks: int, *places: tuple[Committing, int]
-) -> delayed_produce.DelayedProduceRun:
-    run = delayed_produce.DelayedProduceRun(asker, acks, timeout_ms=10_000)
+def run_of(asker: Asker, acks: int, *places: tuple[Committing, int]) -> DelayedProduceRun:
+    run = DelayedProduceRun(asker.context, asker, acks, timeout_ms=10_000)
     for number, (hosted, base) in enumerate(places):
         one = (9, number, acks, 10_000, b"t", 0, 0, 0)
         run.entries.append((one, hosted, AppendInfo(base, base + 4, -1, 0, False)))
@@ -177,7 +182,7 @@ def run_of(
     return run
 
 
-def answers(run: delayed_produce.DelayedProduceRun) -> list[tuple[int, int, int]]:
+def answers(run: DelayedProduceRun) -> list[tuple[int, int, int]]:
     """(correlation id, error code, base offset) of each response."""
     (data,) = run.segments
     found, at = [], 0
@@ -256,7 +261,7 @@ def test_at_the_timeout_only_what_still_waits_has_timed_out(asker):
 
 @pytest.mark.parametrize(("lost", "code"), [(True, 6), (False, 7)])
 def test_a_leader_out_of_touch_sends_producers_elsewhere(asker, lost, code):
-    asker.apis.cluster_link.out_of_touch = lost
+    asker.context.cluster_link.out_of_touch = lost
     run = run_of(asker, -1, (Committing(), 0))
     run.written({})
     run._expire()
@@ -275,8 +280,8 @@ class Doubtful(Hosted):
 def refused(asker, error, hosted, acks=-1):
     """A request whose one batch is refused; and whom its proof was asked of."""
     questions: list[Any] = []
-    asker.apis.barrier = Given(ask=questions.append)
-    request = delayed_produce.DelayedProduce(asker, 9, 1, acks=acks, timeout_ms=10_000)
+    asker.context.barrier = Given(ask=questions.append)
+    request = DelayedProduce(asker.context, asker, 9, 1, acks=acks, timeout_ms=10_000)
     request.topic(b"t")
     request.refused(0, error("t-0: 5 came after 3"), hosted)
     request.written({})
@@ -339,7 +344,9 @@ def test_what_was_sent_behind_a_refused_batch_is_refused_alike(asker, monkeypatc
     gap = OutOfOrderSequenceNumber("sequence 159 after 157")
 
     def told(where, error):
-        return produce_errors.refusal(asker, 0, error, where).error_code
+        return produce_errors.refusal(
+            asker, 0, error, where, asker.context.runtime.loop.time()
+        ).error_code
 
     assert told(hosted, gap) == 45
     assert told(hosted, first("as yet")) == code

@@ -78,9 +78,9 @@ class Reader:
 
     def __init__(self, world: World, replica_id: int) -> None:
         self.world = world
-        self.apis = world.apis
         self.replica_id = replica_id
         self.parked: set = set()
+        self.listener = Given(name="P")
         self.transport = object()
         self.session_id = 0
         self.epoch = 0
@@ -149,7 +149,7 @@ class Reader:
         error, session = world.sessions.open(request, True, self.asked_ms)
         assert error == 0
         self.waiting = True
-        handler.PendingFetch(self, VERSION, 1, request, session).start()
+        handler.PendingFetch(world.resources, self, VERSION, 1, request, session).start()
 
     def take(self, data) -> None:
         index = data.partition
@@ -208,22 +208,22 @@ class World:
         self.table.by_id[TOPIC] = Given(partitions=hosted)
         ids = iter(range(1, 1 << 20))
         self.sessions = FetchSessions(lambda: next(ids))
-        self.apis = Given(
+        self.resources: Any = Given(
             runtime__loop=self.loop,
             runtime__slices=Slices(self.loop),
             config__current__fetch_max_bytes=1 << 20,
             config__current__replica_selector_class="",
             table=self.table,
-            quotas=ReplicationQuotas(),
+            quota=ReplicationQuotas().leader,
             counters=Counters(),
             lease=ServingLease(),
-            fetch_sessions=self.sessions,
+            sessions=self.sessions,
+            hints__current_leader=lambda *_: None,
+            hints__endpoints=lambda *_: [],
         )
         monkeypatch.setattr(handler, "monotonic_ms", self.now_ms)
         monkeypatch.setattr(handler.codec, "encode", lambda *given: given[3:])
         monkeypatch.setattr(handler, "encode_steps", encoded)
-        monkeypatch.setattr(handler, "current_leader", lambda *_: None)
-        monkeypatch.setattr(handler, "endpoints", lambda *_: [])
         self.readers = [Reader(self, 1), Reader(self, 2), Reader(self, -1)]
 
     def _partition(self, index: int) -> Partition:
@@ -322,7 +322,7 @@ def test_nothing_is_missed_while_partitions_are_read_in_slices(monkeypatch, seed
     monkeypatch.setattr(handler, "ITEMS_PER_SLICE", 1)
     random = Random(seed)
     world = World(monkeypatch)
-    world.apis.runtime.slices = Slices(
+    world.resources.runtime.slices = Slices(
         world.loop, lambda: world.loop.time() + random.random(), in_place=1
     )
     world.at_once = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import urllib.request
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -14,9 +14,10 @@ from kept.node.internode.controller_rpc import (
     AllocateProducerIdsReply,
     AllocateProducerIdsRequest,
 )
+from kept.node.kafka import producer_ids
 from kept.node.kafka.api import RequestContext
-from kept.node.kafka.handlers import init_producer_id as producer_ids
-from kept.node.kafka.handlers.init_producer_id import ProducerIds, init_producer_id
+from kept.node.kafka.handlers.init_producer_id import ProducerIdHandler
+from kept.node.kafka.producer_ids import ProducerIds
 from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.runtime.runtime import Runtime
 from kept.storage.disk import Disk
@@ -54,9 +55,8 @@ class Controller:
 
 
 async def asked(ids: ProducerIds) -> Any:
-    apis: Any = Given(producer_ids=ids)
-    context = RequestContext(apis, None, INIT_PRODUCER_ID, 4, 7, "c", "P")
-    answer: Any = init_producer_id(
+    context = RequestContext(INIT_PRODUCER_ID, 4, "c", "P")
+    answer: Any = ProducerIdHandler(ids).init_producer_id(
         context, Given(transactional_id=None, producer_id=-1, producer_epoch=-1)
     )
     return await answer
@@ -65,8 +65,9 @@ async def asked(ids: ProducerIds) -> Any:
 @pytest.mark.parametrize(("producer_id", "epoch"), [(5, -1), (-1, 0), (10**6, -1)])
 def test_a_producer_names_its_id_and_its_epoch_or_neither(producer_id, epoch):
     """Half of it is a client's bug, which a fresh id would hide (KIP-360)."""
+    nothing: Any = None
     request = Given(transactional_id=None, producer_id=producer_id, producer_epoch=epoch)
-    answer: Any = init_producer_id(cast("Any", Given()), request)
+    answer: Any = ProducerIdHandler(nothing).init_producer_id(nothing, request)
     assert answer["error_code"] == ErrorCode.invalid_request
     assert answer["producer_id"] == -1
 

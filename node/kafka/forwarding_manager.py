@@ -8,7 +8,6 @@ this node at once.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import uuid
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +25,6 @@ from kio.static.constants import EntityType
 
 if TYPE_CHECKING:
     from kept.node.internode.peers import Peers
-    from kept.node.kafka.apis import KafkaApis
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.replicas.log_lifecycle import LogLifecycle
     from kept.node.runtime.runtime import Runtime
@@ -54,18 +52,18 @@ class ForwardingManager:
         self._changes = changes
 
     async def answer(
-        self, context: api.RequestContext, api_key: int, version: int, body: bytes, request: Any
+        self, context: api.RequestContext, body: bytes, request: Any
     ) -> bytes | protocol.Values:
         """What :meth:`forward` brings, or the response that says that no controller answered."""
         try:
-            return await self.forward(context, api_key, version, body)
+            return await self.forward(context, body)
         except UNANSWERED as error:
-            log.warning("no controller answers", api=api.served()[api_key].name, error=str(error))
-            return refusal(api_key, request, error)
+            log.warning(
+                "no controller answers", api=api.served()[context.api_key].name, error=str(error)
+            )
+            return refusal(context.api_key, request, error)
 
-    async def forward(
-        self, context: api.RequestContext, api_key: int, version: int, body: bytes
-    ) -> bytes:
+    async def forward(self, context: api.RequestContext, body: bytes) -> bytes:
         """The response's body to an admin request, from whoever is the active controller.
 
         Raises NotController, NetworkException after :data:`FORWARD_S`.
@@ -75,8 +73,8 @@ class ForwardingManager:
         def request() -> controller_rpc.ForwardRequest:
             tries.append(uuid.uuid4())
             return controller_rpc.ForwardRequest(
-                api_key,
-                version,
+                context.api_key,
+                context.api_version,
                 body,
                 context.listener_name,
                 context.client_id,
@@ -84,7 +82,7 @@ class ForwardingManager:
                 tuple(tries),
             )
 
-        reply = await self._call_controller("Forward", request, logs=api_key in MOVES_LOGS)
+        reply = await self._call_controller("Forward", request, logs=context.api_key in MOVES_LOGS)
         found: bytes = reply.body
         return found
 
@@ -147,38 +145,6 @@ class ForwardingManager:
         api_key, version = context.api_key, context.api_version
         cls = protocol.message_type(api_key, version, EntityType.request)
         body = protocol.encode(protocol.build(cls, values))
-        answer = await self.forward(context, api_key, version, body)
+        answer = await self.forward(context, body)
         response = protocol.message_type(api_key, version, EntityType.response)
         return protocol.decode(response, answer)[0]
-
-
-class ForwardedRequests:
-    """What other nodes send on: the active controller answers."""
-
-    def __init__(self, apis: KafkaApis) -> None:
-        self._apis = apis
-
-    async def answer(self, request: controller_rpc.ForwardRequest) -> controller_rpc.ForwardReply:
-        """Answer an admin request as the active controller. Raises NotController."""
-        apis = self._apis
-        if not apis.metadata.leads:
-            raise NotController(f"node {apis.identity.node_id} is not the active controller")
-        key, version = request.api_key, request.version
-        context = api.RequestContext(
-            apis,
-            None,
-            key,
-            version,
-            0,
-            request.client_id,
-            request.listener,
-            request.client_host,
-            request.tries,
-        )
-        limit = apis.config.current.request_max_entries
-        message = protocol.decode_request(key, version, request.body, 0, limit)
-        answer: Any = api.handler(key)(context, message)
-        while inspect.isawaitable(answer):  # a sliced handler's result may be one itself
-            answer = await answer
-        body = await apis.runtime.slices.finish(protocol.body_steps(key, version, answer))
-        return controller_rpc.ForwardReply(body, apis.metadata.image.index)

@@ -8,17 +8,16 @@ from typing import Any
 import pytest
 
 from kept.node.internode.controller_rpc import ForwardReply, ForwardRequest
-from kept.node.kafka import forwarding
+from kept.node.kafka import forwarding_manager
 from kept.node.kafka.api import RequestContext
-from kept.node.kafka.forwarding import ForwardingManager
+from kept.node.kafka.forwarding_manager import ForwardingManager
 from kept.node.runtime.runtime import Runtime
 from kept.storage.disk import Disk
 from kept.storage.errors import NetworkException, NotController, RequestTimedOut
 from tests.support.metadata import FollowedChanges, KnownMetadata
 from tests.support.replicas import RecordedPeers
 
-APIS: Any = None
-CONTEXT = RequestContext(APIS, None, 19, 7, 7, "c", "PLAINTEXT", "::1")
+CONTEXT = RequestContext(19, 7, "c", "PLAINTEXT", "::1")
 
 SILENCE: Any = object()
 """The controller stands still; another one is elected."""
@@ -26,7 +25,7 @@ SILENCE: Any = object()
 
 def forward(answers: list[Any], monkeypatch) -> tuple[bytes, list[ForwardRequest]]:
     """Forward one request; ``answers`` are what the tries bring."""
-    monkeypatch.setattr(forwarding, "RETRY_S", 0)
+    monkeypatch.setattr(forwarding_manager, "RETRY_S", 0)
     asked: list[ForwardRequest] = []
 
     async def call(node_id: int, method: str, request: ForwardRequest, timeout_s: float) -> Any:
@@ -46,7 +45,7 @@ def forward(answers: list[Any], monkeypatch) -> tuple[bytes, list[ForwardRequest
         peers: Any = RecordedPeers(call)
         changes: Any = FollowedChanges()
         manager = ForwardingManager(Runtime(Disk()), known, peers, changes)
-        return await manager.forward(CONTEXT, 19, 7, b"body")
+        return await manager.forward(CONTEXT, b"body")
 
     return asyncio.run(scene()), asked
 

@@ -1,0 +1,59 @@
+"""Changes of the metadata, decided on the newest image: for handlers that change metadata.
+
+Two decisions on the same image could contradict each other, so a decision is a function that the
+controller calls when its turn has come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.records import MetadataRecord
+from kept.node.runtime.yielding import Steps
+
+if TYPE_CHECKING:
+    from kept.node.controller.controller import Controller
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.replicas.log_lifecycle import LogLifecycle
+
+T = TypeVar("T")
+Decided = tuple[T, Sequence[MetadataRecord]]
+"""(answer, records)"""
+
+
+class MetadataChanges:
+    """Proposes decisions to this node's controller; ``logs`` come and go with the metadata."""
+
+    def __init__(self, controller: Controller, metadata: Metadata, logs: LogLifecycle) -> None:
+        self._controller = controller
+        self._metadata = metadata
+        self._logs = logs
+
+    async def decide(self, decision: Callable[[Image], Decided[T] | Steps[Decided[T]]]) -> T:
+        """Run ``decision`` on the newest image, make its records durable, applied, and acted on
+        here, down to the logs that they create or delete; give its answer.
+
+        ``decision`` returns (answer, records), as a generator where it decides on many things;
+        without records nothing is written. Its errors pass through, as do those of the disk.
+        """
+        answers: list[T] = []
+
+        def change(image: Image) -> Sequence[MetadataRecord] | Steps[Sequence[MetadataRecord]]:
+            outcome = decision(image)
+            if isinstance(outcome, Generator):
+                return in_steps(outcome)
+            answer, records = outcome
+            answers.append(answer)
+            return records
+
+        def in_steps(steps: Steps[Decided[T]]) -> Steps[Sequence[MetadataRecord]]:
+            answer, records = yield from steps
+            answers.append(answer)
+            return records
+
+        index = await self._controller.decide(change)
+        await self._metadata.acted(index)
+        await self._logs.done(index)
+        return answers[-1]

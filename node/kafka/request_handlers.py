@@ -1,0 +1,105 @@
+"""The handlers of this node's APIs, built at their first request from its collaborators."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kept.client import protocol
+from kept.node.internode import controller_rpc
+from kept.node.kafka import api
+from kept.storage.errors import NotController
+
+if TYPE_CHECKING:
+    from kept.node.config.live_config import LiveConfig
+    from kept.node.controller.controller import Controller
+    from kept.node.coordinator.groups.coordinator import Coordinator
+    from kept.node.kafka.fetch_sessions import FetchSessions
+    from kept.node.kafka.forwarding_manager import ForwardingManager
+    from kept.node.kafka.metadata_changes import MetadataChanges
+    from kept.node.kafka.producer_ids import ProducerIds
+    from kept.node.kafka.topic_creation import TopicCreation
+    from kept.node.metadata.address_book import AddressBook
+    from kept.node.metadata.cluster_link import ClusterLink
+    from kept.node.metadata.failure_detector import FailureDetector
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.replicas.replica_table import ReplicaTable
+    from kept.node.runtime.fd_quota import OpenFiles
+    from kept.node.runtime.runtime import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class Collaborators:
+    """What handlers may name in their constructors; each gets those that it names."""
+
+    runtime: Runtime
+    config: LiveConfig
+    open_files: OpenFiles
+    metadata: Metadata
+    addresses: AddressBook
+    cluster_link: ClusterLink
+    detector: FailureDetector
+    controller: Controller
+    table: ReplicaTable
+    fetch_sessions: FetchSessions
+    groups: Coordinator
+    producer_ids: ProducerIds
+    changes: MetadataChanges
+    topics: TopicCreation
+
+
+class RequestHandlers:
+    """Serves the requests of every API but Produce, Fetch and ApiVersions."""
+
+    def __init__(self, collaborators: Collaborators, forwarding: ForwardingManager) -> None:
+        self._collaborators = collaborators
+        self._forwarding = forwarding
+        self._handlers: dict[type[Any], Any] = {}
+
+    def handler(self, key: int) -> Any:
+        """The method ``(context, request)`` that serves an API."""
+        served = api.served()[key]
+        cls = api.handler_class(served)
+        handler = self._handlers.get(cls)
+        if handler is None:
+            names = inspect.signature(cls).parameters
+            arguments = {name: getattr(self._collaborators, name) for name in names}
+            handler = self._handlers[cls] = cls(**arguments)
+        return getattr(handler, served.name)
+
+    def handle(self, context: api.RequestContext, body: memoryview, request: Any) -> api.Answer:
+        """Serve a client's request, here or at the active controller. ``body`` is the request's."""
+        if context.api_key in api.FORWARDED and not self._collaborators.config.current.alone:
+            return self._forwarding.answer(context, bytes(body), request)
+        answer: api.Answer = self.handler(context.api_key)(context, request)
+        return answer
+
+    async def complete(self, context: api.RequestContext, request: Any) -> Any:
+        """The values of the response to a request that is served here."""
+        answer = self.handler(context.api_key)(context, request)
+        while not isinstance(answer, dict | None):
+            if isinstance(answer, Generator):
+                answer = await self._collaborators.runtime.slices.finish(answer)
+            else:
+                answer = await answer
+        return answer
+
+    async def answer_forwarded(
+        self, request: controller_rpc.ForwardRequest
+    ) -> controller_rpc.ForwardReply:
+        """Serve what another node sent on, as the active controller. Raises NotController."""
+        metadata, config = self._collaborators.metadata, self._collaborators.config.current
+        if not metadata.leads:
+            raise NotController(f"node {config.node_id} is not the active controller")
+        key, version = request.api_key, request.version
+        context = api.RequestContext(
+            key, version, request.client_id, request.listener, request.client_host, request.tries
+        )
+        limit = config.request_max_entries
+        message = protocol.decode_request(key, version, request.body, 0, limit)
+        values = await self.complete(context, message)
+        steps = protocol.body_steps(key, version, values)
+        body = await self._collaborators.runtime.slices.finish(steps)
+        return controller_rpc.ForwardReply(body, metadata.image.index)

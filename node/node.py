@@ -13,7 +13,7 @@ import asyncio
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from kept.cluster.controller.brokers import Registration
+from kept.cluster.controller.brokers import RegisterRequest
 from kept.cluster.metadata.records import ResourceType
 from kept.cluster.metadata.voters import Voter
 from kept.cluster.metadata.wal import NO_DIRECTORY
@@ -93,9 +93,9 @@ class Node:
         parts.maintenance.start_job("idle connections")
         await parts.cluster_link.cluster_id()
 
-    def _registration(self) -> Registration:
+    def _registration(self) -> RegisterRequest:
         parts, table = self.parts, self.parts.table
-        return Registration(
+        return RegisterRequest(
             parts.identity.node_id,
             parts.incarnation,
             parts.addresses.registration(),

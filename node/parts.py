@@ -70,7 +70,7 @@ from kept.storage.disk import Disk
 from kept.storage.producers.producer_states import ProducerQuota
 
 if TYPE_CHECKING:
-    from kept.cluster.controller.brokers import Registration
+    from kept.cluster.controller.brokers import RegisterRequest
     from kept.node.admin.services import AdminServices
     from kept.node.config.node_config import NodeConfig
 
@@ -152,7 +152,7 @@ class NodeParts:
             counters=counters,
         )
 
-    def _new_lifecycle(self, registration: Registration) -> BrokerLifecycleManager:
+    def _new_lifecycle(self, registration: RegisterRequest) -> BrokerLifecycleManager:
         return BrokerLifecycleManager(
             runtime=self.runtime,
             config=self.live_config,

@@ -38,8 +38,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from kept.cluster.controller.brokers import Registration, address_of
-from kept.cluster.controller.heartbeats import MAX_LOGS_PER_HEARTBEAT, HeartbeatAnswer, PartitionKey
+from kept.cluster.controller.brokers import RegisterRequest, address_of
+from kept.cluster.controller.heartbeats import MAX_LOGS_PER_HEARTBEAT, HeartbeatReply, PartitionKey
 from kept.cluster.controller.unclean_recovery import awaiting
 from kept.cluster.metadata.image import BrokerImage, Image
 from kept.storage.errors import (
@@ -121,7 +121,7 @@ class HeartbeatAnswered:
     """The answer to heartbeat ``number``."""
 
     number: int
-    answer: HeartbeatAnswer
+    reply: HeartbeatReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ Event = (
 class Register:
     """Have the active controller register this process; report Registered or RegistrationFailed."""
 
-    registration: Registration
+    registration: RegisterRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,7 @@ Effect = Register | Heartbeat | StopServing | ResumeServing | Exit
 class BrokerLifecycle:
     """One broker process's membership. See the module's description."""
 
-    def __init__(self, registration: Registration, settings: LifecycleSettings) -> None:
+    def __init__(self, registration: RegisterRequest, settings: LifecycleSettings) -> None:
         self.registration = registration
         self.settings = settings
         self.state = State.INITIAL
@@ -434,7 +434,7 @@ class BrokerLifecycle:
         """The cluster knows nothing of this process any more, or another one in its place."""
         reason = "unregistered"
         if other is not None:
-            if not set(other.directories) & set(self.registration.directories):
+            if not set(other.directories) & set(self.registration.log_dirs):
                 where = address_of(other.endpoints)
                 why = f"another process, at {where}, has registered as broker {other.broker_id}"
                 self._exit(f"{why}: each needs its own node.id", failed=True)
@@ -497,7 +497,7 @@ class BrokerLifecycle:
             return
         self._outstanding = None
         self._reported.update(self._report)
-        if self.state is State.SHUTTING_DOWN and event.answer.should_shut_down:
+        if self.state is State.SHUTTING_DOWN and event.reply.should_shut_down:
             self._exit("stopped in order")
             return
         pause = self.settings.heartbeat_interval_ms
@@ -505,7 +505,7 @@ class BrokerLifecycle:
             pause = min(pause, self.settings.retry_ms)
         self._next_ms = now_ms + (0 if self._send_again else pause)
         if self._resume_from is not None and event.number >= self._resume_from:
-            self._resume_index = event.answer.index
+            self._resume_index = event.reply.index
             self._resume_when_current()
         if len(self._report) == MAX_LOGS_PER_HEARTBEAT:
             self._next_ms = now_ms

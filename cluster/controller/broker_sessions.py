@@ -3,7 +3,7 @@
 A state machine (:mod:`kept.state_machine`). A controller that has become ready gives it
 :class:`Elected`, from then on every event, and :class:`Resigned` when it leads no more. Effects are
 :class:`Probe` (connect to the broker's node listener and find out which process is there),
-:class:`Decide` (queue a decision) and :class:`~.heartbeats.HeartbeatAnswer` (the reply to a
+:class:`Decide` (queue a decision) and :class:`~.heartbeats.HeartbeatReply` (the reply to a
 heartbeat). When the turn of a decision has come, the shell gives it to :meth:`BrokerSessions.due`,
 proposes what :func:`~.broker_decisions.decide` makes of that on the newest image, and reports
 :class:`Decided`.
@@ -56,7 +56,8 @@ from kept.cluster.controller.broker_decisions import (
 )
 from kept.cluster.controller.heartbeats import (
     FORESTALLED_INTERVALS,
-    HeartbeatAnswer,
+    HeartbeatReply,
+    HeartbeatRequest,
     PartitionKey,
     ReplicaLog,
 )
@@ -143,21 +144,6 @@ class ImageApplied:
 
 
 @dataclass(frozen=True, slots=True)
-class HeartbeatReceived:
-    """A broker is alive, and has applied the metadata up to ``applied_index``.
-
-    ``wants_fence``: its logs are not open yet. ``logs``: those that it was to report.
-    """
-
-    broker_id: int
-    broker_epoch: int
-    applied_index: int
-    wants_shutdown: bool = False
-    wants_fence: bool = False
-    logs: tuple[ReplicaLog, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class ConnectionLost:
     """The broker's control stream broke, or there is other evidence that its process died."""
 
@@ -188,7 +174,7 @@ Event = (
     | Resigned
     | SettingsChanged
     | ImageApplied
-    | HeartbeatReceived
+    | HeartbeatRequest
     | ConnectionLost
     | Probed
     | Decided
@@ -216,7 +202,7 @@ class Decide:
     reason: str
 
 
-Effect = Probe | Decide | HeartbeatAnswer
+Effect = Probe | Decide | HeartbeatReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +285,7 @@ class BrokerSessions:
                 self._stop()
             case SettingsChanged():
                 self.settings = event.settings
-            case HeartbeatReceived() if not self.active:
+            case HeartbeatRequest() if not self.active:
                 raise NotController("this node does not lead the controllers")
             case Decided():
                 self._decided(event, now_ms)
@@ -315,7 +301,7 @@ class BrokerSessions:
                 self._follow(image)
                 if image.recovering and before.brokers is not image.brokers:
                     self._recover()
-            case HeartbeatReceived():
+            case HeartbeatRequest():
                 self._heartbeat(event, self._session_of(event))
             case ConnectionLost(broker_id):
                 session = self._sessions.get(broker_id)
@@ -384,7 +370,7 @@ class BrokerSessions:
 
     # What is heard of brokers.
 
-    def _session_of(self, beat: HeartbeatReceived) -> _Session:
+    def _session_of(self, beat: HeartbeatRequest) -> _Session:
         if beat.broker_epoch > self.image.index:
             raise NotController(
                 f"broker {beat.broker_id} was registered by entry {beat.broker_epoch}, this node "
@@ -399,7 +385,7 @@ class BrokerSessions:
             )
         return session
 
-    def _heartbeat(self, beat: HeartbeatReceived, session: _Session) -> None:
+    def _heartbeat(self, beat: HeartbeatRequest, session: _Session) -> None:
         session.last_contact_ms = self._now_ms
         session.connected = session.heard = True
         session.dead, session.probe_at_ms = "", None
@@ -418,7 +404,7 @@ class BrokerSessions:
                 self._decide(unfence, "caught up")
         elif beat.wants_shutdown:
             may_stop = self._shut_down(broker, session)
-        self._effects.append(HeartbeatAnswer(broker.fenced, may_stop, self.image.index))
+        self._effects.append(HeartbeatReply(broker.fenced, may_stop, self.image.index))
 
     def _probed(self, event: Probed) -> None:
         broker_id, result = event.broker_id, event.result
@@ -574,7 +560,7 @@ class BrokerSessions:
 
     # Partitions that await a decision.
 
-    def _note_reports(self, beat: HeartbeatReceived) -> None:
+    def _note_reports(self, beat: HeartbeatRequest) -> None:
         for log in beat.logs:
             if log.key in self.image.recovering:
                 self.reports.setdefault(log.key, {})[beat.broker_id] = (beat.broker_epoch, log)

@@ -44,12 +44,12 @@ PRODUCER_ID_BLOCK: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Registration:
+class RegisterRequest:
     """A broker's process presents itself. ``incarnation`` is random, one per process.
 
     ``clean_epoch``: the broker epoch of the process before, if all of its directories show that
     nothing which that one wrote was lost (it stopped cleanly, or was killed on a machine that runs
-    still); -1 without proof. ``directories``: the ids of its log directories, which it has
+    still); -1 without proof. ``log_dirs``: the ids of its log directories, which it has
     locked: two processes that name the same one are one after the other.
     """
 
@@ -58,12 +58,12 @@ class Registration:
     endpoints: tuple[Endpoint, ...]
     rack: str | None = None
     clean_epoch: int = -1
-    directories: tuple[UUID, ...] = ()
+    log_dirs: tuple[UUID, ...] = ()
 
 
 def register_broker(
     image: Image,
-    registration: Registration,
+    registration: RegisterRequest,
     *,
     fenced: bool = True,
     session_live: bool = False,
@@ -97,7 +97,7 @@ def register_broker(
         registration.endpoints,
         registration.rack,
         fenced,
-        registration.directories,
+        registration.log_dirs,
     )
     clean = known is not None and known.broker_epoch == registration.clean_epoch
     out, _ = image.apply([replace(record, fenced=True)])

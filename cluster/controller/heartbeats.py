@@ -1,9 +1,9 @@
 """What a broker and the active controller say to each other, about every second.
 
-:class:`HeartbeatAnswer` and :class:`ReplicaLog` travel between
-``kept.cluster.controller.broker_lifecycle`` (the broker's side) and
-``kept.cluster.controller.broker_sessions`` (the controller's). The names are those of Kafka's
-BrokerHeartbeat; reports of logs are ours (rule 33).
+They travel between ``kept.cluster.controller.broker_lifecycle`` (the broker's side) and
+``kept.cluster.controller.broker_sessions`` (the controller's), on the wire as in
+``node/proto/controller.proto``. The names are those of Kafka's BrokerHeartbeat; reports of logs are
+ours (rule 33).
 """
 
 from __future__ import annotations
@@ -51,17 +51,30 @@ class ReplicaLog:
 
 
 @dataclass(frozen=True, slots=True)
-class HeartbeatAnswer:
-    """The controller's answer.
+class HeartbeatRequest:
+    """A broker lives and has applied the metadata up to ``applied_index``.
 
-    ``fenced``: the broker takes no part yet, or no more. ``should_shut_down``: it may stop now.
-    ``index``: the controller's image when it answered; who must act on the newest image waits until
+    ``wants_fence``: its logs are not open yet. ``logs``: those that it was to report (rule 33).
+    """
+
+    broker_id: int
+    broker_epoch: int
+    applied_index: int
+    wants_fence: bool = False
+    wants_shutdown: bool = False
+    logs: tuple[ReplicaLog, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReply:
+    """``fenced``: the broker takes no part yet, or no more. ``should_shut_down``: it may stop now.
+    ``index``: the controller's image at the reply; whoever must act on the newest image waits until
     its own has come as far.
     """
 
     fenced: bool
-    should_shut_down: bool
-    index: int
+    should_shut_down: bool = False
+    index: int = 0
 
 
 def unfenced_for_ms(session_timeout_ms: int, heartbeat_interval_ms: int) -> int:

@@ -12,7 +12,7 @@ After ``PartitionReassignmentReplicas`` and ``PartitionReassignmentRevert``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from kept.cluster.controller.partition_election import advanced, completed
@@ -21,7 +21,6 @@ from kept.cluster.controller.unclean_recovery import candidates
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import (
     NO_LEADER,
-    ConfigRecord,
     MetadataRecord,
     PartitionRecord,
     ResourceType,
@@ -29,10 +28,7 @@ from kept.cluster.metadata.records import (
 from kept.storage.errors import (
     InvalidReplicaAssignment,
     InvalidReplicationFactor,
-    KeptError,
     NoReassignmentInProgress,
-    PeerError,
-    RetriableError,
     UnknownTopicOrPartition,
 )
 from kept.storage.types import TopicPartition
@@ -119,31 +115,6 @@ def _step(
     return [] if after == state else [advanced(image, state, after)]
 
 
-def reassign_all(
-    image: Image,
-    targets: Mapping[TopicPartition, Sequence[int] | None],
-    *,
-    allow_replication_factor_change: bool = True,
-) -> tuple[list[MetadataRecord], dict[TopicPartition, KeptError]]:
-    """The reassignments of one AlterPartitionReassignments, each on its own: the records, and
-    an error for each that was refused; see :func:`reassign`.
-    """
-    records: list[MetadataRecord] = []
-    errors: dict[TopicPartition, KeptError] = {}
-    for tp, replicas in targets.items():
-        try:
-            records += reassign(
-                image,
-                tp.topic,
-                tp.partition,
-                replicas,
-                allow_replication_factor_change=allow_replication_factor_change,
-            )
-        except (PeerError, RetriableError) as error:
-            errors[tp] = error
-    return records, errors
-
-
 def list_reassignments(
     image: Image, partitions: Collection[TopicPartition] | None = None
 ) -> tuple[OngoingReassignment, ...]:
@@ -178,55 +149,8 @@ def finish_reassignments(image: Image, *, limit: int | None = None) -> list[Meta
     return records
 
 
-LEADER_RATE = "leader.replication.throttled.rate"
-FOLLOWER_RATE = "follower.replication.throttled.rate"
 LEADER_REPLICAS = "leader.replication.throttled.replicas"
 FOLLOWER_REPLICAS = "follower.replication.throttled.replicas"
-
-
-def throttle(image: Image, bytes_per_second: int) -> list[MetadataRecord]:
-    """Limit the traffic of the reassignments in progress: KIP-73, the settings that
-    ``kafka-reassign-partitions --throttle`` writes.
-
-    Sources are throttled as leaders towards the added replicas, which are throttled as followers;
-    replicas in sync elsewhere are not.
-    """
-    sources: dict[str, list[str]] = {}
-    targets: dict[str, list[str]] = {}
-    brokers: set[int] = set()
-    for moving in list_reassignments(image):
-        old = [b for b in moving.replicas if b not in moving.adding]
-        brokers.update(moving.replicas)
-        sources.setdefault(moving.topic, []).extend(f"{moving.partition}:{b}" for b in old)
-        targets.setdefault(moving.topic, []).extend(
-            f"{moving.partition}:{b}" for b in moving.adding
-        )
-    records: list[MetadataRecord] = []
-    for topic in sorted(sources):
-        for name, members in ((LEADER_REPLICAS, sources), (FOLLOWER_REPLICAS, targets)):
-            value = ",".join(members[topic])
-            records.append(ConfigRecord(ResourceType.TOPIC, topic, name, value))
-    for broker_id in sorted(brokers):
-        for name in (LEADER_RATE, FOLLOWER_RATE):
-            records.append(
-                ConfigRecord(ResourceType.BROKER, str(broker_id), name, str(bytes_per_second))
-            )
-    return records
-
-
-def unthrottle(image: Image) -> list[MetadataRecord]:
-    """Take back every throttle of :func:`throttle`; for when nothing moves any more."""
-    records: list[MetadataRecord] = []
-    for resource_type, resource in sorted(image.configs):
-        names = (
-            (LEADER_REPLICAS, FOLLOWER_REPLICAS)
-            if resource_type == ResourceType.TOPIC
-            else (LEADER_RATE, FOLLOWER_RATE)
-        )
-        for name in names:
-            if name in image.configs[resource_type, resource]:
-                records.append(ConfigRecord(resource_type, resource, name, None))
-    return records
 
 
 def throttled(image: Image, topic: str, setting: str) -> Collection[tuple[int, int]] | None:

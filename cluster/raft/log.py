@@ -205,11 +205,6 @@ class RaftLog:
             or self.last_index > self.stable_index
         )
 
-    @property
-    def is_stable(self) -> bool:
-        """Whether the disk holds all of it."""
-        return self._writing_to is None and not self.has_unwritten
-
     def next_write(self) -> tuple[Snapshot | None, int | None, tuple[Entry, ...]]:
         """What to write now: (snapshot, where to cut, entries); :meth:`write_done` must follow."""
         if self._writing_to is not None:

@@ -24,15 +24,14 @@ from kept.cluster.controller.broker_sessions import (
     Effect,
     Elected,
     Event,
-    HeartbeatReceived,
     ImageApplied,
     Probe,
     Probed,
     Resigned,
     SettingsChanged,
 )
-from kept.cluster.controller.brokers import Registration
-from kept.cluster.controller.heartbeats import HeartbeatAnswer
+from kept.cluster.controller.brokers import RegisterRequest
+from kept.cluster.controller.heartbeats import HeartbeatReply, HeartbeatRequest
 from kept.cluster.controller.partition_election import AlterIsr, unclean_allowed_by
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import MetadataRecord
@@ -196,10 +195,10 @@ class Controller:
 
     # Effects of the sessions.
 
-    def _step(self, event: Event) -> HeartbeatAnswer | None:
+    def _step(self, event: Event) -> HeartbeatReply | None:
         return self._perform(self.sessions.step(event, elapsed_ms()))
 
-    def _perform(self, effects: Sequence[Effect]) -> HeartbeatAnswer | None:
+    def _perform(self, effects: Sequence[Effect]) -> HeartbeatReply | None:
         answer = None
         for effect in effects:
             match effect:
@@ -207,7 +206,7 @@ class Controller:
                     self._tasks.spawn(self._probe(effect))
                 case Decide():
                     self._tasks.spawn(self._make_decision(effect))
-                case HeartbeatAnswer():
+                case HeartbeatReply():
                     answer = effect
         return answer
 
@@ -251,25 +250,14 @@ class Controller:
                 -1 if leader_id is None else leader_id,
             )
 
-    async def _register(
-        self, request: controller_rpc.RegisterRequest
-    ) -> controller_rpc.RegisterReply:
+    async def _register(self, request: RegisterRequest) -> controller_rpc.RegisterReply:
         self._check_leads()
-        registration = Registration(
-            request.broker_id,
-            request.incarnation,
-            request.endpoints,
-            request.rack,
-            request.clean_epoch,
-            request.log_dirs,
-        )
-
         default = self._config.current.unclean_leader_election_enable
 
         def change(image: Image) -> list[MetadataRecord]:
             return brokers.register_broker(
                 image,
-                registration,
+                request,
                 session_live=self.sessions.is_live(request.broker_id, elapsed_ms()),
                 unclean_allowed=unclean_allowed_by(image, default),
             )
@@ -279,9 +267,7 @@ class Controller:
         log.info("broker registered", broker=request.broker_id, epoch=broker.broker_epoch)
         return controller_rpc.RegisterReply(broker.broker_epoch)
 
-    async def _heartbeat(
-        self, request: controller_rpc.HeartbeatRequest
-    ) -> controller_rpc.HeartbeatReply:
+    async def _heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
         self._check_leads()
         self._notice_gap()
         broken = self._broken[request.broker_id]
@@ -294,18 +280,9 @@ class Controller:
             raise NetworkException(
                 f"broker {request.broker_id} has hung up meanwhile: it may be dead"
             )
-        answer = self._step(
-            HeartbeatReceived(
-                request.broker_id,
-                request.broker_epoch,
-                request.applied_index,
-                request.wants_shutdown,
-                request.wants_fence,
-                request.logs,
-            )
-        )
-        assert answer is not None
-        return controller_rpc.HeartbeatReply(answer.fenced, answer.should_shut_down, answer.index)
+        reply = self._step(request)
+        assert reply is not None
+        return reply
 
     async def _confirm(self, request: controller_rpc.ConfirmRequest) -> controller_rpc.ConfirmReply:
         """Up to where the broker must look to see all that was decided before it asked."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from kept.cluster.controller.heartbeats import ReplicaLog
-from kept.cluster.metadata.records import Endpoint
+from kept.cluster.controller.brokers import RegisterRequest
+from kept.cluster.controller.heartbeats import HeartbeatReply, HeartbeatRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,47 +27,10 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class RegisterRequest:
-    """A broker's process presents itself. ``incarnation`` is random, one per process;
-    ``clean_epoch`` the broker epoch in the mark of its last clean stop, -1 without one (rule 33).
-    """
-
-    broker_id: int
-    incarnation: UUID
-    endpoints: tuple[Endpoint, ...]
-    rack: str | None = None
-    clean_epoch: int = -1
-    log_dirs: tuple[UUID, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class RegisterReply:
     """Registered; it takes part once it is unfenced by a heartbeat."""
 
     broker_epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class HeartbeatRequest:
-    """A broker lives and acts on the metadata up to ``applied_index``. ``logs`` are those that the
-    controller asked for: how far they go (rule 33).
-    """
-
-    broker_id: int
-    broker_epoch: int
-    applied_index: int
-    wants_fence: bool = False
-    wants_shutdown: bool = False
-    logs: tuple[ReplicaLog, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class HeartbeatReply:
-    """How the controller sees the broker; ``index`` of its image when it answered."""
-
-    fenced: bool
-    should_shut_down: bool = False
-    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, Literal
 from uuid import UUID
 
+from kept.cluster.controller.heartbeats import HeartbeatReply, HeartbeatRequest
 from kept.node.internode import hello as greeting
-from kept.node.internode.controller_rpc import HeartbeatReply, HeartbeatRequest
 from kept.node.internode.identity import Hello, refusal, taken, unnamed_cluster
 from kept.node.internode.peer_channel import Channel
 from kept.node.internode.protobuf_conversion import METHODS, codecs

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kept.cluster.controller import broker_lifecycle
 from kept.cluster.controller.broker_lifecycle import SUSPENDED, BrokerLifecycle, State
-from kept.cluster.controller.brokers import Registration
+from kept.cluster.controller.brokers import RegisterRequest
 from kept.cluster.controller.heartbeats import (
-    HeartbeatAnswer,
+    HeartbeatRequest,
     PartitionKey,
     ReplicaLog,
     unfenced_for_ms,
 )
 from kept.node.config.core_settings import lifecycle_settings
-from kept.node.internode.controller_rpc import HeartbeatRequest, RegisterRequest
 from kept.node.metadata.serving_lease import NEVER
 from kept.node.runtime.clock import by_perf_counter, elapsed_ms
 from kept.node.runtime.logging import log
@@ -75,7 +74,7 @@ class BrokerLifecycleManager:
         lease: ServingLease,
         shutdown: Shutdown,
         replicas: BrokerReplicas,
-        registration: Registration,
+        registration: RegisterRequest,
     ) -> None:
         self._runtime = runtime
         self._config = config
@@ -218,17 +217,12 @@ class BrokerLifecycleManager:
             self._shutdown.fatal(effect.reason)
         self.stopped.set()
 
-    async def _register(self, registration: Registration) -> None:
-        request = RegisterRequest(
-            registration.broker_id,
-            registration.incarnation,
-            registration.endpoints,
-            registration.rack,
-            registration.clean_epoch,
-            registration.directories,
-        )
+    async def _register(self, registration: RegisterRequest) -> None:
         try:
-            reply = await self._ask("Register", request)
+            controller = self._metadata.leader_id
+            if controller is None:
+                raise NetworkException("Register: no controller is known")
+            reply = await self._peers.call(controller, "Register", registration, CALL_S)
         except KeptError as error:
             self._step(broker_lifecycle.RegistrationFailed(error))
         else:
@@ -251,11 +245,4 @@ class BrokerLifecycleManager:
             return
         self._heard = (reply.index, asked_at)
         self._in_touch()
-        answer = HeartbeatAnswer(reply.fenced, reply.should_shut_down, reply.index)
-        self._step(broker_lifecycle.HeartbeatAnswered(effect.number, answer))
-
-    async def _ask(self, method: str, request: Any) -> Any:
-        controller = self._metadata.leader_id
-        if controller is None:
-            raise NetworkException(f"{method}: no controller is known")
-        return await self._peers.call(controller, method, request, CALL_S)
+        self._step(broker_lifecycle.HeartbeatAnswered(effect.number, reply))

@@ -19,7 +19,7 @@ from kept.node.metadata.join_timeout import Joining
 from kept.node.runtime.logging import log
 
 if TYPE_CHECKING:
-    from kept.cluster.controller.brokers import Registration
+    from kept.cluster.controller.brokers import RegisterRequest
     from kept.cluster.metadata.image import Image
     from kept.cluster.metadata.voters import Voter
     from kept.node.config.live_config import LiveConfig
@@ -36,7 +36,7 @@ POLL_S: Final = 0.01
 ELECTIONS: Final = 3
 """A node that stops gives up on a controller after the time of this many elections."""
 
-NewLifecycle = Callable[["Registration"], BrokerLifecycleManager]
+NewLifecycle = Callable[["RegisterRequest"], BrokerLifecycleManager]
 
 
 class ClusterLink:
@@ -120,7 +120,7 @@ class ClusterLink:
         await quorum_check.compare(self._peers, known, config.controller_quorum_voters, vote)
         return known
 
-    async def register(self, registration: Registration) -> None:
+    async def register(self, registration: RegisterRequest) -> None:
         """Take part as a broker; done when this node serves. Raises as :meth:`Joining.until`."""
         lifecycle = self._lifecycle = self._new_lifecycle(registration)
         lifecycle.controller_is(self._metadata.leader_id)
@@ -130,7 +130,7 @@ class ClusterLink:
         await self._joining.until(lifecycle.registered)
         await lifecycle.running.wait()
 
-    def register_alone(self, registration: Registration) -> None:
+    def register_alone(self, registration: RegisterRequest) -> None:
         """A lone node takes part at once. Blocks."""
         records = brokers.register_broker(self._metadata.image, registration, fenced=False)
         self._metadata.propose_now(records)

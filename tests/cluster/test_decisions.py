@@ -7,9 +7,9 @@ from uuid import UUID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kept.cluster.controller import partition_election, reassignment, unclean_recovery
+from kept.cluster.controller import partition_election, unclean_recovery
 from kept.cluster.controller.brokers import (
-    Registration,
+    RegisterRequest,
     fence_broker,
     register_broker,
     shut_down_broker,
@@ -36,7 +36,6 @@ from kept.cluster.controller.unclean_recovery import clear_elr
 from kept.cluster.metadata.image import Image, is_pending
 from kept.cluster.metadata.records import NO_LEADER, PartitionRecord
 from kept.storage.errors import PeerError, RetriableError
-from kept.storage.types import TopicPartition
 
 BROKERS = 4
 OPS = (
@@ -83,7 +82,7 @@ class World:
             case "register" | "register-clean":
                 clean = epoch if op == "register-clean" else -1
                 self.ids += 1
-                who = Registration(broker_id, UUID(int=self.ids), (), None, clean)
+                who = RegisterRequest(broker_id, UUID(int=self.ids), (), None, clean)
                 return register_broker(image, who, unclean_allowed=self.allowed)
             case "fence":
                 return fence_broker(image, broker_id, epoch, self.allowed)
@@ -136,8 +135,7 @@ class World:
                 target = list(dict.fromkeys(ring))[: 1 + number // 5 % 3]
                 return reassign(image, topic, state.partition, target)
             case "cancel":
-                tp = TopicPartition(topic, state.partition)
-                return reassignment.reassign_all(image, {tp: None})[0]
+                return reassign(image, topic, state.partition, None) if state.reassigning else []
         raise AssertionError(op)
 
     def alter(self, state: PartitionRecord, number: int, stale: bool) -> AlterIsr:

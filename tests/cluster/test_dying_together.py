@@ -16,13 +16,13 @@ from kept.cluster.controller.broker_sessions import (
     Decide,
     Decided,
     Elected,
-    HeartbeatReceived,
+    HeartbeatRequest,
     ImageApplied,
     Probe,
     Probed,
     SessionSettings,
 )
-from kept.cluster.controller.brokers import Registration, register_broker, unfence_broker
+from kept.cluster.controller.brokers import RegisterRequest, register_broker, unfence_broker
 from kept.cluster.controller.partition_election import AlterIsr
 from kept.cluster.controller.topics import create_topic
 from kept.cluster.metadata.image import Image
@@ -51,7 +51,7 @@ class Together:
 
     @staticmethod
     def _process(node, number, clean_epoch=-1):
-        return Registration(node, UUID(int=number), (), None, clean_epoch)
+        return RegisterRequest(node, UUID(int=number), (), None, clean_epoch)
 
     @property
     def state(self):
@@ -94,7 +94,7 @@ class Together:
         process = self._process(node, 10 + node, clean_epoch)
         self.apply(register_broker(self.image, process, session_live=live))
         self.step(ImageApplied(self.image))
-        self.step(HeartbeatReceived(node, self.epoch(node), self.image.index))
+        self.step(HeartbeatRequest(node, self.epoch(node), self.image.index))
 
     def joins_isr(self, node) -> None:
         """The leader has seen that it caught up."""
@@ -176,7 +176,7 @@ def test_a_silent_broker_holds_up_the_others_not_for_long(hears) -> None:
     if hears == "a timeout":
         c.answers(3, TIMEOUT)
     elif hears == "a heartbeat":
-        c.step(HeartbeatReceived(3, c.epoch(3), c.image.index))
+        c.step(HeartbeatRequest(3, c.epoch(3), c.image.index))
     else:
         for _ in range(c.sessions.settings.examine_ms // 100):
             assert not c.image.brokers[1].fenced

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from pyroaring import BitMap
 
+from kept.cluster.controller.heartbeats import HeartbeatRequest
 from kept.cluster.metadata import replica_history, snapshot, wal
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import (
@@ -45,7 +46,6 @@ from kept.node.coordinator.groups.records import (
     OffsetCommitValue,
 )
 from kept.node.internode import protobuf_conversion
-from kept.node.internode.controller_rpc import HeartbeatRequest
 from kept.node.internode.hello import hello_from
 from kept.node.internode.identity import Hello
 from kept.node.internode.protobuf_conversion import codecs

@@ -22,15 +22,15 @@ from kept.cluster.controller.broker_sessions import (
     Decide,
     Decided,
     Elected,
-    HeartbeatReceived,
+    HeartbeatRequest,
     ImageApplied,
     Probe,
     Probed,
     Resigned,
     SessionSettings,
 )
-from kept.cluster.controller.brokers import Registration
-from kept.cluster.controller.heartbeats import HeartbeatAnswer, ReplicaLog
+from kept.cluster.controller.brokers import RegisterRequest
+from kept.cluster.controller.heartbeats import HeartbeatReply, ReplicaLog
 from kept.cluster.controller.partition_election import AlterIsr, unclean_allowed_by
 from kept.cluster.metadata.image import Delta, Image
 from kept.cluster.metadata.metadata_node import Outcome
@@ -71,7 +71,7 @@ class SimNode(RaftApp):
         self.directories = Directories(machine, history.log_dirs)
         random = Random(machine.world.between(0, 1 << 30))
         self.incarnation = UUID(int=random.getrandbits(128))
-        registration = Registration(
+        registration = RegisterRequest(
             machine.node_id, self.incarnation, (Endpoint("SIM", "PLAINTEXT", "sim", 1),), None,
             previous_broker_epoch(self.directories.all), self.directories.ids,
         )  # fmt: skip
@@ -267,10 +267,10 @@ class SimNode(RaftApp):
                 continue
             then(None)
 
-    def step_sessions(self, event: Any) -> HeartbeatAnswer | None:
+    def step_sessions(self, event: Any) -> HeartbeatReply | None:
         return self.perform(self.sessions.step(event, self.now_ms()))
 
-    def perform(self, effects: Sequence[Any]) -> HeartbeatAnswer | None:
+    def perform(self, effects: Sequence[Any]) -> HeartbeatReply | None:
         answer = None
         for effect in effects:
             if isinstance(effect, Probe):
@@ -323,7 +323,7 @@ class SimNode(RaftApp):
     def serve_probe(self, sender: int, request: object, reply: Reply) -> None:
         reply(self.incarnation)
 
-    def serve_register(self, source: int, request: Registration, reply: Reply) -> None:
+    def serve_register(self, source: int, request: RegisterRequest, reply: Reply) -> None:
         if not self.sessions.active:
             reply(NotController("no", -1))
             return
@@ -357,12 +357,12 @@ class SimNode(RaftApp):
         effect, logs = request
         try:
             answer = self.step_sessions(
-                HeartbeatReceived(
+                HeartbeatRequest(
                     effect.broker_id,
                     effect.broker_epoch,
                     effect.applied_index,
-                    effect.wants_shutdown,
                     effect.wants_fence,
+                    effect.wants_shutdown,
                     tuple(logs),
                 )
             )
@@ -475,7 +475,7 @@ class SimNode(RaftApp):
             self.live(broker_lifecycle.Registered(answer))
 
     def heartbeat_answered(self, number: int, answer: Any) -> None:
-        if isinstance(answer, HeartbeatAnswer):
+        if isinstance(answer, HeartbeatReply):
             self.live(broker_lifecycle.HeartbeatAnswered(number, answer))
         else:
             self.live(broker_lifecycle.HeartbeatFailed(number, answer))

@@ -19,14 +19,14 @@ from kept.cluster.controller.broker_lifecycle import (
     StopServing,
 )
 from kept.cluster.controller.brokers import (
-    Registration,
+    RegisterRequest,
     fence_broker,
     register_broker,
     shut_down_broker,
     unfence_broker,
     unregister_broker,
 )
-from kept.cluster.controller.heartbeats import HeartbeatAnswer
+from kept.cluster.controller.heartbeats import HeartbeatReply
 from kept.cluster.controller.topics import create_topic
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import Endpoint
@@ -41,8 +41,8 @@ from kept.storage.errors import (
 
 MINE = UUID(int=100)
 """The log directory of every process that runs here, one after the other."""
-ME = Registration(1, UUID(int=11), (), directories=(MINE,))
-DEAD = Registration(1, UUID(int=10), (), directories=(UUID(int=101), MINE))
+ME = RegisterRequest(1, UUID(int=11), (), log_dirs=(MINE,))
+DEAD = RegisterRequest(1, UUID(int=10), (), log_dirs=(UUID(int=101), MINE))
 """A process that ran here before."""
 HERE = Endpoint("NODE", "PLAINTEXT", "elsewhere", 10092)
 
@@ -77,7 +77,7 @@ class Broker:
 
     def answer(self, number: int, fenced=False, stop=False, index=None):
         index = self.image.index if index is None else index
-        return self.step(life.HeartbeatAnswered, number, HeartbeatAnswer(fenced, stop, index))
+        return self.step(life.HeartbeatAnswered, number, HeartbeatReply(fenced, stop, index))
 
     @property
     def epoch(self) -> int:
@@ -142,7 +142,7 @@ def test_a_lost_answer_to_the_registration_is_read_from_the_image() -> None:
 
 def test_nothing_is_served_on_the_registration_of_the_process_before() -> None:
     b = Broker()
-    before = Registration(1, UUID(int=10), ())
+    before = RegisterRequest(1, UUID(int=10), ())
     b.step(life.Start)
     b.apply(register_broker(b.image, before, fenced=False))
     b.tick(100)
@@ -246,7 +246,7 @@ def test_a_fenced_broker_asks_to_be_let_in_again() -> None:
 @pytest.mark.parametrize("directories", [(), (UUID(int=101),)])
 def test_another_process_with_this_id_elsewhere_ends_this_one(directories) -> None:
     b = running()
-    other = Registration(1, UUID(int=99), (HERE,), directories=directories)
+    other = RegisterRequest(1, UUID(int=99), (HERE,), log_dirs=directories)
     stop, out = b.apply(register_broker(b.image, other))
     assert isinstance(stop, StopServing) and out.failed
     assert "elsewhere:10092" in out.reason and "own node.id" in out.reason
@@ -343,7 +343,7 @@ def test_shutdown_of_who_takes_no_part_is_immediate() -> None:
 
 def test_others_say_at_once_that_they_know_who_leads_for_a_leaving_one() -> None:
     b = running()
-    other = Registration(2, UUID(int=2), ())
+    other = RegisterRequest(2, UUID(int=2), ())
     b.apply(register_broker(b.image, other, fenced=False))
     assert b.beats() == []
     b.apply(shut_down_broker(b.image, 2, b.image.brokers[2].broker_epoch))
@@ -355,7 +355,7 @@ def test_logs_that_an_election_waits_for_are_reported() -> None:
     b = Broker()
     image, topic = Image(), UUID(int=7)
     for node in (1, 2):
-        who = Registration(node, UUID(int=node), ())
+        who = RegisterRequest(node, UUID(int=node), ())
         image, _ = image.apply(register_broker(image, who, fenced=False))
     image, _ = image.apply(create_topic(image, topics.CreateTopic("t", topic, 1, 2)))
     for node in (2, 1):
@@ -406,7 +406,7 @@ def test_it_serves_only_awake_and_registered(history) -> None:
             "unregister": lambda m=mine: unregister_broker(b.image, 1) if m else [],
             "dead": lambda: register_broker(b.image, DEAD),
             "other": lambda rare=number < 100: (
-                register_broker(b.image, Registration(1, UUID(int=5), ())) if rare else []
+                register_broker(b.image, RegisterRequest(1, UUID(int=5), ())) if rare else []
             ),
         }
         if kind == "sleep":
@@ -457,7 +457,7 @@ def test_the_answer_to_the_registration_outruns_the_image() -> None:
     """Until the image shows this process, it shows what the one before led."""
     b = Broker()
     b.step(life.Start)
-    before = Registration(1, UUID(int=10), ())
+    before = RegisterRequest(1, UUID(int=10), ())
     b.apply(register_broker(b.image, before, fenced=False))
     led_by_the_old_one = b.image
     b.apply(register_broker(b.image, ME), tell=False)

@@ -16,7 +16,7 @@ from kept.cluster.controller.broker_sessions import (
     Decide,
     Decided,
     Elected,
-    HeartbeatReceived,
+    HeartbeatRequest,
     ImageApplied,
     Probe,
     Probed,
@@ -24,8 +24,8 @@ from kept.cluster.controller.broker_sessions import (
     SessionSettings,
     SettingsChanged,
 )
-from kept.cluster.controller.brokers import Registration, register_broker
-from kept.cluster.controller.heartbeats import HeartbeatAnswer, ReplicaLog
+from kept.cluster.controller.brokers import RegisterRequest, register_broker
+from kept.cluster.controller.heartbeats import HeartbeatReply, ReplicaLog
 from kept.cluster.controller.partition_election import alter_isr
 from kept.cluster.controller.topics import create_topic
 from kept.cluster.metadata.image import Image
@@ -70,18 +70,18 @@ class Controller:
             self.image, _ = self.image.apply(records)
             self.step(ImageApplied(self.image))
 
-    def step(self, event) -> HeartbeatAnswer | None:
+    def step(self, event) -> HeartbeatReply | None:
         return self.run(self.sessions.step(event, self.now_ms))
 
     def tick(self) -> None:
         self.run(self.sessions.tick(self.now_ms))
 
-    def run(self, effects) -> HeartbeatAnswer | None:
+    def run(self, effects) -> HeartbeatReply | None:
         answer = None
         for effect in effects:
             if isinstance(effect, Probe):
                 self.probes.append(effect.broker_id)
-            elif isinstance(effect, HeartbeatAnswer):
+            elif isinstance(effect, HeartbeatReply):
                 answer = effect
             elif self.held is not None:
                 self.held.append(effect)
@@ -100,13 +100,15 @@ class Controller:
 
     def register(self, node: int, incarnation: int | None = None) -> None:
         number = incarnation or node
-        who = Registration(node, UUID(int=number), ())
+        who = RegisterRequest(node, UUID(int=number), ())
         live = self.sessions.is_live(node, self.now_ms)
         self.apply(register_broker(self.image, who, session_live=live))
 
     def heartbeat(self, node: int, *, applied=None, stop=False, **more):
         applied = self.image.index if applied is None else applied
-        return self.step(HeartbeatReceived(node, self.epoch(node), applied, stop, **more))
+        return self.step(
+            HeartbeatRequest(node, self.epoch(node), applied, wants_shutdown=stop, **more)
+        )
 
     def lost(self, node: int) -> None:
         self.step(ConnectionLost(node))
@@ -238,7 +240,7 @@ def test_a_new_controller_probes_whoever_takes_part() -> None:
     fresh.check_invariants()
     assert fresh.tick(7) == fresh.step(ConnectionLost(1), 7) == fresh.step(Probed(1, None), 7) == ()
     with pytest.raises(NotController):
-        fresh.step(HeartbeatReceived(1, 1, 1), 8)
+        fresh.step(HeartbeatRequest(1, 1, 1), 8)
 
 
 def test_a_new_controller_forgives_no_silence_that_another_one_would_not_have() -> None:
@@ -279,17 +281,17 @@ def test_who_presents_itself_to_a_new_controller_has_a_whole_session() -> None:
 def test_heartbeats_of_the_wrong_process() -> None:
     c = Controller()
     with pytest.raises(StaleBrokerEpoch):
-        c.step(HeartbeatReceived(1, c.epoch(1) - 1, 5))
+        c.step(HeartbeatRequest(1, c.epoch(1) - 1, 5))
     with pytest.raises(BrokerIdNotRegistered):
-        c.step(HeartbeatReceived(9, 1, 5))
+        c.step(HeartbeatRequest(9, 1, 5))
 
 
 def test_a_broker_may_know_of_its_registration_before_the_controller_has_applied_it() -> None:
     c = Controller()
     with pytest.raises(NotController):
-        c.step(HeartbeatReceived(1, c.image.index + 1, c.image.index + 1))
+        c.step(HeartbeatRequest(1, c.image.index + 1, c.image.index + 1))
     with pytest.raises(NotController):
-        c.step(HeartbeatReceived(9, c.image.index + 1, c.image.index + 1))
+        c.step(HeartbeatRequest(9, c.image.index + 1, c.image.index + 1))
 
 
 def test_unfenced_when_caught_up_and_ready() -> None:

@@ -24,7 +24,7 @@ from kept.cluster.controller import (
 )
 from kept.cluster.controller.brokers import (
     PRODUCER_ID_BLOCK,
-    Registration,
+    RegisterRequest,
     allocate_producer_ids,
     fence_broker,
     register_broker,
@@ -45,7 +45,7 @@ from kept.cluster.controller.partition_election import (
     elect_unclean,
 )
 from kept.cluster.controller.placement import place
-from kept.cluster.controller.reassignment import finish_reassignments, throttle, unthrottle
+from kept.cluster.controller.reassignment import finish_reassignments
 from kept.cluster.controller.topics import (
     CreateTopic,
     TopicDefaults,
@@ -163,10 +163,6 @@ class Cluster:
                 )  # fmt: skip
             case "finish":
                 return finish_reassignments(image)
-            case "throttle":
-                return throttle(image, int(plain[0]))
-            case "unthrottle":
-                return unthrottle(image)
             case "clear-elr":
                 keys = {key: image.partition(*key).partition_epoch for key in image.pending}
                 return unclean_recovery.clear_elr(image, keys)
@@ -181,7 +177,7 @@ class Cluster:
         clean_epoch = self.epoch(plain[0]) if "clean" in plain else -1
         return register_broker(
             self.image,
-            Registration(broker_id, incarnation, (ENDPOINT,), words.get("rack"), clean_epoch),
+            RegisterRequest(broker_id, incarnation, (ENDPOINT,), words.get("rack"), clean_epoch),
             fenced="active" not in plain,
             session_live="alive" in plain,
             unclean_allowed=lambda topic: topic == words.get("unclean"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kept.cluster.controller import partition_election, topics, unclean_recovery
 from kept.cluster.controller.brokers import (
-    Registration,
+    RegisterRequest,
     fence_broker,
     register_broker,
     unfence_broker,
@@ -74,7 +74,7 @@ class Cluster:
         epoch = -1
         if clean:
             epoch = self.image.brokers[node].broker_epoch
-        who = Registration(node, UUID(int=self.ids), (), None, epoch)
+        who = RegisterRequest(node, UUID(int=self.ids), (), None, epoch)
         self.apply(register_broker(self.image, who))
         self.up[node] = self.image.brokers[node].broker_epoch
         self.apply(unfence_broker(self.image, node, self.up[node]))
@@ -269,7 +269,7 @@ def test_an_old_mark_is_no_clean_mark() -> None:
     old = cluster.image.brokers[last].broker_epoch
     cluster.start(last)
     assert cluster.state.recovering
-    who = Registration(last, UUID(int=9), (), None, old)
+    who = RegisterRequest(last, UUID(int=9), (), None, old)
     cluster.apply(register_broker(cluster.image, who, fenced=False))
     assert cluster.state.recovering
 
@@ -386,7 +386,7 @@ def test_only_the_mark_of_the_very_last_process_is_clean(behind, waits) -> None:
         cluster.detect(node)
     (last,) = cluster.state.isr
     mark = cluster.image.brokers[last].broker_epoch - behind
-    who = Registration(last, UUID(int=9), (), None, mark)
+    who = RegisterRequest(last, UUID(int=9), (), None, mark)
     cluster.apply(register_broker(cluster.image, who))
     assert cluster.state.recovering == waits
 

@@ -312,7 +312,7 @@ def test_entries_replaced_while_they_are_written() -> None:
     assert log.stable_index == 3
     assert log.next_write() == (None, 4, tuple(entries(2, first=4)))
     log.write_done()
-    assert log.stable_index == 4 and log.is_stable
+    assert log.stable_index == 4 and not log.has_unwritten
 
 
 def test_a_snapshot_while_entries_are_written() -> None:

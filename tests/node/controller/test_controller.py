@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from kept.cluster.controller.broker_sessions import ConnectionLost, Event, HeartbeatReceived
-from kept.cluster.controller.heartbeats import HeartbeatAnswer
+from kept.cluster.controller.broker_sessions import ConnectionLost, Event, HeartbeatRequest
+from kept.cluster.controller.heartbeats import HeartbeatReply
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import ConfigRecord, MetadataRecord
 from kept.node.config.live_config import LiveConfig
 from kept.node.config.node_config import NodeConfig
 from kept.node.controller.controller import Controller
-from kept.node.internode.controller_rpc import HeartbeatRequest
 from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.runtime.runtime import Runtime
 from kept.storage.errors import InvalidRequest, NetworkException
@@ -112,10 +111,10 @@ class SessionsThatNote:
         self.events: list[Event] = []
         self.settings = controller.sessions.settings
 
-    def step(self, event: Event, _now_ms: int) -> tuple[HeartbeatAnswer, ...]:
+    def step(self, event: Event, _now_ms: int) -> tuple[HeartbeatReply, ...]:
         self.events.append(event)
-        answer = HeartbeatAnswer(fenced=False, should_shut_down=False, index=5)
-        return (answer,) if isinstance(event, HeartbeatReceived) else ()
+        answer = HeartbeatReply(fenced=False, should_shut_down=False, index=5)
+        return (answer,) if isinstance(event, HeartbeatRequest) else ()
 
 
 @pytest.mark.parametrize("dies", [True, False])
@@ -139,5 +138,5 @@ def test_a_heartbeat_that_waited_while_its_broker_died_does_not_revive_it(dies: 
             assert (await waiting).index == 5
         return sessions.events
 
-    lost, heartbeat = ConnectionLost(3), HeartbeatReceived(3, 1, 5)
+    lost, heartbeat = ConnectionLost(3), HeartbeatRequest(3, 1, 5)
     assert asyncio.run(scene()) == [lost if dies else heartbeat]

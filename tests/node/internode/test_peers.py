@@ -11,6 +11,7 @@ import uuid
 
 import pytest
 
+from kept.cluster.controller.heartbeats import HeartbeatReply, HeartbeatRequest
 from kept.cluster.metadata.wal import Entry
 from kept.cluster.raft.messages import Append, AppendReply, InstallSnapshot
 from kept.node.config.listeners import Voter
@@ -21,8 +22,6 @@ from kept.node.internode.controller_rpc import (
     AllocateProducerIdsRequest,
     ForwardReply,
     ForwardRequest,
-    HeartbeatReply,
-    HeartbeatRequest,
 )
 from kept.storage.errors import (
     InvariantViolation,

@@ -8,17 +8,13 @@ from dataclasses import replace
 
 import pytest
 
+from kept.cluster.controller.heartbeats import HeartbeatReply, HeartbeatRequest
 from kept.cluster.metadata.wal import Entry
 from kept.cluster.raft.messages import Append, InstallSnapshot, Vote
 from kept.node.config.listeners import Voter
 from kept.node.internode import hello as greeting
 from kept.node.internode import server
-from kept.node.internode.controller_rpc import (
-    AllocateProducerIdsReply,
-    AllocateProducerIdsRequest,
-    HeartbeatReply,
-    HeartbeatRequest,
-)
+from kept.node.internode.controller_rpc import AllocateProducerIdsReply, AllocateProducerIdsRequest
 from kept.node.internode.frames import Kind
 from kept.node.internode.identity import Hello, check
 from kept.node.internode.parse_limits import MAX_ITEMS

@@ -10,13 +10,12 @@ from typing import Any
 from uuid import UUID
 
 from kept.cluster.controller import broker_lifecycle
-from kept.cluster.controller.brokers import Registration, register_broker
-from kept.cluster.controller.heartbeats import PartitionKey, ReplicaLog
+from kept.cluster.controller.brokers import RegisterRequest, register_broker
+from kept.cluster.controller.heartbeats import HeartbeatReply, PartitionKey, ReplicaLog
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import NoOpRecord
 from kept.node.config.live_config import LiveConfig
 from kept.node.config.node_config import NodeConfig
-from kept.node.internode.controller_rpc import HeartbeatReply
 from kept.node.metadata.broker_lifecycle import BrokerLifecycleManager
 from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.metadata.serving_lease import NEVER, ServingLease
@@ -69,7 +68,7 @@ def new_lifecycle(heartbeat, loop: Any = None) -> tuple[Any, BrokerLifecycleMana
         lease=ServingLease(),
         shutdown=Shutdown(),
         replicas=Replicas(),
-        registration=Registration(1, UUID(int=1), ()),
+        registration=RegisterRequest(1, UUID(int=1), ()),
     )
     return loop, lifecycle
 

@@ -273,17 +273,15 @@ class Connection(asyncio.Protocol):
 
     def _check_alive(self, due: float) -> None:
         now = self._loop.time()
-        silent_s = now - self._received_at
-        if silent_s < KEEPALIVE_S:
-            wait_s = KEEPALIVE_S - silent_s
-        elif self._ping_sent and now - due < LATE_S:
-            self.abort(f"no sign of life for {silent_s:.0f} s")
-            return
-        else:
+        next_due = self._received_at + KEEPALIVE_S
+        if now >= next_due:
+            if self._ping_sent and now - due < LATE_S:
+                self.abort(f"no sign of life for {now - self._received_at:.0f} s")
+                return
             self._ping_sent = True
             self.send(Kind.PING)
-            wait_s = KEEPALIVE_ANSWER_S
-        self._keepalive = self._loop.call_later(wait_s, self._check_alive, now + wait_s)
+            next_due = now + KEEPALIVE_ANSWER_S
+        self._keepalive = self._loop.call_at(next_due, self._check_alive, next_due)
 
     def eof_received(self) -> bool:
         """The other side sends no more: close."""

@@ -13,6 +13,7 @@ ENOUGH: Final = {
     "raft": 60, "cores": 150, "storage": 60, "scripted": 4, "compaction": 100,
     "compaction-scripted": 8, "directories": 24, "crashes": 24, "compaction-wide": 40,
     "strangers": 12, "node": 40, "nodes": 40,
+    "nodes-compaction": 40,
 }  # fmt: skip
 """Histories after which nothing may be missing."""
 
@@ -102,10 +103,16 @@ REQUIRED: Final = {
         "processes: stops", "processes: dies at its start, within a disk call",
     ),
     "nodes": (
-        "slow disks", "topics created", "batches acknowledged", "requests without an answer",
-        "links cut", "nodes isolated", "processes started again",
-        "processes killed between two disk calls",
-        "processes to die within a disk call", "checks of all records",
+        "slow disks", "topics created", "topics deleted", "reassignments", "records deleted",
+        "batches acknowledged", "batches committed", "records consumed",
+        "requests without an answer", "links cut", "nodes isolated", "processes stopped",
+        "processes started again", "processes killed between two disk calls",
+        "processes to die within a disk call", "times all died", "power losses",
+        "power losses with writes not synced", "losses allowed", "checks of all records",
+    ),
+    "nodes-compaction": (
+        "batches committed", "processes started again", "power losses", "generations applied",
+        "base generations", "nodes forsaken",
     ),
     "storage": (*_EVERYWHERE, *_DISKS, *_OPERATOR, "strays removed", "losses allowed"),
 }  # fmt: skip

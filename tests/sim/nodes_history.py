@@ -1,16 +1,18 @@
-"""Stage ``nodes``: three of the product's own processes, on one simulated loop and network.
+"""Stage ``nodes``: three of the product's own processes, sometimes with a fourth that is a broker
+alone, on one simulated loop and network.
 
 Raft, registration, replication and failover run as they ship: the nodes speak framed protobuf and
-Kafka's Fetch to each other over connections that delay bytes, break and are cut. Producers look for
-leaders with Metadata and write with acks=all; every topic has three replicas, two of which must
-have what is acknowledged. Processes are killed at disk calls and between them, one or several, and
-come back on what their disks have; links between two nodes are cut for a while. Then everything
-heals. Checks:
+Kafka's Fetch to each other over connections that delay bytes, break and are cut. Processes are
+killed or lose power at disk calls and between them, one or all, and come back on what their disks
+have; others are stopped for seconds; links are cut. Then everything heals.
 
-- ``lost``: a record that was acknowledged is not at its offset, or a created topic is gone;
+The checkers of :mod:`tests.sim.replica_checks` see each replica after every callback that changed
+it. And here:
+
+- ``acknowledged``, ``lost``: what was acknowledged is not committed at its offset, or cannot be
+  read there in the end;
 - ``order``: a record that nobody sent, or one twice, or a gap;
-- ``replicas``: after the end three replicas of a partition differ below the high watermark;
-- ``liveness``: a healed cluster does not come to three replicas in sync, or does not answer;
+- ``liveness``: a healed cluster does not come to rest (led, ISRs full, producers acknowledged);
 - ``spins``: the loop of a node does something again and again while no time passes;
 - ``stopped``, ``escaped``: as in :mod:`tests.sim.node_history`.
 """
@@ -21,126 +23,90 @@ import asyncio
 import gc
 import sys
 from collections import defaultdict
-from contextlib import suppress
-from typing import Any, Final
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
 
-from kept.client.node_connection import NodeConnection
-from kept.node.config.node_config import NodeConfig
+from kept.cluster.metadata.metadata_node import MetadataNode
 from kept.node.kafka import api
-from kept.node.node import Node
-from kept.storage.errors import KeptError
-from kept.storage.records import build_batch, records
+from kept.storage.records import records
 from kept.storage.types import TopicPartition
-from kept.testing.simulated_disk import SimulatedDisk
 from tests.sim import batches
 from tests.sim.loop import SLOW_JOB_S, SimLoop
-from tests.sim.node_history import FETCH_BYTES, Partition, Topic
+from tests.sim.nodes_clients import Client, Consumer, Operator, Producer, Topic, _Sending
+from tests.sim.nodes_machine import VOTERS, Machine
 from tests.sim.process import Process
-from tests.sim.surroundings import EPOCH_S, ProcessDisk, SimRuntime, simulated
+from tests.sim.replica_checks import ReplicaChecks
+from tests.sim.surroundings import simulated
 from tests.sim.world import Violation, World
 
-NODES: Final = 3
-PORT: Final = 9092
-RUN_S: Final = 12.0
+if TYPE_CHECKING:
+    from kept.node.replicas.local_replica import LocalReplica
+    from tests.sim.batches import Batch
+
+RUN_S: Final = 10.0
 HEAL_S: Final = 90.0
-"""From the end of all faults to three replicas in sync, at most."""
-REPLY_S: Final = 8.0
+"""From the end of all faults to a cluster at rest, at most."""
 CALLS: Final = 200
-TOPICS: Final = 3
+KINDS: Final = ("kill", "disk call", "all", "cut", "isolate", "stop")
 PARTITIONS: Final = 2
-
-
-class Machine:
-    """A node, its disk, and its process while there is one."""
-
-    def __init__(self, history: NodesHistory, node_id: int, seed: int) -> None:
-        self.node_id = node_id
-        self.host = f"10.0.0.{node_id + 1}"
-        self.disk = SimulatedDisk(seed=seed)
-        self.process: Process | None = None
-        self.node: Node | None = None
-        self.starting: asyncio.Task[None] | None = None
-        self.dead: list[Process] = []
-        self._history = history
-        self._lives = 0
-
-    @property
-    def alive(self) -> bool:
-        """Its process runs."""
-        return self.process is not None and self.process.alive
-
-    @property
-    def ready(self) -> bool:
-        """It has started."""
-        return self.alive and self.starting is not None and self.starting.done()
-
-    def start(self) -> None:
-        """A new process, if there is none."""
-        if self.alive:
-            return
-        loop = self._history.loop
-        self._lives += 1
-        process = self.process = Process(f"n{self.node_id}.{self._lives}", self.host)
-        disk = self.disk = ProcessDisk(self.disk, self._history.random.getrandbits(30), process)
-        process.on_death = self._died
-
-        async def start() -> None:
-            self.node = Node(self._config(), SimRuntime(disk, process))
-            await self.node.start()
-
-        self._history.note(process.name, "starts")
-        self.starting = loop.spawn(process, start)
-
-    def _died(self, process: Process) -> None:
-        history = self._history
-        history.note(process.name, "dies", self.disk.trace[-1] if self.disk.trace else "")
-        history.loop.network.forget(process)
-        history.loop.keep_tasks(process)
-        self.dead.append(process)
-        self.node = self.starting = None
-        self.disk = self.disk.after_kill()
-
-    def _config(self) -> NodeConfig:
-        voters = ",".join(f"{i}@10.0.0.{i + 1}:{PORT + 1000}" for i in range(NODES))
-        settings = {
-            "node.id": str(self.node_id),
-            "listeners": f"PLAINTEXT://{self.host}:{PORT}",
-            "controller.quorum.voters": voters,
-            "default.replication.factor": str(NODES),
-            "min.insync.replicas": "2",
-            "log.dirs": "/data/log",
-            "metadata.log.dir": "/data/meta",
-            "log.segment.bytes": "16384",
-            "broker.session.timeout.ms": "3000",
-            "broker.heartbeat.interval.ms": "300",
-        }
-        return NodeConfig.load(None, settings, {})
 
 
 class NodesHistory:
     """See the module."""
 
+    topic = "t"
+    durable_share = 0.5
+    power_share = 0.4
+    consumers = True
+
     def __init__(self, seed: int, *, tracing: bool = False, assertions: bool = True) -> None:
         self.world = World(seed, tracing=tracing)
         self.assertions = assertions
-        self.random = self.world.random
-        self.loop = SimLoop(self.random.getrandbits(32))
-        if self.random.random() < 0.3:
+        self.random = random = self.world.random
+        self.loop = SimLoop(random.getrandbits(32))
+        if random.random() < 0.2:
             self.loop.job_s = SLOW_JOB_S
             self.world.counts["slow disks"] += 1
-        self.machines = [Machine(self, i, seed * NODES + i) for i in range(NODES)]
-        self._topics: list[Topic] = []
-        self._sent: defaultdict[Partition, set[bytes]] = defaultdict(set)
-        self._acknowledged: defaultdict[Partition, dict[int, bytes]] = defaultdict(dict)
+        self.power = random.random() < self.power_share
+        self.durable = self.power and random.random() < self.durable_share
+        self.kinds = [kind for kind in KINDS if random.random() < 0.6] or ["kill"]
+        self.pace_s = random.choice((0.3, 1.0, 2.0))
+        self.checks = self.make_checks()
+        count = VOTERS + (random.random() < 0.3)
+        self.machines = [Machine(self, i, seed * 4 + i) for i in range(count)]
+        self.settings: dict[str, str] = {"log.segment.bytes": "4096"}
+        self.topic_configs = {"min.insync.replicas": random.choice(("1", "2", "2"))}
+        if self.durable:
+            self.topic_configs["flush.messages"] = "1"
+        self.partitions = [TopicPartition(self.topic, i) for i in range(PARTITIONS)]
+        self.operator = Operator(self)
+        self.producers: list[Producer] = []
+        self.sent: defaultdict[TopicPartition, set[bytes]] = defaultdict(set)
+        self.acked: defaultdict[TopicPartition, dict[int, bytes]] = defaultdict(dict)
+        self.running = True
         self._number = 0
-        self._running = True
+        self._producer_ids = 0
+
+    def make_checks(self) -> ReplicaChecks:
+        """Who judges replicas."""
+        return ReplicaChecks(self.world, durable=self.durable)
 
     def __repr__(self) -> str:
-        return f"{NODES} nodes"
+        return (
+            f"{len(self.machines)} nodes, {self.topic_configs}, "
+            f"{'power losses, ' if self.power else ''}{', '.join(self.kinds)} every {self.pace_s} s"
+            f", operator: {', '.join(self.operator.kinds) or 'none'}"
+        )
 
     def counts(self) -> dict[str, int]:
         """What happened in it."""
-        return dict(self.world.counts)
+        give_ups = sum(register.give_ups for register in self.checks.registers.values())
+        return self.world.counts | {
+            "batches committed": self.checks.commits,
+            "losses allowed": give_ups,
+        }
 
     def close(self) -> None:
         """End what dead processes were at: their ``finally`` blocks reach nothing any more."""
@@ -163,6 +129,69 @@ class NodesHistory:
         self.world.note(who, what, *details)
         self.world.mark(who, what, *details)
 
+    # What the checkers see.
+
+    def observe(self, machine: Machine, tp: TopicPartition, replica: LocalReplica | None) -> None:
+        """A replica has changed, or is gone."""
+        self.world.now_us = int(self.loop.time() * 1e6)
+        if replica is None:
+            self.checks.removed(machine.node_id, tp)
+            return
+        partition, log = replica.partition, replica.partition.log
+        self.checks.look(
+            machine.node_id, machine.life, tp, partition.topic_id,
+            lambda start: batches.read(log, start),
+            log.log_start_offset, log.written_end_offset, log.truncations,
+            partition.high_watermark,
+            partition.leader_epoch if partition.core.leading else None,
+        )  # fmt: skip
+
+    def state(self, replica: LocalReplica) -> tuple[Any, ...]:
+        """Where it differs from before, a replica is judged anew."""
+        partition = replica.partition
+        log, core = partition.log, partition.core
+        return (
+            log.written_end_offset, log.log_start_offset, log.truncations, core.high_watermark,
+            core.leading, core.leader_epoch, partition.topic_id, len(log.segments),
+        )  # fmt: skip
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """The checkers hear of what is committed before a node acts on it."""
+        checks, original = self.checks, MetadataNode.done_in_steps
+
+        def done_in_steps(node: MetadataNode, work: Any) -> Any:
+            outcome = yield from original(node, work)
+            for image, delta, _ in outcome.applied:
+                checks.metadata(image.index, image, delta)
+            return outcome
+
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.object(MetadataNode, "done_in_steps", done_in_steps))
+            yield
+
+    def acknowledged(
+        self, machine: Machine, tp: TopicPartition, batch: Batch, base: int, sending: _Sending
+    ) -> None:
+        """A producer with acks=all was told that its batch is committed."""
+        checks = self.checks
+        if checks.topics.get(tp.topic, (None, 0))[0] != sending.topic_id:
+            return
+        register = checks.register(tp)
+        if register.give_ups != sending.give_ups:
+            return
+        if base >= register.start and not register.rebase:
+            found = checks.committed_at(tp, base)
+            if found is None or (found.base, found.identity) != (base, batch.identity):
+                raise Violation(
+                    "acknowledged",
+                    f"n{machine.node_id} {tp} acknowledges {batch} at {base}; there: {found}",
+                )
+            register.acked[batch.identity] = (base, self.world.now_us)
+        for offset, value in enumerate(sending.values, base):
+            if self.acked[tp].setdefault(offset, value) != value and not register.give_ups:
+                raise Violation("order", f"{tp}: offset {offset} was acknowledged twice")
+
     # The history.
 
     def run(self) -> None:
@@ -171,7 +200,7 @@ class NodesHistory:
         gc.disable()
         asyncio.set_event_loop(self.loop)
         try:
-            with simulated(self.loop, self.world.seed, self._line):
+            with simulated(self.loop, self.world.seed, self._line), self.watched():
                 self.loop.run_until_complete(self._main())
         finally:
             gc.enable()
@@ -188,261 +217,214 @@ class NodesHistory:
             shown = {name: value for name, value in fields.items() if name != "trace"}
             self.note(process.name, f"log {level}: {event}", repr(shown))
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises Violation for what a node did not catch, and for one that gave up."""
         for process, what, error in self.loop.escaped:
+            if isinstance(error, Violation):
+                raise error
             raise Violation("escaped", f"{process and process.name}: {what}: {error!r}") from error
         for machine in self.machines:
-            node = machine.node
-            if node is not None and (failure := node.parts.shutdown.failure):
-                raise Violation("stopped", f"node {machine.node_id} stops by itself: {failure}")
-            starting = machine.starting
-            if starting is not None and starting.done() and starting.exception() is not None:
-                why = repr(starting.exception())
-                raise Violation("stopped", f"node {machine.node_id} does not start: {why}")
+            machine.check()
 
     async def _main(self) -> None:
         for machine in self.machines:
             machine.start()
-        await self._until(lambda: all(m.ready for m in self.machines), "the first start")
-        clients = [self.loop.create_task(self._create_topics())]
-        clients += [self.loop.create_task(self._produce()) for _ in range(3)]
-        await self._break_things()
-        self._running = False
+        await self.until(lambda: all(m.ready for m in self.machines), "the first start")
+        topic = Topic(self.topic, PARTITIONS)
+        creating = self.loop.create_task(self.operator.create(topic))
+        await self.until(creating.done, "a topic")
+        clients = [self.loop.create_task(self.operator.run())]
+        clients += [self.loop.create_task(one.run()) for one in self._clients()]
+        await self.suffer()
+        self.heal()
+        healed = self.loop.time()
+        await self.until(lambda: self._led(healed), "leaders, full ISRs, acknowledged producers")
+        await self.at_rest()
+        self.running = False
+        done, late = await asyncio.wait(clients, timeout=HEAL_S)
+        for client in done:
+            client.result()
+        if late:
+            raise Violation("liveness", f"{len(late)} clients have no answer and no end")
+        await self.until(self._in_sync, "equal replicas")
+        self.checks.finish()
+        await self.verify()
+        self.world.counts["checks of all records"] += 1
+
+    def heal(self) -> None:
+        """No fault any more."""
         self.loop.network.cuts.clear()
         self.note("all", "heals")
         for machine in self.machines:
             machine.disk.crash_at(0)
+            if machine.process is not None and machine.process.stopped:
+                machine.process.resume(self.loop)
             machine.start()
-        done, late = await asyncio.wait(clients, timeout=HEAL_S)
-        if late:
-            raise Violation("liveness", f"{len(late)} clients have no answer and no end")
-        for client in done:
-            client.result()
-        await self._until(self._in_sync, "three replicas in sync")
-        await self._verify()
 
-    async def _until(self, done: Any, what: str) -> None:
+    async def at_rest(self) -> None:
+        """A last trial, while producers produce."""
+
+    async def until(self, done: Any, what: str) -> None:
+        """Wait until ``done()``. Raises Violation."""
         deadline = self.loop.time() + HEAL_S
         while not done():
-            self._check()
+            self.check()
             if self.loop.time() > deadline:
-                raise Violation("liveness", f"{what}: not within {HEAL_S} s")
+                raise Violation("liveness", f"{what}: not within {HEAL_S} s; {self._state()}")
             await asyncio.sleep(0.05)
-        self._check()
+        self.check()
 
-    # Faults.
-
-    async def _break_things(self) -> None:
-        random, network, counts = self.random, self.loop.network, self.world.counts
-        end = self.loop.time() + RUN_S
-        while self.loop.time() < end:
-            await asyncio.sleep(random.uniform(0.05, 1.5))
-            self._check()
-            machine = random.choice(self.machines)
-            what = random.choice(("kill", "disk call", "start", "start", "cut", "isolate", "join"))
-            if what == "kill" and machine.alive and machine.process is not None:
-                machine.process.die()
-                counts["processes killed between two disk calls"] += 1
-            elif what == "disk call" and machine.alive:
-                machine.disk.crash_at(machine.disk.calls + random.randint(1, CALLS))
-                counts["processes to die within a disk call"] += 1
-            elif what == "start":
-                counts["processes started again"] += not machine.alive
-                machine.start()
-            elif what == "cut":
-                other = random.choice([m for m in self.machines if m is not machine])
-                network.cuts.add(frozenset((machine.host, other.host)))
-                self.note("links", f"{machine.node_id} and {other.node_id} are cut off")
-                counts["links cut"] += 1
-            elif what == "isolate":
-                others = [m for m in self.machines if m is not machine]
-                network.cuts |= {frozenset((machine.host, other.host)) for other in others}
-                self.note("links", f"{machine.node_id} is cut off from both")
-                counts["nodes isolated"] += 1
-            elif what == "join":
-                network.cuts.clear()
-                self.note("links", "are whole")
+    def _state(self) -> str:
+        registers = self.checks.registers.items()
+        states = [f"{tp}: {register.state}, {register.end}" for tp, register in registers]
+        waiting = [f"{p.producer_id} waits for {len(p.queue)}" for p in self.producers if p.queue]
+        return "\n".join(states + waiting)
 
     # Clients.
 
-    async def _connect(self, machine: Machine) -> NodeConnection:
-        return await NodeConnection.open(machine.host, PORT, client_id="sim", timeout_s=REPLY_S)
-
-    async def _create_topics(self) -> None:
-        while self._running or len(self._topics) < 1:
-            if len(self._topics) >= TOPICS:
-                return
-            topic = Topic(f"t{len(self._topics)}", PARTITIONS, synced=False)
-            self._topics.append(topic)
-            wanted = {
-                "name": topic.name,
-                "num_partitions": PARTITIONS,
-                "replication_factor": NODES,
-                "assignments": (),
-                "configs": (),
-            }
-            values = {"topics": [wanted], "timeout": 20_000, "validate_only": False}
-            with suppress(KeptError):
-                connection = await self._connect(self.random.choice(self.machines))
-                (result,) = (await connection.call(19, 7, values, REPLY_S)).topics
-                if result.error_code.name == "none":
-                    topic.exists = True
-                    self.world.counts["topics created"] += 1
-                connection.close()
-            await asyncio.sleep(self.random.uniform(0.1, 2))
-
-    async def _produce(self) -> None:
-        """Write to leaders, one batch at a time each; look again for the leader after an error."""
-        leaders: dict[Partition, Machine] = {}
-        connections: dict[int, NodeConnection] = {}
-        while self._running:
-            await asyncio.sleep(self.random.uniform(0, 0.05))
-            if not self._topics:
-                continue
-            topic = self.random.choice(self._topics)
-            where = (topic.name, self.random.randrange(topic.partitions))
-            try:
-                if where not in leaders:
-                    leaders.update(await self._leaders())
-                    if where not in leaders:
-                        continue
-                machine = leaders[where]
-                connection = connections.get(machine.node_id)
-                if connection is None or connection.closed:
-                    connection = connections[machine.node_id] = await self._connect(machine)
-                if not await self._send(connection, where):
-                    leaders.pop(where, None)
-            except KeptError:
-                self.world.counts["requests without an answer"] += 1
-                leaders.pop(where, None)
-        for connection in connections.values():
-            connection.close()
-
-    async def _leaders(self) -> dict[Partition, Machine]:
-        connection = await self._connect(self.random.choice(self.machines))
-        values = {
-            "topics": None,
-            "allow_auto_topic_creation": False,
-            "include_cluster_authorized_operations": False,
-            "include_topic_authorized_operations": False,
-        }
-        try:
-            reply = await connection.call(3, 9, values, REPLY_S)
-        finally:
-            connection.close()
-        return {
-            (topic.name, partition.partition_index): self.machines[partition.leader_id]
-            for topic in reply.topics
-            for partition in topic.partitions
-            if partition.leader_id >= 0
-        }
-
-    async def _send(self, connection: NodeConnection, where: Partition) -> bool:
+    def _clients(self) -> list[Any]:
         random = self.random
-        self._number += 1
-        value = b"%d " % self._number + b"x" * random.choice((0, 10, 300))
-        self._sent[where].add(value)
-        now_ms = int((EPOCH_S + self.loop.time()) * 1000)
-        name, index = where
-        produced = {"index": index, "records": build_batch([(now_ms, None, value, ())])}
-        request = {
-            "transactional_id": None,
-            "acks": -1,
-            "timeout": 6000,
-            "topic_data": [{"name": name, "partition_data": [produced]}],
-        }
-        reply = await connection.call(0, 9, request, REPLY_S)
-        found = reply.responses[0].partition_responses[0]
-        if found.error_code.name != "none":
-            self.world.counts[f"batches refused: {found.error_code.name}"] += 1
-            return False
-        self.note("client", "acknowledged", name, index, found.base_offset, value)
-        self.world.counts["batches acknowledged"] += 1
-        before = self._acknowledged[where].setdefault(found.base_offset, value)
-        if before != value:
-            raise Violation("order", f"{where}: offset {found.base_offset} acknowledged twice")
-        return True
+        for tp in self.partitions:
+            for acks in (-1, random.choice((-1, 1))):
+                self.producers.append(
+                    Producer(
+                        Client(self), tp, acks, random.choice((1, 1, 3)),
+                        random.choice((0.02, 0.06, 0.2)),
+                    )
+                )  # fmt: skip
+        readers = [Consumer(Client(self), tp) for tp in self.partitions if self.consumers]
+        return [*self.producers, *readers]
+
+    def next_producer_id(self) -> int:
+        """One that nobody had."""
+        self._producer_ids += 1
+        return self._producer_ids
+
+    def make_records(self, now_ms: int) -> list[tuple[int, bytes | None, bytes | None, Any]]:
+        """The records of a batch, each of which is written once."""
+        found: list[tuple[int, bytes | None, bytes | None, Any]] = []
+        for _ in range(self.random.choice((1, 1, 2))):
+            self._number += 1
+            value = b"%d " % self._number + b"x" * self.random.choice((0, 10, 300))
+            found.append((now_ms, None, value, ()))
+        return found
+
+    # Faults.
+
+    async def suffer(self) -> None:
+        """Faults for a while."""
+        random = self.random
+        end = self.loop.time() + RUN_S
+        while self.loop.time() < end:
+            await asyncio.sleep(random.uniform(0.05, 2 * self.pace_s))
+            self.check()
+            if random.random() < 0.5:
+                self._mend()
+            else:
+                self._break(random.choice(self.kinds), random.choice(self.machines))
+
+    def _mend(self) -> None:
+        random, network = self.random, self.loop.network
+        for machine in self.machines:
+            if not machine.alive and random.random() < 0.7:
+                self.world.counts["processes started again"] += 1
+                machine.start()
+            elif machine.process is not None and machine.process.stopped:
+                machine.process.resume(self.loop)
+                self.note("links", f"{machine.node_id} goes on")
+        if network.cuts and random.random() < 0.7:
+            network.cuts.clear()
+            self.note("links", "are whole")
+
+    def _break(self, kind: str, machine: Machine) -> None:
+        random, network, counts = self.random, self.loop.network, self.world.counts
+        power = self.power and random.random() < 0.6
+        others = [m for m in self.machines if m is not machine]
+        if kind == "kill" and machine.alive:
+            machine.kill(power=power)
+            counts["processes killed between two disk calls"] += 1
+        elif kind == "disk call" and machine.alive:
+            machine.kill_within_disk_call(random.randint(1, CALLS), power=power)
+            counts["processes to die within a disk call"] += 1
+        elif kind == "all" and random.random() < 0.5:
+            counts["times all died"] += 1
+            for one in self.machines:
+                one.kill(power=power)
+        elif kind == "cut":
+            other = random.choice(others)
+            network.cuts.add(frozenset((machine.host, other.host)))
+            self.note("links", f"{machine.node_id} and {other.node_id} are cut off")
+            counts["links cut"] += 1
+        elif kind == "isolate":
+            network.cuts |= {frozenset((machine.host, other.host)) for other in others}
+            self.note("links", f"{machine.node_id} is cut off from all")
+            counts["nodes isolated"] += 1
+        elif kind == "stop" and machine.process is not None and machine.alive:
+            machine.process.stopped = True
+            self.note("links", f"{machine.node_id} is stopped")
+            counts["processes stopped"] += 1
 
     # What must be true.
 
-    def _hosted(self, machine: Machine) -> dict[TopicPartition, Any]:
-        return {} if machine.node is None else machine.node.parts.table.hosted
+    def _led(self, since_s: float) -> bool:
+        """All partitions are led with full ISRs, and every producer was acknowledged since."""
+        states = [r.state for r in self.checks.registers.values() if r.state is not None]
+        return (
+            all(machine.ready for machine in self.machines)
+            and all(s.leader >= 0 and set(s.isr) == set(s.replicas) for s in states)
+            and all(producer.acknowledged_s > since_s for producer in self.producers)
+        )
 
     def _in_sync(self) -> bool:
-        """All are ready, each partition is led by one, and all are in its ISR."""
-        if not all(machine.ready for machine in self.machines):
-            return False
-        for topic in self._topics:
-            for index in range(topic.partitions):
-                tp = TopicPartition(topic.name, index)
-                held = [self._hosted(machine).get(tp) for machine in self.machines]
-                if not topic.exists and all(one is None for one in held):
-                    continue
-                if any(one is None for one in held):
+        """The replicas have caught up."""
+        for tp, register in self.checks.registers.items():
+            state = register.state
+            if state is None:
+                continue
+            if state.leader < 0 or set(state.isr) != set(state.replicas):
+                return False
+            for node_id in state.replicas:
+                held = self.machines[node_id].hosted.get(tp)
+                if held is None or held.partition.log_end_offset != register.end:
                     return False
-                leading = [one.partition for one in held if one.partition.is_leader]
-                if len(leading) != 1 or len(leading[0].isr) != NODES:
-                    return False
-                ends = {one.partition.log_end_offset for one in held}
-                if ends != {leading[0].high_watermark}:
+                if held.partition.high_watermark != register.end:
                     return False
         return True
 
-    async def _verify(self) -> None:
-        for topic in self._topics:
-            for index in range(topic.partitions):
-                where = (topic.name, index)
-                tp = TopicPartition(*where)
-                hosted = [self._hosted(machine).get(tp) for machine in self.machines]
-                if hosted[0] is None:
-                    continue
-                logs = [batches.read(one.partition.log, 0) for one in hosted]
-                if any(log != logs[0] for log in logs):
-                    raise Violation("replicas", f"{where}: {logs}")
-                (leader,) = (
-                    machine
-                    for machine, one in zip(self.machines, hosted, strict=True)
-                    if one.partition.is_leader
-                )
-                self._compare(where, await self._fetch_all(leader, where))
-        self.world.counts["checks of all records"] += 1
+    async def verify(self) -> None:
+        """What was acknowledged can be read, and nothing else."""
+        client = Client(self)
+        for tp in self.partitions:
+            register = self.checks.register(tp)
+            if register.state is None:
+                continue
+            held = await self._fetch_all(client, self.machines[register.state.leader], tp)
+            values = list(held.values())
+            if len(set(values)) != len(values) or not set(values) <= self.sent[tp]:
+                raise Violation("order", f"{tp}: records that nobody sent, or twice: {held}")
+            for offset, value in self.acked[tp].items():
+                if offset >= register.start and held.get(offset) != value:
+                    if register.give_ups:
+                        continue
+                    raise Violation(
+                        "lost", f"{tp}: {value[:20]!r} was acknowledged at {offset}: {held}"
+                    )
+        client.close()
 
-    def _compare(self, where: Partition, held: list[bytes]) -> None:
-        if len(set(held)) != len(held) or not set(held) <= self._sent[where]:
-            raise Violation("order", f"{where}: records that nobody sent, or twice: {held}")
-        for offset, value in self._acknowledged[where].items():
-            if held[offset : offset + 1] != [value]:
-                raise Violation(
-                    "lost",
-                    f"{where}: {value[:20]!r} was acknowledged at offset {offset}, "
-                    f"where {[v[:20] for v in held[offset : offset + 1]]} is; end {len(held)}",
-                )
-
-    async def _fetch_all(self, leader: Machine, where: Partition) -> list[bytes]:
-        connection = await self._connect(leader)
-        held: list[bytes] = []
+    async def _fetch_all(
+        self, client: Client, machine: Machine, tp: TopicPartition
+    ) -> dict[int, bytes]:
+        held: dict[int, bytes] = {}
+        offset = self.checks.register(tp).start
         while True:
-            asked = {
-                "partition": where[1],
-                "fetch_offset": len(held),
-                "partition_max_bytes": FETCH_BYTES,
-            }
-            request = {
-                "max_wait": 0,
-                "min_bytes": 0,
-                "topics": [{"topic": where[0], "partitions": [asked]}],
-                "forgotten_topics_data": (),
-                "rack_id": "",
-            }
-            reply = await connection.call(1, 12, request, REPLY_S)
-            found = reply.responses[0].partitions[0]
-            if found.error_code.name != "none":
-                raise Violation("liveness", f"{where} cannot be read: {found}")
-            for record in records(bytes(found.records or b"")):
-                if record.offset == len(held):
-                    held.append(bytes(record.value or b""))
-                elif record.offset > len(held):
-                    raise Violation("order", f"{where}: a gap before offset {record.offset}")
-            if len(held) >= found.high_watermark:
-                connection.close()
+            found = await client.fetch(machine, tp, offset)
+            if found.error != "none":
+                raise Violation("liveness", f"{tp} cannot be read: {found}")
+            for record in records(found.records):
+                if record.offset == offset:
+                    held[offset] = bytes(record.value or b"")
+                    offset += 1
+                elif record.offset > offset:
+                    raise Violation("order", f"{tp}: a gap before offset {record.offset}")
+            if offset >= found.high_watermark:
                 return held

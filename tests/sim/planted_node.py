@@ -104,12 +104,12 @@ def told_that_all_is_well(_: Any) -> Any:
 
 
 plant(
-    "nodes-ack-before-replicas", "nodes", 2, "lost order",
+    "nodes-ack-before-replicas", "nodes", 2, "acknowledged lost order",
     "acks=all waits until the high watermark passes",
     ("kept.replication.partition.Partition.when_committed", acknowledged_by_the_leader_alone),
 )  # fmt: skip
 plant(
-    "nodes-ack-after-leadership", "nodes", 2, "lost order",
+    "nodes-ack-after-leadership", "nodes", 2, "acknowledged lost order",
     "a callback of a leadership that is over acknowledges nothing",
     ("kept.replication.replica.Replica._said", told_that_all_is_well),
 )  # fmt: skip

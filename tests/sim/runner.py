@@ -31,6 +31,7 @@ STAGES: Final = {
     "compaction-scripted": ("tests.sim.compaction_scripts", "ScriptedCompaction"),
     "node": ("tests.sim.node_history", "NodeHistory"),
     "nodes": ("tests.sim.nodes_history", "NodesHistory"),
+    "nodes-compaction": ("tests.sim.nodes_compaction", "NodesCompactionHistory"),
 }
 """Name -> (module, class) of a history."""
 

@@ -1,4 +1,4 @@
-"""A short run of the stage ``nodes``: three of the product's own processes on a simulated loop."""
+"""A short run of the stage ``nodes``: several of the product's own processes on one loop."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ print(run_one("nodes", 3, tracing=True)[0].fingerprint)
 
 def test_no_rule_is_broken() -> None:
     counts: Counter[str] = Counter()
-    for seed in (2, 3, 4, 5, 26):  # 26: a follower's loop span while its leader was out of reach
+    for seed in (2, 4, 5, 7):  # 2: a connection's keepalive span when a stopped process went on
         result, _ = run_one("nodes", seed)
         assert not result.check, report(result)
         counts.update(result.counts)
-    assert counts["checks of all records"] == 5
-    assert counts["batches acknowledged"] and counts["links cut"]
-    assert counts["processes killed between two disk calls"] and counts["processes started again"]
+    assert counts["checks of all records"] == 4
+    for fault in ("power losses", "nodes isolated", "processes stopped", "reassignments"):
+        assert counts[fault], fault
+    assert counts["records deleted"] and counts["topics deleted"]
 
 
 def test_a_seed_is_one_history_in_every_process() -> None:

@@ -1,0 +1,232 @@
+"""Stage ``nodes-compaction``: the stage ``nodes`` with compacted topics, cleaned as they ship.
+
+The cleaner, manifests on leaders and followers, and what a start reads of them are the product's
+own. What a node has a worker process do runs on its loop as a job of a thread
+(:func:`run_here`): whole, but for a death in the middle of a disk call. Producers write few keys
+and delete a lot. :mod:`tests.sim.compaction_checks` judges what replicas show at every step.
+
+At the end of half of the histories one node stays down, once all else is well: the others must lose
+every tombstone that there was, and go on; then it returns with its old log (``tombstones``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
+
+from kept.compaction.cleaner import job as jobs
+from kept.compaction.cleaner import worker
+from kept.compaction.cleaner.cleaner_run import Result, run_pass
+from kept.compaction.manifest import follow_worker
+from kept.compaction.manifest.follow import LogsDiffer, follow
+from kept.node.replicas.manifests.failures import PassFailed
+from kept.node.replicas.manifests.replica import ReplicaManifests
+from kept.node.replicas.manifests.workers import Work
+from kept.replication.manifests_events import ApplyEnded
+from kept.storage.errors import KeptError
+from kept.storage.types import TopicPartition
+from tests.sim.compaction_checks import CompactionChecks
+from tests.sim.nodes_history import NodesHistory
+from tests.sim.nodes_machine import Machine
+from tests.sim.process import PROCESS
+from tests.sim.world import Violation
+
+if TYPE_CHECKING:
+    from kept.node.replicas.local_replica import LocalReplica
+    from kept.storage.disk import Disk
+
+KEYS: Final = 8
+FORSAKEN_S: Final = 40.0
+"""How long the tombstones of a cluster that misses a node may take to go."""
+
+
+async def run_here(self: Work, command: Sequence[str], question: str) -> Result:
+    """What the worker processes of passes do, on the node's own loop and disk."""
+    history, process = _running[-1], PROCESS.get()
+    disk = next(machine.disk for machine in history.machines if machine.process is process)
+    do = _do_pass if command is worker.COMMAND else _do_follow
+    if self.cancelled:
+        raise PassFailed("the worker process was ended", "Worker")
+    try:
+        result = await history.loop.run_in_executor(None, do, question, disk)
+    except (KeptError, OSError, MemoryError) as error:
+        offset = error.offset if isinstance(error, LogsDiffer) else None
+        raise PassFailed(str(error), type(error).__name__, offset) from error
+    if self.cancelled:
+        raise PassFailed("the worker process was ended", "Worker")
+    return worker.result_from(json.loads(json.dumps({"result": asdict(result)})))
+
+
+def _do_pass(question: str, disk: Disk) -> Result:
+    return run_pass(jobs.decode(question), disk, _progress)
+
+
+def _do_follow(question: str, disk: Disk) -> Result:
+    return follow(follow_worker.decode(json.loads(question), disk), disk, _progress)
+
+
+def _progress(_: int) -> None:
+    pass
+
+
+_running: list[NodesCompactionHistory] = []
+"""The history that runs, if one does."""
+
+
+class NodesCompactionHistory(NodesHistory):
+    """See the module."""
+
+    checks: CompactionChecks
+    consumers = False
+
+    def __init__(self, seed: int, *, tracing: bool = False, assertions: bool = True) -> None:
+        super().__init__(seed, tracing=tracing, assertions=assertions)
+        self.settings |= {"log.cleaner.backoff.ms": "300"}
+        self.topic_configs |= {
+            "cleanup.policy": "compact",
+            "segment.bytes": "1024",
+            "min.cleanable.dirty.ratio": "0.01",
+            "delete.retention.ms": self.random.choice(("0", "1500")),
+            "file.delete.delay.ms": "1000",
+        }
+        self.operator.kinds = [kind for kind in self.operator.kinds if kind != "delete records"]
+        self.forsakes = self.random.random() < 0.5
+
+    def make_checks(self) -> CompactionChecks:
+        """See :meth:`NodesHistory.make_checks`."""
+        return CompactionChecks(self.world, durable=self.durable)
+
+    def make_records(self, now_ms: int) -> list[tuple[int, bytes | None, bytes | None, Any]]:
+        """A few keys, and many that are written in one second and never again."""
+        random = self.random
+        found: list[tuple[int, bytes | None, bytes | None, Any]] = []
+        for _ in range(random.choice((1, 1, 2, 4))):
+            self._number += 1
+            key = b"%d" % random.randrange(KEYS)
+            if random.random() < 0.5:
+                key = b"%d at %d" % (random.randrange(KEYS), int(self.loop.time()))
+            value = None if random.random() < 0.45 else (b"%d" % self._number).ljust(60, b".")
+            found.append((now_ms, key, value, ()))
+        return found
+
+    # What the checkers see.
+
+    def state(self, replica: LocalReplica) -> tuple[Any, ...]:
+        """See :meth:`NodesHistory.state`."""
+        applied = replica.compaction
+        return super().state(replica), replica.manifests.busy, id(applied)
+
+    def observe(self, machine: Machine, tp: TopicPartition, replica: LocalReplica | None) -> None:
+        """See :meth:`NodesHistory.observe`."""
+        if replica is None:
+            super().observe(machine, tp, replica)
+            return
+        self.world.now_us = int(self.loop.time() * 1e6)
+        partition, applied = replica.partition, replica.compaction
+        generation = None
+        if applied is not None and applied.applied is not None and not replica.manifests.busy:
+            generation = applied.applied, applied.end_offset
+        self.checks.look_at(
+            machine.node_id, machine.life, tp, partition.topic_id, partition.log,
+            partition.high_watermark,
+            partition.leader_epoch if partition.core.leading else None,
+            generation,
+        )  # fmt: skip
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """See :meth:`NodesHistory.watched`."""
+        counts, step, make_base = (
+            self.world.counts,
+            ReplicaManifests.step,
+            ReplicaManifests._make_base,
+        )
+
+        def stepped(manifests: ReplicaManifests, event: Any) -> None:
+            if isinstance(event, ApplyEnded) and event.missing is not None:
+                self._missing(manifests, event)
+            counts[f"manifests: {type(event).__name__}"] += 1
+            step(manifests, event)
+
+        async def made_base(manifests: ReplicaManifests, effect: Any, work: Work) -> None:
+            counts["base generations"] += 1
+            partition = manifests._partition
+            self.checks.bases.setdefault(partition.topic_partition, partition.leader_epoch)
+            await make_base(manifests, effect, work)
+
+        with (
+            super().watched(),
+            mock.patch.object(Work, "run", run_here),
+            mock.patch.object(ReplicaManifests, "step", stepped),
+            mock.patch.object(ReplicaManifests, "_make_base", made_base),
+        ):
+            _running.append(self)
+            try:
+                yield
+            finally:
+                _running.pop()
+
+    def _missing(self, manifests: ReplicaManifests, event: ApplyEnded) -> None:
+        """A survivor is not here: only what was given up explains it."""
+        partition, offset, ref = manifests._partition, event.missing, event.manifest
+        tp = partition.topic_partition
+        self.world.counts["survivors missing"] += 1
+        self.note("checks", "is missing", tp, offset, ref)
+        assert offset is not None
+        if self.checks.there(tp.topic) and not (
+            self.checks.may_miss(tp) or self.checks.had_dropped(tp, partition.topic_id, ref, offset)
+        ):
+            raise Violation("survivor-missing", f"{partition}: {offset} of generation {ref}")
+
+    # The end.
+
+    async def at_rest(self) -> None:
+        """One node stays away: tombstones go all the same."""
+        if not self.forsakes:
+            return
+        gone = self.random.choice(self.machines)
+        below = {tp: self.checks.register(tp).end for tp in self.partitions}
+        self.note("links", f"{gone.node_id} is forsaken")
+        gone.kill()
+        self.world.counts["nodes forsaken"] += 1
+        deadline = self.loop.time() + FORSAKEN_S
+        while left := self._tombstones(below):
+            self.check()
+            if self.loop.time() > deadline:
+                raise Violation("tombstones", f"without n{gone.node_id}: {left[:3]}")
+            await asyncio.sleep(0.25)
+        gone.start()
+        since = self.loop.time()
+        await self.until(lambda: self._led(since), "all well after the return of one")
+
+    def _tombstones(self, below: dict[TopicPartition, int]) -> list[Any]:
+        found: list[Any] = []
+        for tp in self.partitions:
+            state = self.checks.register(tp).state
+            if state is None or state.leader < 0:
+                return [f"{tp} is not led"]
+            for node_id in state.isr:
+                found += self.checks.tombstones(tp, node_id, below[tp])
+        return found
+
+    def _in_sync(self) -> bool:
+        """The replicas have caught up, and are at one generation."""
+        if not super()._in_sync():
+            return False
+        for tp, register in self.checks.registers.items():
+            state = register.state
+            if state is None:
+                continue
+            held = [self.machines[node_id].hosted[tp].compaction for node_id in state.replicas]
+            if len({one and one.applied for one in held}) != 1:
+                return False
+        return True
+
+    async def verify(self) -> None:
+        """The checkers have compared all of it."""
+        self.world.counts["generations applied"] = self.world.counts["manifests: Applied"]

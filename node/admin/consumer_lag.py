@@ -95,15 +95,72 @@ class GroupDetail:
 
 
 @dataclass(slots=True)
-class _Found:
-    """What the nodes have answered so far. ``ends`` are high watermarks."""
+class _Requests:
+    """Requests to the nodes, and what they have answered so far. ``ends`` are high watermarks."""
 
+    client: ClusterClient
     states: dict[str, tuple[int, str]] = field(default_factory=dict)
     """Of each group: its coordinator, its state."""
     described: dict[str, Any] = field(default_factory=dict)
     committed: dict[str, dict[TopicPartition, int]] = field(default_factory=dict)
     ends: dict[TopicPartition, int] = field(default_factory=dict)
-    unanswered: dict[int, str] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
+    """Of each node that did not answer."""
+
+    async def list_groups(self, broker: int) -> None:
+        response = await self._call(broker, LIST_GROUPS, {"states_filter": ()})
+        for group in () if response is None else response.groups:
+            self.states[str(group.group_id)] = broker, str(group.group_state)
+
+    async def describe(self, broker: int, names: list[str]) -> None:
+        """One group a request: a response is read at a stretch."""
+        for name in names:
+            values: dict[str, Any] = {"groups": [name], "include_authorized_operations": False}
+            response = await self._call(broker, DESCRIBE_GROUPS, values)
+            for group in () if response is None else response.groups:
+                if not int(group.error_code):
+                    self.described[str(group.group_id)] = group
+            values = {"groups": [{"group_id": name, "topics": None}], "require_stable": False}
+            response = await self._call(broker, OFFSET_FETCH, values)
+            if response is None:
+                return
+            self._add_committed(response)
+
+    def _add_committed(self, response: Any) -> None:
+        for group in response.groups:
+            self.committed[str(group.group_id)] = {
+                TopicPartition(str(topic.name), int(p.partition_index)): int(p.committed_offset)
+                for topic in group.topics
+                for p in topic.partitions
+                if int(p.committed_offset) >= 0
+            }
+
+    async def list_ends(self, leader: int, tps: Iterable[TopicPartition]) -> None:
+        left = iter(tps)
+        while chunk := tuple(islice(left, ENDS_TOGETHER)):
+            topics: dict[str, list[dict[str, int]]] = {}
+            for tp in chunk:
+                partition = {"partition_index": tp.partition, "timestamp": LATEST}
+                topics.setdefault(tp.topic, []).append(partition)
+            named = [{"name": name, "partitions": those} for name, those in topics.items()]
+            values = {"replica_id": -1, "isolation_level": 0, "topics": named}
+            response = await self._call(leader, LIST_OFFSETS, values)
+            for topic in () if response is None else response.topics:
+                for p in topic.partitions:
+                    if not int(p.error_code):
+                        tp = TopicPartition(str(topic.name), int(p.partition_index))
+                        self.ends[tp] = int(p.offset)
+
+    async def _call(self, broker: int, api: tuple[int, int], values: dict[str, Any]) -> Any:
+        """The response of a node; None where there is none, and why is in ``errors``."""
+        try:
+            return await self.client.call(broker, *api, values, CALL_S)
+        except KeptError as error:
+            self.errors[broker] = str(error)
+            return None
+
+    def unanswered(self) -> list[Unanswered]:
+        return [Unanswered(node, why) for node, why in sorted(self.errors.items())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,72 +172,73 @@ class ConsumerLag:
 
     async def groups(self, part_of_name: str = "") -> Groups:
         """The groups whose name contains ``part_of_name``."""
-        found, names, left_out = await self._collect(lambda name: part_of_name in name)
+        requests, names, left_out = await self._collect(lambda name: part_of_name in name)
         groups = []
         for name in names:
-            partitions = await _partitions(found, name)
-            lags = [one.lag for one in partitions]
-            one = found.described.get(name)
+            partitions = await _partitions(requests, name)
+            lags = [partition.lag for partition in partitions]
+            group = requests.described.get(name)
             groups.append(
                 GroupSummary(
                     group=name,
-                    state=found.states[name][1],
-                    coordinator=found.states[name][0],
-                    protocol="" if one is None else str(one.protocol_data),
-                    members=0 if one is None else len(one.members),
-                    topics=sorted({one.topic for one in partitions}),
+                    state=requests.states[name][1],
+                    coordinator=requests.states[name][0],
+                    protocol="" if group is None else str(group.protocol_data),
+                    members=0 if group is None else len(group.members),
+                    topics=sorted({partition.topic for partition in partitions}),
                     lag=None if None in lags else sum(lag or 0 for lag in lags),
                 )
             )
-        return Groups(groups, left_out, _unanswered(found))
+        return Groups(groups, left_out, requests.unanswered())
 
     async def group(self, name: str) -> GroupDetail:
         """One group: members, and each partition with its committed offset and lag.
 
         Raises GroupIdNotFound.
         """
-        found, names, _ = await self._collect(lambda one: one == name)
+        requests, names, _ = await self._collect(lambda other: other == name)
         if not names:
-            silent = found.unanswered.items()
-            why = "".join(f"; node {node} does not answer: {error}" for node, error in silent)
+            unreachable = requests.errors.items()
+            why = "".join(f"; node {node} does not answer: {error}" for node, error in unreachable)
             raise GroupIdNotFound(f"no group {name}{why}")
-        one = found.described.get(name)
+        group = requests.described.get(name)
         return GroupDetail(
             group=name,
-            state=found.states[name][1],
-            coordinator=found.states[name][0],
-            protocol="" if one is None else str(one.protocol_data),
-            members=[] if one is None else [_member(member) for member in one.members],
-            partitions=await _partitions(found, name),
-            unanswered=_unanswered(found),
+            state=requests.states[name][1],
+            coordinator=requests.states[name][0],
+            protocol="" if group is None else str(group.protocol_data),
+            members=[] if group is None else [_member(member) for member in group.members],
+            partitions=await _partitions(requests, name),
+            unanswered=requests.unanswered(),
         )
 
-    async def _collect(self, matches: Callable[[str], bool]) -> tuple[_Found, list[str], int]:
+    async def _collect(self, matches: Callable[[str], bool]) -> tuple[_Requests, list[str], int]:
         """What the nodes know, the matching groups looked at, and how many more there are."""
-        client, found, image = self.new_client(), _Found(), self.metadata.image
+        client, image = self.new_client(), self.metadata.image
+        requests = _Requests(client)
         try:
             alive = [node for node, broker in image.brokers.items() if not broker.fenced]
-            await asyncio.gather(*(_list(client, node, found) for node in alive))
-            matching = sorted(name for name in found.states if matches(name))
+            await asyncio.gather(*(requests.list_groups(node) for node in alive))
+            matching = sorted(name for name in requests.states if matches(name))
             names = matching[:MAX_GROUPS]
             by_coordinator: dict[int, list[str]] = {}
             for name in names:
-                by_coordinator.setdefault(found.states[name][0], []).append(name)
+                by_coordinator.setdefault(requests.states[name][0], []).append(name)
             await asyncio.gather(
-                *(_describe(client, node, its, found) for node, its in by_coordinator.items())
+                *(requests.describe(node, its) for node, its in by_coordinator.items())
             )
             by_leader: dict[int, list[TopicPartition]] = {}
-            for tp in {tp for its in found.committed.values() for tp in its}:
+            for tp in {tp for its in requests.committed.values() for tp in its}:
                 topic = image.topics.get(tp.topic)
                 if topic is not None and tp.partition < len(topic.partitions):
                     by_leader.setdefault(topic.partitions[tp.partition].leader, []).append(tp)
             by_leader.pop(-1, None)
             await asyncio.gather(
-                *(_ends(client, node, its, found) for node, its in by_leader.items())
+                *(requests.list_ends(node, its) for node, its in by_leader.items())
             )
         finally:
             client.close()
-        return found, names, len(matching) - len(names)
+        return requests, names, len(matching) - len(names)
 
 
 def _member(member: Any) -> GroupMember:
@@ -189,102 +247,18 @@ def _member(member: Any) -> GroupMember:
     )
 
 
-async def _partitions(found: _Found, name: str) -> list[PartitionLag]:
-    one = found.described.get(name)
+async def _partitions(requests: _Requests, name: str) -> list[PartitionLag]:
+    group = requests.described.get(name)
     owners: dict[TopicPartition, str] = {}
-    if one is not None and one.protocol_type == "consumer":
-        for member in one.members:
+    if group is not None and group.protocol_type == "consumer":
+        for member in group.members:
             for tp in decode_assignment(member.member_assignment):
                 owners[tp] = member.member_id
-    committed = found.committed.get(name, {})
+    committed = requests.committed.get(name, {})
     rows = []
     for number, tp in enumerate(sorted({*committed, *owners})):
         await checkpoint(number)
-        at, end = committed.get(tp), found.ends.get(tp)
+        at, end = committed.get(tp), requests.ends.get(tp)
         lag = None if end is None else max(0, end - (0 if at is None else at))
         rows.append(PartitionLag(*tp, at, end, lag, owners.get(tp)))
     return rows
-
-
-def _unanswered(found: _Found) -> list[Unanswered]:
-    return [Unanswered(node, why) for node, why in sorted(found.unanswered.items())]
-
-
-# Requests to the nodes.
-
-
-async def _list(gateway: ClusterClient, broker: int, found: _Found) -> None:
-    values = {"states_filter": ()}
-    answer = await _call(gateway, broker, LIST_GROUPS, values, found)
-    for one in () if answer is None else answer.groups:
-        found.states[str(one.group_id)] = broker, str(one.group_state)
-
-
-async def _describe(gateway: ClusterClient, broker: int, names: list[str], found: _Found) -> None:
-    """One group a request: an answer is read at a stretch."""
-    for name in names:
-        values: dict[str, Any] = {"groups": [name], "include_authorized_operations": False}
-        answer = await _call(gateway, broker, DESCRIBE_GROUPS, values, found)
-        for one in () if answer is None else answer.groups:
-            if not int(one.error_code):
-                found.described[str(one.group_id)] = one
-        asked = [{"group_id": name, "topics": None}]
-        answer = await _call(
-            gateway, broker, OFFSET_FETCH, {"groups": asked, "require_stable": False}, found
-        )
-        if answer is None:
-            return
-        _note_committed(answer, found)
-
-
-def _note_committed(answer: Any, found: _Found) -> None:
-    for one in answer.groups:
-        found.committed[str(one.group_id)] = {
-            TopicPartition(str(topic.name), int(partition.partition_index)): int(
-                partition.committed_offset
-            )
-            for topic in one.topics
-            for partition in topic.partitions
-            if int(partition.committed_offset) >= 0
-        }
-
-
-async def _ends(
-    gateway: ClusterClient, leader: int, tps: Iterable[TopicPartition], found: _Found
-) -> None:
-    left = iter(tps)
-    while some := tuple(islice(left, ENDS_TOGETHER)):
-        await _some_ends(gateway, leader, some, found)
-
-
-async def _some_ends(
-    gateway: ClusterClient, leader: int, tps: Iterable[TopicPartition], found: _Found
-) -> None:
-    topics: dict[str, list[dict[str, int]]] = {}
-    for tp in tps:
-        topics.setdefault(tp.topic, []).append(
-            {"partition_index": tp.partition, "timestamp": LATEST}
-        )
-    values = {
-        "replica_id": -1,
-        "isolation_level": 0,
-        "topics": [{"name": name, "partitions": several} for name, several in topics.items()],
-    }
-    answer = await _call(gateway, leader, LIST_OFFSETS, values, found)
-    for topic in () if answer is None else answer.topics:
-        for one in topic.partitions:
-            if not int(one.error_code):
-                found.ends[TopicPartition(str(topic.name), int(one.partition_index))] = int(
-                    one.offset
-                )
-
-
-async def _call(
-    gateway: ClusterClient, broker: int, api: tuple[int, int], values: dict[str, Any], found: _Found
-) -> Any:
-    """The answer of a node; None where there is none, and why is noted."""
-    try:
-        return await gateway.call(broker, *api, values, CALL_S)
-    except KeptError as error:
-        found.unanswered[broker] = str(error)
-        return None

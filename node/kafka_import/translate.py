@@ -12,13 +12,13 @@ What differs:
   was committed, and kept has no such list beside the ISR;
 - of brokers the address is left out: each registers anew, at another one;
 - a topic's settings that kept does not know, settings of anything but topics and brokers, feature
-  levels, quotas, rules and credentials are left out; :class:`Left` counts them, to be told.
+  levels, quotas, rules and credentials are left out; :class:`NotTranslated` counts them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Final
 from uuid import UUID
 
@@ -46,7 +46,7 @@ NEWEST_METADATA_VERSION: Final = 30
 
 
 @dataclass(slots=True)
-class Left:
+class NotTranslated:
     """What Kafka's metadata hold that kept does not serve."""
 
     access: dict[str, set[tuple[object, ...]]] = field(default_factory=dict)
@@ -61,9 +61,9 @@ class Left:
 
     def described(self) -> Iterator[str]:
         """A line for each sort of thing that is not taken over."""
-        for kind, several in sorted(self.access.items()):
-            if several:
-                yield f"{len(several)} {kind}{'s' if len(several) > 1 else ''}"
+        for kind, identities in sorted(self.access.items()):
+            if identities:
+                yield f"{len(identities)} {kind}{'s' if len(identities) > 1 else ''}"
         for (of, name, setting), value in sorted(self.settings.items()):
             yield f"{_RESOURCES.get(of, 'resource')} {name or '(all)'}: {setting}={value}"
 
@@ -82,7 +82,7 @@ class Translation:
     """See the module."""
 
     def __init__(self) -> None:
-        self.left = Left()
+        self.left = NotTranslated()
         self.topics: dict[UUID, str] = {}
         self.partitions: dict[tuple[UUID, int], kafka_records.Partition] = {}
         self.brokers: dict[int, kafka_records.RegisterBroker] = {}
@@ -90,15 +90,15 @@ class Translation:
         self.next_producer_id = 0
         self.metadata_version = 0
         self._touched = _Touched()
-        self._told_topics: dict[UUID, int] = {}  # how many partitions of it were given out
-        self._told_brokers: dict[int, int] = {}  # its epoch
-        self._told_producer_id = 0
+        self._emitted_topics: dict[UUID, int] = {}  # how many partitions of it were given out
+        self._emitted_brokers: dict[int, int] = {}  # its epoch
+        self._emitted_producer_id = 0
         self._transaction: list[KafkaRecord] | None = None
 
     # Kafka's side.
 
     def add(self, records: Iterable[KafkaRecord]) -> None:
-        """Take the records of a batch; those of an open transaction wait for its end.
+        """Apply the records of a batch; those of an open transaction wait for its end.
 
         Raises CorruptMessage where they contradict what came before.
         """
@@ -107,8 +107,8 @@ class Translation:
                 held = self._transaction or ()
                 self._transaction = [] if record.what == "begin" else None
                 if record.what == "end":
-                    for one in held:
-                        self._add(one)
+                    for inner in held:
+                        self._add(inner)
             elif self._transaction is not None:
                 self._transaction.append(record)
             else:
@@ -141,8 +141,8 @@ class Translation:
             case kafka_records.Feature(name, level):
                 self.left.features[name] = level
             case kafka_records.Access(kind, identity, removed):
-                several = self.left.access.setdefault(kind, set())
-                (several.discard if removed else several.add)(identity)
+                identities = self.left.access.setdefault(kind, set())
+                (identities.discard if removed else identities.add)(identity)
 
     def _remove_topic(self, topic_id: UUID) -> None:
         name = self.topics.pop(topic_id, None)
@@ -156,7 +156,7 @@ class Translation:
             for setting in [s for s in known if s[:2] == (int(ResourceType.TOPIC), name)]:
                 del known[setting]
                 self._touched.settings.pop(setting, None)
-        if topic_id in self._told_topics:
+        if topic_id in self._emitted_topics:
             self._touched.topics_gone.append(topic_id)
 
     def _partition(self, record: kafka_records.Partition) -> None:
@@ -172,15 +172,10 @@ class Translation:
             raise CorruptMessage(
                 f"partition {change.partition} of {change.topic_id} changes and does not exist"
             )
+        changed = {name: value for name, value in asdict(change).items() if value is not None}
         return replace(
             before,
-            isr=before.isr if change.isr is None else change.isr,
-            leader=before.leader if change.leader is None else change.leader,
-            replicas=before.replicas if change.replicas is None else change.replicas,
-            removing=before.removing if change.removing is None else change.removing,
-            adding=before.adding if change.adding is None else change.adding,
-            recovering=before.recovering if change.recovering is None else change.recovering,
-            elr=before.elr if change.elr is None else change.elr,
+            **changed,
             leader_epoch=before.leader_epoch + (change.leader is not None),
             partition_epoch=before.partition_epoch + 1,
         )
@@ -220,35 +215,35 @@ class Translation:
     def step(self) -> list[MetadataRecord]:
         """What became true since the last step, as records that apply in this order."""
         touched, self._touched = self._touched, _Touched()
-        found: list[MetadataRecord] = []
+        records: list[MetadataRecord] = []
         for topic_id in touched.topics_gone:
-            del self._told_topics[topic_id]
-            found.append(ours.RemoveTopicRecord(topic_id))
+            del self._emitted_topics[topic_id]
+            records.append(ours.RemoveTopicRecord(topic_id))
         for broker_id in sorted(touched.brokers):
-            found += self._broker(broker_id)
-        found += self._topics_and_partitions(touched)
+            records += self._broker(broker_id)
+        records += self._topics_and_partitions(touched)
         for kind, name, setting in touched.settings:
             value = self.settings.get((kind, name, setting))
-            found.append(ours.ConfigRecord(kind, name, setting, value))
-        if self.next_producer_id > self._told_producer_id:
-            self._told_producer_id = self.next_producer_id
-            found.append(ours.ProducerIdsRecord(-1, -1, self.next_producer_id))
-        return found
+            records.append(ours.ConfigRecord(kind, name, setting, value))
+        if self.next_producer_id > self._emitted_producer_id:
+            self._emitted_producer_id = self.next_producer_id
+            records.append(ours.ProducerIdsRecord(-1, -1, self.next_producer_id))
+        return records
 
     def _broker(self, broker_id: int) -> Iterator[MetadataRecord]:
-        known, told = self.brokers.get(broker_id), self._told_brokers.get(broker_id)
+        known, emitted = self.brokers.get(broker_id), self._emitted_brokers.get(broker_id)
         if known is None:
-            if told is not None:
-                del self._told_brokers[broker_id]
-                yield ours.UnregisterBrokerRecord(broker_id, told)
+            if emitted is not None:
+                del self._emitted_brokers[broker_id]
+                yield ours.UnregisterBrokerRecord(broker_id, emitted)
             return
         epoch = known.broker_epoch
-        if told != epoch:
-            self._told_brokers[broker_id] = epoch
+        if emitted != epoch:
+            self._emitted_brokers[broker_id] = epoch
             yield ours.BrokerRecord(
                 broker_id, epoch, known.incarnation, (), known.rack, known.fenced, known.log_dirs
             )
-        if told == epoch or known.in_controlled_shutdown:
+        if emitted == epoch or known.in_controlled_shutdown:
             yield ours.BrokerChangeRecord(
                 broker_id, epoch, known.fenced, known.in_controlled_shutdown
             )
@@ -257,17 +252,17 @@ class Translation:
         """New topics in Kafka's order, each with its partitions in theirs: one that would leave a
         gap waits for the ones before it."""
         for topic_id, name in self.topics.items():
-            if topic_id not in self._told_topics:
-                self._told_topics[topic_id] = 0
+            if topic_id not in self._emitted_topics:
+                self._emitted_topics[topic_id] = 0
                 yield ours.TopicRecord(name, topic_id)
         order = {topic_id: n for n, topic_id in enumerate(self.topics)}
-        for key in sorted(touched.partitions, key=lambda one: (order[one[0]], one[1])):
+        for key in sorted(touched.partitions, key=lambda key: (order[key[0]], key[1])):
             topic_id, number = key
-            told = self._told_topics[topic_id]
-            if number > told:
+            emitted = self._emitted_topics[topic_id]
+            if number > emitted:
                 self._touched.partitions.add(key)
                 continue
-            self._told_topics[topic_id] = max(told, number + 1)
+            self._emitted_topics[topic_id] = max(emitted, number + 1)
             yield self._translated(self.partitions[key])
 
     def _translated(self, known: kafka_records.Partition) -> ours.PartitionRecord:
@@ -275,7 +270,7 @@ class Translation:
             known.topic_id,
             known.partition,
             known.replicas,
-            known.isr or tuple(one for one in known.replicas if one in known.elr),
+            known.isr or tuple(replica for replica in known.replicas if replica in known.elr),
             known.leader,
             known.leader_epoch,
             known.partition_epoch,

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import fields
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -32,10 +33,7 @@ from kept.node.coordinator.groups.shard import Shard
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.runtime.logging import log
 from kept.node.runtime.yielding import ITEMS_PER_SLICE, Pace, Steps
-from kept.storage.errors import (
-    CoordinatorLoadInProgress,
-    NotCoordinator,
-)
+from kept.storage.errors import CoordinatorLoadInProgress, NotCoordinator
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -155,18 +153,9 @@ class Coordinator:
 
     def settings(self) -> ev.GroupSettings:
         """The node's settings for groups."""
-        config: Any = self._config.current
-        return ev.GroupSettings(
-            group_min_session_timeout_ms=config.group_min_session_timeout_ms,
-            group_max_session_timeout_ms=config.group_max_session_timeout_ms,
-            group_initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
-            group_max_size=config.group_max_size,
-            group_max_bytes=config.group_max_bytes,
-            groups_max_bytes=config.groups_max_bytes,
-            offset_metadata_max_bytes=config.offset_metadata_max_bytes,
-            offsets_retention_minutes=config.offsets_retention_minutes,
-            offsets_retention_check_interval_ms=config.offsets_retention_check_interval_ms,
-        )
+        config = self._config.current
+        names = [field.name for field in fields(ev.GroupSettings)]
+        return ev.GroupSettings(**{name: getattr(config, name) for name in names})
 
     # What handlers call.
 
@@ -175,7 +164,7 @@ class Coordinator:
         number = self.partition_of(group)
         shard = None if number is None else self._shards.get(number)
         if shard is None:
-            if not self._is_settled(group):
+            if not self._needs_no_wait(group):
                 raise CoordinatorLoadInProgress(f"{CONSUMER_OFFSETS}-{number} is being opened")
             raise NotCoordinator(f"this node does not coordinate group {group!r}")
         if shard.failed is not None:
@@ -219,12 +208,12 @@ class Coordinator:
         """Wait until groups that this node is to coordinate are served, but not for long."""
         loop = self._runtime.loop
         deadline = loop.time() + FIND_WAIT_S
-        one_of_each: dict[int | None, str] = {}
+        by_partition: dict[int | None, str] = {}
         pace = Pace()
         for group in groups:
-            one_of_each.setdefault(self.partition_of(group), group)
+            by_partition.setdefault(self.partition_of(group), group)
             await pace.checkpoint()
-        while not all(map(self._is_settled, one_of_each.values())):
+        while not all(map(self._needs_no_wait, by_partition.values())):
             waiting = loop.create_future()
             self._waiting.append(waiting)
             try:
@@ -233,7 +222,7 @@ class Coordinator:
             except TimeoutError:
                 return
 
-    def _is_settled(self, group: str) -> bool:
+    def _needs_no_wait(self, group: str) -> bool:
         """Whether waiting would change nothing: it is served, or failed, or is another node's."""
         number = self.partition_of(group)
         if number is None or self.leader_of(group) != self._identity.node_id:
@@ -256,13 +245,13 @@ class Coordinator:
         """Groups that this node coordinates, in one of the states and of one of the types, both in
         lower case; none given: of all. Raises CoordinatorLoadInProgress.
         """
-        found: list[ev.ListedGroup] = []
+        groups: list[ev.ListedGroup] = []
         for shard in tuple(self._active_shards()):
             listed = shard.core.list_groups(states, types)
             while part := tuple(islice(listed, ITEMS_PER_SLICE)):
-                found += part
+                groups += part
                 yield
-        return found
+        return groups
 
     def describe(self, group: str) -> ev.DescribedGroup:
         """A group in full. Raises NotCoordinator, CoordinatorLoadInProgress."""

@@ -14,10 +14,10 @@ image; bytes that are too short, too long or not UTF-8 raise :class:`CorruptMess
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from kept.cluster.metadata.voters import Voter
@@ -35,18 +35,9 @@ MAX_STRING_BYTES: Final = 0xFFFE
 """The longest string of a record; Kafka's limit for a setting's value is 32767."""
 
 _HEAD = struct.Struct(">BB")
-_U16 = struct.Struct(">H")
 _U32 = struct.Struct(">I")
-_I32 = struct.Struct(">i")
-_I64 = struct.Struct(">q")
 _PARTITION = struct.Struct(">16siiiiB")
-_PRODUCER_IDS = struct.Struct(">iqq")
 _CHANGE = struct.Struct(">iqB")
-_BROKER = struct.Struct(">iq16sB")
-
-_FENCED: Final = 1
-_SHUTTING_DOWN: Final = 2
-_UNCLEAN: Final = 1
 
 
 class ResourceType(IntEnum):
@@ -244,95 +235,89 @@ class _Reader:
         self.position += layout.size
         return values
 
-    def integer(self, layout: struct.Struct) -> int:
-        value: int = self.unpack(layout)[0]
-        return value
-
-    def uuid(self) -> UUID:
-        return UUID(bytes=bytes(self.take(16)))
-
-    def take(self, count: int) -> memoryview:
+    def read(self, count: int) -> memoryview:
         end = self.position + count
         if end > len(self.data):
             raise CorruptMessage(f"metadata record ends {end - len(self.data)} bytes early")
-        taken = self.data[self.position : end]
-        self.position = end
-        return taken
-
-    def string(self) -> str:
-        value = self.nullable_string()
-        if value is None:
-            raise CorruptMessage("metadata record: null where a string must be")
-        return value
-
-    def nullable_string(self) -> str | None:
-        length = self.integer(_U16)
-        return None if length == _NULL_STRING else str(self.take(length), "utf-8")
-
-    def integers(self) -> tuple[int, ...]:
-        count = self.integer(_U16)
-        return struct.unpack(f">{count}i", self.take(4 * count))
+        start, self.position = self.position, end
+        return self.data[start:end]
 
 
-def _string(value: str | None) -> bytes:
+class _Type(NamedTuple):
+    """How one value is written and read."""
+
+    write: Callable[[Any], bytes]
+    read: Callable[[_Reader], Any]
+
+
+def _number(layout: str) -> _Type:
+    packed = struct.Struct(layout)
+    return _Type(packed.pack, lambda reader: reader.unpack(packed)[0])
+
+
+_U8, _U16, _I32, _I64 = map(_number, (">B", ">H", ">i", ">q"))
+_UUID: Final = _Type(lambda value: value.bytes, lambda reader: UUID(bytes=bytes(reader.read(16))))
+
+
+def _write_string(value: str | None) -> bytes:
     if value is None:
-        return _U16.pack(_NULL_STRING)
+        return _U16.write(_NULL_STRING)
     data = value.encode()
     if len(data) > MAX_STRING_BYTES:
         raise InvariantViolation(f"string of {len(data)} bytes in a metadata record")
-    return _U16.pack(len(data)) + data
+    return _U16.write(len(data)) + data
 
 
-def _integers(values: tuple[int, ...]) -> bytes:
-    return struct.pack(f">H{len(values)}i", len(values), *values)
+def _read_nullable(reader: _Reader) -> str | None:
+    length = _U16.read(reader)
+    return None if length == _NULL_STRING else str(reader.read(length), "utf-8")
 
 
-def _write_broker(record: BrokerRecord) -> bytes:
-    head = _BROKER.pack(
-        record.broker_id, record.broker_epoch, record.incarnation.bytes, int(record.fenced)
+def _read_string(reader: _Reader) -> str:
+    value = _read_nullable(reader)
+    if value is None:
+        raise CorruptMessage("metadata record: null where a string must be")
+    return value
+
+
+def _read_ids(reader: _Reader) -> tuple[int, ...]:
+    count = _U16.read(reader)
+    return struct.unpack(f">{count}i", reader.read(4 * count))
+
+
+_STRING: Final = _Type(_write_string, _read_string)
+_NULLABLE: Final = _Type(_write_string, _read_nullable)
+_FENCED: Final = _Type(lambda fenced: bytes((fenced,)), lambda reader: bool(reader.read(1)[0] & 1))
+_IDS: Final = _Type(lambda ids: struct.pack(f">H{len(ids)}i", len(ids), *ids), _read_ids)
+
+
+def _array(item: _Type) -> _Type:
+    return _Type(
+        lambda items: _U16.write(len(items)) + b"".join(map(item.write, items)),
+        lambda reader: tuple([item.read(reader) for _ in range(_U16.read(reader))]),
     )
-    endpoints = b"".join(
-        _string(e.name) + _string(e.protocol) + _string(e.host) + _I32.pack(e.port)
-        for e in record.endpoints
-    )
-    body = head + _string(record.rack) + _U16.pack(len(record.endpoints)) + endpoints
-    if _broker_version(record):
-        directories = b"".join(directory.bytes for directory in record.directories)
-        body += _U16.pack(len(record.directories)) + directories
-    return body
 
 
-def _broker_version(record: BrokerRecord) -> int:
-    return int(bool(record.directories))
+def _fields(cls: type, **types: _Type) -> _Type:
+    """A dataclass: its fields in the order of the bytes."""
 
+    def write(value: Any) -> bytes:
+        return b"".join([kind.write(getattr(value, name)) for name, kind in types.items()])
 
-def _read_broker_v1(reader: _Reader) -> BrokerRecord:
-    record = _read_broker(reader)
-    return replace(record, directories=tuple(reader.uuid() for _ in range(reader.integer(_U16))))
+    def read(reader: _Reader) -> Any:
+        return cls(**{name: kind.read(reader) for name, kind in types.items()})
 
-
-def _read_broker(reader: _Reader) -> BrokerRecord:
-    broker_id, broker_epoch, incarnation, flags = reader.unpack(_BROKER)
-    rack = reader.nullable_string()
-    endpoints = tuple(
-        Endpoint(reader.string(), reader.string(), reader.string(), reader.integer(_I32))
-        for _ in range(reader.integer(_U16))
-    )
-    return BrokerRecord(
-        broker_id, broker_epoch, UUID(bytes=incarnation), endpoints, rack, bool(flags & _FENCED)
-    )
+    return _Type(write, read)
 
 
 def _write_change(record: BrokerChangeRecord) -> bytes:
-    flags = _FENCED * record.fenced | _SHUTTING_DOWN * record.in_controlled_shutdown
+    flags = record.fenced | record.in_controlled_shutdown << 1
     return _CHANGE.pack(record.broker_id, record.broker_epoch, flags)
 
 
 def _read_change(reader: _Reader) -> BrokerChangeRecord:
     broker_id, broker_epoch, flags = reader.unpack(_CHANGE)
-    return BrokerChangeRecord(
-        broker_id, broker_epoch, bool(flags & _FENCED), bool(flags & _SHUTTING_DOWN)
-    )
+    return BrokerChangeRecord(broker_id, broker_epoch, bool(flags & 1), bool(flags & 2))
 
 
 def _write_partition(record: PartitionRecord) -> bytes:
@@ -342,119 +327,86 @@ def _write_partition(record: PartitionRecord) -> bytes:
         record.leader,
         record.leader_epoch,
         record.partition_epoch,
-        _UNCLEAN * record.unclean,
+        record.unclean,
     )
-    body = head + _integers(record.replicas) + _integers(record.isr)
-    if _partition_version(record):
-        for members in (record.adding, record.removing, record.elr):
-            body += _integers(members)
-    return body
-
-
-def _partition_version(record: PartitionRecord) -> int:
-    """The oldest version that holds it all, so that most records stay what 0.1.0 reads."""
-    return int(bool(record.adding or record.removing or record.elr))
-
-
-def _read_partition_v1(reader: _Reader) -> PartitionRecord:
-    record = _read_partition(reader)
-    return replace(
-        record, adding=reader.integers(), removing=reader.integers(), elr=reader.integers()
-    )
+    return head + _IDS.write(record.replicas) + _IDS.write(record.isr)
 
 
 def _read_partition(reader: _Reader) -> PartitionRecord:
     topic_id, partition, leader, leader_epoch, partition_epoch, flags = reader.unpack(_PARTITION)
     return PartitionRecord(
-        topic_id=UUID(bytes=topic_id),
-        partition=partition,
-        leader=leader,
-        leader_epoch=leader_epoch,
-        partition_epoch=partition_epoch,
-        unclean=bool(flags & _UNCLEAN),
-        replicas=reader.integers(),
-        isr=reader.integers(),
+        UUID(bytes=topic_id),
+        partition,
+        _read_ids(reader),
+        _read_ids(reader),
+        leader,
+        leader_epoch,
+        partition_epoch,
+        bool(flags & 1),
     )
 
 
-def _write_config(record: ConfigRecord) -> bytes:
-    return (
-        bytes((record.resource_type,))
-        + _string(record.resource_name)
-        + _string(record.name)
-        + _string(record.value)
-    )
+class _Kind(NamedTuple):
+    """A type of record: its number, its class, its body; and what version 1 adds to the body.
+
+    A record is written in the oldest version that holds it all, so that most stay what 0.1.0 reads.
+    """
+
+    number: int
+    cls: type
+    body: _Type
+    added: Mapping[str, _Type] = {}
 
 
-def _read_config(reader: _Reader) -> ConfigRecord:
-    return ConfigRecord(
-        reader.take(1)[0], reader.string(), reader.string(), reader.nullable_string()
-    )
-
-
-def _write_voters(record: VotersRecord) -> bytes:
-    return _U16.pack(len(record.voters)) + b"".join(
-        _I32.pack(v.node_id) + v.directory_id.bytes + _string(v.host) + _I32.pack(v.port)
-        for v in record.voters
-    )
-
-
-def _read_voters(reader: _Reader) -> VotersRecord:
-    return VotersRecord(
-        tuple(
-            Voter(reader.integer(_I32), reader.uuid(), reader.string(), reader.integer(_I32))
-            for _ in range(reader.integer(_U16))
-        )
-    )
-
-
-_WRITERS: Final[dict[type, tuple[int, Callable[[Any], bytes]]]] = {
-    UnregisterBrokerRecord: (1, lambda r: _I32.pack(r.broker_id) + _I64.pack(r.broker_epoch)),
-    TopicRecord: (2, lambda r: r.topic_id.bytes + _string(r.name)),
-    PartitionRecord: (3, _write_partition),
-    ConfigRecord: (4, _write_config),
-    RemoveTopicRecord: (9, lambda r: r.topic_id.bytes),
-    FeatureRecord: (12, lambda r: _string(r.name) + _U16.pack(r.level)),
-    ProducerIdsRecord: (
-        15,
-        lambda r: _PRODUCER_IDS.pack(r.broker_id, r.broker_epoch, r.next_producer_id),
+_ENDPOINT: Final = _fields(Endpoint, name=_STRING, protocol=_STRING, host=_STRING, port=_I32)
+_VOTER: Final = _fields(Voter, node_id=_I32, directory_id=_UUID, host=_STRING, port=_I32)
+_BROKER: Final = {"broker_id": _I32, "broker_epoch": _I64}
+_BROKER_BODY: Final = _fields(
+    BrokerRecord,
+    **_BROKER,
+    incarnation=_UUID,
+    fenced=_FENCED,
+    rack=_NULLABLE,
+    endpoints=_array(_ENDPOINT),
+)
+_KINDS: Final = (
+    _Kind(1, UnregisterBrokerRecord, _fields(UnregisterBrokerRecord, **_BROKER)),
+    _Kind(2, TopicRecord, _fields(TopicRecord, topic_id=_UUID, name=_STRING)),
+    _Kind(
+        3,
+        PartitionRecord,
+        _Type(_write_partition, _read_partition),
+        {"adding": _IDS, "removing": _IDS, "elr": _IDS},
     ),
-    BrokerChangeRecord: (17, _write_change),
-    NoOpRecord: (20, lambda _: b""),
-    BrokerRecord: (27, _write_broker),
-    ClusterRecord: (64, lambda r: _string(r.cluster_id)),
-    VotersRecord: (65, _write_voters),
-}
-"""Class -> type, the body's writer."""
-
-_VERSIONS: Final[dict[type, Callable[[Any], int]]] = {
-    PartitionRecord: _partition_version,
-    BrokerRecord: _broker_version,
-}
-"""Class -> the version that a record is written in; 0 for what is not listed."""
-
-_READERS: Final[dict[int, tuple[Callable[[_Reader], Any], ...]]] = {
-    1: (lambda r: UnregisterBrokerRecord(r.integer(_I32), r.integer(_I64)),),
-    2: (lambda r: TopicRecord(topic_id=r.uuid(), name=r.string()),),
-    3: (_read_partition, _read_partition_v1),
-    4: (_read_config,),
-    9: (lambda r: RemoveTopicRecord(r.uuid()),),
-    12: (lambda r: FeatureRecord(r.string(), r.integer(_U16)),),
-    15: (lambda r: ProducerIdsRecord(*r.unpack(_PRODUCER_IDS)),),
-    17: (_read_change,),
-    20: (lambda _: NoOpRecord(),),
-    27: (_read_broker, _read_broker_v1),
-    64: (lambda r: ClusterRecord(r.string()),),
-    65: (_read_voters,),
-}
-"""Type -> the body's reader of each version, from version 0."""
+    _Kind(
+        4,
+        ConfigRecord,
+        _fields(
+            ConfigRecord, resource_type=_U8, resource_name=_STRING, name=_STRING, value=_NULLABLE
+        ),
+    ),
+    _Kind(9, RemoveTopicRecord, _fields(RemoveTopicRecord, topic_id=_UUID)),
+    _Kind(12, FeatureRecord, _fields(FeatureRecord, name=_STRING, level=_U16)),
+    _Kind(15, ProducerIdsRecord, _fields(ProducerIdsRecord, **_BROKER, next_producer_id=_I64)),
+    _Kind(17, BrokerChangeRecord, _Type(_write_change, _read_change)),
+    _Kind(20, NoOpRecord, _fields(NoOpRecord)),
+    _Kind(27, BrokerRecord, _BROKER_BODY, {"directories": _array(_UUID)}),
+    _Kind(64, ClusterRecord, _fields(ClusterRecord, cluster_id=_STRING)),
+    _Kind(65, VotersRecord, _fields(VotersRecord, voters=_array(_VOTER))),
+)
+_BY_CLASS: Final = {kind.cls: kind for kind in _KINDS}
+_BY_NUMBER: Final = {kind.number: kind for kind in _KINDS}
 
 
 def encode(record: MetadataRecord) -> bytes:
     """The bytes of one record."""
-    kind, write = _WRITERS[type(record)]
-    version = _VERSIONS.get(type(record))
-    return _HEAD.pack(kind, version(record) if version else 0) + write(record)
+    number, _, body, added = _BY_CLASS[type(record)]
+    data = body.write(record)
+    for name in added:
+        if getattr(record, name):
+            extra = b"".join(kind.write(getattr(record, name)) for name, kind in added.items())
+            return _HEAD.pack(number, 1) + data + extra
+    return _HEAD.pack(number, 0) + data
 
 
 def decode(data: bytes | memoryview) -> MetadataRecord:
@@ -466,20 +418,23 @@ def decode(data: bytes | memoryview) -> MetadataRecord:
     view = memoryview(data)
     if len(view) < _HEAD.size:
         raise CorruptMessage(f"metadata record of {len(view)} bytes")
-    kind, version = _HEAD.unpack_from(view)
-    known = _READERS.get(kind)
-    if known is None or version >= len(known):
+    number, version = _HEAD.unpack_from(view)
+    known = _BY_NUMBER.get(number)
+    if known is None or version > bool(known.added):
         raise UnsupportedVersion(
-            f"metadata record of type {kind} version {version} was written by a newer kept"
+            f"metadata record of type {number} version {version} was written by a newer kept"
         )
     reader = _Reader(view, _HEAD.size)
     try:
-        record: MetadataRecord = known[version](reader)
+        record: MetadataRecord = known.body.read(reader)
+        if version:
+            more = {name: kind.read(reader) for name, kind in known.added.items()}
+            record = replace(record, **more)
     except (struct.error, UnicodeDecodeError) as error:
-        raise CorruptMessage(f"metadata record of type {kind}: {error}") from error
+        raise CorruptMessage(f"metadata record of type {number}: {error}") from error
     if reader.position != len(view):
         extra = len(view) - reader.position
-        raise CorruptMessage(f"metadata record of type {kind}: {extra} bytes too many")
+        raise CorruptMessage(f"metadata record of type {number}: {extra} bytes too many")
     return record
 
 

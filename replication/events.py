@@ -24,7 +24,7 @@ UNKNOWN_OFFSET: Final = -1
 class Elected:
     """This node leads: from the image. The high watermark is what it knew as replica.
 
-    ``settling``: which manifest it holds will be said by ManifestOffered; nobody may join before.
+    ``awaits_offer``: ManifestOffered follows; nobody may join the ISR before.
     """
 
     leader_epoch: int
@@ -34,7 +34,7 @@ class Elected:
     log_end_offset: int
     high_watermark: int
     now_ms: int
-    settling: bool = False
+    awaits_offer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 The leader core says what it wants (:class:`.events.ProposeIsr`); the node collects
 :meth:`.replica.Replica.alter_isr_request` of many partitions into one AlterPartition request and
-gives every answer to :meth:`.replica.Replica.isr_answered`
+gives every answer to :meth:`.replica.Replica.alter_isr_completed`
 (``Partition.scala``: handleAlterPartitionError).
 What the ISR *is* comes from the image alone (rule 35); until it does, the proposal stays pending
 and counts in both directions (rule 30).

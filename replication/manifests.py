@@ -64,17 +64,17 @@ from kept.replication.manifests_events import (
     Event,
     Follows,
     Leads,
-    Lose,
     MakeBase,
     ManifestRef,
+    MarkLost,
     NoteManifest,
     PassDone,
     Published,
-    PullAnswer,
     Pulled,
     PullFailed,
     PullReceived,
     PullRequest,
+    PullResponse,
     ReportMissing,
     Retried,
     Store,
@@ -106,8 +106,9 @@ class ManifestCore:
     """One replica. Fields are read by the shell and moved only by events.
 
     ``held`` and ``applied`` are durable, and come from the disk at a start; ``lost``: they could
-    not be read. ``told``: what the leader followed called published, to be applied. ``published``:
-    by this leader in this epoch. ``settled``: this leader has offered what it holds. ``cut_to``:
+    not be read. ``published``: by this leader in this epoch; ``leader_published``: by the leader
+    that is followed, to be applied. ``has_offered``: this leader has offered what it holds.
+    ``in_flight``: the pull that has no response yet. ``cut_to``:
     lowest end of the log since the apply under way began. ``replaces``: of this epoch, and lost:
     the base that is made gets another name.
     """
@@ -119,13 +120,13 @@ class ManifestCore:
     role: Role = Role.NONE
     leader_epoch: int = -1
     published: ManifestRef | None = None
-    settled: bool = False
+    has_offered: bool = False
     unclean: bool = False
     alone: bool = False
-    told: ManifestRef | None = None
+    leader_published: ManifestRef | None = None
     synced: bool = False
     in_isr: bool = False
-    asked: PullRequest | None = None
+    in_flight: PullRequest | None = None
     storing: Store | None = None
     applying: ManifestRef | None = None
     making_base: bool = False
@@ -133,24 +134,24 @@ class ManifestCore:
     missing: int | None = None
     cut_to: int = UNCUT
     pulls: int = 0
-    _told_after_store: ManifestRef | None = None
+    _published_after_store: ManifestRef | None = None
 
     def step(self, event: Event, now_ms: int) -> Effects:
         """Take one event; returns what the shell must do, in order."""
         match event:
             case PullReceived():
-                return self.count_pull(event.request)
+                return self.receive_pull(event.request)
             case Pulled():
                 return self._pulled(event)
             case PullFailed():
-                if event.asked == self.asked:
-                    self.asked = None
+                if event.request == self.in_flight:
+                    self.in_flight = None
                 return ()
             case Stored():
                 return self._stored(event.held, now_ms)
             case StoreFailed():
                 self.storing = None
-                return self._settle(now_ms)
+                return self._offer_if_known(now_ms)
             case Synced():
                 return self._synced(event)
             case Cut():
@@ -182,13 +183,13 @@ class ManifestCore:
             raise InvariantViolation(f"leader epoch {leader_epoch} after {self.leader_epoch}")
         self.role, self.leader_epoch = role, leader_epoch
         self.published = None
-        self.settled = self.making_base = self.unclean = False
+        self.has_offered = self.making_base = self.unclean = False
         self.missing = self.replaces = None
         self._void_pulls()
         return () if self.applying is None else (CancelApply(self.applying),)
 
     def _void_pulls(self) -> None:
-        self.told = self._told_after_store = self.asked = None
+        self.leader_published = self._published_after_store = self.in_flight = None
         self.synced = False
 
     def _leads(self, event: Leads, now_ms: int) -> Effects:
@@ -197,7 +198,7 @@ class ManifestCore:
             effects = self._begin(Role.LEADER, event.leader_epoch)
             self.unclean = event.unclean
         self.alone = event.alone
-        return effects + self._settle(now_ms)
+        return effects + self._offer_if_known(now_ms)
 
     def _follows(self, event: Follows) -> Effects:
         self.in_isr = event.in_isr
@@ -207,17 +208,17 @@ class ManifestCore:
 
     # Leader.
 
-    def _settle(self, now_ms: int) -> Effects:
+    def _offer_if_known(self, now_ms: int) -> Effects:
         """Offer what is held, once it is known what that is."""
         waits = self.storing is not None or self.applying is not None or self.making_base
         unknown = self.lost and not (self.unclean or self.alone)
-        if self.role is not Role.LEADER or self.settled or waits or unknown:
+        if self.role is not Role.LEADER or self.has_offered or waits or unknown:
             return ()
         if (self.unclean or self.lost) and not self._made_in_this_epoch():
             self.making_base = True
             self.held = self.applied = None
             return (MakeBase(self.leader_epoch, self.replaces),)
-        self.settled = True
+        self.has_offered = True
         if self.held == self.applied:
             self.published = self.held
         return (self._offer(now_ms),)
@@ -232,7 +233,7 @@ class ManifestCore:
             return ()
         self.making_base = self.lost = False
         self.held = self.applied = base
-        return (NoteManifest(CommitKnown(base.end_offset)), *self._settle(now_ms))
+        return (NoteManifest(CommitKnown(base.end_offset)), *self._offer_if_known(now_ms))
 
     def _offer(self, now_ms: int) -> NoteManifest:
         identity = None if self.held is None else self.held.identity
@@ -242,7 +243,7 @@ class ManifestCore:
     def may_compute(self) -> bool:
         """A pass may begin: all that there is was published in this epoch, and is applied here."""
         idle = self.storing is None and self.applying is None
-        return self.settled and idle and self.held == self.applied == self.published
+        return self.has_offered and idle and self.held == self.applied == self.published
 
     def _pass_done(self, event: PassDone) -> Effects:
         """A pass during which epoch or applied generation changed is thrown away (rule 13)."""
@@ -256,13 +257,13 @@ class ManifestCore:
 
     def _published(self, event: Published) -> Effects:
         held = self.held
-        if not self.settled or held is None or held.identity != event.identity:
+        if not self.has_offered or held is None or held.identity != event.identity:
             return ()
         self.published = held
         return self._apply_next()
 
-    def count_pull(self, request: PullRequest) -> Effects:
-        """Count what a follower says; then :meth:`answer` it.
+    def receive_pull(self, request: PullRequest) -> Effects:
+        """Count what a follower acknowledges; :meth:`pull_response` follows.
 
         Raises FencedLeaderEpoch, UnknownLeaderEpoch, NotLeaderOrFollower (also while it is not
         known yet what this leader holds).
@@ -271,7 +272,7 @@ class ManifestCore:
             raise FencedLeaderEpoch(f"epoch {request.leader_epoch}, now it is {self.leader_epoch}")
         if request.leader_epoch > self.leader_epoch:
             raise UnknownLeaderEpoch(f"epoch {request.leader_epoch}, here {self.leader_epoch}")
-        if not self.settled:
+        if not self.has_offered:
             raise NotLeaderOrFollower("this node does not lead, or not yet")
         replica, broker_epoch = request.replica_id, request.broker_epoch
         effects: Effects = ()
@@ -281,19 +282,11 @@ class ManifestCore:
         held = None if request.held is None else request.held.identity
         return (*effects, NoteManifest(ManifestHeld(replica, held, broker_epoch)))
 
-    def answer(self, request: PullRequest) -> PullAnswer:
-        """The answer to a request that was :meth:`count_pull`."""
-        published = self.published if self._tells(request) else None
+    def pull_response(self, request: PullRequest) -> PullResponse:
+        """The response to a request that was counted by :meth:`receive_pull`."""
+        published = self.published if _covers(request, self.published) else None
         sent = dict.fromkeys(m for m in (self.held, published) if m and m not in request.has)
-        return PullAnswer(self.held, published, tuple(sent))
-
-    def _tells(self, request: PullRequest) -> bool:
-        published = self.published
-        return (
-            published is not None
-            and request.synced
-            and request.log_end_offset >= published.end_offset
-        )
+        return PullResponse(self.held, published, tuple(sent))
 
     # Follower.
 
@@ -302,49 +295,46 @@ class ManifestCore:
 
         A request that is given up is to be followed by :class:`.manifests_events.PullFailed`.
         """
-        if self.role is not Role.FOLLOWER or self.asked is not None or self.storing is not None:
+        if self.role is not Role.FOLLOWER or self.in_flight is not None or self.storing is not None:
             return None
         self.pulls += 1
-        has = dict.fromkeys(m for m in (self.held, self.told, self.applied) if m)
-        self.asked = PullRequest(
+        has = dict.fromkeys(m for m in (self.held, self.leader_published, self.applied) if m)
+        self.in_flight = PullRequest(
             self.node_id, broker_epoch, self.leader_epoch, self.pulls,
             self.held if self.missing is None else None,
             self.applied, self.synced, log_end_offset, tuple(has),
         )  # fmt: skip
-        return self.asked
+        return self.in_flight
 
     def _pulled(self, event: Pulled) -> Effects:
         """Answers count for the request that is waited for; every change of role voids it."""
-        if event.asked != self.asked:
+        if event.request != self.in_flight:
             return ()
-        self.asked = None
+        self.in_flight = None
         answer = event.answer
-        published = answer.published if self._counts(event.asked, answer) else None
-        takes = self._takes(answer.held)
-        held = answer.held if takes else self.held
-        if not takes and published in (None, self.held, self.told, self.applied):
-            self.told = published
+        published = answer.published if self._accepts_published(event.request, answer) else None
+        accepts = self._accepts_held(answer.held)
+        held = answer.held if accepts else self.held
+        if not accepts and published in (None, self.held, self.leader_published, self.applied):
+            self.leader_published = published
             return self._apply_next()
-        self.told, self._told_after_store = None, published
+        self.leader_published, self._published_after_store = None, published
         self.storing = Store(held, None if published in (held, self.applied) else published)
         return (self.storing,)
 
-    def _counts(self, asked: PullRequest, answer: PullAnswer) -> bool:
-        published = answer.published
-        return (
-            published is not None and asked.synced and asked.log_end_offset >= published.end_offset
-        )
+    def _accepts_published(self, request: PullRequest, response: PullResponse) -> bool:
+        return _covers(request, response.published)
 
-    def _takes(self, offered: ManifestRef | None) -> bool:
+    def _accepts_held(self, offered: ManifestRef | None) -> bool:
         return offered != self.held or self.lost
 
     def _stored(self, held: ManifestRef | None, now_ms: int) -> Effects:
         self.storing = None
         self.held, self.lost = held, False
-        if self.settled:
+        if self.has_offered:
             return (self._offer(now_ms),)
-        self.told, self._told_after_store = self._told_after_store, None
-        return self._settle(now_ms) or self._apply_next()
+        self.leader_published, self._published_after_store = self._published_after_store, None
+        return self._offer_if_known(now_ms) or self._apply_next()
 
     def _synced(self, event: Synced) -> Effects:
         if self.role is Role.FOLLOWER and event.leader_epoch == self.leader_epoch:
@@ -371,7 +361,7 @@ class ManifestCore:
 
     def _apply_next(self) -> Effects:
         """Both roles: apply what is published, if it is not applied."""
-        target = self.published if self.role is Role.LEADER else self.told
+        target = self.published if self.role is Role.LEADER else self.leader_published
         busy = self.applying is not None or self.storing is not None or self.missing is not None
         if target is None or target == self.applied or busy:
             return ()
@@ -384,14 +374,14 @@ class ManifestCore:
         self.applying = None
         if self.cut_to < manifest.end_offset:
             self.applied = None
-            return (ClearApplied(manifest), *self._settle(now_ms))
+            return (ClearApplied(manifest), *self._offer_if_known(now_ms))
         self.applied = manifest
-        return self._settle(now_ms) or self._apply_next()
+        return self._offer_if_known(now_ms) or self._apply_next()
 
     def _apply_ended(self, event: ApplyEnded, now_ms: int) -> Effects:
         self.applying = None
-        if event.missing is None or self.told != event.manifest:
-            return self._settle(now_ms)
+        if event.missing is None or self.leader_published != event.manifest:
+            return self._offer_if_known(now_ms)
         self.missing = event.missing
         return (ReportMissing(event.manifest, event.missing), *self._cut_missing())
 
@@ -400,18 +390,18 @@ class ManifestCore:
         either. A leader that is the whole ISR begins anew, as after such a start.
         """
         manifest, busy = event.manifest, self.applying is not None or self.storing is not None
-        if busy or manifest not in (self.held, self.told):
+        if busy or manifest not in (self.held, self.leader_published):
             return ()
         if self.role is not Role.LEADER:
-            self.told = self._told_after_store = self.asked = None
+            self.leader_published = self._published_after_store = self.in_flight = None
             self.held = self.applied = None
             self.lost = True
-            return (Lose(),)
-        if not (event.alone and self.settled and self.held != self.applied):
+            return (MarkLost(),)
+        if not (event.alone and self.has_offered and self.held != self.applied):
             return ()
         self.replaces = manifest if manifest.leader_epoch == self.leader_epoch else None
-        self.published, self.settled, self.lost, self.alone = None, False, True, True
-        return (NoteManifest(ManifestLost()), *self._settle(now_ms))
+        self.published, self.has_offered, self.lost, self.alone = None, False, True, True
+        return (NoteManifest(ManifestLost()), *self._offer_if_known(now_ms))
 
     def _cut_missing(self) -> Effects:
         """Fetch again what is missing; a member leaves the ISR first, by not acknowledging."""
@@ -424,22 +414,35 @@ class ManifestCore:
         leading, following = self.role is Role.LEADER, self.role is Role.FOLLOWER
         named = (self.held, self.applied)
         wrong = {
-            "told, but it does not follow": self.told is not None and not following,
-            "told before the logs agreed": self.told is not None and not self.synced,
-            "asks, but it does not follow": self.asked is not None and not following,
-            "asks in another epoch": (
-                self.asked is not None and self.asked.leader_epoch != self.leader_epoch
+            "leader_published, but it does not follow": (
+                self.leader_published is not None and not following
             ),
-            "settled without leading": self.settled and not leading,
-            "published before it was offered": self.published is not None and not self.settled,
+            "leader_published before the logs agreed": (
+                self.leader_published is not None and not self.synced
+            ),
+            "pulls, but it does not follow": self.in_flight is not None and not following,
+            "pulls in another epoch": (
+                self.in_flight is not None and self.in_flight.leader_epoch != self.leader_epoch
+            ),
+            "offered without leading": self.has_offered and not leading,
+            "published before it was offered": self.published is not None and not self.has_offered,
             "published what it does not have": (
                 self.published is not None and self.published not in named
             ),
             "applies what nobody published": (
-                self.settled and self.applying is not None and self.applying != self.published
+                self.has_offered and self.applying is not None and self.applying != self.published
             ),
-            "stores while it settles": self.settled and self.making_base,
+            "offered while a base is made": self.has_offered and self.making_base,
         }
         broken = [name for name, is_so in wrong.items() if is_so]
         if broken:
             raise InvariantViolation(f"{'; '.join(broken)}: {self}")
+
+
+def _covers(request: PullRequest, published: ManifestRef | None) -> bool:
+    """The follower's log agreed with its leader's, and reached the manifest's end, when it sent
+    ``request``.
+    """
+    return (
+        published is not None and request.synced and request.log_end_offset >= published.end_offset
+    )

@@ -50,7 +50,7 @@ class PullRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class PullAnswer:
+class PullResponse:
     """``held``: the leader's newest; ``published``: its newest published in this epoch.
 
     ``bodies``: which of the two come with it.
@@ -68,8 +68,8 @@ class PullAnswer:
 class Leads:
     """This node leads from now on. ``unclean``: the controller's mark of the partition (rule 19).
 
-    Goes with ``Elected(settling=True)`` of the leader core, in the same turn. ``alone``: the ISR is
-    this node; said again in the same epoch when that changes.
+    Follows ``Elected(awaits_offer=True)`` in the same turn. ``alone``: the ISR is this node; the
+    event is repeated in the same epoch when that changes.
     """
 
     leader_epoch: int
@@ -103,7 +103,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class PullReceived:
-    """A follower pulls from this leader: what it says counts, before ``ManifestCore.answer``.
+    """A follower pulls from this leader; ``ManifestCore.pull_response`` makes the response.
 
     Raises FencedLeaderEpoch, UnknownLeaderEpoch, NotLeaderOrFollower.
     """
@@ -115,15 +115,15 @@ class PullReceived:
 class Pulled:
     """The leader answered; the bodies named are at hand."""
 
-    asked: PullRequest
-    answer: PullAnswer
+    request: PullRequest
+    answer: PullResponse
 
 
 @dataclass(frozen=True, slots=True)
 class PullFailed:
     """There will be no answer to that request."""
 
-    asked: PullRequest
+    request: PullRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,14 +232,15 @@ class AnnounceManifest:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Make ``held`` durable as what this replica holds, and keep the body of ``told`` beside it.
+    """Make ``held`` durable, and keep the body of ``published`` beside it.
 
-    Their bodies are in the answer, from a pass, or here already. ``told`` first, then ``held`` by
-    one rename: a crash leaves what was held before or this. :class:`Stored` follows.
+    Their bodies are in the response, from a pass, or here already. ``published`` is written first,
+    then ``held`` by one rename: a crash leaves what was held before or this. :class:`Stored`
+    follows.
     """
 
     held: ManifestRef | None
-    told: ManifestRef | None
+    published: ManifestRef | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +287,7 @@ class ClearApplied:
 
 
 @dataclass(frozen=True, slots=True)
-class Lose:
+class MarkLost:
     """Durably, nothing is applied, and what is held is not known: the leader is to be asked."""
 
 
@@ -314,7 +315,7 @@ Effect = (
     | CancelApply
     | MakeBase
     | ClearApplied
-    | Lose
+    | MarkLost
     | ReportMissing
     | CutLog
 )

@@ -205,16 +205,16 @@ class Partition(Replica):
         if started and self._waiters:
             self.wake()
 
-    def follower_asked(self, replica_id: int, now_ms: int) -> None:
+    def follower_polled(self, replica_id: int, now_ms: int) -> None:
         """Until ``now_ms`` a follower's requests left out what they knew (KIP-227): it was there.
 
         For a partition whose log end had not moved since its last :meth:`fetch`.
         """
         follower = self.core.followers.get(replica_id)
         if follower is not None:
-            follower.asked_again(now_ms)
+            follower.polled(now_ms)
 
-    def follower_left(self, replica_id: int) -> None:
+    def follower_stopped(self, replica_id: int) -> None:
         """A follower said that it follows no more: it does not join the ISR until it fetches."""
         follower = self.core.followers.get(replica_id)
         if follower is not None:

@@ -104,7 +104,7 @@ class PartitionCore:
     broker_epochs: dict[int, int] = field(default_factory=dict)
     offered: Identity = None
     published: Identity = None
-    settling: bool = False
+    awaits_offer: bool = False
     _offered_ms: int = 0
     _now_ms: int = 0
     _refused_until_ms: int = 0
@@ -148,7 +148,7 @@ class PartitionCore:
             case ManifestOffered() | ManifestHeld() | ManifestApplied():
                 return self._manifest(event)
             case ManifestLost():
-                self.settling = True
+                self.awaits_offer = True
                 return ()
             case Resigned():
                 return self.resigned()
@@ -199,7 +199,7 @@ class PartitionCore:
         self.log_end_offset = event.log_end_offset
         self.pending_isr = None
         self.offered = self.published = None
-        self.settling = event.settling
+        self.awaits_offer = event.awaits_offer
         self._now_ms = event.now_ms
         self.followers = {}
         self._members(event.replicas, event.isr)
@@ -246,7 +246,7 @@ class PartitionCore:
     @property
     def all_published(self) -> bool:
         """Nothing that this leader holds is left to be published in its epoch."""
-        return self.published == self.offered and not self.settling
+        return self.published == self.offered and not self.awaits_offer
 
     @property
     def lacking(self) -> tuple[int, ...]:
@@ -426,7 +426,7 @@ class PartitionCore:
 
     def _manifest(self, event: ManifestOffered | ManifestHeld | ManifestApplied) -> Effects:
         if isinstance(event, ManifestOffered):
-            self.settling = False
+            self.awaits_offer = False
             self.offered, self._offered_ms = event.identity, event.now_ms
             if event.applied:
                 self.published = event.identity

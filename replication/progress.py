@@ -55,7 +55,7 @@ class Follower:
         self.fetched_ms = now_ms
         self.follows = True
 
-    def asked_again(self, now_ms: int) -> None:
+    def polled(self, now_ms: int) -> None:
         """Until ``now_ms`` it asked for the same again, and the leader's end had not moved."""
         if self.log_end_offset == UNKNOWN_OFFSET:
             return

@@ -231,11 +231,11 @@ class Replica:
         replicas: tuple[int, ...],
         now_ms: int,
         *,
-        settling: bool = False,
+        awaits_offer: bool = False,
     ) -> EpochTicket | None:
         """Lead in that epoch (or take a new ISR in the current one).
 
-        ``settling``: which manifest it holds will be told (ManifestOffered); nobody joins before.
+        ``awaits_offer``: ManifestOffered follows; nobody may join the ISR before.
 
         Returns a ticket when the epoch must become durable before the first append: until it is
         done, appends raise NotLeaderOrFollower, reads are answered.
@@ -257,7 +257,7 @@ class Replica:
                 log.log_end_offset,
                 core.high_watermark,
                 now_ms,
-                settling,
+                awaits_offer,
             )
         )
         self.leader_id = self.node_id
@@ -393,7 +393,7 @@ class Replica:
             core.all_published,
         )
 
-    def isr_answered(self, asked: AlterIsrItem, error: KeptError | None) -> None:
+    def alter_isr_completed(self, asked: AlterIsrItem, error: KeptError | None) -> None:
         """The controller's answer to ``asked``; any error that is no decision means "unknown".
 
         Late answers change nothing.

@@ -110,7 +110,7 @@ class CachedPartition:
         if session.replica_id >= 0 and partition is not None:
             # The end has not moved since this is watched: what that follower had then, it had with
             # every request since, though they did not name the partition.
-            partition.follower_asked(session.replica_id, session.last_used_ms)
+            partition.follower_polled(session.replica_id, session.last_used_ms)
         if session.on_news is not None:
             session.on_news()
 
@@ -177,7 +177,7 @@ class Session:
                 if gone is not None:
                     gone.ignore()
                     if self.replica_id >= 0 and gone.partition is not None:
-                        gone.partition.follower_left(self.replica_id)
+                        gone.partition.follower_stopped(self.replica_id)
 
     def watch(self) -> None:
         """A request is parked: hear of what is due, too. What rests is watched anyway."""

@@ -58,8 +58,8 @@ class _Resignation:
         """What to ask the controller; None once it has answered."""
         return self._item
 
-    def isr_answered(self, asked: AlterIsrItem, error: KeptError | None) -> None:  # noqa: ARG002
-        """If it is in the ISR still, then in another epoch, and that is asked anew."""
+    def alter_isr_completed(self, _: AlterIsrItem, __: KeptError | None) -> None:
+        """If it is still in the ISR, that is another epoch, for another request."""
         self._item = None
 
 
@@ -165,7 +165,7 @@ class AlterPartitionQueue:
                     partition=partition.topic_partition.partition,
                     isr=",".join(str(member) for member, _ in item.isr),
                 )
-            partition.isr_answered(item, refusal)
+            partition.alter_isr_completed(item, refusal)
             if (wanted := partition.alter_isr_request()) == item:
                 undecided.append(partition)
             elif wanted is not None:

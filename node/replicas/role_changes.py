@@ -95,7 +95,7 @@ class RoleChanges:
             record.isr,
             record.replicas,
             monotonic_ms(),
-            settling=True,
+            awaits_offer=True,
         )
         if len(record.replicas) > 1:
             partition.step(self._brokers(self._metadata.image), monotonic_ms())

@@ -405,7 +405,7 @@ def test_a_follower_that_the_image_shows_late_goes_on_when_it_does(growing, tool
 
 
 def test_an_accepted_change_holds_when_the_image_has_it(growing, tools) -> None:
-    growing.isr_answered(growing.alter_isr_request(), None)
+    growing.alter_isr_completed(growing.alter_isr_request(), None)
     assert growing.alter_isr_request() is None
     assert (growing.isr, growing.core.pending_isr) == ((0,), (0, 1))
     tools.produce(growing, 1)
@@ -416,7 +416,7 @@ def test_an_accepted_change_holds_when_the_image_has_it(growing, tools) -> None:
 
 @pytest.mark.parametrize("error", [InvalidUpdateVersion, FencedLeaderEpoch, NotLeaderOrFollower])
 def test_an_overtaken_change_waits_for_the_image(growing, error) -> None:
-    growing.isr_answered(growing.alter_isr_request(), error("late"))
+    growing.alter_isr_completed(growing.alter_isr_request(), error("late"))
     assert growing.alter_isr_request() is None
     assert growing.core.pending_isr == (0, 1)
 
@@ -426,31 +426,31 @@ def test_a_late_answer_is_not_taken_for_that_of_the_next_proposal(growing, tools
     growing.become_leader(1, 5, (0, 1), (0, 1, 2), 0)
     growing.fetch(0, 100, replica_id=2, broker_epoch=6, now_ms=tools.NOW)
     assert growing.core.pending_isr == (0, 1, 2)
-    growing.isr_answered(first, IneligibleReplica("late"))
+    growing.alter_isr_completed(first, IneligibleReplica("late"))
     assert growing.core.pending_isr == (0, 1, 2)
 
 
 def test_an_unknown_outcome_stays_pending_and_is_asked_again(growing) -> None:
     item = growing.alter_isr_request()
-    growing.isr_answered(item, RequestTimedOut("who knows"))
+    growing.alter_isr_completed(item, RequestTimedOut("who knows"))
     assert growing.core.pending_isr == (0, 1)
     assert growing.alter_isr_request() == item
 
 
 def test_a_member_refused_is_not_proposed_again_at_once(growing, tools) -> None:
     item = growing.alter_isr_request()
-    growing.isr_answered(item, IneligibleReplica("fenced"))
+    growing.alter_isr_completed(item, IneligibleReplica("fenced"))
     assert growing.core.pending_isr is None and growing.alter_isr_request() is None
     now = tools.NOW
     growing.fetch(0, 100, replica_id=1, broker_epoch=5, now_ms=now + REFUSED_PAUSE_MS - 1)
     assert growing.core.pending_isr is None
-    growing.isr_answered(item, RequestTimedOut("late"))
+    growing.alter_isr_completed(item, RequestTimedOut("late"))
     growing.fetch(0, 100, replica_id=1, broker_epoch=5, now_ms=now + REFUSED_PAUSE_MS)
     assert growing.core.pending_isr == (0, 1)
 
 
 def test_brokers_that_become_eligible_join_without_another_fetch(growing) -> None:
-    growing.isr_answered(growing.alter_isr_request(), IneligibleReplica("fenced"))
+    growing.alter_isr_completed(growing.alter_isr_request(), IneligibleReplica("fenced"))
     growing.step(BrokersChanged(frozenset({2}), ((1, 5), (2, 6))), 0)
     assert growing.core.pending_isr is None, "1 is not eligible, 2 never fetched"
     growing.step(BrokersChanged(frozenset({1}), ((1, 8),)), 0)
@@ -461,9 +461,9 @@ def test_brokers_that_become_eligible_join_without_another_fetch(growing) -> Non
 
 def test_who_said_that_it_follows_no_more_joins_when_it_fetches(growing, tools) -> None:
     """A replica whose log directory failed: what was known of it holds no more."""
-    growing.isr_answered(growing.alter_isr_request(), IneligibleReplica("fenced"))
-    growing.follower_left(1)
-    growing.follower_left(9)
+    growing.alter_isr_completed(growing.alter_isr_request(), IneligibleReplica("fenced"))
+    growing.follower_stopped(1)
+    growing.follower_stopped(9)
     growing.step(BrokersChanged(frozenset({1}), ((1, 5),)), 0)
     assert growing.core.pending_isr is None
     growing.fetch(0, 100, replica_id=1, broker_epoch=5, now_ms=tools.NOW + REFUSED_PAUSE_MS)
@@ -471,7 +471,7 @@ def test_who_said_that_it_follows_no_more_joins_when_it_fetches(growing, tools) 
 
 
 def test_a_replica_of_another_broker_epoch_may_not_join(growing, tools) -> None:
-    growing.isr_answered(growing.alter_isr_request(), IneligibleReplica("x"))
+    growing.alter_isr_completed(growing.alter_isr_request(), IneligibleReplica("x"))
     late = tools.NOW + 10_000
     with pytest.raises(NotLeaderOrFollower):
         growing.fetch(0, 100, replica_id=1, broker_epoch=6, now_ms=late)

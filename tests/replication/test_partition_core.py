@@ -228,7 +228,7 @@ def test_what_is_to_be_applied_is_committed_before_anything_else_is_done() -> No
     follower.step(ev.Synced(2, agreed=True), 0)
     asked = follower.manifests.pull(100)
     assert asked is not None
-    follower.step(ev.Pulled(asked, ev.PullAnswer(ref, ref, (ref,))), 0)
+    follower.step(ev.Pulled(asked, ev.PullResponse(ref, ref, (ref,))), 0)
     assert follower.high_watermark == 0
     assert follower.step(ev.Stored(ref), 0) == (HIGH_WATERMARK_MOVED, ev.Apply(ref))
     assert follower.high_watermark == 100
@@ -237,7 +237,7 @@ def test_what_is_to_be_applied_is_committed_before_anything_else_is_done() -> No
 def test_what_every_replica_holds_is_published_and_applied_in_the_step_that_shows_it() -> None:
     """Nobody between the two has to carry it from one to the other."""
     leader = PartitionCore(node_id=0)
-    leader.step(core.Elected(2, 0, (0, 1), (0, 1), 100, 0, 0, settling=True), 0)
+    leader.step(core.Elected(2, 0, (0, 1), (0, 1), 100, 0, 0, awaits_offer=True), 0)
     leader.step(ev.Leads(2), 0)
     leader.fetched(1, 100, 0)
     ref = ev.ManifestRef((2, 1), 2, 100)

@@ -173,7 +173,9 @@ class World:
         if item is not None:
             error = self.controller.alter(node.node_id, item) if how else InvalidUpdateVersion()
             if how != 2:
-                node.partition.isr_answered(item, error if how else None or KeptError("lost"))
+                node.partition.alter_isr_completed(
+                    item, error if how else None or KeptError("lost")
+                )
 
     def crash(self, i: int, power: bool) -> None:
         node = self.nodes[i]

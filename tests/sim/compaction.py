@@ -46,7 +46,7 @@ TOMBSTONES_US = 20 * SECOND
 class CompactingReplicas(Replicas):
     """Partitions whose leaders clean."""
 
-    settling = True
+    awaits_offer = True
 
     def __init__(self, node: SimNode) -> None:
         super().__init__(node)

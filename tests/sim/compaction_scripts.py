@@ -204,7 +204,7 @@ class ScriptedCompaction(CompactionHistory):
         now = self.machines[self.state.leader]
         self.leads(now)
         self.members(*self.machines)
-        self.soon("it is settled", lambda: self.of(now).core.settled)
+        self.soon("it is settled", lambda: self.of(now).core.has_offered)
         return now
 
     def compact(self, leader: Machine) -> None:

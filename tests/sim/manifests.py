@@ -160,7 +160,7 @@ class SimManifests:
             self._begin()
         event = leads(self.node.image, self.partition, record, core, self.node.node_id)
         self.step(event)
-        if core.lost and not core.settled and not core.making_base and not event.alone:
+        if core.lost and not core.has_offered and not core.making_base and not event.alone:
             self.replicas.resign(self.tp, record)
         self.announce()
 
@@ -237,7 +237,7 @@ class SimManifests:
             )
         else:
             refused = isinstance(answer, KeptError)
-            mine = self.core.asked == request
+            mine = self.core.in_flight == request
             self.step(ev.PullFailed(request))
             if mine and (not refused or self.core.held is not None or self.core.lost):
                 self.machine.after_ms(REFUSED_MS if refused else BACKOFF_MS, self.ask)
@@ -247,9 +247,9 @@ class SimManifests:
         self.replicas.settle(self.tp)
 
     def _pulled(
-        self, asked: ev.PullRequest, answer: ev.PullAnswer, bodies: dict[ManifestRef, Manifest]
+        self, asked: ev.PullRequest, answer: ev.PullResponse, bodies: dict[ManifestRef, Manifest]
     ) -> None:
-        if asked != self.core.asked:
+        if asked != self.core.in_flight:
             return
         self.bodies.update(bodies)
         self.step(ev.Pulled(asked, answer))
@@ -271,7 +271,7 @@ class SimManifests:
         except KeptError as error:
             reply(error)
             return
-        answer = self.core.answer(request)
+        answer = self.core.pull_response(request)
         bodies = {}
         for ref in answer.bodies:
             try:
@@ -295,7 +295,7 @@ class SimManifests:
         core = self.core
         record = self.node.image.partition(self.tp.topic, self.tp.partition)
         self.world.counts["manifests lost while in use"] += 1
-        if self.closed or ref not in (core.held, core.told, core.published):
+        if self.closed or ref not in (core.held, core.leader_published, core.published):
             return
         if core.role is not Role.LEADER:
             self.step(ev.Damaged(ref))
@@ -347,10 +347,10 @@ class SimManifests:
                 self.world.counts["passes thrown away"] += 1
                 self.bodies.pop(ref, None)
                 self.made = None
-            case ev.ClearApplied() | ev.Lose() as gone:
+            case ev.ClearApplied() | ev.MarkLost() as gone:
                 forget = (
                     manifest_store.lose
-                    if isinstance(gone, ev.Lose)
+                    if isinstance(gone, ev.MarkLost)
                     else manifest_store.clear_applied
                 )
                 self.replicas.attempt(partial(forget, self.directory, self.disk))
@@ -431,7 +431,7 @@ class SimManifests:
     def _store(self, effect: ev.Store) -> Steps:
         yield
         manifest_store.store(
-            self.directory, self.disk, self.body(effect.held), self.body(effect.told)
+            self.directory, self.disk, self.body(effect.held), self.body(effect.published)
         )
         self.bodies.clear()
         self.world.counts["manifests stored"] += 1

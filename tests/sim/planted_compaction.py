@@ -135,7 +135,7 @@ def cleans_first(_: Any) -> Any:
     """A leader computes before what it holds is published and applied."""
 
     def may_compute(self: Any) -> bool:
-        return self.settled and self.storing is None and self.applying is None
+        return self.has_offered and self.storing is None and self.applying is None
 
     return property(may_compute)
 
@@ -177,7 +177,7 @@ plant(
     "value-lost liveness invariants crash",
     "a replica applies what was published (14, C14)",
     (f"{CORE}._pulled", on_persist),
-    (f"{CORE}._counts", always(True)),
+    (f"{CORE}._accepts_published", always(True)),
 )  # fmt: skip
 plant(
     "joins-at-any-generation", STAGE, 8, "resurrection generation-differs value-lost",
@@ -231,9 +231,14 @@ def trusting(original: Any) -> Any:
     """A new leader takes what it holds for published."""
 
     def settle(self: Any, now_ms: int) -> Any:
-        before = self.settled
+        before = self.has_offered
         effects = original(self, now_ms)
-        if self.settled and not before and self.held is not None and self.published != self.held:
+        if (
+            self.has_offered
+            and not before
+            and self.held is not None
+            and self.published != self.held
+        ):
             self.published = self.held
             told = NoteManifest(ManifestOffered(self.held.identity, now_ms, applied=True))
             return (told, *self._apply_next())
@@ -267,7 +272,7 @@ def before_fetching(original: Any) -> Any:
     def pull(self: Any, log_end_offset: int, broker_epoch: int = -1) -> Any:
         request = original(self, log_end_offset, broker_epoch)
         if request is not None:
-            self.asked = request = replace(request, synced=True)
+            self.in_flight = request = replace(request, synced=True)
         return request
 
     return pull
@@ -315,12 +320,12 @@ plant(
 plant(
     "trusts", SCRIPTED, 5, FAILS,
     "what a new leader holds is not published yet (14, C5)",
-    (f"{CORE}._settle", trusting),
+    (f"{CORE}._offer_if_known", trusting),
 )  # fmt: skip
 plant(
     "no-fence", SCRIPTED, 6, FAILS,
     "acknowledgements of another leader epoch are refused (14)",
-    (f"{CORE}.count_pull", unfenced),
+    (f"{CORE}.receive_pull", unfenced),
 )  # fmt: skip
 
 
@@ -328,7 +333,7 @@ def late(_: Any) -> Any:
     """Whatever a pass has come to is offered."""
 
     def pass_done(self: Any, event: Any) -> Any:
-        if not self.settled or self.storing is not None or self.applying is not None:
+        if not self.has_offered or self.storing is not None or self.applying is not None:
             return ()
         self.storing = Store(event.manifest, None)
         return (self.storing,)

@@ -98,10 +98,10 @@ class Listener:
 class Replicas:
     """See the module. ``serving`` and ``suspended`` as in ``kept.node.replicas.role_changes``.
 
-    ``settling``: a leader says later which manifest it holds.
+    ``awaits_offer``: a leader says later which manifest it holds.
     """
 
-    settling = False
+    awaits_offer = False
 
     def __init__(self, node: SimNode) -> None:
         self.node = node
@@ -280,7 +280,7 @@ class Replicas:
         before = partition.leader_epoch
         ticket = partition.become_leader(
             record.leader_epoch, record.partition_epoch, record.isr, record.replicas,
-            self.now_ms(), settling=self.settling,
+            self.now_ms(), awaits_offer=self.awaits_offer,
         )  # fmt: skip
         partition.step(self.brokers(self.node.image), self.now_ms())
         if record.leader_epoch != before:
@@ -357,7 +357,7 @@ class Replicas:
             known = isinstance(answer, dict)
             for partition, item in asking.items():
                 if known:
-                    partition.isr_answered(item, answer.get((item.topic_id, item.partition)))
+                    partition.alter_isr_completed(item, answer.get((item.topic_id, item.partition)))
                 if partition.alter_isr_request() is not None:
                     self.wanted[partition.topic_partition] = None
                 self.look(partition.topic_partition)

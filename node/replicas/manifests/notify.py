@@ -74,7 +74,7 @@ class ManifestNotifier:
     def brokers_changed(self) -> None:
         """Some may be back, and with less than they had."""
         for hosted in self._table.hosted.values():
-            if hosted.manifests.core.settled and hosted.manifests.core.held is not None:
+            if hosted.manifests.core.has_offered and hosted.manifests.core.held is not None:
                 self.announce(hosted)
 
     async def stop(self) -> None:

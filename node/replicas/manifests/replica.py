@@ -129,7 +129,7 @@ class ReplicaManifests:
             self._context.identity.node_id,
         )
         self.step(event)
-        if core.lost and not core.settled and not core.making_base and not event.alone:
+        if core.lost and not core.has_offered and not core.making_base and not event.alone:
             self._resign(record)
         if core.held is not None:
             self._announce()
@@ -205,10 +205,10 @@ class ReplicaManifests:
         return self.core.pull(partition.log_end_offset, self._context.identity.broker_epoch)
 
     def pulled(
-        self, asked: ev.PullRequest, answer: ev.PullAnswer, bodies: dict[ManifestRef, Manifest]
+        self, asked: ev.PullRequest, answer: ev.PullResponse, bodies: dict[ManifestRef, Manifest]
     ) -> None:
         """The leader answered; ``bodies`` came with it."""
-        if asked != self.core.asked:
+        if asked != self.core.in_flight:
             return
         if bodies:
             self._slow.bodies.update(bodies)
@@ -221,12 +221,12 @@ class ReplicaManifests:
                 self._awaited_end = NEVER
                 self.ask()
 
-    def receive_pull(self, request: ev.PullRequest) -> ev.PullAnswer:
+    def receive_pull(self, request: ev.PullRequest) -> ev.PullResponse:
         """Answer a follower. Raises NotLeaderOrFollower, FencedLeaderEpoch, UnknownLeaderEpoch."""
         if self._closed or not self._partition.is_leader:
             raise NotLeaderOrFollower(f"{self._partition}: this node does not lead it")
         self.step(ev.PullReceived(request))
-        return self.core.answer(request)
+        return self.core.pull_response(request)
 
     async def encoded(self, ref: ManifestRef) -> bytes:
         """A manifest that is here, as it travels. Raises ManifestUnreadable, MachineError."""
@@ -241,7 +241,7 @@ class ReplicaManifests:
         one, or lets somebody lead who can read it.
         """
         core, tp = self.core, self._partition.topic_partition
-        if self._closed or ref not in (core.held, core.told, core.published):
+        if self._closed or ref not in (core.held, core.leader_published, core.published):
             return  # it was replaced meanwhile
         if not self.renew:
             log.error(
@@ -286,7 +286,7 @@ class ReplicaManifests:
                 self._discarded(ref)
             case ev.ClearApplied():
                 self._forget_applied(self._slow.clear_applied)
-            case ev.Lose():
+            case ev.MarkLost():
                 self._forget_applied(self._slow.lose)
             case ev.ReportMissing(ref, offset):
                 adopted = self._hosted.directory.directory.adopted
@@ -338,7 +338,7 @@ class ReplicaManifests:
 
     async def _store(self, effect: ev.Store) -> None:
         try:
-            await self._slow.store(effect.held, effect.told)
+            await self._slow.store(effect.held, effect.published)
         # A bug of ours must not leave the core waiting.
         except Exception as error:  # noqa: BLE001
             _say_if_bug("manifest not stored", error)
@@ -370,7 +370,11 @@ class ReplicaManifests:
         try:
             state = await self._slow.bring(work, ref, self._made)
         except ManifestUnreadable as error:
-            superseded = ref not in (self.core.held, self.core.told, self.core.published)
+            superseded = ref not in (
+                self.core.held,
+                self.core.leader_published,
+                self.core.published,
+            )
             unreadable = None if superseded else error
         # A bug of ours must not leave the core waiting.
         except Exception as error:  # noqa: BLE001

@@ -184,7 +184,7 @@ class ManifestReplicator:
         else:
             answered = True
         for hosted, request in asking.items():
-            if hosted.manifests.core.asked == request:
+            if hosted.manifests.core.in_flight == request:
                 hosted.manifests.step(ev.PullFailed(request))
                 self.ask(hosted)
         return answered
@@ -207,7 +207,7 @@ class ManifestReplicator:
                 self._refused(hosted, asked, error)
                 continue
             held, published = ref_or_none(answer.held), ref_or_none(answer.published)
-            told = ev.PullAnswer(held, published, tuple(bodies))
+            told = ev.PullResponse(held, published, tuple(bodies))
             hosted.manifests.pulled(asked, told, bodies)
 
     def _refused(self, hosted: LocalReplica, asked: ev.PullRequest, error: KeptError) -> None:

@@ -73,7 +73,7 @@ class Replica:
     def __init__(self):
         self.left = []
 
-    def follower_left(self, replica_id):
+    def follower_stopped(self, replica_id):
         self.left.append(replica_id)
 
     def remove_waiter(self, waiter):

@@ -35,7 +35,7 @@ class Asking:
     def alter_isr_request(self) -> AlterIsrItem | None:
         return self.item
 
-    def isr_answered(self, _asked: AlterIsrItem, _error: Any) -> None:
+    def alter_isr_completed(self, _asked: AlterIsrItem, _error: Any) -> None:
         self.item = None
 
 
@@ -85,7 +85,7 @@ def test_what_is_not_decided_is_asked_again_after_a_while(monkeypatch) -> None:
     asked, pauses = [], []
 
     class Undecided(Asking):
-        def isr_answered(self, _asked: AlterIsrItem, error: Any) -> None:
+        def alter_isr_completed(self, _asked: AlterIsrItem, error: Any) -> None:
             if error is None:
                 self.item = None
 

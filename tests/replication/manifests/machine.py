@@ -100,7 +100,7 @@ class Machine:
         self.job: ApplyJob | None = None
         self.pass_: PassJob | None = None
         self.request: ev.PullRequest | None = None
-        self.answer: tuple[ev.PullRequest, ev.PullAnswer, dict[Any, Body]] | None = None
+        self.answer: tuple[ev.PullRequest, ev.PullResponse, dict[Any, Body]] | None = None
         self.old_requests: list[ev.PullRequest] = []
 
     # FollowerLog.
@@ -166,7 +166,7 @@ class Machine:
                     self.disk.held = self.disk.applied = self.told = None
                 case ev.ClearApplied():
                     self.disk.applied = None
-                case ev.Lose():
+                case ev.MarkLost():
                     self.tear()
                 case ev.CutLog(offset):
                     self.cut(offset)

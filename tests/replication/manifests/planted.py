@@ -123,10 +123,15 @@ class Broken(ManifestCore):
 
 
 class Trusts(Broken):
-    def _settle(self, now_ms: int) -> Any:
-        before = self.settled
-        effects = super()._settle(now_ms)
-        if self.settled and not before and self.held is not None and self.published != self.held:
+    def _offer_if_known(self, now_ms: int) -> Any:
+        before = self.has_offered
+        effects = super()._offer_if_known(now_ms)
+        if (
+            self.has_offered
+            and not before
+            and self.held is not None
+            and self.published != self.held
+        ):
             self.published = self.held
             told = NoteManifest(ManifestOffered(self.held.identity, now_ms, applied=True))
             return (told, *self._apply_next())
@@ -136,11 +141,11 @@ class Trusts(Broken):
 class CleansFirst(Broken):
     @property
     def may_compute(self) -> bool:
-        return self.settled and self.storing is None and self.applying is None
+        return self.has_offered and self.storing is None and self.applying is None
 
 
 class TakesNewerOnly(Broken):
-    def _takes(self, offered: Any) -> bool:
+    def _accepts_held(self, offered: Any) -> bool:
         if offered is None:
             return False
         return self.held is None or offered.identity > self.held.identity
@@ -148,7 +153,7 @@ class TakesNewerOnly(Broken):
 
 class KeepsLatePass(Broken):
     def _pass_done(self, event: Any) -> Any:
-        if not self.settled or self.storing is not None or self.applying is not None:
+        if not self.has_offered or self.storing is not None or self.applying is not None:
             return ()
         self.storing = Store(event.manifest, None)
         return (self.storing,)
@@ -163,40 +168,40 @@ class BeforeTruncating(Broken):
     def pull(self, log_end_offset: int, broker_epoch: int = -1) -> Any:
         request = super().pull(log_end_offset, broker_epoch)
         if request is not None:
-            self.asked = request = replace(request, synced=True)
+            self.in_flight = request = replace(request, synced=True)
         return request
 
 
 class TellsWhatItApplied(Broken):
-    def answer(self, request: Any) -> Any:
+    def pull_response(self, request: Any) -> Any:
         published, self.published = self.published, self.applied
         try:
-            return super().answer(request)
+            return super().pull_response(request)
         finally:
             self.published = published
 
 
 class NoFence(Broken):
-    def count_pull(self, request: Any) -> Any:
-        return super().count_pull(replace(request, leader_epoch=self.leader_epoch))
+    def receive_pull(self, request: Any) -> Any:
+        return super().receive_pull(replace(request, leader_epoch=self.leader_epoch))
 
 
 class StoresLate(Broken):
-    def _settle(self, now_ms: int) -> Any:
+    def _offer_if_known(self, now_ms: int) -> Any:
         storing, self.storing = self.storing, None
-        effects = super()._settle(now_ms)
+        effects = super()._offer_if_known(now_ms)
         self.storing = storing if self.storing is None else self.storing
         return effects
 
     def _stored(self, held: Any, now_ms: int) -> Any:
-        if self.settled and held is not None and held.leader_epoch != self.leader_epoch:
+        if self.has_offered and held is not None and held.leader_epoch != self.leader_epoch:
             self.storing, self.held = None, held
             return ()
         return super()._stored(held, now_ms)
 
 
 class ActsOnPersist(Broken):
-    def _counts(self, asked: Any, answer: Any) -> bool:
+    def _accepts_published(self, asked: Any, answer: Any) -> bool:
         return answer.held is not None and asked.synced
 
     def _pulled(self, event: Any) -> Any:
@@ -214,23 +219,23 @@ class GoesDown(Broken):
 
 
 class KeepsHeld(Broken):
-    def _settle(self, now_ms: int) -> Any:
+    def _offer_if_known(self, now_ms: int) -> Any:
         self.unclean = False
-        return super()._settle(now_ms)
+        return super()._offer_if_known(now_ms)
 
 
 class TakesDamageForNothing(Broken):
-    def _settle(self, now_ms: int) -> Any:
+    def _offer_if_known(self, now_ms: int) -> Any:
         self.lost = False
-        return super()._settle(now_ms)
+        return super()._offer_if_known(now_ms)
 
 
 class SameName(Broken):
     """The base that replaces a lost manifest gets the name of any base."""
 
-    def _settle(self, now_ms: int) -> Any:
+    def _offer_if_known(self, now_ms: int) -> Any:
         self.replaces = None
-        return super()._settle(now_ms)
+        return super()._offer_if_known(now_ms)
 
 
 class BeginsAnewBesideOthers(Broken):
@@ -239,11 +244,11 @@ class BeginsAnewBesideOthers(Broken):
 
 
 class NoBase(Broken):
-    def _settle(self, now_ms: int) -> Any:
-        if self.unclean and not self.settled and self.storing is None and self.applying is None:
+    def _offer_if_known(self, now_ms: int) -> Any:
+        if self.unclean and not self.has_offered and self.storing is None and self.applying is None:
             self.held = self.applied = None
             self.unclean = False
-        return super()._settle(now_ms)
+        return super()._offer_if_known(now_ms)
 
 
 @dataclass(frozen=True)

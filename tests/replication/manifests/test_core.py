@@ -25,7 +25,7 @@ def told(core: ManifestCore, ref: ev.ManifestRef) -> ev.Effects:
     """The leader holds ``ref`` and calls it published; what that leads to once it is stored."""
     asked = core.pull(100)
     assert asked is not None
-    (store,) = core.step(ev.Pulled(asked, ev.PullAnswer(ref, ref, (ref,))), NOW)
+    (store,) = core.step(ev.Pulled(asked, ev.PullResponse(ref, ref, (ref,))), NOW)
     assert isinstance(store, ev.Store) and store.held == ref
     return core.step(ev.Stored(ref), NOW)
 
@@ -35,12 +35,12 @@ def test_a_cut_voids_what_was_told_and_what_was_asked():
     core = follower()
     assert ev.Apply(NEW) in told(core, NEW)
     core.step(ev.ApplyEnded(NEW), NOW)
-    assert core.told == NEW, "it failed, and is tried again"
+    assert core.leader_published == NEW, "it failed, and is tried again"
     asked = core.pull(100)
     core.step(ev.Cut(80), NOW)
     assert core.step(ev.Retried(), NOW) == ()
-    assert core.step(ev.Pulled(asked, ev.PullAnswer(NEW, NEW, ())), NOW) == ()
-    assert core.told is None and not core.synced
+    assert core.step(ev.Pulled(asked, ev.PullResponse(NEW, NEW, ())), NOW) == ()
+    assert core.leader_published is None and not core.synced
     assert not core.pull(80).synced, "nothing counts before a fetch has agreed again"
     core.check_invariants()
 
@@ -63,7 +63,7 @@ def test_one_that_lost_what_it_held_stores_even_that_nothing_is_held():
     """Only then does it know, durably, what it holds."""
     core = follower(lost=True)
     asked = core.pull(100)
-    (store,) = core.step(ev.Pulled(asked, ev.PullAnswer(None, None, ())), NOW)
+    (store,) = core.step(ev.Pulled(asked, ev.PullResponse(None, None, ())), NOW)
     assert store == ev.Store(None, None)
     core.step(ev.Stored(None), NOW)
     assert not core.lost

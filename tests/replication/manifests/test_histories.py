@@ -15,7 +15,7 @@ from tests.replication.manifests.history import play
 from tests.replication.manifests.logs import Violation
 from tests.replication.manifests.planted import PLANTED
 
-SEEDS = int(os.environ.get("SEEDS", "400"))
+SEEDS = int(os.environ.get("SEEDS", "80"))
 FIRST = int(os.environ.get("FIRST_SEED", "0"))
 
 KINDS = {
@@ -41,7 +41,7 @@ def test_histories(kind: str) -> None:
     seen: set[str] = set()
     for seed in range(FIRST, FIRST + SEEDS):
         seen |= play(seed, **KINDS[kind]).seen.keys()
-    if SEEDS >= 400:
+    if SEEDS >= 80:
         assert COME_ACROSS | ALSO.get(kind, set()) <= seen
 
 

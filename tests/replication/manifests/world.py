@@ -176,7 +176,7 @@ class World:
         machine.step(
             Elected(
                 image.epoch, image.partition_epoch, self.replicas, image.isr, end,
-                machine.high_watermark, self.now_ms, settling=True,
+                machine.high_watermark, self.now_ms, awaits_offer=True,
             )
         )  # fmt: skip
         if self.bug("discard"):
@@ -331,7 +331,7 @@ class World:
                 machine.step(ev.PullFailed(request))
             return not again
         leader.did(effects)
-        answer = leader.manifests.answer(request)
+        answer = leader.manifests.pull_response(request)
         bodies = {ref.identity: leader.body(ref) for ref in answer.bodies}
         if not again:
             machine.answer = (request, answer, bodies)
@@ -353,7 +353,7 @@ class World:
     def lose(self, node: int) -> bool:
         """The connection breaks."""
         machine = self.machines[node]
-        asked = machine.manifests.asked
+        asked = machine.manifests.in_flight
         if not machine.up or asked is None:
             return False
         machine.request = machine.answer = None

@@ -51,7 +51,7 @@ def replica() -> Telling:
 
 
 def test_a_manifest_that_was_replaced_while_it_waited_is_no_failure(replica) -> None:
-    replica.core.held = replica.core.told = NEWER
+    replica.core.held = replica.core.leader_published = NEWER
     asyncio.run(replica._apply(OLDER, Work()))
     assert replica.told == [ev.ApplyEnded(OLDER, None), ev.Retried()]
     assert (replica.retry_schedule.count, replica.retry_schedule.reason) == (0, "")
@@ -59,7 +59,7 @@ def test_a_manifest_that_was_replaced_while_it_waited_is_no_failure(replica) -> 
 
 def test_a_manifest_whose_file_is_gone_is_asked_for_again(replica) -> None:
     replica.core.held = NEWER
-    replica.core.told = OLDER
+    replica.core.leader_published = OLDER
     asyncio.run(replica._apply(OLDER, Work()))
     assert replica.told == [ev.ApplyEnded(OLDER, None), ev.Damaged(OLDER)]
     assert (replica.retry_schedule.count, replica.retry_schedule.reason) == (0, "")

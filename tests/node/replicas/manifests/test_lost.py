@@ -68,15 +68,17 @@ def test_it_lets_another_member_lead_and_admits_nobody(damaged):
     elect(lone, hosted, replicas=(0, 1), isr=(0, 1))
     assert resigned == [TP]
     core = hosted.manifests.core
-    assert not core.settled and not core.may_compute and core.lost
-    assert hosted.partition.core.settling and "another one is to lead" in hosted.manifests.why_not
+    assert not core.has_offered and not core.may_compute and core.lost
+    assert (
+        hosted.partition.core.awaits_offer and "another one is to lead" in hosted.manifests.why_not
+    )
 
 
 def test_it_begins_with_a_base_generation_when_it_is_alone(damaged):
     lone, hosted, resigned = damaged
     epoch = elect(lone, hosted, replicas=(0, 1), isr=(0,))
 
-    until(lone, lambda: hosted.manifests.core.settled)
+    until(lone, lambda: hosted.manifests.core.has_offered)
     assert resigned == []
     core = hosted.manifests.core
     assert core.held == core.applied == core.published and not core.lost
@@ -89,7 +91,7 @@ def test_alone_it_begins_anew_when_what_it_is_to_apply_cannot_be_read(damaged):
     lone, hosted, resigned = damaged
     epoch = elect(lone, hosted, replicas=(0, 1), isr=(0,))
     core = hosted.manifests.core
-    until(lone, lambda: core.settled)
+    until(lone, lambda: core.has_offered)
     gone = ManifestRef((epoch, 1), epoch, 2)
 
     async def rots():
@@ -99,7 +101,7 @@ def test_alone_it_begins_anew_when_what_it_is_to_apply_cannot_be_read(damaged):
         assert hosted.partition.core.published == gone.identity
 
     lone.run(rots())
-    until(lone, lambda: core.held == core.applied != gone and core.settled)
+    until(lone, lambda: core.held == core.applied != gone and core.has_offered)
     assert core.published.identity == (epoch, 2) != gone.identity
     assert hosted.partition.core.all_published and resigned == []
     assert hosted.manifests.retry_schedule.reason == ""
@@ -128,7 +130,7 @@ def test_until_the_base_is_in_place_a_start_knows_that_something_was_lost(damage
     monkeypatch.setattr(install, "place", place)
     lone.run(asyncio.sleep(0))
     assert hosted.manifests.retry()
-    until(lone, lambda: core.settled)
+    until(lone, lambda: core.has_offered)
     state, known = recover.before(path, disk, False)
     state, known = recover.after(path, disk, state, False, 2)
     assert known.held == known.applied == core.held and not known.lost
@@ -147,7 +149,7 @@ def test_an_unclean_leader_of_what_was_compacted_once_makes_a_base(lone_node, be
     hosted = lone.node.parts.table.hosted[TP]
     epoch = elect(lone, hosted, unclean=True)
     core = hosted.manifests.core
-    until(lone, lambda: core.settled)
+    until(lone, lambda: core.has_offered)
     assert (core.held and core.held.identity) == ((epoch, 0) if before == "compact" else None)
 
 
@@ -161,7 +163,7 @@ def test_a_log_that_ends_below_its_manifest_relies_on_none(damaged, alone):
         lone.node.parts.runtime.disk,
         hosted.partition.log.directory,
     )
-    until(lone, lambda: core.settled)
+    until(lone, lambda: core.has_offered)
     end = core.held.end_offset
     state, _ = recover.before(path, disk, alone)
     assert recover.after(path, disk, state, alone, end)[1].applied == core.applied
@@ -183,7 +185,7 @@ def test_what_was_given_up_is_no_damage_at_the_next_start(damaged, monkeypatch, 
         lone.node.parts.runtime.disk,
         hosted.partition.log.directory,
     )
-    until(lone, lambda: core.settled)
+    until(lone, lambda: core.has_offered)
     end = core.held.end_offset
     said = []
     for level in ("info", "warning", "error"):

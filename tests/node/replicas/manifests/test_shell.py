@@ -64,10 +64,11 @@ def replica(calls) -> Written:
     found = Written(context, hosted)
     found.calls = calls
     found.core = SimpleNamespace(  # type: ignore[assignment]
-        role=Role.FOLLOWER, leader_epoch=3, synced=True, held=OLDER, told=OLDER, applied=OLDER,
-        published=OLDER, lost=False, settled=True, making_base=False, storing=None, asked=None,
+        role=Role.FOLLOWER, leader_epoch=3, synced=True, held=OLDER, applied=OLDER,
+        leader_published=OLDER, published=OLDER, lost=False, has_offered=True, making_base=False,
+        storing=None, in_flight=None,
         missing=None, in_isr=False, may_compute=False, applying=None, replaces=None,
-        pull=lambda *given: given, answer=lambda request: ("answer", request),
+        pull=lambda *given: given, pull_response=lambda request: ("answer", request),
     )  # fmt: skip
     found.retry_schedule = SimpleNamespace(  # type: ignore[assignment]
         count=0, reason="", failed=lambda *given: calls.append(("failed", *given[:2])),
@@ -128,7 +129,7 @@ def request(end: int = 110) -> Any:
 def test_an_answer_that_lacks_nothing_but_records_is_awaited(
     replica, calls, *, held, published, asked_end, end, awaited, asks
 ) -> None:
-    replica.core.asked = asked = request(asked_end)
+    replica.core.in_flight = asked = request(asked_end)
     replica._partition.log_end_offset = end
     answer: Any = SimpleNamespace(held=held, published=published)
     replica.pulled(asked, answer, {})
@@ -137,11 +138,13 @@ def test_an_answer_that_lacks_nothing_but_records_is_awaited(
 
 
 def test_an_answer_to_another_question_is_none(replica, *, calls) -> None:
-    replica.core.asked = request()
+    replica.core.in_flight = request()
     replica._files = SimpleNamespace(bodies={})
     replica.pulled(request(5), SimpleNamespace(held=NEWER, published=None), {NEWER: "body"})
     assert calls == [] and replica._files.bodies == {}
-    replica.pulled(replica.core.asked, SimpleNamespace(held=None, published=None), {NEWER: "body"})
+    replica.pulled(
+        replica.core.in_flight, SimpleNamespace(held=None, published=None), {NEWER: "body"}
+    )
     assert len(calls) == 1 and replica._files.bodies == {NEWER: "body"}
 
 
@@ -257,10 +260,10 @@ def test_another_epoch_or_role_throws_away_what_was_done_for_the_old_one(
     [
         ({}, False, ["announce"]),
         ({"held": None}, False, []),
-        ({"held": None, "lost": True, "settled": False}, False, ["resign"]),
-        ({"held": None, "lost": True, "settled": False}, True, []),
-        ({"held": None, "lost": True, "settled": True}, False, []),
-        ({"held": None, "lost": True, "settled": False, "making_base": True}, False, []),
+        ({"held": None, "lost": True, "has_offered": False}, False, ["resign"]),
+        ({"held": None, "lost": True, "has_offered": False}, True, []),
+        ({"held": None, "lost": True, "has_offered": True}, False, []),
+        ({"held": None, "lost": True, "has_offered": False, "making_base": True}, False, []),
     ],
 )
 def test_who_leads_and_cannot_read_what_it_held_resigns(
@@ -288,7 +291,7 @@ def test_who_leads_and_cannot_read_what_it_held_resigns(
          [("failed", "manifest not applied", "1.5")]),
         ({"role": Role.LEADER, "may_compute": True, "applied": NEWER}, (1, 2),
          {"pending": (1, 2)}, [("resign",)]),
-        ({"held": NEWER, "told": NEWER, "published": NEWER}, (1, 2), {}, []),
+        ({"held": NEWER, "leader_published": NEWER, "published": NEWER}, (1, 2), {}, []),
         ({}, (1, 2), {"closed": True}, []),
     ],
 )  # fmt: skip

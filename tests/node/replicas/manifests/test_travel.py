@@ -55,12 +55,12 @@ class LeaderShell:
         self.error: Exception | None = None
         self.reads = 0
 
-    def receive_pull(self, request: ev.PullRequest) -> ev.PullAnswer:
+    def receive_pull(self, request: ev.PullRequest) -> ev.PullResponse:
         if self.error is not None:
             raise self.error
         self.asked.append(request)
         newest = next(iter(self.bodies))
-        return ev.PullAnswer(newest, None, tuple(self.bodies))
+        return ev.PullResponse(newest, None, tuple(self.bodies))
 
     async def encoded(self, ref: ManifestRef) -> bytes:
         self.reads += 1
@@ -78,18 +78,18 @@ class FollowerShell:
         self.done = asyncio.Event()
 
     def pull(self) -> ev.PullRequest:
-        self.core.asked = ev.PullRequest(2, 5, 3, next(self.numbers), None, None, True, 400, ())
-        return self.core.asked
+        self.core.in_flight = ev.PullRequest(2, 5, 3, next(self.numbers), None, None, True, 400, ())
+        return self.core.in_flight
 
     def pulled(self, asked, answer, bodies) -> None:
-        assert asked == self.core.asked
-        self.core.asked = None
+        assert asked == self.core.in_flight
+        self.core.in_flight = None
         self.bodies = bodies
         self.done.set()
 
     def step(self, event: ev.Event) -> None:
         self.told.append(event)
-        self.core.asked = None
+        self.core.in_flight = None
         self.done.set()
 
     def ask(self) -> None:

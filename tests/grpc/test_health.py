@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -19,9 +18,7 @@ DEADLINE_S = 60.0
 
 
 class Node:
-    """What readiness looks at in a node that is a controller alone."""
-
-    is_broker, metadata = False, SimpleNamespace(leader_id=1)
+    """A node whose health a test changes; ``looks`` counts how often it is read."""
 
     def __init__(self):
         self.stopping, self.looks = False, 0

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import uuid
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import BrokerRecord
+from kept.node.config.node_config import NodeConfig
 from kept.node.metadata import internal_topics
 from kept.storage.errors import InvalidConfig
 
 
-def config(voters: int, *roles: str, factor: int = 3) -> Any:
-    return SimpleNamespace(
-        process_roles=roles or ("broker", "controller"),
-        controller_quorum_voters=tuple(SimpleNamespace(node_id=i) for i in range(voters)),
-        offsets_topic_replication_factor=factor,
-        offsets_topic_num_partitions=50,
-        offsets_topic_segment_bytes=1 << 20,
+def config(voters: int, roles: str = "broker,controller", *, factor: int = 3) -> NodeConfig:
+    """The settings of one of ``voters`` nodes, or of another node that is a broker only."""
+    return NodeConfig(
+        {
+            "node.id": "0" if "controller" in roles else str(voters),
+            "process.roles": roles,
+            "controller.quorum.voters": ",".join(f"{n}@host:{10092 + n}" for n in range(voters)),
+            "listeners": "PLAINTEXT://host:9092",
+            "offsets.topic.replication.factor": str(factor),
+        }
     )
 
 

@@ -4,7 +4,6 @@ that wait to be committed."""
 from __future__ import annotations
 
 import uuid
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +11,8 @@ from kio.schema.errors import ErrorCode
 
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.core import GroupCore
-from kept.node.coordinator.groups.memory_limit import GroupMemory, GroupTable
+from kept.node.coordinator.groups.group import Group
+from kept.node.coordinator.groups.memory_limit import GROUP_BYTES, GroupMemory, GroupTable
 
 TOPIC_ID = uuid.UUID(int=9)
 
@@ -333,19 +333,16 @@ def test_there_is_room_up_to_the_limit_and_always_for_nothing(used, more, admitt
 def test_groups_count_for_as_long_as_they_are_in_the_table() -> None:
     table = GroupTable(memory := GroupMemory(1 << 20))
 
-    def group(size: int) -> Any:
-        def count(sign: int) -> None:
-            memory.used_bytes += sign * size
-
-        return SimpleNamespace(count_in=lambda _: count(1), count_out=lambda: count(-1))
+    def group(members_bytes: int) -> Group:
+        return Group("", members_bytes=members_bytes)
 
     table["a"], table["b"], table["c"] = group(1), group(10), group(100)
-    assert memory.used_bytes == 111
+    assert memory.used_bytes == 3 * GROUP_BYTES + 111
     table["a"] = group(2)
-    assert memory.used_bytes == 112 and len(table) == 3
+    assert memory.used_bytes == 3 * GROUP_BYTES + 112 and len(table) == 3
     del table["b"]
-    assert memory.used_bytes == 102 and "b" not in table
+    assert memory.used_bytes == 2 * GROUP_BYTES + 102 and "b" not in table
     assert table.pop("nobody", 7) == 7 and table.pop("c") is not None
-    assert memory.used_bytes == 2 and list(table) == ["a"]
+    assert memory.used_bytes == GROUP_BYTES + 2 and list(table) == ["a"]
     table.clear()
     assert memory.used_bytes == 0 and not table

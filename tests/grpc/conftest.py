@@ -65,7 +65,7 @@ class Grpc:
         self.channel.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def dial() -> Iterator:
     """A function from a port to a :class:`Grpc`."""
     opened = []

@@ -10,6 +10,7 @@ import pytest
 
 from kept.client.http import JsonApi
 from kept.client.view import Endpoint
+from kept.testing import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -17,10 +18,17 @@ Code = grpc.StatusCode
 DEADLINE_S = 60.0
 
 
+@pytest.fixture(scope="module")
+def trio(dial):
+    """One cluster for all tests, in each of which all of its nodes live at first."""
+    with Cluster(3) as cluster:
+        yield cluster, [dial(cluster.port(n)) for n in range(3)]
+
+
 @pytest.fixture
-def trio(kept_cluster, dial):
-    cluster = kept_cluster(nodes=3)
-    return cluster, [dial(cluster.port(n)) for n in range(3)]
+def topic(trio):
+    """The name of a topic that no other test has."""
+    return trio[0].topic()
 
 
 def leaders_of(cluster, node, topic):
@@ -40,37 +48,37 @@ def test_a_topic_of_a_moment_ago_is_known_everywhere(trio):
     assert rpcs[0].refusal("broker.Broker/Consume", topic="none")[0] is Code.NOT_FOUND
 
 
-def test_any_node_takes_any_request(trio):
+def test_any_node_takes_any_request(trio, topic):
     cluster, rpcs = trio
-    made = rpcs[0].call("broker.Broker/CreateTopic", topic="t", partitions=6)
+    made = rpcs[0].call("broker.Broker/CreateTopic", topic=topic, partitions=6)
     assert (made.partitions, made.replication_factor) == (6, 3)
-    assert set(leaders_of(cluster, 0, "t")) == {0, 1, 2}
+    assert set(leaders_of(cluster, 0, topic)) == {0, 1, 2}
     for partition in range(6):
         for n, rpc in enumerate(rpcs):
-            done = rpc.produce("t", partition=partition, payload=b"%d" % n)
+            done = rpc.produce(topic, partition=partition, payload=b"%d" % n)
             assert done.offset == n
     for rpc in rpcs:
         for partition in range(6):
-            found = [record.payload for record in rpc.consume("t", partition=partition)]
+            found = [record.payload for record in rpc.consume(topic, partition=partition)]
             assert found == [b"0", b"1", b"2"]
     with cluster.client() as client:
-        assert sum(1 for _ in client.read("t")) == 18
+        assert sum(1 for _ in client.read(topic)) == 18
     for n, rpc in enumerate(rpcs):
-        code, why = rpc.refusal("broker.Broker/CreateTopic", topic="t")
+        code, why = rpc.refusal("broker.Broker/CreateTopic", topic=topic)
         assert code is Code.ALREADY_EXISTS, (n, why)
 
 
-def test_a_leader_dies(trio, wait_until):
+def test_a_leader_dies(trio, topic, wait_until):
     """What was acknowledged is read; a stream through another node goes on."""
     cluster, rpcs = trio
-    rpcs[0].call("broker.Broker/CreateTopic", topic="t", partitions=1)
-    wait_until(lambda: leaders_of(cluster, 2, "t"), "the topic's spread")
-    (leader,) = leaders_of(cluster, 0, "t")
+    rpcs[0].call("broker.Broker/CreateTopic", topic=topic, partitions=1)
+    wait_until(lambda: leaders_of(cluster, 2, topic), "the topic's spread")
+    (leader,) = leaders_of(cluster, 0, topic)
     front = rpcs[(leader + 1) % 3]
     followed, acknowledged, failed = [], {}, []
 
     def follow():
-        for record in front.consume("t", follow=True, timeout=DEADLINE_S):
+        for record in front.consume(topic, follow=True, timeout=DEADLINE_S):
             followed.append((record.offset, record.payload))
             if record.payload == b"end":
                 return
@@ -80,7 +88,7 @@ def test_a_leader_dies(trio, wait_until):
 
     def produce(payload):
         try:
-            acknowledged[front.produce("t", payload=payload).offset] = payload
+            acknowledged[front.produce(topic, payload=payload).offset] = payload
         except grpc.RpcError as error:
             failed.append((error.code(), error.details()))
             assert error.code() is Code.UNAVAILABLE, error
@@ -92,35 +100,36 @@ def test_a_leader_dies(trio, wait_until):
     for n in range(20):
         produce(b"after-%d" % n)
     took_s = time.monotonic() - killed
-    assert leaders_of(cluster, (leader + 1) % 3, "t") != [leader]
+    assert leaders_of(cluster, (leader + 1) % 3, topic) != [leader]
     assert len(failed) <= 1, failed  # the one under way, if there was one
     produce(b"end")
     following.join(DEADLINE_S)
     assert not following.is_alive()
-    read = {record.offset: record.payload for record in front.consume("t")}
+    read = {record.offset: record.payload for record in front.consume(topic)}
     assert acknowledged.items() <= read.items()
     assert [offset for offset, _ in followed] == sorted(read)
     assert dict(followed) == read
     print(f"20 records after the leader's death: {took_s:.2f} s, {len(failed)} refused")
     cluster.start(leader)
+    wait_until(lambda: leaders_of(cluster, leader, topic), "its return")
 
 
-def test_too_few_replicas_are_told(trio, wait_until):
+def test_too_few_replicas_are_told(trio, topic, wait_until):
     cluster, rpcs = trio
-    rpcs[0].call("broker.Broker/CreateTopic", topic="t", partitions=1)
-    wait_until(lambda: leaders_of(cluster, 2, "t"), "the topic's spread")
-    (leader,) = leaders_of(cluster, 0, "t")
-    rpcs[leader].produce("t", payload=b"v")
+    rpcs[0].call("broker.Broker/CreateTopic", topic=topic, partitions=1)
+    wait_until(lambda: leaders_of(cluster, 2, topic), "the topic's spread")
+    (leader,) = leaders_of(cluster, 0, topic)
+    rpcs[leader].produce(topic, payload=b"v")
     others = [n for n in range(3) if n != leader]
     for n in others:
         cluster.kill(n)
 
     def refused():
         code, why = rpcs[leader].refusal(
-            "broker.Broker/Produce", topic="t", payload=b"w", timeout=5
+            "broker.Broker/Produce", topic=topic, payload=b"w", timeout=5
         )
         # The deadline is the client's too, which has no reason to give if it is first.
-        return "t-0" in why if code in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED) else None
+        return f"{topic}-0" in why if code in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED) else None
 
     wait_until(refused, "a refusal that names the partition")
     for n in others:
@@ -128,7 +137,7 @@ def test_too_few_replicas_are_told(trio, wait_until):
 
     def again():
         try:
-            return rpcs[leader].produce("t", payload=b"x", timeout=10)
+            return rpcs[leader].produce(topic, payload=b"x", timeout=10)
         except grpc.RpcError:
             return None
 

@@ -7,6 +7,7 @@ controller calls when its turn has come.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from kept.cluster.metadata.image import Image
@@ -23,13 +24,13 @@ Decided = tuple[T, Sequence[MetadataRecord]]
 """(answer, records)"""
 
 
+@dataclass(frozen=True, slots=True)
 class MetadataChanges:
     """Proposes decisions to this node's controller; ``logs`` come and go with the metadata."""
 
-    def __init__(self, controller: Controller, metadata: Metadata, logs: LogLifecycle) -> None:
-        self._controller = controller
-        self._metadata = metadata
-        self._logs = logs
+    controller: Controller
+    metadata: Metadata
+    logs: LogLifecycle
 
     async def decide(self, decision: Callable[[Image], Decided[T] | Steps[Decided[T]]]) -> T:
         """Run ``decision`` on the newest image, make its records durable, applied, and acted on
@@ -53,7 +54,7 @@ class MetadataChanges:
             answers.append(answer)
             return records
 
-        index = await self._controller.decide(change)
-        await self._metadata.acted(index)
-        await self._logs.done(index)
+        index = await self.controller.decide(change)
+        await self.metadata.acted(index)
+        await self.logs.done(index)
         return answers[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.api_keys import ApiKey
@@ -22,20 +23,14 @@ if TYPE_CHECKING:
 CREATE_TOPICS_VERSION: Final = 7
 
 
+@dataclass(frozen=True, slots=True)
 class TopicCreation:
     """Has the active controller create topics."""
 
-    def __init__(
-        self,
-        config: LiveConfig,
-        metadata: Metadata,
-        forwarding: ForwardingManager,
-        open_files: OpenFiles,
-    ) -> None:
-        self._config = config
-        self._metadata = metadata
-        self._forwarding = forwarding
-        self._open_files = open_files
+    config: LiveConfig
+    metadata: Metadata
+    forwarding: ForwardingManager
+    open_files: OpenFiles
 
     async def create(
         self,
@@ -58,9 +53,9 @@ class TopicCreation:
             "configs": [{"name": key, "value": value} for key, value in (configs or {}).items()],
         }
         values = {"topics": [topic], "timeout": 30_000, "validate_only": False}
-        listener = self._config.current.listeners[0].name
+        listener = self.config.current.listeners[0].name
         context = RequestContext(ApiKey.CREATE_TOPICS, CREATE_TOPICS_VERSION, None, listener)
-        response = await self._forwarding.request(context, values)
+        response = await self.forwarding.request(context, values)
         (created,) = response.topics
         error = failure(int(created.error_code), f"CreateTopics of {name}", created.error_message)
         if error is not None:
@@ -68,7 +63,7 @@ class TopicCreation:
 
     async def create_internal(self, name: str) -> None:
         """Create an internal topic unless it exists. Raises as :meth:`create`."""
-        image, config = self._metadata.image, self._config.current
+        image, config = self.metadata.image, self.config.current
         if name in image.topics:
             return
         defaults = internal_topics.defaults(image, config)
@@ -95,6 +90,6 @@ class TopicCreation:
             return 0
         except KeptError as error:
             if isinstance(error, PolicyViolation):
-                self._open_files.refused(name, error)
+                self.open_files.refused(name, error)
             return error_codes.code_for(error)
         return 0

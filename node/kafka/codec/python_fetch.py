@@ -11,8 +11,9 @@ import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from kept.client.wire import read_uvarint, skip_tags, tags, uvarint
+from kept.client.wire import tags, uvarint
 from kept.node.kafka.codec.endpoints import Endpoint, endpoint_tags
+from kept.node.kafka.codec.request_reader import RequestReader
 from kept.steps import Steps, finished
 from kept.storage.disk import FileSlice
 from kept.storage.errors import CorruptMessage
@@ -25,8 +26,6 @@ MAX_VERSION: Final = 18
 
 Segment = bytes | FileSlice
 
-_H: Final = struct.Struct(">h").unpack_from
-_I: Final = struct.Struct(">i").unpack_from
 _HEAD: Final = struct.Struct(">iiib").unpack_from
 _REPLICA_STATE: Final = struct.Struct(">iq").unpack_from
 _SESSION: Final = struct.Struct(">ii").unpack_from
@@ -78,70 +77,18 @@ class PartitionData(NamedTuple):
     """Where to fetch this from instead (KIP-392)."""
 
 
-class _Reader:
-    """A cursor over a request; the two encodings differ in how counts and strings are written."""
-
-    __slots__ = ("data", "end", "flexible", "position")
-
-    def __init__(self, data: memoryview, position: int, flexible: bool) -> None:
-        self.data = data
-        self.position = position
-        self.end = len(data)
-        self.flexible = flexible
-
-    def int16(self) -> int:
-        (value,) = _H(self.data, self.position)
-        self.position += 2
-        return int(value)
-
-    def int32(self) -> int:
-        (value,) = _I(self.data, self.position)
-        self.position += 4
-        return int(value)
-
-    def int64(self) -> int:
-        return int.from_bytes(self.take(8), "big", signed=True)
-
-    def take(self, size: int) -> bytes:
-        position = self.position
-        if size < 0 or position + size > self.end:
-            raise CorruptMessage(f"a field of {size} bytes where {self.end - position} are left")
-        self.position = position + size
-        return bytes(self.data[position : position + size])
-
-    def count(self) -> int:
-        if self.flexible:
-            value, self.position = read_uvarint(self.data, self.position)
-            value -= 1
-        else:
-            value = self.int32()
-        if value > self.end - self.position:
-            raise CorruptMessage(f"an array of {value} where {self.end - self.position} are left")
-        return max(value, 0)
-
-    def string(self) -> bytes:
-        if self.flexible:
-            size, self.position = read_uvarint(self.data, self.position)
-            return self.take(max(size - 1, 0))
-        return self.take(max(self.int16(), 0))
-
-    def skip_tags(self) -> None:
-        if self.flexible:
-            self.position = skip_tags(self.data, self.position)
-
-
 def parse(buffer: memoryview, position: int, version: int) -> FetchRequest:
     """The request whose body starts at ``position`` and ends with the buffer.
 
     Raises CorruptMessage for anything that is not exactly one request.
     """
     try:
-        return _parse(_Reader(buffer, position, version >= FLEXIBLE), version)
+        return _parse(RequestReader(buffer, position, version >= FLEXIBLE), version)
     except (struct.error, IndexError) as error:
         raise CorruptMessage(f"Fetch v{version} ends early") from error
 
 
-def _parse(reader: _Reader, version: int) -> FetchRequest:
+def _parse(reader: RequestReader, version: int) -> FetchRequest:
     replica_id = reader.int32() if version < 15 else -1
     max_wait_ms, min_bytes, max_bytes, isolation = _HEAD(reader.data, reader.position)
     reader.position += 13
@@ -151,25 +98,24 @@ def _parse(reader: _Reader, version: int) -> FetchRequest:
         reader.position += 8
     topics = []
     for _ in range(reader.count()):
-        name = reader.take(16) if version >= TOPIC_IDS else reader.string()
+        name = _topic(reader, version)
         partitions = [_partition(reader, version) for _ in range(reader.count())]
         reader.skip_tags()
         topics.append((name, partitions))
     forgotten = []
     if version >= SESSIONS:
         for _ in range(reader.count()):
-            name = reader.take(16) if version >= TOPIC_IDS else reader.string()
+            name = _topic(reader, version)
             forgotten.append((name, [reader.int32() for _ in range(reader.count())]))
             reader.skip_tags()
-    rack_id = reader.string() if version >= 11 else b""
+    rack_id = reader.take(max(reader.length(wide=False), 0)) if version >= 11 else b""
     broker_epoch = -1
     if reader.flexible:
         found, reader.position = tags(reader.data, reader.position)
         for tag, start, _ in found:
             if tag == 1 and version >= 15:
                 replica_id, broker_epoch = _REPLICA_STATE(reader.data, start)
-    if reader.position != reader.end:
-        raise CorruptMessage(f"{reader.end - reader.position} bytes after a Fetch request")
+    reader.expect_end("Fetch")
     return FetchRequest(
         replica_id,
         max_wait_ms,
@@ -185,7 +131,11 @@ def _parse(reader: _Reader, version: int) -> FetchRequest:
     )
 
 
-def _partition(reader: _Reader, version: int) -> FetchPartition:
+def _topic(reader: RequestReader, version: int) -> bytes:
+    return reader.take(16 if version >= TOPIC_IDS else max(reader.length(wide=False), 0))
+
+
+def _partition(reader: RequestReader, version: int) -> FetchPartition:
     partition = reader.int32()
     current_leader_epoch = reader.int32() if version >= 9 else -1
     fetch_offset = reader.int64()

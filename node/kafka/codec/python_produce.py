@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from mmap import mmap
 from typing import Any, Final, NamedTuple
 
-from kept.client.wire import read_uvarint, skip_tags, uvarint
+from kept.client.wire import uvarint
 from kept.node.kafka.codec.endpoints import Endpoint, endpoint_tags
+from kept.node.kafka.codec.request_reader import RequestReader
 from kept.steps import Steps, finished
 from kept.storage.errors import CorruptMessage
 
@@ -40,10 +41,7 @@ _TRANSACTIONAL: Final = 16
 _SIZE_BYTES: Final = 4
 _NO_TAGS: Final = 3
 """Bytes after the records of the only batch: no tags of partition, topic, request."""
-_H: Final = struct.Struct(">h").unpack_from
 _I: Final = struct.Struct(">i").unpack_from
-_ACKS: Final = struct.Struct(">hi").unpack_from
-_INDEX: Final = struct.Struct(">ii").unpack_from
 _PARTITION: Final = struct.Struct(">ihqqq").pack
 """partition, error_code, base_offset, log_append_time, log_start_offset"""
 
@@ -92,9 +90,7 @@ def parse(buffer: memoryview, position: int, version: int) -> ProduceRequest:
     Raises CorruptMessage for anything that is not exactly one request.
     """
     try:
-        if version >= FLEXIBLE:
-            return _parse_flexible(buffer, position, version)
-        return _parse_plain(buffer, position)
+        return _parse(RequestReader(buffer, position, version >= FLEXIBLE), version)
     except (struct.error, IndexError) as error:
         raise CorruptMessage(f"Produce v{version} ends early") from error
 
@@ -170,88 +166,37 @@ def frame_end(one: One) -> int:
     return one[7] + _NO_TAGS if one[0] >= FLEXIBLE else one[7]
 
 
-def _parse_plain(buffer: memoryview, position: int) -> ProduceRequest:
-    end = len(buffer)
-    (size,) = _H(buffer, position)
-    position += 2
-    transactional_id = None
-    if size >= 0:
-        transactional_id = bytes(buffer[position : position + size])
-        position += size
-    elif size < -1:
+def _parse(reader: RequestReader, version: int) -> ProduceRequest:
+    size = reader.length(wide=False)
+    if size < -1:
         raise CorruptMessage("a string of negative length")
-    acks, timeout_ms = _ACKS(buffer, position)
-    (count,) = _I(buffer, position + 6)
-    position += 10
+    transactional_id = None if size < 0 else reader.take(size)
+    acks, timeout_ms = reader.int16(), reader.int32()
     topics = []
-    for _ in range(_counted(count, end - position)):
-        (size,) = _H(buffer, position)
-        if size < 0:
-            raise CorruptMessage("a topic without a name")
-        position += 2
-        name = bytes(buffer[position : position + size])
-        (count,) = _I(buffer, position + size)
-        position += size + 4
+    for _ in range(_counted(reader)):
+        name = reader.take(16 if version >= TOPIC_IDS else reader.length(wide=False))
         partitions = []
-        for _ in range(_counted(count, end - position)):
-            index, size = _INDEX(buffer, position)
-            position += 8
-            if size < 0:
-                partitions.append(PartitionData(index, -1, -1))
-                continue
-            if size > end - position:
-                raise CorruptMessage(f"a batch of {size} bytes where {end - position} are left")
-            partitions.append(PartitionData(index, position, position + size))
-            position += size
+        for _ in range(_counted(reader)):
+            index, size = reader.int32(), reader.length(wide=True)
+            start = end = -1
+            if size >= 0:
+                start = reader.position
+                reader.skip(size)
+                end = reader.position
+            partitions.append(PartitionData(index, start, end))
+            reader.skip_tags()
+        reader.skip_tags()
         topics.append((name, partitions))
-    if position != end:
-        raise CorruptMessage(f"{end - position} bytes after a Produce request")
+    reader.skip_tags()
+    reader.expect_end("Produce")
     return ProduceRequest(transactional_id, acks, timeout_ms, topics)
 
 
-def _parse_flexible(buffer: memoryview, position: int, version: int) -> ProduceRequest:
-    end = len(buffer)
-    size, position = read_uvarint(buffer, position)
-    transactional_id = None
-    if size:
-        transactional_id = bytes(buffer[position : position + size - 1])
-        position += size - 1
-    acks, timeout_ms = _ACKS(buffer, position)
-    count, position = read_uvarint(buffer, position + 6)
-    topics = []
-    for _ in range(_counted(count - 1, end - position)):
-        if version >= TOPIC_IDS:
-            size = 16
-        else:
-            size, position = read_uvarint(buffer, position)
-            size -= 1
-            if size < 0:
-                raise CorruptMessage("a topic without a name")
-        name = bytes(buffer[position : position + size])
-        count, position = read_uvarint(buffer, position + size)
-        partitions = []
-        for _ in range(_counted(count - 1, end - position)):
-            (index,) = _I(buffer, position)
-            size, position = read_uvarint(buffer, position + 4)
-            start = position
-            position += size - 1 if size else 0
-            if position > end:
-                raise CorruptMessage(f"a batch of {size - 1} bytes where {end - start} are left")
-            data = PartitionData(index, start, position) if size else PartitionData(index, -1, -1)
-            partitions.append(data)
-            position = position + 1 if not buffer[position] else skip_tags(buffer, position)
-        position = position + 1 if not buffer[position] else skip_tags(buffer, position)
-        topics.append((name, partitions))
-    position = skip_tags(buffer, position)
-    if position != end:
-        raise CorruptMessage(f"{end - position} bytes after a Produce request")
-    return ProduceRequest(transactional_id, acks, timeout_ms, topics)
-
-
-def _counted(count: int, left: int) -> int:
-    """An array's count, which can't be more than the bytes that are left."""
-    if count < 0 or count > left:
-        raise CorruptMessage(f"an array of {count} where {left} bytes are left")
+def _counted(reader: RequestReader) -> int:
+    """The length of an array, which Produce does not let be null."""
+    count = reader.count()
+    if count < 0:
+        raise CorruptMessage("an array that is null")
     return count
 
 

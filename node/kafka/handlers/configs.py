@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.protocol import Values
@@ -44,13 +45,13 @@ _OTHER_TYPES: Final = {8: "BROKER_LOGGER", 16: "CLIENT_METRICS", 32: "GROUP"}
 Decision = Callable[[Image, Any], Sequence[MetadataRecord]]
 
 
+@dataclass(frozen=True, slots=True)
 class ConfigHandler:
     """The settings of topics and brokers."""
 
-    def __init__(self, config: LiveConfig, metadata: Metadata, changes: MetadataChanges) -> None:
-        self._config = config
-        self._metadata = metadata
-        self._changes = changes
+    config: LiveConfig
+    metadata: Metadata
+    changes: MetadataChanges
 
     async def describe_configs(self, ctx: RequestContext, request: Any) -> Values:
         """DescribeConfigs v1-4, with sources, synonyms, types and documentation."""
@@ -88,24 +89,24 @@ class ConfigHandler:
     def _entries(self, resource_type: int, name: str) -> list[Entry]:
         if resource_type == ResourceType.TOPIC:
             check_topic_name(name)
-            if name not in self._metadata.image.topics:
+            if name not in self.metadata.image.topics:
                 raise UnknownTopicOrPartition(f"Topic '{name}' does not exist.")
             return topic_entries(
-                self._config.current, self._metadata.image.config(ResourceType.TOPIC, name)
+                self.config.current, self.metadata.image.config(ResourceType.TOPIC, name)
             )
         if resource_type == ResourceType.BROKER:
             if not name:
-                return default_broker_entries(self._metadata.image)
+                return default_broker_entries(self.metadata.image)
             self._check_broker_id(name, "Broker id", " or empty string")
-            return broker_entries(self._config.current)
+            return broker_entries(self.config.current)
         raise _no_such_type(resource_type)
 
     def _check_broker_id(self, name: str, what: str, otherwise: str = "") -> None:
         if not _INTEGER.fullmatch(name):
             raise InvalidRequest(f"{what} must be an integer, but it is: {name}")
-        if int(name) != self._config.current.node_id:
+        if int(name) != self.config.current.node_id:
             raise InvalidRequest(
-                f"Unexpected broker id, expected {self._config.current.node_id}{otherwise}, "
+                f"Unexpected broker id, expected {self.config.current.node_id}{otherwise}, "
                 f"but received {name}"
             )
 
@@ -117,7 +118,7 @@ class ConfigHandler:
             values = {entry.name: entry.value for entry in resource.configs}
             name = resource.resource_name
             return config_changes.alter_configs(
-                image, resource.resource_type, name, values, schema(self._config.current, image)
+                image, resource.resource_type, name, values, schema(self.config.current, image)
             )
 
         return {"responses": await self._alter(request, decision)}
@@ -133,7 +134,7 @@ class ConfigHandler:
             ]
             name = resource.resource_name
             return config_changes.incremental_alter_configs(
-                image, resource.resource_type, name, changes, schema(self._config.current, image)
+                image, resource.resource_type, name, changes, schema(self.config.current, image)
             )
 
         return {"responses": await self._alter(request, decision)}
@@ -189,7 +190,7 @@ class ConfigHandler:
                 answers.append(answer)
             return answers, [] if request.validate_only else records
 
-        return await self._changes.decide(decisions)
+        return await self.changes.decide(decisions)
 
 
 def _config(entry: Entry, with_synonyms: bool, with_docs: bool) -> Values:

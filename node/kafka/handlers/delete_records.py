@@ -64,13 +64,13 @@ class _Deletion:
         self.code, self.low_watermark = code_for(error), -1
 
 
+@dataclass(frozen=True, slots=True)
 class DeleteRecordsHandler:
     """Deletes records up to an offset."""
 
-    def __init__(self, runtime: Runtime, metadata: Metadata, table: ReplicaTable) -> None:
-        self._runtime = runtime
-        self._metadata = metadata
-        self._table = table
+    runtime: Runtime
+    metadata: Metadata
+    table: ReplicaTable
 
     def delete_records(self, _ctx: RequestContext, request: Any) -> Steps[Answer]:
         """DeleteRecords v0-2: raise the log start, up to the high watermark (offset -1)."""
@@ -79,7 +79,7 @@ class DeleteRecordsHandler:
             for entry in topic.partitions:
                 yield
                 deletion = _Deletion(TopicPartition(topic.name, entry.partition_index))
-                deletion.begin(self._table, entry.offset, self._runtime.now_ms())
+                deletion.begin(self.table, entry.offset, self.runtime.now_ms())
                 deletions.append(deletion)
         if not (yield from self._unfinished(deletions)):
             return _answer(deletions)
@@ -88,7 +88,7 @@ class DeleteRecordsHandler:
     def _unfinished(self, deletions: list[_Deletion]) -> Steps[list[_Deletion]]:
         """Those that are waited for."""
         live = {
-            broker_id for broker_id, one in self._metadata.image.brokers.items() if not one.fenced
+            broker_id for broker_id, one in self.metadata.image.brokers.items() if not one.fenced
         }
         waiting = []
         for deletion in deletions:
@@ -99,13 +99,13 @@ class DeleteRecordsHandler:
 
     async def _wait(self, deletions: list[_Deletion], seconds: float) -> Values:
         moved = asyncio.Event()
-        end = self._runtime.loop.time() + seconds
+        end = self.runtime.loop.time() + seconds
         partitions = [one.partition for one in deletions if one.partition is not None]
         for partition in partitions:
             partition.add_waiter(moved.set)
         try:
-            while waiting := await self._runtime.slices.finish(self._unfinished(deletions)):
-                left = end - self._runtime.loop.time()
+            while waiting := await self.runtime.slices.finish(self._unfinished(deletions)):
+                left = end - self.runtime.loop.time()
                 if left <= 0:
                     for one in waiting:
                         one.code = REQUEST_TIMED_OUT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.protocol import Values
@@ -44,22 +45,15 @@ UNSUPPORTED_ENDPOINT_TYPE: Final = 115
 LEADER_NOT_AVAILABLE: Final = 5
 
 
+@dataclass(frozen=True, slots=True)
 class ClusterHandler:
     """What the cluster is made of."""
 
-    def __init__(
-        self,
-        config: LiveConfig,
-        metadata: Metadata,
-        addresses: AddressBook,
-        table: ReplicaTable,
-        changes: MetadataChanges,
-    ) -> None:
-        self._config = config
-        self._metadata = metadata
-        self._addresses = addresses
-        self._table = table
-        self._changes = changes
+    config: LiveConfig
+    metadata: Metadata
+    addresses: AddressBook
+    table: ReplicaTable
+    changes: MetadataChanges
 
     def describe_cluster(self, ctx: RequestContext, request: Any) -> Values:
         """DescribeCluster v0-2: brokers as seen on the listener that the request came in on."""
@@ -72,18 +66,18 @@ class ClusterHandler:
             "error_code": 0,
             "error_message": None,
             "endpoint_type": BROKER_ENDPOINT,
-            "cluster_id": self._metadata.image.cluster_id,
-            "controller_id": self._config.current.node_id,
+            "cluster_id": self.metadata.image.cluster_id,
+            "controller_id": self.config.current.node_id,
             "brokers": self._brokers(ctx.listener_name, fenced_too),
             "cluster_authorized_operations": CLUSTER_OPERATIONS if asked else NO_OPERATIONS,
         }
 
     def _brokers(self, listener_name: str, fenced_too: bool) -> list[Values]:
         found: list[Values] = []
-        for broker_id, broker in sorted(self._metadata.image.brokers.items()):
+        for broker_id, broker in sorted(self.metadata.image.brokers.items()):
             if broker.fenced and not fenced_too:
                 continue
-            endpoint = self._addresses.broker(broker_id, listener_name)
+            endpoint = self.addresses.broker(broker_id, listener_name)
             if endpoint is None:
                 continue
             host, port = endpoint
@@ -101,14 +95,14 @@ class ClusterHandler:
     def describe_topic_partitions(self, _ctx: RequestContext, request: Any) -> Steps[Values]:
         """DescribeTopicPartitions v0: partitions in pages, topics by name (KIP-966)."""
         cursor = request.cursor
-        image = self._metadata.image
+        image = self.metadata.image
         names = sorted({topic.name for topic in request.topics} or image.topics)
         if cursor is not None:
             if cursor.partition_index < 0 or (request.topics and cursor.topic_name not in names):
                 return (yield from _cursor_refused(request))
             names = [name for name in names if name >= cursor.topic_name]
         limit = request.response_partition_limit
-        most = self._config.current.max_request_partition_size_limit
+        most = self.config.current.max_request_partition_size_limit
         left = max(1, min(limit, most))
         topics: list[Values] = []
         for name in names:
@@ -146,7 +140,7 @@ class ClusterHandler:
 
     def _partition(self, topic: str, record: PartitionRecord) -> Values:
         offline = offline_replicas(
-            self._table, self._config.current.node_id, self._metadata.image, record, topic
+            self.table, self.config.current.node_id, self.metadata.image, record, topic
         )
         leader = record.leader if record.leader not in offline else NO_LEADER
         return {
@@ -175,7 +169,7 @@ class ClusterHandler:
             return None, records
 
         try:
-            await self._changes.decide(decision)
+            await self.changes.decide(decision)
         except NotController:
             raise
         except (PeerError, RetriableError) as error:

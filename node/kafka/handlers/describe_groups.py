@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -30,11 +31,11 @@ AUTHORIZED_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 there is no authorizer."""
 
 
+@dataclass(frozen=True, slots=True)
 class DescribeGroupsHandler:
     """Groups as a whole."""
 
-    def __init__(self, groups: Coordinator) -> None:
-        self._groups = groups
+    groups: Coordinator
 
     def describe_groups(self, ctx: RequestContext, request: Any) -> Steps[Answer]:
         """Groups with their members."""
@@ -51,7 +52,7 @@ class DescribeGroupsHandler:
     ) -> dict[str, Any]:
         error, message = ev.NO_ERROR, None
         try:
-            group = self._groups.describe(group_id)
+            group = self.groups.describe(group_id)
         except KeptError as refusal:
             error, message = group_error(refusal), shortened(str(refusal))
             group = ev.DescribedGroup(group_id, "")
@@ -85,7 +86,7 @@ class DescribeGroupsHandler:
         states = {state.strip().lower() for state in getattr(request, "states_filter", ())}
         types = {kind.strip().lower() for kind in getattr(request, "types_filter", ())}
         try:
-            found = yield from self._groups.list_groups(states, types)
+            found = yield from self.groups.list_groups(states, types)
         except KeptError as refusal:
             return {"error_code": group_error(refusal), "groups": ()}
         groups = []
@@ -109,7 +110,7 @@ class DescribeGroupsHandler:
         for group in dict.fromkeys(request.groups_names):
             yield
             try:
-                by_shard.setdefault(self._groups.shard(group), []).append(group)
+                by_shard.setdefault(self.groups.shard(group), []).append(group)
             except KeptError as refusal:
                 refused.append((group, group_error(refusal)))
         results = []

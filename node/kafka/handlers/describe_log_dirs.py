@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.protocol import Values
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
 UNKNOWN_BYTES: Final = -1
 
 
+@dataclass(frozen=True, slots=True)
 class LogDirsHandler:
     """What is where on the disks."""
 
-    def __init__(self, runtime: Runtime, table: ReplicaTable) -> None:
-        self._runtime = runtime
-        self._table = table
+    runtime: Runtime
+    table: ReplicaTable
 
     async def describe_log_dirs(self, _ctx: RequestContext, request: Any) -> Values:
         """DescribeLogDirs v1-5: each directory with the sizes of the partitions asked for.
@@ -33,12 +34,12 @@ class LogDirsHandler:
         An offline directory is answered with KAFKA_STORAGE_ERROR and no partitions.
         """
         wanted = _wanted(request.topics)
-        by_directory = await self._runtime.slices.finish(self._partitions(wanted))
-        paths = [os.path.abspath(directory.name) for directory in self._table.directories]
-        spaces = await self._runtime.in_thread(lambda: [_space(path) for path in paths])
+        by_directory = await self.runtime.slices.finish(self._partitions(wanted))
+        paths = [os.path.abspath(directory.name) for directory in self.table.directories]
+        spaces = await self.runtime.in_thread(lambda: [_space(path) for path in paths])
         results = []
         for directory, path, (total, usable) in zip(
-            self._table.directories, paths, spaces, strict=True
+            self.table.directories, paths, spaces, strict=True
         ):
             offline = directory.offline is not None
             results.append(
@@ -56,9 +57,9 @@ class LogDirsHandler:
     def _partitions(self, wanted: Mapping[str, set[int]] | None) -> Steps[dict[str, list[Values]]]:
         """Directory -> topics as the response has them."""
         found: dict[str, dict[str, list[Values]]] = defaultdict(lambda: defaultdict(list))
-        for tp in sorted(self._table.partitions):
+        for tp in sorted(self.table.partitions):
             yield
-            if tp not in self._table.partitions:
+            if tp not in self.table.partitions:
                 continue  # deleted meanwhile
             if wanted is None or tp.partition in wanted.get(tp.topic, ()):
                 directory, described = self._describe(tp)
@@ -71,7 +72,7 @@ class LogDirsHandler:
         }
 
     def _describe(self, tp: TopicPartition) -> tuple[str, Values]:
-        partition = self._table.partitions[tp]
+        partition = self.table.partitions[tp]
         log = partition.log
         described = {
             "partition_index": tp.partition,

@@ -8,6 +8,7 @@ heard of if it has all that is committed, else -1 (unknown).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.protocol import Values
@@ -30,26 +31,24 @@ if TYPE_CHECKING:
 UNKNOWN: Final = -1
 
 
+@dataclass(frozen=True, slots=True)
 class QuorumHandler:
     """The state of the metadata quorum."""
 
-    def __init__(
-        self, runtime: Runtime, config: LiveConfig, metadata: Metadata, addresses: AddressBook
-    ) -> None:
-        self._runtime = runtime
-        self._config = config
-        self._metadata = metadata
-        self._addresses = addresses
+    runtime: Runtime
+    config: LiveConfig
+    metadata: Metadata
+    addresses: AddressBook
 
     def describe_quorum(self, _ctx: RequestContext, request: Any) -> Steps[Values]:
         """DescribeQuorum v0-2: leader, term, commit index; log ends of voters and observers.
 
         Raises NotController where this node does not lead: the request is sent on then.
         """
-        if not self._metadata.leads:
-            leader_id = self._metadata.leader_id
+        if not self.metadata.leads:
+            leader_id = self.metadata.leader_id
             raise NotController(
-                f"node {self._config.current.node_id} is not the active controller",
+                f"node {self.config.current.node_id} is not the active controller",
                 UNKNOWN if leader_id is None else leader_id,
             )
         topics = []
@@ -63,7 +62,7 @@ class QuorumHandler:
         return {"error_code": 0, "error_message": None, "topics": topics, "nodes": self._nodes()}
 
     def _partition(self, topic: str, number: int) -> Values:
-        member = self._metadata.member
+        member = self.metadata.member
         found: dict[str, Any] = {
             "partition_index": number,
             "error_code": 0,
@@ -85,7 +84,7 @@ class QuorumHandler:
         )
         return {
             **found,
-            "leader_id": self._config.current.node_id,
+            "leader_id": self.config.current.node_id,
             "leader_epoch": member.term,
             "high_watermark": member.commit_index,
             "current_voters": [self._replica(*one) for one in voters],
@@ -93,10 +92,10 @@ class QuorumHandler:
         }
 
     def _replica(self, node_id: int, directory_id: UUID) -> Values:
-        member = self._metadata.member
-        now_ms = self._runtime.now_ms()
+        member = self.metadata.member
+        now_ms = self.runtime.now_ms()
         end, heard_ms = UNKNOWN, UNKNOWN
-        if node_id == self._config.current.node_id:
+        if node_id == self.config.current.node_id:
             end, heard_ms, directory_id = member.last_index, now_ms, member.directory_id
         elif (known := member.progress.get(node_id)) and known.directory_id == directory_id:
             match_index, heard_at = member.followers[node_id]
@@ -115,15 +114,15 @@ class QuorumHandler:
         self,
     ) -> list[Values]:
         """Where voters are reached by other nodes; a lone voter is by none."""
-        listener = self._config.current.node_listener
+        listener = self.config.current.node_listener
         if listener is None:
             return []
         found: list[Values] = []
-        for voter in sorted(self._metadata.member.voters, key=lambda voter: voter.node_id):
+        for voter in sorted(self.metadata.member.voters, key=lambda voter: voter.node_id):
             address = (
                 (voter.host, voter.port)
                 if voter.host
-                else self._addresses.node_address(voter.node_id)
+                else self.addresses.node_address(voter.node_id)
             )
             if address is not None:
                 endpoint = {"name": listener.name, "host": address[0], "port": address[1]}

@@ -518,11 +518,11 @@ def _says_where(data: codec.PartitionData) -> bool:
     )
 
 
+@dataclass(frozen=True, slots=True)
 class FetchHandler:
     """Serves Fetch requests."""
 
-    def __init__(self, context: FetchResources) -> None:
-        self._context = context
+    context: FetchResources
 
     def _count_taken(
         self, connection: Connection, request: codec.FetchRequest, version: int
@@ -532,7 +532,7 @@ class FetchHandler:
         What is in a slice of a file is not looked at; in a compacted log gaps count, too. Of
         partitions that are not here nothing is remembered: a client may invent any number of them.
         """
-        table = self._context.table
+        table = self.context.table
         topics = table.by_id if version >= codec.TOPIC_IDS else table.by_name
         positions, taken = connection.positions, 0
         for name, partitions in request.topics:
@@ -547,14 +547,14 @@ class FetchHandler:
                 positions[key] = offset
         if len(positions) > POSITIONS:
             positions.clear()
-        self._context.counters.records_out += taken
+        self.context.counters.records_out += taken
 
     def _refuse_replica(
         self, connection: Connection, version: int, correlation_id: int, request: codec.FetchRequest
     ) -> None:
         """A client calls itself a replica: nothing is read, no session is opened or closed."""
         listener = connection.listener
-        now = self._context.runtime.loop.time()
+        now = self.context.runtime.loop.time()
         if now >= listener.replica_warning_at:
             listener.replica_warning_at = now + NOISE_INTERVAL_S
             log.warning(
@@ -589,10 +589,10 @@ class FetchHandler:
         session = None
         if version >= codec.SESSIONS:
             uses_ids = version >= codec.TOPIC_IDS
-            error, session = self._context.sessions.open(request, uses_ids, monotonic_ms())
+            error, session = self.context.sessions.open(request, uses_ids, monotonic_ms())
             if error:
                 connection.reply(codec.encode(version, correlation_id, error, 0, []))
                 return
         if session is None:
             session = Session(SESSIONLESS, request, version >= codec.TOPIC_IDS, monotonic_ms())
-        PendingFetch(self._context, connection, version, correlation_id, request, session).start()
+        PendingFetch(self.context, connection, version, correlation_id, request, session).start()

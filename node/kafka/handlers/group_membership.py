@@ -8,6 +8,7 @@ log it).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -49,22 +50,15 @@ _REFUSALS: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True)
 class GroupMembershipHandler:
     """Members of groups and their coordinators."""
 
-    def __init__(
-        self,
-        config: LiveConfig,
-        metadata: Metadata,
-        addresses: AddressBook,
-        groups: Coordinator,
-        topics: TopicCreation,
-    ) -> None:
-        self._config = config
-        self._metadata = metadata
-        self._addresses = addresses
-        self._groups = groups
-        self._topics = topics
+    config: LiveConfig
+    metadata: Metadata
+    addresses: AddressBook
+    groups: Coordinator
+    topics: TopicCreation
 
     async def find_coordinator(self, ctx: RequestContext, request: Any) -> dict[str, Any]:
         """Which node coordinates a group, or each of several."""
@@ -77,7 +71,7 @@ class GroupMembershipHandler:
             found = [(code, why, NO_NODE)] * len(keys)
         else:
             await self._ensure_topic()
-            await self._groups.wait_for(keys)
+            await self.groups.wait_for(keys)
             found, pace = [], Pace()
             for key in keys:
                 found.append(self._coordinator(ctx, key))
@@ -94,18 +88,18 @@ class GroupMembershipHandler:
         return {"error_code": code, "error_message": message or "NONE", **node}
 
     async def _ensure_topic(self) -> None:
-        if CONSUMER_OFFSETS in self._metadata.image.topics:
+        if CONSUMER_OFFSETS in self.metadata.image.topics:
             return
         try:
-            await self._topics.create_internal(CONSUMER_OFFSETS)
+            await self.topics.create_internal(CONSUMER_OFFSETS)
         except KeptError as error:
             log.error("topic not created", topic=CONSUMER_OFFSETS, error=str(error))
 
     def _coordinator(
         self, ctx: RequestContext, group: str
     ) -> tuple[ErrorCode, str, dict[str, Any]]:
-        leader = self._groups.leader_of(group)
-        endpoint = None if leader is None else self._addresses.broker(leader, ctx.listener_name)
+        leader = self.groups.leader_of(group)
+        endpoint = None if leader is None else self.addresses.broker(leader, ctx.listener_name)
         if leader is None or endpoint is None:
             why = f"{CONSUMER_OFFSETS} has no leader for group {group!r}"
             return ErrorCode.coordinator_not_available, shortened(why), NO_NODE
@@ -115,7 +109,7 @@ class GroupMembershipHandler:
     def join_group(self, ctx: RequestContext, request: Any) -> Answer:
         """Become, or stay, a member; answered when the generation begins."""
         version = ctx.api_version
-        config = self._config.current
+        config = self.config.current
         session_ms = milliseconds(request.session_timeout)
         # v0 has no rebalance timeout: the session's counts.
         rebalance_ms = milliseconds(request.rebalance_timeout) if version >= 1 else session_ms
@@ -131,7 +125,7 @@ class GroupMembershipHandler:
             return refuse(ErrorCode.invalid_session_timeout)
         instance = getattr(request, "group_instance_id", None)
         protocols = tuple((p.name, bytes(p.metadata)) for p in request.protocols)
-        groups = self._groups
+        groups = self.groups
 
         def event(number: int) -> ev.Join:
             return ev.Join(
@@ -144,7 +138,7 @@ class GroupMembershipHandler:
         def given_up(result: Any) -> None:
             groups.join_abandoned(request.group_id, result)
 
-        return submit(self._groups, ctx, request.group_id, event, answer, refuse, given_up=given_up)
+        return submit(self.groups, ctx, request.group_id, event, answer, refuse, given_up=given_up)
 
     def sync_group(self, ctx: RequestContext, request: Any) -> Answer:
         """Assign partitions (the leader), or wait for one's part; it is in the log then."""
@@ -164,7 +158,7 @@ class GroupMembershipHandler:
                 assignments, getattr(request, "group_instance_id", None), protocol_type, protocol,
             )  # fmt: skip
 
-        return submit(self._groups, ctx, request.group_id, event, _synced, refuse)
+        return submit(self.groups, ctx, request.group_id, event, _synced, refuse)
 
     def heartbeat(self, ctx: RequestContext, request: Any) -> Answer:
         """Stay a member; the error says when to rejoin."""
@@ -181,7 +175,7 @@ class GroupMembershipHandler:
             return {"error_code": ev.NO_ERROR if loading else error}
 
         return submit(
-            self._groups, ctx, request.group_id, event, lambda r: {"error_code": r.error}, refuse
+            self.groups, ctx, request.group_id, event, lambda r: {"error_code": r.error}, refuse
         )
 
     def leave_group(self, ctx: RequestContext, request: Any) -> Answer:
@@ -208,7 +202,7 @@ class GroupMembershipHandler:
             return ev.Leave(number, request.group_id, members)
 
         return submit(
-            self._groups,
+            self.groups,
             ctx,
             request.group_id,
             event,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -82,33 +83,24 @@ class _Parts:
             )
 
 
+@dataclass(frozen=True, slots=True)
 class GroupOffsetsHandler:
     """Committed offsets."""
 
-    def __init__(
-        self,
-        *,
-        runtime: Runtime,
-        config: LiveConfig,
-        metadata: Metadata,
-        cluster_link: ClusterLink,
-        fetch_sessions: FetchSessions,
-        groups: Coordinator,
-    ) -> None:
-        self._runtime = runtime
-        self._config = config
-        self._metadata = metadata
-        self._cluster_link = cluster_link
-        self._fetch_sessions = fetch_sessions
-        self._groups = groups
+    runtime: Runtime
+    config: LiveConfig
+    metadata: Metadata
+    cluster_link: ClusterLink
+    fetch_sessions: FetchSessions
+    groups: Coordinator
 
     def _topic(self, ctx: RequestContext, topic: Any) -> tuple[str, uuid.UUID, TopicImage | None]:
         """(name, id, the topic) of a topic in a request; name empty for an unknown id."""
         if ctx.api_version >= TOPIC_IDS_FROM:
             topic_id = topic.topic_id or NO_TOPIC_ID
-            found = self._metadata.image.topics_by_id.get(topic_id)
+            found = self.metadata.image.topics_by_id.get(topic_id)
             return (found.name if found else ""), topic_id, found
-        found = self._metadata.image.topics.get(topic.name)
+        found = self.metadata.image.topics.get(topic.name)
         return topic.name, (found.topic_id if found else NO_TOPIC_ID), found
 
     def offset_commit(self, ctx: RequestContext, request: Any) -> Steps[Answer]:
@@ -176,7 +168,7 @@ class GroupOffsetsHandler:
         def refuse(error: ErrorCode) -> dict[Any, Refused]:
             return answer(ev.CommitResult(error))
 
-        return submit(self._groups, ctx, request.group_id, event, answer, refuse, needs_name=False)
+        return submit(self.groups, ctx, request.group_id, event, answer, refuse, needs_name=False)
 
     def offset_fetch(self, ctx: RequestContext, request: Any) -> Steps[Answer]:
         """Committed offsets of one group (up to v7) or several."""
@@ -197,7 +189,7 @@ class GroupOffsetsHandler:
         async def gathered() -> dict[str, Any]:
             return merge([one if isinstance(one, dict) else await one for one in answers])
 
-        return asyncio.ensure_future(gathered(), loop=self._runtime.loop)
+        return asyncio.ensure_future(gathered(), loop=self.runtime.loop)
 
     def _fetch_group(self, ctx: RequestContext, group: Any, stable: bool) -> Steps[Answer]:
         """One group's offsets, in parts where many are asked for."""
@@ -243,7 +235,7 @@ class GroupOffsetsHandler:
         if group.topics is not None:
             return []
         try:
-            found = self._groups.shard(group.group_id).core.committed_of(group.group_id)
+            found = self.groups.shard(group.group_id).core.committed_of(group.group_id)
         except KeptError:
             return []  # the group's core is asked nevertheless, and refused with the reason
         return [(name, tuple(partitions)) for name, partitions in found.items()]
@@ -261,27 +253,25 @@ class GroupOffsetsHandler:
             return ev.FetchOffsets(number, group.group_id, asked, stable)
 
         def asked_now() -> Answer:
-            return submit(
-                self._groups, ctx, group.group_id, event, answer, refuse, needs_name=False
-            )
+            return submit(self.groups, ctx, group.group_id, event, answer, refuse, needs_name=False)
 
-        if not self._cluster_link.may_be_fenced:
+        if not self.cluster_link.may_be_fenced:
             return asked_now()
 
         async def asked_if_it_leads() -> dict[str, Any]:
             try:
-                shard = self._groups.shard(group.group_id)
+                shard = self.groups.shard(group.group_id)
             except RetriableError as error:
                 return refuse(group_error(error))
-            config = self._config.current
+            config = self.config.current
             if not await still_leads(
-                self._runtime, config, self._metadata, self._fetch_sessions, shard
+                self.runtime, config, self.metadata, self.fetch_sessions, shard
             ):
                 return refuse(ErrorCode.not_coordinator)
             found = asked_now()
             return found if isinstance(found, dict) else await found
 
-        return asyncio.ensure_future(asked_if_it_leads(), loop=self._runtime.loop)
+        return asyncio.ensure_future(asked_if_it_leads(), loop=self.runtime.loop)
 
     def _fetched(self, ctx: RequestContext, group: Any, result: ev.FetchResult) -> dict[str, Any]:
         if result.error is not ev.NO_ERROR:
@@ -291,7 +281,7 @@ class GroupOffsetsHandler:
             topic_id = asked_id
             if topic_id == NO_TOPIC_ID and ctx.api_version >= TOPIC_IDS_FROM:
                 # All offsets were asked for: those of topics that are gone can't be named.
-                found = self._metadata.image.topics.get(name)
+                found = self.metadata.image.topics.get(name)
                 if found is None:
                     continue
                 topic_id = found.topic_id
@@ -323,7 +313,7 @@ class GroupOffsetsHandler:
         refused: dict[str, Refused] = {}
         for topic in request.topics:
             yield
-            found = self._metadata.image.topics.get(topic.name)
+            found = self.metadata.image.topics.get(topic.name)
             count = len(found.partitions) if found else 0
             indexes = [p.partition_index for p in topic.partitions]
             good = tuple(index for index in indexes if 0 <= index < count)
@@ -354,7 +344,7 @@ class GroupOffsetsHandler:
             return ev.DeleteOffsets(number, request.group_id, tuple(valid))
 
         return submit(
-            self._groups,
+            self.groups,
             ctx,
             request.group_id,
             event,

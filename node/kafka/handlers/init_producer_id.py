@@ -7,6 +7,7 @@ at which every client tries again. Transactional ids are refused until there is 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kept.node.runtime import error_codes
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
     from kept.node.kafka.producer_ids import ProducerIds
 
 
+@dataclass(frozen=True, slots=True)
 class ProducerIdHandler:
     """Producer ids."""
 
-    def __init__(self, producer_ids: ProducerIds) -> None:
-        self._producer_ids = producer_ids
+    producer_ids: ProducerIds
 
     def init_producer_id(self, _ctx: RequestContext, request: Any) -> Answer:
         """A producer id and epoch 0, or the next epoch of the producer that asks (KIP-360).
@@ -38,7 +39,7 @@ class ProducerIdHandler:
 
     async def _assign(self) -> dict[str, Any]:
         try:
-            producer_id = await self._producer_ids.next()
+            producer_id = await self.producer_ids.next()
         except KeptError as error:
             return _refused(error_codes.code_for(error))
         return {"error_code": 0, "producer_id": producer_id, "producer_epoch": 0}

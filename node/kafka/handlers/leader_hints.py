@@ -8,6 +8,7 @@ said. Endpoints are those of the listener that the request came in on (rule 42).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kept.node.kafka.codec.endpoints import Endpoint
@@ -28,30 +29,23 @@ FENCED_LEADER_EPOCH: Final = 74
 RACK_AWARE: Final = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 
 
+@dataclass(frozen=True, slots=True)
 class LeaderHints:
     """Where partitions are led, and read, as this node's image says."""
 
-    def __init__(
-        self,
-        config: LiveConfig,
-        metadata: Metadata,
-        addresses: AddressBook,
-        detector: FailureDetector,
-        table: ReplicaTable,
-    ) -> None:
-        self._config = config
-        self._metadata = metadata
-        self._addresses = addresses
-        self._detector = detector
-        self._table = table
+    config: LiveConfig
+    metadata: Metadata
+    addresses: AddressBook
+    detector: FailureDetector
+    table: ReplicaTable
 
     def current_leader(self, name: bytes, partition: int, by_id: bool) -> tuple[int, int] | None:
         """(leader id, leader epoch) of a partition that is led elsewhere; None: not known."""
-        topic = (self._table.by_id if by_id else self._table.by_name).get(name)
-        record = None if topic is None else self._metadata.image.partition(topic.name, partition)
-        if record is None or record.leader in (-1, self._config.current.node_id):
+        topic = (self.table.by_id if by_id else self.table.by_name).get(name)
+        record = None if topic is None else self.metadata.image.partition(topic.name, partition)
+        if record is None or record.leader in (-1, self.config.current.node_id):
             return None
-        if self._detector.seems_gone(record.leader):
+        if self.detector.seems_gone(record.leader):
             return None
         return record.leader, record.leader_epoch
 
@@ -59,8 +53,8 @@ class LeaderHints:
         """Where the leaders that a response hints at are reached on ``listener``, each once."""
         found = []
         for leader_id in sorted({leader for leader, _ in leaders}):
-            where = self._addresses.broker(leader_id, listener)
-            broker = self._metadata.image.brokers.get(leader_id)
+            where = self.addresses.broker(leader_id, listener)
+            broker = self.metadata.image.brokers.get(leader_id)
             if where is not None and broker is not None and not broker.fenced:
                 found.append(Endpoint(leader_id, *where, broker.rack))
         return found
@@ -70,7 +64,7 @@ class LeaderHints:
 
         Of several the one that has most, then the one with the lowest id.
         """
-        brokers = self._metadata.image.brokers
+        brokers = self.metadata.image.brokers
         nearby = [
             replica
             for replica in partition.readable_replicas(offset)
@@ -78,7 +72,7 @@ class LeaderHints:
             and broker.active
             and broker.rack == rack
         ]
-        if not nearby or self._config.current.node_id in nearby:
+        if not nearby or self.config.current.node_id in nearby:
             return -1
         followers = partition.core.followers
         return min(nearby, key=lambda replica: (-followers[replica].log_end_offset, replica))

@@ -5,6 +5,7 @@ Rules 25 and 38; ``Partition`` decides, this module only groups questions and an
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,11 +31,11 @@ def isolation_level(number: int) -> IsolationLevel:
         raise InvalidRequest(f"isolation_level is 0 or 1, not {number}") from None
 
 
+@dataclass(frozen=True, slots=True)
 class ListOffsetsHandler:
     """Offsets by timestamp and by leader epoch."""
 
-    def __init__(self, table: ReplicaTable) -> None:
-        self._table = table
+    table: ReplicaTable
 
     def list_offsets(self, ctx: RequestContext, request: Any) -> Steps[Answer]:
         """Offsets by timestamp. Special ones: -1 latest, -2 earliest, -3 of the largest timestamp,
@@ -50,7 +51,7 @@ class ListOffsetsHandler:
                 answer = {"partition_index": wanted.partition_index, "error_code": 0}
                 try:
                     _check_special(int(wanted.timestamp), ctx.api_version)
-                    partition = self._table.partition(
+                    partition = self.table.partition(
                         TopicPartition(topic.name, wanted.partition_index)
                     )
                     timestamp, offset, leader_epoch = partition.list_offset(
@@ -75,7 +76,7 @@ class ListOffsetsHandler:
                 yield
                 answer = {"partition": wanted.partition, "error_code": 0}
                 try:
-                    partition = self._table.partition(TopicPartition(topic.topic, wanted.partition))
+                    partition = self.table.partition(TopicPartition(topic.topic, wanted.partition))
                     leader_epoch, end_offset = partition.end_offset_for_epoch(
                         getattr(wanted, "current_leader_epoch", -1), wanted.leader_epoch
                     )

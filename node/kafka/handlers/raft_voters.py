@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -45,16 +46,14 @@ if TYPE_CHECKING:
 NO_DIRECTORY = UUID(int=0)
 
 
+@dataclass(frozen=True, slots=True)
 class RaftVotersHandler:
     """Voters of the metadata quorum."""
 
-    def __init__(
-        self, config: LiveConfig, metadata: Metadata, addresses: AddressBook, controller: Controller
-    ) -> None:
-        self._config = config
-        self._metadata = metadata
-        self._addresses = addresses
-        self._controller = controller
+    config: LiveConfig
+    metadata: Metadata
+    addresses: AddressBook
+    controller: Controller
 
     async def add_raft_voter(self, ctx: RequestContext, request: Any) -> Values:
         """AddRaftVoter v0-1: an observer votes from now on."""
@@ -67,7 +66,7 @@ class RaftVotersHandler:
     async def _add(self, ctx: RequestContext, request: Any) -> None:
         quorum_reconfiguration = self._voting(ctx, request)
         node_id, name = request.voter_id, self._listener_name()
-        voters = {voter.node_id: voter for voter in self._metadata.member.voters}
+        voters = {voter.node_id: voter for voter in self.metadata.member.voters}
         if node_id in voters:
             raise DuplicateVoter(
                 f"node {node_id} votes already, from directory {voters[node_id].directory_id}: "
@@ -95,20 +94,20 @@ class RaftVotersHandler:
         )
 
     def _voting(self, ctx: RequestContext, request: Any) -> QuorumReconfiguration:
-        if request.cluster_id not in (None, self._metadata.image.cluster_id):
+        if request.cluster_id not in (None, self.metadata.image.cluster_id):
             raise InconsistentClusterId(
-                f"this is cluster {self._metadata.image.cluster_id}, the request is meant for "
+                f"this is cluster {self.metadata.image.cluster_id}, the request is meant for "
                 f"{request.cluster_id}"
             )
-        refuse_alone(self._config.current)
+        refuse_alone(self.config.current)
         if not may_change_voters(ctx.listener_name == self._listener_name(), ctx.client_host):
-            refuse_strangers(self._addresses)
-        return self._controller.quorum_reconfiguration
+            refuse_strangers(self.addresses)
+        return self.controller.quorum_reconfiguration
 
     def _listener_name(
         self,
     ) -> str:
-        listener = self._config.current.node_listener
+        listener = self.config.current.node_listener
         assert listener is not None, "a node among others has one"
         return listener.name
 

@@ -122,20 +122,14 @@ async def _by_topic(
     return [{topic: name, results: several} for name, several in found.items()]
 
 
+@dataclass(frozen=True, slots=True)
 class ReassignmentHandler:
     """Elections and moves of replicas."""
 
-    def __init__(
-        self,
-        metadata: Metadata,
-        controller: Controller,
-        open_files: OpenFiles,
-        changes: MetadataChanges,
-    ) -> None:
-        self._metadata = metadata
-        self._controller = controller
-        self._open_files = open_files
-        self._changes = changes
+    metadata: Metadata
+    controller: Controller
+    open_files: OpenFiles
+    changes: MetadataChanges
 
     async def elect_leaders(self, _ctx: RequestContext, request: Any) -> Values:
         """ElectLeaders v0-2: the preferred replica, or any live one if nobody leads (unclean)."""
@@ -158,11 +152,11 @@ class ReassignmentHandler:
                 return _refused(error, wanted if asked is not None else ()), ()
             elect = _preferred if kind == PREFERRED else _unclean
             decided = yield from _each(
-                image, ((tp, self._controller.log_reports) for tp in wanted), elect
+                image, ((tp, self.controller.log_reports) for tp in wanted), elect
             )
             return decided, decided.records
 
-        decided = await self._changes.decide(decision)
+        decided = await self.changes.decide(decision)
         outcomes = decided.outcomes
         if asked is None:
             outcomes = [(tp, error) for tp, error in outcomes if not _needless(error)]
@@ -178,7 +172,7 @@ class ReassignmentHandler:
         may_change = getattr(request, "allow_replication_factor_change", True)
 
         def decision(image: Image) -> Steps[Decided[_Decided]]:
-            room = FdQuota(self._open_files, image)
+            room = FdQuota(self.open_files, image)
 
             def move(image: Image, tp: TopicPartition, replicas: Any) -> list[MetadataRecord]:
                 records = reassignment.reassign(
@@ -199,7 +193,7 @@ class ReassignmentHandler:
             decided = yield from _each(image, wanted, move)
             return decided, decided.records
 
-        decided = await self._changes.decide(decision)
+        decided = await self.changes.decide(decision)
         return {
             **_top(decided.refused),
             "allow_replication_factor_change": may_change,
@@ -216,7 +210,7 @@ class ReassignmentHandler:
                 for number in topic.partition_indexes
             }
         found: dict[str, list[Mapping[str, Any]]] = {}
-        for moving in reassignment.list_reassignments(self._metadata.image, wanted):
+        for moving in reassignment.list_reassignments(self.metadata.image, wanted):
             found.setdefault(moving.topic, []).append(
                 {
                     "partition_index": moving.partition,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID, uuid4
@@ -102,13 +103,13 @@ def _without_twins(topics: Iterable[Any]) -> tuple[list[Any], list[Values]]:
     return [topic for topic in topics if counts[topic.name] == 1], twins
 
 
+@dataclass(frozen=True, slots=True)
 class TopicsHandler:
     """Creates, deletes and grows topics."""
 
-    def __init__(self, config: LiveConfig, open_files: OpenFiles, changes: MetadataChanges) -> None:
-        self._config = config
-        self._open_files = open_files
-        self._changes = changes
+    config: LiveConfig
+    open_files: OpenFiles
+    changes: MetadataChanges
 
     async def create_topics(self, ctx: RequestContext, request: Any) -> Values:
         """CreateTopics v2-7: defaults for -1, manual assignment, validate_only.
@@ -133,11 +134,11 @@ class TopicsHandler:
                 lambda image, topic: self._create(image, topic, tries),
                 _uncreated,
                 request.validate_only,
-                room=FdQuota(self._open_files, image),
+                room=FdQuota(self.open_files, image),
             )
 
         answers = [{**_NOT_CREATED, **answer} for answer in answers]
-        return {"topics": answers + await self._changes.decide(decision)}
+        return {"topics": answers + await self.changes.decide(decision)}
 
     def _create(
         self, image: Image, topic: Any, tries: Sequence[UUID]
@@ -157,7 +158,7 @@ class TopicsHandler:
                     f"{entry.partition_index}"
                 )
             assignments[entry.partition_index] = entry.broker_ids
-        config = self._config.current
+        config = self.config.current
         settings = {entry.name: entry.value for entry in topic.configs}
         defaults = TopicDefaults(config.num_partitions, config.default_replication_factor)
         if topic.name == CONSUMER_OFFSETS:
@@ -202,7 +203,7 @@ class TopicsHandler:
                     "config_source": int(entry.source),
                     "is_sensitive": entry.setting.sensitive,
                 }
-                for entry in topic_entries(self._config.current, given)
+                for entry in topic_entries(self.config.current, given)
             ],
         }
 
@@ -215,7 +216,7 @@ class TopicsHandler:
 
         def decision(image: Image) -> Steps[Decided[list[Values]]]:
             resolved, answers = yield from _resolve(image, wanted)
-            if not self._config.current.delete_topic_enable:
+            if not self.config.current.delete_topic_enable:
                 why = "Topic deletion is disabled: delete.topic.enable is false."
                 error = InvalidRequest(why) if ctx.api_version < 3 else TopicDeletionDisabled(why)
                 refused: list[Values] = [
@@ -226,7 +227,7 @@ class TopicsHandler:
             more, records = yield from _each(image, resolved, _delete, lambda one: one, False)
             return answers + more, records
 
-        return {"responses": await self._changes.decide(decision)}
+        return {"responses": await self.changes.decide(decision)}
 
     async def create_partitions(self, _ctx: RequestContext, request: Any) -> Values:
         """CreatePartitions v0-3: more partitions for existing topics."""
@@ -239,10 +240,10 @@ class TopicsHandler:
                 _add_partitions,
                 lambda topic: {"name": topic.name},
                 request.validate_only,
-                room=FdQuota(self._open_files, image),
+                room=FdQuota(self.open_files, image),
             )
 
-        return {"results": answers + await self._changes.decide(decision)}
+        return {"results": answers + await self.changes.decide(decision)}
 
 
 _NOT_CREATED: Final[Values] = {

@@ -1,0 +1,80 @@
+"""A cursor over a request of Produce or Fetch, in either encoding."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from kept.client.wire import read_uvarint, skip_tags
+from kept.storage.errors import CorruptMessage
+
+_H: Final = struct.Struct(">h").unpack_from
+_I: Final = struct.Struct(">i").unpack_from
+
+
+class RequestReader:
+    """The two encodings differ in how counts and strings are written. Past the end its methods
+    raise CorruptMessage, struct.error or IndexError.
+    """
+
+    __slots__ = ("data", "end", "flexible", "position")
+
+    def __init__(self, data: memoryview, position: int, flexible: bool) -> None:
+        self.data = data
+        self.position = position
+        self.end = len(data)
+        self.flexible = flexible
+
+    def int16(self) -> int:
+        """A signed integer of 2 bytes."""
+        (value,) = _H(self.data, self.position)
+        self.position += 2
+        return int(value)
+
+    def int32(self) -> int:
+        """A signed integer of 4 bytes."""
+        (value,) = _I(self.data, self.position)
+        self.position += 4
+        return int(value)
+
+    def int64(self) -> int:
+        """A signed integer of 8 bytes."""
+        return int.from_bytes(self.take(8), "big", signed=True)
+
+    def take(self, size: int) -> bytes:
+        """The next ``size`` bytes."""
+        start = self.position
+        self.skip(size)
+        return bytes(self.data[start : self.position])
+
+    def skip(self, size: int) -> None:
+        """Pass ``size`` bytes."""
+        if size < 0 or self.position + size > self.end:
+            raise CorruptMessage(
+                f"a field of {size} bytes where {self.end - self.position} are left"
+            )
+        self.position += size
+
+    def length(self, *, wide: bool) -> int:
+        """The length before a string, or with ``wide`` before an array or bytes; -1 for null."""
+        if self.flexible:
+            value, self.position = read_uvarint(self.data, self.position)
+            return value - 1
+        return self.int32() if wide else self.int16()
+
+    def count(self) -> int:
+        """An array's length, of which each element takes at least a byte."""
+        value = self.length(wide=True)
+        if value > self.end - self.position:
+            raise CorruptMessage(f"an array of {value} where {self.end - self.position} are left")
+        return value
+
+    def skip_tags(self) -> None:
+        """Pass the tagged fields at the end of a structure, in the encoding that has them."""
+        if self.flexible:
+            self.position = skip_tags(self.data, self.position)
+
+    def expect_end(self, api: str) -> None:
+        """Raises CorruptMessage unless everything is read."""
+        if self.position != self.end:
+            raise CorruptMessage(f"{self.end - self.position} bytes after a {api} request")

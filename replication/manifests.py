@@ -311,10 +311,10 @@ class ManifestCore:
         if event.request != self.in_flight:
             return ()
         self.in_flight = None
-        answer = event.answer
-        published = answer.published if self._accepts_published(event.request, answer) else None
-        accepts = self._accepts_held(answer.held)
-        held = answer.held if accepts else self.held
+        response = event.response
+        published = response.published if self._accepts_published(event.request, response) else None
+        accepts = self._accepts_held(response.held)
+        held = response.held if accepts else self.held
         if not accepts and published in (None, self.held, self.leader_published, self.applied):
             self.leader_published = published
             return self._apply_next()

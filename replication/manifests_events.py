@@ -116,7 +116,7 @@ class Pulled:
     """The leader answered; the bodies named are at hand."""
 
     request: PullRequest
-    answer: PullResponse
+    response: PullResponse
 
 
 @dataclass(frozen=True, slots=True)

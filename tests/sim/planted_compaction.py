@@ -95,8 +95,8 @@ def on_persist(original: Any) -> Any:
     """A follower applies what its leader holds."""
 
     def pulled(self: Any, event: Any) -> Any:
-        answer = replace(event.answer, published=event.answer.held)
-        return original(self, replace(event, answer=answer))
+        answer = replace(event.response, published=event.response.held)
+        return original(self, replace(event, response=answer))
 
     return pulled
 

@@ -205,8 +205,8 @@ class ActsOnPersist(Broken):
         return answer.held is not None and asked.synced
 
     def _pulled(self, event: Any) -> Any:
-        answer = replace(event.answer, published=event.answer.held)
-        return super()._pulled(replace(event, answer=answer))
+        answer = replace(event.response, published=event.response.held)
+        return super()._pulled(replace(event, response=answer))
 
 
 class GoesDown(Broken):

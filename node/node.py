@@ -116,7 +116,7 @@ class Node:
             node_id=config.node_id,
             alone=len(config.controller_quorum_voters) <= 1,
         )
-        parts.metadata_directory.take(path)
+        parts.metadata_directory.acquire(path)
         parts.metadata.open(
             path,
             disk,

@@ -391,8 +391,8 @@ class BrokerSessions:
         session.dead, session.probe_at_ms = "", None
         session.applied_index = max(session.applied_index, beat.applied_index)
         session.wants_shutdown = beat.wants_shutdown
-        self._examined_one(beat.broker_id)
-        self._note_reports(beat)
+        self._probe_concluded(beat.broker_id)
+        self._record_reports(beat)
         broker = self.image.brokers[beat.broker_id]
         may_stop = False
         if broker.fenced:
@@ -423,9 +423,9 @@ class BrokerSessions:
         else:
             session.probe_at_ms = self._now_ms + self.settings.probe_again_ms
         self._fence_if_gone(broker_id, session)
-        self._examined_one(broker_id)
+        self._probe_concluded(broker_id)
 
-    def _examined_one(self, broker_id: int) -> None:
+    def _probe_concluded(self, broker_id: int) -> None:
         """This controller has heard of a broker that it began with."""
         if broker_id in self._examined:
             self._examined.discard(broker_id)
@@ -560,7 +560,7 @@ class BrokerSessions:
 
     # Partitions that await a decision.
 
-    def _note_reports(self, beat: HeartbeatRequest) -> None:
+    def _record_reports(self, beat: HeartbeatRequest) -> None:
         for log in beat.logs:
             if log.key in self.image.recovering:
                 self.reports.setdefault(log.key, {})[beat.broker_id] = (beat.broker_epoch, log)
@@ -607,14 +607,14 @@ class BrokerSessions:
             if state.leader == NO_LEADER:
                 self._leaderless_since.setdefault(key, self._now_ms)
                 leaderless = leaderless or not state.recovering
-            elif state.elr and self._proven(state.leader, seen):
+            elif state.elr and self._leader_lives(state.leader, seen):
                 proven[key] = state.partition_epoch
             reassigning = reassigning or state.reassigning
             if state.leader != NO_LEADER:
                 self._leaderless_since.pop(key, None)
         self._decide_scanned(proven, leaderless, reassigning)
 
-    def _proven(self, leader: int, seen: tuple[int, int, int]) -> bool:
+    def _leader_lives(self, leader: int, seen: tuple[int, int, int]) -> bool:
         """The leader was heard of after it had applied what made the others ELRs."""
         session = self._sessions.get(leader)
         return (

@@ -107,7 +107,7 @@ class ReplicaHistory:
                     self.unclean[state.key] = state.leader_epoch
         self.observed_index = image.index
 
-    def carried_out(self, removals: Iterable[ReplicaKey]) -> None:
+    def forget_removed(self, removals: Iterable[ReplicaKey]) -> None:
         """Nothing is left on the disks of replicas that were removed."""
         self.removed.difference_update(removals)
 

@@ -36,7 +36,7 @@ from kept.cluster.controller.partition_election import AlterIsr, unclean_allowed
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import MetadataRecord
 from kept.node.config.core_settings import TICK_MS, session_settings
-from kept.node.controller.proposals import Change, decided
+from kept.node.controller.proposals import Change, check_leads, not_controller, resolve
 from kept.node.controller.quorum_reconfiguration import QuorumReconfiguration
 from kept.node.internode import controller_rpc
 from kept.node.internode.rpc_errors import failure_of
@@ -164,13 +164,8 @@ class Controller:
     async def _decide(self, change: Change) -> int:
         metadata = self._metadata
         async with self.turn:
-            if not metadata.leads:
-                leader_id = metadata.leader_id
-                raise NotController(
-                    "this node is not the active controller",
-                    -1 if leader_id is None else leader_id,
-                )
-            records = await decided(change, lambda: metadata.image, self._runtime.slices)
+            check_leads(metadata)
+            records = await resolve(change, lambda: metadata.image, self._runtime.slices)
             if not records:
                 return metadata.image.index
             check_room(self._open_files, metadata.image, records)
@@ -244,11 +239,7 @@ class Controller:
     def _check_leads(self) -> None:
         metadata = self._metadata
         if not self.sessions.active and not (self._config.current.alone and metadata.leads):
-            leader_id = metadata.leader_id
-            raise NotController(
-                f"node {self._identity.node_id} is not the active controller",
-                -1 if leader_id is None else leader_id,
-            )
+            raise not_controller(metadata)
 
     async def _register(self, request: RegisterRequest) -> controller_rpc.RegisterReply:
         self._check_leads()

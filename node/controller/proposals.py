@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import MetadataRecord
+from kept.cluster.raft.messages import NO_NODE
 from kept.node.runtime.yielding import Pace, Slices, Steps
 from kept.storage.errors import NotController
+
+if TYPE_CHECKING:
+    from kept.node.metadata.metadata_log import Metadata
 
 Records = Sequence[MetadataRecord]
 Change = Records | Callable[[Image], Records | Steps[Records]]
@@ -18,7 +22,21 @@ generator and yields after each."""
 TRIES: Final = 3
 
 
-async def decided(change: Change, current: Callable[[], Image], slices: Slices) -> Records:
+def check_leads(metadata: Metadata) -> None:
+    """Raises NotController, with the leader as far as known, where this node may not decide."""
+    if not metadata.leads:
+        raise not_controller(metadata)
+
+
+def not_controller(metadata: Metadata) -> NotController:
+    """The error of a node that is not the active controller."""
+    leader_id = metadata.leader_id
+    return NotController(
+        "this node is not the active controller", NO_NODE if leader_id is None else leader_id
+    )
+
+
+async def resolve(change: Change, current: Callable[[], Image], slices: Slices) -> Records:
     """The records of a change to the ``current`` image.
 
     The caller sees to it that nobody else changes that image meanwhile. Another controller may,

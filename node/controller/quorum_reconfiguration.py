@@ -15,13 +15,13 @@ import asyncio
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from kept.cluster.metadata.voters import Voter
+from kept.node.controller.proposals import check_leads
 from kept.node.internode.controller_rpc import ChangeVotersReply, ChangeVotersRequest
 from kept.node.runtime.logging import log
 from kept.storage.errors import (
     ClusterAuthorizationFailed,
     DuplicateVoter,
     InvalidRequest,
-    NotController,
     PolicyViolation,
     VoterNotFound,
 )
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 CATCH_UP_S: Final = 10.0
 """How long an observer that is to vote may take to have what was committed when that was asked."""
-LOOK_S: Final = 0.02
+POLL_S: Final = 0.02
 
 
 def refuse_alone(config: NodeConfig) -> None:
@@ -93,7 +93,7 @@ class QuorumReconfiguration:
         return ChangeVotersReply(index)
 
     async def _remove(self, request: ChangeVotersRequest) -> int:
-        self._refuse_unless_leading()
+        check_leads(self._metadata)
         node_id, voters = request.node_id, self._member.voters
         rest = tuple(voter for voter in voters if voter.node_id != node_id)
         if len(rest) == len(voters):
@@ -110,12 +110,12 @@ class QuorumReconfiguration:
         return await self._metadata.change_voters(rest)
 
     async def _add(self, request: ChangeVotersRequest) -> int:
-        self._refuse_unless_leading()
+        check_leads(self._metadata)
         node_id = request.node_id
         known = next((v for v in self._member.voters if v.node_id == node_id), None)
         if node_id == self._identity.node_id:
             raise InvalidRequest(f"node {node_id} votes already: it is the active controller")
-        follows = self._follower(node_id)
+        follows = self._live_follower(node_id)
         wanted = request.directory_id
         if wanted is not None and wanted != follows.directory_id:
             raise InvalidRequest(
@@ -125,7 +125,7 @@ class QuorumReconfiguration:
             raise DuplicateVoter(f"node {node_id} votes already, from this very disk")
         host, port = self._address(request, known)
         voter = Voter(node_id, follows.directory_id, host, port)
-        await self._caught_up(voter)
+        await self._wait_until_caught_up(voter)
         others = tuple(v for v in self._member.voters if v.node_id != node_id)
         self._refuse_without_majority((*others, voter))
         if known is not None:
@@ -133,16 +133,7 @@ class QuorumReconfiguration:
         together = sorted((*others, voter), key=lambda one: one.node_id)
         return await self._metadata.change_voters(tuple(together))
 
-    def _refuse_unless_leading(self) -> None:
-        metadata = self._metadata
-        if not metadata.leads:
-            leader_id = metadata.leader_id
-            raise NotController(
-                f"node {self._identity.node_id} is not the active controller",
-                -1 if leader_id is None else leader_id,
-            )
-
-    def _follower(self, node_id: int) -> Progress:
+    def _live_follower(self, node_id: int) -> Progress:
         found = self._member.progress.get(node_id)
         if found is None or not self._member.is_alive(node_id):
             raise InvalidRequest(
@@ -166,17 +157,17 @@ class QuorumReconfiguration:
             )
         return address
 
-    async def _caught_up(self, voter: Voter) -> None:
+    async def _wait_until_caught_up(self, voter: Voter) -> None:
         goal = self._member.commit_index
         deadline = self._runtime.loop.time() + CATCH_UP_S
-        while (follower := self._follower(voter.node_id)).match_index < goal:
+        while (follower := self._live_follower(voter.node_id)).match_index < goal:
             if self._runtime.loop.time() > deadline:
                 raise InvalidRequest(
                     f"node {voter.node_id} lacks {goal - follower.match_index} entries of the "
                     "metadata log: add it when it has caught up"
                 )
-            await asyncio.sleep(LOOK_S)
-            self._refuse_unless_leading()
+            await asyncio.sleep(POLL_S)
+            check_leads(self._metadata)
 
     def _refuse_without_majority(self, voters: tuple[Voter, ...]) -> None:
         member = self._member

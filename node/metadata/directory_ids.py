@@ -9,7 +9,6 @@ directory ids that a broker registers (KIP-858), partition by partition.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
@@ -110,7 +109,11 @@ def _refuse_incomplete(
     """Raise DirectoryRefused for a meta.properties that is empty or lacks a line, with the lines
     that would be right, as far as the metadata directory knows them.
     """
-    ids = [one for one, where in _known(disk, metadata_directory).items() if where == path]
+    ids = [
+        directory_id
+        for directory_id, where in _known(disk, metadata_directory).items()
+        if where == path
+    ]
     right = {
         "version": META_VERSION,
         "cluster.id": cluster_of(disk, metadata_directory) or "(this cluster's)",
@@ -157,10 +160,6 @@ def remember(
     """Note the directories that are open now, durably, and still those that are ``broken``."""
     known = _known(disk, metadata_directory)
     now = _last_seen_at(broken, known)
-    now |= {_text(one.directory_id): one.path for one in opened}
+    now |= {layout.encode_uuid(log_dir.directory_id): log_dir.path for log_dir in opened}
     if now != known:
         checkpoints.write_properties(disk, f"{metadata_directory}/{FILE}", now)
-
-
-def _text(directory_id: uuid.UUID) -> str:
-    return layout.encode_uuid(directory_id)

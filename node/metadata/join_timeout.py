@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.runtime.runtime import Runtime
 
-LOOK_S: Final = 0.2
+POLL_S: Final = 0.2
 REFUSED_S: Final = 3.0
 """They must refuse for so long: nodes that start at the same time change their minds."""
 
@@ -49,14 +49,14 @@ class Joining:
         no sense to wait longer.
         """
         while not event.is_set():
-            self._look()
+            self._check_patience()
             try:
-                async with asyncio.timeout(LOOK_S):
+                async with asyncio.timeout(POLL_S):
                     await event.wait()
             except TimeoutError:
                 continue
 
-    def _look(self) -> None:
+    def _check_patience(self) -> None:
         now = self._runtime.loop.time()
         refusals = self._peers.refusals
         is_taken = self._taken in refusals.values()
@@ -69,7 +69,7 @@ class Joining:
             if is_taken:
                 raise ConfigurationError(self._taken)
             raise ConfigurationError(
-                "all other nodes of controller.quorum.voters refuse this one: " + self._told
+                "all other nodes of controller.quorum.voters refuse this one: " + self._refusals
             )
         patience_s = self._config.initial_broker_registration_timeout_ms / 1000
         if self._config.is_broker and now - self._began > patience_s:
@@ -79,7 +79,7 @@ class Joining:
             )
 
     @property
-    def _told(self) -> str:
+    def _refusals(self) -> str:
         return "; ".join(
             f"node {node_id}: {self._peers.refusals[node_id]}"
             for node_id in sorted(self._others & self._peers.refusals.keys())
@@ -91,5 +91,5 @@ class Joining:
         if leader_id is not None:
             return f"node {leader_id}, the active controller, did not let it in"
         if self._others & self._peers.refusals.keys():
-            return f"no controller is heard; {self._told}"
+            return f"no controller is heard; {self._refusals}"
         return "no controller is heard: are the nodes of controller.quorum.voters running?"

@@ -46,30 +46,30 @@ class LeadershipBarrier:
         self._metadata = metadata
         self._identity = identity
         self._peers = peers
-        self._asked: list[Then] = []
+        self._waiting: list[Then] = []
         self._task: asyncio.Task[None] | None = None
 
-    def ask(self, then: Then) -> None:
+    def confirm(self, then: Then) -> None:
         """Call ``then`` once this node has acted on all that was decided before this call (True),
         or nobody could say (False). Later, never at once.
         """
-        self._asked.append(then)
+        self._waiting.append(then)
         if self._task is None:
             self._task = self._runtime.loop.create_task(self._run())
 
     async def close(self) -> None:
         """Ask nobody any more; who waits hears nothing."""
-        self._asked.clear()
+        self._waiting.clear()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
         try:
-            while self._asked:
-                asked, self._asked = self._asked, []
+            while self._waiting:
+                waiting, self._waiting = self._waiting, []
                 confirmed = await self._confirm()
-                for then in asked:
+                for then in waiting:
                     then(confirmed)
         finally:
             self._task = None

@@ -23,7 +23,7 @@ class MetadataDirectory:
         self._lock: Lock | None = None
         self._verifying = False
 
-    def take(self, path: str) -> None:
+    def acquire(self, path: str) -> None:
         """Make the directory if there is none, and lock it. Raises MachineError, DirectoryInUse."""
         self._runtime.disk.ensure_directory(path)
         self._lock = self._runtime.disk.lock(f"{path}/{LOCK}")

@@ -62,10 +62,10 @@ class Metadata:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.member: MetadataNode
-        self.send: Callable[[Message], None] = _nobody
-        self.probe: Callable[[int], None] = _nobody
+        self.send: Callable[[Message], None] = _ignore
+        self.probe: Callable[[int], None] = _ignore
         """Look whether a node's process is there; :meth:`peer_down` if not."""
-        self.on_failure: Callable[[str], None] = _nobody
+        self.on_failure: Callable[[str], None] = _ignore
         self.on_applied: Callable[[], None] = _nothing
         """The image, or the role of this node, has moved."""
         self.acted_index = 0
@@ -197,12 +197,12 @@ class Metadata:
     def _snapshot_checked(self, message: InstallSnapshot, job: asyncio.Future[str]) -> None:
         wrong = job.result()
         if wrong:
-            self._tell_of_refused([(message.sender, f"InstallSnapshot refused: {wrong}")])
+            self._log_refused([(message.sender, f"InstallSnapshot refused: {wrong}")])
         elif not self._closed:
             self.member.receive(message)
             self.pump()
 
-    def _tell_of_refused(self, refused: Iterable[tuple[int, str]]) -> None:
+    def _log_refused(self, refused: Iterable[tuple[int, str]]) -> None:
         for sender, why in refused:
             if self._loop.time() >= self._quiet_until:
                 self._quiet_until = self._loop.time() + NOISE_INTERVAL_S
@@ -266,7 +266,7 @@ class Metadata:
             for node_id in member.drain_probes():
                 self.probe(node_id)
             if refused := member.drain_refused():
-                self._tell_of_refused(refused)
+                self._log_refused(refused)
             if member.refusal is not None:
                 self._closed = True
                 self.on_failure(member.refusal)
@@ -285,9 +285,9 @@ class Metadata:
 
     def _run(self, work: Work) -> None:
         job = self._loop.run_in_executor(self._pool, work.run)
-        job.add_done_callback(partial(self._worked, work))
+        job.add_done_callback(partial(self._work_finished, work))
 
-    def _worked(self, work: Work, job: asyncio.Future[Any]) -> None:
+    def _work_finished(self, work: Work, job: asyncio.Future[Any]) -> None:
         error = job.exception()
         if isinstance(error, ResourceExhausted) and not self._closed:
             log.warning("the metadata log waits for open files or memory", error=str(error))
@@ -316,7 +316,7 @@ class Metadata:
             if not future.done():
                 future.set_exception(error)
 
-    def _tell_of_snapshot(self) -> None:
+    def _log_snapshot_error(self) -> None:
         why = self.member.last_snapshot_error
         if why is not None and why != self._snapshot_error:
             log.warning("snapshot of the metadata not written", error=why)
@@ -327,33 +327,33 @@ class Metadata:
         try:
             result = self._slices.run(self.member.done_in_steps(work))
         except KeptError as error:
-            self._contradicts(error)
+            self._fail_for_good(error)
             return
         if not isinstance(result, Sliced):
             self._publish(work, result)
             return
         self._working = True
-        result.add_done_callback(partial(self._applied_in_slices, work))
+        result.add_done_callback(partial(self._sliced_apply_finished, work))
 
-    def _applied_in_slices(self, work: Work, result: asyncio.Future[Outcome]) -> None:
+    def _sliced_apply_finished(self, work: Work, result: asyncio.Future[Outcome]) -> None:
         self._working = False
         error = result.exception()
         if isinstance(error, KeptError):
-            self._contradicts(error)
+            self._fail_for_good(error)
         elif error is not None:
             self._failed(error)
         else:
             self._publish(work, result.result())
             self.pump()
 
-    def _contradicts(self, error: KeptError) -> None:
+    def _fail_for_good(self, error: KeptError) -> None:
         """The log contradicts itself: nothing after it can be true."""
         self._closed = True
         self.on_failure(f"the metadata log failed: {error}")
 
     def _publish(self, work: Work, outcome: Outcome) -> None:
         if work.snapshot is not None:
-            self._tell_of_snapshot()
+            self._log_snapshot_error()
         for message in outcome.messages:
             self.send(message)
         for index in outcome.lost_proposals:
@@ -479,7 +479,7 @@ def _random(n: int) -> int:
     return int.from_bytes(os.urandom(4), "big") % n
 
 
-def _nobody(_: Any) -> None:
+def _ignore(_: Any) -> None:
     pass
 
 

@@ -224,4 +224,4 @@ class LogLifecycle:
                     for one in leaving
                     if one.directory is directory
                 ]
-                self._metadata.member.history.carried_out(removals)
+                self._metadata.member.history.forget_removed(removals)

@@ -257,7 +257,7 @@ class ReplicaManager:
         self.strays.say()
         if all(one.offline is None for one in self._table.directories):
             history = self._metadata.member.history
-            history.carried_out(tuple(history.removed))
+            history.forget_removed(tuple(history.removed))
         openings = self._within_limit(openings)
         if broken is not None:
             log.error("partitions offline", count=absent, path=broken.name, error=broken.offline)

@@ -25,7 +25,7 @@ class HeldBarrier:
     def __init__(self) -> None:
         self.waiting: list[Callable[[bool], Any]] = []
 
-    def ask(self, then: Callable[[bool], Any]) -> None:
+    def confirm(self, then: Callable[[bool], Any]) -> None:
         self.waiting.append(then)
 
 

@@ -181,7 +181,7 @@ class Shard:
         """
         while True:
             answer: asyncio.Future[bool] = self._runtime.loop.create_future()
-            self._barrier.ask(partial(_resolve_once, answer))
+            self._barrier.confirm(partial(_resolve_once, answer))
             if await answer:
                 return
             await asyncio.sleep(BARRIER_RETRY_S)

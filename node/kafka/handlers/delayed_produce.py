@@ -160,7 +160,7 @@ class DelayedProduce:
                 hosted.flush(end_offset, self._waiter(topic, place))
         if self._doubts:
             self._waits += 1
-            self._context.barrier.ask(self._confirmed)
+            self._context.barrier.confirm(self._confirmed)
         self._waits -= 1
         if self._waits == 0:
             self._answer()

@@ -139,7 +139,7 @@ def test_removals_are_remembered_until_they_are_carried_out(how):
         story.change(1, (1,), replicas=(1, 2, 0))
         assert not story.history.removed, "it is wanted again"
         return
-    story.history.carried_out([KEY])
+    story.history.forget_removed([KEY])
     assert not story.history.removed
 
 

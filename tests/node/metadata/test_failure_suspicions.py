@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from uuid import UUID
 
 import pytest
 
+from kept.cluster.metadata.image import BrokerImage, Image
 from kept.node.metadata.failure_suspicions import DOUBT_S, LINGER_S, FailureSuspicions
 
 
 def image(epoch=7, *, fenced=False):
-    one = SimpleNamespace(broker_id=1, broker_epoch=epoch, fenced=fenced)
-    return SimpleNamespace(brokers={1: one})
+    return Image(brokers={1: BrokerImage(1, epoch, UUID(int=1), (), None, fenced)})
 
 
-NOBODY = SimpleNamespace(brokers={})
+NOBODY = Image()
 
 
 @pytest.fixture

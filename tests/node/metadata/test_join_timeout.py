@@ -9,7 +9,7 @@ import pytest
 from kept.node.config.listeners import Voter
 from kept.node.config.node_config import NodeConfig
 from kept.node.internode.identity import taken
-from kept.node.metadata.join_timeout import LOOK_S, REFUSED_S, Joining
+from kept.node.metadata.join_timeout import POLL_S, REFUSED_S, Joining
 from kept.storage.errors import ConfigurationError, RequestTimedOut
 from kept.testing import Cluster
 from tests.support.parts import Given
@@ -18,7 +18,7 @@ VOTERS = tuple(Voter(n, "localhost", 1000 + n) for n in range(3))
 
 
 class Start:
-    """Node 0 of three that waits; every look takes LOOK_S of a clock that nobody sleeps for."""
+    """Node 0 of three that waits; every look takes POLL_S of a clock that nobody sleeps for."""
 
     def __init__(self, voters: tuple[Voter, ...] = VOTERS, broker: bool = True) -> None:
         self.now = 50.0
@@ -42,9 +42,9 @@ class Start:
         )
 
     def look(self, seconds: float) -> None:
-        for _ in range(round(seconds / LOOK_S)):
-            self.joining._look()
-            self.now += LOOK_S
+        for _ in range(round(seconds / POLL_S)):
+            self.joining._check_patience()
+            self.now += POLL_S
 
 
 def test_an_event_ends_the_wait():
@@ -64,7 +64,7 @@ def test_all_others_refuse():
     start.refusals.update({1: "another cluster", 2: "that too"})
     start.look(REFUSED_S)
     with pytest.raises(ConfigurationError, match="node 1: another cluster; node 2: that too"):
-        start.look(2 * LOOK_S)
+        start.look(2 * POLL_S)
 
 
 def test_one_that_refuses_may_be_the_one_that_is_wrong():
@@ -86,24 +86,24 @@ def test_a_node_id_that_is_taken_is_told_by_whoever_knows():
     start.refusals[2] = taken(0)
     start.look(REFUSED_S)
     del start.refusals[2]  # the process before this one has ended
-    start.look(2 * LOOK_S)
+    start.look(2 * POLL_S)
     start.refusals[2] = taken(0)
     start.look(REFUSED_S)
     with pytest.raises(ConfigurationError, match="node id 0 belongs to another process"):
-        start.look(2 * LOOK_S)
+        start.look(2 * POLL_S)
 
 
 def test_a_broker_that_is_not_registered_in_time_ends():
     start = Start()
     start.look(60)
     with pytest.raises(RequestTimedOut, match=r"timeout\.ms \(60 s\): no controller is heard: are"):
-        start.look(2 * LOOK_S)
+        start.look(2 * POLL_S)
     start.refusals[1] = "another cluster"
     with pytest.raises(RequestTimedOut, match="is heard; node 1: another cluster"):
-        start.look(LOOK_S)
+        start.look(POLL_S)
     start.metadata.leader_id = 2
     with pytest.raises(RequestTimedOut, match="node 2, the active controller, did not let it in"):
-        start.look(LOOK_S)
+        start.look(POLL_S)
 
 
 def test_a_controller_waits_for_the_others():

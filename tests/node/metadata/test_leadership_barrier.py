@@ -61,10 +61,10 @@ async def turns() -> None:
 def test_who_asks_while_a_question_is_under_way_gets_the_next_one():
     async def scene(leadership_barrier, controller, heard):
         controller.acted.set()
-        leadership_barrier.ask(lambda found: heard.append(("first", found)))
-        leadership_barrier.ask(lambda found: heard.append(("with it", found)))
+        leadership_barrier.confirm(lambda found: heard.append(("first", found)))
+        leadership_barrier.confirm(lambda found: heard.append(("with it", found)))
         await turns()
-        leadership_barrier.ask(lambda found: heard.append(("later", found)))
+        leadership_barrier.confirm(lambda found: heard.append(("later", found)))
         controller.answers.put_nowait(ConfirmReply(9))
         await turns()
         assert heard == [("first", True), ("with it", True)]
@@ -72,7 +72,7 @@ def test_who_asks_while_a_question_is_under_way_gets_the_next_one():
         await turns()
         assert heard[2:] == [("later", True)]
         assert controller.asked == [ConfirmRequest(1, 7)] * 2
-        leadership_barrier.ask(lambda found: heard.append(("again", found)))
+        leadership_barrier.confirm(lambda found: heard.append(("again", found)))
         controller.answers.put_nowait(ConfirmReply(9))
         await turns()
         assert heard[3:] == [("again", True)]
@@ -82,7 +82,7 @@ def test_who_asks_while_a_question_is_under_way_gets_the_next_one():
 
 def test_an_answer_counts_when_it_was_acted_on():
     async def scene(leadership_barrier, controller, heard):
-        leadership_barrier.ask(heard.append)
+        leadership_barrier.confirm(heard.append)
         controller.answers.put_nowait(ConfirmReply(9))
         await turns()
         assert heard == []
@@ -98,7 +98,7 @@ def test_an_answer_counts_when_it_was_acted_on():
 )
 def test_nobody_who_can_say(error):
     async def scene(leadership_barrier, controller, heard):
-        leadership_barrier.ask(heard.append)
+        leadership_barrier.confirm(heard.append)
         controller.answers.put_nowait(error)
         await turns()
         assert heard == [False]
@@ -108,7 +108,7 @@ def test_nobody_who_can_say(error):
 
 def test_no_controller_is_known():
     async def scene(leadership_barrier, _controller, heard):
-        leadership_barrier.ask(heard.append)
+        leadership_barrier.confirm(heard.append)
         await turns()
         assert heard == [False]
 

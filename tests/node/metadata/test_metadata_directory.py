@@ -15,7 +15,7 @@ def test_a_new_directory_outlives_a_power_loss_with_all_its_parents() -> None:
 
     async def take() -> None:
         runtime = Runtime(disk)
-        MetadataDirectory(runtime, Shutdown()).take("/not/there/yet/meta")
+        MetadataDirectory(runtime, Shutdown()).acquire("/not/there/yet/meta")
         runtime.close()
 
     asyncio.run(take())

@@ -55,7 +55,7 @@ class NotReached(NetworkException):
     """No connection: no request was sent."""
 
 
-_AGAIN: Final = (
+_NOTHING_DONE: Final = (
     NotReached,
     NotLeaderOrFollower,
     FencedLeaderEpoch,
@@ -91,8 +91,8 @@ class ClusterClient:
     def close(self) -> None:
         """Close what is kept; leases end with their calls."""
         self._stopped = True
-        for several in self._free.values():
-            for connection in several:
+        for connections in self._free.values():
+            for connection in connections:
                 connection.close()
         self._free.clear()
 
@@ -154,7 +154,7 @@ class ClusterClient:
                     tp.partition in range(self.partitions(tp.topic))
                 )
                 hopeless = isinstance(error, UnknownTopicOrPartition) and not known
-                if not isinstance(error, _AGAIN) or hopeless or loop.time() + pause >= end:
+                if not isinstance(error, _NOTHING_DONE) or hopeless or loop.time() + pause >= end:
                     raise
             await asyncio.sleep(pause)
             pause = min(2 * pause, BACKOFF_MAX_S)

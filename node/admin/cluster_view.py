@@ -10,8 +10,8 @@ import kept
 from kept.node.runtime.yielding import Pace
 
 if TYPE_CHECKING:
-    from kept.node.admin.health import NodeHealth
     from kept.node.admin.log_directories import LogDirectories, LogDirectory
+    from kept.node.admin.readiness import NodeHealth
     from kept.node.admin.topic_lookup import TopicLookup
     from kept.node.config.live_config import LiveConfig
     from kept.node.metadata.metadata_log import Metadata

@@ -250,20 +250,20 @@ class CompactionView:
         found = cleanable_range(seen, self.runtime.now_ms())
         clean, dirty = sizes(seen, found)
         tp = hosted.partition.topic_partition
-        said = cleaner.status(tp)
-        state, reason = _state(said.next, dirty)
+        cleaning = cleaner.status(tp)
+        state, reason = _state(cleaning.next, dirty)
         progress = None
         if not self.config.current.log_cleaner_enable and state in (DUE, WAITING):
             state, reason = WAITING, "the cleaner is off: log.cleaner.enable is false"
-        if said.failure is not None:
-            state, reason = UNCLEANABLE, said.failure.reason
+        if cleaning.failure is not None:
+            state, reason = UNCLEANABLE, cleaning.failure.reason
         trouble = hosted.manifests.retry_schedule
         if trouble.count:
             state, reason = UNCLEANABLE, trouble.reason
-        if said.running is not None:
-            computed = hosted.manifests.why_not if said.running.computed else None
-            state, reason = RUNNING, computed or said.running.plan.why
-            progress = said.running.progress
+        if cleaning.running is not None:
+            computed = hosted.manifests.why_not if cleaning.running.computed else None
+            state, reason = RUNNING, computed or cleaning.running.plan.why
+            progress = cleaning.running.progress
         return CompactionStatus(
             state=state,
             reason=reason,
@@ -275,12 +275,14 @@ class CompactionView:
             dirty_ratio=_ratio(clean, dirty),
             generation=None if known.applied is None else str(known.applied),
             last_compaction_ms=known.last_ms if known.last_ms >= 0 else None,
-            retry_at_ms=trouble.retry_at_ms if said.failure is None else _retry_at_ms(said.failure),
-            failures=trouble.count if said.failure is None else said.failure.count,
+            retry_at_ms=trouble.retry_at_ms
+            if cleaning.failure is None
+            else _retry_at_ms(cleaning.failure),
+            failures=trouble.count if cleaning.failure is None else cleaning.failure.count,
             progress=progress,
             tombstones_pending=known.tombstones_from(seen.segments[0].base_offset),
             next_horizon_ms=min(known.horizons.values(), default=None),
-            cleaning_to=None if said.running is None else said.running.plan.end_offset,
+            cleaning_to=None if cleaning.running is None else cleaning.running.plan.end_offset,
             node=self.identity.node_id,
             leads=hosted.partition.is_leader,
             **_generations(hosted),

@@ -92,16 +92,16 @@ class QuorumView:
         members = []
         for node_id in sorted({*voters, *member.followers, own_id}):
             index: int | None = None
-            heard_ms: int | None = None
+            last_contact_ms: int | None = None
             if node_id == own_id:
-                index, heard_ms = member.last_index, 0
+                index, last_contact_ms = member.last_index, 0
             elif node_id in member.followers:
-                match_index, heard_at = member.followers[node_id]
+                match_index, last_contact_tick = member.followers[node_id]
                 if match_index:  # 0: it has not answered in this term
                     index = match_index
-                    heard_ms = round((member.ticks - heard_at) * TICK_S * 1000)
+                    last_contact_ms = round((member.ticks - last_contact_tick) * TICK_S * 1000)
             lag = None if index is None else max(0, member.last_index - index)
-            members.append(QuorumMember(node_id, node_id in voters, index, lag, heard_ms))
+            members.append(QuorumMember(node_id, node_id in voters, index, lag, last_contact_ms))
         return members
 
     async def add_voter(self, node_id: int, address: str | None = None, *, allowed: bool) -> Voters:

@@ -1,4 +1,4 @@
-"""When clients may come: the answer of ``/readyz``.
+"""Whether clients should come to this node: for ``/readyz``, gRPC's health service and metrics.
 
 A node is not ready while it starts or stops. It becomes ready once every replica that it held when
 it started has been in its ISR since, or has no leader alive to catch up with; a rolling restart can
@@ -10,6 +10,7 @@ reason to send clients away.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
@@ -18,6 +19,11 @@ from kept.storage.types import TopicPartition
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import Image
     from kept.cluster.metadata.records import PartitionRecord
+    from kept.node.config.live_config import LiveConfig
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.node_identity import NodeIdentity
+    from kept.node.replicas.replica_manager import ReplicaManager
+    from kept.node.replicas.replica_table import ReplicaTable
 
 
 class _Awaited(NamedTuple):
@@ -27,18 +33,18 @@ class _Awaited(NamedTuple):
     partition: int
 
 
-def _nobody() -> None:
+def _ignore() -> None:
     """Nobody watches."""
 
 
 class Readiness:
-    """What has been seen since the node started. Pure: it looks at images."""
+    """What has been seen since the node started. Pure: it reads images."""
 
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
         self.started = False
         """The node accepts clients; neither starting nor stopping."""
-        self.on_move: Callable[[], None] = _nobody
+        self.on_move: Callable[[], None] = _ignore
         """The node calls it whenever the answer may be another one now."""
         self._awaited: set[_Awaited] | None = None
 
@@ -111,3 +117,42 @@ class Readiness:
 def _has_leader(image: Image, record: PartitionRecord) -> bool:
     leader = image.brokers.get(record.leader)
     return leader is not None and not leader.fenced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeHealth:
+    """The health of one node, as it is now."""
+
+    readiness: Readiness
+    config: LiveConfig
+    identity: NodeIdentity
+    metadata: Metadata
+    table: ReplicaTable
+    replicas: ReplicaManager
+
+    @property
+    def started(self) -> bool:
+        """Whether it accepts clients: it neither starts nor stops."""
+        return self.readiness.started
+
+    def unready(self) -> str | None:
+        """Why clients should not come here now; None when they may."""
+        if not self.started:
+            return "starting or stopping"
+        if not self.config.current.is_broker:
+            return None if self.metadata.leader_id is not None else "no controller is elected"
+        offline = {d.name: d.offline for d in self.table.directories if d.offline is not None}
+        return self.readiness.unready(
+            self.metadata.image,
+            self.identity.broker_epoch,
+            offline,
+            len(self.replicas.left_closed),
+        )
+
+    def stray_logs(self) -> list[str]:
+        """Directories of logs set aside here, which the metadata does not know."""
+        return [str(path) for path in self.replicas.strays.paths]
+
+    def left_closed(self) -> list[str]:
+        """Partitions whose replicas here were left closed for want of open files."""
+        return sorted(map(str, self.replicas.left_closed))

@@ -14,12 +14,12 @@ from kept.node.admin.cluster_view import ClusterView
 from kept.node.admin.compaction_admin import CompactionAdmin
 from kept.node.admin.compaction_status import CleanerView, CompactionView
 from kept.node.admin.consumer_lag import ConsumerLag
-from kept.node.admin.health import NodeHealth
 from kept.node.admin.leader_election import LeaderElection
 from kept.node.admin.leader_router import LeaderRouter
 from kept.node.admin.log_directories import LogDirectories
 from kept.node.admin.peer_http import PeerHttp
 from kept.node.admin.quorum_view import QuorumView
+from kept.node.admin.readiness import NodeHealth
 from kept.node.admin.record_browser import RecordBrowser
 from kept.node.admin.replica_reports import ReplicaReports
 from kept.node.admin.topic_lookup import TopicLookup

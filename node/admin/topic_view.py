@@ -232,9 +232,11 @@ class TopicView:
     ) -> list[PartitionSummary | Remote]:
         """Partitions as their leaders see them: those led elsewhere are theirs to describe."""
         leaders = {one.leader for one in local} - {self.lookup.node_id}
-        asked = sorted(leader for leader in leaders if leader in self.metadata.image.brokers)
-        answers = await asyncio.gather(*(self._described_by(one, path, query) for one in asked))
-        by_leader = dict(zip(asked, answers, strict=True))
+        reachable = sorted(leader for leader in leaders if leader in self.metadata.image.brokers)
+        descriptions = await asyncio.gather(
+            *(self._described_by(one, path, query) for one in reachable)
+        )
+        by_leader = dict(zip(reachable, descriptions, strict=True))
         described: list[PartitionSummary | Remote] = []
         for one in local:
             remote, why = by_leader.get(one.leader, ({}, None))

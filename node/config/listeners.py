@@ -72,7 +72,7 @@ class Voter(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Listeners:
     """Where a node listens for clients and what it tells them; ``node`` is for other nodes, and
-    ``advertised_node`` what those are told. A lone node has neither.
+    ``advertised_node`` what those get. A lone node has neither.
     """
 
     client: tuple[Listener, ...]
@@ -203,12 +203,12 @@ def resolve(
         node = _default_node(client[0])
         bound.append(node)
     _no_port_twice(bound)
-    told = _advertised_by_name(advertised, protocols, bound, role)
+    by_name = _advertised_by_name(advertised, protocols, bound, role)
     return Listeners(
         client,
-        _advertised(told, client),
+        _advertised(by_name, client),
         node,
-        None if node is None else _advertised_node(node, told, client, role.voter),
+        None if node is None else _advertised_node(node, by_name, client, role.voter),
     )
 
 
@@ -223,19 +223,19 @@ def _default_node(client: Listener) -> Listener:
 
 
 def _advertised_node(
-    node: Listener, told: dict[str, Listener], client: Sequence[Listener], voter: Voter | None
+    node: Listener, by_name: dict[str, Listener], client: Sequence[Listener], voter: Voter | None
 ) -> Listener:
     """Where other nodes reach this one: as said, else as its own voter's entry has it, else where
-    it listens, else on the host that clients are told.
+    it listens, else on the host that clients get.
     """
-    found = told.get(node.name)
+    found = by_name.get(node.name)
     if found is None:
         if voter is not None:
             found = node._replace(host=voter.host)
         elif node.host not in _WILDCARDS:
             found = node
         else:
-            hosts = [told[one.name].host for one in client if one.name in told]
+            hosts = [by_name[one.name].host for one in client if one.name in by_name]
             if not hosts:
                 raise ConfigurationError(
                     f"listener {node} is bound to every interface: advertised.listeners must say "
@@ -266,9 +266,9 @@ def _advertised_by_name(
     role: Role,
 ) -> dict[str, Listener]:
     """``advertised.listeners`` by name."""
-    told = {a.name: a for a in _parse("advertised.listeners", entries or (), protocols)}
+    by_name = {a.name: a for a in _parse("advertised.listeners", entries or (), protocols)}
     names = [listener.name for listener in bound]
-    for listener in told.values():
+    for listener in by_name.values():
         if listener.name not in names:
             alone = role.alone and listener.name == NODE_LISTENER
             hint = "; a cluster of one has no node listener unless it is there" if alone else ""
@@ -281,14 +281,14 @@ def _advertised_by_name(
                 f"advertised.listeners: nobody can connect to {listener.host or 'no host'}; "
                 "give a name or address that the others reach"
             )
-    return told
+    return by_name
 
 
-def _advertised(told: dict[str, Listener], client: Sequence[Listener]) -> tuple[Listener, ...]:
+def _advertised(by_name: dict[str, Listener], client: Sequence[Listener]) -> tuple[Listener, ...]:
     for listener in client:
-        if listener.name not in told and listener.host in _WILDCARDS:
+        if listener.name not in by_name and listener.host in _WILDCARDS:
             raise ConfigurationError(
                 f"listener {listener} is bound to every interface: advertised.listeners must say "
                 f"where clients reach it, as in {listener.name}://host:{listener.port}"
             )
-    return tuple(told.get(listener.name, listener) for listener in client)
+    return tuple(by_name.get(listener.name, listener) for listener in client)

@@ -152,7 +152,7 @@ class NodeConfig(NodeSettings):
             self.inter_broker_listener_name,
             self.controller_listener_names,
             role=Role(
-                alone=self._names_nobody_else,
+                alone=self._names_no_other_node,
                 broker="broker" in self.process_roles,
                 voter=own[0] if own else None,
             ),
@@ -174,7 +174,7 @@ class NodeConfig(NodeSettings):
         return self.node_listener is None
 
     @property
-    def _names_nobody_else(self) -> bool:
+    def _names_no_other_node(self) -> bool:
         both = set(self.process_roles) == {"broker", "controller"}
         return both and len(self.controller_quorum_voters) <= 1
 

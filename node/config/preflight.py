@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 def check_addresses(config: NodeConfig) -> None:
     """Raises ConfigurationError for the first address that cannot be served or reached."""
     bound = list(config.listeners)
-    told = list(config.advertised_listeners)
+    advertised = list(config.advertised_listeners)
     if config.node_listener is not None and config.advertised_node_listener is not None:
         bound.append(config.node_listener)
-        told.append(config.advertised_node_listener)
+        advertised.append(config.advertised_node_listener)
     for listener in bound:
         _check_bound(listener)
-    for listener in told:
+    for listener in advertised:
         _resolve("advertised.listeners" if listener not in bound else "listeners", listener)
 
 

@@ -228,8 +228,8 @@ def located(
         return message
     if len(places) == 1:
         return f"{next(iter(places.values()))}: {message}"
-    said = ", ".join(f"{name} by {place}" for name, place in places.items())
-    return f"{message} (given: {said})"
+    given_by = ", ".join(f"{name} by {place}" for name, place in places.items())
+    return f"{message} (given: {given_by})"
 
 
 def _line(path: str, name: str) -> int | None:

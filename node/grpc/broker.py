@@ -15,7 +15,7 @@ from kept.client.failures import failure
 from kept.client.partitioner import partition_for
 from kept.client.records import EARLIEST
 from kept.node.admin.partition_records import NewRecord, Reader, append
-from kept.node.grpc.status_codes import answering
+from kept.node.grpc.status_codes import with_statuses
 from kept.node.proto import broker_pb2
 from kept.storage.errors import InvalidRequest
 from kept.storage.types import MAX_INT32, TopicPartition
@@ -73,17 +73,17 @@ class Broker:
             NAME,
             {
                 "CreateTopic": unary(
-                    answering(self._create_topic, pb.CreateTopicRequest),
+                    with_statuses(self._create_topic, pb.CreateTopicRequest),
                     None,
                     pb.CreateTopicResponse.SerializeToString,
                 ),
                 "Produce": unary(
-                    answering(self._produce, pb.ProduceRequest),
+                    with_statuses(self._produce, pb.ProduceRequest),
                     None,
                     pb.ProduceResponse.SerializeToString,
                 ),
                 "Consume": stream(
-                    answering(self._consume, pb.ConsumeRequest),
+                    with_statuses(self._consume, pb.ConsumeRequest),
                     None,
                     pb.ConsumeResponse.SerializeToString,
                 ),

@@ -16,8 +16,7 @@ from grpc_health.v1 import health_pb2
 import grpc
 
 if TYPE_CHECKING:
-    from kept.node.admin.health import NodeHealth
-    from kept.node.admin.readiness import Readiness
+    from kept.node.admin.readiness import NodeHealth, Readiness
 
 NAME: Final = "grpc.health.v1.Health"
 PAUSE_S: Final = 0.05

@@ -63,7 +63,7 @@ def parsed(kind: Any, data: bytes) -> Any:
         raise InvalidRequest(f"this is no {kind.DESCRIPTOR.full_name}: {error}") from error
 
 
-def answering(handler: Handler, kind: Any) -> Handler:
+def with_statuses(handler: Handler, kind: Any) -> Handler:
     """A handler of requests of a kind, as gRPC calls it with bytes: errors become statuses."""
 
     async def handle(data: bytes, context: Any) -> Any:

@@ -20,14 +20,14 @@ async def respond(routes: Routes, request: PeerHttpRequest) -> PeerHttpReply:
     """Answer another node. Raises PolicyViolation for what is not for other nodes."""
     query, body = json.loads(request.query), json.loads(request.body)
     if not request.path.startswith(PREFIX) or "node" in query:
-        raise PolicyViolation(f"{request.path} is not asked through another node")
+        raise PolicyViolation(f"{request.path} is not served through another node")
     try:
-        asked = HttpRequest(request.method, request.path, query, body, here=True)
-        response = await routes.respond(asked)
+        forwarded = HttpRequest(request.method, request.path, query, body, here=True)
+        response = await routes.respond(forwarded)
     except KeptError as error:
         response = failure(status_of(error), str(error))
     if response.endless:
-        raise PolicyViolation(f"{request.path} is a stream, and not asked through another node")
+        raise PolicyViolation(f"{request.path} is a stream, and not served through another node")
     if response.chunks is None:
         body = dumps(response.value) if response.text is None else response.text.encode()
         return PeerHttpReply(response.status, body)

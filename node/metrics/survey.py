@@ -70,7 +70,7 @@ class Surveyor:
     async def survey(self, pace: Pace) -> Survey:
         """Collect everything once; ``pace`` lets others run."""
         survey = Survey()
-        every_one = self.config.current.metrics_partitions == "all"
+        all_partitions = self.config.current.metrics_partitions == "all"
         leads = self.metadata.leads
         for topic in list(self.metadata.image.topics.values()):
             for record in topic.partitions:
@@ -78,7 +78,7 @@ class Surveyor:
                 survey.totals["without leader"] += leads and record.leader == NO_LEADER
                 if self.identity.node_id in record.replicas:
                     tp = TopicPartition(topic.name, record.partition)
-                    self._add_partition(survey, tp, record, every_one)
+                    self._add_partition(survey, tp, record, all_partitions)
         for group, name, index, offset in list(self.groups.committed()):
             await pace.checkpoint()
             partition = self.table.partitions.get(TopicPartition(name, index))
@@ -88,7 +88,7 @@ class Surveyor:
         return survey
 
     def _add_partition(
-        self, survey: Survey, tp: TopicPartition, record: PartitionRecord, every_one: bool
+        self, survey: Survey, tp: TopicPartition, record: PartitionRecord, all_partitions: bool
     ) -> None:
         name, totals = (tp.topic, str(tp.partition)), survey.totals
         under = record.is_under_replicated
@@ -97,7 +97,7 @@ class Surveyor:
         if partition is None or record.leader == NO_LEADER:
             totals["offline"] += 1
             survey.add("partition_offline", name, 1)
-        if under or every_one:
+        if under or all_partitions:
             survey.add("partition_isr", name, len(record.isr))
         if partition is None:
             return
@@ -111,8 +111,8 @@ class Surveyor:
             totals["compacted bytes"] += size_bytes
             target = partition.log.config.min_cleanable_dirty_ratio
             dirty = status.state == "uncleanable" or status.dirty_ratio > target
-            _add_compaction(survey, name, status, dirty, every_one)
-        if every_one or dirty or under:
+            _add_compaction(survey, name, status, dirty, all_partitions)
+        if all_partitions or dirty or under:
             survey.add("partition_size_bytes", name, size_bytes)
 
 
@@ -129,7 +129,11 @@ def _add_led(survey: Survey, record: PartitionRecord, partition: Partition) -> N
 
 
 def _add_compaction(
-    survey: Survey, name: tuple[str, str], status: CompactionStatus, dirty: bool, every_one: bool
+    survey: Survey,
+    name: tuple[str, str],
+    status: CompactionStatus,
+    dirty: bool,
+    all_partitions: bool,
 ) -> None:
     totals = survey.totals
     totals["tombstones"] += status.tombstones_pending
@@ -137,10 +141,10 @@ def _add_compaction(
     totals["awaiting manifests"] += bool(status.awaits)
     for replica in status.replicas:
         totals["replicas behind"] += replica.behind
-        if replica.behind or every_one:
+        if replica.behind or all_partitions:
             behind = generations_behind(status.published, replica.applied)
             survey.add("manifest_replica_lag", (*name, str(replica.replica)), behind)
-    if every_one or dirty:
+    if all_partitions or dirty:
         survey.add("log_cleaner_dirty_ratio", name, status.dirty_ratio)
         survey.add("log_cleaner_tombstones_pending", name, status.tombstones_pending)
         if status.generation is not None:

@@ -19,8 +19,8 @@ from kept.node.kafka import api
 from kept.node.metrics.survey import Survey
 
 if TYPE_CHECKING:
-    from kept.node.admin.health import NodeHealth
     from kept.node.admin.log_directories import LogDirectory
+    from kept.node.admin.readiness import NodeHealth
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.runtime.counters import Counters
     from kept.node.runtime.fd_quota import OpenFiles

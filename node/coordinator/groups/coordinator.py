@@ -21,7 +21,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import fields
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -154,8 +153,17 @@ class Coordinator:
     def settings(self) -> ev.GroupSettings:
         """The node's settings for groups."""
         config = self._config.current
-        names = [field.name for field in fields(ev.GroupSettings)]
-        return ev.GroupSettings(**{name: getattr(config, name) for name in names})
+        return ev.GroupSettings(
+            group_min_session_timeout_ms=config.group_min_session_timeout_ms,
+            group_max_session_timeout_ms=config.group_max_session_timeout_ms,
+            group_initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
+            group_max_size=config.group_max_size,
+            group_max_bytes=config.group_max_bytes,
+            groups_max_bytes=config.groups_max_bytes,
+            offset_metadata_max_bytes=config.offset_metadata_max_bytes,
+            offsets_retention_minutes=config.offsets_retention_minutes,
+            offsets_retention_check_interval_ms=config.offsets_retention_check_interval_ms,
+        )
 
     # What handlers call.
 

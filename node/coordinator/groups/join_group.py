@@ -383,8 +383,8 @@ class GroupMembership:
             group.new_member_added = False
             delay = min(self._core.settings.group_initial_rebalance_delay_ms, timer.remaining_ms)
             remaining = max(timer.remaining_ms - timer.delay_ms, 0)
-            again = JoinDeadline(timer.group, True, delay, remaining)
-            self._timers.set(_join_key(group), self._core.now_ms + delay, again)
+            extended = JoinDeadline(timer.group, True, delay, remaining)
+            self._timers.set(_join_key(group), self._core.now_ms + delay, extended)
         else:
             self._complete_join(group)
 
@@ -435,11 +435,11 @@ class GroupMembership:
         group.validate_member(event.member, event.group_instance_id)
         if event.generation != group.generation:
             raise GroupError(ErrorCode.illegal_generation)
-        for asked, present in (
+        for wanted, present in (
             (event.protocol_type, group.protocol_type),
             (event.protocol, group.protocol),
         ):
-            if asked is not None and present is not None and asked != present:
+            if wanted is not None and present is not None and wanted != present:
                 raise GroupError(ErrorCode.inconsistent_group_protocol)
         if group.state is PREPARING_REBALANCE:
             raise GroupError(ErrorCode.rebalance_in_progress)

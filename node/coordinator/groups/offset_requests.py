@@ -263,6 +263,6 @@ class OffsetRequests:
         return all_expired
 
 
-def _is_other_topic(stored: object, asked: object) -> bool:
+def _is_other_topic(stored: object, wanted: object) -> bool:
     """Both ids are known, and differ."""
-    return NO_TOPIC_ID not in (stored, asked) and stored != asked
+    return NO_TOPIC_ID not in (stored, wanted) and stored != wanted

@@ -406,7 +406,7 @@ class NodeParts:
         self.roles.on_roles_taken = self.groups.roles_taken
         pulls = PullAnswers(self.runtime, self.table)
         for method, answer in (
-            ("Forward", self.handlers.answer_forwarded),
+            ("Forward", self.handlers.serve_forwarded),
             ("PullManifests", pulls.pull),
             ("ManifestChunk", pulls.chunk),
             ("ManifestNews", self.replicator.news),

@@ -216,7 +216,7 @@ def _api_versions_body(version: int, error_code: int) -> bytes:
     return bytes(out)
 
 
-def answer_api_versions(version: int, body: memoryview) -> bytes:
+def api_versions_response(version: int, body: memoryview) -> bytes:
     """The answer to ApiVersions, in the version asked for.
 
     An unknown version gets a v0 answer with UNSUPPORTED_VERSION (KIP-511), from which the client

@@ -42,7 +42,7 @@ from kept.storage.errors import CorruptMessage, InvalidRequest, KeptError, Unsup
 
 if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
-    from kept.node.kafka.codec.produce import One
+    from kept.node.kafka.codec.produce import PlainRequest
     from kept.node.kafka.listener import HandedOver, Listener
     from kept.node.metadata.serving_lease import ServingLease
     from kept.node.replicas.replica_table import ReplicaTable
@@ -99,7 +99,7 @@ class ProduceServer(RequestServer, Protocol):
     """Who serves Produce."""
 
     def handle_run(
-        self, connection: Connection, ones: list[One], buffer: memoryview, now_ms: int
+        self, connection: Connection, ones: list[PlainRequest], buffer: memoryview, now_ms: int
     ) -> int:
         """Serve requests of one plain batch each, in order; how many were served."""
 
@@ -262,7 +262,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._blocked
 
     @property
-    def deaf(self) -> bool:
+    def has_unsent(self) -> bool:
         """Answers wait for the peer to take them."""
         return self._sender is not None and self._sender.busy
 
@@ -429,7 +429,7 @@ class Connection(asyncio.BufferedProtocol):
             if key == api.FETCH:
                 self.context.fetch.handle(self, version, correlation_id, frame, position)
             elif key == api.API_VERSIONS:
-                body = api.answer_api_versions(version, frame[position:])
+                body = api.api_versions_response(version, frame[position:])
                 self.reply([struct.pack(">ii", len(body) + 4, correlation_id) + body])
             else:
                 name = bytes(buffer[client_start:position]) if client >= 0 else None
@@ -691,7 +691,7 @@ class Connection(asyncio.BufferedProtocol):
             wanted = False
             if not self._turn_scheduled:
                 self._turn_scheduled = True
-                self.context.runtime.loop.call_soon(self._go_on)
+                self.context.runtime.loop.call_soon(self._resume)
         if wanted != self._reading:
             self._reading = wanted
             if wanted:
@@ -700,7 +700,7 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self.transport.pause_reading()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         self._turn_scheduled = False
         if self._stalled and self.transport is not None and not self._blocked:
             self.process()

@@ -79,7 +79,7 @@ class CachedPartition:
     def read_from(self, partition: Partition) -> None:
         """It is this replica that is read: a topic's name may come to mean another one."""
         if partition is not self.partition:
-            self.ignore()
+            self.unwatch()
             self.partition = partition
 
     def watch(self) -> None:
@@ -95,7 +95,7 @@ class CachedPartition:
             partition.add_waiter(self.moved, replica=True)
             partition.add_waiter(self.moved if session.awaits_commits else self.committed)
 
-    def ignore(self) -> None:
+    def unwatch(self) -> None:
         """Hear of nothing any more."""
         if self.partition is not None:
             self.partition.remove_waiter(self.moved)
@@ -104,7 +104,7 @@ class CachedPartition:
     def moved(self) -> None:
         """There is something new to read, or to be told: who waits for this session looks."""
         session, partition = self.session, self.partition
-        self.ignore()
+        self.unwatch()
         self.at_end = False  # of a reading that is not answered yet
         session.due[self.key] = self
         if session.replica_id >= 0 and partition is not None:
@@ -175,7 +175,7 @@ class Session:
                 gone = partitions.pop((topic, index), None)
                 due.pop((topic, index), None)
                 if gone is not None:
-                    gone.ignore()
+                    gone.unwatch()
                     if self.replica_id >= 0 and gone.partition is not None:
                         gone.partition.follower_stopped(self.replica_id)
 
@@ -201,7 +201,7 @@ class Session:
         self.closed = True
         self.on_news = None
         for cached in self.partitions.values():
-            cached.ignore()
+            cached.unwatch()
 
 
 class FetchSessions:

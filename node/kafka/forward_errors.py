@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from kept.client.api_keys import ApiKey
 from kept.client.protocol import Values
-from kept.node.runtime.error_codes import code_for, message_for
+from kept.node.runtime.error_codes import error_values
 from kept.storage.errors import NetworkException, NotController, RequestTimedOut
 
 UNANSWERED: Final = (NotController, NetworkException, RequestTimedOut)
@@ -21,7 +21,7 @@ UNANSWERED: Final = (NotController, NetworkException, RequestTimedOut)
 def refusal(api_key: int, request: Any, error: BaseException) -> Values:
     """The response of one of ``api.FORWARDED``: everything in it failed."""
     late = RequestTimedOut(f"no controller has answered: {error}")
-    failed: dict[str, Any] = {"error_code": code_for(late), "error_message": message_for(late)}
+    failed = error_values(late)
     parts = _PARTS.get(api_key)
     return {**failed, **(_NOTHING if parts is None else parts(request, failed))}
 

@@ -299,7 +299,7 @@ class Listener:
         for connection in list(self.connections):
             if connection.is_late(oldest_request):
                 connection.abort("a request did not come in whole within kept.request.receive.ms")
-            elif connection.last_active < oldest and (connection.idle or connection.deaf):
+            elif connection.last_active < oldest and (connection.idle or connection.has_unsent):
                 connection.abort()
             elif connection.last_active < now - 10:
                 connection.shrink()

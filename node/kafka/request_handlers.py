@@ -86,7 +86,7 @@ class RequestHandlers:
                 answer = await answer
         return answer
 
-    async def answer_forwarded(
+    async def serve_forwarded(
         self, request: controller_rpc.ForwardRequest
     ) -> controller_rpc.ForwardReply:
         """Serve what another node sent on, as the active controller. Raises NotController."""

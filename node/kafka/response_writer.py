@@ -124,7 +124,7 @@ class ResponseWriter:
             while queue:
                 if turn <= 0:
                     self._waiting = True
-                    self._runtime.loop.call_soon(self._again)
+                    self._runtime.loop.call_soon(self._next_turn)
                     break
                 sent = self._send_file() if type(queue[0]) is FileSlice else self._send_bytes()
                 if sent < 0:
@@ -144,7 +144,7 @@ class ResponseWriter:
             self._on_failure()
             return
         if self._watching and not queue:
-            self._runtime.loop.remove_writer(self._own().fileno())
+            self._runtime.loop.remove_writer(self._socket().fileno())
             self._watching = False
         if queue or self.unsent_bytes:
             self._count_unsent()
@@ -167,7 +167,7 @@ class ResponseWriter:
             size += len(segment)
         if len(buffers) < len(queue):
             # A file's bytes follow: the head of a response does not wake its reader alone.
-            sent = self._own().sendmsg(buffers, (), socket.MSG_MORE)
+            sent = self._socket().sendmsg(buffers, (), socket.MSG_MORE)
         elif len(buffers) == 1:
             sent = os.write(self._fd, buffers[0])
         else:
@@ -244,11 +244,11 @@ class ResponseWriter:
                 rest = FileSlice(slice_.file, slice_.position + size, slice_.size_bytes - size)
                 self._queue.appendleft(rest)
             self._queue.appendleft(finished.result())
-            self._again()
+            self._next_turn()
 
         future.add_done_callback(done)
 
-    def _again(self) -> None:
+    def _next_turn(self) -> None:
         """Another turn; what went out may let the connection be read again."""
         self._waiting = False
         if self._fd >= 0:
@@ -256,7 +256,7 @@ class ResponseWriter:
             if self._fd >= 0:
                 self._on_progress()
 
-    def _own(self) -> socket.socket:
+    def _socket(self) -> socket.socket:
         if self._duplicate is None:
             # Its family does not matter to what is done with it.
             duplicate = os.dup(self._fd)
@@ -265,7 +265,7 @@ class ResponseWriter:
 
     def _watch(self) -> None:
         if not self._watching:
-            self._runtime.loop.add_writer(self._own().fileno(), self._writable)
+            self._runtime.loop.add_writer(self._socket().fileno(), self._writable)
             self._watching = True
 
     def _writable(self) -> None:

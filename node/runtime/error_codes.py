@@ -8,7 +8,7 @@ https://kafka.apache.org/protocol#protocol_error_codes.
 from __future__ import annotations
 
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 from kept.storage import errors
 
@@ -141,3 +141,10 @@ def message_for(error: BaseException) -> str:
     if isinstance(error, errors.KeptError) and not isinstance(error, errors.InvariantViolation):
         return shortened(str(error))
     return "internal error; the node's log has the details"
+
+
+def error_values(error: BaseException | None) -> dict[str, Any]:
+    """The fields ``error_code`` and ``error_message`` of a response; no error is 0 and null."""
+    if error is None:
+        return {"error_code": NONE, "error_message": None}
+    return {"error_code": code_for(error), "error_message": message_for(error)}

@@ -65,7 +65,7 @@ class ProduceRequest(NamedTuple):
     topics: list[tuple[bytes, list[PartitionData]]]
 
 
-One = tuple[int, int, int, int, bytes, int, int, int]
+PlainRequest = tuple[int, int, int, int, bytes, int, int, int]
 """A request of one plain batch: version, correlation id, acks (1 or -1), timeout_ms, topic (as in
 :class:`ProduceRequest`), partition, start and end of the batch in the buffer."""
 
@@ -95,7 +95,9 @@ def parse(buffer: memoryview, position: int, version: int) -> ProduceRequest:
         raise CorruptMessage(f"Produce v{version} ends early") from error
 
 
-def parse_one(buffer: bytearray | memoryview | mmap, start: int, stop: int) -> One | None:
+def parse_plain(
+    buffer: bytearray | memoryview | mmap, start: int, stop: int
+) -> PlainRequest | None:
     """The request in ``buffer[start:stop]``, its header included, if it is of the common kind.
 
     That is: a Produce request that this codec knows, acks 1 or -1, of one batch that belongs to no
@@ -135,20 +137,20 @@ def parse_one(buffer: bytearray | memoryview | mmap, start: int, stop: int) -> O
 
 def parse_run(  # noqa: PLR0917
     buffer: bytearray | mmap, start: int, end: int, frames: int, size: int, longest: int
-) -> list[One]:
-    """Whole frames from ``buffer[start:end]`` on that :func:`parse_one` reads, one after another.
+) -> list[PlainRequest]:
+    """Whole frames from ``buffer[start:end]`` on that :func:`parse_plain` reads, one after another.
 
     At most ``frames``, none longer than ``longest`` bytes, and none after ``size`` bytes; the first
     of another kind ends the run.
     """
-    found: list[One] = []
+    found: list[PlainRequest] = []
     stop_at = start + size
     while len(found) < frames and start < stop_at and end - start > _SIZE_BYTES:
         (length,) = _I(buffer, start)
         start += _SIZE_BYTES
         if not 0 <= length <= min(longest, end - start):
             break
-        one = parse_one(buffer, start, start + length)
+        one = parse_plain(buffer, start, start + length)
         if one is None:
             break
         found.append(one)
@@ -161,8 +163,8 @@ def is_zstd(batch: memoryview) -> bool:
     return len(batch) > _ATTRIBUTES_AT and batch[_ATTRIBUTES_AT] & _COMPRESSED == _ZSTD
 
 
-def frame_end(one: One) -> int:
-    """Where the frame of a request that :func:`parse_one` read ends in its buffer."""
+def frame_end(one: PlainRequest) -> int:
+    """Where the frame of a request that :func:`parse_plain` read ends in its buffer."""
     return one[7] + _NO_TAGS if one[0] >= FLEXIBLE else one[7]
 
 
@@ -272,8 +274,8 @@ def _string(text: str | None, flexible: bool) -> bytes:
     return (uvarint(len(data) + 1) if flexible else struct.pack(">h", len(data))) + data
 
 
-def encode_run(entries: Sequence[tuple[One, Any, Sequence[int]]]) -> bytes:
-    """The frames of responses to requests that :func:`parse_one` read, one after another.
+def encode_run(entries: Sequence[tuple[PlainRequest, Any, Sequence[int]]]) -> bytes:
+    """The frames of responses to requests that :func:`parse_plain` read, one after another.
 
     An entry is (request, anything, (base offset, last offset, append time, log start offset, ...)).
     """

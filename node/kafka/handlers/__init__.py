@@ -1,2 +1,1 @@
-"""One function for each Kafka API, found by ``kept.node.kafka.api`` and imported at its first
-request."""
+"""The handlers of Kafka's APIs: ``kept.node.kafka.api`` has their table."""

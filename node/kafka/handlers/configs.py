@@ -28,7 +28,7 @@ from kept.node.kafka.handlers.config_schema import (
     topic_entries,
 )
 from kept.node.kafka.metadata_changes import Decided
-from kept.node.runtime.error_codes import code_for, message_for
+from kept.node.runtime.error_codes import code_for, error_values, message_for
 from kept.node.runtime.yielding import Pace, Steps
 from kept.storage.errors import InvalidRequest, KeptError, UnknownTopicOrPartition
 from kept.storage.types import decimal_number
@@ -184,9 +184,9 @@ class ConfigHandler:
                     image, _ = image.apply(more)
                     records.extend(more)
                 except KeptError as error:
-                    answer |= {"error_code": code_for(error), "error_message": message_for(error)}
+                    answer |= error_values(error)
                 else:
-                    answer |= {"error_code": 0, "error_message": None}
+                    answer |= error_values(None)
                 answers.append(answer)
             return answers, [] if request.validate_only else records
 

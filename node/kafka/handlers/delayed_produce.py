@@ -21,7 +21,7 @@ from kept.node.kafka.handlers.leader_hints import (
     PRODUCE_HINTS,
     LeaderHints,
 )
-from kept.node.kafka.handlers.produce_errors import failure, in_line, needs_proof, refusal
+from kept.node.kafka.handlers.produce_errors import after_refused, failure, needs_proof, refusal
 from kept.node.kafka.response_slot import ResponseSlot
 from kept.node.runtime import error_codes
 from kept.node.runtime.yielding import Sliced, Steps, finished
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from kept.replication.partition import Partition
     from kept.storage.log.log import AppendInfo
 
-Entry = tuple[codec.One, "LocalReplica", "AppendInfo"]
+Entry = tuple[codec.PlainRequest, "LocalReplica", "AppendInfo"]
 """A request of a run, where its batch went, and at which offsets."""
 
 
-class Doubt(NamedTuple):
+class UnprovenRefusal(NamedTuple):
     """A batch whose refusal is final, if this node leads in ``leader_epoch`` as it thinks."""
 
     hosted: LocalReplica
@@ -60,7 +60,7 @@ class DelayedProduceContext:
     hints: LeaderHints
 
 
-def _late(context: DelayedProduceContext) -> int:
+def _timeout_code(context: DelayedProduceContext) -> int:
     """What a producer hears whose records were not committed in time.
 
     A leader that has not heard of a controller for a session may not lead any more. Producers ask
@@ -78,11 +78,11 @@ class DelayedProduce:
         "_connection",
         "_context",
         "_correlation_id",
-        "_doubts",
         "_reply",
         "_started",
         "_timer",
         "_topics",
+        "_unproven",
         "_waits",
         "acks",
         "timeout_ms",
@@ -107,7 +107,7 @@ class DelayedProduce:
         self._topics: list[tuple[bytes, list[codec.PartitionResult]]] = []
         self._appended: list[tuple[LocalReplica, int, int, int]] = []
         """(partition, its end offset after the append, topic's place, result's place)"""
-        self._doubts: list[Doubt] = []
+        self._unproven: list[UnprovenRefusal] = []
         self._waits = 0
         self._timer: Any = None
         self._started = connection.event_started
@@ -133,11 +133,13 @@ class DelayedProduce:
         """A batch was not taken; ``hosted`` where it should have gone, if that is here."""
         results = self._topics[-1][1]
         if hosted is not None and self.acks != 0:
-            error = in_line(self._connection, error, hosted, self._context.runtime.loop.time())
+            error = after_refused(
+                self._connection, error, hosted, self._context.runtime.loop.time()
+            )
             if needs_proof(error, hosted):
                 epoch = hosted.partition.leader_epoch
-                doubt = Doubt(hosted, epoch, error, len(self._topics) - 1, len(results))
-                self._doubts.append(doubt)
+                doubt = UnprovenRefusal(hosted, epoch, error, len(self._topics) - 1, len(results))
+                self._unproven.append(doubt)
                 results.append(codec.PartitionResult(index, NOT_LEADER_OR_FOLLOWER))
                 return
         now_s = self._context.runtime.loop.time()
@@ -158,7 +160,7 @@ class DelayedProduce:
             if hosted.sync and self.acks != 0:
                 self._waits += 1
                 hosted.flush(end_offset, self._waiter(topic, place))
-        if self._doubts:
+        if self._unproven:
             self._waits += 1
             self._context.barrier.confirm(self._confirmed)
         self._waits -= 1
@@ -180,7 +182,7 @@ class DelayedProduce:
 
     def _confirmed(self, confirmed: bool) -> None:
         """This node knew who leads when it refused, or that can't be said."""
-        doubts, self._doubts = self._doubts, []
+        doubts, self._unproven = self._unproven, []
         for hosted, leader_epoch, final, topic, place in doubts:
             partition = hosted.partition
             error = final
@@ -204,7 +206,7 @@ class DelayedProduce:
         if self._waits > 0:
             self._waits = -1
             self._confirmed(False)
-            late = _late(self._context)
+            late = _timeout_code(self._context)
             for _, _, topic, place in self._appended:
                 results = self._topics[topic][1]
                 if results[place].error_code == 0:
@@ -350,7 +352,7 @@ class DelayedProduceRun(ResponseSlot):
     def _expire(self) -> None:
         """Not committed in the requests' own time: say so for those that still wait."""
         self._timer = None
-        late = _late(self._context)
+        late = _timeout_code(self._context)
         for place, (one, hosted, info) in enumerate(self.entries):
             is_late = hosted in self._flushes or (
                 hosted in self._commits and info.last_offset >= hosted.partition.high_watermark

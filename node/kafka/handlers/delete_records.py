@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kept.node.runtime.yielding import Steps
     from kept.replication.partition import Partition
 
-LOOK_S: Final = 0.5
+LIVENESS_CHECK_S: Final = 0.5
 """How often it is looked whether a replica that is waited for has died."""
 
 
@@ -112,7 +112,7 @@ class DeleteRecordsHandler:
                     break
                 moved.clear()
                 try:
-                    await asyncio.wait_for(moved.wait(), min(left, LOOK_S))
+                    await asyncio.wait_for(moved.wait(), min(left, LIVENESS_CHECK_S))
                 except TimeoutError:
                     continue
         finally:

@@ -17,7 +17,7 @@ from kept.node.kafka.handlers.metadata import (
     missing_code,
     offline_replicas,
 )
-from kept.node.runtime.error_codes import code_for, message_for
+from kept.node.runtime.error_codes import code_for, error_values
 from kept.storage.errors import (
     InvalidRequest,
     NotController,
@@ -173,8 +173,8 @@ class ClusterHandler:
         except NotController:
             raise
         except (PeerError, RetriableError) as error:
-            return {"error_code": code_for(error), "error_message": message_for(error)}
-        return {"error_code": 0, "error_message": None}
+            return error_values(error)
+        return error_values(None)
 
     def describe_acls(self, _ctx: RequestContext, _request: Any) -> Values:
         """DescribeAcls v1-3: there is no authorizer."""

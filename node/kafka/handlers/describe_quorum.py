@@ -15,7 +15,7 @@ from kept.client.protocol import Values
 from kept.cluster.controller.topics import CLUSTER_METADATA_TOPIC
 from kept.cluster.metadata.wal import NO_DIRECTORY
 from kept.node.metadata.metadata_log import TICK_S
-from kept.node.runtime.error_codes import code_for, message_for
+from kept.node.runtime.error_codes import error_values
 from kept.storage.errors import NotController, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class QuorumHandler:
             error = UnknownTopicOrPartition(
                 f"{topic}-{number} is no metadata log: it is {CLUSTER_METADATA_TOPIC}-0"
             )
-            return {**found, "error_code": code_for(error), "error_message": message_for(error)}
+            return {**found, **error_values(error)}
         voters = sorted((voter.node_id, voter.directory_id) for voter in member.voters)
         observers = sorted(
             (node_id, member.progress[node_id].directory_id) for node_id in member.observers

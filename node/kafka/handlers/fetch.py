@@ -64,7 +64,7 @@ NOISE_INTERVAL_S: Final = 10.0
 """At most one line about refused replicas in this time, per listener."""
 POSITIONS: Final = 10_000
 """Of so many partitions a connection remembers where its consumer was: for a metric only."""
-_NOWHERE: Final = (UnknownTopicId, UnknownTopicOrPartition)
+_UNKNOWN_TOPICS: Final = (UnknownTopicId, UnknownTopicOrPartition)
 """Errors that Kafka answers with no aborted transactions, where others leave the field null."""
 
 Found = list[tuple[CachedPartition, codec.PartitionData]]
@@ -164,11 +164,11 @@ class PendingFetch:
             self._connection.parked.add(self)
             self._connection.block(lent=False)
             self._blocks = True
-            self._go_on(work, self._begun)
+            self._continue_in_slices(work, self._on_first_read)
         else:
-            self._begun(*work)
+            self._on_first_read(*work)
 
-    def _go_on(self, work: Sliced[Read], then: Callable[..., None]) -> None:
+    def _continue_in_slices(self, work: Sliced[Read], then: Callable[..., None]) -> None:
         """Go on with what a reading in slices finds. What was read is watched from then on: it may
         move while others are read.
         """
@@ -201,12 +201,12 @@ class PendingFetch:
             self._blocks = False
             self._connection.unblock()
 
-    def _begun(self, results: Found, size: int, urgent: bool) -> None:
+    def _on_first_read(self, results: Found, size: int, urgent: bool) -> None:
         request = self._request
         enough = urgent or size >= self._min_bytes or request.max_wait_ms <= 0
         enough = enough or not self._session.partitions
         # A reading ends with its segment: with more behind it there is nothing to wait for.
-        enough = enough or bool(size and self._enough()) or self._commits(results)
+        enough = enough or bool(size and self._enough()) or self._has_new_high_watermark(results)
         if enough or not self._context.sessions.park(self._session):
             if self._reply is None:
                 self._respond(results, None)
@@ -229,9 +229,9 @@ class PendingFetch:
         """A partition moved: look once at all that move in this turn of the loop."""
         if not self._woken and self._reply is not None:
             self._woken = True
-            self._context.runtime.loop.call_soon(self._look)
+            self._context.runtime.loop.call_soon(self._read_again)
 
-    def _look(self) -> None:
+    def _read_again(self) -> None:
         """Enough now? Then what was read to find out is the answer."""
         self._woken = False
         if self._work is not None:
@@ -241,18 +241,18 @@ class PendingFetch:
             return
         work = self._context.runtime.slices.run(self._read())
         if isinstance(work, Sliced):
-            self._go_on(work, self._looked)
+            self._continue_in_slices(work, self._on_read_again)
         else:
-            self._looked(*work)
+            self._on_read_again(*work)
 
-    def _looked(self, results: Found, size: int, urgent: bool) -> None:
+    def _on_read_again(self, results: Found, size: int, urgent: bool) -> None:
         enough = urgent or size >= self._min_bytes or (size and self._enough())
-        if enough or self._commits(results):
+        if enough or self._has_new_high_watermark(results):
             self._answer(results)
         else:
             self._session.watch()
 
-    def _commits(self, results: Found) -> bool:
+    def _has_new_high_watermark(self, results: Found) -> bool:
         """Whether a follower that is to hear of it has not been told a high watermark."""
         return self._session.awaits_commits and any(
             (told := cached.answered) is not None and told[1] < data.high_watermark
@@ -289,7 +289,7 @@ class PendingFetch:
             return
         work = self._context.runtime.slices.run(self._read())
         if isinstance(work, Sliced):
-            self._go_on(work, lambda results, *_: self._answer(results))
+            self._continue_in_slices(work, lambda results, *_: self._answer(results))
         else:
             self._answer(work[0])
 
@@ -459,7 +459,7 @@ class PendingFetch:
         elif self._session.id != SESSIONLESS and isinstance(error, UnknownTopicId):
             # A topic of this session was deleted: the consumer makes a new one.
             code = error_codes.UNKNOWN_TOPIC_ID
-        nothing = () if isinstance(error, _NOWHERE) else None
+        nothing = () if isinstance(error, _UNKNOWN_TOPICS) else None
         return codec.PartitionData(key[1], code, aborted=nothing)
 
     def _encode(self, results: Found) -> Steps[list[codec.Segment]]:
@@ -480,7 +480,7 @@ class PendingFetch:
                 grouped[-1][1].append(data)
             else:
                 grouped.append((name, [data]))
-            elsewhere = elsewhere or _says_where(data)
+            elsewhere = elsewhere or _hints_elsewhere(data)
             if isinstance(data.records, FileSlice):
                 size += data.records.size_bytes
                 if from_replica:
@@ -511,7 +511,7 @@ class PendingFetch:
         return (yield from encode_steps(version, number, 0, session_id, grouped, found))
 
 
-def _says_where(data: codec.PartitionData) -> bool:
+def _hints_elsewhere(data: codec.PartitionData) -> bool:
     return data.preferred_replica >= 0 or data.error_code in (
         NOT_LEADER_OR_FOLLOWER,
         FENCED_LEADER_EPOCH,
@@ -524,7 +524,7 @@ class FetchHandler:
 
     context: FetchResources
 
-    def _count_taken(
+    def _count_consumed(
         self, connection: Connection, request: codec.FetchRequest, version: int
     ) -> None:
         """Count the records that a consumer took: how far it went on since it last asked here.
@@ -585,7 +585,7 @@ class FetchHandler:
             self._refuse_replica(connection, version, correlation_id, request)
             return
         if request.replica_id < 0:
-            self._count_taken(connection, request, version)
+            self._count_consumed(connection, request, version)
         session = None
         if version >= codec.SESSIONS:
             uses_ids = version >= codec.TOPIC_IDS

@@ -80,15 +80,15 @@ class MetadataHandler:
         missing = [name for name in dict.fromkeys(names) if name not in self._metadata.image.topics]
         allowed = getattr(request, "allow_auto_topic_creation", True)
         if missing and allowed and (self._config.current.auto_create_topics_enable):
-            return self._create_and_answer(
+            return self._create_and_respond(
                 ctx, request, list(dict.fromkeys(names)), missing, unknown_ids
             )
         wanted_names = list(dict.fromkeys(names))
-        if self._in_doubt(wanted_names):
-            return self._answer_when_decided(ctx, request, wanted_names, unknown_ids)
-        return (yield from self._answer(ctx, request, wanted_names, {}, unknown_ids))
+        if self._leader_seems_gone(wanted_names):
+            return self._respond_when_elected(ctx, request, wanted_names, unknown_ids)
+        return (yield from self._response(ctx, request, wanted_names, {}, unknown_ids))
 
-    def _in_doubt(self, names: list[str]) -> bool:
+    def _leader_seems_gone(self, names: list[str]) -> bool:
         """Whether a leader that is asked for seems to be gone."""
         if not self._detector.suspects_any:
             return False
@@ -97,7 +97,7 @@ class MetadataHandler:
         leaders = {record.leader for topic in topics for record in topic.partitions}
         return any(self._detector.seems_gone(leader) for leader in leaders)
 
-    async def _answer_when_decided(
+    async def _respond_when_elected(
         self, ctx: RequestContext, request: Any, names: list[str], unknown_ids: list[uuid.UUID]
     ) -> Steps[Values]:
         """Give the controller a moment to find the next leader: librdkafka that hears of none asks
@@ -105,13 +105,13 @@ class MetadataHandler:
         """
         try:
             async with asyncio.timeout(DECISION_S):
-                while self._in_doubt(names):
+                while self._leader_seems_gone(names):
                     await self._metadata.acted(self._metadata.image.index + 1)
         except TimeoutError:
             pass  # the answer says that there is no leader
-        return self._answer(ctx, request, names, {}, unknown_ids)
+        return self._response(ctx, request, names, {}, unknown_ids)
 
-    async def _create_and_answer(
+    async def _create_and_respond(
         self,
         ctx: RequestContext,
         request: Any,
@@ -125,9 +125,9 @@ class MetadataHandler:
             code = await self._topics.create_for_client(name)
             if code:
                 refused[name] = code
-        return self._answer(ctx, request, names, refused, unknown_ids)
+        return self._response(ctx, request, names, refused, unknown_ids)
 
-    def _answer(
+    def _response(
         self,
         ctx: RequestContext,
         request: Any,

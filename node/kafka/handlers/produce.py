@@ -211,7 +211,11 @@ class ProduceHandler:
                     self._lease.check()
 
     def handle_run(
-        self, connection: Connection, ones: list[codec.One], buffer: memoryview, now_ms: int
+        self,
+        connection: Connection,
+        ones: list[codec.PlainRequest],
+        buffer: memoryview,
+        now_ms: int,
     ) -> int:
         """Append the one plain batch of each request, in order; how many were served.
 
@@ -264,7 +268,11 @@ class ProduceHandler:
         write(connection)
 
     def _refuse_one(
-        self, connection: Connection, one: codec.One, hosted: LocalReplica, error: KeptError
+        self,
+        connection: Connection,
+        one: codec.PlainRequest,
+        hosted: LocalReplica,
+        error: KeptError,
     ) -> None:
         failed = DelayedProduce(self._delayed, connection, one[0], one[1], one[2], one[3])
         failed.topic(one[4])

@@ -60,7 +60,7 @@ def refusal(
 ) -> codec.PartitionResult:
     """The result of a batch that ``hosted`` did not take; it says where the log starts."""
     if hosted is not None:
-        error = in_line(connection, error, hosted, now_s)
+        error = after_refused(connection, error, hosted, now_s)
     result = failure(index, error)
     if hosted is None or isinstance(error, _NOT_JUDGED):
         return result
@@ -72,7 +72,7 @@ def needs_proof(error: KeptError, hosted: LocalReplica) -> bool:
     return hosted.partition.replicated and isinstance(error, _OF_SEQUENCES)
 
 
-def in_line(
+def after_refused(
     connection: Connection, error: KeptError, hosted: LocalReplica, now_s: float
 ) -> KeptError:
     """``error``, or that of a batch before it which comes again."""

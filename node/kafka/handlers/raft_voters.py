@@ -25,7 +25,7 @@ from kept.node.controller.quorum_reconfiguration import (
 )
 from kept.node.internode.controller_rpc import ChangeVotersRequest
 from kept.node.kafka.listener import may_change_voters
-from kept.node.runtime.error_codes import code_for, message_for
+from kept.node.runtime.error_codes import error_values
 from kept.storage.errors import (
     DuplicateVoter,
     InconsistentClusterId,
@@ -64,7 +64,7 @@ class RaftVotersHandler:
         return await _answer(self._remove(ctx, request))
 
     async def _add(self, ctx: RequestContext, request: Any) -> None:
-        quorum_reconfiguration = self._voting(ctx, request)
+        quorum_reconfiguration = self._reconfiguration(ctx, request)
         node_id, name = request.voter_id, self._listener_name()
         voters = {voter.node_id: voter for voter in self.metadata.member.voters}
         if node_id in voters:
@@ -88,12 +88,12 @@ class RaftVotersHandler:
             ) from None
 
     async def _remove(self, ctx: RequestContext, request: Any) -> None:
-        quorum_reconfiguration = self._voting(ctx, request)
+        quorum_reconfiguration = self._reconfiguration(ctx, request)
         await quorum_reconfiguration.change(
             ChangeVotersRequest(False, request.voter_id, _directory(request))
         )
 
-    def _voting(self, ctx: RequestContext, request: Any) -> QuorumReconfiguration:
+    def _reconfiguration(self, ctx: RequestContext, request: Any) -> QuorumReconfiguration:
         if request.cluster_id not in (None, self.metadata.image.cluster_id):
             raise InconsistentClusterId(
                 f"this is cluster {self.metadata.image.cluster_id}, the request is meant for "
@@ -118,8 +118,8 @@ async def _answer(change: Awaitable[None]) -> Values:
     except NotController:
         raise
     except (PeerError, RetriableError) as error:
-        return {"error_code": code_for(error), "error_message": message_for(error)}
-    return {"error_code": 0, "error_message": None}
+        return error_values(error)
+    return error_values(None)
 
 
 def _directory(request: Any) -> UUID:

@@ -20,7 +20,7 @@ from kept.cluster.controller.topics import MAX_PARTITIONS_PER_REQUEST
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import MetadataRecord
 from kept.node.kafka.metadata_changes import Decided
-from kept.node.runtime.error_codes import code_for, message_for
+from kept.node.runtime.error_codes import error_values
 from kept.node.runtime.fd_quota import FdQuota
 from kept.node.runtime.yielding import Steps, checkpoint
 from kept.storage.errors import (
@@ -103,12 +103,6 @@ def _refused(error: KeptError, partitions: Iterable[TopicPartition]) -> _Decided
     return _Decided([(tp, error) for tp in partitions], refused=error)
 
 
-def _top(error: KeptError | None) -> dict[str, Any]:
-    if error is None:
-        return {"error_code": 0, "error_message": None}
-    return {"error_code": code_for(error), "error_message": message_for(error)}
-
-
 async def _by_topic(
     outcomes: Iterable[tuple[TopicPartition, KeptError | None]], topic: str, results: str, key: str
 ) -> list[Values]:
@@ -118,7 +112,7 @@ async def _by_topic(
     found: dict[str, list[Values]] = {}
     for number, (tp, error) in enumerate(outcomes):
         await checkpoint(number)
-        found.setdefault(tp.topic, []).append({key: tp.partition, **_top(error)})
+        found.setdefault(tp.topic, []).append({key: tp.partition, **error_values(error)})
     return [{topic: name, results: several} for name, several in found.items()]
 
 
@@ -161,7 +155,7 @@ class ReassignmentHandler:
         if asked is None:
             outcomes = [(tp, error) for tp, error in outcomes if not _needless(error)]
         return {
-            "error_code": _top(decided.refused)["error_code"],
+            "error_code": error_values(decided.refused)["error_code"],
             "replica_election_results": await _by_topic(
                 outcomes, "topic", "partition_result", "partition_id"
             ),
@@ -195,7 +189,7 @@ class ReassignmentHandler:
 
         decided = await self.changes.decide(decision)
         return {
-            **_top(decided.refused),
+            **error_values(decided.refused),
             "allow_replication_factor_change": may_change,
             "responses": await _by_topic(decided.outcomes, "name", "partitions", "partition_index"),
         }

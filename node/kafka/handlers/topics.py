@@ -28,7 +28,7 @@ from kept.node.kafka.handlers.config_schema import check_topic, topic_entries
 from kept.node.kafka.metadata_changes import Decided
 from kept.node.metadata import internal_topics
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
-from kept.node.runtime.error_codes import code_for, message_for
+from kept.node.runtime.error_codes import error_values
 from kept.node.runtime.fd_quota import FdQuota
 from kept.node.runtime.yielding import Steps
 from kept.storage.errors import (
@@ -52,10 +52,6 @@ _DUPLICATE: Final = "Duplicate topic name."
 
 Wanted = TypeVar("Wanted")
 Decision = Callable[[Image, Wanted], tuple[Values, Sequence[MetadataRecord]]]
-
-
-def _failed(error: KeptError) -> dict[str, Any]:
-    return {"error_code": code_for(error), "error_message": message_for(error)}
 
 
 def _each(
@@ -84,7 +80,7 @@ def _each(
             if room is not None:
                 room.take(more)
         except KeptError as error:
-            answers.append({**name_of(one), **_failed(error)})
+            answers.append({**name_of(one), **error_values(error)})
             continue
         answers.append(answer)
         records.extend(more)
@@ -98,7 +94,7 @@ def _without_twins(topics: Iterable[Any]) -> tuple[list[Any], list[Values]]:
     counts = Counter(topic.name for topic in topics)
     error = InvalidRequest(_DUPLICATE)
     twins: list[Values] = [
-        {"name": name, **_failed(error)} for name, count in counts.items() if count > 1
+        {"name": name, **error_values(error)} for name, count in counts.items() if count > 1
     ]
     return [topic for topic in topics if counts[topic.name] == 1], twins
 
@@ -127,7 +123,7 @@ class TopicsHandler:
         ) -> Decided[list[Values]] | Steps[Decided[list[Values]]]:
             if sum(_partitions_wanted(topic) for topic in topics) > MAX_PARTITIONS_PER_REQUEST:
                 error = PolicyViolation("Excessively large number of partitions per request.")
-                return [_uncreated(topic) | _failed(error) for topic in topics], []
+                return [_uncreated(topic) | error_values(error) for topic in topics], []
             return _each(
                 image,
                 topics,
@@ -220,7 +216,7 @@ class TopicsHandler:
                 why = "Topic deletion is disabled: delete.topic.enable is false."
                 error = InvalidRequest(why) if ctx.api_version < 3 else TopicDeletionDisabled(why)
                 refused: list[Values] = [
-                    {"name": name, "topic_id": topic_id, **_failed(error)}
+                    {"name": name, "topic_id": topic_id, **error_values(error)}
                     for name, topic_id in wanted
                 ]
                 return refused, []
@@ -298,7 +294,7 @@ def _resolve(
         for topic in found
         if times[topic.name] == 1
     ], [
-        {"name": name, "topic_id": topic_id, **_failed(error)}
+        {"name": name, "topic_id": topic_id, **error_values(error)}
         for (name, topic_id), error in errors.items()
     ]
 

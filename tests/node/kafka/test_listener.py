@@ -27,7 +27,7 @@ class Peer:
 
     def __init__(self, host: str = HERE, last_active: float = 0.0, **state: Any) -> None:
         self.host, self.peer, self.last_active = host, f"{host}:1", last_active
-        self.idle, self.deaf, self.partial_since = True, False, 0.0
+        self.idle, self.has_unsent, self.partial_since = True, False, 0.0
         self.over_limit: tuple[str, int] | None = None
         self.aborted: list[str] = []
         self.shrunk = 0
@@ -291,7 +291,7 @@ def test_everything_open_is_closed_at_the_end() -> None:
         ({"last_active": 939.9}, "closed"),
         ({"last_active": 940.0}, "shrunk"),
         ({"last_active": 939.9, "idle": False}, "shrunk"),
-        ({"last_active": 939.9, "idle": False, "deaf": True}, "closed"),
+        ({"last_active": 939.9, "idle": False, "has_unsent": True}, "closed"),
         ({"last_active": 989.9}, "shrunk"),
         ({"last_active": 990.0}, ""),
         ({"last_active": 999.0, "partial_since": 969.9}, "late"),

@@ -207,6 +207,6 @@ def test_requests_for_other_voters_are_refused_where_everybody_can_ask(listener,
     request = Given(cluster_id="c")
     if (listener, host) == ("CLIENTS", "10.1.2.3"):
         with pytest.raises(ClusterAuthorizationFailed, match="here:9192"):
-            handler._voting(ctx, request)
+            handler._reconfiguration(ctx, request)
     else:
-        assert handler._voting(ctx, request) is quorum_reconfiguration
+        assert handler._reconfiguration(ctx, request) is quorum_reconfiguration

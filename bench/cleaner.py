@@ -29,10 +29,9 @@ from pathlib import Path
 
 from kept.compaction.cleaner import job as jobs
 from kept.compaction.cleaner import worker
-from kept.compaction.manifest.manifest import Identity
 from kept.storage.records import KERNEL, build_batch, crc32c
 from kept.storage.records.codecs import compress
-from kept.storage.types import Codec, LogConfig
+from kept.storage.types import Codec, Generation, LogConfig
 
 SEED = 20261121
 KEYS = 2_000_000
@@ -140,7 +139,7 @@ def measure(directory, total_bytes, codec, clean_share, strategy="latest"):
     name, raw = STRATEGIES[strategy]
     config = LogConfig(cleanup_policy=frozenset({"compact"}), compaction_strategy=name, raw=raw)
     job = jobs.Job(
-        directory, "bench", 0, str(uuid.UUID(int=1)), Identity(0, 1), 0, dirty_from, end, sources,
+        directory, "bench", 0, str(uuid.UUID(int=1)), Generation(0, 1), 0, dirty_from, end, sources,
         NOW_MS + 1_000_000, random.Random(SEED).randbytes(16), config,
     )  # fmt: skip
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

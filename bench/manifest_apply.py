@@ -24,12 +24,11 @@ import cleaner
 from kept.compaction.cleaner import job as jobs
 from kept.compaction.cleaner.cleaner_run import discard, read_manifest, run_pass
 from kept.compaction.manifest import follow, manifest
-from kept.compaction.manifest.manifest import Identity
 from kept.storage import layout
 from kept.storage.disk import Disk
 from kept.storage.log.log import Log
 from kept.storage.segments.swap import SwapPlan
-from kept.storage.types import Codec, LogConfig, TopicPartition
+from kept.storage.types import Codec, Generation, LogConfig, TopicPartition
 
 TOPIC_ID = uuid.UUID(int=1)
 GOAL = 1 / 3
@@ -47,7 +46,7 @@ def lead(directory, sources, dirty_from, end, disk):
     """The leader's pass: (CPU seconds, result, manifest)."""
     config = LogConfig(cleanup_policy=frozenset({"compact"}))
     job = jobs.Job(
-        directory, "bench", 0, str(TOPIC_ID), Identity(0, 1), 0, dirty_from, end, sources,
+        directory, "bench", 0, str(TOPIC_ID), Generation(0, 1), 0, dirty_from, end, sources,
         cleaner.NOW_MS + 1_000_000, random.Random(cleaner.SEED).randbytes(16), config,
     )  # fmt: skip
     cpu_s, result = cpu_of(lambda: run_pass(job, disk))

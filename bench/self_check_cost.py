@@ -22,11 +22,10 @@ from cleaner import NOW_MS, SEED, STRATEGIES, generate
 
 from kept.compaction.cleaner import cleaner_run, self_check
 from kept.compaction.cleaner import job as jobs
-from kept.compaction.manifest.manifest import Identity
 from kept.storage import layout
 from kept.storage.disk import Disk
 from kept.storage.records import headers
-from kept.storage.types import Codec, LogConfig
+from kept.storage.types import Codec, Generation, LogConfig
 
 CHOSEN = ("latest", "latest-n", "highest-version")
 REPEATS = 3
@@ -78,7 +77,7 @@ def measure(directory, total_bytes, codec, strategy):
     name, raw = STRATEGIES[strategy]
     config = LogConfig(cleanup_policy=frozenset({"compact"}), compaction_strategy=name, raw=raw)
     job = jobs.Job(
-        directory, "bench", 0, str(uuid.UUID(int=1)), Identity(0, 1), 0, dirty_from, end, sources,
+        directory, "bench", 0, str(uuid.UUID(int=1)), Generation(0, 1), 0, dirty_from, end, sources,
         NOW_MS + 1_000_000, random.Random(SEED).randbytes(16), config,
     )  # fmt: skip
     without, checked, own, keys = [], [], [], 0

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from kept.storage.errors import KeptError
+from kept.storage.types import Generation
 
 Token = Hashable
 """Stands for somebody who waits; means nothing to the core."""
-
-Identity = Hashable
-"""A manifest's identity (epoch, generation), compared for equality only."""
 
 UNKNOWN_OFFSET: Final = -1
 
@@ -122,7 +120,7 @@ class BrokersChanged:
 class ManifestOffered:
     """The leader holds this manifest durably. ``applied``: it had applied it before its term."""
 
-    identity: Identity
+    identity: Generation | None
     now_ms: int
     applied: bool = False
 
@@ -140,7 +138,7 @@ class ManifestHeld:
     """
 
     replica_id: int
-    identity: Identity
+    identity: Generation | None
     broker_epoch: int = -1
 
 
@@ -149,7 +147,7 @@ class ManifestApplied:
     """A replica has applied a manifest; ``broker_epoch`` as in ManifestHeld."""
 
     replica_id: int
-    identity: Identity
+    identity: Generation | None
     broker_epoch: int = -1
 
 
@@ -208,7 +206,7 @@ class ProposeIsr:
 class ManifestPublished:
     """Every replica that holds back HW has the manifest: the leader may swap, and says so."""
 
-    identity: Identity
+    identity: Generation
 
 
 Effect = HighWatermarkMoved | Acknowledge | ProposeIsr | ManifestPublished

@@ -6,24 +6,25 @@ from dataclasses import dataclass, field
 
 from kept.replication.events import (
     CommitKnown,
-    Identity,
     ManifestApplied,
     ManifestHeld,
     ManifestLost,
     ManifestOffered,
 )
+from kept.storage.types import Generation
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestRef:
-    """A manifest by its name. ``end_offset`` is the rules' *b*, ``leader_epoch`` its maker's.
+    """A manifest by its generation, which alone makes two equal. ``end_offset``: the rules' *b*."""
 
-    Two are equal when their identities are: nothing else says which is which, and none is "newer".
-    """
-
-    identity: Identity
-    leader_epoch: int = field(compare=False)
+    identity: Generation
     end_offset: int = field(compare=False)
+
+    @property
+    def leader_epoch(self) -> int:
+        """Of the leader that made it."""
+        return self.identity.leader_epoch
 
 
 # Messages between replicas: the bodies travel beside them.
@@ -151,7 +152,7 @@ class PassDone:
 class Published:
     """The leader core says so (``ManifestPublished``)."""
 
-    identity: Identity
+    identity: Generation
 
 
 @dataclass(frozen=True, slots=True)

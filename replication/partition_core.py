@@ -40,7 +40,6 @@ from kept.replication.events import (
     Elected,
     Fetched,
     HighWatermarkMoved,
-    Identity,
     IsrDecided,
     IsrRefused,
     ManifestApplied,
@@ -68,6 +67,7 @@ from kept.storage.errors import (
     NotEnoughReplicasAfterAppend,
     NotLeaderOrFollower,
 )
+from kept.storage.types import Generation
 
 Event = events.Event | manifests_events.Event
 Effect = events.Effect | manifests_events.Effect
@@ -102,8 +102,8 @@ class PartitionCore:
     followers: dict[int, Follower] = field(default_factory=dict)
     eligible: frozenset[int] = frozenset()
     broker_epochs: dict[int, int] = field(default_factory=dict)
-    offered: Identity = None
-    published: Identity = None
+    offered: Generation | None = None
+    published: Generation | None = None
     awaits_offer: bool = False
     _offered_ms: int = 0
     _now_ms: int = 0
@@ -444,17 +444,18 @@ class PartitionCore:
         return _joined(self._expand(event.replica_id, follower), self._advance())
 
     def _publish(self) -> Effects:
-        if self.offered is None:
+        offered = self.offered
+        if offered is None:
             return ()
         for replica, follower in self.followers.items():
-            if follower.held != self.offered and self._holds_back(replica, follower):
+            if follower.held != offered and self._holds_back(replica, follower):
                 return ()
-        return self._publish_offered()
+        return self._publish_held(offered)
 
-    def _publish_offered(self) -> Effects:
-        self.published = self.offered
-        applies = self.manifests.step(Published(self.offered), self._now_ms)
-        return (ManifestPublished(self.offered), *self._note(applies))
+    def _publish_held(self, offered: Generation) -> Effects:
+        self.published = offered
+        applies = self.manifests.step(Published(offered), self._now_ms)
+        return (ManifestPublished(offered), *self._note(applies))
 
     def check_invariants(self) -> None:
         """Raises InvariantViolation for a state that must not exist."""

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from kept.replication.events import UNKNOWN_OFFSET, Identity, Token
+from kept.replication.events import UNKNOWN_OFFSET, Token
+from kept.storage.types import Generation
 
 LONG_AGO: Final = -(1 << 62)
 """When a replica outside of the ISR was caught up, before it fetched: the high watermark does not
@@ -29,8 +30,8 @@ class Follower:
     caught_up_ms: int = 0
     fetched_ms: int = 0
     end_at_fetch: int = UNKNOWN_OFFSET
-    held: Identity = None
-    applied: Identity = None
+    held: Generation | None = None
+    applied: Generation | None = None
     broker_epoch: int = -1
     log_start_offset: int = UNKNOWN_OFFSET
     follows: bool = True

@@ -71,6 +71,19 @@ class IsolationLevel(IntEnum):
     READ_COMMITTED = 1
 
 
+class Generation(NamedTuple):
+    """The name of a compaction: epoch of the leader that computed it, and its number in that epoch.
+
+    Names are equal or not; none is "newer" than another.
+    """
+
+    leader_epoch: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.leader_epoch}.{self.number}"
+
+
 @dataclass(frozen=True, slots=True)
 class LogConfig:
     """A topic's settings as its logs use them: Kafka's names with dots as underscores.

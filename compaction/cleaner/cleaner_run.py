@@ -17,11 +17,12 @@ from kept.compaction.cleaner.job import Job
 from kept.compaction.cleaner.scan_stats import Progress, quiet
 from kept.compaction.cleaner.survey import survey
 from kept.compaction.manifest import manifest
-from kept.compaction.manifest.manifest import Identity, Manifest
+from kept.compaction.manifest.manifest import Manifest
 from kept.compaction.strategy import resolve
 from kept.storage import layout
 from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData
+from kept.storage.types import Generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Result:
     ``keys_checked``: so many were proved to be right before anything was put into place.
     """
 
-    identity: Identity
+    identity: Generation
     clean_to: int
     end_offset: int
     records_examined: int
@@ -49,7 +50,7 @@ class Result:
     keys_checked: int = 0
 
 
-def read_manifest(directory: str, identity: Identity, disk: Disk) -> Manifest:
+def read_manifest(directory: str, identity: Generation, disk: Disk) -> Manifest:
     """A manifest from its file. Raises DamagedData, FileNotFoundError, DirectoryRefused."""
     path = layout.manifest_file(directory, *identity)
     return manifest.decode(path, disk.read(path))[0]

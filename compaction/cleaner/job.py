@@ -11,10 +11,9 @@ import uuid
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from kept.compaction.manifest.manifest import Identity
 from kept.storage import layout
 from kept.storage.segments.txn_index import AbortedTxn
-from kept.storage.types import MAX_INT64, LogConfig, TimestampType, TopicPartition
+from kept.storage.types import MAX_INT64, Generation, LogConfig, TimestampType, TopicPartition
 
 HASH_KEY_BYTES: Final = 16
 DEFAULT_LOAD_FACTOR: Final = 0.9
@@ -84,7 +83,7 @@ class Job:
     topic: str
     partition: int
     topic_id: str
-    identity: Identity
+    identity: Generation
     log_start_offset: int
     first_dirty: int
     end_offset: int
@@ -94,7 +93,7 @@ class Job:
     config: LogConfig
     producers: tuple[Producer, ...] = ()
     aborted: tuple[AbortedTxn, ...] = ()
-    previous: Identity | None = None
+    previous: Generation | None = None
     horizons_only: bool = False
     base: bool = False
     rewrite: frozenset[int] = field(default_factory=frozenset)
@@ -165,8 +164,8 @@ def decode(text: str) -> Job:
     return Job(
         **{
             **fields,
-            "identity": Identity(*fields["identity"]),
-            "previous": None if previous is None else Identity(*previous),
+            "identity": Generation(*fields["identity"]),
+            "previous": None if previous is None else Generation(*previous),
             "hash_key": bytes.fromhex(fields["hash_key"]),
             "rewrite": frozenset(fields["rewrite"]),
             "sources": tuple(Source(**source) for source in fields["sources"]),

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from kept.compaction.cleaner.job import Job, Producer, Source
 from kept.compaction.manifest.apply import CompactionState
-from kept.compaction.manifest.manifest import Identity
 from kept.storage import layout
 from kept.storage.producers.producer_state_manager import known_at
-from kept.storage.types import LogConfig, TopicPartition
+from kept.storage.types import Generation, LogConfig, TopicPartition
 
 if TYPE_CHECKING:
     from kept.compaction.cleaner.planner import Limits, Plan
@@ -90,7 +89,7 @@ def _segment(segment: Segment, end_offset: int) -> SegmentView:
 
 
 def job_for(
-    log: Log, plan: Plan, identity: Identity, *, now_ms: int, hash_key: bytes, limits: Limits
+    log: Log, plan: Plan, identity: Generation, *, now_ms: int, hash_key: bytes, limits: Limits
 ) -> Job:
     """The job of a plan: also takes the log's producers and aborted transactions.
 
@@ -144,7 +143,7 @@ def _last_data_below(log: Log, end_offset: int) -> Iterator[tuple[int, ProducerS
         yield producer_id, state, below[-1] if below else state.last_offset
 
 
-def base_job(log: Log, identity: Identity, *, now_ms: int, limits: Limits) -> Job:
+def base_job(log: Log, identity: Generation, *, now_ms: int, limits: Limits) -> Job:
     """The job of a base generation over the whole log (rule 19); rolls its active segment."""
     from kept.compaction.cleaner.planner import Plan
 

@@ -22,8 +22,7 @@ from kept.compaction.cleaner.job import (
     DEFAULT_LOAD_FACTOR,
 )
 from kept.compaction.cleaner.log_snapshot import LogSnapshot, SegmentView
-from kept.compaction.manifest.manifest import Identity
-from kept.storage.types import MAX_INT64, TopicPartition
+from kept.storage.types import MAX_INT64, Generation, TopicPartition
 
 RETRY_BASE_MS: Final = 15_000
 RETRY_MAX_MS: Final = 600_000
@@ -71,7 +70,7 @@ class Plan:
     asked: bool = False
     horizons_only: bool = False
     rewrite: frozenset[int] = field(default_factory=frozenset)
-    previous: Identity | None = None
+    previous: Generation | None = None
 
     @property
     def dirty_ratio(self) -> float:
@@ -308,7 +307,7 @@ class Failures:
         return dict(self._failures)
 
 
-def next_identity(state_identity: Identity | None, leader_epoch: int) -> Identity:
+def next_identity(state_identity: Generation | None, leader_epoch: int) -> Generation:
     """The identity of the pass that comes after an applied one."""
-    generation = state_identity.generation + 1 if state_identity is not None else 1
-    return Identity(max(leader_epoch, 0), generation)
+    generation = state_identity.number + 1 if state_identity is not None else 1
+    return Generation(max(leader_epoch, 0), generation)

@@ -22,7 +22,6 @@ from pyroaring import BitMap
 
 from kept.compaction.cleaner.survey import Survey
 from kept.compaction.manifest.manifest import (
-    Identity,
     Manifest,
     decode_bitmap,
     decode_sections,
@@ -30,7 +29,7 @@ from kept.compaction.manifest.manifest import (
 )
 from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData
-from kept.storage.types import MAX_INT32
+from kept.storage.types import MAX_INT32, Generation
 
 MAGIC: Final = b"KREM"
 VERSION: Final = 2
@@ -67,7 +66,7 @@ _NAMES: Final = {
 class Removals:
     """What one pass removed, and why: per reason (base offset, offsets relative to it)."""
 
-    identity: Identity
+    identity: Generation
     now_ms: int
     reasons: dict[Reason, list[tuple[int, BitMap]]]
 
@@ -109,7 +108,7 @@ def removals(found: Survey) -> Removals:
     return Removals(found.manifest.identity, found.manifest.now_ms, reasons)
 
 
-def _parse(name: str) -> tuple[int, Identity] | None:
+def _parse(name: str) -> tuple[int, Generation] | None:
     """Sequence (-1 in version 1) and identity in a file's name; None when it is none of ours."""
     parts = name.removeprefix(PREFIX).split("-")
     if not name.startswith(PREFIX) or not all(
@@ -117,33 +116,33 @@ def _parse(name: str) -> tuple[int, Identity] | None:
     ):
         return None
     if len(parts) == 2:
-        return -1, Identity(int(parts[0]), int(parts[1]))
+        return -1, Generation(int(parts[0]), int(parts[1]))
     if len(parts) == 3:
-        return int(parts[0]), Identity(int(parts[1]), int(parts[2]))
+        return int(parts[0]), Generation(int(parts[1]), int(parts[2]))
     return None
 
 
-def _files(directory: str, disk: Disk, suffix: str = "") -> list[tuple[int, Identity, str]]:
+def _files(directory: str, disk: Disk, suffix: str = "") -> list[tuple[int, Generation, str]]:
     found = [
         (*parsed, f"{directory}/{name.removesuffix(suffix)}")
         for name in disk.listdir(directory)
         if name.endswith(suffix) and (parsed := _parse(name.removesuffix(suffix))) is not None
     ]
-    return sorted(found, key=lambda item: (item[0], item[1].generation, item[1].epoch))
+    return sorted(found, key=lambda item: (item[0], item[1].number, item[1].leader_epoch))
 
 
-def files(directory: str, disk: Disk) -> list[tuple[Identity, str]]:
+def files(directory: str, disk: Disk) -> list[tuple[Generation, str]]:
     """The journal's files, oldest pass first."""
     return [(identity, path) for _, identity, path in _files(directory, disk)]
 
 
-def new_path(directory: str, disk: Disk, identity: Identity) -> str:
+def new_path(directory: str, disk: Disk, identity: Generation) -> str:
     """Where the next pass leaves what it removed."""
     newest = max((sequence for sequence, _, _ in _files(directory, disk)), default=0)
-    return f"{directory}/{PREFIX}{max(newest, 0) + 1}-{identity.epoch}-{identity.generation}"
+    return f"{directory}/{PREFIX}{max(newest, 0) + 1}-{identity.leader_epoch}-{identity.number}"
 
 
-def find(directory: str, disk: Disk, identity: Identity, suffix: str = "") -> str | None:
+def find(directory: str, disk: Disk, identity: Generation, suffix: str = "") -> str | None:
     """The newest file of an identity, its name without ``suffix``; None when there is none."""
     found = [path for _, one, path in _files(directory, disk, suffix) if one == identity]
     return found[-1] if found else None
@@ -187,7 +186,7 @@ def decode(path: str, data: bytes) -> Removals:
         for reason, name in _NAMES.items()
         if name in sections
     }
-    return Removals(Identity(epoch, generation), now_ms, reasons)
+    return Removals(Generation(epoch, generation), now_ms, reasons)
 
 
 def _parts(path: str, data: memoryview) -> Iterator[tuple[int, BitMap]]:
@@ -235,7 +234,7 @@ class Answer:
     fate: Fate
     text: str
     reason: Reason | None = None
-    identity: Identity | None = None
+    identity: Generation | None = None
 
 
 def why(

@@ -89,10 +89,10 @@ def report_uncompiled(out: TextIO) -> None:
 
 def result_from(message: Mapping[str, Any]) -> Result:
     """The result in a message of a worker."""
-    from kept.compaction.manifest.manifest import Identity
+    from kept.storage.types import Generation
 
     fields = dict(message["result"])
-    fields["identity"] = Identity(*fields["identity"])
+    fields["identity"] = Generation(*fields["identity"])
     return Result(**fields)
 
 

@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Final
 from kept.compaction.cleaner import removal_log
 from kept.compaction.cleaner.cleaner_run import Result, discard
 from kept.compaction.manifest import manifest
-from kept.compaction.manifest.manifest import Identity, Manifest
+from kept.compaction.manifest.manifest import Manifest
 from kept.storage import layout
 from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData, InvariantViolation
 from kept.storage.segments.swap import SwapPlan
-from kept.storage.types import decimal_number
+from kept.storage.types import Generation, decimal_number
 
 if TYPE_CHECKING:
     from kept.storage.log.log import Log
@@ -54,7 +54,7 @@ class CompactionState:
     is to be given to ``Log.open``.
     """
 
-    applied: Identity | None = None
+    applied: Generation | None = None
     clean_to: int = 0
     end_offset: int = 0
     horizons: dict[int, int] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Published:
 def apply(
     log: Log,
     result: Result,
-    expected: Identity | None,
+    expected: Generation | None,
     now_ms: int,
     *,
     history_bytes: int = DEFAULT_HISTORY_BYTES,
@@ -127,7 +127,7 @@ def apply(
     return conclude(log.directory, log.disk, published, history_bytes=history_bytes)
 
 
-def publish(directory: str, disk: Disk, result: Result, expected: Identity | None) -> Published:
+def publish(directory: str, disk: Disk, result: Result, expected: Generation | None) -> Published:
     """Step 1: from now on the pass can be completed after a crash."""
     if read_mark(directory, disk) != expected:
         discard(directory, disk)
@@ -185,7 +185,9 @@ def withdraw(
     discard(directory, disk)
 
 
-def _forget(directory: str, disk: Disk, identity: Identity, *, but_removals: bool = False) -> None:
+def _forget(
+    directory: str, disk: Disk, identity: Generation, *, but_removals: bool = False
+) -> None:
     removals = None if but_removals else removal_log.find(directory, disk, identity)
     if removals is not None:
         disk.unlink(removals)
@@ -193,7 +195,7 @@ def _forget(directory: str, disk: Disk, identity: Identity, *, but_removals: boo
     disk.fsync_dir(directory)
 
 
-def _holds(directory: str, disk: Disk, identity: Identity) -> bool:
+def _holds(directory: str, disk: Disk, identity: Generation) -> bool:
     """Whether a replica holds this manifest, and is to apply it if it is published."""
     path = f"{directory}/{layout.HELD_MANIFEST}"
     with suppress(FileNotFoundError, DamagedData):
@@ -216,7 +218,7 @@ def check_fits(log: Log, found: Manifest, plan: SwapPlan) -> None:
         )
 
 
-def read_mark(directory: str, disk: Disk) -> Identity | None:
+def read_mark(directory: str, disk: Disk) -> Generation | None:
     """The identity that this replica has applied; None for none."""
     path = f"{directory}/{MARK}"
     try:
@@ -225,12 +227,14 @@ def read_mark(directory: str, disk: Disk) -> Identity | None:
         return None
     if len(text) != 2 or not all(part.isdigit() for part in text):
         raise DamagedData(path, 0, -1, "not an epoch and a generation")
-    return Identity(int(text[0]), int(text[1]))
+    return Generation(int(text[0]), int(text[1]))
 
 
-def write_mark(directory: str, disk: Disk, identity: Identity) -> None:
+def write_mark(directory: str, disk: Disk, identity: Generation) -> None:
     """Make the mark durable."""
-    disk.write_atomic(f"{directory}/{MARK}", f"{identity.epoch} {identity.generation}\n".encode())
+    disk.write_atomic(
+        f"{directory}/{MARK}", f"{identity.leader_epoch} {identity.number}\n".encode()
+    )
 
 
 def clear(directory: str, disk: Disk) -> None:
@@ -244,7 +248,7 @@ def clear(directory: str, disk: Disk) -> None:
     disk.fsync_dir(directory)
 
 
-def manifests(directory: str, disk: Disk) -> list[Identity]:
+def manifests(directory: str, disk: Disk) -> list[Generation]:
     """The manifests in a directory."""
     found = []
     for name in disk.listdir(directory):
@@ -252,11 +256,11 @@ def manifests(directory: str, disk: Disk) -> list[Identity]:
         named = name.startswith(layout.MANIFEST_PREFIX) and dash
         parts = decimal_number(epoch), decimal_number(generation)
         if named and parts[0] is not None and parts[1] is not None:
-            found.append(Identity(parts[0], parts[1]))
+            found.append(Generation(parts[0], parts[1]))
     return found
 
 
-def _remove_older(directory: str, disk: Disk, current: Identity) -> None:
+def _remove_older(directory: str, disk: Disk, current: Generation) -> None:
     for identity in manifests(directory, disk):
         if identity != current:
             disk.unlink(layout.manifest_file(directory, *identity))
@@ -304,7 +308,7 @@ def complete_swap(directory: str, disk: Disk, state: CompactionState) -> Compact
     return replace(state, unfinished=None)
 
 
-def _newest(pending: list[Identity], applied: Identity | None) -> Identity | None:
+def _newest(pending: list[Generation], applied: Generation | None) -> Generation | None:
     """The manifest whose swap may not have ended.
 
     What one replica applies ascends by (epoch, generation), though not by generation alone: the

@@ -28,16 +28,17 @@ from kept.compaction.cleaner.worker import (
 )
 from kept.compaction.manifest import manifest_store
 from kept.compaction.manifest.follow import FollowJob, LogsDiffer, Piece, follow
-from kept.compaction.manifest.manifest import Identity, Manifest, OutputSegment
+from kept.compaction.manifest.manifest import Manifest, OutputSegment
 from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData, InvariantViolation, KeptError
 from kept.storage.segments.txn_index import AbortedTxn
+from kept.storage.types import Generation
 
 COMMAND: Final = (sys.executable, "-P", "-m", "kept.compaction.manifest.follow_worker")
 """How the node starts it."""
 
 
-def encode(job: FollowJob, previous: Identity | None, max_bytes_per_second: float) -> str:
+def encode(job: FollowJob, previous: Generation | None, max_bytes_per_second: float) -> str:
     """The job as one line of JSON. ``previous`` is read from its file by who does the job."""
     return json.dumps(
         {
@@ -67,7 +68,7 @@ def decode(fields: Mapping[str, Any], disk: Disk) -> FollowJob:
     directory = fields["directory"]
     found = manifest_store.decode("the job", base64.b64decode(fields["manifest"]))
     identity = fields["previous"]
-    previous = _previous(directory, None if identity is None else Identity(*identity), disk)
+    previous = _previous(directory, None if identity is None else Generation(*identity), disk)
     pieces = []
     for piece in fields["pieces"]:
         base = piece["base_offset"]
@@ -80,7 +81,7 @@ def decode(fields: Mapping[str, Any], disk: Disk) -> FollowJob:
     )  # fmt: skip
 
 
-def _previous(directory: str, identity: Identity | None, disk: Disk) -> Manifest | None:
+def _previous(directory: str, identity: Generation | None, disk: Disk) -> Manifest | None:
     """The manifest applied before; without it more is read."""
     if identity is not None:
         with suppress(FileNotFoundError, DamagedData):
@@ -88,7 +89,7 @@ def _previous(directory: str, identity: Identity | None, disk: Disk) -> Manifest
     return None
 
 
-def run_here(job: FollowJob, previous: Identity | None, disk: Disk) -> Result:
+def run_here(job: FollowJob, previous: Generation | None, disk: Disk) -> Result:
     """The job in this process. Raises as :func:`.follow.follow`."""
     return follow(replace(job, previous=_previous(job.directory, previous, disk)), disk)
 

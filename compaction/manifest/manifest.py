@@ -22,7 +22,7 @@ import struct
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pyroaring import BitMap
 
@@ -30,6 +30,7 @@ from kept.storage.errors import DamagedData, DirectoryRefused
 from kept.storage.records import Buffer, crc32c
 from kept.storage.segments.swap import SwapGroup, SwapPlan
 from kept.storage.segments.txn_index import AbortedTxn
+from kept.storage.types import Generation
 
 MAGIC: Final = b"KMAN"
 VERSION: Final = 1
@@ -40,16 +41,6 @@ _HEAD: Final = struct.Struct(">16siiqqqqqqI")
 _SEGMENT: Final = struct.Struct(">qqqIII")
 _TXN: Final = struct.Struct(">qqqq")
 _ALL: Final = 1 << 32
-
-
-class Identity(NamedTuple):
-    """Who computed a manifest: leader epoch and generation. Compared for equality only."""
-
-    epoch: int
-    generation: int
-
-    def __str__(self) -> str:
-        return f"{self.epoch}.{self.generation}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +114,7 @@ class Manifest:
 
     topic_id: uuid.UUID
     partition: int
-    identity: Identity
+    identity: Generation
     log_start_offset: int
     clean_to: int
     end_offset: int
@@ -190,8 +181,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
     """The content of section ``MANI``: what travels."""
     parts = [
         _HEAD.pack(
-            manifest.topic_id.bytes, manifest.partition, manifest.identity.epoch,
-            manifest.identity.generation, manifest.log_start_offset, manifest.clean_to,
+            manifest.topic_id.bytes, manifest.partition, manifest.identity.leader_epoch,
+            manifest.identity.number, manifest.log_start_offset, manifest.clean_to,
             manifest.end_offset, manifest.now_ms, manifest.horizon_ms, len(manifest.segments),
         )
     ]  # fmt: skip
@@ -346,7 +337,7 @@ def decode_manifest(path: str, data: memoryview) -> Manifest:
     segments = tuple(_read_segment(reader) for _ in range(count))
     reader.end()
     manifest = Manifest(
-        uuid.UUID(bytes=bytes(topic_id)), partition, Identity(epoch, generation), log_start,
+        uuid.UUID(bytes=bytes(topic_id)), partition, Generation(epoch, generation), log_start,
         clean_to, end, now_ms, horizon_ms, segments,
     )  # fmt: skip
     manifest.check_invariants()

@@ -16,11 +16,12 @@ from typing import Final
 
 from kept.compaction.manifest import apply as applying
 from kept.compaction.manifest import manifest
-from kept.compaction.manifest.manifest import Identity, Manifest
+from kept.compaction.manifest.manifest import Manifest
 from kept.storage import layout
 from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData, InvariantViolation
 from kept.storage.segments.swap import SwapPlan
+from kept.storage.types import Generation
 
 HELD: Final = layout.HELD_MANIFEST
 TOLD: Final = "told-manifest"
@@ -103,7 +104,7 @@ def _applied(directory: str, disk: Disk) -> Manifest | None:
         raise DamagedData(path, -1, -1, "it is missing, and the mark names it") from error
 
 
-def body(directory: str, disk: Disk, identity: Identity) -> Manifest:
+def body(directory: str, disk: Disk, identity: Generation) -> Manifest:
     """A manifest that is here: held, told, or applied. Raises FileNotFoundError, DamagedData."""
     damage: DamagedData | None = None
     for name in (HELD, TOLD, *(f"{layout.MANIFEST_PREFIX}{e}-{g}" for e, g in (identity,))):
@@ -122,7 +123,7 @@ def body(directory: str, disk: Disk, identity: Identity) -> Manifest:
     raise FileNotFoundError(f"{directory}: no manifest {identity}")
 
 
-def applied(directory: str, disk: Disk, identity: Identity) -> None:
+def applied(directory: str, disk: Disk, identity: Generation) -> None:
     """After the mark names ``identity``: a copy in a slot is not needed any more.
 
     One that is damaged stays: what it was is not known, and a start says so.
@@ -151,7 +152,7 @@ def lose(directory: str, disk: Disk) -> None:
     applying.clear(directory, disk)
 
 
-def begun(directory: str, disk: Disk, base: Identity) -> None:
+def begun(directory: str, disk: Disk, base: Generation) -> None:
     """A leader that had to begin anew has ``base`` in place (rule 19): it is what it holds."""
     store(directory, disk, body(directory, disk, base), None)
 

@@ -20,12 +20,12 @@ from kept.compaction.cleaner.cleaner_run import read_manifest
 from kept.compaction.cleaner.job import DEFAULT_CHUNK_BYTES, INFLATE_LIMIT, Source
 from kept.compaction.cleaner.scan_stats import whole_batches
 from kept.compaction.cleaner.survey import Group
-from kept.compaction.manifest.manifest import DIGEST_BYTES, Identity, Manifest, OutputSegment
+from kept.compaction.manifest.manifest import DIGEST_BYTES, Manifest, OutputSegment
 from kept.storage.disk import Disk
 from kept.storage.errors import KeptError
 from kept.storage.records import HEADER_BYTES, BatchHeader, Record, crc32c, headers, records
 from kept.storage.records.header import CRC_START
-from kept.storage.types import LogConfig
+from kept.storage.types import Generation, LogConfig
 
 WINDOW: Final = 1 << 16
 """Offsets of the tail that share a digest: aligned, so that all replicas cut at the same ones."""
@@ -226,7 +226,7 @@ def digest_ranges(question: Mapping[str, Any], disk: Disk) -> dict[str, Any]:
     covers = start
     ranges: list[Range] = []
     if question["applied"] is not None:
-        found = read_manifest(files.directory, Identity(*question["applied"]), disk)
+        found = read_manifest(files.directory, Generation(*question["applied"]), disk)
         covers = max(start, found.end_offset)
         ranges += covered(files, found, start)
     return {

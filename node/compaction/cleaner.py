@@ -362,7 +362,7 @@ class Cleaner:
             "log cleaned",
             topic=tp.topic,
             partition=tp.partition,
-            generation=f"{result.identity.epoch}.{result.identity.generation}",
+            generation=str(result.identity),
             why=running.plan.why,
             records_removed=result.records_removed,
             bytes_before=result.bytes_before,

@@ -19,8 +19,7 @@ from kept.storage.errors import KeptError, RequestTimedOut, RetriableError
 
 if TYPE_CHECKING:
     from kept.compaction.cleaner.job import Job, Source
-    from kept.compaction.manifest.manifest import Identity
-    from kept.storage.types import LogConfig
+    from kept.storage.types import Generation, LogConfig
 
 COMMAND: Final = (sys.executable, "-P", "-m", "kept.node.compaction.dry_run_worker")
 """Code comes from where kept is installed, never from the working directory (``-P``)."""
@@ -66,7 +65,7 @@ class DryRuns:
         key: bytes,
         sources: Sequence[Source],
         clean_to: int,
-        applied: Identity | None,
+        applied: Generation | None,
     ) -> list[Mapping[str, Any]]:
         """Every record of a key in these segments, in order. Raises DryRunFailed."""
         answer = await self._submit(

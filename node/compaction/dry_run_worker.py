@@ -19,12 +19,11 @@ from kept.compaction.cleaner.job import INFLATE_LIMIT, Source, decode
 from kept.compaction.cleaner.scan_stats import whole_batches
 from kept.compaction.cleaner.worker import begin, give_way
 from kept.compaction.manifest import verify
-from kept.compaction.manifest.manifest import Identity
 from kept.compaction.strategy import resolve
 from kept.storage.disk import Disk
 from kept.storage.errors import KeptError
 from kept.storage.records import records
-from kept.storage.types import LogConfig
+from kept.storage.types import Generation, LogConfig
 
 MAX_RECORDS: Final = 100_000
 """Records of one key that are listed; the oldest are left out beyond."""
@@ -59,7 +58,7 @@ def _search(
     strategy = resolve(replace(LogConfig(), **question["strategy"]))
     applied, manifest = question["applied"], None
     if applied is not None:
-        manifest = read_manifest(question["directory"], Identity(*applied), disk)
+        manifest = read_manifest(question["directory"], Generation(*applied), disk)
     life: list[KeyRecord] = []
     for source in sources:
         file = disk.open_read(source.path(question["directory"]))

@@ -8,9 +8,9 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, Final
 
-from kept.compaction.manifest.manifest import Identity
 from kept.node.admin.results import OMITTED, Remote
 from kept.node.runtime.yielding import checkpoint
+from kept.storage.types import Generation
 
 CHUNK_BYTES: Final = 64 * 1024
 """Large answers are sent in pieces of about this size."""
@@ -25,7 +25,7 @@ def plain(value: Any) -> Any:
     """A result as dicts, lists, text and numbers."""
     if isinstance(value, Remote):
         return value.value
-    if isinstance(value, Identity):
+    if isinstance(value, Generation):
         return str(value)
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]

@@ -3,8 +3,8 @@ that reads as before the pass or as after it, and the state on disk agrees with 
 
 import pytest
 
-from kept.compaction.manifest.manifest import Identity
 from kept.storage import layout
+from kept.storage.types import Generation
 from kept.testing.simulated_disk import SimulatedCrash
 
 
@@ -51,7 +51,7 @@ def reopened(world, w, disk):
 
 def check_recovered(again, before, after):
     found = everything(again)
-    generation = again.state.applied.generation
+    generation = again.state.applied.number
     assert generation in (1, 2)
     assert found == (after if generation == 2 else before)
     names = again.disk.listdir("/t-0")
@@ -121,7 +121,7 @@ def test_a_pass_that_stops_before_the_swap_leaves_the_log_alone(world, point):
     w.disk.fail_points.clear()
     assert everything(w) == before
     assert w.clean() is not None, "leftovers are discarded before the next pass"
-    assert w.state.applied == Identity(0, 2)
+    assert w.state.applied == Generation(0, 2)
 
 
 def test_full_disk_fails_the_pass_and_not_the_log(world):
@@ -134,7 +134,7 @@ def test_full_disk_fails_the_pass_and_not_the_log(world):
         w.clean()
     assert everything(w) == before
     w.clean()
-    assert w.state.applied.generation == 2
+    assert w.state.applied.number == 2
 
 
 def test_disk_that_is_nearly_full_stops_the_pass_by_itself(world, monkeypatch):
@@ -159,6 +159,6 @@ def test_an_old_generation_is_not_applied_twice(world):
 
     result = run_pass(w.job(made), w.disk)
     with pytest.raises(InvariantViolation):
-        applying.apply(w.log, result, Identity(0, 77), w.now)
+        applying.apply(w.log, result, Generation(0, 77), w.now)
     assert everything(w) == before
     assert not [n for n in w.disk.listdir("/t-0") if layout.CLEANED in n or ".tmp" in n]

@@ -16,13 +16,13 @@ from kept.compaction.cleaner import log_snapshot, planner, removal_log
 from kept.compaction.cleaner.cleaner_run import discard, run_pass
 from kept.compaction.manifest import apply as applying
 from kept.compaction.manifest import follow, manifest, manifest_store
-from kept.compaction.manifest.manifest import Identity
 from kept.node.replicas.manifests import recover
 from kept.storage import layout
 from kept.storage.log.log import Log
+from kept.storage.types import Generation
 from kept.testing.simulated_disk import SimulatedCrash
 
-OLD, NEW, BASE = Identity(0, 1), Identity(0, 2), Identity(3, 0)
+OLD, NEW, BASE = Generation(0, 1), Generation(0, 2), Generation(3, 0)
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ from uuid import UUID
 from kept.compaction.cleaner.job import Job, Source
 from kept.compaction.cleaner.scan_stats import COMMIT, Control, ScanStats
 from kept.compaction.cleaner.transactions import Markers, decide
-from kept.compaction.manifest.manifest import Identity
-from kept.storage.types import LogConfig
+from kept.storage.types import Generation, LogConfig
 
 NOW, PASSED = 10_000, 9_000
 DATA = 7
@@ -24,7 +23,7 @@ def decided(*events: int | Control, end: int = 20, clean_to: int = 20, **rest: b
     source = Source(0, 20, 1000, 0)
     facts = ScanStats(source, events=list(events))
     job = Job(
-        "d", "t", 0, str(UUID(int=1)), Identity(1, 1), 0, 0, end, (source,), NOW, b"",
+        "d", "t", 0, str(UUID(int=1)), Generation(1, 1), 0, 0, end, (source,), NOW, b"",
         LogConfig(delete_retention_ms=500), **rest,
     )  # fmt: skip
     return decide(job, [facts], clean_to)[0]

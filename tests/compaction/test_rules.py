@@ -3,12 +3,11 @@
 import pytest
 
 from kept.compaction.manifest import manifest
-from kept.compaction.manifest.manifest import Identity
 from kept.storage import layout
 from kept.storage.errors import ConfigurationError, DamagedData
 from kept.storage.records import build_batch
 from kept.storage.segments import txn_index
-from kept.storage.types import MAX_INT64, Codec, TimestampType
+from kept.storage.types import MAX_INT64, Codec, Generation, TimestampType
 
 pytestmark = pytest.mark.usefixtures("each_kernel")
 DAY = 86_400_000
@@ -510,7 +509,7 @@ def test_identity_goes_up_and_the_manifest_lists_the_whole_log(world):
     w.append((b"k0", b"new"))
     w.roll()
     w.clean()
-    assert w.state.applied == Identity(0, 2)
+    assert w.state.applied == Generation(0, 2)
     found, plan = manifest.decode("m", w.disk.read(layout.manifest_file("/t-0", 0, 2)))
     assert found.segments[0].base_offset == 0 and found.segments[-1].end_offset == 7
     survivors = [s.base_offset + r for s in found.segments for r in s.survivors]

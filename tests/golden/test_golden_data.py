@@ -223,7 +223,8 @@ def example(page, name):
 def manifest_example():
     from pyroaring import BitMap
 
-    from kept.compaction.manifest.manifest import Identity, Manifest, OutputSegment
+    from kept.compaction.manifest.manifest import Manifest, OutputSegment
+    from kept.storage.types import Generation
 
     horizon = NOW + 86_400_000
     digest = bytes(range(16))
@@ -231,7 +232,7 @@ def manifest_example():
         0, 40, BitMap([5, 7, 9]), BitMap(), {horizon: BitMap([7])}, (), digest, 400
     )
     topic_id = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
-    found = Manifest(topic_id, 0, Identity(2, 1), 0, 40, 40, NOW, horizon, (segment,))
+    found = Manifest(topic_id, 0, Generation(2, 1), 0, 40, 40, NOW, horizon, (segment,))
     return found, SwapPlan((SwapGroup((0,), (0, 20)),))
 
 
@@ -245,22 +246,22 @@ def test_the_example_of_a_manifest():
 
 def test_the_example_of_the_mark(tmp_path):
     from kept.compaction.manifest.apply import MARK, read_mark, write_mark
-    from kept.compaction.manifest.manifest import Identity
     from kept.storage.disk import Disk
+    from kept.storage.types import Generation
 
-    write_mark(str(tmp_path), Disk({}), Identity(2, 1))
+    write_mark(str(tmp_path), Disk({}), Generation(2, 1))
     assert (tmp_path / MARK).read_bytes() == example("manifest.md", "mark")
-    assert read_mark(str(tmp_path), Disk({})) == Identity(2, 1)
+    assert read_mark(str(tmp_path), Disk({})) == Generation(2, 1)
 
 
 def test_the_example_of_the_journal():
     from pyroaring import BitMap
 
     from kept.compaction.cleaner import removal_log
-    from kept.compaction.manifest.manifest import Identity
+    from kept.storage.types import Generation
 
     removed = {removal_log.Reason.SUPERSEDED: [(0, BitMap(range(5)))]}
-    record = removal_log.Removals(Identity(2, 1), NOW, removed)
+    record = removal_log.Removals(Generation(2, 1), NOW, removed)
     data = example("manifest.md", "removals")
     assert removal_log.encode(record) == data
     assert removal_log.decode("example", data) == record

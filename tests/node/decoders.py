@@ -68,7 +68,7 @@ from kept.storage.segments.offset_index import OffsetIndex
 from kept.storage.segments.swap import SwapGroup, SwapPlan
 from kept.storage.segments.time_index import TimeIndex
 from kept.storage.segments.txn_index import AbortedTxn
-from kept.storage.types import Codec, TopicPartition
+from kept.storage.types import Codec, Generation, TopicPartition
 from kept.testing.simulated_disk import SimulatedDisk
 
 MEMORY_BYTES: Final = 1 << 30
@@ -228,7 +228,7 @@ def a_manifest() -> manifest.Manifest:
         )
         for base in (0, 10)
     ]  # fmt: skip
-    return manifest.Manifest(TOPIC, 0, manifest.Identity(1, 2), 0, 20, 20, 1, 2, tuple(parts))
+    return manifest.Manifest(TOPIC, 0, Generation(1, 2), 0, 20, 20, 1, 2, tuple(parts))
 
 
 def producers() -> bytes:
@@ -352,7 +352,7 @@ def compaction_decoders() -> Iterator[Decoder]:
         crcs_of_sections,
     )
     removals = removal_log.Removals(
-        manifest.Identity(1, 2), 5, {removal_log.Reason.SUPERSEDED: [(0, BitMap([1, 2, 900]))]}
+        Generation(1, 2), 5, {removal_log.Reason.SUPERSEDED: [(0, BitMap([1, 2, 900]))]}
     )
     yield Decoder(
         "removal journal",

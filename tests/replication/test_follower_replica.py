@@ -37,7 +37,7 @@ from kept.storage.errors import (
     UnknownLeaderEpoch,
 )
 from kept.storage.records import build_batch
-from kept.storage.types import LogConfig
+from kept.storage.types import Generation, LogConfig
 from tests.support.listener import RecordedListener
 
 
@@ -65,12 +65,12 @@ def stale_pull(follower: Partition) -> Pulled:
     follower.step(Follows(3, in_isr=True), 0)
     follower.step(Synced(3, agreed=True), 0)
     request = follower.core.manifests.pull(11)
-    ref = ManifestRef((3, 1), 3, 11)
+    ref = ManifestRef(Generation(3, 1), 11)
     return Pulled(request, PullResponse(ref, ref, (ref,)))
 
 
 def above_log(follower: Partition) -> list:
-    ref = ManifestRef((3, 1), 3, 11)
+    ref = ManifestRef(Generation(3, 1), 11)
     return [CommitKnown(11), BaseMade(ref), stale_pull(follower)]
 
 
@@ -95,7 +95,7 @@ def test_a_late_pull_above_the_log_is_ignored(follower):
 @pytest.mark.parametrize("epoch", [4, 3])
 def test_a_pass_above_the_log_is_refused_in_its_epoch_only(follower, epoch):
     follower.become_leader(4, 8, (0,), (1, 0, 2), 0)
-    event = PassDone(ManifestRef((epoch, 1), epoch, 11), epoch, None)
+    event = PassDone(ManifestRef(Generation(epoch, 1), 11), epoch, None)
     if epoch == 3:
         follower.step(event, 0)
         return

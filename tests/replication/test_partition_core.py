@@ -18,6 +18,7 @@ from kept.replication import events as core
 from kept.replication import manifests_events as ev
 from kept.replication.partition_core import HIGH_WATERMARK_MOVED, PartitionCore
 from kept.storage.errors import InvariantViolation, NotLeaderOrFollower
+from kept.storage.types import Generation
 
 HISTORIES = sorted((Path(__file__).parent / "histories").glob("*.txt"))
 
@@ -223,7 +224,7 @@ def test_random_histories_keep_the_law_of_the_high_watermark(events) -> None:
 def test_what_is_to_be_applied_is_committed_before_anything_else_is_done() -> None:
     """The high watermark is at least at the end of what is put into place (rule 12)."""
     follower = PartitionCore(node_id=1)
-    ref = ev.ManifestRef((2, 2), 2, 100)
+    ref = ev.ManifestRef(Generation(2, 2), 100)
     follower.step(ev.Follows(2, in_isr=True), 0)
     follower.step(ev.Synced(2, agreed=True), 0)
     asked = follower.manifests.pull(100)
@@ -240,7 +241,7 @@ def test_what_every_replica_holds_is_published_and_applied_in_the_step_that_show
     leader.step(core.Elected(2, 0, (0, 1), (0, 1), 100, 0, 0, awaits_offer=True), 0)
     leader.step(ev.Leads(2), 0)
     leader.fetched(1, 100, 0)
-    ref = ev.ManifestRef((2, 1), 2, 100)
+    ref = ev.ManifestRef(Generation(2, 1), 100)
     assert isinstance(leader.step(ev.PassDone(ref, 2, None), 0)[0], ev.Store)
     assert leader.step(ev.Stored(ref), 0) == (ev.AnnounceManifest(),)
     pull = ev.PullRequest(1, -1, 2, 1, ref, None, True, 100, ())

@@ -21,7 +21,7 @@ from kept.compaction.manifest import apply as applying
 from kept.compaction.manifest import follow, follow_worker, manifest, manifest_store
 from kept.compaction.manifest.apply import CompactionState
 from kept.compaction.manifest.follow import LogsDiffer
-from kept.compaction.manifest.manifest import Identity, Manifest
+from kept.compaction.manifest.manifest import Manifest
 from kept.node.replicas.manifests.status import (
     base_name,
     is_alone,
@@ -98,7 +98,7 @@ class Made:
 
 
 def ref_of(found: Manifest) -> ManifestRef:
-    return ManifestRef(tuple(found.identity), found.identity.epoch, found.end_offset)
+    return ManifestRef(found.identity, found.end_offset)
 
 
 def lacks(core: PartitionCore, replica: int, follower: Follower) -> bool:
@@ -426,7 +426,7 @@ class SimManifests:
     def body(self, ref: ManifestRef | None) -> Manifest | None:
         if ref is None or ref in self.bodies:
             return None if ref is None else self.bodies[ref]
-        return manifest_store.body(self.directory, self.disk, Identity(*ref.identity))
+        return manifest_store.body(self.directory, self.disk, ref.identity)
 
     def _store(self, effect: ev.Store) -> Steps:
         yield
@@ -593,7 +593,7 @@ class SimManifests:
         log = self.partition.log
         discard(self.directory, self.disk)
         job = base_job(
-            log, Identity(*base_name(effect)), now_ms=self.machine.wall_ms, limits=Limits()
+            log, base_name(effect), now_ms=self.machine.wall_ms, limits=Limits()
         )  # fmt: skip
         yield
         result = run_pass(job, self.disk)
@@ -611,7 +611,7 @@ class SimManifests:
             raise Withdrawn(f"{self.tp}: another leader was elected")
 
     def _base_made(self, effect: ev.MakeBase) -> Callable[[Any, Exception | None], None]:
-        name = epoch, _ = base_name(effect)
+        name = base_name(effect)
 
         def then(state: CompactionState | None, error: Exception | None) -> None:
             self.work = None
@@ -619,8 +619,8 @@ class SimManifests:
                 self.failed("base", error)
                 return
             self._in_place(state)
-            if self.core.making_base and self.core.leader_epoch == epoch:
-                self.step(ev.BaseMade(ManifestRef(name, epoch, state.end_offset)))
+            if self.core.making_base and self.core.leader_epoch == name.leader_epoch:
+                self.step(ev.BaseMade(ManifestRef(name, state.end_offset)))
 
         return then
 

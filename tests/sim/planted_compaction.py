@@ -36,7 +36,7 @@ def published_by(counts: Any) -> Any:
             for replica, follower in self.followers.items():
                 if follower.held != self.offered and counts(self, replica):
                     return ()
-            return self._publish_offered()
+            return self._publish_held(self.offered)
 
         return publish
 
@@ -80,7 +80,7 @@ def denied_once(original: Any) -> Any:
     def run_here(job: Any, previous: Any, disk: Any) -> Any:
         found = job.manifest
         newest = next((one for one in reversed(found.segments) if one.survivors), None)
-        after_base = found.identity.epoch > 0 and found.identity.generation == 1
+        after_base = found.identity.leader_epoch > 0 and found.identity.number == 1
         name = job.directory, found.identity
         if after_base and newest is not None and name not in said:
             said.add(name)

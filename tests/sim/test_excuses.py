@@ -10,14 +10,14 @@ from uuid import UUID
 import pytest
 
 from kept.replication.manifests_events import ManifestRef
-from kept.storage.types import TopicPartition
+from kept.storage.types import Generation, TopicPartition
 from tests.sim.compaction import CompactingReplicas
 from tests.sim.compaction_checks import CompactionChecks
 from tests.sim.rows import Rec
 from tests.sim.world import Violation
 
 TP, TOPIC_ID = TopicPartition("t", 0), UUID(int=1)
-BASE = ManifestRef((3, 0), 3, 20)
+BASE = ManifestRef(Generation(3, 0), 20)
 DROPPED, KEPT, KEPT_EMPTY, BEYOND = 4, 5, 7, 12
 
 
@@ -34,12 +34,12 @@ def checks() -> CompactionChecks:
 @pytest.mark.parametrize("offset", [DROPPED, KEPT, KEPT_EMPTY, BEYOND])
 def test_only_what_a_generation_had_dropped(checks: CompactionChecks, offset: int) -> None:
     assert checks.had_dropped(TP, TOPIC_ID, BASE, offset) == (offset == DROPPED)
-    later = ManifestRef((4, 1), 4, 30)
+    later = ManifestRef(Generation(4, 1), 30)
     assert checks.had_dropped(TP, TOPIC_ID, later, offset) == (offset == DROPPED)
 
 
 def test_only_where_a_leader_began_anew_and_since_then(checks: CompactionChecks) -> None:
-    before = ManifestRef((2, 9), 2, 20)
+    before = ManifestRef(Generation(2, 9), 20)
     assert not checks.had_dropped(TP, TOPIC_ID, before, DROPPED)
     assert not checks.had_dropped(TP, UUID(int=2), BASE, DROPPED), "another topic of that name"
     checks.bases.clear()
@@ -48,7 +48,8 @@ def test_only_where_a_leader_began_anew_and_since_then(checks: CompactionChecks)
 
 def test_not_what_the_generation_itself_says(checks: CompactionChecks) -> None:
     """It lists the offset: nothing but another one can have dropped it."""
-    assert not checks.had_dropped(TP, TOPIC_ID, ManifestRef((1, 4), 3, 10), DROPPED)
+    checks.bases[TP] = 1
+    assert not checks.had_dropped(TP, TOPIC_ID, ManifestRef(Generation(1, 4), 10), DROPPED)
 
 
 OTHER = TopicPartition("t", 1)
@@ -60,7 +61,7 @@ OTHER = TopicPartition("t", 1)
         (TP, BASE, DROPPED, True),
         (TP, BASE, KEPT, False),
         (TP, BASE, BEYOND, False),
-        (TP, ManifestRef((2, 9), 2, 20), DROPPED, False),
+        (TP, ManifestRef(Generation(2, 9), 20), DROPPED, False),
         (OTHER, BASE, DROPPED, False),
     ],
     ids=["dropped", "kept", "never dropped", "before it began anew", "another partition"],

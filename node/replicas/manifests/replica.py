@@ -419,15 +419,15 @@ class ReplicaManifests:
     # A base generation (rule 19).
 
     async def _make_base(self, effect: ev.MakeBase, work: Work) -> None:
-        epoch, generation = base_name(effect)
+        name = base_name(effect)
 
         def still_wanted() -> bool:
             core = self.core
-            return core.making_base and core.leader_epoch == epoch and not self._closed
+            return core.making_base and core.leader_epoch == name.leader_epoch and not self._closed
 
         state: CompactionState | None = None
         try:
-            state = await self._slow.base(work, (epoch, generation), still_wanted)
+            state = await self._slow.base(work, name, still_wanted)
         # A bug of ours must not leave the core waiting.
         except Exception as error:  # noqa: BLE001
             _say_if_bug("base generation not made", error)
@@ -436,8 +436,7 @@ class ReplicaManifests:
         if state is not None:
             self._in_place(state)
             if still_wanted():
-                ref = ManifestRef((epoch, generation), epoch, state.end_offset)
-                self.step(ev.BaseMade(ref))
+                self.step(ev.BaseMade(ManifestRef(name, state.end_offset)))
             self._context.scheduler.generation_applied(self._partition.topic_partition)
 
     # Passes of this leader.

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.internode import manifest_rpc as calls
 from kept.node.internode.rpc_errors import error_of, failure_of
-from kept.node.replicas.manifests.status import pair_of
 from kept.node.runtime.logging import log
 from kept.replication import manifests_events as ev
 from kept.replication.follower import NO_LEADER
@@ -29,6 +28,7 @@ from kept.storage.errors import (
     UnknownTopicId,
 )
 from kept.storage.records import crc32c
+from kept.storage.types import Generation
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -60,7 +60,7 @@ bytes together (one at least), each so long.
 
 def name_of(ref: ManifestRef) -> calls.ManifestName:
     """A manifest's name as it travels."""
-    return calls.ManifestName(*pair_of(ref), ref.end_offset)
+    return calls.ManifestName(*ref.identity, ref.end_offset)
 
 
 def name_or_none(ref: ManifestRef | None) -> calls.ManifestName | None:
@@ -70,7 +70,7 @@ def name_or_none(ref: ManifestRef | None) -> calls.ManifestName | None:
 
 def ref_from(name: calls.ManifestName) -> ManifestRef:
     """What :func:`name_of` made."""
-    return ManifestRef((name.epoch, name.generation), name.epoch, name.end_offset)
+    return ManifestRef(Generation(name.epoch, name.generation), name.end_offset)
 
 
 def ref_or_none(name: calls.ManifestName | None) -> ManifestRef | None:

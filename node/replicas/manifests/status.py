@@ -6,11 +6,12 @@ The shell of the node (:mod:`.replica`) and the simulator's use the same.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from kept.cluster.controller.config_changes import was_compacted
 from kept.replication import manifests_events as ev
 from kept.replication.manifests_events import ManifestRef
+from kept.storage.types import Generation
 
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import Image
@@ -54,10 +55,10 @@ def is_alone(core: PartitionCore, node_id: int) -> bool:
     return core.leading and core.isr == (node_id,) and core.pending_isr is None
 
 
-def base_name(effect: ev.MakeBase) -> tuple[int, int]:
-    """Leader epoch and generation of a base: those of nothing else in that epoch."""
+def base_name(effect: ev.MakeBase) -> Generation:
+    """The generation of a base: that of nothing else in its epoch."""
     lost = effect.replaces
-    return effect.leader_epoch, 0 if lost is None else pair_of(lost)[1] + 1
+    return Generation(effect.leader_epoch, 0 if lost is None else lost.identity.number + 1)
 
 
 def others_apply(core: PartitionCore) -> bool:
@@ -72,11 +73,4 @@ def others_apply(core: PartitionCore) -> bool:
 
 def named(ref: ManifestRef | None) -> str:
     """A generation as it is shown: ``<leader epoch>.<generation>``."""
-    if ref is None:
-        return "none"
-    return ".".join(map(str, pair_of(ref)))
-
-
-def pair_of(ref: ManifestRef) -> tuple[int, int]:
-    """Leader epoch and generation."""
-    return cast("tuple[int, int]", ref.identity)
+    return "none" if ref is None else str(ref.identity)

@@ -18,10 +18,9 @@ from kept.compaction.cleaner.cleaner_run import Result, discard
 from kept.compaction.cleaner.log_snapshot import base_job
 from kept.compaction.cleaner.worker import COMMAND
 from kept.compaction.manifest import follow, follow_worker, manifest, manifest_store
-from kept.compaction.manifest.manifest import Identity, Manifest
+from kept.compaction.manifest.manifest import Manifest
 from kept.node.replicas.manifests import install
 from kept.node.replicas.manifests.failures import ManifestUnreadable, Withdrawn
-from kept.node.replicas.manifests.status import pair_of
 from kept.node.replicas.manifests.workers import Work, pass_limits
 from kept.replication.manifests_events import ManifestRef
 from kept.storage import layout
@@ -43,16 +42,12 @@ if TYPE_CHECKING:
     from kept.node.replicas.local_replica import LocalReplica
     from kept.node.replicas.manifests.context import ManifestContext
     from kept.storage.log.log import Log
+    from kept.storage.types import Generation
 
 
 def ref_of(found: Manifest) -> ManifestRef:
     """A manifest's name in the protocol."""
-    return ManifestRef(tuple(found.identity), found.identity.epoch, found.end_offset)
-
-
-def identity_of(ref: ManifestRef) -> Identity:
-    """The other way round."""
-    return Identity(*pair_of(ref))
+    return ManifestRef(found.identity, found.end_offset)
 
 
 @dataclass(slots=True)
@@ -103,7 +98,7 @@ class Files:
         """A manifest that came, or is here; blocks. Raises FileNotFoundError, DamagedData."""
         if ref is None or ref in self.bodies:
             return None if ref is None else self.bodies[ref]
-        return manifest_store.body(self._directory, self._context.runtime.disk, identity_of(ref))
+        return manifest_store.body(self._directory, self._context.runtime.disk, ref.identity)
 
     def readable(self, ref: ManifestRef) -> Manifest:
         """As :meth:`body`, for one that should be here. Raises ManifestUnreadable, MachineError."""
@@ -250,7 +245,7 @@ class Files:
     # A base generation (rule 19).
 
     async def base(
-        self, work: Work, name: tuple[int, int], still_wanted: Callable[[], bool]
+        self, work: Work, name: Generation, still_wanted: Callable[[], bool]
     ) -> CompactionState:
         """Forget all manifests and begin anew with one in which everything survives.
 
@@ -276,8 +271,7 @@ class Files:
             hosted.partition.applied_end = 0
             check()
             limits = pass_limits(context.config.current, context.runtime.disk, hosted)
-            identity = Identity(*name)
-            job = base_job(log_, identity, now_ms=context.runtime.now_ms(), limits=limits)
+            job = base_job(log_, name, now_ms=context.runtime.now_ms(), limits=limits)
             result = await work.run(COMMAND, jobs.encode(job))
             check()
             hosted.partition.raise_high_watermark(result.end_offset)

@@ -17,8 +17,7 @@ from kept.compaction.cleaner.planner import (
     plan,
 )
 from kept.compaction.manifest.apply import CompactionState
-from kept.compaction.manifest.manifest import Identity
-from kept.storage.types import LogConfig, TopicPartition
+from kept.storage.types import Generation, LogConfig, TopicPartition
 
 NOW = 1_000_000
 TP = TopicPartition("t", 0)
@@ -40,7 +39,7 @@ def log(*bases, end=100, state=None, lso=None, start=0, config=COMPACT, stamps=N
 
 
 def state(clean_to, end=None, **more):
-    return CompactionState(Identity(0, 1), clean_to, clean_to if end is None else end, **more)
+    return CompactionState(Generation(0, 1), clean_to, clean_to if end is None else end, **more)
 
 
 def test_the_range_ends_at_the_active_segment():
@@ -205,8 +204,8 @@ def test_a_back_off_does_not_outlast_a_clock_that_is_set_back():
 
 
 def test_identities_of_one_log_go_up():
-    assert planner.next_identity(None, 4) == Identity(4, 1)
-    assert planner.next_identity(Identity(2, 7), 4) == Identity(4, 8)
+    assert planner.next_identity(None, 4) == Generation(4, 1)
+    assert planner.next_identity(Generation(2, 7), 4) == Generation(4, 8)
 
 
 def test_a_manifest_that_cannot_be_read_is_made_anew_by_a_pass_over_all_that_is_clean():

@@ -6,8 +6,7 @@ import pytest
 
 from kept.compaction.cleaner.job import Job, Source
 from kept.compaction.cleaner.segment_groups import group_sources
-from kept.compaction.manifest.manifest import Identity
-from kept.storage.types import LogConfig
+from kept.storage.types import Generation, LogConfig
 
 
 def groups(sizes, shares=None, *, clean_to=1 << 40, alone=(), indexes=0, step=10, limit=100):
@@ -17,7 +16,7 @@ def groups(sizes, shares=None, *, clean_to=1 << 40, alone=(), indexes=0, step=10
     )
     config = LogConfig(segment_bytes=limit, segment_index_bytes=100)
     job = Job(
-        "/d", "t", 0, str(uuid.uuid4()), Identity(0, 1), 0, 0, len(sizes) * step, sources, 0,
+        "/d", "t", 0, str(uuid.uuid4()), Generation(0, 1), 0, 0, len(sizes) * step, sources, 0,
         b"k" * 16, config,
     )  # fmt: skip
     told = {i * step: share for i, share in enumerate(shares or ())}

@@ -15,10 +15,10 @@ from pyroaring import BitMap
 from kept.compaction.cleaner import removal_log
 from kept.compaction.manifest import apply as applying
 from kept.compaction.manifest import follow
-from kept.compaction.manifest.manifest import Identity, Manifest, OutputSegment
+from kept.compaction.manifest.manifest import Manifest, OutputSegment
 from kept.storage import layout
 from kept.storage.errors import InvariantViolation
-from kept.storage.types import Codec
+from kept.storage.types import Codec, Generation
 from kept.testing.simulated_disk import SimulatedCrash
 from tests.support.follower_pair import HOUR_MS, Pair, fill, write
 
@@ -124,7 +124,7 @@ def test_thousands_of_segments_are_matched_in_one_pass() -> None:
     log = SimpleNamespace(segments=[Counted(70 * n) for n in range(many + 1)])
     ends = [*range(100, 70 * many, 100), 70 * many]
     outputs = tuple(OutputSegment(a, b, BitMap()) for a, b in pairwise([0, *ends]))
-    found = Manifest(UUID(int=1), 0, Identity(1, 1), 0, ends[-1], ends[-1], 0, 0, outputs)
+    found = Manifest(UUID(int=1), 0, Generation(1, 1), 0, ends[-1], ends[-1], 0, 0, outputs)
     made = list(follow.pieces(log, found))
     assert [piece.output for piece in made] == list(outputs)
     for piece in made:
@@ -318,7 +318,7 @@ def test_a_crash_at_every_call_recovers(pair, how: str) -> None:
                 world.disk.after_kill() if how == "kill" else world.disk.after_power_loss(call)
             )
         world.open()
-        generation = world.state.applied.generation
+        generation = world.state.applied.number
         generations.append(generation)
         assert generation in {1, 2}
         if generation == 1:

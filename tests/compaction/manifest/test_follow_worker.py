@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from kept.compaction.manifest import follow, follow_worker
-from kept.compaction.manifest.manifest import Identity
 from kept.storage import layout
+from kept.storage.types import Generation
 from tests.support.follower_pair import Pair, fill
 
 
@@ -44,7 +44,7 @@ def test_a_worker_builds_what_this_process_builds(both, tmp_path):
         (tmp_path / name).write_bytes(world.disk.read(f"{job.directory}/{name}"))
     here = follow_worker.run_here(job, world.state.applied, world.disk)
     there = replace(job, directory=str(tmp_path))
-    question = follow_worker.encode(there, Identity(*world.state.applied), 1e18) + "\n"
+    question = follow_worker.encode(there, Generation(*world.state.applied), 1e18) + "\n"
     done = subprocess.Popen(
         follow_worker.COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

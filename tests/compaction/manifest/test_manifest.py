@@ -13,10 +13,11 @@ from kept.compaction.cleaner.explain import TombstoneOutlook, removable_at_ms, t
 from kept.compaction.cleaner.removal_log import Fate, Reason
 from kept.compaction.manifest import apply as applying
 from kept.compaction.manifest import manifest
-from kept.compaction.manifest.manifest import Identity, Manifest, OutputSegment
+from kept.compaction.manifest.manifest import Manifest, OutputSegment
 from kept.storage.errors import DamagedData, DirectoryRefused
 from kept.storage.segments.swap import SwapGroup, SwapPlan
 from kept.storage.segments.txn_index import AbortedTxn
+from kept.storage.types import Generation
 
 offsets = st.sets(st.integers(0, 999), max_size=30).map(BitMap)
 segments = st.builds(
@@ -31,7 +32,7 @@ segments = st.builds(
 
 def of(*found, **more):
     fields = {
-        "topic_id": uuid.UUID(int=5), "partition": 3, "identity": Identity(2, 9),
+        "topic_id": uuid.UUID(int=5), "partition": 3, "identity": Generation(2, 9),
         "log_start_offset": 0, "clean_to": 900, "end_offset": found[-1].end_offset if found else 0,
         "now_ms": 11, "horizon_ms": 22, "segments": tuple(found),
     }  # fmt: skip
@@ -136,7 +137,7 @@ def test_when_tombstones_may_go():
 
 def fates(w, offsets):
     there = set(w.offsets())
-    path = f"{w.log.directory}/manifest-0-{w.state.applied.generation}"
+    path = f"{w.log.directory}/manifest-0-{w.state.applied.number}"
     found = manifest.decode(path, w.disk.read(path))[0]
     return [
         removal_log.why(
@@ -216,10 +217,10 @@ def test_the_newest_pass_is_the_newest_also_after_a_manifest_was_given_up(world)
     w.append((b"c", b"2"))
     w.roll()
     w.clean()
-    assert w.state.applied == Identity(0, 1), "generations begin anew"
+    assert w.state.applied == Generation(0, 1), "generations begin anew"
     after = removal_log.files("/t-0", w.disk)
     assert after[:-1] == before, "the first pass 0.1 is not overwritten"
-    assert after[-1][0] == Identity(0, 1)
+    assert after[-1][0] == Generation(0, 1)
     assert [a.reason for a in fates(w, [0, 6])] == [Reason.SUPERSEDED] * 2
     newest = w.disk.stat(after[-1][1]).size_bytes
     assert removal_log.trim("/t-0", w.disk, newest) == 3
@@ -229,7 +230,7 @@ def test_the_newest_pass_is_the_newest_also_after_a_manifest_was_given_up(world)
 
 
 def test_the_journal_knows_every_generation_that_a_manifest_knows():
-    identity = Identity(2**31 - 1, 2**63 - 1)
+    identity = Generation(2**31 - 1, 2**63 - 1)
     record = removal_log.Removals(identity, 5, {Reason.KEYLESS: [(7, BitMap([1, 9]))]})
     assert removal_log.decode("r", removal_log.encode(record)) == record
 
@@ -246,21 +247,21 @@ def first_version(record):
 
 def test_journals_of_the_first_version_are_read_and_come_first(world):
     w = world()
-    old = removal_log.Removals(Identity(3, 70), 5, {Reason.SUPERSEDED: [(0, BitMap([1, 9]))]})
+    old = removal_log.Removals(Generation(3, 70), 5, {Reason.SUPERSEDED: [(0, BitMap([1, 9]))]})
     w.disk.write_file("/t-0/removals-3-70", first_version(old))
     w.disk.write_file("/t-0/removals-4-9", first_version(old))
     w.append((b"a", b"1"), (b"a", b"2"))
     w.roll()
     w.clean()
     found = removal_log.files("/t-0", w.disk)
-    assert [i for i, _ in found] == [Identity(4, 9), Identity(3, 70), Identity(0, 1)]
+    assert [i for i, _ in found] == [Generation(4, 9), Generation(3, 70), Generation(0, 1)]
     assert removal_log.decode("r", w.disk.read(found[1][1])) == old
     assert str(fates(w, [0])[0].identity) == "0.1"
     answer = removal_log.why(
         9, directory="/t-0", disk=w.disk, log_start_offset=0, high_watermark=99,
         log_end_offset=99, manifest=None, is_there=lambda offset: False,
     )  # fmt: skip
-    assert answer.identity == Identity(3, 70)
+    assert answer.identity == Generation(3, 70)
     newer = b"KREM\0\3" + removal_log.encode(old)[6:]
     with pytest.raises(DirectoryRefused):
         removal_log.decode("r", newer)
@@ -277,7 +278,7 @@ def test_clearing_makes_the_next_pass_start_over(world):
     assert w.state == applying.CompactionState()
     before = w.records()
     w.clean()
-    assert w.state.applied == Identity(0, 1)
+    assert w.state.applied == Generation(0, 1)
     assert w.records() == before
 
 
@@ -289,7 +290,7 @@ def test_a_damaged_mark_is_told(world):
 
 
 def digests(w):
-    path = f"/t-0/manifest-0-{w.state.applied.generation}"
+    path = f"/t-0/manifest-0-{w.state.applied.number}"
     found = manifest.decode(path, w.disk.read(path))[0]
     return [(s.base_offset, s.end_offset, s.digest) for s in found.segments]
 

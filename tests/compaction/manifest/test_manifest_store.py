@@ -11,9 +11,9 @@ from kept.compaction.cleaner import log_snapshot, planner
 from kept.compaction.cleaner.cleaner_run import discard, read_manifest, run_pass
 from kept.compaction.manifest import apply as applying
 from kept.compaction.manifest import follow, manifest_store
-from kept.compaction.manifest.manifest import Identity, Manifest, OutputSegment
+from kept.compaction.manifest.manifest import Manifest, OutputSegment
 from kept.storage.errors import DamagedData, InvariantViolation
-from kept.storage.types import Codec
+from kept.storage.types import Codec, Generation
 from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
 
 DIRECTORY = "/t-0"
@@ -23,7 +23,7 @@ def made(generation: int, epoch: int = 1) -> Manifest:
 
     segment = OutputSegment(0, 40, BitMap([5, 7, 9]), digest=bytes(16), tombstones=BitMap([7]))
     return Manifest(
-        uuid.UUID(int=7), 0, Identity(epoch, generation), 0, 40, 40, 1, 2, (segment,)
+        uuid.UUID(int=7), 0, Generation(epoch, generation), 0, 40, 40, 1, 2, (segment,)
     )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def test_a_crash_leaves_what_was_held_or_what_was_stored(how: str) -> None:
             disk = disk.after_kill() if how == "kill" else disk.after_power_loss(call)
         after = manifest_store.load(DIRECTORY, disk)
         assert after in (made(1), made(2))
-        found.append(after.identity.generation)
+        found.append(after.identity.number)
     assert 1 in found
     if how == "kill":
         assert found == sorted(found) and 2 in found
@@ -84,10 +84,10 @@ def test_damage_is_noticed_by_who_needs_it(disk, name: str, other: int) -> None:
     manifest_store.store(DIRECTORY, disk, made(2), made(1))
     disk.flip_bit(f"{DIRECTORY}/{name}", 60)
     with pytest.raises(DamagedData, match=name):
-        manifest_store.body(DIRECTORY, disk, Identity(1, 3 - other))
-    assert manifest_store.body(DIRECTORY, disk, Identity(1, other)) == made(other)
+        manifest_store.body(DIRECTORY, disk, Generation(1, 3 - other))
+    assert manifest_store.body(DIRECTORY, disk, Generation(1, other)) == made(other)
     manifest_store.applied(
-        DIRECTORY, disk, Identity(1, other)
+        DIRECTORY, disk, Generation(1, other)
     )  # what is in place is not put in doubt by it
     assert disk.exists(f"{DIRECTORY}/{name}")
 
@@ -99,10 +99,10 @@ def test_a_body_is_found_wherever_it_is(world) -> None:
     w.roll()
     w.clean()
     manifest_store.store(DIRECTORY, w.disk, made(9), made(8))
-    for identity in (w.state.applied, Identity(1, 9), Identity(1, 8)):
+    for identity in (w.state.applied, Generation(1, 9), Generation(1, 8)):
         assert manifest_store.body(DIRECTORY, w.disk, identity).identity == identity
     with pytest.raises(FileNotFoundError, match=r"1\.7"):
-        manifest_store.body(DIRECTORY, w.disk, Identity(1, 7))
+        manifest_store.body(DIRECTORY, w.disk, Generation(1, 7))
 
 
 def test_what_is_applied_is_held_without_a_copy(world) -> None:
@@ -116,7 +116,7 @@ def test_what_is_applied_is_held_without_a_copy(world) -> None:
     manifest_store.store(DIRECTORY, w.disk, applied, None)
     assert not w.disk.exists(f"{DIRECTORY}/{manifest_store.HELD}")
     manifest_store.store(DIRECTORY, w.disk, made(9), None)
-    manifest_store.applied(DIRECTORY, w.disk, Identity(1, 9))
+    manifest_store.applied(DIRECTORY, w.disk, Generation(1, 9))
     assert not w.disk.exists(f"{DIRECTORY}/{manifest_store.HELD}")
     with pytest.raises(InvariantViolation):
         manifest_store.store(DIRECTORY, w.disk, None, None)
@@ -146,7 +146,7 @@ def test_a_pass_leaves_the_held_ones_alone(world) -> None:
     discard(DIRECTORY, w.disk)
     w.clean()
     w.open()
-    assert manifest_store.body(DIRECTORY, w.disk, Identity(1, 9)) == made(9)
+    assert manifest_store.body(DIRECTORY, w.disk, Generation(1, 9)) == made(9)
 
 
 def test_generations_need_not_ascend_over_epochs(world) -> None:
@@ -156,13 +156,13 @@ def test_generations_need_not_ascend_over_epochs(world) -> None:
         w.append((b"a", b"%d" % generation))
         w.roll()
         w.clean()
-    assert w.state.applied == Identity(0, 3)
+    assert w.state.applied == Generation(0, 3)
     w.append((b"a", b"x"))
-    job = log_snapshot.base_job(w.log, Identity(5, 0), now_ms=w.now, limits=planner.Limits())
+    job = log_snapshot.base_job(w.log, Generation(5, 0), now_ms=w.now, limits=planner.Limits())
     result = run_pass(job, w.disk)
     applying.publish(DIRECTORY, w.disk, result, w.state.applied)
     w.open()  # as after a crash before the mark
-    assert w.state.applied == Identity(5, 0)
+    assert w.state.applied == Generation(5, 0)
 
 
 def fill(w) -> None:
@@ -183,13 +183,13 @@ def test_in_a_base_generation_everything_survives(world) -> None:
     before = w.pairs()
     bytes_before = [data for _, data in w.read()]
     w.now += 10_000  # horizons have passed
-    job = log_snapshot.base_job(w.log, Identity(7, 0), now_ms=w.now, limits=planner.Limits())
+    job = log_snapshot.base_job(w.log, Generation(7, 0), now_ms=w.now, limits=planner.Limits())
     result = run_pass(job, w.disk)
     assert result.bytes_after == 0
     w.state = applying.apply(w.log, result, w.state.applied, w.now)
     assert w.pairs() == before
     assert [data for _, data in w.read()] == bytes_before
-    found = read_manifest(DIRECTORY, Identity(7, 0), w.disk)
+    found = read_manifest(DIRECTORY, Generation(7, 0), w.disk)
     assert (found.clean_to, found.end_offset) == (0, w.log.log_end_offset)
     records = sum(header.record_count for header in w.headers())
     assert sum(len(s.survivors) for s in found.segments) == records
@@ -205,12 +205,12 @@ def test_a_follower_of_an_unclean_leader_is_compared_with_its_base(world) -> Non
     follower.append((b"x", b"1"))
     other.append((b"x", b"2"))
     job = log_snapshot.base_job(
-        leader.log, Identity(7, 0), now_ms=leader.now, limits=planner.Limits()
+        leader.log, Generation(7, 0), now_ms=leader.now, limits=planner.Limits()
     )
     leader.state = applying.apply(leader.log, run_pass(job, leader.disk), None, leader.now)
-    base = read_manifest(DIRECTORY, Identity(7, 0), leader.disk)
+    base = read_manifest(DIRECTORY, Generation(7, 0), leader.disk)
     result = follow.follow(follow.job_for(follower.log, base, None, 0), follower.disk)
-    assert applying.apply(follower.log, result, None, 0).applied == Identity(7, 0)
+    assert applying.apply(follower.log, result, None, 0).applied == Generation(7, 0)
     with pytest.raises(follow.LogsDiffer) as error:
         follow.follow(follow.job_for(other.log, base, None, 0), other.disk)
     assert error.value.offset == base.segments[-1].base_offset

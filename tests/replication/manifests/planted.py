@@ -30,7 +30,7 @@ class BrokenLeader(PartitionCore):
         for replica, follower in self.followers.items():
             if follower.held != self.offered and self.counted(replica):
                 return ()
-        return self._publish_offered()
+        return self._publish_held(self.offered)
 
 
 class ConfirmedOnly(BrokenLeader):

@@ -17,14 +17,14 @@ from kept.compaction.manifest import apply as applying
 from kept.compaction.manifest import follow, manifest
 from kept.compaction.manifest import manifest_store as held
 from kept.compaction.manifest.apply import CompactionState
-from kept.compaction.manifest.manifest import Identity, Manifest
+from kept.compaction.manifest.manifest import Manifest
 from kept.replication import manifests_events as ev
 from kept.replication.manifests_events import ManifestRef
 from kept.replication.partition_core import Effects
 from kept.storage import layout
 from kept.storage.log.log import Log
 from kept.storage.records import build_batch, headers, records
-from kept.storage.types import LogConfig
+from kept.storage.types import Generation, LogConfig
 from kept.testing.simulated_disk import SimulatedDisk
 from tests.replication.manifests.logs import EMPTY, Rec
 from tests.replication.manifests.machine import TOPIC_ID, TP, ApplyJob, Machine
@@ -46,7 +46,7 @@ class RealBody:
     @property
     def ref(self) -> ManifestRef:
         identity = self.manifest.identity
-        return ManifestRef(tuple(identity), identity.epoch, self.manifest.end_offset)
+        return ManifestRef(identity, self.manifest.end_offset)
 
     @property
     def end_offset(self) -> int:
@@ -231,7 +231,7 @@ class RealMachine(Machine):
         files = self.disk.files
         self.withdraw()
         held.lose(DIRECTORY, files)
-        identity = Identity(epoch, generation)
+        identity = Generation(epoch, generation)
         self.state = CompactionState()
         job = log_snapshot.base_job(self.real, identity, now_ms=self.clock, limits=planner.Limits())
         result = run_pass(job, files)

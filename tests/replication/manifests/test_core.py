@@ -7,10 +7,11 @@ import pytest
 from kept.replication import manifests_events as ev
 from kept.replication.manifests import ManifestCore
 from kept.storage.errors import InvariantViolation
+from kept.storage.types import Generation
 
 NOW = 0
-OLD = ev.ManifestRef((1, 1), 1, 50)
-NEW = ev.ManifestRef((2, 2), 2, 100)
+OLD = ev.ManifestRef(Generation(1, 1), 50)
+NEW = ev.ManifestRef(Generation(2, 2), 100)
 
 
 def follower(held: ev.ManifestRef | None = None, **rest: object) -> ManifestCore:
@@ -82,5 +83,5 @@ def test_a_pass_ends_no_lower_than_the_one_before():
     core = ManifestCore(1, held=OLD, applied=OLD)
     core.step(ev.Leads(2), NOW)
     with pytest.raises(InvariantViolation, match="ends below"):
-        core.step(ev.PassDone(ev.ManifestRef((2, 2), 2, 49), 2, OLD), NOW)
+        core.step(ev.PassDone(ev.ManifestRef(Generation(2, 2), 49), 2, OLD), NOW)
     assert core.step(ev.PassDone(NEW, 2, OLD), NOW) == (ev.Store(NEW, None),)

@@ -25,6 +25,7 @@ from kept.replication.manifests import ManifestCore, Role
 from kept.replication.manifests_events import ManifestRef
 from kept.replication.partition_core import PartitionCore
 from kept.storage.errors import KeptError
+from kept.storage.types import Generation
 from tests.replication.manifests import logs
 from tests.replication.manifests.logs import Body, Committed, Rec, Violation
 from tests.replication.manifests.machine import TP, Machine, PassJob
@@ -42,6 +43,19 @@ class Image:
     partition_epoch: int = 1
     version: int = 0
     unclean: bool = False
+
+
+class NumberOnly(Generation):
+    """The planted bug: two leaders' generations of one number are taken for the same."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Generation) and self.number == other.number
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self.number)
 
 
 class World:
@@ -85,8 +99,8 @@ class World:
         """For the tests that every history is not the same: what was come across."""
         self.seen[what] = self.seen.get(what, 0) + 1
 
-    def identity(self, epoch: int, generation: int) -> Any:
-        return generation if self.bug("number-only") else (epoch, generation)
+    def identity(self, epoch: int, number: int) -> Generation:
+        return (NumberOnly if self.bug("number-only") else Generation)(epoch, number)
 
     # The controller.
 

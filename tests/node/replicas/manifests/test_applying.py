@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import pytest
 
-from kept.compaction.manifest.manifest import Identity
 from kept.node.replicas.manifests.failures import ManifestUnreadable
 from kept.node.replicas.manifests.replica import ReplicaManifests
 from kept.node.replicas.manifests.workers import Work
@@ -16,12 +15,12 @@ from kept.replication import manifests_events as ev
 from kept.replication.manifests_events import ManifestRef
 from kept.replication.partition_core import PartitionCore
 from kept.storage.errors import NotLeaderOrFollower
-from kept.storage.types import TopicPartition
+from kept.storage.types import Generation, TopicPartition
 from tests.support.replicas import manifest_context
 
-OLDER: Final = ManifestRef((1, 5), 1, 100)
-NEWER: Final = ManifestRef((1, 6), 1, 120)
-NEXT: Final = ManifestRef((2, 6), 2, 140)
+OLDER: Final = ManifestRef(Generation(1, 5), 100)
+NEWER: Final = ManifestRef(Generation(1, 6), 120)
+NEXT: Final = ManifestRef(Generation(2, 6), 140)
 
 
 class Telling(ReplicaManifests):
@@ -67,7 +66,7 @@ def test_a_manifest_whose_file_is_gone_is_asked_for_again(replica) -> None:
 
 def test_a_pass_of_a_leader_that_follows_now_does_not_take_what_came_from_the_next(replica) -> None:
     """Else what came is stored without its body, and that is called a failure."""
-    pass_, came = SimpleNamespace(identity=Identity(1, 6), end_offset=120), object()
+    pass_, came = SimpleNamespace(identity=Generation(1, 6), end_offset=120), object()
 
     async def made(_: Any) -> Any:
         return pass_

@@ -15,7 +15,7 @@ from kept.node.replicas.manifests.status import ManifestStatus
 from kept.replication.manifests_events import ManifestRef, PassDone, Stored
 from kept.storage.errors import DamagedData
 from kept.storage.records import build_batch, check
-from kept.storage.types import TopicPartition
+from kept.storage.types import Generation, TopicPartition
 
 TP = TopicPartition("t", 0)
 WAIT_S = 60
@@ -92,7 +92,7 @@ def test_alone_it_begins_anew_when_what_it_is_to_apply_cannot_be_read(damaged):
     epoch = elect(lone, hosted, replicas=(0, 1), isr=(0,))
     core = hosted.manifests.core
     until(lone, lambda: core.has_offered)
-    gone = ManifestRef((epoch, 1), epoch, 2)
+    gone = ManifestRef(Generation(epoch, 1), 2)
 
     async def rots():
         hosted.manifests.step(PassDone(gone, epoch, core.applied))

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import pytest
 
-from kept.compaction.manifest.manifest import Identity
 from kept.node.replicas.manifests import replica as shell
 from kept.node.replicas.manifests.failures import ManifestUnreadable, PassFailed
 from kept.node.replicas.manifests.replica import NEVER, ReplicaManifests
@@ -26,12 +25,12 @@ from kept.storage.errors import (
     ReplicaNotAvailable,
     ResourceExhausted,
 )
-from kept.storage.types import TopicPartition
+from kept.storage.types import Generation, TopicPartition
 from tests.support.replicas import manifest_context
 
 TP: Final = TopicPartition("orders", 0)
-OLDER: Final = ManifestRef((1, 5), 1, 100)
-NEWER: Final = ManifestRef((1, 6), 1, 120)
+OLDER: Final = ManifestRef(Generation(1, 5), 100)
+NEWER: Final = ManifestRef(Generation(1, 6), 120)
 
 
 class Written(ReplicaManifests):
@@ -479,7 +478,7 @@ def test_what_a_pass_made_is_of_the_log_as_it_begins(replica, calls, monkeypatch
     computing = SimpleNamespace(over=asyncio.Future(loop=asyncio.new_event_loop()))
 
     async def made(result: Any) -> Any:
-        return SimpleNamespace(identity=Identity(3, 1), end_offset=110)
+        return SimpleNamespace(identity=Generation(3, 1), end_offset=110)
 
     async def go() -> None:
         replica._context.runtime.loop = asyncio.get_running_loop()
@@ -498,7 +497,7 @@ def test_what_a_pass_made_is_of_the_log_as_it_begins(replica, calls, monkeypatch
             with pytest.raises(NotLeaderOrFollower):
                 await pass_
             return
-        ref, made_ = ManifestRef((3, 1), 3, 110), replica._made
+        ref, made_ = ManifestRef(Generation(3, 1), 110), replica._made
         assert calls == [ev.PassDone(ref, 3, OLDER)] and list(replica._files.bodies) == [ref]
         assert (made_.ref, made_.result, made_.truncations, made_.begins_at) == (
             ref,

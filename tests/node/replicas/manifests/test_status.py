@@ -15,14 +15,13 @@ from kept.node.replicas.manifests.status import (
     leads,
     named,
     others_apply,
-    pair_of,
 )
 from kept.replication import manifests_events as ev
 from kept.replication.manifests_events import ManifestRef
-from kept.storage.types import TopicPartition
+from kept.storage.types import Generation, TopicPartition
 from tests.support.replicas import ManualLoop, manifest_context
 
-REF = ManifestRef((3, 7), 3, 100)
+REF = ManifestRef(Generation(3, 7), 100)
 
 
 class Clock:
@@ -82,7 +81,7 @@ def test_a_missing_record_is_an_error_unless_kafka_compacted_here(adopted, capfd
 
 
 def test_names_of_generations() -> None:
-    assert (named(None), named(REF), pair_of(REF)) == ("none", "3.7", (3, 7))
+    assert (named(None), named(REF)) == ("none", "3.7")
     assert base_name(ev.MakeBase(9, None)) == (9, 0)
     assert base_name(ev.MakeBase(9, REF)) == (9, 8)
 

@@ -12,7 +12,7 @@ import pytest
 from pyroaring import BitMap
 
 from kept.compaction.manifest import manifest_store
-from kept.compaction.manifest.manifest import Identity, Manifest, OutputSegment
+from kept.compaction.manifest.manifest import Manifest, OutputSegment
 from kept.node.internode import manifest_rpc as calls
 from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.replicas.manifests import notify, replicate
@@ -29,7 +29,7 @@ from kept.replication.events import (
 from kept.replication.manifests_events import ManifestRef
 from kept.replication.partition_core import PartitionCore
 from kept.storage.errors import FencedLeaderEpoch, NetworkException, NotLeaderOrFollower
-from kept.storage.types import TopicPartition
+from kept.storage.types import Generation, TopicPartition
 from tests.support.replicas import InlineRuntime, RecordedPeers
 
 TOPIC_ID = UUID(int=7)
@@ -39,11 +39,11 @@ LEADER = 1
 
 def manifest(generation: int, survivors: int = 100) -> Manifest:
     segment = OutputSegment(0, 2 * survivors, BitMap(range(0, 2 * survivors, 2)), digest=bytes(16))
-    return Manifest(TOPIC_ID, 0, Identity(3, generation), 0, 100, 2 * survivors, 0, 0, (segment,))
+    return Manifest(TOPIC_ID, 0, Generation(3, generation), 0, 100, 2 * survivors, 0, 0, (segment,))
 
 
 def ref_of(found: Manifest) -> ManifestRef:
-    return ManifestRef(tuple(found.identity), found.identity.epoch, found.end_offset)
+    return ManifestRef(found.identity, found.end_offset)
 
 
 class LeaderShell:

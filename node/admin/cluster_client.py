@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kept.client.node_connection import NodeConnection
@@ -68,23 +69,17 @@ _NOTHING_DONE: Final = (
 """Nothing was done, and a moment later it may be possible."""
 
 
+@dataclass(eq=False, repr=False)
 class ClusterClient:
     """See the module."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        config: LiveConfig,
-        *,
-        identity: NodeIdentity,
-        metadata: Metadata,
-        addresses: AddressBook,
-    ) -> None:
-        self._runtime = runtime
-        self._config = config
-        self._identity = identity
-        self._metadata = metadata
-        self._addresses = addresses
+    runtime: Runtime
+    config: LiveConfig
+    identity: NodeIdentity
+    metadata: Metadata
+    addresses: AddressBook
+
+    def __post_init__(self) -> None:
         self._free: dict[int, list[NodeConnection]] = {}
         self._stopped = False
 
@@ -100,7 +95,7 @@ class ClusterClient:
 
     def partitions(self, topic: str) -> int:
         """How many partitions a topic has. Raises UnknownTopicOrPartition."""
-        found = self._metadata.image.topics.get(topic)
+        found = self.metadata.image.topics.get(topic)
         if found is None:
             raise UnknownTopicOrPartition(
                 f"there is no topic {topic!r}; broker.Broker/CreateTopic makes one"
@@ -109,9 +104,9 @@ class ClusterClient:
 
     async def await_topic(self, topic: str) -> None:
         """Wait a moment for a topic that another node may just have made; then go on as it is."""
-        loop = self._runtime.loop
-        end = loop.time() + (0.0 if self._config.current.alone else UNKNOWN_TOPIC_GRACE_S)
-        while topic not in self._metadata.image.topics and loop.time() < end:
+        loop = self.runtime.loop
+        end = loop.time() + (0.0 if self.config.current.alone else UNKNOWN_TOPIC_GRACE_S)
+        while topic not in self.metadata.image.topics and loop.time() < end:
             await asyncio.sleep(BACKOFF_S)
 
     def leader(self, tp: TopicPartition) -> int:
@@ -121,18 +116,18 @@ class ClusterClient:
             raise UnknownTopicOrPartition(
                 f"topic {tp.topic!r} has no partition {tp.partition}; it has 0 to {count - 1}"
             )
-        leader = self._metadata.image.topics[tp.topic].partitions[tp.partition].leader
+        leader = self.metadata.image.topics[tp.topic].partitions[tp.partition].leader
         if leader < 0:
             raise NotLeaderOrFollower(f"{tp} has no leader now: its replicas are not available")
         return leader
 
     def _address(self, node_id: int) -> tuple[str, int]:
-        if node_id != self._identity.node_id:
-            found = self._addresses.node_address(node_id)
+        if node_id != self.identity.node_id:
+            found = self.addresses.node_address(node_id)
             if found is None:
                 raise NotReached(f"nobody knows where node {node_id} is")
             return found
-        return self._addresses.own_bound()
+        return self.addresses.own_bound()
 
     # Calls.
 
@@ -143,14 +138,14 @@ class ClusterClient:
 
         Raises what it raised last.
         """
-        loop = self._runtime.loop
+        loop = self.runtime.loop
         end = loop.time() + patience_s
         pause = BACKOFF_S
         while True:
             try:
                 return await call(self.leader(tp))
             except RetriableError as error:
-                known = tp.topic in self._metadata.image.topics and (
+                known = tp.topic in self.metadata.image.topics and (
                     tp.partition in range(self.partitions(tp.topic))
                 )
                 hopeless = isinstance(error, UnknownTopicOrPartition) and not known

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -125,22 +126,17 @@ def _ms(moment: Any) -> int:
     return int(moment.timestamp() * 1000) if hasattr(moment, "timestamp") else int(moment)
 
 
+@dataclass(eq=False, repr=False)
 class Reader:
     """Reads one partition. ``position`` is the next offset."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        metadata: Metadata,
-        inflating: BudgetShare,
-        gateway: ClusterClient,
-        tp: TopicPartition,
-    ) -> None:
-        self._runtime = runtime
-        self._metadata = metadata
-        self._inflating = inflating
-        self._gateway = gateway
-        self._tp = tp
+    runtime: Runtime
+    metadata: Metadata
+    inflating: BudgetShare
+    gateway: ClusterClient
+    tp: TopicPartition
+
+    def __post_init__(self) -> None:
         self._topic_id: UUID | None = None
         self._stack = AsyncExitStack()
         self._connection: NodeConnection | None = None
@@ -154,8 +150,8 @@ class Reader:
 
     async def seek(self, offset: int) -> None:
         """Begin at an offset, or at EARLIEST or LATEST. Raises InvalidRequest."""
-        self._gateway.leader(self._tp)
-        self._topic_id = self._metadata.image.topics[self._tp.topic].topic_id
+        self.gateway.leader(self.tp)
+        self._topic_id = self.metadata.image.topics[self.tp.topic].topic_id
         if offset >= 0:
             self.position = offset
         elif offset in (EARLIEST, LATEST):
@@ -175,7 +171,7 @@ class Reader:
 
         Raises as :meth:`fetch`.
         """
-        tp = self._tp
+        tp = self.tp
         partition = {"partition_index": tp.partition, "timestamp": which}
         values = {
             "replica_id": -1,
@@ -184,7 +180,7 @@ class Reader:
         }
 
         async def call(leader: int) -> int:
-            async with self._gateway.lease(leader) as connection:
+            async with self.gateway.lease(leader) as connection:
                 response = await _repeatable(
                     connection.call(ApiKey.LIST_OFFSETS, LIST_OFFSETS_VERSION, values, SLACK_S)
                 )
@@ -194,7 +190,7 @@ class Reader:
                 raise error
             return int(one.offset)
 
-        return await self._gateway.at_leader(tp, call, PATIENCE_S)
+        return await self.gateway.at_leader(tp, call, PATIENCE_S)
 
     async def fetch(self, wait: bool) -> list[bytes]:
         """Batches from ``position`` on, perhaps none; ``wait`` for the first for a while.
@@ -207,19 +203,19 @@ class Reader:
             return await self._fetch_from(leader, POLL_MS if wait else 0)
 
         try:
-            one = await self._gateway.at_leader(self._tp, call, PATIENCE_S)
+            one = await self.gateway.at_leader(self.tp, call, PATIENCE_S)
         except OffsetOutOfRange as error:
             start, end = await self.offset_at(EARLIEST), await self.offset_at(LATEST)
             raise OffsetOutOfRange(
-                f"{self._tp} has no offset {self.position} now: it begins at {start} and its next "
+                f"{self.tp} has no offset {self.position} now: it begins at {start} and its next "
                 f"one is {end}; {EARLIEST} begins with the first record there is"
             ) from error
         data = bytes(one.records or b"")
         return [data[at : at + header.size_bytes] for at, header in headers(data)]
 
     async def _fetch_from(self, leader: int, max_wait_ms: int) -> Any:
-        tp = self._tp
-        topic = self._metadata.image.topics.get(tp.topic)
+        tp = self.tp
+        topic = self.metadata.image.topics.get(tp.topic)
         if topic is not None and topic.topic_id != self._topic_id:
             raise PolicyViolation(
                 f"topic {tp.topic!r} was deleted and created anew: consume it from its beginning"
@@ -256,7 +252,7 @@ class Reader:
     async def _connect(self, leader: int) -> NodeConnection:
         if self._leader != leader or self._connection is None or self._connection.closed:
             await self.close()
-            self._connection = await self._stack.enter_async_context(self._gateway.lease(leader))
+            self._connection = await self._stack.enter_async_context(self.gateway.lease(leader))
             self._leader = leader
         return self._connection
 
@@ -287,7 +283,7 @@ class Reader:
                 return piece(inflate_limit=ON_LOOP_BYTES)
             except InflatesBeyondLimit:
                 pass
-        return await inflated(self._runtime, self._inflating, piece, limit=INFLATE_LIMIT)
+        return await inflated(self.runtime, self.inflating, piece, limit=INFLATE_LIMIT)
 
 
 async def _repeatable(answer: Awaitable[Any]) -> Any:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from kept.node.runtime.uncompiled_kernels import Kernels
 
 
-@dataclass(kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class AdminServices:
     """What a node's parts are called, and by subject the operations beyond Kafka's protocol."""
 

@@ -8,6 +8,7 @@ cancelled call had sent to a leader may still be appended.
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.api_keys import ApiKey
@@ -46,23 +47,17 @@ MAX_PATIENCE_S: Final = 3600.0
 MAX_TIMESTAMP: Final = 1 << 60
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Broker:
     """The service of one node."""
 
-    def __init__(
-        self,
-        *,
-        runtime: Runtime,
-        identity: NodeIdentity,
-        metadata: Metadata,
-        inflating: BudgetShare,
-        gateway: ClusterClient,
-    ) -> None:
-        self._runtime = runtime
-        self._identity = identity
-        self._metadata = metadata
-        self._inflating = inflating
-        self._gateway = gateway
+    runtime: Runtime
+    identity: NodeIdentity
+    metadata: Metadata
+    inflating: BudgetShare
+    gateway: ClusterClient
+
+    def __post_init__(self) -> None:
         self._sticky = itertools.count()
 
     def handlers(self) -> Any:
@@ -106,8 +101,8 @@ class Broker:
             "configs": [{"name": k, "value": v} for k, v in request.config.items()],
         }
         values = {"topics": [topic], "timeout": int(patience_s * 1000), "validate_only": False}
-        response = await self._gateway.call(
-            self._identity.node_id, ApiKey.CREATE_TOPICS, CREATE_TOPICS_VERSION, values, patience_s
+        response = await self.gateway.call(
+            self.identity.node_id, ApiKey.CREATE_TOPICS, CREATE_TOPICS_VERSION, values, patience_s
         )
         (made,) = response.topics
         error = failure(int(made.error_code), f"CreateTopic {name!r}", made.error_message)
@@ -128,14 +123,14 @@ class Broker:
                 "payload is missing: without a payload and with a key it would be a tombstone, and "
                 "there is no key either"
             )
-        timestamp = request.timestamp if request.HasField("timestamp") else self._runtime.now_ms()
+        timestamp = request.timestamp if request.HasField("timestamp") else self.runtime.now_ms()
         if not 0 <= timestamp < MAX_TIMESTAMP:
             raise InvalidRequest(f"timestamp {timestamp} is not in milliseconds since 1970")
-        await self._gateway.await_topic(name)
+        await self.gateway.await_topic(name)
         partition = self._partition(request, name, key)
         record = NewRecord(timestamp, key, value, _headers(request.headers))
         tp = TopicPartition(name, partition)
-        done = await append(self._gateway, tp, record, patience(context))
+        done = await append(self.gateway, tp, record, patience(context))
         return broker_pb2.ProduceResponse(
             offset=done.offset, partition=partition, timestamp=done.timestamp
         )
@@ -143,18 +138,18 @@ class Broker:
     def _partition(self, request: Any, name: str, key: bytes | None) -> int:
         if request.HasField("partition"):
             return int(request.partition)
-        return partition_for(key, self._gateway.partitions(name), next(self._sticky))
+        return partition_for(key, self.gateway.partitions(name), next(self._sticky))
 
     async def _consume(self, request: Any, context: Any) -> None:
         tp = TopicPartition(_named(request.topic), request.partition)
-        reader = Reader(self._runtime, self._metadata, self._inflating, self._gateway, tp)
+        reader = Reader(self.runtime, self.metadata, self.inflating, self.gateway, tp)
         try:
             await self._read(reader, request, context)
         finally:
             await reader.close()
 
     async def _read(self, reader: Reader, request: Any, context: Any) -> None:
-        await self._gateway.await_topic(request.topic)
+        await self.gateway.await_topic(request.topic)
         await reader.seek(request.offset if request.HasField("offset") else EARLIEST)
         end = None if request.follow else await reader.end()
         first = True

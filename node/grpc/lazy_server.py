@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.grpc.splice import splice
@@ -28,15 +29,15 @@ NOISE_INTERVAL_S: Final = 10.0
 """At most one line about refused connections in this time."""
 
 
+@dataclass(eq=False, repr=False)
 class LazyServer:
     """gRPC clients of one node."""
 
-    def __init__(
-        self, runtime: Runtime, config: LiveConfig, services: Callable[[], AdminServices]
-    ) -> None:
-        self._runtime = runtime
-        self._config = config
-        self._services = services
+    runtime: Runtime
+    config: LiveConfig
+    services: Callable[[], AdminServices]
+
+    def __post_init__(self) -> None:
         self._server: Server | None = None
         self._starting: asyncio.Task[Server] | None = None
         self._joining: set[asyncio.Task[None]] = set()
@@ -48,20 +49,20 @@ class LazyServer:
         """A connection that speaks HTTP/2; ``closed`` is called when it is closed."""
         transport.pause_reading()
         self._transports = {t for t in self._transports if not t.is_closing()}
-        if self._stopped or len(self._transports) >= self._config.current.grpc_max_connections:
+        if self._stopped or len(self._transports) >= self.config.current.grpc_max_connections:
             self._refuse(transport)
             return
         self._transports.add(transport)
-        task = self._runtime.loop.create_task(self._join(transport, first_bytes, closed))
+        task = self.runtime.loop.create_task(self._join(transport, first_bytes, closed))
         self._joining.add(task)
         task.add_done_callback(self._joining.discard)
 
     def _refuse(self, transport: Any) -> None:
         transport.abort()
-        now = self._runtime.loop.time()
+        now = self.runtime.loop.time()
         if not self._stopped and now >= self._quiet_until:
             self._quiet_until = now + NOISE_INTERVAL_S
-            limit = self._config.current.grpc_max_connections
+            limit = self.config.current.grpc_max_connections
             log.warning("connection refused", setting="kept.grpc.max.connections", limit=limit)
 
     async def _join(self, transport: Any, first_bytes: bytes, closed: Callable[[], None]) -> None:
@@ -80,7 +81,7 @@ class LazyServer:
     async def _started(self) -> Server:
         if self._server is None:
             if self._starting is None:
-                self._starting = self._runtime.loop.create_task(self._start())
+                self._starting = self.runtime.loop.create_task(self._start())
             try:
                 return await asyncio.shield(self._starting)
             except KeptError:
@@ -94,8 +95,8 @@ class LazyServer:
 
             return Server
 
-        server_class: type[Server] = await self._runtime.in_thread(load)
-        server = server_class(self._services())
+        server_class: type[Server] = await self.runtime.in_thread(load)
+        server = server_class(self.services())
         await server.start()
         self._server = server
         return server

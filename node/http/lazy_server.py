@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,20 +17,16 @@ if TYPE_CHECKING:
     from kept.node.runtime.runtime import Runtime
 
 
+@dataclass(eq=False, repr=False)
 class LazyHttpServer:
     """HTTP of one node, for clients and for other nodes' clients."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        config: LiveConfig,
-        budget: MemoryBudget,
-        services: Callable[[], AdminServices],
-    ) -> None:
-        self._runtime = runtime
-        self._config = config
-        self._budget = budget
-        self._services = services
+    runtime: Runtime
+    config: LiveConfig
+    budget: MemoryBudget
+    services: Callable[[], AdminServices]
+
+    def __post_init__(self) -> None:
         self._server: HttpServer | None = None
 
     def take_over(self, handed_over: HandedOver, first_bytes: bytes) -> None:
@@ -47,6 +44,6 @@ class LazyHttpServer:
             from kept.node.http.routes import Routes
             from kept.node.http.server import HttpServer
 
-            routes = Routes(self._services())
-            self._server = HttpServer(self._runtime, self._config, self._budget, routes)
+            routes = Routes(self.services())
+            self._server = HttpServer(self.runtime, self.config, self.budget, routes)
         return self._server

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -54,25 +55,18 @@ MakeEvent = Callable[[int], ev.Event]
 """Makes the event of a request from the number that the shard gives it."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Coordinator:
     """The group coordinator of a node."""
 
-    def __init__(
-        self,
-        *,
-        runtime: Runtime,
-        config: LiveConfig,
-        metadata: Metadata,
-        identity: NodeIdentity,
-        table: ReplicaTable,
-        barrier: LeadershipBarrier,
-    ) -> None:
-        self._runtime = runtime
-        self._config = config
-        self._metadata = metadata
-        self._identity = identity
-        self._table = table
-        self._barrier = barrier
+    runtime: Runtime
+    config: LiveConfig
+    metadata: Metadata
+    identity: NodeIdentity
+    table: ReplicaTable
+    barrier: LeadershipBarrier
+
+    def __post_init__(self) -> None:
         self._shards: dict[int, Shard] = {}
         self._waiting: list[asyncio.Future[None]] = []
 
@@ -80,7 +74,7 @@ class Coordinator:
 
     def start(self) -> None:
         """Load the partitions that this node leads."""
-        self._follow(self._metadata.image)
+        self._follow(self.metadata.image)
 
     async def stop(self) -> None:
         """Write what is staged, send everybody away."""
@@ -111,13 +105,13 @@ class Coordinator:
     def _follow(self, image: Image) -> None:
         topic = image.topics.get(CONSUMER_OFFSETS)
         records = () if topic is None else topic.partitions
-        mine = {r.partition: r for r in records if r.leader == self._identity.node_id}
+        mine = {r.partition: r for r in records if r.leader == self.identity.node_id}
         for number in list(self._shards):
             epoch = self._shards[number].leader_epoch
             if number not in mine or mine[number].leader_epoch != epoch:
                 self._drop(number)
         for number, record in mine.items():
-            hosted = self._table.hosted.get(TopicPartition(CONSUMER_OFFSETS, number))
+            hosted = self.table.hosted.get(TopicPartition(CONSUMER_OFFSETS, number))
             if hosted is None or number in self._shards:
                 continue
             if not _leads(hosted.partition, record.leader_epoch):
@@ -134,10 +128,10 @@ class Coordinator:
 
     def _shard(self, number: int, hosted: LocalReplica, leader_epoch: int) -> Shard:
         return Shard(
-            runtime=self._runtime,
-            config=self._config,
-            metadata=self._metadata,
-            barrier=self._barrier,
+            runtime=self.runtime,
+            config=self.config,
+            metadata=self.metadata,
+            barrier=self.barrier,
             number=number,
             hosted=hosted,
             leader_epoch=leader_epoch,
@@ -152,7 +146,7 @@ class Coordinator:
 
     def settings(self) -> ev.GroupSettings:
         """The node's settings for groups."""
-        config = self._config.current
+        config = self.config.current
         return ev.GroupSettings(
             group_min_session_timeout_ms=config.group_min_session_timeout_ms,
             group_max_session_timeout_ms=config.group_max_session_timeout_ms,
@@ -199,7 +193,7 @@ class Coordinator:
 
     def partition_of(self, group: str) -> int | None:
         """The partition that a group lives in; None while there is no ``__consumer_offsets``."""
-        topic = self._metadata.image.topics.get(CONSUMER_OFFSETS)
+        topic = self.metadata.image.topics.get(CONSUMER_OFFSETS)
         if topic is None or not topic.partitions:
             return None
         return partition_for(group, len(topic.partitions))
@@ -209,12 +203,12 @@ class Coordinator:
         number = self.partition_of(group)
         if number is None:
             return None
-        record = self._metadata.image.partition(CONSUMER_OFFSETS, number)
+        record = self.metadata.image.partition(CONSUMER_OFFSETS, number)
         return None if record is None or record.leader < 0 else record.leader
 
     async def wait_for(self, groups: Iterable[str]) -> None:
         """Wait until groups that this node is to coordinate are served, but not for long."""
-        loop = self._runtime.loop
+        loop = self.runtime.loop
         deadline = loop.time() + FIND_WAIT_S
         by_partition: dict[int | None, str] = {}
         pace = Pace()
@@ -233,12 +227,12 @@ class Coordinator:
     def _needs_no_wait(self, group: str) -> bool:
         """Whether waiting would change nothing: it is served, or failed, or is another node's."""
         number = self.partition_of(group)
-        if number is None or self.leader_of(group) != self._identity.node_id:
+        if number is None or self.leader_of(group) != self.identity.node_id:
             return True
         shard = self._shards.get(number)
         if shard is not None:
             return shard.is_active or shard.failed is not None
-        topic = self._table.by_name.get(CONSUMER_OFFSETS.encode())
+        topic = self.table.by_name.get(CONSUMER_OFFSETS.encode())
         return topic is not None and number in topic.offline
 
     def _wake(self) -> None:

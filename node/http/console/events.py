@@ -151,21 +151,21 @@ class Pulses:
         return None if leader in (self.lookup.node_id, -1) else leader
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class EventStreams:
     """The streams of one node."""
 
-    def __init__(
-        self, *, config: LiveConfig, health: NodeHealth, pulses: Pulses, peer_http: PeerHttp
-    ) -> None:
-        self._config = config
-        self._health = health
-        self._pulses = pulses
-        self._peer_http = peer_http
+    config: LiveConfig
+    health: NodeHealth
+    pulses: Pulses
+    peer_http: PeerHttp
+
+    def __post_init__(self) -> None:
         self._open = 0
 
     def admit(self) -> None:
         """Raises TooManyStreams."""
-        limit = self._config.current.console_max_streams
+        limit = self.config.current.console_max_streams
         if self._open >= limit:
             raise TooManyStreams(f"{limit} streams are open; see kept.console.max.streams")
 
@@ -174,12 +174,12 @@ class EventStreams:
         self._open += 1
         try:
             sent, quiet_s = b"", 0.0
-            while self._health.started:
+            while self.health.started:
                 poll_s = POLL_S
                 partition: PartitionPulse | Remote | Omitted | None = OMITTED
                 if tp is not None:
                     partition, poll_s = await self._partition(tp)
-                text = dumps(self._pulses.of_node(partition))
+                text = dumps(self.pulses.of_node(partition))
                 if text != sent:
                     sent, quiet_s = text, 0.0
                     yield b"data: " + text + b"\n\n"
@@ -192,15 +192,15 @@ class EventStreams:
             self._open -= 1
 
     async def _partition(self, tp: TopicPartition) -> tuple[PartitionPulse | Remote | None, float]:
-        leader = self._pulses.leader_elsewhere(tp)
+        leader = self.pulses.leader_elsewhere(tp)
         if leader is None:
-            return self._pulses.of_partition(tp), POLL_S
+            return self.pulses.of_partition(tp), POLL_S
         query = {"topic": tp.topic, "partition": str(tp.partition)}
         try:
-            found: Mapping[str, Any] | None = await self._peer_http.get(
+            found: Mapping[str, Any] | None = await self.peer_http.get(
                 leader, "/api/v1/pulse", query
             )
         except KeptError:
             # The node is gone or on its way: the page shows what is known here, and so does this.
-            return self._pulses.of_partition(tp), POLL_ELSEWHERE_S
+            return self.pulses.of_partition(tp), POLL_ELSEWHERE_S
         return None if found is None else Remote(found), POLL_ELSEWHERE_S

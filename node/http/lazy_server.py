@@ -41,9 +41,9 @@ class LazyHttpServer:
 
     def _started(self) -> HttpServer:
         if self._server is None:
-            from kept.node.http.routes import Routes
-            from kept.node.http.server import HttpServer
+            from kept.node.http import routes, server
 
-            routes = Routes(self.services())
-            self._server = HttpServer(self.runtime, self.config, self.budget, routes)
+            self._server = server.HttpServer(
+                self.runtime, self.config, self.budget, routes.Routes(self.services())
+            )
         return self._server

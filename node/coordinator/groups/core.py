@@ -40,7 +40,7 @@ from kept.node.coordinator.groups.offsets import (
     OpenTransactions,
     StoredOffset,
 )
-from kept.node.coordinator.groups.pending import (
+from kept.node.coordinator.groups.pending_append import (
     Assignment,
     DeferredResponse,
     GroupCreation,

@@ -32,7 +32,7 @@ from kept.node.coordinator.groups.group import (
     protocols_bytes,
 )
 from kept.node.coordinator.groups.memory_limit import GROUP_BYTES, MEMBER_BYTES, records_bytes
-from kept.node.coordinator.groups.pending import (
+from kept.node.coordinator.groups.pending_append import (
     Assignment,
     FormerStaticMember,
     GroupCreation,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.fd_quota import OpenFiles
     from kept.node.runtime.runtime import Runtime
+
+Handler = Callable[[api.RequestContext, Any], api.Answer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,29 +58,28 @@ class RequestHandlers:
     def __init__(self, collaborators: Collaborators, forwarding: ForwardingManager) -> None:
         self._collaborators = collaborators
         self._forwarding = forwarding
-        self._handlers: dict[type[Any], Any] = {}
+        self._handlers: dict[int, Handler] = {}
 
-    def handler(self, key: int) -> Any:
-        """The method ``(context, request)`` that serves an API."""
-        served = api.served()[key]
-        cls = api.handler_class(served)
-        handler = self._handlers.get(cls)
+    def handler(self, key: int) -> Handler:
+        """The method that serves an API."""
+        handler = self._handlers.get(key)
         if handler is None:
+            served = api.served()[key]
+            cls = api.handler_class(served)
             names = inspect.signature(cls).parameters
-            arguments = {name: getattr(self._collaborators, name) for name in names}
-            handler = self._handlers[cls] = cls(**arguments)
-        return getattr(handler, served.name)
+            made = cls(**{name: getattr(self._collaborators, name) for name in names})
+            handler = self._handlers[key] = getattr(made, served.name)
+        return handler
 
     def handle(self, context: api.RequestContext, body: memoryview, request: Any) -> api.Answer:
         """Serve a client's request, here or at the active controller. ``body`` is the request's."""
         if context.api_key in api.FORWARDED and not self._collaborators.config.current.alone:
             return self._forwarding.answer(context, bytes(body), request)
-        answer: api.Answer = self.handler(context.api_key)(context, request)
-        return answer
+        return self.handler(context.api_key)(context, request)
 
     async def complete(self, context: api.RequestContext, request: Any) -> Any:
         """The values of the response to a request that is served here."""
-        answer = self.handler(context.api_key)(context, request)
+        answer: Any = self.handler(context.api_key)(context, request)
         while not isinstance(answer, dict | None):
             if isinstance(answer, Generator):
                 answer = await self._collaborators.runtime.slices.finish(answer)

@@ -105,6 +105,42 @@ def test_a_policy_named_twice_counts_once():
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("segment.bytes", "12", "Value must be at least 1024"),
+        ("segment.bytes", "99999999999", "Not a number of type INT"),
+        ("retention.ms", "1_000", "Not a number of type LONG"),
+        ("retention.ms", "\uff11", "Not a number of type LONG"),
+        ("min.cleanable.dirty.ratio", "\uff11", "Not a number of type DOUBLE"),
+        ("min.cleanable.dirty.ratio", "nan", "Not a number of type DOUBLE"),
+        ("min.cleanable.dirty.ratio", "1.5", "Value must be no more than 1 (allowed: 0 to 1)"),
+        ("compression.gzip.level", "0", "Value must be between 1 and 9 or equal to -1"),
+        (
+            "cleanup.policy",
+            "compat",
+            "String must be one of: compact, delete (did you mean compact?)",
+        ),
+        ("preallocate", "maybe", "Expected value to be either true or false"),
+        (
+            "remote.storage.enable",
+            "true",
+            "Tiered Storage functionality is disabled in the broker. "
+            "Topic cannot be configured with remote log storage.",
+        ),
+        (
+            "leader.replication.throttled.replicas",
+            "1",
+            "Must be the literal '*' or a list of replicas [partitionId]:[brokerId]",
+        ),
+    ],
+)
+def test_an_invalid_value_is_refused_with_what_is_allowed(name, value, why):
+    with pytest.raises(InvalidConfig) as caught:
+        validate_topic({name: value})
+    assert str(caught.value) == f"Invalid value {value} for configuration {name}: {why}"
+
+
+@pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (
@@ -112,52 +148,6 @@ def test_a_policy_named_twice_counts_once():
             "Unknown topic config name: retenton.ms; did you mean retention.ms?",
         ),
         ({"zzzzzzzz": "1"}, "Unknown topic config name: zzzzzzzz"),
-        (
-            {"segment.bytes": "12"},
-            "Invalid value 12 for configuration segment.bytes: Value must be at least 1024",
-        ),
-        (
-            {"segment.bytes": "99999999999"},
-            "Invalid value 99999999999 for configuration segment.bytes: Not a number of type INT",
-        ),
-        (
-            {"retention.ms": "1_000"},
-            "Invalid value 1_000 for configuration retention.ms: Not a number of type LONG",
-        ),
-        (
-            {"retention.ms": "\uff11"},
-            "Invalid value \uff11 for configuration retention.ms: Not a number of type LONG",
-        ),
-        (
-            {"min.cleanable.dirty.ratio": "\uff11"},
-            "Invalid value \uff11 for configuration min.cleanable.dirty.ratio: "
-            "Not a number of type DOUBLE",
-        ),
-        (
-            {"min.cleanable.dirty.ratio": "nan"},
-            "Invalid value nan for configuration min.cleanable.dirty.ratio: "
-            "Not a number of type DOUBLE",
-        ),
-        (
-            {"min.cleanable.dirty.ratio": "1.5"},
-            "Invalid value 1.5 for configuration min.cleanable.dirty.ratio: "
-            "Value must be no more than 1 (allowed: 0 to 1)",
-        ),
-        (
-            {"compression.gzip.level": "0"},
-            "Invalid value 0 for configuration compression.gzip.level: "
-            "Value must be between 1 and 9 or equal to -1",
-        ),
-        (
-            {"cleanup.policy": "compat"},
-            "Invalid value compat for configuration cleanup.policy: "
-            "String must be one of: compact, delete (did you mean compact?)",
-        ),
-        (
-            {"preallocate": "maybe"},
-            "Invalid value maybe for configuration preallocate: "
-            "Expected value to be either true or false",
-        ),
         (
             {"min.compaction.lag.ms": "9", "max.compaction.lag.ms": "3"},
             "conflict topic config setting min.compaction.lag.ms (9) > max.compaction.lag.ms (3)",
@@ -171,12 +161,6 @@ def test_a_policy_named_twice_counts_once():
             {"local.retention.bytes": "-1", "retention.bytes": "8"},
             "Invalid value -1 for configuration local.retention.bytes: "
             "Value must not be -1 as retention.bytes value is set as 8.",
-        ),
-        (
-            {"remote.storage.enable": "true"},
-            "Invalid value true for configuration remote.storage.enable: "
-            "Tiered Storage functionality is disabled in the broker. "
-            "Topic cannot be configured with remote log storage.",
         ),
         (
             {"kept.compaction.latest.n": "3"},
@@ -199,11 +183,6 @@ def test_a_policy_named_twice_counts_once():
             "Invalid value a=latest,b=first for configuration kept.compaction.prefixes: "
             "'b=first' is not PREFIX=STRATEGY with a strategy of latest, latest-n:N, "
             "highest-version or highest-version:HEADER",
-        ),
-        (
-            {"leader.replication.throttled.replicas": "1"},
-            "Invalid value 1 for configuration leader.replication.throttled.replicas: "
-            "Must be the literal '*' or a list of replicas [partitionId]:[brokerId]",
         ),
     ],
 )

@@ -202,6 +202,12 @@ async def result(future: Awaitable[Any]) -> Any:
     return await asyncio.wait_for(future, 60)
 
 
+async def until(condition: Callable[[], Any]) -> None:
+    """Give the loop its turns until something is true; :func:`run` has a deadline."""
+    while not condition():
+        await asyncio.sleep(0)
+
+
 async def turns(count: int = 50) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
@@ -465,7 +471,7 @@ async def test_a_resigned_leader_does_not_call_its_last_appends_committed() -> N
 
 
 @run
-async def test_members_outlive_a_process_that_restart_timeouts() -> None:
+async def test_members_outlive_a_process_that_stood_still() -> None:
     f = Fixture()
     await result(f.join(session_ms=30))
     core, now_ms = f.shard.core, f.shard._now_ms()
@@ -482,8 +488,7 @@ async def test_topics_deleted_while_loading_are_not_forgotten() -> None:
     f = Fixture(await filled(500))
     assert not f.shard.is_active
     f.shard.topics_deleted(iter([("orders", TOPIC_ID)]))
-    while not f.shard.is_active:
-        await asyncio.sleep(0)
+    await until(lambda: f.shard.is_active)
     assert offsets(await result(f.fetch("group-1", stable=True))) == []
 
 
@@ -493,8 +498,7 @@ async def test_topics_deleted_while_nobody_led_are_forgotten() -> None:
     partition = await filled(50)
     f = Fixture(partition)
     f.metadata.image = image_of(uuid.UUID(int=6))
-    while not f.shard.is_active:
-        await asyncio.sleep(0)
+    await until(lambda: f.shard.is_active)
     assert offsets(await result(f.fetch("group-1", stable=True))) == []
     fresh = ev.CommitTopic("orders", uuid.UUID(int=6), (ev.CommitPartition(1, 7),))
     done = f.shard.submit(lambda n: ev.CommitOffsets(n, "group-1", (fresh,)))
@@ -502,14 +506,12 @@ async def test_topics_deleted_while_nobody_led_are_forgotten() -> None:
     f.shard.unload()
     again = Fixture(partition)
     again.metadata.image = image_of(uuid.UUID(int=6))
-    while not again.shard.is_active:
-        await asyncio.sleep(0)
+    await until(lambda: again.shard.is_active)
     assert offsets(await result(again.fetch("group-1", stable=True))) == [7]
     again.shard.unload()
     last = Fixture(partition)
     last.metadata.image = Image()
-    while not last.shard.is_active:
-        await asyncio.sleep(0)
+    await until(lambda: last.shard.is_active)
     assert offsets(await result(last.fetch("group-1", stable=True))) == []
 
 
@@ -525,27 +527,22 @@ async def test_offsets_of_a_topic_are_forgotten_behind_a_read_barrier_only() -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shard_module, "BARRIER_RETRY_S", 0)
         for _ in range(2):  # at first nobody can say
-            while not asked:
-                await asyncio.sleep(0)
+            await until(lambda: asked)
             assert not f.shard.is_active, "it would show the offsets of a namesake"
             asked.pop()(False)
-        while not asked:
-            await asyncio.sleep(0)
+        await until(lambda: asked)
     f.metadata.image = whole
     log_before = bytes(partition.log)
     asked.pop()(True)
-    while not f.shard.is_active:
-        await asyncio.sleep(0)
+    await until(lambda: f.shard.is_active)
     assert offsets(await result(f.fetch("group-1", stable=True))) != []
     assert bytes(partition.log) == log_before and not partition.staged
     f.shard.unload()
     gone = Fixture(partition, barrier=barrier)
     gone.metadata.image = Image()
-    while not asked:
-        await asyncio.sleep(0)
+    await until(lambda: asked)
     asked.pop()(True)
-    while not gone.shard.is_active:
-        await asyncio.sleep(0)
+    await until(lambda: gone.shard.is_active)
     assert offsets(await result(gone.fetch("group-1", stable=True))) == []
 
 
@@ -555,11 +552,9 @@ async def test_a_shard_that_waits_for_its_image_is_unloaded() -> None:
     asked = barrier.waiting
     f = Fixture(await filled(50), barrier=barrier)
     f.metadata.image = Image()
-    while not asked:
-        await asyncio.sleep(0)
+    await until(lambda: asked)
     f.shard.unload()
-    while not f.read:
-        await asyncio.sleep(0)
+    await until(lambda: f.read)
     asked.pop()(True)  # too late, and no fault
     assert not f.shard.is_active
 
@@ -569,8 +564,7 @@ async def test_an_unloaded_shard_stops_loading() -> None:
     f = Fixture(await filled(3_000))
     await asyncio.sleep(0)
     f.shard.unload()
-    while not f.read:
-        await asyncio.sleep(0)
+    await until(lambda: f.read)
     assert not f.shard.is_active and f.shard.failed is None
 
 
@@ -582,8 +576,7 @@ async def test_records_that_do_not_decode_fail_the_load_and_say_why() -> None:
     partition.log += build_batch([(0, key, newer, ())])
     partition.log_end_offset = partition.high_watermark = 1
     f = Fixture(partition)
-    while not f.read:
-        await asyncio.sleep(0)
+    await until(lambda: f.read)
     assert f.shard.failed is not None and "version 9" in f.shard.failed
 
 

@@ -1,8 +1,7 @@
-"""How many large answers a node makes and holds at a time: the others wait for their turn.
+"""Limits how many large responses a node holds at a time; further requests wait in a queue.
 
-An answer about a large topic is megabytes until it is taken. Who waits for nothing but a reader
-that takes nothing gets a turn soon: while others wait, a reader that has taken nothing for
-:data:`STALLED_S` loses its connection.
+A response about a large topic occupies megabytes until it is sent. While requests wait, a client
+that has read nothing for :data:`STALLED_S` loses its connection, so that it cannot block the queue.
 """
 
 from __future__ import annotations

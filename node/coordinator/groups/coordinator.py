@@ -1,14 +1,14 @@
 """The shell of the group coordinator: one :class:`Shard` per partition of ``__consumer_offsets``.
 
-A shard is loaded when this node leads its partition: it waits until the high watermark has come to
-where the log ended when this node was elected (what an earlier leader acknowledged is below that,
-and may be above the high watermark of a follower), then reads the log, in slices so that the node
-goes on serving; meanwhile its groups answer COORDINATOR_LOAD_IN_PROGRESS. Then events go in as
-requests come, records are appended with acks=all, all those of one turn of the loop with one
-write, and answers leave when the high watermark passes them (and the fsync, where
-``flush.messages`` asks for it). When the partition or its leadership goes, so does the shard, and
-whoever waits is told NOT_COORDINATOR; so is whoever asks while this node may not act on what it
-leads (rule 35: it stood still, and others may lead by now).
+A shard is loaded when this node leads its partition. It waits until the high watermark reaches the
+log end offset of the election: what an earlier leader acknowledged is below that, and may be above
+the high watermark of a follower. Then it reads the log in slices, so that the node goes on serving;
+meanwhile requests for its groups get COORDINATOR_LOAD_IN_PROGRESS. Afterwards each request is an
+event. Records are appended with acks=all, those of one turn of the loop with one write, and
+responses are sent when the high watermark passes their records (and the fsync, with
+``flush.messages``). The shard is unloaded when the partition or its leadership goes; requests get
+NOT_COORDINATOR then, and also while this node may not act on what it leads (rule 35: the process
+did not run for a while, and others may lead by now).
 
 Kafka reads to the log end at once and answers from what it believes committed, so that for a
 moment after a failover a group may see offsets older than it was told were committed.
@@ -77,7 +77,7 @@ class Coordinator:
         self._follow(self.metadata.image)
 
     async def stop(self) -> None:
-        """Write what is staged, send everybody away."""
+        """Write what is staged; pending requests get NOT_COORDINATOR."""
         for shard in list(self._shards.values()):
             shard.unload()
         self._shards.clear()

@@ -1,7 +1,7 @@
-"""What happens to a partition's groups, and what the core wants done about it.
+"""Events and effects of a :class:`~.core.GroupCore`.
 
 Events go into :meth:`.core.GroupCore.step`, effects come out, in the order in which the shell must
-carry them out. ``request`` is the shell's number for whoever waits for the answer.
+carry them out. ``request`` is the number that the shell gave the request.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class JoinAbandoned:
-    """The connection of a JoinGroup that waits is gone: nobody will get its answer."""
+    """The connection of a pending JoinGroup is closed: its response reaches nobody."""
 
     group: str
     request: int

@@ -1,15 +1,15 @@
-"""May this node still say what a group has committed? Another one may coordinate it by now.
+"""Checks that this node still coordinates a group before it returns committed offsets.
 
-A coordinator that is cut off leads its partition as far as it knows. It cannot commit, since its
-in-sync replicas acknowledge nothing; but what it remembers may be older than what its successor has
-committed. For a while after a controller has answered it, it cannot have been fenced
-(``unfenced_for_ms``). After that it asks its replicas: each of those in the ISR, of which a
-successor would be one, must have followed it in the epoch that it leads, *after* the request came.
-A follower's second fetch since then was sent after an answer to its first, so it shows that. (Where
-the controllers are all gone, consumers hear their offsets a moment later, and do not miss them.)
-Not seen: a leader that is moved by hand, or balanced, in the seconds in which it is cut off.
+A coordinator that is partitioned from the others believes that it leads. It cannot commit, since
+its in-sync replicas acknowledge nothing; but the offsets in its memory may be older than those that
+its successor has committed. Within ``unfenced_for_ms`` of a controller's response it cannot have
+been fenced. Later it needs proof from its replicas: each follower in the ISR, one of which a
+successor would be, must have fetched in the present leader epoch *after* the request came. A
+follower's second fetch since then proves it, because it was sent after the response to the first.
+(When no controller is available, consumers get their offsets a moment later.) Not detected: a
+leadership that is moved by hand or by balancing in the seconds of the partition.
 
-Kafka answers from what it remembers.
+Kafka responds from memory without a check.
 """
 
 from __future__ import annotations

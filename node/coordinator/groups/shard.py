@@ -1,9 +1,9 @@
-"""One partition of ``__consumer_offsets`` at work: carries out what its core wants.
+"""The shell of one partition of ``__consumer_offsets``: performs the effects of its core.
 
-Appends of one turn of the loop are staged as they come and written together at its end; then each
-is told to the core when it is committed. A batch that cannot be staged is rejected at once; one
-that is not committed within ``offsets.commit.timeout.ms`` is told to whoever waits, and may still
-come. If the write itself fails, the log directory goes offline and takes this shard with it.
+Appends of one turn of the loop are staged as they come and written together at its end; the core
+gets an event when each is committed. A batch that cannot be staged is rejected at once. One that is
+not committed within ``offsets.commit.timeout.ms`` fails its request, and may still be committed. If
+the write itself fails, the log directory goes offline and this shard is unloaded.
 """
 
 from __future__ import annotations
@@ -73,8 +73,7 @@ def group_error(error: BaseException) -> ErrorCode:
 
 
 class Shard:
-    """A core with its log, its timers, and those who wait. ``failed`` says why it could not
-    load."""
+    """A core with its log, timers and pending requests. ``failed`` says why it could not load."""
 
     def __init__(
         self,
@@ -216,7 +215,7 @@ class Shard:
         return found
 
     def unload(self) -> None:
-        """Another node's turn, or the end: write what is staged, send everybody away."""
+        """Write what is staged; pending requests get NOT_COORDINATOR."""
         if not self._unloaded:
             self._write()
         if not self._unloaded:
@@ -286,7 +285,7 @@ class Shard:
         self._schedule_tick()
 
     def _refused_for_memory(self, effect: ev.OutOfMemory) -> None:
-        """Say so, but not for each of many."""
+        """Log it, at most once in :data:`NOISE_INTERVAL_MS`."""
         now_ms = self._now_ms()
         if now_ms >= self._quiet_until_ms:
             self._quiet_until_ms = now_ms + NOISE_INTERVAL_MS
@@ -334,7 +333,7 @@ class Shard:
         try:
             self._hosted.partition.write()
         except KeptError as error:
-            # The partition is offline now, and told us so or will: nothing of this can be undone.
+            # The partition is offline now: nothing of this can be undone.
             log.error("group records not written", partition=self.number, error=str(error))
             self.failed = str(error)
             self.unload()
@@ -350,7 +349,7 @@ class Shard:
             if error is not None:
                 self._timed_out(append, error)
             if error is not None and not isinstance(error, NotEnoughReplicasAfterAppend):
-                return  # nobody knows, and this shard will not be told: it ends
+                return  # its fate is unknown: the shard is about to be unloaded
             waits -= 1
             if waits == 0:
                 self._append_committed(append)

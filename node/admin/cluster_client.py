@@ -1,13 +1,13 @@
 """This node as a Kafka client of its cluster: requests to partitions' leaders, itself among them.
 
-A connection is leased for one request at a time: answers leave a Kafka connection in the order of
-the requests (semantics.md, rule 41), so a slow one would hold up those of others behind it. Some
-connections to each node are kept for the next request. Nodes are reached at their listeners for
-nodes; this node at its own first listener.
+A connection is leased for one request at a time: responses leave a Kafka connection in the order
+of the requests (semantics.md, rule 41), so a slow one would delay those behind it. Some connections
+to each node are kept for the next request. Other nodes are reached at their listeners for nodes,
+this node at its own first listener.
 
-A request is tried again, until the caller's patience ends, as long as nothing can have been done:
-there is no leader, it moved, or no connection was made. What became of a request whose connection
-broke is not known, and the caller hears so.
+A request is retried within the caller's time limit while it cannot have been executed: there is no
+leader, it moved, or no connection was made. Where the connection broke after the request was sent,
+the caller gets NetworkException: its outcome is unknown.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ClusterClient:
         self._stopped = False
 
     def close(self) -> None:
-        """Close what is kept; leases end with their calls."""
+        """Close free connections; leased ones are closed when their calls end."""
         self._stopped = True
         for connections in self._free.values():
             for connection in connections:

@@ -1,11 +1,11 @@
 """Consumer groups of the whole cluster and how far behind they are, as any Kafka client sees them.
 
 Groups lie with their coordinators and high watermarks with the leaders, so this node calls the
-others in Kafka's protocol (:class:`kept.node.admin.cluster_client.ClusterClient`): one ListGroups,
-DescribeGroups and OffsetFetch a group, one ListOffsets a thousand partitions of a leader. A node
-that does not answer leaves out what it has, and that is said (``unanswered``).
+others in Kafka's protocol (:class:`kept.node.admin.cluster_client.ClusterClient`): ListGroups of
+each, DescribeGroups and OffsetFetch of each group, one ListOffsets for a thousand partitions of a
+leader. What a node that does not respond would have added is missing; ``unanswered`` names it.
 
-Limits: :data:`MAX_GROUPS` are looked at, the others only counted; a name says which are wanted.
+Limits: :data:`MAX_GROUPS` are described, the others only counted.
 """
 
 from __future__ import annotations

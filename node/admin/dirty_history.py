@@ -1,9 +1,9 @@
 """Dirty ratios over time: what the console draws, sampled by the node itself.
 
 Every :data:`INTERVAL_S` each compacted partition that is led here and has more than one segment
-gets a sample; where nothing was appended or cleaned since the last one, that one is repeated
-unseen, so an idle node pays next to nothing. :data:`SAMPLES` samples are kept (an hour), of
-:data:`PARTITIONS` partitions at most: one kilobyte each. They are gone with the process.
+gets a sample. Where nothing was appended or cleaned since the last one, that one is repeated, so an
+idle node pays next to nothing. :data:`SAMPLES` samples (an hour) of at most :data:`PARTITIONS`
+partitions are kept in memory, one kilobyte each.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One partition's records through the gateway: appended one by one, read in order.
+"""Appends and reads the records of one partition, at its leader.
 
-A :class:`Reader` keeps one connection for as long as it reads from one leader, so that its long
-polls hold up nobody. Each fetch brings :data:`FETCH_BYTES` at most and the next one is asked when
-those records are taken, so a caller that takes them slowly costs that much.
+A :class:`Reader` keeps one connection while it reads from one leader, so that its long polls delay
+nobody else. A fetch returns at most :data:`FETCH_BYTES`, and the next one is sent when its records
+have been consumed: a slow consumer holds that much memory.
 """
 
 from __future__ import annotations

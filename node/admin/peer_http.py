@@ -1,10 +1,9 @@
-"""What one node requests of another's ``/api/v1/``: a browser speaks with the node of its page
-alone.
+"""Requests of one node to ``/api/v1/`` of another.
 
-A request with the parameter ``node=N`` is answered by node N, over the connection that the nodes
-have anyway (:mod:`kept.node.internode`), so no browser and no proxy has to reach that node. Hosts,
-origins and headers are judged where the request came in. An answer comes whole; how long it may be
-says :mod:`kept.node.http.peer_requests`, which makes it.
+A request with the parameter ``node=N`` is served by node N, over the connection between the nodes
+(:mod:`kept.node.internode`), so no browser and no proxy has to reach that node. Hosts, origins and
+headers are checked by the node that received the request. The response is not streamed;
+:mod:`kept.node.http.peer_requests` limits its size.
 """
 
 from __future__ import annotations

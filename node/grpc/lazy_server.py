@@ -1,9 +1,8 @@
-"""The door for gRPC clients: starts the server when the first one comes, and joins them with it.
+"""Starts the gRPC server when the first client comes, and connects clients with it.
 
-gRPC itself costs 22 MB and a third of a second to load, in a thread; a node that nobody speaks gRPC
-with pays neither. Meanwhile the first clients wait, unread. gRPC owns its sockets, so bytes go
-through a unix socket (``kept.node.grpc.splice``), in a directory that only this user may
-enter.
+gRPC costs 22 MB and a third of a second to load, in a thread; a node without gRPC clients pays
+neither. Until it is loaded nothing is read of the first clients. gRPC owns its sockets, so bytes go
+through a unix socket (``kept.node.grpc.splice``) in a directory that only this user may enter.
 
 Limit: ``kept.grpc.max.connections``; one more is closed.
 """
@@ -102,7 +101,7 @@ class LazyServer:
         return server
 
     async def stop(self) -> None:
-        """End every call; answer no more."""
+        """End every call and stop serving."""
         self._stopped = True
         for task in self._joining:
             task.cancel()

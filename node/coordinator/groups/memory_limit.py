@@ -1,14 +1,14 @@
-"""What the groups of a node hold in memory, all shards together: an estimate, and its limit.
+"""Estimates and limits the memory of a node's groups, all shards together.
 
-Groups live for as long as their members and offsets do, so they do not draw on the budget of what
-is in flight. Kafka bounds neither; there a stranger who joins with large subscriptions, or commits
-under invented group ids, ends the broker. Here nobody new comes in above ``kept.groups.max.bytes``,
-and what is there goes on.
+Groups live as long as their members and offsets, so they do not draw on the budget of requests in
+flight. Kafka limits neither: there a client that joins with large subscriptions, or commits under
+invented group ids, can exhaust the broker. Here nothing new is admitted above
+``kept.groups.max.bytes``, and existing groups go on.
 
-Records that wait to be committed count, too, until they are committed or rejected, or the shard is
-unloaded; not only until somebody is told that they are late, since they are held until then. They
-have room of their own above the limit (:meth:`GroupMemory.admits_records`), or else whoever fills
-the memory with new groups would end the commits of those that are there.
+Pending records count until they are committed or rejected, or the shard is unloaded, also after
+their request timed out. They have room of their own above the limit
+(:meth:`GroupMemory.admits_records`); otherwise new groups that fill the memory would stop the
+commits of existing ones.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ OFFSET_BYTES: Final = 256
 """A committed offset in one of the two stores, with metadata of :data:`SHORT_METADATA`."""
 SHORT_METADATA: Final = 64
 RECORD_BYTES: Final = 768
-"""A record that waits to be committed without what it says: itself, its part of the answer, and
-how to undo it."""
+"""A pending record without its content: itself, its part of the response, what undoes it."""
 RECORDS_SHARE: Final = 8
-"""Records that wait may take this part of the limit above it."""
+"""Pending records may take this fraction of the limit above it."""
 
 
 class GroupMemory:
@@ -54,7 +53,7 @@ class GroupMemory:
         return more_bytes <= 0 or self.used_bytes + more_bytes <= self.limit_bytes
 
     def admits_offsets(self, more_bytes: int) -> bool:
-        """The same for what stays: its refusal is for good, so what only waits is no reason."""
+        """The same for offsets. Their refusal is permanent, so pending records do not count."""
         kept_bytes = self.used_bytes - self.records_bytes
         return more_bytes <= 0 or kept_bytes + more_bytes <= self.limit_bytes
 
@@ -70,7 +69,7 @@ class GroupMemory:
         )
 
     def count_records(self, more_bytes: int) -> None:
-        """So much more waits to be committed; or less, which is over."""
+        """Add the size of pending records; negative when they are no longer pending."""
         self.used_bytes += more_bytes
         self.records_bytes += more_bytes
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 
 from kio.schema.errors import ErrorCode
 
+from kept.client.groups import encode_subscription
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.core import GroupCore
 from kept.node.coordinator.groups.records import (
@@ -35,13 +36,6 @@ def milliseconds(text: str) -> int:
 def partition(text: str) -> tuple[str, int]:
     topic, _, number = text.rpartition("-")
     return topic, int(number)
-
-
-def subscription(topics: list[str]) -> bytes:
-    out = (0).to_bytes(2, "big") + len(topics).to_bytes(4, "big")
-    for topic in topics:
-        out += len(topic).to_bytes(2, "big") + topic.encode()
-    return out + (-1).to_bytes(4, "big", signed=True)
 
 
 class Words:
@@ -140,7 +134,7 @@ class History:
         for offer in offers.split(","):
             name, _, data = offer.partition("=")
             topics = data.split("+") if data else []
-            protocols.append((name, subscription(topics) if consumer else data.encode()))
+            protocols.append((name, encode_subscription(topics) if consumer else data.encode()))
         version = int(words.option("version", "9"))
         self.uuid += 1
         event = ev.Join(

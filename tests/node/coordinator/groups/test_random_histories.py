@@ -13,6 +13,7 @@ from collections import Counter
 import pytest
 from kio.schema.errors import ErrorCode
 
+from kept.client.groups import encode_subscription
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.core import GroupCore
 from kept.node.coordinator.groups.group import STABLE
@@ -25,16 +26,11 @@ INSTANCES = (None, None, None, "one", "two")
 HISTORIES = int(os.environ.get("KEPT_GROUP_HISTORIES", "150"))
 
 
-def subscription(*topics: str) -> bytes:
-    packed = b"".join(len(t).to_bytes(2, "big") + t.encode() for t in topics)
-    return b"\0\0" + len(topics).to_bytes(4, "big") + packed
-
-
 PROTOCOLS = (
-    (("range", subscription("orders")),),
-    (("range", subscription("orders", "users")), ("sticky", b"not a subscription")),
-    (("sticky", subscription("users")), ("range", subscription("orders"))),
-    (("sticky", subscription()),),
+    (("range", encode_subscription(["orders"])),),
+    (("range", encode_subscription(["orders", "users"])), ("sticky", b"not a subscription")),
+    (("sticky", encode_subscription(["users"])), ("range", encode_subscription(["orders"]))),
+    (("sticky", encode_subscription([])),),
 )
 
 

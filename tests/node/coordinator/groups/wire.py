@@ -18,17 +18,13 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
+from kept.client.groups import encode_subscription
 from kept.client.protocol import decode_response, encode_request
 
 COMMIT, FETCH, FIND, JOIN, HEARTBEAT, LEAVE, SYNC = 8, 9, 10, 11, 12, 13, 14
 DESCRIBE, LIST, METADATA, CREATE, DELETE_GROUPS, DELETE_OFFSETS = 15, 16, 3, 19, 42, 47
 LEFT_OUT = {"throttle_time", "host", "port", "error_message"}
 MEMBER_ID = re.compile(r"(?:scenario|static-\w+)-[0-9a-f]{8}-[0-9a-f-]{27}")
-
-
-def subscription(*topics: str) -> bytes:
-    packed = b"".join(len(t).to_bytes(2, "big") + t.encode() for t in topics)
-    return b"\0\0" + len(topics).to_bytes(4, "big") + packed + b"\xff\xff\xff\xff"
 
 
 class Connection:
@@ -159,7 +155,7 @@ class Scenario:
         return {
             "group_id": group, "session_timeout": 10_000, "rebalance_timeout": 20_000,
             "member_id": member, "group_instance_id": None, "protocol_type": "consumer",
-            "protocols": [{"name": "range", "metadata": subscription("orders")}],
+            "protocols": [{"name": "range", "metadata": encode_subscription(["orders"])}],
             "reason": None, **other,
         }  # fmt: skip
 

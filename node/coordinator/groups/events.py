@@ -157,7 +157,7 @@ class CommitOffsets:
 
 @dataclass(frozen=True, slots=True)
 class FetchTopic:
-    """One topic whose offsets are asked for; zero id: whatever topic has the name."""
+    """One topic whose offsets are requested; zero id: whatever topic has the name."""
 
     name: str
     partitions: tuple[int, ...]
@@ -166,7 +166,7 @@ class FetchTopic:
 
 @dataclass(frozen=True, slots=True)
 class FetchOffsets:
-    """An OffsetFetch of one group; ``topics`` None asks for all."""
+    """An OffsetFetch of one group; ``topics`` None: all."""
 
     request: int
     group: str
@@ -290,7 +290,7 @@ class JoinedMember:
 
 @dataclass(frozen=True, slots=True)
 class JoinResult:
-    """Answer to :class:`Join`; ``members`` is for the leader only."""
+    """Response to :class:`Join`; ``members`` is for the leader only."""
 
     error: ErrorCode = NO_ERROR
     member: str = UNKNOWN_MEMBER_ID
@@ -304,7 +304,7 @@ class JoinResult:
 
 @dataclass(frozen=True, slots=True)
 class SyncResult:
-    """Answer to :class:`Sync`."""
+    """Response to :class:`Sync`."""
 
     error: ErrorCode = NO_ERROR
     protocol_type: str | None = None
@@ -314,14 +314,14 @@ class SyncResult:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatResult:
-    """Answer to :class:`Heartbeat`."""
+    """Response to :class:`Heartbeat`."""
 
     error: ErrorCode = NO_ERROR
 
 
 @dataclass(frozen=True, slots=True)
 class LeaveResult:
-    """Answer to :class:`Leave`: (member id, instance id, error) as asked."""
+    """Response to :class:`Leave`: (member id, instance id, error) as requested."""
 
     error: ErrorCode = NO_ERROR
     members: tuple[tuple[str, str | None, ErrorCode], ...] = ()
@@ -329,7 +329,7 @@ class LeaveResult:
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """Answer to :class:`CommitOffsets`: (topic, id, (partition, error)...).
+    """Response to :class:`CommitOffsets`: (topic, id, (partition, error)...).
 
     ``error`` concerns all partitions and leaves ``topics`` empty.
     """
@@ -351,7 +351,7 @@ class FetchedOffset:
 
 @dataclass(frozen=True, slots=True)
 class FetchResult:
-    """Answer to :class:`FetchOffsets`: (topic, id as asked, offsets)."""
+    """Response to :class:`FetchOffsets`: (topic, id as requested, offsets)."""
 
     error: ErrorCode = NO_ERROR
     topics: tuple[tuple[str, uuid.UUID, tuple[FetchedOffset, ...]], ...] = ()
@@ -359,7 +359,7 @@ class FetchResult:
 
 @dataclass(frozen=True, slots=True)
 class DeleteOffsetsResult:
-    """Answer to :class:`DeleteOffsets`: (topic, (partition, error)...)."""
+    """Response to :class:`DeleteOffsets`: (topic, (partition, error)...)."""
 
     error: ErrorCode = NO_ERROR
     topics: tuple[tuple[str, tuple[tuple[int, ErrorCode], ...]], ...] = ()
@@ -367,7 +367,7 @@ class DeleteOffsetsResult:
 
 @dataclass(frozen=True, slots=True)
 class DeleteGroupsResult:
-    """Answer to :class:`DeleteGroups`: (group, error)."""
+    """Response to :class:`DeleteGroups`: (group, error)."""
 
     groups: tuple[tuple[str, ErrorCode], ...] = ()
 

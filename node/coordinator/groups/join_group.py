@@ -4,11 +4,11 @@ A part of :class:`.core.GroupCore`; a port of the classic groups of Kafka's
 ``GroupMetadataManager`` (KIP-394 member ids, KIP-345 static members; KIP-429 cooperative
 rebalancing needs nothing here, since metadata and assignments are opaque).
 
-Where we differ: a JoinGroup or SyncGroup that the same member repeats while the first one waits
-has the first one answered with REBALANCE_IN_PROGRESS (Kafka forgets it, which would hold up every
-later answer on its connection); a refused join leaves no empty group behind; and ids given out to
-clients that have not come back are limited (:data:`.events.MAX_PENDING_MEMBERS`), and so is memory
-(:mod:`.memory_limit`); and a new member whose connection goes while it waits is out at once.
+Where we differ: when a member repeats a pending JoinGroup or SyncGroup, the first one gets
+REBALANCE_IN_PROGRESS (Kafka drops it, which blocks all later responses on its connection); a
+refused join leaves no empty group behind; ids given to clients that have not returned are limited
+(:data:`.events.MAX_PENDING_MEMBERS`), and so is memory (:mod:`.memory_limit`); and a new member
+whose connection is closed while its JoinGroup is pending is removed at once.
 
 Long because joining, syncing and leaving move one state machine.
 """
@@ -188,7 +188,7 @@ class GroupMembership:
         leads = group.is_leader(event.member)
         unchanged = member.protocols == event.protocols
         if group.state is COMPLETING_REBALANCE and unchanged:
-            # Its first answer may have been lost; the generation is the same.
+            # Its first response may have been lost; the generation is the same.
             self._core.respond(event.request, self._joined(group, member))
         elif group.state is STABLE and unchanged and not leads:
             self._core.respond(event.request, self._joined(group, member))
@@ -545,8 +545,8 @@ class GroupMembership:
     def leave(self, event: ev.Leave) -> None:
         """Take members out; by instance id alone an administrator can do it.
 
-        The answer waits for the record that says that the group is empty: a client that left and
-        a node that starts again must agree, or the next member waits for a session to end.
+        The response waits for the record of the empty group. Otherwise, after a crash, the group
+        would still have the member, and the next one would wait until that session ends.
         """
         core = self._core
         group = core.groups.get(event.group)

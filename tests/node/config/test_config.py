@@ -249,53 +249,45 @@ def test_a_huge_file_is_not_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("settings", "message"),
     [
         (
-            {"overrides": {"log.segment.byte": "1"}},
+            {"log.segment.byte": "1"},
             "Unknown broker config name: log.segment.byte; did you mean log.segment.bytes?",
         ),
         (
-            {"environ": {"KEPT_LOG_SEGMENT_BYTE": "1"}},
-            "environment variable KEPT_LOG_SEGMENT_BYTE names no setting; "
-            "did you mean KEPT_LOG_SEGMENT_BYTES?",
-        ),
-        ({"environ": {"KEPT_PORT": "9092"}}, "environment variable KEPT_PORT names no setting"),
-        (
-            {"overrides": {"log.segment.bytes": "1"}},
+            {"log.segment.bytes": "1"},
             "Invalid value 1 for configuration log.segment.bytes: Value must be at least 1024",
         ),
-        ({"overrides": {"ssl.keystore.location": "x"}}, "ssl.keystore.location: refused, since"),
-        ({"overrides": {"sasl.enabled.mechanisms": "PLAIN"}}, "refused, since kept does not auth"),
-        ({"overrides": {"authorizer.class.name": "x"}}, "kept does not authenticate"),
-        ({"overrides": {"remote.log.storage.system.enable": "true"}}, "no tiered storage"),
-        ({"overrides": {"node.id": "1", "broker.id": "2"}}, "contradict each other"),
-        ({"overrides": {"controller.quorum.voters": "host:1"}}, "host:1 is not id@host:port"),
-        ({"overrides": {"log.dir": "/a", "log.dirs": "/b"}}, "log.dir and log.dirs contradict"),
-        ({"overrides": {"log.dirs": "/a,/a/b"}}, "overlap"),
-        ({"overrides": {"log.dirs": "/a", "metadata.log.dir": "/a/m"}}, "contain each other"),
+        ({"ssl.keystore.location": "x"}, "ssl.keystore.location: refused, since"),
+        ({"sasl.enabled.mechanisms": "PLAIN"}, "refused, since kept does not auth"),
+        ({"authorizer.class.name": "x"}, "kept does not authenticate"),
+        ({"remote.log.storage.system.enable": "true"}, "no tiered storage"),
+        ({"node.id": "1", "broker.id": "2"}, "contradict each other"),
+        ({"controller.quorum.voters": "host:1"}, "host:1 is not id@host:port"),
+        ({"log.dir": "/a", "log.dirs": "/b"}, "log.dir and log.dirs contradict"),
+        ({"log.dirs": "/a,/a/b"}, "overlap"),
+        ({"log.dirs": "/a", "metadata.log.dir": "/a/m"}, "contain each other"),
         (
-            {
-                "overrides": {
-                    "group.min.session.timeout.ms": "9",
-                    "group.max.session.timeout.ms": "8",
-                }
-            },
+            {"group.min.session.timeout.ms": "9", "group.max.session.timeout.ms": "8"},
             "group.min.session.timeout.ms (9) is above group.max.session.timeout.ms (8)",
         ),
         (
-            {
-                "overrides": {
-                    "log.cleaner.min.compaction.lag.ms": "9",
-                    "log.cleaner.max.compaction.lag.ms": "8",
-                }
-            },
+            {"log.cleaner.min.compaction.lag.ms": "9", "log.cleaner.max.compaction.lag.ms": "8"},
             "min.compaction.lag.ms (9) > max.compaction.lag.ms (8)",
         ),
     ],
 )
-def test_refused(given, message):
-    assert message in refusal(**given)
+def test_refused(settings, message):
+    assert message in refusal(overrides=settings)
+
+
+def test_an_unknown_variable_is_refused():
+    hint = "names no setting; did you mean KEPT_LOG_SEGMENT_BYTES?"
+    said = refusal(environ={"KEPT_LOG_SEGMENT_BYTE": "1"})
+    assert f"environment variable KEPT_LOG_SEGMENT_BYTE {hint}" in said
+    said = refusal(environ={"KEPT_PORT": "9092"})
+    assert "environment variable KEPT_PORT names no setting" in said
 
 
 def test_the_prefix_of_variables_is_no_likeness():

@@ -148,7 +148,7 @@ class LogDirectory:
         """
         path = path.rstrip("/") or "/"
         refuse_kafka(disk, path)
-        disk.ensure_directory(path)
+        disk.ensure_data_directory(path)
         lock = disk.lock(f"{path}/{layout.LOCK}")
         directory = cls(path, disk, lock, producer_quota)
         try:

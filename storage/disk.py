@@ -59,6 +59,8 @@ DIRECTORY_MODE: Final = 0o700
 its mode."""
 
 _OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
+_NOT_OURS: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL})
+"""What opening or syncing a directory gives that this process cannot have made names in."""
 EXHAUSTED: Final = _OUT_OF_DESCRIPTORS | {errno.ENOMEM}
 
 CAPABILITIES: Final[dict[str, bool]] = {
@@ -465,6 +467,24 @@ class Disk:
             self.mkdir(created[0])
             for name in reversed(created):
                 self.fsync_dir(parent(name))
+
+    def ensure_data_directory(self, path: str) -> None:
+        """Like :meth:`ensure_directory`, once at the start of a process that keeps its data there.
+
+        It also makes durable what a process before made and was killed before syncing: the names
+        in the directory, and those of all its parents. A parent that this user cannot read, or
+        that takes no fsync (a read-only or special file system), is left out: it is not ours, or
+        we would have synced it when we made what is in it.
+        """
+        self.ensure_directory(path)
+        self.fsync_dir(path)
+        while path not in ("/", "."):
+            path = parent(path)
+            try:
+                self.fsync_dir(path)
+            except MachineError as error:
+                if error.cause.errno not in _NOT_OURS:
+                    raise
 
     def remove_tree(self, path: str) -> None:
         """Remove a directory with everything in it; one that is not there is no error."""

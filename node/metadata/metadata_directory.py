@@ -25,7 +25,7 @@ class MetadataDirectory:
 
     def acquire(self, path: str) -> None:
         """Make the directory if there is none, and lock it. Raises MachineError, DirectoryInUse."""
-        self._runtime.disk.ensure_directory(path)
+        self._runtime.disk.ensure_data_directory(path)
         self._lock = self._runtime.disk.lock(f"{path}/{LOCK}")
 
     def release(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -184,6 +185,39 @@ def test_a_power_cut_takes_what_was_not_synced() -> None:
         outcomes.add((len(content), left.exists("/d/unnamed")))
     assert len(outcomes) > 4
     assert disk.after_kill().read("/d/f") == b"durable-lost?"
+
+
+def test_a_start_makes_durable_what_a_killed_process_only_made() -> None:
+    for call in range(1, 12):
+        disk = SimulatedDisk()
+        disk.crash_at(call)
+        with contextlib.suppress(SimulatedCrash):
+            disk.ensure_data_directory("/not/there/yet")
+            disk.ensure_directory("/not/there/yet/topic-0")
+        disk = disk.after_kill()
+        disk.ensure_data_directory("/not/there/yet")
+        names = disk.listdir("/not/there/yet")
+        for seed in range(8):
+            left = disk.after_power_loss(seed)
+            assert left.listdir("/not/there/yet") == names, (call, seed)
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL])
+def test_a_parent_that_cannot_be_ours_is_not_synced(code) -> None:
+    disk = SimulatedDisk()
+    disk.ensure_directory("/theirs/data")
+    disk.fail("fsync_dir", "/theirs", code, skip=1)
+    disk.ensure_data_directory("/theirs/data")
+    assert not disk.injections
+
+
+@pytest.mark.parametrize(("path", "code"), [("/data", errno.EIO), ("/data/log", errno.EACCES)])
+def test_a_directory_that_fails_to_sync_is_an_error(path, code) -> None:
+    disk = SimulatedDisk()
+    disk.ensure_directory("/data/log")
+    disk.fail("fsync_dir", path, code, skip=path == "/data")
+    with pytest.raises(MachineError, match=f"{path}: fsync_dir failed"):
+        disk.ensure_data_directory("/data/log")
 
 
 def test_crashes_full_disks_and_rot_are_simulated() -> None:

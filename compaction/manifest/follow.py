@@ -263,7 +263,24 @@ class _Follower:
         except DamagedData:
             return None  # the build says which survivor is missing
         same = (read.digest, read.size_bytes) == (output.digest, output.size_bytes)
-        return read if same else None
+        return read if same and self._has_horizons(piece) else None
+
+    def _has_horizons(self, piece: Piece) -> bool:
+        """The batches of the segment carry the delete horizons already: to set one leaves sizes
+        as they are.
+        """
+        output = piece.output
+        assert output is not None
+        missing = {(first, ms) for ms, batches in output.horizons.items() for first in batches}
+
+        def note(_: memoryview, header: BatchHeader) -> None:
+            if header.has_delete_horizon:
+                first = header.base_offset - output.base_offset
+                missing.discard((first, header.delete_horizon_ms))
+
+        if missing:
+            _read_batches(self.job, self.disk, piece.sources[0], note)
+        return not missing
 
     # Segments to write.
 

@@ -42,6 +42,18 @@ def test_boundaries_of_its_own(pair) -> None:
     assert both.follower.log.active_segment.base_offset == 60
 
 
+def test_a_delete_horizon_is_set_where_nothing_else_changes(pair) -> None:
+    both = pair(delete_retention_ms=1)  # so that sizes stay as they are
+    both.leader.append((b"kept", b"1"))
+    both.leader.append((b"deleted", None))
+    both.leader.roll()
+    both.fetch()
+    both.follower.roll()
+    both.leader.clean()
+    both.apply()
+    assert [header.has_delete_horizon for header in both.follower.headers()] == [False, True]
+
+
 def test_a_closed_segment_beyond_the_end_is_split(pair) -> None:
     both = pair()
     fill(both, 40, 5)

@@ -85,6 +85,8 @@ class NodesHistory:
         self.producers: list[Producer] = []
         self.sent: defaultdict[TopicPartition, set[bytes]] = defaultdict(set)
         self.acked: defaultdict[TopicPartition, dict[int, bytes]] = defaultdict(dict)
+        self._tasks: list[asyncio.Task[None]] = []
+        """Of the clients; what one of them finds ends the history."""
         self.running = True
         self._number = 0
         self._producer_ids = 0
@@ -223,6 +225,9 @@ class NodesHistory:
             if isinstance(error, Violation):
                 raise error
             raise Violation("escaped", f"{process and process.name}: {what}: {error!r}") from error
+        for client in self._tasks:
+            if client.done():
+                client.result()
         for machine in self.machines:
             machine.check()
 
@@ -233,7 +238,8 @@ class NodesHistory:
         topic = Topic(self.topic, PARTITIONS)
         creating = self.loop.create_task(self.operator.create(topic))
         await self.until(creating.done, "a topic")
-        clients = [self.loop.create_task(self.operator.run())]
+        clients = self._tasks
+        clients.append(self.loop.create_task(self.operator.run()))
         clients += [self.loop.create_task(one.run()) for one in self._clients()]
         await self.suffer()
         self.heal()

@@ -2,8 +2,8 @@
 
 The build may leave kernels out (there is no compiler, or it fails), and an installation may lack
 them. Those in :data:`FALLBACKS` have a form in plain Python that does the same 10 to 20 times
-slower: without them a node serves. The others have none: without them it compacts nothing, and the
-Spark connector does not read. A node and its worker processes name what they lack, so that nobody
+slower: without them a node serves, and the Spark connector reads. The others have none: without
+them a node compacts nothing. A node and its worker processes name what they lack, so that nobody
 has to guess it from the processor's load.
 """
 
@@ -29,7 +29,12 @@ NAMES: Final = (
     "storage.records._batch_builder",
 )
 """The extension modules of this package, without its name."""
-FALLBACKS: Final = ("client._bounds", "node.kafka.codec._codec", "storage.records._kernel")
+FALLBACKS: Final = (
+    "client._bounds",
+    "node.kafka.codec._codec",
+    "storage.records._blocks",
+    "storage.records._kernel",
+)
 """Those that plain Python stands in for."""
 
 

@@ -36,10 +36,13 @@ from kept.storage.records.header import (
 
 if TYPE_CHECKING:
     from kept.storage.records._batch_builder import BatchBuilder
-    from kept.storage.records._blocks import read_block
 else:
-    read_block = kernels.load("storage.records._blocks", "read_block")
     BatchBuilder = kernels.load("storage.records._batch_builder", "BatchBuilder")
+
+if TYPE_CHECKING or kernels.uncompiled(["storage.records._blocks"], load=True):
+    from kept.storage.records.python_blocks import read_block
+else:
+    from kept.storage.records._blocks import read_block
 
 if TYPE_CHECKING or kernels.uncompiled(["storage.records._kernel"], load=True):
     from kept.storage.records.python import (

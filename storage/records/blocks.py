@@ -12,15 +12,11 @@ from __future__ import annotations
 
 from array import array
 from enum import IntFlag
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from kept.storage.errors import CorruptMessage
 from kept.storage.records.header import Buffer
 from kept.storage.records.python import check_replica
-
-MIN_INT64: Final = -(2**63)
-MICROSECONDS: Final = 1000
-"""In a millisecond: Kafka's timestamps are in one, those of a block in the other."""
 
 
 class Field(IntFlag):
@@ -32,12 +28,6 @@ class Field(IntFlag):
     TIMESTAMP = 8
     TIMESTAMP_TYPE = 16
     HEADERS = 32
-
-
-PER_RECORD: Final = (
-    Field.KEY | Field.VALUE | Field.OFFSET | Field.TIMESTAMP | Field.HEADERS
-)  # fmt: skip
-"""Fields that differ from record to record; the timestamp type is the batch's."""
 
 
 class Binary(NamedTuple):

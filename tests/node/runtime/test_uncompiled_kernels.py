@@ -75,14 +75,15 @@ def run_uncompiled(code, question=""):
     return subprocess.run(command, input=question, capture_output=True, text=True, check=False)
 
 
-def test_without_any_kernel_records_are_checked_and_nodes_can_be_imported():
+def test_without_any_kernel_records_are_checked_and_read_and_nodes_can_be_imported():
     done = run_uncompiled(
         "from kept.storage import records\n"
         "import kept.node.parts, kept.node.compaction.cleaner, kept.compaction.cleaner.survey\n"
         "batch = records.build_batch([(1, b'k', b'v', ())])\n"
-        "print(records.KERNEL, records.check(batch, records.CheckRules(), 1).record_count)"
+        "print(records.KERNEL, records.check(batch, records.CheckRules(), 1).record_count)\n"
+        "print(records.read_block(batch, 0, 0, 1, records.Field.KEY).rows)"
     )
-    assert done.stdout.split() == ["python", "1"], done.stderr
+    assert done.stdout.split() == ["python", "1", "1"], done.stderr
 
 
 def test_a_log_whose_worker_has_no_kernels_says_so_and_stays_as_it_is(lone_node, monkeypatch):

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from kept.storage.errors import CorruptMessage, InvalidRecord
 from kept.storage.records import Binary, Block, Field, Record, build_batch, records
+from kept.storage.records.python_blocks import microseconds
 from kept.storage.types import MAX_INT64, Codec, TimestampType
-from tests.reference.blocks import microseconds
 
 EVERYTHING = sum(Field)
-NAMES = ("tests.reference.blocks", "kept.storage.records._blocks")
+NAMES = ("kept.storage.records.python_blocks", "kept.storage.records._blocks")
 
 
 @pytest.fixture(params=NAMES)

@@ -1,4 +1,7 @@
-"""Reading batches into columns: the specification of ``_blocks.pyx``."""
+"""Reading batches into columns: the specification of ``_blocks.pyx``, and its fallback.
+
+With it Spark reads by a kept that is sent along as a zip, which cannot hold a compiled kernel.
+"""
 
 from __future__ import annotations
 

@@ -29,6 +29,16 @@ def resident_kib(cluster):
         return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
 
 
+def warmed_up(cluster):
+    """Wait until a node's memory has not changed for a second."""
+    end, since, before = time.monotonic() + DEADLINE_S, time.monotonic(), 0
+    while time.monotonic() - since < 1:
+        assert time.monotonic() < end, "its memory goes on changing"
+        if (now := resident_kib(cluster)) != before:
+            since, before = time.monotonic(), now
+        time.sleep(0.02)
+
+
 @pytest.mark.parametrize("said", [b"", b"PR", b"\0\0\0"])
 def test_who_does_not_say_four_bytes_is_closed(kept_cluster, connect, said):
     cluster = kept_cluster(kept_silent_ms=1000)
@@ -59,14 +69,16 @@ def test_the_oldest_silent_connection_makes_room(kept_cluster, connect):
 def test_half_open_connections_cost_little(connect, said, limit_kib):
     """Silent, in the middle of a small request, in the middle of one of a megabyte.
 
-    In a node of its own, by what the memory grows from one crowd to the next, which is about 5 and
-    21 KiB for each connection. A node loads modules in its first seconds, and keeps what those left
-    free: that falls into some of the crowds, and their median knows nothing of it.
+    In a node of its own, by what the memory grows from one crowd to the next, which is about 6 and
+    21 KiB for each connection. A node loads modules in its first seconds: crowds come once its
+    memory does not grow any more. What the modules left free falls into some of the crowds, and
+    their median knows nothing of it.
     """
     with (
         Cluster(socket_listen_backlog_size=1000) as cluster,
         contextlib.ExitStack() as stack,
     ):
+        warmed_up(cluster)
         resident = []
         for _ in range(CROWDS + 1):
             for _ in range(CROWD):

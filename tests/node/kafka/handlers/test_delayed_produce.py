@@ -280,7 +280,7 @@ class Doubtful(Hosted):
 def refused(asker, error, hosted, acks=-1):
     """A request whose one batch is refused; and whom its proof was asked of."""
     questions: list[Any] = []
-    asker.context.barrier = Given(ask=questions.append)
+    asker.context.barrier = Given(confirm=questions.append)
     request = DelayedProduce(asker.context, asker, 9, 1, acks=acks, timeout_ms=10_000)
     request.topic(b"t")
     request.refused(0, error("t-0: 5 came after 3"), hosted)

@@ -1,9 +1,9 @@
 """One stream of Fetch requests to one leader, for many partitions, as a state machine.
 
-:meth:`FetcherCore.next_request` says what to send now, :meth:`FetcherCore.answered` takes the
-answer and returns, by partition, what the shell must do to the logs before it asks for the next
-request. One request is in flight at a time. The work per request follows the partitions that
-changed, not those that are there.
+:meth:`FetcherCore.tick` returns the request to send now, :meth:`FetcherCore.step` takes the answer
+and returns, by partition, what the shell must do to the logs before the next tick. What it could
+not do is a :class:`WorkFailed`. One request is in flight at a time. The work per request follows
+the partitions that changed, not those that are there.
 
 Rules are Kafka's (``AbstractFetcherThread``, ``ReplicaFetcherThread``, ``RemoteLeaderEndPoint``):
 partitions that back off, are throttled (KIP-73) or wait for their flush are not asked for; those
@@ -15,21 +15,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from kept.replication.fetch_messages import (
-    FULL_REQUEST,
-    NO_SESSION,
-    NONE,
-    OFFSET_OUT_OF_RANGE,
     REQUEST_TIMED_OUT,
-    Buffer,
     FetchAnswer,
     FetchRequest,
     OffsetsAnswer,
     OffsetsRequest,
-    PartitionAnswer,
     PartitionRequest,
 )
 from kept.replication.fetch_session import FetchSession
@@ -47,23 +41,6 @@ from kept.replication.quota import ReplicationQuota
 from kept.storage.errors import InvariantViolation, KeptError
 from kept.storage.types import TopicPartition
 
-__all__ = [
-    "FULL_REQUEST",
-    "NONE",
-    "NO_SESSION",
-    "OFFSET_OUT_OF_RANGE",
-    "Buffer",
-    "FetchAnswer",
-    "FetchRequest",
-    "FetchSettings",
-    "FetcherCore",
-    "OffsetsAnswer",
-    "OffsetsRequest",
-    "PartitionAnswer",
-    "PartitionRequest",
-    "Work",
-]
-
 NEVER: Final = 1 << 62
 """``wake_at_ms`` when only an event can change anything."""
 PATIENCE_MS: Final = 20
@@ -73,6 +50,42 @@ THROTTLED_RETRY_MS: Final = 100
 
 Work = tuple[tuple[TopicPartition, Effects], ...]
 """What to do to the logs, by partition, in order."""
+
+
+class FetchAnswered(NamedTuple):
+    """The leader's answer to a Fetch. Ignored if ``request`` is not the one in flight."""
+
+    request: FetchRequest
+    answer: FetchAnswer
+
+
+class OffsetsListed(NamedTuple):
+    """The leader's answers to a ListOffsets, as :class:`FetchAnswered`."""
+
+    request: OffsetsRequest
+    answers: tuple[OffsetsAnswer, ...]
+
+
+class RequestFailed(NamedTuple):
+    """No answer came: the connection is gone, or it took too long."""
+
+    request: FetchRequest | OffsetsRequest
+
+
+class RequestAbandoned(NamedTuple):
+    """The shell closed the connection of ``request``; the next request goes out at once."""
+
+    request: FetchRequest | OffsetsRequest
+
+
+class WorkFailed(NamedTuple):
+    """An effect could not be performed: the partition backs off, or stops with its disk."""
+
+    tp: TopicPartition
+    error: KeptError
+
+
+Event = FetchAnswered | OffsetsListed | RequestFailed | RequestAbandoned | WorkFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +125,13 @@ class FetcherCore:
         self.failures = 0
         self.retry_at_ms = 0
         self.impatient_at_ms = NEVER
-        """When to give up waiting for the answer in flight (:meth:`interrupted`), because new
+        """When to give up waiting for the answer in flight (:class:`RequestAbandoned`), because new
         partitions wait behind it: a leader holds a request up to ``max_wait_ms``, and acks=all of
         the new ones would wait as long after a failover."""
         self._quota = quota
         self._members: dict[TopicPartition, _Member] = {}
         self._changed: dict[TopicPartition, None] = {}
-        self._asking: dict[TopicPartition, None] = {}
+        self._awaiting_offsets: dict[TopicPartition, None] = {}
         self._delayed: list[tuple[int, TopicPartition]] = []
 
     def __repr__(self) -> str:
@@ -129,6 +142,28 @@ class FetcherCore:
 
     def __contains__(self, tp: TopicPartition) -> bool:
         return tp in self._members
+
+    def step(self, event: Event, now_ms: int) -> Work:
+        """Take one event; returns what to do to the logs before the next request is made."""
+        match event:
+            case FetchAnswered(request, answer):
+                return self._fetch_answered(request, answer, now_ms)
+            case OffsetsListed(request, answers):
+                return self._offsets_listed(request, answers, now_ms)
+            case RequestFailed(request):
+                self._request_ended(request, now_ms, failed=True)
+            case RequestAbandoned(request):
+                self._request_ended(request, now_ms, failed=False)
+            case WorkFailed(tp, error):
+                if (member := self._members.get(tp)) is not None:
+                    member.core.step(EffectFailed(error), now_ms)
+                    self._follow_up(tp, member.core)
+        return ()
+
+    def tick(self, now_ms: int) -> tuple[FetchRequest | OffsetsRequest, ...]:
+        """The request to send now, if there is one: :meth:`next_request`."""
+        request = self.next_request(now_ms)
+        return () if request is None else (request,)
 
     # Who is followed.
 
@@ -157,7 +192,7 @@ class FetcherCore:
         member = self._members.pop(tp, None)
         if member is not None:
             member.core.step(StoppedFollowing(), 0)
-            self._asking.pop(tp, None)
+            self._awaiting_offsets.pop(tp, None)
             self._changed[tp] = None
 
     def core(self, tp: TopicPartition) -> FollowerCore | None:
@@ -211,16 +246,16 @@ class FetcherCore:
         return self.in_flight
 
     def _offsets_request(self, now_ms: int) -> OffsetsRequest | None:
-        if not self._asking:
+        if not self._awaiting_offsets:
             return None
-        asking = []
-        for tp in tuple(self._asking):
+        asked = []
+        for tp in tuple(self._awaiting_offsets):
             member = self._members[tp]
             if member.core.state is not State.ASKING:
-                del self._asking[tp]
+                del self._awaiting_offsets[tp]
             elif member.core.wants(now_ms):
-                asking.append((tp, member.topic_id, member.core.leader_epoch))
-        return OffsetsRequest(tuple(asking)) if asking else None
+                asked.append((tp, member.topic_id, member.core.leader_epoch))
+        return OffsetsRequest(tuple(asked)) if asked else None
 
     def _fetch_request(self, now_ms: int) -> FetchRequest | None:
         session, settings = self.session, self.settings
@@ -262,15 +297,10 @@ class FetcherCore:
 
     # Answers.
 
-    def answered(self, request: FetchRequest, answer: FetchAnswer, now_ms: int) -> Work:
-        """Take the answer to ``request``; one to anything else than what is in flight is ignored.
-
-        The shell performs the effects, and tells of those that failed with :meth:`effect_failed`,
-        before it asks for the next request.
-        """
+    def _fetch_answered(self, request: FetchRequest, answer: FetchAnswer, now_ms: int) -> Work:
         if request is not self.in_flight:
             return ()
-        self._landed()
+        self._clear_in_flight()
         session = self.session
         if not session.answered(answer):
             self._start_over(now_ms)
@@ -295,13 +325,12 @@ class FetcherCore:
                     self._quota.record(size, now_ms)
         return tuple(work)
 
-    def offsets_answered(
+    def _offsets_listed(
         self, request: OffsetsRequest, answers: tuple[OffsetsAnswer, ...], now_ms: int
     ) -> Work:
-        """Take the answer to an OffsetsRequest, as :meth:`answered` does."""
         if request is not self.in_flight:
             return ()
-        self._landed()
+        self._clear_in_flight()
         self.failures = self.retry_at_ms = 0
         epochs = {tp: epoch for tp, _, epoch in request.partitions}
         work: list[tuple[TopicPartition, Effects]] = []
@@ -322,34 +351,25 @@ class FetcherCore:
         """Look at the partition again: now, or when its back-off is over."""
         self._changed[tp] = None
         if core.state is State.ASKING:
-            self._asking[tp] = None
+            self._awaiting_offsets[tp] = None
         else:
-            self._asking.pop(tp, None)
+            self._awaiting_offsets.pop(tp, None)
         if core.retry_at_ms > 0:
             heappush(self._delayed, (core.retry_at_ms, tp))
 
-    def effect_failed(self, tp: TopicPartition, error: KeptError, now_ms: int) -> None:
-        """An effect could not be performed: the partition backs off, or stops with its disk."""
-        member = self._members.get(tp)
-        if member is not None:
-            member.core.step(EffectFailed(error), now_ms)
-            self._follow_up(tp, member.core)
-
-    def failed(self, request: FetchRequest | OffsetsRequest, now_ms: int) -> None:
-        """No answer came: the connection is gone, or it took too long."""
+    def _request_ended(
+        self, request: FetchRequest | OffsetsRequest, now_ms: int, *, failed: bool
+    ) -> None:
+        """Without an answer; the session ends, too."""
         if request is self.in_flight:
-            self._landed()
+            self._clear_in_flight()
             self.session.failed()
-            self._start_over(now_ms)
+            if failed:
+                self._start_over(now_ms)
+            else:
+                self._changed.update(dict.fromkeys(self._members))
 
-    def interrupted(self, request: FetchRequest | OffsetsRequest) -> None:
-        """The shell gave ``request`` up, with its connection; the next one goes out at once."""
-        if request is self.in_flight:
-            self._landed()
-            self.session.failed()
-            self._changed.update(dict.fromkeys(self._members))
-
-    def _landed(self) -> None:
+    def _clear_in_flight(self) -> None:
         self.in_flight = None
         self.impatient_at_ms = NEVER
 
@@ -370,7 +390,7 @@ class FetcherCore:
             core.check_invariants()
             if core.leader_id != self.leader_id:
                 raise InvariantViolation(f"{self} follows {core.leader_id} for {tp}")
-            if core.state is State.ASKING and tp not in self._asking:
-                raise InvariantViolation(f"{self}: {tp} is asking and forgotten")
+            if core.state is State.ASKING and tp not in self._awaiting_offsets:
+                raise InvariantViolation(f"{self}: {tp} is not asked for its offsets")
         if self.failures and self.in_flight is None and self.retry_at_ms < 0:
             raise InvariantViolation(f"{self}: {self.failures} failures")

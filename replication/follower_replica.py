@@ -13,13 +13,13 @@ that is cut or not, and a start that brings the rest in line with it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kept.replication import follower
 from kept.replication.effects import Truncated
 from kept.replication.fetch_messages import Buffer
-from kept.replication.fetcher import FetcherCore, Work
+from kept.replication.fetcher import FetcherCore, Work, WorkFailed
 from kept.replication.follower import NO_LEADER
 from kept.replication.lost_records import about_to_lose
 from kept.replication.manifests_events import Cut
@@ -94,7 +94,7 @@ class FollowerReplica:
         """Do what the FollowerCore decided.
 
         Raises CorruptMessage, OffsetOutOfRange (nothing was appended), KafkaStorageError,
-        NotLeaderOrFollower: for :meth:`.fetcher.FetcherCore.effect_failed`.
+        NotLeaderOrFollower: for :class:`.fetcher.WorkFailed`.
         """
         match effect:
             case follower.Append(records, high_watermark, log_start_offset):
@@ -209,18 +209,18 @@ class FollowerReplica:
 def perform_all(
     fetcher: FetcherCore,
     work: Work,
-    find: Callable[[TopicPartition], Replica | None],
+    replicas: Mapping[TopicPartition, Replica],
     now_ms: int,
     wall_ms: int,
 ) -> None:
     """Do what an answer asks of the partitions.
 
     ``now_ms`` is the fetcher's clock, ``wall_ms`` the time of day, which is a log's clock.
-    What fails is told to the fetcher, and the partition's further effects are dropped; the others
-    go on.
+    What fails becomes a WorkFailed of the fetcher, and the partition's further effects are dropped;
+    the others go on.
     """
     for tp, effects in work:
-        replica = find(tp)
+        replica = replicas.get(tp)
         if replica is None:
             continue
         try:
@@ -228,4 +228,4 @@ def perform_all(
                 replica.follower.perform(effect, wall_ms)
         except KeptError as error:
             logger.warning("%s: fetched in vain: %s", tp, error)
-            fetcher.effect_failed(tp, error, now_ms)
+            fetcher.step(WorkFailed(tp, error), now_ms)

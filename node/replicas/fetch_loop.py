@@ -22,7 +22,18 @@ from kept.replication.fetch_messages import (
     OffsetsAnswer,
     OffsetsRequest,
 )
-from kept.replication.fetcher import NEVER, PATIENCE_MS, FetcherCore, FetchSettings, Work
+from kept.replication.fetcher import (
+    NEVER,
+    PATIENCE_MS,
+    FetchAnswered,
+    FetcherCore,
+    FetchSettings,
+    OffsetsListed,
+    RequestAbandoned,
+    RequestFailed,
+    Work,
+    WorkFailed,
+)
 from kept.replication.follower_replica import perform_all
 from kept.storage.errors import (
     KafkaStorageError,
@@ -130,6 +141,8 @@ class _Stream:
         self._detector = context.detector
         self._leader_id = leader_id
         self._hosted: dict[TopicPartition, LocalReplica] = {}
+        self._partitions: dict[TopicPartition, Partition] = {}
+        """Those of ``_hosted``."""
         self._topics: fetch_codec.Topics = {}
         """What answers may be about."""
         self._left: list[tuple[bytes, TopicPartition]] = []
@@ -161,6 +174,7 @@ class _Stream:
         partition = hosted.partition
         tp = partition.topic_partition
         self._hosted[tp] = hosted
+        self._partitions[tp] = partition
         self._topics.setdefault(partition.topic_id.bytes, {})[tp.partition] = tp
         self.core.add(
             tp,
@@ -178,6 +192,7 @@ class _Stream:
         hosted = self._hosted.pop(tp, None)
         if hosted is None:
             return
+        del self._partitions[tp]
         self._left.append((hosted.partition.topic_id.bytes, tp))
         self.core.remove(tp)
         self._woken.set()
@@ -246,7 +261,7 @@ class _Stream:
                 work = await self._exchange(request)
             except (KeptError, OSError, TimeoutError) as error:
                 if request is self._given_up:
-                    self.core.interrupted(request)
+                    self.core.step(RequestAbandoned(request), monotonic_ms())
                 else:
                     self._lost(request, error)
                 continue
@@ -274,7 +289,7 @@ class _Stream:
         for tp, error in zip(waiting, outcomes, strict=True):
             if error is not None:
                 failed = KafkaStorageError(f"{tp}: not flushed: {error}")
-                self.core.effect_failed(tp, failed, monotonic_ms())
+                self.core.step(WorkFailed(tp, failed), monotonic_ms())
 
     async def _pause(self) -> None:
         """Until something is to be asked again."""
@@ -293,7 +308,7 @@ class _Stream:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        self.core.failed(request, monotonic_ms())
+        self.core.step(RequestFailed(request), monotonic_ms())
         self._detector.connection_broke(self._leader_id)
         if not self._complained:
             self._complained = True
@@ -318,14 +333,14 @@ class _Stream:
         connection = await self._connected()
         if isinstance(request, OffsetsRequest):
             answers = await self._offsets(connection, request)
-            return self.core.offsets_answered(request, answers, monotonic_ms())
+            return self.core.step(OffsetsListed(request, answers), monotonic_ms())
         body = fetch_codec.encode_request(
             request, self._identity.node_id, self._identity.broker_epoch
         )
         timeout_s = request.max_wait_ms / 1000 + self._patience_s
         frame = await connection.request(fetch_codec.API_KEY, fetch_codec.VERSION, body, timeout_s)
         answer = fetch_codec.decode_response(frame, self._topics)
-        return self.core.answered(request, answer, monotonic_ms())
+        return self.core.step(FetchAnswered(request, answer), monotonic_ms())
 
     async def _offsets(
         self, connection: NodeConnection, request: OffsetsRequest
@@ -365,18 +380,14 @@ class _Stream:
             for part in topic.partitions
         }
 
-    def _find(self, tp: TopicPartition) -> Partition | None:
-        hosted = self._hosted.get(tp)
-        return None if hosted is None else hosted.partition
-
     def _perform(self, work: Work) -> None:
         try:
-            perform_all(self.core, work, self._find, monotonic_ms(), self._runtime.now_ms())
+            perform_all(self.core, work, self._partitions, monotonic_ms(), self._runtime.now_ms())
         # A bug of ours must not end replication: those partitions are asked for again, later.
         except Exception as error:  # noqa: BLE001
             log.exception("fetched in vain", error, leader=self._leader_id)
             for tp, _ in work:
-                self.core.effect_failed(tp, NetworkException(str(error)), monotonic_ms())
+                self.core.step(WorkFailed(tp, NetworkException(str(error))), monotonic_ms())
         for tp, _ in work:
             hosted, core = self._hosted.get(tp), self.core.core(tp)
             if hosted is not None and core is not None:

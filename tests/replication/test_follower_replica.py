@@ -248,14 +248,14 @@ def test_a_failing_disk_takes_the_partition_offline_and_its_follower_with_it(
     fetcher.add(tp, follower.topic_id, follower, 3)
     disk.fail("write", ".log")
     work = ((tp, (Append(batches((10, 12, 3)), 0, 0),)),)
-    perform_all(fetcher, work, lambda _: follower, 0, 0)
+    perform_all(fetcher, work, {tp: follower}, 0, 0)
     assert follower.offline is not None
     assert fetcher.next_request(10**9) is None
     with pytest.raises(KafkaStorageError):
         follower.follower.truncate_to(1)
     with pytest.raises(KafkaStorageError):
         follower.become_follower(1, 9, 9, (1,), (1, 0), 0)
-    perform_all(fetcher, work, lambda _: None, 0, 0)
+    perform_all(fetcher, work, {}, 0, 0)
 
 
 def test_flush_messages_holds_the_acknowledgement_back(disk, tools) -> None:

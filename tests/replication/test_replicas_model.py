@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from kept.replication.effects import Losing, Truncated
 from kept.replication.events import BrokersChanged
+from kept.replication.fetcher import RequestFailed
 from kept.storage.errors import IneligibleReplica, InvalidUpdateVersion, KeptError
 from tests.replication.trio import Node
 
@@ -149,7 +150,7 @@ class World:
     def lose(self, i: int) -> None:
         wire = self.wire[i]
         if wire is not None:
-            wire[0].failed(wire[1], self.now_ms)
+            wire[0].step(RequestFailed(wire[1]), self.now_ms)
             self.past[i].append(wire)
             self.wire[i] = None
 

@@ -18,16 +18,14 @@ from kept.replication.fetch_messages import (
     NOT_LEADER_OR_FOLLOWER,
     OFFSET_OUT_OF_RANGE,
     UNKNOWN_LEADER_EPOCH,
-)
-from kept.replication.fetcher import (
     FetchAnswer,
-    FetcherCore,
     FetchRequest,
     OffsetsAnswer,
     OffsetsRequest,
     PartitionAnswer,
     PartitionRequest,
 )
+from kept.replication.fetcher import FetchAnswered, FetcherCore, OffsetsListed
 from kept.replication.follower_replica import perform_all
 from kept.replication.partition import Partition
 from kept.storage import errors
@@ -174,10 +172,10 @@ class Node:
         if fetcher is None:
             return
         if isinstance(request, OffsetsRequest):
-            work = fetcher.offsets_answered(request, answer, now_ms)
+            work = fetcher.step(OffsetsListed(request, answer), now_ms)
         else:
-            work = fetcher.answered(request, answer, now_ms)
-        perform_all(fetcher, work, lambda _: self.partition, now_ms, now_ms)
+            work = fetcher.step(FetchAnswered(request, answer), now_ms)
+        perform_all(fetcher, work, {tp: self.partition for tp, _ in work}, now_ms, now_ms)
         fetcher.check_invariants()
         self.partition.check_invariants()
 

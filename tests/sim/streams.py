@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from kept.cluster.metadata.records import NO_LEADER
 from kept.replication.fetch_messages import FetchAnswer, FetchRequest, OffsetsRequest
-from kept.replication.fetcher import NEVER, FetcherCore, FetchSettings
+from kept.replication.fetcher import (
+    NEVER,
+    FetchAnswered,
+    FetcherCore,
+    FetchSettings,
+    OffsetsListed,
+    RequestAbandoned,
+    RequestFailed,
+)
 from kept.replication.follower_replica import perform_all
 from kept.replication.partition import Partition
 from kept.storage.types import TopicPartition
@@ -71,7 +79,7 @@ class Streams:
     def give_up(self, core: FetcherCore, request: FetchRequest | OffsetsRequest) -> None:
         """End the wait for an answer; when it comes, nobody hears it."""
         if core.in_flight is request and isinstance(request, FetchRequest):
-            core.interrupted(request)
+            core.step(RequestAbandoned(request), self.now_ms())
             self.run(core)
 
     # Work.
@@ -121,13 +129,13 @@ class Streams:
     ) -> None:
         now = self.now_ms()
         if isinstance(request, FetchRequest) and isinstance(answer, FetchAnswer):
-            work = core.answered(request, answer, now)
+            work = core.step(FetchAnswered(request, answer), now)
         elif isinstance(request, OffsetsRequest) and isinstance(answer, tuple):
-            work = core.offsets_answered(request, answer, now)
+            work = core.step(OffsetsListed(request, answer), now)
         else:
-            core.failed(request, now)
+            core.step(RequestFailed(request), now)
             work = ()
-        perform_all(core, work, self.replicas.partitions.get, now, self.machine.wall_ms)
+        perform_all(core, work, self.replicas.partitions, now, self.machine.wall_ms)
         for tp, _ in work:
             follower = core.core(tp)
             if follower is not None:

@@ -22,7 +22,7 @@ from uuid import UUID
 import meters
 
 from kept.cluster.controller import partition_election
-from kept.cluster.controller.brokers import fence_broker
+from kept.cluster.controller.brokers import fence_brokers
 from kept.cluster.controller.topics import CreateTopic, create_topic
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import BrokerRecord, NoOpRecord
@@ -74,7 +74,7 @@ def measure(partitions: int) -> dict[str, float]:
     wanted = CreateTopic("one-more", UUID(int=1), 1, REPLICAS)
 
     def fence() -> None:
-        image.apply(fence_broker(image, 7, broker_epoch))
+        image.apply(fence_brokers(image, {7: broker_epoch}))
 
     return {
         "fence": cpu(fence),
@@ -83,7 +83,7 @@ def measure(partitions: int) -> dict[str, float]:
         "entry": cpu(lambda: image.apply([NoOpRecord()])),
         "balance": cpu(lambda: partition_election.balance_preferred(image)),
         "memory": grown / partitions,
-        "changed": float(len(fence_broker(image, 7, broker_epoch)) - 1),
+        "changed": float(len(fence_brokers(image, {7: broker_epoch})) - 1),
     }
 
 

@@ -117,16 +117,6 @@ def _last_of_each(changes: list[PartitionRecord]) -> list[PartitionRecord]:
     return list({change.key: change for change in changes}.values())
 
 
-def fence_broker(
-    image: Image,
-    broker_id: int,
-    broker_epoch: int,
-    unclean_allowed: UncleanAllowed = never_unclean,
-) -> list[MetadataRecord]:
-    """As :func:`fence_brokers`, for one. Raises BrokerIdNotRegistered, StaleBrokerEpoch."""
-    return fence_brokers(image, {broker_id: broker_epoch}, unclean_allowed)
-
-
 def fence_brokers(
     image: Image,
     broker_epochs: Mapping[int, int],
@@ -158,7 +148,7 @@ def unfence_broker(
     broker_epoch: int,
     unclean_allowed: UncleanAllowed = never_unclean,
 ) -> list[MetadataRecord]:
-    """A broker has caught up with the metadata: it takes part. Raises as :func:`fence_broker`."""
+    """A broker has caught up with the metadata: it takes part. Raises as :func:`fence_brokers`."""
     broker = _registered(image, broker_id, broker_epoch)
     if not broker.fenced:
         return []
@@ -172,7 +162,7 @@ def shut_down_broker(image: Image, broker_id: int, broker_epoch: int) -> list[Me
 
     Decide it again while the broker leads (:func:`leads`): what it leads as the only member of the
     ISR stays with it as long as another live replica could still catch up, and is given up when
-    there is none. Raises as :func:`fence_broker`.
+    there is none. Raises as :func:`fence_brokers`.
     """
     broker = _registered(image, broker_id, broker_epoch)
     change = BrokerChangeRecord(broker_id, broker_epoch, broker.fenced, True)
@@ -216,7 +206,7 @@ def allocate_producer_ids(
 ) -> tuple[list[MetadataRecord], range]:
     """A block of producer ids that nobody ever had: the records, and the ids.
 
-    The ids may be used once the records are durable. Raises as :func:`fence_broker`.
+    The ids may be used once the records are durable. Raises as :func:`fence_brokers`.
     """
     _registered(image, broker_id, broker_epoch)
     first = image.next_producer_id

@@ -32,7 +32,6 @@ from kept.cluster.metadata.snapshot import (
 from kept.cluster.metadata.voters import Voter
 from kept.cluster.metadata.wal import (
     HARD_STATE_NAME,
-    WAL_NAME,
     HardState,
     Identity,
     WriteAheadLog,
@@ -224,6 +223,3 @@ class HistoryWrite:
     def run(self) -> None:
         """Write it, durably. Blocks; any thread. Raises MachineError, KafkaStorageError."""
         write_history(self.files.disk, self.files.directory, self.history)
-
-
-__all__ = ["WAL_NAME", "Files", "HistoryWrite", "Work", "open_files"]

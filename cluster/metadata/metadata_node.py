@@ -302,26 +302,16 @@ class MetadataNode:
         return self.core.observer.trusts(message)
 
     @property
-    def followers(self) -> dict[int, tuple[int, int]]:
-        """On the leader: (end of its log as far as known, tick of its last answer) of each."""
-        return {
-            node_id: (progress.match_index, progress.heard_at)
-            for node_id, progress in self.core.state.progress.items()
-        }
-
-    @property
-    def observers(self) -> dict[int, tuple[int, int]]:
-        """Those of :attr:`followers` that do not vote: a voter with another disk, too."""
+    def observers(self) -> tuple[int, ...]:
+        """Those of :attr:`progress` that do not vote: a voter with another disk, too."""
         votes = self.core.state.voter_set.has
-        return {
-            node_id: self.followers[node_id]
-            for node_id, progress in self.core.state.progress.items()
-            if not votes(node_id, progress.directory_id)
-        }
+        return tuple(
+            n for n, follower in self.progress.items() if not votes(n, follower.directory_id)
+        )
 
     @property
     def ticks(self) -> int:
-        """How often :meth:`tick` was called: what ticks in :attr:`followers` compare to."""
+        """How often :meth:`tick` was called: what ``Progress.heard_at`` compares to."""
         return self.core.state.ticks
 
     # Input.

@@ -29,7 +29,7 @@ import struct
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 from crc32c import crc32c
@@ -94,16 +94,25 @@ def read_hard_state(disk: Disk, directory: str) -> HardState:
 
     Raises DamagedData, DirectoryRefused for a newer version.
     """
-    path = f"{directory}/{HARD_STATE_NAME}"
+    values = _read_small(disk, f"{directory}/{HARD_STATE_NAME}", _STATE_MAGIC, _STATE)
+    if values is None:
+        return HardState()
+    term, vote, vote_directory = values
+    return HardState(term, vote, UUID(bytes=vote_directory))
+
+
+def _read_small(
+    disk: Disk, path: str, magic: bytes, layout: struct.Struct
+) -> tuple[Any, ...] | None:
+    """The values after magic and version in a file of fixed size; None where there is no file."""
     try:
         data = disk.read(path)
     except FileNotFoundError:
-        return HardState()
-    check_magic(path, data, _STATE_MAGIC, _VERSION)
-    if len(data) != _STATE.size + 4 or not crc_matches(data):
+        return None
+    check_magic(path, data, magic, _VERSION)
+    if len(data) != layout.size + 4 or not crc_matches(data):
         raise DamagedData(path, 0, -1, "its CRC does not match")
-    _, _, term, vote, vote_directory = _STATE.unpack_from(data)
-    return HardState(term, vote, UUID(bytes=vote_directory))
+    return layout.unpack_from(data)[2:]
 
 
 def write_hard_state(disk: Disk, directory: str, state: HardState) -> None:
@@ -130,14 +139,9 @@ def read_identity(disk: Disk, directory: str) -> Identity | None:
     Raises DamagedData, also when log or hard state are gone from a directory that had them:
     whoever deletes what a voter promised must give it another identity; DirectoryRefused.
     """
-    path = f"{directory}/{IDENTITY_NAME}"
-    try:
-        data = disk.read(path)
-    except FileNotFoundError:
+    values = _read_small(disk, f"{directory}/{IDENTITY_NAME}", _IDENTITY_MAGIC, _IDENTITY)
+    if values is None:
         return None
-    check_magic(path, data, _IDENTITY_MAGIC, _VERSION)
-    if len(data) != _IDENTITY.size + 4 or not crc_matches(data):
-        raise DamagedData(path, 0, -1, "its CRC does not match")
     for name in (WAL_NAME, HARD_STATE_NAME):
         if not disk.exists(f"{directory}/{name}"):
             raise DamagedData(
@@ -147,7 +151,7 @@ def read_identity(disk: Disk, directory: str) -> Identity | None:
                 "it is missing, but the directory was in use: put it back, or empty the whole "
                 "directory, then this node joins as a new one",
             )
-    _, _, directory_id, flags = _IDENTITY.unpack_from(data)
+    directory_id, flags = values
     return Identity(UUID(bytes=directory_id), bool(flags & _BEGAN_ALONE))
 
 

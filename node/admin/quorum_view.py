@@ -90,16 +90,17 @@ class QuorumView:
         member, own_id = self.metadata.member, self.identity.node_id
         voters = {voter.node_id for voter in member.voters}
         members = []
-        for node_id in sorted({*voters, *member.followers, own_id}):
+        for node_id in sorted({*voters, *member.progress, own_id}):
             index: int | None = None
             last_contact_ms: int | None = None
             if node_id == own_id:
                 index, last_contact_ms = member.last_index, 0
-            elif node_id in member.followers:
-                match_index, last_contact_tick = member.followers[node_id]
-                if match_index:  # 0: it has not answered in this term
-                    index = match_index
-                    last_contact_ms = round((member.ticks - last_contact_tick) * TICK_S * 1000)
+            elif node_id in member.progress:
+                follower = member.progress[node_id]
+                if follower.match_index:  # 0: it has not answered in this term
+                    index = follower.match_index
+                    ticks = member.ticks - follower.heard_at
+                    last_contact_ms = round(ticks * TICK_S * 1000)
             lag = None if index is None else max(0, member.last_index - index)
             members.append(QuorumMember(node_id, node_id in voters, index, lag, last_contact_ms))
         return members

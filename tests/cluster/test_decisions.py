@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kept.cluster.controller import partition_election, unclean_recovery
 from kept.cluster.controller.brokers import (
     RegisterRequest,
-    fence_broker,
+    fence_brokers,
     register_broker,
     shut_down_broker,
     unfence_broker,
@@ -85,7 +85,7 @@ class World:
                 who = RegisterRequest(broker_id, UUID(int=self.ids), (), None, clean)
                 return register_broker(image, who, unclean_allowed=self.allowed)
             case "fence":
-                return fence_broker(image, broker_id, epoch, self.allowed)
+                return fence_brokers(image, {broker_id: epoch}, self.allowed)
             case "unfence":
                 return unfence_broker(image, broker_id, epoch, self.allowed)
             case "shut-down":

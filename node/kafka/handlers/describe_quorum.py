@@ -98,7 +98,8 @@ class QuorumHandler:
         if node_id == self.config.current.node_id:
             end, heard_ms, directory_id = member.last_index, now_ms, member.directory_id
         elif (known := member.progress.get(node_id)) and known.directory_id == directory_id:
-            match_index, heard_at = member.followers[node_id]
+            follower = member.progress[node_id]
+            match_index, heard_at = follower.match_index, follower.heard_at
             if match_index:  # 0: it has not answered in this term
                 end = match_index
                 heard_ms = now_ms - round((member.ticks - heard_at) * TICK_S * 1000)

@@ -20,7 +20,7 @@ from kept.cluster.controller.broker_lifecycle import (
 )
 from kept.cluster.controller.brokers import (
     RegisterRequest,
-    fence_broker,
+    fence_brokers,
     register_broker,
     shut_down_broker,
     unfence_broker,
@@ -239,7 +239,7 @@ def test_times_that_let_a_fenced_broker_serve_are_refused() -> None:
 
 def test_a_fenced_broker_asks_to_be_let_in_again() -> None:
     b = running()
-    (beat,) = b.apply(fence_broker(b.image, 1, b.epoch))
+    (beat,) = b.apply(fence_brokers(b.image, {1: b.epoch}))
     assert b.core.state is State.FENCED and beat.applied_index == b.image.index
 
 
@@ -338,7 +338,7 @@ def test_shutdown_of_who_takes_no_part_is_immediate() -> None:
         assert isinstance(b.step(life.ShutDown)[-1], Exit)
     b = running()
     b.step(life.ShutDown)
-    assert isinstance(b.apply(fence_broker(b.image, 1, b.epoch))[-1], Exit)
+    assert isinstance(b.apply(fence_brokers(b.image, {1: b.epoch}))[-1], Exit)
 
 
 def test_others_say_at_once_that_they_know_who_leads_for_a_leaving_one() -> None:
@@ -359,7 +359,7 @@ def test_logs_that_an_election_waits_for_are_reported() -> None:
         image, _ = image.apply(register_broker(image, who, fenced=False))
     image, _ = image.apply(create_topic(image, topics.CreateTopic("t", topic, 1, 2)))
     for node in (2, 1):
-        image, _ = image.apply(fence_broker(image, node, image.brokers[node].broker_epoch))
+        image, _ = image.apply(fence_brokers(image, {node: image.brokers[node].broker_epoch}))
     image, _ = image.apply(register_broker(image, ME))
     assert image.partition(topic, 0).recovering
     b.image = image
@@ -401,7 +401,7 @@ def test_it_serves_only_awake_and_registered(history) -> None:
         mine = b.image.brokers.get(1)
         try_apply = {
             "register": lambda: register_broker(b.image, ME),
-            "fence": lambda m=mine: fence_broker(b.image, 1, m.broker_epoch) if m else [],
+            "fence": lambda m=mine: fence_brokers(b.image, {1: m.broker_epoch}) if m else [],
             "unfence": lambda m=mine: unfence_broker(b.image, 1, m.broker_epoch) if m else [],
             "unregister": lambda m=mine: unregister_broker(b.image, 1) if m else [],
             "dead": lambda: register_broker(b.image, DEAD),

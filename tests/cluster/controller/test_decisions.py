@@ -26,7 +26,7 @@ from kept.cluster.controller.brokers import (
     PRODUCER_ID_BLOCK,
     RegisterRequest,
     allocate_producer_ids,
-    fence_broker,
+    fence_brokers,
     register_broker,
     shut_down_broker,
     unfence_broker,
@@ -133,12 +133,11 @@ class Cluster:
             case "register":
                 return self.register(int(plain[0]), words, plain)
             case "fence" | "unfence" | "shut-down":
-                act = {
-                    "fence": fence_broker,
-                    "unfence": unfence_broker,
-                    "shut-down": shut_down_broker,
-                }[name]
-                return act(image, int(plain[0]), int(words.get("epoch", self.epoch(plain[0]))))
+                broker_id, epoch = int(plain[0]), int(words.get("epoch", self.epoch(plain[0])))
+                if name == "fence":
+                    return fence_brokers(image, {broker_id: epoch})
+                decide = unfence_broker if name == "unfence" else shut_down_broker
+                return decide(image, broker_id, epoch)
             case "unregister":
                 return unregister_broker(image, int(plain[0]))
             case "producer-ids":

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kept.cluster.controller import partition_election, topics, unclean_recovery
 from kept.cluster.controller.brokers import (
     RegisterRequest,
-    fence_broker,
+    fence_brokers,
     register_broker,
     unfence_broker,
 )
@@ -93,7 +93,7 @@ class Cluster:
     def detect(self, node: int) -> None:
         if node not in self.up:
             broker = self.image.brokers[node]
-            self.apply(fence_broker(self.image, node, broker.broker_epoch))
+            self.apply(fence_brokers(self.image, {node: broker.broker_epoch}))
 
     def leading(self) -> bool:
         return self.state.leader in self.up
@@ -297,7 +297,7 @@ def test_reports_that_do_not_count(what) -> None:
     elif what == "stale leader epoch":
         reports[KEY][3] = (cluster.up[3], ReplicaLog(*KEY, state.leader_epoch - 1, 0, 5))
     else:
-        cluster.apply(fence_broker(cluster.image, 3, cluster.up[3]))
+        cluster.apply(fence_brokers(cluster.image, {3: cluster.up[3]}))
     assert unclean_recovery.elect_longest(cluster.image, [KEY], reports) == []
     assert unclean_recovery.missing(cluster.image, cluster.state, reports) == (3,)
 
@@ -373,7 +373,7 @@ def test_who_gives_up_the_missing_one_is_told_what_may_be_lost() -> None:
 def test_an_ordinary_election_is_no_loss() -> None:
     cluster = Cluster()
     leader = cluster.state.leader
-    records = fence_broker(cluster.image, leader, cluster.up[leader])
+    records = fence_brokers(cluster.image, {leader: cluster.up[leader]})
     image, delta = cluster.image.apply(records)
     assert unclean_recovery.unclean_elections(image, delta) == ()
 

@@ -310,8 +310,9 @@ def test_observers_follow(cluster) -> None:
     cluster.tick(2)
     assert seven.role is Role.OBSERVER and seven.leader_id == leader.node_id
     assert settings_in(seven.image) == 1
-    match, heard = leader.observers[7]
-    assert match == leader.last_index and leader.ticks - heard < 5
+    assert leader.observers == (7,)
+    follower = leader.progress[7]
+    assert follower.match_index == leader.last_index and leader.ticks - follower.heard_at < 5
     steps = [index for o in cluster.outcomes[7] for _, _, index in o.applied]
     assert steps == list(range(1, leader.image.index + 1)), "each entry once, in order"
 

@@ -18,7 +18,7 @@ import cleaner
 import frames
 from brokers import Broker
 
-from kept.client.blocking import Client
+from kept.client.client import Client
 from kept.storage.records import headers
 from kept.storage.types import Codec
 

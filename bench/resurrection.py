@@ -20,9 +20,9 @@ from typing import NamedTuple
 import three_node_clusters
 from three_node_clusters import NODES, Trio
 
-from kept.client.blocking import OutRecord
-from kept.client.cluster import elect_leaders, reassign
-from kept.client.topics import NewTopic
+from kept.client.admin.cluster import elect_leaders, reassign
+from kept.client.admin.topics import NewTopic
+from kept.client.client import OutRecord
 from kept.storage.types import TopicPartition
 
 TOPIC = "accounts"

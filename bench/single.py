@@ -11,7 +11,7 @@ import frames
 from brokers import Broker
 from harness import GB, Bench
 
-from kept.client.blocking import Client
+from kept.client.client import Client
 from kept.storage.types import Codec
 
 

@@ -38,7 +38,7 @@ from typing import Any
 import connector
 from harness import Bench
 
-from kept.client.blocking import Client
+from kept.client.client import Client
 from kept.storage.records import build_batch
 from kept.storage.types import Codec
 from kept.testing import Cluster

@@ -21,10 +21,10 @@ from typing import Protocol
 import brokers
 import meters
 
-from kept.client.blocking import Client, OutRecord
-from kept.client.cluster import describe_quorum
-from kept.client.topics import NewTopic
-from kept.client.view import PartitionView
+from kept.client.admin.cluster import describe_quorum
+from kept.client.admin.topics import NewTopic
+from kept.client.client import Client, OutRecord
+from kept.client.core.metadata import PartitionView
 from kept.storage.errors import KeptError
 from kept.testing import Cluster, reaper
 from kept.testing.ports import free_port

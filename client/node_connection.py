@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from kio.static.constants import EntityType
 
-from kept.client.protocol import (
+from kept.client.protocol.messages import (
     Values,
     build,
     decode_response,

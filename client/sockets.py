@@ -1,4 +1,4 @@
-"""The blocking shell: plain sockets under :class:`kept.client.core.ClientCore`, one thread."""
+"""The blocking shell: plain sockets under :mod:`kept.client.core.client_core`, one thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from kept.client.calls import (
+from kept.client.core.broker_errors import NoAnswer
+from kept.client.core.calls import (
     Call,
     Close,
     Connect,
@@ -23,8 +24,7 @@ from kept.client.calls import (
     Tick,
     Waiting,
 )
-from kept.client.core import ClientCore
-from kept.client.failures import NoAnswer
+from kept.client.core.client_core import ClientCore
 from kept.storage.errors import KeptError
 
 _READ_BYTES: Final = 1024 * 1024

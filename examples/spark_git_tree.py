@@ -26,7 +26,7 @@ import tempfile
 from git_changelog import TOPIC, Streaming, compare, create_topic, settings
 from git_history import Blobs, Git, Plan, give_up, look_ahead
 
-from kept.client.blocking import OutRecord
+from kept.client.client import OutRecord
 from kept.testing import Cluster
 
 ASKED = "asked-for"

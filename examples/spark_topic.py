@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from pyspark.sql import DataFrame, SparkSession, functions
 
-from kept.client.blocking import Client
+from kept.client.client import Client
 from kept.testing import Cluster
 
 ROWS = [("ada", "engineer"), ("bob", "clerk"), ("ada", "countess"), ("bob", None), ("eve", "spy")]

@@ -19,7 +19,7 @@ from kept.storage.errors import ConfigurationError
 
 PACKAGE: Final = "kept."
 NAMES: Final = (
-    "client._bounds",
+    "client.protocol._bounds",
     "compaction.kernels._kernel",
     "compaction.kernels._strategies",
     "node.kafka.codec._codec",
@@ -30,7 +30,7 @@ NAMES: Final = (
 )
 """The extension modules of this package, without its name."""
 FALLBACKS: Final = (
-    "client._bounds",
+    "client.protocol._bounds",
     "node.kafka.codec._codec",
     "storage.records._blocks",
     "storage.records._kernel",

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from kept.client.positions import EARLIEST, LATEST
-from kept.client.view import parse_bootstrap
+from kept.client.consume.positions import EARLIEST, LATEST
+from kept.client.core.metadata import parse_bootstrap
 from kept.storage.errors import InvariantViolation, PeerError
 from kept.storage.types import MAX_INT32, MAX_INT64, Codec, IsolationLevel, TopicPartition
 

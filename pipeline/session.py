@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.client.records import EARLIEST, LATEST
-from kept.pipeline import offsets
+from kept.client.consume.positions import EARLIEST, LATEST
 from kept.pipeline.options import BadOption, Subscribe
+from kept.pipeline.read import offsets
 from kept.storage.types import IsolationLevel, TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from kept.client.blocking import Client
+    from kept.client.client import Client
 
 
 _SETTINGS: Final = (
@@ -56,7 +56,7 @@ class Bounds:
 
 def connect(bootstrap: str) -> Client:
     """A client for the driver; close it."""
-    from kept.client.blocking import Client
+    from kept.client.client import Client
 
     return Client(bootstrap, "kept-spark")
 

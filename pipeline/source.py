@@ -14,15 +14,15 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from kept.pipeline.columns import check_schema, schema_text
 from kept.pipeline.options import BadOption, ReadOptions, parse_read, parse_write
-from kept.pipeline.read_plan import Bounds, Range
+from kept.pipeline.read.plan import Bounds, Range
 from kept.storage.types import MAX_INT64
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from kept.pipeline.sinks import KeptStreamWriter, KeptWriter
-    from kept.pipeline.streaming import KeptStreamReader
+    from kept.pipeline.read.streaming import KeptStreamReader
+    from kept.pipeline.write.sinks import KeptStreamWriter, KeptWriter
 
 
 class KeptSource(DataSource):
@@ -48,7 +48,7 @@ class KeptSource(DataSource):
         """A streaming read. What is wrong with it is said by the reader's first method: PySpark
         loses an error that is raised here behind one of its own.
         """
-        from kept.pipeline.streaming import KeptStreamReader, check_admission
+        from kept.pipeline.read.streaming import KeptStreamReader, check_admission
 
         try:
             options = parse_read(self.options, streaming=True)
@@ -60,7 +60,7 @@ class KeptSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> KeptWriter:
         """A batch write."""
-        from kept.pipeline.sinks import KeptWriter, check_write
+        from kept.pipeline.write.sinks import KeptWriter, check_write
 
         options = parse_write(self.options)
         check_write(schema, options, overwrite)
@@ -68,7 +68,7 @@ class KeptSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> KeptStreamWriter:  # noqa: N802
         """A streaming write."""
-        from kept.pipeline.sinks import KeptStreamWriter, check_write
+        from kept.pipeline.write.sinks import KeptStreamWriter, check_write
 
         options = parse_write(self.options, streaming=True)
         check_write(schema, options, overwrite, streaming=True)
@@ -98,7 +98,7 @@ class _Pushdown:
         self._reader = reader
 
     def __call__(self, filters: list[Any]) -> Iterable[Any]:
-        from kept.pipeline.pushdown import push
+        from kept.pipeline.read.pushdown import push
 
         self._reader.bounds, left = push(self._reader.bounds, filters)
         return left
@@ -114,13 +114,13 @@ class KeptReader(DataSourceReader):
 
     @property
     def pushFilters(self) -> _Pushdown:  # noqa: N802
-        """Take filters into the plan; see :mod:`kept.pipeline.pushdown`."""
+        """Take filters into the plan; see :mod:`kept.pipeline.read.pushdown`."""
         return _Pushdown(self)
 
     def partitions(self) -> list[InputPartition]:
         """The ranges, planned on the driver."""
-        from kept.client.blocking import Client
-        from kept.pipeline.batch import plan_batch
+        from kept.client.client import Client
+        from kept.pipeline.read.batch import plan_batch
 
         connection = self.options.connection
         with Client(
@@ -149,7 +149,7 @@ def read_partition(
         return iter(())
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    from kept.pipeline.read_task import read_range
+    from kept.pipeline.read.task import read_range
 
     known = inspect.signature(to_arrow_schema).parameters
     arrow = to_arrow_schema(schema, **({"timezone": "UTC"} if "timezone" in known else {}))

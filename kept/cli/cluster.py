@@ -20,13 +20,13 @@ from kept.cli.shell import (
     topic_and_partition,
 )
 from kept.cli.unavailable import open_client
-from kept.client import cluster as operations
-from kept.client import reassignment_plan
-from kept.client.blocking import Client
-from kept.client.cluster import ClusterDescription, Outcome, Reassignment
-from kept.client.http import PRESENT_S, HttpFailed, JsonApi, ask_any
-from kept.client.reassignment_plan import Plan
-from kept.client.view import Endpoint, TopicView
+from kept.client.admin import cluster as operations
+from kept.client.admin import reassignment_plan
+from kept.client.admin.cluster import ClusterDescription, Outcome, Reassignment
+from kept.client.admin.reassignment_plan import Plan
+from kept.client.client import Client
+from kept.client.core.metadata import Endpoint, TopicView
+from kept.client.json_api import PRESENT_S, HttpFailed, JsonApi, ask_any
 from kept.kernels import FALLBACKS
 from kept.storage.types import TopicPartition, decimal_number
 

@@ -18,9 +18,9 @@ from kept.cli.shell import (
     topic_and_partition,
 )
 from kept.cli.unavailable import warn_unanswered
-from kept.client import verify as replica_digests
-from kept.client.http import HttpFailed, JsonApi, each_node, nodes_away
-from kept.client.verify import Verdict
+from kept.client.admin import replica_digests
+from kept.client.admin.replica_digests import Verdict
+from kept.client.json_api import HttpFailed, JsonApi, each_node, nodes_away
 
 _T = TypeVar("_T")
 

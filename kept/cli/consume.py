@@ -24,9 +24,10 @@ from kept.cli.output import (
 )
 from kept.cli.shell import Failure, WholeNumber, bootstrap_option, examples
 from kept.cli.unavailable import explained, open_client
-from kept.client.blocking import Client
-from kept.client.consumer import ConsumedRecord, Consumer, GroupConsumer
-from kept.client.records import EARLIEST, LATEST, FetchLimits
+from kept.client.client import Client
+from kept.client.consume.consumer import ConsumedRecord, Consumer, GroupConsumer
+from kept.client.consume.fetch import FetchLimits
+from kept.client.consume.positions import EARLIEST, LATEST
 from kept.storage.errors import UnknownTopicOrPartition
 from kept.storage.printable import printable_line
 from kept.storage.types import IsolationLevel, TopicPartition

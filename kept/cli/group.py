@@ -10,9 +10,9 @@ import click
 from kept.cli.output import echo, show_json, show_table, write
 from kept.cli.shell import Failure, Group, WholeNumber, bootstrap_option, examples, json_option
 from kept.cli.unavailable import warn_unanswered
-from kept.client.blocking import Client
-from kept.client.records import EARLIEST, LATEST
-from kept.client.view import TopicView
+from kept.client.client import Client
+from kept.client.consume.positions import EARLIEST, LATEST
+from kept.client.core.metadata import TopicView
 from kept.storage.errors import GroupIdNotFound
 from kept.storage.printable import printable_line
 from kept.storage.types import TopicPartition, decimal_number

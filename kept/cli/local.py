@@ -21,8 +21,8 @@ import click
 
 from kept.cli.output import echo, show_json, show_table
 from kept.cli.shell import Failure, Group, WholeNumber, examples, json_option, pairs
-from kept.client.http import HttpFailed, JsonApi, cluster_is_up
-from kept.client.view import Endpoint
+from kept.client.core.metadata import Endpoint
+from kept.client.json_api import HttpFailed, JsonApi, cluster_is_up
 from kept.node.config.local_cluster import NODE_PORT_OFFSET, cluster_settings
 
 READY_DEADLINE_S: Final = 60.0

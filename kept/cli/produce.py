@@ -13,7 +13,7 @@ import click
 from kept.cli.output import echo, get_bytes
 from kept.cli.shell import Failure, WholeNumber, bootstrap_option, examples
 from kept.cli.unavailable import explained, open_client
-from kept.client.blocking import Client, OutRecord
+from kept.client.client import Client, OutRecord
 from kept.storage.errors import KeptError, UnsupportedVersion
 from kept.storage.types import Codec
 

@@ -127,7 +127,7 @@ def bootstrap_option(function: _Function) -> _Function:
 
 
 def _check_bootstrap(_context: click.Context, _parameter: click.Parameter, given: str) -> str:
-    from kept.client.view import parse_bootstrap
+    from kept.client.core.metadata import parse_bootstrap
 
     try:
         parse_bootstrap(given)

@@ -36,7 +36,7 @@ from kept.storage.types import decimal_number
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from kept.pipeline.audits import Audit
+    from kept.pipeline.jobs.audits import Audit
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

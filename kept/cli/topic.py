@@ -17,9 +17,9 @@ from kept.cli.shell import (
     pairs,
 )
 from kept.cli.unavailable import open_client, warn_unanswered
-from kept.client.blocking import Client
-from kept.client.failures import ConnectionFailed, NoAnswer
-from kept.client.http import PRESENT_S, HttpFailed, JsonApi
+from kept.client.client import Client
+from kept.client.core.broker_errors import ConnectionFailed, NoAnswer
+from kept.client.json_api import PRESENT_S, HttpFailed, JsonApi
 from kept.storage.errors import TopicAlreadyExists
 from kept.storage.printable import printable_line
 

@@ -10,17 +10,17 @@ from typing import Final
 
 from kept.cli.output import echo
 from kept.cli.shell import Failure
-from kept.client.blocking import Client
-from kept.client.failures import NoController
-from kept.client.http import PRESENT_S, HttpFailed, JsonApi, ask_any, each_node
-from kept.client.view import parse_bootstrap
+from kept.client.client import Client
+from kept.client.core.broker_errors import NoController
+from kept.client.core.metadata import parse_bootstrap
+from kept.client.json_api import PRESENT_S, HttpFailed, JsonApi, ask_any, each_node
 from kept.storage.errors import KafkaStorageError, KeptError, NotLeaderOrFollower
 
 ANSWER_S: Final = 10.0
 
 
 def wait_reporter(bootstrap: str) -> Callable[[KeptError], None]:
-    """What a :class:`kept.client.blocking.Client` calls when it waits: a line on standard error,
+    """What a :class:`kept.client.client.Client` calls when it waits: a line on standard error,
     once for each reason.
     """
     reported: set[str] = set()

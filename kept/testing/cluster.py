@@ -23,7 +23,7 @@ from kept.testing import reaper
 from kept.testing.ports import free_port, give_back, is_free
 
 if TYPE_CHECKING:
-    from kept.client.blocking import Client
+    from kept.client.client import Client
 
 START_DEADLINE_S: Final = 60.0
 """How long a node may take to be ready. A loaded machine needs seconds, a free one 0.3."""
@@ -148,7 +148,7 @@ class Cluster:
 
     def client(self, client_id: str = "kept-testing") -> Client:
         """A client of ours for this cluster; the caller closes it."""
-        from kept.client.blocking import Client
+        from kept.client.client import Client
 
         return Client(self.bootstrap, client_id=client_id)
 
@@ -188,7 +188,7 @@ class Cluster:
         """Until a node has heard of a topic, or does not answer: it may stand still, or be cut off
         by whoever tests that.
         """
-        from kept.client.blocking import Client
+        from kept.client.client import Client
 
         end = time.monotonic() + HEARD_S
         with Client(f"{node.host}:{node.port}", timeout_ms=int(HEARD_S * 1000)) as client:
@@ -320,8 +320,8 @@ class Cluster:
 
     def await_ready(self, deadline_s: float = START_DEADLINE_S) -> None:
         """Wait until every node that runs is ready and knows all the others that do."""
-        from kept.client.http import cluster_is_up
-        from kept.client.view import Endpoint
+        from kept.client.core.metadata import Endpoint
+        from kept.client.json_api import cluster_is_up
 
         up = [Endpoint(node.host, node.port) for node in self._nodes if node.running]
         end = time.monotonic() + deadline_s

@@ -32,7 +32,7 @@ from kept.storage.errors import (
 )
 
 if TYPE_CHECKING:
-    from kept.client.protocol import Values
+    from kept.client.protocol.messages import Values
     from kept.node.config.live_config import LiveConfig
     from kept.node.metadata.address_book import AddressBook
     from kept.node.metadata.metadata_log import Metadata

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.client.api_keys import ApiKey
-from kept.client.groups import decode_assignment
-from kept.client.records import LATEST
+from kept.client.admin.groups import decode_assignment
+from kept.client.consume.positions import LATEST
+from kept.client.protocol.api_keys import ApiKey
 from kept.node.admin.results import OfPartition, Unanswered
 from kept.node.runtime.yielding import checkpoint
 from kept.storage.errors import GroupIdNotFound, KeptError

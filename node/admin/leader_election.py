@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kept.client.api_keys import ApiKey
-from kept.client.failures import failure
+from kept.client.core.broker_errors import failure
+from kept.client.protocol.api_keys import ApiKey
 from kept.node.admin.results import OfPartition
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from kept.client.api_keys import ApiKey
-from kept.client.failures import failure
-from kept.client.records import EARLIEST, LATEST
+from kept.client.consume.positions import EARLIEST, LATEST
+from kept.client.core.broker_errors import failure
+from kept.client.protocol.api_keys import ApiKey
 from kept.node.admin.cluster_client import NotReached
 from kept.node.kafka.handlers.batch_checks import inflated
 from kept.storage.errors import (

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kept.client.records import EARLIEST
+from kept.client.consume.positions import EARLIEST
 from kept.node.admin.partition_records import Reader
 from kept.node.admin.results import OfPartition
 from kept.storage.errors import InvalidRequest

@@ -11,10 +11,10 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.client.api_keys import ApiKey
-from kept.client.failures import failure
+from kept.client.consume.positions import EARLIEST
+from kept.client.core.broker_errors import failure
 from kept.client.partitioner import partition_for
-from kept.client.records import EARLIEST
+from kept.client.protocol.api_keys import ApiKey
 from kept.node.admin.partition_records import NewRecord, Reader, append
 from kept.node.grpc.status_codes import with_statuses
 from kept.node.proto import broker_pb2

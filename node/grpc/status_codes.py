@@ -7,7 +7,7 @@ from typing import Any, Final, NoReturn
 
 from google.protobuf.message import DecodeError
 
-from kept.client import failures
+from kept.client.core import broker_errors as failures
 from kept.node.grpc import grpc_options  # noqa: F401 - before grpc
 from kept.node.runtime.logging import log
 from kept.storage import errors

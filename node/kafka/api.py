@@ -19,8 +19,8 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from kept.client.api_keys import ApiKey
-from kept.client.wire import read_uvarint, skip_tags, uvarint
+from kept.client.protocol.api_keys import ApiKey
+from kept.client.protocol.wire import read_uvarint, skip_tags, uvarint
 from kept.node.runtime import error_codes
 from kept.node.runtime.yielding import Steps
 
@@ -180,7 +180,7 @@ def preload() -> None:
     """
     from kio.static.constants import EntityType
 
-    from kept.client import protocol
+    from kept.client.protocol import messages as protocol
 
     for key in _FIRST_ASKED:
         api = served()[key]

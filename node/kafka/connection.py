@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from kept.client.wire import skip_tags
+from kept.client.protocol.wire import skip_tags
 from kept.node.kafka import api
 from kept.node.kafka.codec.produce import frame_end, parse_run
 from kept.node.kafka.response_slot import ResponseRun, ResponseSlot, Segment
@@ -450,7 +450,7 @@ class Connection(asyncio.BufferedProtocol):
         position: int,
     ) -> None:
         """An API of kio's codec: decode, call its handler, answer now or later."""
-        from kept.client import protocol
+        from kept.client.protocol import messages as protocol
 
         try:
             request = protocol.decode_request(
@@ -491,7 +491,7 @@ class Connection(asyncio.BufferedProtocol):
         While a request of many entries is worked off in slices, those behind it wait (rule 41): it
         has the effect that it would have had at once.
         """
-        from kept.client import protocol
+        from kept.client.protocol import messages as protocol
 
         if isinstance(answer, Generator):
             try:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from kept.client.api_keys import ApiKey
-from kept.client.protocol import Values
+from kept.client.protocol.api_keys import ApiKey
+from kept.client.protocol.messages import Values
 from kept.node.runtime.error_codes import error_values
 from kept.storage.errors import NetworkException, NotController, RequestTimedOut
 

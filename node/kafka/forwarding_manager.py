@@ -12,8 +12,8 @@ import uuid
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.client import protocol
-from kept.client.api_keys import ApiKey
+from kept.client.protocol import messages as protocol
+from kept.client.protocol.api_keys import ApiKey
 from kept.node.internode import controller_rpc
 from kept.node.kafka import api
 from kept.node.kafka.forward_errors import UNANSWERED, refusal

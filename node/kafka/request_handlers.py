@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kept.client import protocol
+from kept.client.protocol import messages as protocol
 from kept.node.internode import controller_rpc
 from kept.node.kafka import api
 from kept.storage.errors import NotController

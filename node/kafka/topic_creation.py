@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.client.api_keys import ApiKey
-from kept.client.failures import failure
+from kept.client.core.broker_errors import failure
+from kept.client.protocol.api_keys import ApiKey
 from kept.cluster.controller.topics import INTERNAL_TOPICS
 from kept.node.kafka.api import RequestContext
 from kept.node.metadata import internal_topics

@@ -12,8 +12,8 @@ import struct
 from typing import Final
 from uuid import UUID
 
-from kept.client.api_keys import ApiKey
-from kept.client.wire import read_uvarint, skip_tags, tags, uvarint
+from kept.client.protocol.api_keys import ApiKey
+from kept.client.protocol.wire import read_uvarint, skip_tags, tags, uvarint
 from kept.replication.fetch_messages import (
     FetchAnswer,
     FetchRequest,

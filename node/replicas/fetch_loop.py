@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
-from kept.client.api_keys import ApiKey
 from kept.client.node_connection import NodeConnection
+from kept.client.protocol.api_keys import ApiKey
 from kept.node.replicas import fetch_codec
 from kept.node.runtime.clock import monotonic_ms
 from kept.node.runtime.logging import log

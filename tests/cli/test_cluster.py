@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kept.client.blocking import OutRecord
+from kept.client.client import OutRecord
 from kept.testing import Cluster
 from tests.cli.conftest import Kept, Ran
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from kept.cli import compact as commands
 from kept.cli.compact import compact
 from kept.cli.shell import Failure
-from kept.client.http import HttpFailed
+from kept.client.json_api import HttpFailed
 
 REASON = "t: check of generation 3.7: offset 9: it must survive, and is not in the output"
 QUIET = "t-0 is not uncleanable: there is nothing to try again"

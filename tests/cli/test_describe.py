@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from kept.cli import topic
-from kept.client.failures import NoAnswer, failure
-from kept.client.leaders import Standing
-from kept.client.view import PartitionView, TopicView
+from kept.client.consume.leader_offsets import Standing
+from kept.client.core.broker_errors import NoAnswer, failure
+from kept.client.core.metadata import PartitionView, TopicView
 
 OFFSET_NOT_AVAILABLE = 78
 

@@ -95,7 +95,7 @@ def test_files_of_metadata_and_of_compaction(offline, kept_cluster):
     cluster = kept_cluster()
     topic = cluster.create_topic(config={"cleanup.policy": "compact"})
     with cluster.client() as client:
-        from kept.client.blocking import OutRecord
+        from kept.client.client import OutRecord
 
         for n in range(3):
             client.produce(topic, [OutRecord(b"k%d" % (m % 2), b"%d" % n) for m in range(10)])

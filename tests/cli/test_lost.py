@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kept.client.blocking import Client, OutRecord
-from kept.client.topics import NewTopic
+from kept.client.admin.topics import NewTopic
+from kept.client.client import Client, OutRecord
 from tests.cli.conftest import Kept
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 
 from kept.cli import output, shell
 from kept.cli.consume import _line
-from kept.client.consumer import ConsumedRecord
+from kept.client.consume.consumer import ConsumedRecord
 
 HOSTILE = ["\x1b[2J", "\r", "\x9b31m", "\x85", "\x7f", "\u2028", "\u202e", "\ud800", "\udc9b", "\0"]
 

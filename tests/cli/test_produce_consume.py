@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kept.client.blocking import OutRecord
+from kept.client.client import OutRecord
 from kept.client.partitioner import partition_for_key
 
 

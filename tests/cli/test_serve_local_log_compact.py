@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kept.client.blocking import OutRecord
+from kept.client.client import OutRecord
 from kept.node.config.node_config import NodeConfig
 from kept.testing.ports import free_port
 

@@ -134,7 +134,7 @@ def test_an_error_of_java_is_told_by_what_caused_it() -> None:
     assert spark._cause_of(of_py4j) == "Spark: java.io.IOException: cannot make file:/data/x"
     alone = of_py4j.partition("Caused")[0]
     assert spark._cause_of(alone) == "Spark: org.apache.spark.SparkException: Job aborted."
-    ours = f"{of_py4j}kept.pipeline.write_task.BadRow: a row for t: no value\n\tat x\n"
+    ours = f"{of_py4j}kept.pipeline.write.task.BadRow: a row for t: no value\n\tat x\n"
     assert spark._cause_of(ours) == "a row for t: no value"
     assert spark._cause_of("[PATH_ALREADY_EXISTS] Path x already exists.\nmore") == (
         "Spark: [PATH_ALREADY_EXISTS] Path x already exists."

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kept.client.blocking import OutRecord
+from kept.client.client import OutRecord
 from kept.testing import Cluster
 from tests.cli.conftest import Kept
 
@@ -110,7 +110,7 @@ def test_a_group_from_first_commit_to_deletion(kept, kept_broker):
 
 
 def test_offsets_of_a_group_with_members_are_not_reset(kept, kept_broker):
-    from kept.client.consumer import GroupConsumer
+    from kept.client.consume.consumer import GroupConsumer
 
     topic = kept_broker.create_topic()
     with kept_broker.client() as client:

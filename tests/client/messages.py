@@ -17,7 +17,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 from kio.static.constants import EntityType
 
-from kept.client import bounds, protocol
+from kept.client.protocol import bounds
+from kept.client.protocol import messages as protocol
 from kept.node.kafka.api import APIS
 from kept.storage.errors import KeptError
 

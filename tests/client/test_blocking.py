@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kept.client.blocking import BadAddress, Client, OutRecord
-from kept.client.consumer import Consumer, GroupConsumer
-from kept.client.failures import ConnectionFailed, NotKafka
-from kept.client.groups import leave_call
-from kept.client.http import HttpFailed, JsonApi
-from kept.client.records import EARLIEST, LATEST, MAX_TIMESTAMP, FetchLimits
+from kept.client.admin.groups import leave_call
+from kept.client.admin.topics import NewTopic
+from kept.client.client import BadAddress, Client, OutRecord
+from kept.client.consume.consumer import Consumer, GroupConsumer
+from kept.client.consume.fetch import FetchLimits
+from kept.client.consume.positions import EARLIEST, LATEST, MAX_TIMESTAMP
+from kept.client.core.broker_errors import ConnectionFailed, NotKafka
+from kept.client.core.metadata import Endpoint
+from kept.client.json_api import HttpFailed, JsonApi
 from kept.client.sockets import Sockets
-from kept.client.topics import NewTopic
-from kept.client.view import Endpoint
 from kept.storage import errors
 from kept.storage.errors import PeerError
 from kept.storage.types import Codec, TopicPartition

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from kio.schema.index import api_key_map
 from kio.static.constants import EntityType
 
-from kept.client import bounds, protocol
-from kept.client.bounds import NO_LIMIT, program
+from kept.client.protocol import bounds
+from kept.client.protocol import messages as protocol
+from kept.client.protocol.bounds import NO_LIMIT, program
 from kept.storage.errors import CorruptMessage, InvalidRequest, InvariantViolation, KeptError
 from tests.client.messages import mutants, plain_walk, sample
 
@@ -61,7 +62,9 @@ def outcome(walk: Any, cls: Any, data: bytes, limit: int = NO_LIMIT) -> Any:
 
 
 def test_the_kernel_is_compiled_here() -> None:
-    assert bounds.Walk.__module__ == "kept.client._bounds", "else it is held against itself"
+    assert bounds.Walk.__module__ == "kept.client.protocol._bounds", (
+        "else it is held against itself"
+    )
     assert bounds.Walk is not plain_walk()
 
 

@@ -6,8 +6,14 @@ import struct
 
 import pytest
 
-from kept.client.api_keys import ApiKey
-from kept.client.calls import (
+from kept.client.core.broker_errors import (
+    ConnectionFailed,
+    NoAnswer,
+    NoController,
+    NotKafka,
+    failure,
+)
+from kept.client.core.calls import (
     Anywhere,
     Lost,
     Received,
@@ -17,18 +23,18 @@ from kept.client.calls import (
     ToLeader,
     ToNode,
 )
-from kept.client.core import (
+from kept.client.core.client_core import (
     CONNECT_TIMEOUT_MS,
     NOTICE_MS,
     SLOW_MS,
     UNKNOWN_TOPIC_GRACE_MS,
 )
-from kept.client.failures import ConnectionFailed, NoAnswer, NoController, NotKafka, failure
-from kept.client.leader_errors import GRACE_MS, LINGERING_MS
-from kept.client.protocol import (
+from kept.client.core.leader_errors import GRACE_MS, LINGERING_MS
+from kept.client.core.metadata import parse_bootstrap
+from kept.client.protocol.api_keys import ApiKey
+from kept.client.protocol.messages import (
     encode_response,
 )
-from kept.client.view import parse_bootstrap
 from kept.storage.errors import (
     CoordinatorLoadInProgress,
     KafkaStorageError,

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from kept.client.blocking import Client, OutRecord
-from kept.client.consumer import Consumer
+from kept.client.client import Client, OutRecord
+from kept.client.consume.consumer import Consumer
 from kept.storage.types import TopicPartition
 
 PROMPTLY_S = 25.0

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from kept.client.frame_reader import LARGE_BYTES, MAX_RESPONSE_BYTES, FrameReader
+from kept.client.protocol.frame_reader import LARGE_BYTES, MAX_RESPONSE_BYTES, FrameReader
 from kept.storage.errors import CorruptMessage
 
 SIZES = (4, 5, 100, LARGE_BYTES - 1, LARGE_BYTES, 3 * LARGE_BYTES + 7, 4, LARGE_BYTES + 1)

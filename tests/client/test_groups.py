@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kept.client import groups
+from kept.client.admin import groups
 from kept.storage.errors import CorruptMessage
 from kept.storage.types import TopicPartition
 

@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from kept.client import http
-from kept.client.http import HttpFailed, ask_any, nodes_away
+from kept.client import json_api as http
+from kept.client.json_api import HttpFailed, ask_any, nodes_away
 
 
 class Node(BaseHTTPRequestHandler):

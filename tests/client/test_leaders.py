@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from kio.static.constants import EntityType
 
-from kept.client import leaders
-from kept.client.api_keys import ApiKey
-from kept.client.blocking import Client
-from kept.client.calls import Call, ToLeader
-from kept.client.failures import BrokerError, NoAnswer
-from kept.client.leaders import MOST_PARTITIONS, OffsetAt
-from kept.client.positions import EARLIEST, LATEST
-from kept.client.protocol import build, message_type
-from kept.client.topics import together
-from kept.client.view import ClusterView, Endpoint, PartitionView, TopicView
+from kept.client.admin.topics import together
+from kept.client.client import Client
+from kept.client.consume import leader_offsets as leaders
+from kept.client.consume.leader_offsets import MOST_PARTITIONS, OffsetAt
+from kept.client.consume.positions import EARLIEST, LATEST
+from kept.client.core.broker_errors import BrokerError, NoAnswer
+from kept.client.core.calls import Call, ToLeader
+from kept.client.core.metadata import ClusterView, Endpoint, PartitionView, TopicView
+from kept.client.protocol.api_keys import ApiKey
+from kept.client.protocol.messages import build, message_type
 from kept.storage.errors import KeptError, NotLeaderOrFollower
 from kept.storage.types import IsolationLevel, TopicPartition
 

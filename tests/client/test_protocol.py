@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kio.static.constants import EntityType
 
-from kept.client import protocol
+from kept.client.protocol import messages as protocol
 from kept.storage.errors import CorruptMessage
 
 DELETE_RECORDS = 21, 2

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from kept.client.aborted_filter import aborted_batches
-from kept.client.blocking import Client
-from kept.client.range_reader import OffsetsLost, RangeReader
-from kept.client.records import FetchLimits
+from kept.client.client import Client
+from kept.client.consume.aborted_filter import aborted_batches
+from kept.client.consume.fetch import FetchLimits
+from kept.client.consume.range_reader import OffsetsLost, RangeReader
 from kept.storage.errors import OffsetOutOfRange
 from kept.storage.records import Field, build_batch, read_block
 from kept.storage.types import TopicPartition

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from kept.client.range_reader import OffsetsLost, RangeReader
-from kept.client.records import EARLIEST, FetchLimits
+from kept.client.consume.fetch import FetchLimits
+from kept.client.consume.positions import EARLIEST
+from kept.client.consume.range_reader import OffsetsLost, RangeReader
 from kept.storage.errors import RequestTimedOut
 from kept.storage.records import build_batch, headers
 from kept.storage.types import IsolationLevel, TopicPartition

@@ -6,9 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kept.client.cluster import Member
-from kept.client.reassignment_plan import away_from, counts, leaders_away_from, spread, troubled
-from kept.client.view import PartitionView, TopicView
+from kept.client.admin.cluster import Member
+from kept.client.admin.reassignment_plan import (
+    away_from,
+    counts,
+    leaders_away_from,
+    spread,
+    troubled,
+)
+from kept.client.core.metadata import PartitionView, TopicView
 from kept.storage.errors import InvalidReplicaAssignment
 from kept.storage.types import TopicPartition
 

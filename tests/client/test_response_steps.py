@@ -7,7 +7,7 @@ import struct
 import pytest
 from kio.static.constants import EntityType
 
-from kept.client import protocol
+from kept.client.protocol import messages as protocol
 from kept.node.kafka.api import APIS
 from kept.storage.errors import InvariantViolation
 from tests.client.messages import sample

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from kept.client import groups, leaders
-from kept.client.api_keys import ApiKey
-from kept.client.blocking import Client
-from kept.client.calls import Call, Send, Tick, ToLeader, ToNode
-from kept.client.core import SLOW_MS
-from kept.client.failures import NoAnswer
-from kept.client.leaders import Standing
-from kept.client.view import ClusterView, Endpoint, PartitionView, TopicView
+from kept.client.admin import groups
+from kept.client.client import Client
+from kept.client.consume import leader_offsets as leaders
+from kept.client.consume.leader_offsets import Standing
+from kept.client.core.broker_errors import NoAnswer
+from kept.client.core.calls import Call, Send, Tick, ToLeader, ToNode
+from kept.client.core.client_core import SLOW_MS
+from kept.client.core.metadata import ClusterView, Endpoint, PartitionView, TopicView
+from kept.client.protocol.api_keys import ApiKey
 from kept.storage.errors import InvalidRequest, KeptError
 from tests.support.client_world import A, B, World, offsets
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from kept.client.blocking import Client, OutRecord
-from kept.client.connections import DEAD_MS
-from kept.client.failures import NoAnswer
+from kept.client.client import Client, OutRecord
+from kept.client.core.broker_errors import NoAnswer
+from kept.client.core.connections import DEAD_MS
 from kept.client.sockets import ADDRESS_MS, UNHEARD_S
 from kept.storage.errors import InvalidRequest
 from kept.storage.types import MAX_INT64, TopicPartition

@@ -9,8 +9,8 @@ import pytest
 from kio.schema.index import api_key_map
 from kio.static.constants import EntityType
 
-from kept.client import protocol
-from kept.client.bounds import program
+from kept.client.protocol import messages as protocol
+from kept.client.protocol.bounds import program
 from kept.storage.errors import CorruptMessage
 from tests.client.messages import sample
 

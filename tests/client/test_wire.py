@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kept.client.wire import MAX_TAGS, read_uvarint, skip_tags, tags, uvarint
+from kept.client.protocol.wire import MAX_TAGS, read_uvarint, skip_tags, tags, uvarint
 from kept.storage.errors import CorruptMessage
 
 NUMBERS = st.integers(0, 2**35 - 1)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kept.client.http import JsonApi
-from kept.client.view import Endpoint
+from kept.client.core.metadata import Endpoint
+from kept.client.json_api import JsonApi
 from kept.testing import Cluster
 from tests.compat.test_kafka_tools import tool
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import urllib.request
 
-from kept.client.blocking import OutRecord
-from kept.client.consumer import GroupConsumer
-from kept.client.records import EARLIEST
+from kept.client.client import OutRecord
+from kept.client.consume.consumer import GroupConsumer
+from kept.client.consume.positions import EARLIEST
 
 HOSTILE = '<script>document.title = "owned"</script><img src=x onerror="document.title=1">'
 ORDERS, USERS, CLICKS, GROUP = "orders", "users", "clicks", "billing"

@@ -11,9 +11,9 @@ import urllib.request
 
 import pytest
 
-from kept.client.blocking import OutRecord
-from kept.client.consumer import GroupConsumer
-from kept.client.records import EARLIEST
+from kept.client.client import OutRecord
+from kept.client.consume.consumer import GroupConsumer
+from kept.client.consume.positions import EARLIEST
 
 COMPACTED = {"cleanup.policy": "compact", "segment.bytes": "4096"}
 

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from kept.client.blocking import OutRecord
+from kept.client.client import OutRecord
 from tests.console import scene
 
 pytestmark = [

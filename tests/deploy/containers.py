@@ -11,8 +11,8 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from kept.client.http import cluster_is_up
-from kept.client.view import Endpoint
+from kept.client.core.metadata import Endpoint
+from kept.client.json_api import cluster_is_up
 from kept.storage.errors import RetriableError
 from kept.testing.ports import free_port
 from tests.deploy.files import ROOT
@@ -198,7 +198,7 @@ class Compose:
 
     def topic(self, prefix: str, partitions: int, config: Mapping[str, str] | None = None) -> str:
         """A new topic; its name, once its partitions are led."""
-        from kept.client.blocking import Client
+        from kept.client.client import Client
 
         name = f"{prefix}-{uuid.uuid4().hex[:8]}"
         with Client(self.bootstrap) as client:

@@ -15,7 +15,7 @@ import urllib.request
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from kept.client import protocol
+from kept.client.protocol import messages as protocol
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from kept.client import protocol
+from kept.client.protocol import messages as protocol
 from kept.storage.records import build_batch
 from tests.extremes.links import FarCluster
 from tests.failover.load import PARTITIONS, Load, Reader, check, under_load

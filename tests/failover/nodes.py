@@ -12,8 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from kept.client.http import HttpFailed, JsonApi
-from kept.client.view import Endpoint
+from kept.client.core.metadata import Endpoint
+from kept.client.json_api import HttpFailed, JsonApi
 from kept.testing import Cluster
 from tests.deploy.containers import Compose
 

@@ -9,8 +9,8 @@ import os
 
 import pytest
 
-from kept.client.http import JsonApi
-from kept.client.view import Endpoint
+from kept.client.core.metadata import Endpoint
+from kept.client.json_api import JsonApi
 from tests.failover.load import PARTITIONS, under_load
 from tests.failover.network import ApartCluster
 from tests.failover.nodes import Nodes

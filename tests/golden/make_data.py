@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import kept
-from kept.client.blocking import Client, OutRecord
-from kept.client.calls import ToLeader
-from kept.client.consumer import GroupConsumer
-from kept.client.http import JsonApi
-from kept.client.records import EARLIEST
-from kept.client.view import Endpoint
+from kept.client.client import Client, OutRecord
+from kept.client.consume.consumer import GroupConsumer
+from kept.client.consume.positions import EARLIEST
+from kept.client.core.calls import ToLeader
+from kept.client.core.metadata import Endpoint
+from kept.client.json_api import JsonApi
 from kept.storage.types import Codec, TopicPartition
 from kept.testing import Cluster
 

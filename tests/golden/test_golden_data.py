@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from kept.client.blocking import OutRecord
+from kept.client.client import OutRecord
 from kept.storage import layout
 from kept.storage.errors import OutOfOrderSequenceNumber
 from kept.storage.inspect.check import check_directory

@@ -10,8 +10,8 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from kept.client.blocking import OutRecord
-from kept.client.calls import ToLeader
+from kept.client.client import OutRecord
+from kept.client.core.calls import ToLeader
 from kept.client.partitioner import partition_for_key
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import PartitionRecord, TopicRecord

@@ -12,7 +12,7 @@ import urllib.request
 import grpc
 import pytest
 
-from kept.client.blocking import OutRecord
+from kept.client.client import OutRecord
 
 Code = grpc.StatusCode
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from kept.client.blocking import OutRecord
+from kept.client.client import OutRecord
 from kept.node.kafka.connection import raise_file_limit
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -8,8 +8,8 @@ import time
 import grpc
 import pytest
 
-from kept.client.http import JsonApi
-from kept.client.view import Endpoint
+from kept.client.core.metadata import Endpoint
+from kept.client.json_api import JsonApi
 from kept.testing import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

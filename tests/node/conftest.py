@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from kio.static.constants import EntityType
 
-from kept.client import protocol
+from kept.client.protocol import messages as protocol
 from kept.node.config.node_config import NodeConfig
 from kept.node.kafka import api
 from kept.node.node import Node

@@ -27,7 +27,7 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from kio.static.constants import EntityType
 
-from kept.client import protocol
+from kept.client.protocol import messages as protocol
 from kept.node.kafka import api
 from kept.node.process import GC_THRESHOLDS
 from kept.storage.records import build_batch

@@ -11,8 +11,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from kept.client.cluster import elect_leaders, reassign
-from kept.client.topics import NewTopic
+from kept.client.admin.cluster import elect_leaders, reassign
+from kept.client.admin.topics import NewTopic
 from kept.storage.types import TopicPartition
 from kept.testing import Cluster
 from tests.failover.nodes import CATCH_UP_S, Nodes

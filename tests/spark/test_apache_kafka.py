@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from kept.client.blocking import Client
+from kept.client.client import Client
 from tests.spark.topics import fill
 
 pytestmark = [

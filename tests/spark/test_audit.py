@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from kept.cli.shell import run
-from kept.client.blocking import OutRecord
-from kept.pipeline import audits, exports, jobs
+from kept.client.client import OutRecord
+from kept.pipeline import jobs
+from kept.pipeline.jobs import audits, exports
 from kept.testing import Cluster
 from tests.spark.planting import all_batches, altered, edit
 from tests.spark.topics import COMPACTED, compact, eventually
@@ -201,7 +202,7 @@ def test_a_look_is_made_again_when_the_topic_moved_under_it(
 
     monkeypatch.setattr(audits, "PAUSE_S", 0)
     said = [
-        "kept.client.range_reader.OffsetsLost: t-0: offsets 0 to 4 are lost: "
+        "kept.client.consume.range_reader.OffsetsLost: t-0: offsets 0 to 4 are lost: "
         "the log starts at 5 now",
         "kept.pipeline.options.BadOption: replica: t-0 is not in sync on node 2",
     ]
@@ -212,7 +213,7 @@ def test_a_look_is_made_again_when_the_topic_moved_under_it(
         return "seen"
 
     assert audits._steady(look, time.monotonic() + 60) == "seen"
-    said = ["kept.client.range_reader.OffsetsLost: t-0"]
+    said = ["kept.client.consume.range_reader.OffsetsLost: t-0"]
     with pytest.raises(PySparkException, match="OffsetsLost"):
         audits._steady(look, time.monotonic())
     said = ["ZeroDivisionError: a strategy's own"]

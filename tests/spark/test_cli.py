@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from kept.cli.shell import run
-from kept.client.blocking import OutRecord
+from kept.client.client import OutRecord
 from kept.pipeline import jobs
-from kept.pipeline.analysis import AGES
+from kept.pipeline.jobs.analysis import AGES
 from kept.pipeline.session import session
 from kept.testing import Cluster
 from kept.testing.ports import free_port

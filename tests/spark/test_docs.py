@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kept.client.blocking import OutRecord
+from kept.client.client import OutRecord
 from tests.spark.topics import has_limits
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kept.compaction.strategy import Latest, Strategy
-from kept.pipeline.faults import NEWER, REFERENCE, Expected, find, held, overtaken
-from kept.pipeline.survivors import strategy_of
+from kept.pipeline.jobs.faults import NEWER, REFERENCE, Expected, find, held, overtaken
+from kept.pipeline.jobs.survivors import strategy_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1800)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kept.pipeline import files
+from kept.pipeline.jobs import files
 
 
 def test_two_who_replace_a_note_at_once_both_do(

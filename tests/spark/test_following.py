@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from kept.client.blocking import Client
-from kept.client.range_reader import OffsetsLost
-from kept.pipeline.admission import from_json, leader_epochs_in, to_json, topic_ids_in
-from kept.pipeline.batch import plan_batch
-from kept.pipeline.offsets import find_partitions
+from kept.client.client import Client
+from kept.client.consume.range_reader import OffsetsLost
 from kept.pipeline.options import parse_read
-from kept.pipeline.read_plan import Bounds, Range
-from kept.pipeline.stream_progress import Following
+from kept.pipeline.read.admission import from_json, leader_epochs_in, to_json, topic_ids_in
+from kept.pipeline.read.batch import plan_batch
+from kept.pipeline.read.offsets import find_partitions
+from kept.pipeline.read.plan import Bounds, Range
+from kept.pipeline.read.progress import Following
 from kept.storage.errors import UnknownTopicOrPartition
 from kept.storage.records import build_batch
 from kept.storage.types import TopicPartition
@@ -93,7 +93,7 @@ def test_limits_and_delays(client, kept_broker):
 def test_a_delay_counts_from_the_trigger_before(client, kept_broker, monkeypatch):
     now = [0.0]
     clock = SimpleNamespace(monotonic=lambda: now[0])
-    monkeypatch.setattr("kept.pipeline.stream_progress.time", clock)
+    monkeypatch.setattr("kept.pipeline.read.progress.time", clock)
     topic = kept_broker.create_topic()
     tp = TopicPartition(topic, 0)
     one = following(client, topic, minOffsetsPerTrigger="100", maxTriggerDelay="10s")

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import Producer
 
-from kept.client.blocking import Client
-from kept.client.range_reader import OffsetsLost, RangeReader
-from kept.client.records import FetchLimits
-from kept.pipeline.batch import plan_batch
+from kept.client.client import Client
+from kept.client.consume.fetch import FetchLimits
+from kept.client.consume.range_reader import OffsetsLost, RangeReader
 from kept.pipeline.options import BadOption, parse_read
-from kept.pipeline.read_plan import Bounds
-from kept.pipeline.stream_progress import Following
+from kept.pipeline.read.batch import plan_batch
+from kept.pipeline.read.plan import Bounds
+from kept.pipeline.read.progress import Following
 from kept.storage.errors import RequestTimedOut
 from kept.storage.types import IsolationLevel, TopicPartition
 from tests.spark.topics import eventually

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from kept.client.blocking import Client, OutRecord
-from kept.client.http import JsonApi
-from kept.client.view import Endpoint
+from kept.client.client import Client, OutRecord
+from kept.client.core.metadata import Endpoint
+from kept.client.json_api import JsonApi
 from kept.compaction.strategies.kit import clean
 from kept.compaction.strategy import From, Latest
-from kept.pipeline import exports, files, jobs, tables
+from kept.pipeline import jobs
+from kept.pipeline.jobs import exports, files, tables
 from kept.pipeline.options import BadOption
 from kept.pipeline.session import bounds_of
 from kept.storage.records import Record

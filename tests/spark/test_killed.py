@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from kept.cli.spark import DIED
-from kept.client.blocking import OutRecord
-from kept.pipeline import exports, jobs
+from kept.client.client import OutRecord
+from kept.pipeline import jobs
+from kept.pipeline.jobs import exports
 from kept.pipeline.options import BadOption
 from kept.testing import Cluster
 from tests.spark.topics import eventually, fill

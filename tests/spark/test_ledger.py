@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from kept.client.blocking import Client, OutRecord
+from kept.client.client import Client, OutRecord
+from kept.client.consume.fetch import FetchLimits
 from kept.client.partitioner import partition_for_key
-from kept.client.records import FetchLimits
-from kept.pipeline import ledger
-from kept.pipeline.ledger import NotTheSame
 from kept.pipeline.options import BadOption, Connection, WriteOptions, parse_write
-from kept.pipeline.write_task import TopicWriter
+from kept.pipeline.write import ledger
+from kept.pipeline.write.ledger import NotTheSame
+from kept.pipeline.write.task import TopicWriter
 from kept.storage.records import headers
 from kept.storage.types import Codec, TopicPartition
 from kept.testing import Cluster

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from kept.client.records import EARLIEST
-from kept.pipeline import ledger
-from kept.pipeline.ledger import Begun, NotTheSame, Written
+from kept.client.consume.positions import EARLIEST
 from kept.pipeline.options import BadOption
+from kept.pipeline.write import ledger
+from kept.pipeline.write.ledger import Begun, NotTheSame, Written
 from kept.storage.records import build_batch, read_header
 from kept.storage.types import Codec, TopicPartition
 

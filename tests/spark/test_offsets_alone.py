@@ -7,10 +7,10 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from kept.client.view import ClusterView, PartitionView, TopicView
-from kept.pipeline import offsets
-from kept.pipeline.admission import limited
+from kept.client.core.metadata import ClusterView, PartitionView, TopicView
 from kept.pipeline.options import parse_read
+from kept.pipeline.read import offsets
+from kept.pipeline.read.admission import limited
 
 MANY = 10_000
 SOON_S = 2.0

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kept.client.records import EARLIEST, LATEST
+from kept.client.consume.positions import EARLIEST, LATEST
 from kept.pipeline.options import (
     USES,
     WITHOUT_EFFECT,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kept.pipeline.admission import (
+from kept.pipeline.read.admission import (
     available,
     from_json,
     leader_epochs_in,
@@ -16,8 +16,8 @@ from kept.pipeline.admission import (
     to_json,
     topic_ids_in,
 )
-from kept.pipeline.pushdown import milliseconds, push
-from kept.pipeline.read_plan import MIN_INT64, Bounds, Range, cut, plan, split, split_by_bytes
+from kept.pipeline.read.plan import MIN_INT64, Bounds, Range, cut, plan, split, split_by_bytes
+from kept.pipeline.read.pushdown import milliseconds, push
 from kept.storage.types import MAX_INT64, TopicPartition
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kept.client.blocking import Client, OutRecord
+from kept.client.client import Client, OutRecord
 from kept.storage.types import Codec, TopicPartition
 from kept.testing import Cluster
 from kept.testing.ports import free_port

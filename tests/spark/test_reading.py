@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from kept.client.blocking import OutRecord
-from kept.client.range_reader import OffsetsLost
-from kept.pipeline import read_task
+from kept.client.client import OutRecord
+from kept.client.consume.range_reader import OffsetsLost
 from kept.pipeline.options import Connection, parse_read
-from kept.pipeline.read_plan import Range
+from kept.pipeline.read import task as read_task
+from kept.pipeline.read.plan import Range
 from kept.storage.types import IsolationLevel, TopicPartition
 from kept.testing import Cluster
 from tests.spark.topics import COMPACTED, compact, delete_before, fill
@@ -31,7 +31,7 @@ def clients() -> Iterator[None]:
 def test_a_worker_loads_no_tools_for_tests() -> None:
     """kio takes in hypothesis where it is installed, as it is here. Others can import it still."""
     code = (
-        "import kept.pipeline.read_task, sys; print('hypothesis' in sys.modules)\nimport hypothesis"
+        "import kept.pipeline.read.task, sys; print('hypothesis' in sys.modules)\nimport hypothesis"
     )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kept.pipeline.analysis import Analysis
-from kept.pipeline.report import page
+from kept.pipeline.jobs.analysis import Analysis
+from kept.pipeline.jobs.report import page
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 

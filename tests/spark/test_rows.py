@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kept.pipeline.options import Connection, WriteOptions
-from kept.pipeline.write_task import TopicWriter
+from kept.pipeline.write.task import TopicWriter
 from kept.storage.records import BatchBuilder, build_area_batch, records
 from kept.storage.types import Codec
 
@@ -19,7 +19,7 @@ OPTIONS = WriteOptions(Connection("h:1"), topic="t", include_timestamps=True)
 
 
 def written(batch: Any) -> list[tuple[Any, ...]]:
-    from kept.pipeline.write_task import rows_of
+    from kept.pipeline.write.task import rows_of
 
     rows = rows_of(batch, OPTIONS, 0)
     builder = BatchBuilder(1, 1 << 20)
@@ -72,7 +72,7 @@ def test_slices_and_nulls() -> None:
 def test_a_batch_has_room_in_the_topic_and_in_the_worker(
     partitions: int, most: str | None, given: int, size: int
 ) -> None:
-    from kept.pipeline.write_task import largest_batch
+    from kept.pipeline.write.task import largest_batch
 
     settings = [SimpleNamespace(name="max.message.bytes", value=most)]
     client: Any = SimpleNamespace(
@@ -86,7 +86,7 @@ def test_a_batch_has_room_in_the_topic_and_in_the_worker(
 def test_many_topics_are_not_all_held(monkeypatch: pytest.MonkeyPatch) -> None:
     import pyarrow as pa
 
-    from kept.pipeline import write_task
+    from kept.pipeline.write import task as write_task
 
     sent = list[str]()
     monkeypatch.setattr(write_task, "MANY_TOPICS", 2)

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from kept.client.blocking import Client
+from kept.client.client import Client
 from kept.pipeline.options import parse_read
-from kept.pipeline.stream_progress import Following
+from kept.pipeline.read.progress import Following
 from kept.storage.types import TopicPartition
 from kept.testing import Cluster
 from tests.spark.topics import delete_before, eventually, fill, has_limits, recreate
@@ -165,7 +165,7 @@ def test_what_is_lost_stops_the_query_unless_told_not_to(query, client, kept_bro
 
 
 def test_a_new_leader_alone_makes_no_batch(client, kept_broker):
-    from kept.pipeline.streaming import KeptStreamReader
+    from kept.pipeline.read.streaming import KeptStreamReader
 
     topic = kept_broker.create_topic()
     fill(client, topic, range(3))

@@ -21,8 +21,8 @@ from kept.compaction.strategy import (
     Strategy,
     parse_prefixes,
 )
-from kept.pipeline.exports import compacted
-from kept.pipeline.survivors import strategy_of
+from kept.pipeline.jobs.exports import compacted
+from kept.pipeline.jobs.survivors import strategy_of
 from kept.storage.errors import InvalidConfig
 from kept.storage.records import Record
 

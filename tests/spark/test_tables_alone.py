@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from kept.pipeline.jobs.tables import _remove_older, _remove_unfinished, _why_whole
 from kept.pipeline.session import Bounds
-from kept.pipeline.tables import _remove_older, _remove_unfinished, _why_whole
 
 BEFORE: dict[str, Any] = {
     "topic_id": "ab", "starts": {"0": 5, "1": 0}, "offsets": {"0": 20, "1": 9},

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kept.client.blocking import Client
+from kept.client.client import Client
 from kept.client.partitioner import partition_for_key
 from kept.testing import Cluster
 from tests.spark.topics import fill

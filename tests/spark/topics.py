@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from kept.client.blocking import Client, OutRecord
-from kept.client.calls import ToLeader
-from kept.client.failures import failure
-from kept.client.http import JsonApi
-from kept.client.view import Endpoint
+from kept.client.client import Client, OutRecord
+from kept.client.core.broker_errors import failure
+from kept.client.core.calls import ToLeader
+from kept.client.core.metadata import Endpoint
+from kept.client.json_api import JsonApi
 from kept.storage.types import TopicPartition
 from kept.testing import Cluster
 
@@ -68,7 +68,7 @@ def eventually(there: Callable[[], Any], within_s: float = DEADLINE_S) -> Any:
 def has_limits() -> bool:
     """Whether streams of this Spark can be limited: 4.1 has no admission control for us."""
     try:
-        from kept.pipeline.streaming import ADMISSION
+        from kept.pipeline.read.streaming import ADMISSION
     except ImportError:  # no Spark: the tests that ask do not run
         return False
     return ADMISSION

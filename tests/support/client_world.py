@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 from kio.static.constants import EntityType
 
-from kept.client.api_keys import ApiKey
-from kept.client.calls import (
+from kept.client.core.calls import (
     Call,
     Close,
     Connect,
@@ -22,10 +21,12 @@ from kept.client.calls import (
     ToLeader,
     Waiting,
 )
-from kept.client.core import (
+from kept.client.core.client_core import (
     ClientCore,
 )
-from kept.client.protocol import (
+from kept.client.core.metadata import Endpoint
+from kept.client.protocol.api_keys import ApiKey
+from kept.client.protocol.messages import (
     decode_request,
     encode_response,
     header_is_flexible,
@@ -33,7 +34,6 @@ from kept.client.protocol import (
     skip_tags,
     versions,
 )
-from kept.client.view import Endpoint
 
 A, B = Endpoint("a", 1), Endpoint("b", 2)
 

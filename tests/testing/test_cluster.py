@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kept.client.http import HttpFailed, JsonApi, cluster_is_up
-from kept.client.view import Endpoint
+from kept.client.core.metadata import Endpoint
+from kept.client.json_api import HttpFailed, JsonApi, cluster_is_up
 from kept.node.config.local_cluster import NODE_PORT_OFFSET, cluster_settings
 from kept.storage.errors import ConfigurationError
 from kept.testing import Cluster, NodeFailed, ports
@@ -180,7 +180,7 @@ def test_who_is_not_ready_is_named_with_its_own_log(kept_broker, monkeypatch):
     monkeypatch.setattr(kept_broker, "_nodes", [well, ill])
     monkeypatch.setattr(kept_broker, "log", lambda number: f"the log of {number}")
     monkeypatch.setattr(
-        "kept.client.http.cluster_is_up", lambda up: f"{up[1]}: GET: connection refused"
+        "kept.client.json_api.cluster_is_up", lambda up: f"{up[1]}: GET: connection refused"
     )
     with pytest.raises(NodeFailed, match=r"node 1 after(.|\n)*the log of 1"):
         kept_broker.await_ready(deadline_s=0.05)

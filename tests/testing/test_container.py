@@ -12,7 +12,7 @@ os.environ["TESTCONTAINERS_RYUK_DISABLED"] = "true"  # read when it is imported
 
 from testcontainers.core.network import Network
 
-from kept.client.blocking import Client
+from kept.client.client import Client
 from kept.testing import NodeFailed
 from kept.testing.container import KeptContainer
 from tests.deploy.containers import docker, image

@@ -45,7 +45,10 @@ DIRECTORIES: Final = [
     f"tests/node/replicas/test_{name}.py" for name in ("vanished_directories", "broken_directories")
 ]
 TESTS: Final = {
-    "client/bounds.py": ["tests/client/test_bounds.py", "tests/client/test_unknown_tags.py"],
+    "client/protocol/bounds.py": [
+        "tests/client/test_bounds.py",
+        "tests/client/test_unknown_tags.py",
+    ],
     "cluster/raft/message_guard.py": [
         "tests/cluster/raft/test_strangers.py",
         "tests/cluster/test_impossible_terms.py",

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kept.client.wire import uvarint
+from kept.client.protocol.wire import uvarint
 
 
 class Endpoint(NamedTuple):

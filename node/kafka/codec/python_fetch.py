@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from kept.client.wire import tags, uvarint
+from kept.client.protocol.wire import tags, uvarint
 from kept.node.kafka.codec.endpoints import Endpoint, endpoint_tags
 from kept.node.kafka.codec.request_reader import RequestReader
 from kept.steps import Steps, finished

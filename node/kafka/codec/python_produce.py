@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from mmap import mmap
 from typing import Any, Final, NamedTuple
 
-from kept.client.wire import uvarint
+from kept.client.protocol.wire import uvarint
 from kept.node.kafka.codec.endpoints import Endpoint, endpoint_tags
 from kept.node.kafka.codec.request_reader import RequestReader
 from kept.steps import Steps, finished

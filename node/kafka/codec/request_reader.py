@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from kept.client.wire import read_uvarint, skip_tags
+from kept.client.protocol.wire import read_uvarint, skip_tags
 from kept.storage.errors import CorruptMessage
 
 _H: Final = struct.Struct(">h").unpack_from

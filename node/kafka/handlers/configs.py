@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.client.protocol import Values
+from kept.client.protocol.messages import Values
 from kept.cluster.controller import config_changes
 from kept.cluster.controller.config_changes import AlterConfig, AlterOp
 from kept.cluster.controller.topics import check_topic_name

@@ -11,7 +11,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.client.protocol import Values
+from kept.client.protocol.messages import Values
 from kept.cluster.controller.topics import INTERNAL_TOPICS
 from kept.node.runtime.error_codes import REQUEST_TIMED_OUT, code_for
 from kept.storage.errors import InvalidTopicException, KeptError

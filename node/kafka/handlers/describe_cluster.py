@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.client.protocol import Values
+from kept.client.protocol.messages import Values
 from kept.cluster.controller import brokers as controller_brokers
 from kept.cluster.controller.topics import INTERNAL_TOPICS
 from kept.cluster.metadata.image import Image, TopicImage

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.client.protocol import Values
+from kept.client.protocol.messages import Values
 from kept.node.runtime.error_codes import KAFKA_STORAGE_ERROR
 from kept.storage.types import TopicPartition
 

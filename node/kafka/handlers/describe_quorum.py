@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.client.protocol import Values
+from kept.client.protocol.messages import Values
 from kept.cluster.controller.topics import CLUSTER_METADATA_TOPIC
 from kept.cluster.metadata.wal import NO_DIRECTORY
 from kept.node.metadata.metadata_log import TICK_S

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from kept.client.protocol import milliseconds
+from kept.client.protocol.messages import milliseconds
 from kept.node.coordinator.groups import events as ev
 from kept.node.kafka.handlers.group_requests import Answer, submit
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from kept.client.protocol import milliseconds
+from kept.client.protocol.messages import milliseconds
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.leadership_check import still_leads
 from kept.node.coordinator.groups.records import NO_TOPIC_ID

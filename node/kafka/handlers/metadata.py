@@ -12,7 +12,7 @@ import asyncio
 import uuid
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.client.protocol import Values
+from kept.client.protocol.messages import Values
 from kept.cluster.controller.topics import INTERNAL_TOPICS
 from kept.node.runtime import error_codes
 from kept.storage.errors import KeptError

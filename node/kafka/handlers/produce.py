@@ -67,7 +67,7 @@ def check_entries(
     """
     most = connection.listener.max_entries
     if len(frame) - position > ENTRY_BYTES * most:
-        from kept.client import protocol
+        from kept.client.protocol import messages as protocol
 
         try:
             protocol.check_request(key, version, frame, position, most)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from kept.client.protocol import Values
+from kept.client.protocol.messages import Values
 from kept.node.controller.quorum_reconfiguration import (
     QuorumReconfiguration,
     refuse_alone,

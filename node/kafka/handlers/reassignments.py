@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from kept.client.protocol import Values
+from kept.client.protocol.messages import Values
 from kept.cluster.controller import partition_election, reassignment, unclean_recovery
 from kept.cluster.controller.topics import MAX_PARTITIONS_PER_REQUEST
 from kept.cluster.metadata.image import Image

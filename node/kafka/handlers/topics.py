@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID, uuid4
 
-from kept.client.protocol import Values
+from kept.client.protocol.messages import Values
 from kept.cluster.controller import topics as controller_topics
 from kept.cluster.controller.topics import (
     MAX_PARTITIONS_PER_REQUEST,

@@ -9,8 +9,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from kept.client.http import HttpFailed
-from kept.client.verify import verify
+from kept.client.admin.replica_digests import verify
+from kept.client.json_api import HttpFailed
 from kept.compaction.cleaner.cleaner_run import read_manifest
 from kept.compaction.cleaner.job import Source
 from kept.compaction.cleaner.log_snapshot import view

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import urllib.request
 
-from kept.client.blocking import OutRecord
+from kept.client.client import OutRecord
 from kept.testing import Cluster
 
 COUNT = "kept_controller_unclean_elections_total"

@@ -18,9 +18,9 @@ import yaml
 from jsonschema import Draft202012Validator, FormatChecker
 from openapi_spec_validator import validate
 
-from kept.client.blocking import Client, OutRecord
-from kept.client.consumer import GroupConsumer
-from kept.client.records import EARLIEST
+from kept.client.client import Client, OutRecord
+from kept.client.consume.consumer import GroupConsumer
+from kept.client.consume.positions import EARLIEST
 from kept.compaction.cleaner.removal_log import Fate, Reason
 from kept.node.admin import compaction_status
 from kept.node.admin.cluster_client import ClusterClient

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kio.static.constants import EntityType
 
-from kept.client import protocol
+from kept.client.protocol import messages as protocol
 from kept.node.kafka import api
 from kept.node.kafka.api import RequestContext
 from kept.node.kafka.forward_errors import refusal

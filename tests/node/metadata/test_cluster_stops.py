@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kept.client.blocking import OutRecord
-from kept.client.http import JsonApi
-from kept.client.view import Endpoint
+from kept.client.client import OutRecord
+from kept.client.core.metadata import Endpoint
+from kept.client.json_api import JsonApi
 from kept.testing import Cluster
 
 PATIENCE = "kept.shutdown.timeout.ms"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kept.client import cluster as operations
-from kept.client.blocking import OutRecord
+from kept.client.admin import cluster as operations
+from kept.client.client import OutRecord
 from kept.storage.errors import KeptError
 from kept.testing import Cluster
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kept.client.blocking import OutRecord
+from kept.client.client import OutRecord
 from kept.testing import Cluster
 
 LIMIT = "metadata.log.max.record.bytes.between.snapshots"

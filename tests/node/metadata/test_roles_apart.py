@@ -17,9 +17,9 @@ import pytest
 import yaml
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from kept.client.blocking import Client, OutRecord
-from kept.client.http import JsonApi
-from kept.client.view import Endpoint
+from kept.client.client import Client, OutRecord
+from kept.client.core.metadata import Endpoint
+from kept.client.json_api import JsonApi
 from kept.testing import reaper
 from kept.testing.ports import free_port
 from tests.node.coordinator.groups.wire import FIND, Connection

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kept.client import cluster as operations
+from kept.client.admin import cluster as operations
 from kept.node.config.local_cluster import NODE_PORT_OFFSET
 from kept.testing import Cluster
 from kept.testing.cluster import NodeFailed

@@ -10,9 +10,9 @@ import urllib.request
 
 import pytest
 
-from kept.client.blocking import OutRecord
-from kept.client.consumer import GroupConsumer
-from kept.client.records import EARLIEST
+from kept.client.client import OutRecord
+from kept.client.consume.consumer import GroupConsumer
+from kept.client.consume.positions import EARLIEST
 from kept.node.metrics import exposition
 from kept.node.metrics.lazy_metrics import LazyMetrics
 from tests.tools import judges

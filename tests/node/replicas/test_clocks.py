@@ -7,7 +7,7 @@ import itertools
 import pytest
 from confluent_kafka import Producer
 
-from kept.client.blocking import Client
+from kept.client.client import Client
 from kept.testing import Cluster
 
 JUMPING = '''

@@ -15,7 +15,7 @@ from uuid import UUID
 
 import pytest
 
-from kept.client.blocking import OutRecord
+from kept.client.client import OutRecord
 from kept.cluster.metadata.metadata_node import MetadataNode
 from kept.cluster.metadata.snapshot import write_snapshot
 from kept.node.config.node_config import NodeConfig

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 from kio.static.constants import EntityType
 
-from kept.client import protocol
+from kept.client.protocol import messages as protocol
 from kept.node.kafka.codec import fetch as leader
 from kept.node.replicas import fetch_codec
 from kept.replication.fetch_messages import FetchRequest, PartitionRequest

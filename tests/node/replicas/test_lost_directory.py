@@ -11,7 +11,7 @@ import os
 import pytest
 from confluent_kafka import Producer
 
-from kept.client.blocking import Client
+from kept.client.client import Client
 from tests.tools.small_disk import small_disk
 
 PARTITIONS = 6

@@ -7,7 +7,7 @@ from pathlib import Path
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from kept.client.blocking import Client
+from kept.client.client import Client
 
 
 def at(cluster, node: int) -> str:

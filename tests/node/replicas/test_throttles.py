@@ -7,7 +7,7 @@ import os
 import pytest
 from confluent_kafka import Producer
 
-from kept.client import cluster as operations
+from kept.client.admin import cluster as operations
 from kept.storage.types import TopicPartition
 
 MIB = 1 << 20

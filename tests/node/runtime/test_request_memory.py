@@ -12,7 +12,7 @@ from typing import Any
 import lz4.frame
 import pytest
 
-from kept.client import protocol
+from kept.client.protocol import messages as protocol
 from kept.node.admin.partition_records import PIECE_RECORDS, Reader
 from kept.node.http.server import UNDRAWN_BYTES
 from kept.node.kafka.connection import BASE_BUFFER_BYTES, KEPT_BUFFER_BYTES

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from kept.client import protocol
-from kept.client.wire import uvarint
+from kept.client.protocol import messages as protocol
+from kept.client.protocol.wire import uvarint
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.offset_requests import OffsetRequests
 from kept.node.kafka import api

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kept.client import protocol
+from kept.client.protocol import messages as protocol
 from kept.storage.records import build_batch
 
 DEADLINE_S = 60.0

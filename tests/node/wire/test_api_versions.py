@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kept.client import protocol
+from kept.client.protocol import messages as protocol
 from kept.node.kafka import api
 
 GOLDEN = json.loads(

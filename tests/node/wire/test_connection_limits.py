@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from kept.client import protocol
-from kept.client.api_keys import ApiKey
+from kept.client.protocol import messages as protocol
+from kept.client.protocol.api_keys import ApiKey
 from kept.node.config.live_config import LiveConfig
 from kept.node.config.node_config import NodeConfig
 from kept.node.kafka.api import RequestContext
@@ -119,7 +119,7 @@ def test_every_protocol_counts_until_it_is_closed(few: Cluster, held: Any, said:
 
 def await_isr(three: Cluster, topic: str, at: int, count: int) -> None:
     def complete() -> bool:
-        from kept.client.blocking import Client
+        from kept.client.client import Client
 
         with Client(f"{three.host(at)}:{three.port(at)}", client_id="isr") as client:
             return len(client.topic(topic).partitions[0].isr) == count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kept.client.blocking import Client
+from kept.client.client import Client
 
 OFFSET_OUT_OF_RANGE = 1
 NOT_LEADER_OR_FOLLOWER = 6

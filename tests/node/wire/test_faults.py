@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-from kept.client import protocol
+from kept.client.protocol import messages as protocol
 from kept.node.config.node_config import NodeConfig
 from kept.node.node import Node
 from kept.node.runtime.runtime import Runtime

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from kept.client import protocol
+from kept.client.protocol import messages as protocol
 
 
 def alive(connect, broker):

@@ -7,7 +7,7 @@ import json
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from kept.client.blocking import Client
+from kept.client.client import Client
 
 NOT_LEADER_OR_FOLLOWER = 6
 FENCED_LEADER_EPOCH = 74

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from kept.client import protocol
+from kept.client.protocol import messages as protocol
 from kept.storage.records import build_batch, headers, records
 from kept.storage.types import Codec
 

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from kept.client import protocol
+from kept.client.protocol import messages as protocol
 from kept.storage.records import build_batch, records
 from kept.storage.types import Codec
 from kept.testing import Cluster

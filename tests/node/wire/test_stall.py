@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from kept.client.blocking import Client
+from kept.client.client import Client
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from kept.client.http import JsonApi
-from kept.client.view import Endpoint
+from kept.client.core.metadata import Endpoint
+from kept.client.json_api import JsonApi
 from kept.cluster.raft.messages import Append
 from kept.node.internode.identity import Hello
 from kept.node.kafka.codec.python_fetch import FetchRequest

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kept.client.blocking import OutRecord
+from kept.client.client import OutRecord
 from kept.testing import Cluster
 from kept.testing.cluster import NodeFailed
 

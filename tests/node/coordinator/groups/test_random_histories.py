@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 from kio.schema.errors import ErrorCode
 
-from kept.client.groups import encode_subscription
+from kept.client.admin.groups import encode_subscription
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.core import GroupCore
 from kept.node.coordinator.groups.group import STABLE

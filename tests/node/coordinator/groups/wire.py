@@ -18,8 +18,8 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from kept.client.groups import encode_subscription
-from kept.client.protocol import decode_response, encode_request
+from kept.client.admin.groups import encode_subscription
+from kept.client.protocol.messages import decode_response, encode_request
 
 COMMIT, FETCH, FIND, JOIN, HEARTBEAT, LEAVE, SYNC = 8, 9, 10, 11, 12, 13, 14
 DESCRIBE, LIST, METADATA, CREATE, DELETE_GROUPS, DELETE_OFFSETS = 15, 16, 3, 19, 42, 47

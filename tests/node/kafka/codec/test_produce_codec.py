@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kio.static.constants import EntityType
 
-from kept.client import protocol
+from kept.client.protocol import messages as protocol
 from kept.node.kafka.codec import produce as codec
 from kept.node.kafka.codec import python_produce
 from kept.storage.errors import CorruptMessage

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kept.client import protocol
+from kept.client.protocol import messages as protocol
 from kept.node.kafka.handlers import produce_errors
 from kept.node.kafka.handlers.delayed_produce import DelayedProduce, DelayedProduceRun
 from kept.node.kafka.handlers.produce import ProduceHandler

@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from kio.schema.errors import ErrorCode
 
-from kept.client.blocking import OutRecord
+from kept.client.client import OutRecord
 from kept.testing import Cluster
 from tests.node.coordinator.groups.wire import Connection
 

@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import pytest
 
-from kept.client.http import HttpFailed, JsonApi
-from kept.client.view import Endpoint
+from kept.client.core.metadata import Endpoint
+from kept.client.json_api import HttpFailed, JsonApi
 from kept.storage.errors import KeptError
 from tests.node.replicas.manifests.trio import DEADLINE_S, Trio, trio
 

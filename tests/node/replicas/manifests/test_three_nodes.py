@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from kept.client import cluster as operations
+from kept.client.admin import cluster as operations
 from tests.node.replicas.manifests.trio import trio
 
 pytestmark = pytest.mark.slow

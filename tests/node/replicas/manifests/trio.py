@@ -10,10 +10,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from kept.client import cluster as operations
-from kept.client.blocking import Client, OutRecord
-from kept.client.http import HttpFailed, JsonApi
-from kept.client.view import Endpoint
+from kept.client.admin import cluster as operations
+from kept.client.client import Client, OutRecord
+from kept.client.core.metadata import Endpoint
+from kept.client.json_api import HttpFailed, JsonApi
 from kept.storage.records import headers, records
 from kept.storage.types import TopicPartition
 from kept.testing import Cluster

@@ -1,0 +1,1 @@
+"""Topics, settings, groups, replicas and the quorum: operations of administrators."""

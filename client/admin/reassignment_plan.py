@@ -1,0 +1,109 @@
+"""Where replicas should go: pure plans for ``kept cluster reassign`` and ``drain``.
+
+A plan is the replicas of each partition that changes, the preferred leader first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from kept.client.admin.cluster import Member
+from kept.client.core.metadata import PartitionView, TopicView
+from kept.storage.errors import InvalidReplicaAssignment
+from kept.storage.types import TopicPartition
+
+Plan = dict[TopicPartition, tuple[int, ...]]
+
+
+def spread(topic: TopicView, nodes: Sequence[int]) -> Plan:
+    """Every partition of a topic to ``nodes`` in turn, with as many replicas as it has now.
+
+    Raises InvalidReplicaAssignment when there are too few nodes for that.
+    """
+    plan: Plan = {}
+    for number, view in sorted(topic.partitions.items()):
+        count = len(view.replicas)
+        if count > len(nodes):
+            raise InvalidReplicaAssignment(
+                f"{topic.name}-{number} has {count} replicas and --to names {len(nodes)} nodes; "
+                f"name more, or one partition as {topic.name}:{number} to change how many it has"
+            )
+        chosen = tuple(nodes[(number + i) % len(nodes)] for i in range(count))
+        if chosen != view.replicas:
+            plan[TopicPartition(topic.name, number)] = chosen
+    return plan
+
+
+def away_from(node_id: int, topics: Iterable[TopicView], members: Sequence[Member]) -> Plan:
+    """Every replica on ``node_id`` to another node: one in a rack without a replica if there is
+    one, then the one with the fewest.
+
+    Raises InvalidReplicaAssignment when a partition has a replica on every node.
+    """
+    topics = list(topics)
+    racks = {m.node_id: m.rack for m in members}
+    others = [m.node_id for m in members if m.node_id != node_id and not m.fenced]
+    load = dict.fromkeys(others, 0)
+    for _, view in _partitions(topics):
+        for replica in view.replicas:
+            if replica in load:
+                load[replica] += 1
+    plan: Plan = {}
+    for tp, view in _partitions(topics):
+        if node_id not in view.replicas:
+            continue
+        free = [n for n in others if n not in view.replicas]
+        if not free:
+            raise InvalidReplicaAssignment(
+                f"{tp} has {len(view.replicas)} replicas and node {node_id} can give its own to "
+                f"nobody: only {len(others)} other nodes take part, and each has one; add a node, "
+                f"or move leaders alone with --leaders"
+            )
+        taken = {racks.get(n) for n in view.replicas if n != node_id}
+        chosen = min(free, key=lambda n: (_shared(racks.get(n), taken), load[n], n))
+        load[chosen] += 1
+        plan[tp] = tuple(chosen if n == node_id else n for n in view.replicas)
+    return plan
+
+
+def _shared(rack: str | None, taken: set[str | None]) -> bool:
+    return rack is not None and rack in taken
+
+
+def leaders_away_from(node_id: int, topics: Iterable[TopicView]) -> Plan:
+    """Where ``node_id`` is the preferred leader, it becomes the last choice."""
+    return {
+        tp: (*view.replicas[1:], node_id)
+        for tp, view in _partitions(topics)
+        if len(view.replicas) > 1 and view.replicas[0] == node_id
+    }
+
+
+def _partitions(topics: Iterable[TopicView]) -> list[tuple[TopicPartition, PartitionView]]:
+    return [
+        (TopicPartition(topic.name, number), view)
+        for topic in sorted(topics, key=lambda topic: topic.name)
+        for number, view in sorted(topic.partitions.items())
+    ]
+
+
+def counts(topics: Iterable[TopicView]) -> tuple[dict[int, int], dict[int, int]]:
+    """(replicas, leaders) by node."""
+    replicas: dict[int, int] = {}
+    leaders: dict[int, int] = {}
+    for _, view in _partitions(topics):
+        leaders[view.leader] = leaders.get(view.leader, 0) + 1
+        for node in view.replicas:
+            replicas[node] = replicas.get(node, 0) + 1
+    return replicas, leaders
+
+
+def troubled(topics: Mapping[str, TopicView]) -> tuple[list[TopicPartition], list[TopicPartition]]:
+    """(under-replicated partitions, partitions without a leader)."""
+    under, offline = [], []
+    for tp, view in _partitions(topics.values()):
+        if view.leader < 0:
+            offline.append(tp)
+        elif len(view.isr) < len(view.replicas):
+            under.append(tp)
+    return under, offline

@@ -1,0 +1,422 @@
+"""A blocking client of a cluster that speaks the Kafka protocol: kept or Apache Kafka.
+
+::
+
+    with Client("localhost:9092") as client:
+        client.create_topic("users", partitions=3, config={"cleanup.policy": "compact"})
+        client.produce("users", [OutRecord(b"alice", b"hello")])
+        for record in client.read("users"):
+            print(record.key, record.value)
+
+Not thread-safe. Every error names host:port or the partition, and the API.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self, TypeVar
+
+from kept.client.admin import groups as group_operations
+from kept.client.admin import topics as topic_operations
+from kept.client.admin.groups import GroupDescription, GroupListing
+from kept.client.admin.topics import BROKER, TOPIC, ConfigEntry, NewTopic
+from kept.client.consume import fetch as record_operations
+from kept.client.consume import leader_offsets as leader_operations
+from kept.client.consume.fetch import Fetched, FetchLimits, Produced
+from kept.client.consume.leader_offsets import OffsetAt, Standing
+from kept.client.consume.positions import EARLIEST, LATEST
+from kept.client.core.broker_errors import failure
+from kept.client.core.calls import Anywhere, Call, Route
+from kept.client.core.client_core import ClientCore
+from kept.client.core.metadata import ClusterView, TopicView, parse_bootstrap
+from kept.client.partitioner import partition_for
+from kept.client.protocol.messages import Values
+from kept.client.sockets import Sockets, first_failure
+from kept.storage.errors import KeptError, PeerError, RetriableError
+from kept.storage.records import build_batch
+from kept.storage.types import Codec, IsolationLevel, TopicPartition
+
+_T = TypeVar("_T")
+
+TIMEOUT_MS: Final = 30_000
+SILENT_MS: Final = 3_000
+"""Who says nothing for so long may be done without, where something can be told all the same."""
+
+
+class BadAddress(PeerError):
+    """A bootstrap address that is not one."""
+
+
+class OutRecord(NamedTuple):
+    """A record to be written. A None value is a tombstone; a None timestamp is now."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    timestamp: int | None = None
+    partition: int | None = None
+
+
+class Client:
+    """A connection to a cluster, by any of its nodes.
+
+    ``timeout_ms`` is how long a request is tried again: through an election, say. ``on_wait`` is
+    told why one is, when that takes longer than a moment. ``known``: the cluster was there when it
+    was asked last, by another process; so where nobody answers that is waited for from the start.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        client_id: str = "kept",
+        *,
+        timeout_ms: int = TIMEOUT_MS,
+        on_wait: Callable[[KeptError], None] | None = None,
+        known: bool = False,
+    ) -> None:
+        from kept import __version__
+
+        try:
+            endpoints = parse_bootstrap(bootstrap)
+        except ValueError as error:
+            raise BadAddress(str(error)) from None
+        self.bootstrap = bootstrap
+        self.timeout_ms = timeout_ms
+        self.core = ClientCore(endpoints, client_id, ("kept", __version__))
+        self.core.reached = known
+        self.on_wait = on_wait
+        self._sockets = Sockets(self.core, on_wait)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._sockets.close()
+
+    @property
+    def view(self) -> ClusterView:
+        """What is known of the cluster."""
+        return self.core.view
+
+    # Any request.
+
+    def request(
+        self,
+        api_key: int,
+        values: Values | Callable[[int], Values],
+        route: Route | None = None,
+        *,
+        timeout_ms: int | None = None,
+        max_version: int = 32767,
+    ) -> Any:
+        """Send one request and return kio's response object, errors inside it and all."""
+        call = Call(api_key, values, route or Anywhere(), max_version=max_version)
+        call.timeout_ms = timeout_ms or self.timeout_ms
+        return self.call(call)
+
+    def call(self, call: Call) -> Any:
+        """Run one call; its response, or its error raised."""
+        return self.calls([call])[0]
+
+    def calls(self, calls: Sequence[Call]) -> list[Any]:
+        """Run calls side by side; their responses, or the first error raised. In place of the
+        response of one that is optional there may be a RetriableError.
+        """
+        finished = self._sockets.run(calls)
+        error = first_failure(
+            one
+            for one in finished
+            if not (one.call.optional and isinstance(one.error, RetriableError))
+        )
+        if error is not None:
+            raise error
+        return [one.response if one.error is None else one.error for one in finished]
+
+    def run(self, operation: Generator[list[Call], list[Any], _T]) -> _T:
+        """Drive an operation of :mod:`kept.client.admin.topics` and its siblings."""
+        try:
+            calls = next(operation)
+            while True:
+                try:
+                    responses = self.calls(calls)
+                except KeptError as error:
+                    calls = operation.throw(error)
+                else:
+                    calls = operation.send(responses)
+        except StopIteration as end:
+            result: _T = end.value
+            return result
+
+    # Topics and settings.
+
+    def metadata(
+        self, topics: Sequence[str] | None = None, *, auto_create: bool = False
+    ) -> ClusterView:
+        """Ask for these topics, or for all; the cluster as it is known then."""
+        operation = topic_operations.metadata(self.view, topics, auto_create, self.timeout_ms)
+        return self.run(operation)
+
+    def topic(self, name: str) -> TopicView:
+        """One topic; an error if there is none."""
+        known = self.view.topics.get(name)
+        if known is None or known.error_code or not known.partitions:
+            known = self.metadata([name]).topics.get(name)
+        error = failure(3 if known is None else known.error_code, f"Metadata of {name}")
+        if error is not None:
+            raise error
+        assert known is not None
+        return known
+
+    def create_topics(self, topics: Sequence[NewTopic], *, validate_only: bool = False) -> None:
+        """Create topics and wait for their leaders."""
+        self.run(topic_operations.create_topics(self.view, topics, self.timeout_ms, validate_only))
+
+    def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int = -1,
+        replication_factor: int = -1,
+        config: Mapping[str, str] | None = None,
+    ) -> None:
+        """Create a topic and wait for its leaders."""
+        self.create_topics([NewTopic(name, partitions, replication_factor, config or {})])
+
+    def delete_topics(self, names: Sequence[str]) -> None:
+        """Delete topics."""
+        self.run(topic_operations.delete_topics(names, self.timeout_ms))
+        for name in names:
+            self.view.topics.pop(name, None)
+
+    def create_partitions(self, topic: str, count: int) -> None:
+        """Raise the number of partitions to ``count``."""
+        self.run(topic_operations.create_partitions(self.view, topic, count, self.timeout_ms))
+
+    def alter_topic(
+        self, topic: str, config: Mapping[str, str], delete: Sequence[str] = ()
+    ) -> None:
+        """Set and delete single settings of a topic."""
+        self.run(topic_operations.alter_configs(TOPIC, topic, config, delete, self.timeout_ms))
+
+    def alter_broker(
+        self, node: str, config: Mapping[str, str], delete: Sequence[str] = ()
+    ) -> None:
+        """Set and delete single settings of a node, or of all with ``""``."""
+        self.run(topic_operations.alter_configs(BROKER, node, config, delete, self.timeout_ms))
+
+    def topic_configs(self, names: Sequence[str]) -> dict[str, list[ConfigEntry]]:
+        """All settings of these topics."""
+        return self.run(topic_operations.describe_configs(TOPIC, names))
+
+    def broker_configs(self, node: str) -> list[ConfigEntry]:
+        """All settings of a node."""
+        return self.run(topic_operations.describe_configs(BROKER, [node]))[node]
+
+    def log_sizes(self, topic: str) -> dict[int, int]:
+        """Bytes on disk of each partition's leader."""
+        return self.run(topic_operations.log_sizes(self.topic(topic)))
+
+    def standings(self, topic: str) -> dict[int, Standing]:
+        """Where each partition that has a leader stands. Who leads and says nothing for
+        ``SILENT_MS`` is not waited for, where there are other nodes.
+        """
+        alone = len(self.view.nodes) == 1
+        patience_ms = self.timeout_ms if alone else min(self.timeout_ms, SILENT_MS)
+        return self.run(leader_operations.standings(self.view, self.topic(topic), patience_ms))
+
+    # Writing.
+
+    def produce(
+        self,
+        topic: str,
+        records: Iterable[OutRecord],
+        *,
+        acks: int = -1,
+        codec: Codec = Codec.NONE,
+        producer: tuple[int, int, dict[int, int]] | None = None,
+        auto_create: bool = False,
+    ) -> list[Produced]:
+        """Write records, one batch a partition, and wait for the acknowledgements.
+
+        Records without a partition go where Java's client would put their key; those without a key
+        share one partition that has a leader, drawn anew for each call. ``producer`` is (id, epoch,
+        next sequence by partition) of an idempotent producer; the sequences are moved on.
+        """
+        known = self.view.topics.get(topic)
+        if known is None or not known.partitions:
+            known = self._topic_for_produce(topic, auto_create)
+        by_partition: dict[int, list[Any]] = {}
+        now = time.time_ns() // 1_000_000
+        led = [p for p, one in known.partitions.items() if one.leader >= 0]
+        sticky = secrets.choice(led or list(known.partitions))
+        for r in records:
+            where = r.partition
+            if where is None:
+                where = partition_for(r.key, len(known.partitions), sticky)
+            when = now if r.timestamp is None else r.timestamp
+            by_partition.setdefault(where, []).append((when, r.key, r.value, r.headers))
+        batches = {}
+        for where, rows in by_partition.items():
+            if producer is None:
+                batches[where] = build_batch(rows, codec=codec)
+                continue
+            pid, epoch, sequences = producer
+            first = sequences.get(where, 0)
+            sequences[where] = (first + len(rows)) & 0x7FFFFFFF
+            batches[where] = build_batch(
+                rows, codec=codec, producer_id=pid, producer_epoch=epoch, base_sequence=first
+            )
+        out = self.run(
+            record_operations.produce(
+                self.view,
+                topic,
+                batches,
+                acks=acks,
+                timeout_ms=self.timeout_ms,
+                auto_create=auto_create,
+            )
+        )
+        if acks == 0:
+            self._sockets.flush(self.timeout_ms)
+        return out
+
+    def append(self, topic: str, batches: Mapping[int, bytes]) -> list[Produced]:
+        """Append a batch that is ready to each of these partitions, acknowledged by all replicas
+        in sync.
+        """
+        return self.run(
+            record_operations.produce(
+                self.view, topic, batches, acks=-1, timeout_ms=self.timeout_ms, auto_create=False
+            )
+        )
+
+    def _topic_for_produce(self, topic: str, auto_create: bool) -> TopicView:
+        if auto_create and not self.metadata([topic], auto_create=True).topics[topic].partitions:
+            self.run(_leaders(self.view, topic, self.timeout_ms))
+        return self.topic(topic)
+
+    def init_producer(self) -> tuple[int, int, dict[int, int]]:
+        """An idempotent producer for :meth:`produce`."""
+        pid, epoch = self.run(record_operations.init_producer_id(self.timeout_ms))
+        return pid, epoch, {}
+
+    # Reading.
+
+    def list_offsets(
+        self,
+        asked: Mapping[TopicPartition, int],
+        isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+    ) -> dict[TopicPartition, OffsetAt]:
+        """The offset of each partition for a timestamp, LATEST, EARLIEST or MAX_TIMESTAMP."""
+        operation = leader_operations.list_offsets(self.view, asked, isolation, self.timeout_ms)
+        return self.run(operation)
+
+    def epoch_ends(self, asked: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Where that leader epoch ends in the log of each partition, -1 where it is not known."""
+        return self.run(leader_operations.epoch_ends(self.view, asked, self.timeout_ms))
+
+    def bounds(
+        self, topic: str, partitions: Iterable[int] | None = None
+    ) -> dict[int, tuple[int, int]]:
+        """Partition -> (log start offset, high watermark), of all or of some partitions."""
+        asked = self.topic(topic).partitions if partitions is None else partitions
+        tps = [TopicPartition(topic, p) for p in sorted(asked)]
+        first = self.list_offsets(dict.fromkeys(tps, EARLIEST))
+        last = self.list_offsets(dict.fromkeys(tps, LATEST))
+        return {tp.partition: (first[tp].offset, last[tp].offset) for tp in tps}
+
+    def fetch(
+        self, positions: Mapping[TopicPartition, int], limits: FetchLimits | None = None
+    ) -> list[Fetched]:
+        """Batches of these partitions from these offsets on; errors come with their partition."""
+        missing = [
+            tp.topic
+            for tp in positions
+            if tp.topic not in self.view.topics or self.view.leader(tp.topic, tp.partition) is None
+        ]
+        if missing:
+            self.metadata(sorted(set(missing)))
+        return self.run(record_operations.fetch(self.view, positions, limits or FetchLimits()))
+
+    def fetch_partition(
+        self,
+        tp: TopicPartition,
+        offset: int,
+        limits: FetchLimits,
+        timeout_ms: int,
+        *,
+        node: int | None = None,
+    ) -> Fetched:
+        """Batches of one partition from an offset on, from its leader or the replica on ``node``;
+        waits for it so long.
+        """
+        self.topic(tp.topic)
+        return self.run(
+            record_operations.fetch_partition(self.view, tp, offset, limits, timeout_ms, node=node)
+        )
+
+    def read(
+        self, topic: str, partitions: Sequence[int] | None = None, *, offset: int = EARLIEST
+    ) -> Iterator[Any]:
+        """Every record from ``offset`` to the end as it is now, partition by partition.
+
+        Yields :class:`kept.client.consume.consumer.ConsumedRecord`.
+        """
+        from kept.client.consume.consumer import Consumer
+
+        chosen = sorted(self.topic(topic).partitions) if partitions is None else partitions
+        for partition in chosen:
+            tp = TopicPartition(topic, partition)
+            consumer = Consumer(self, {tp: offset})
+            yield from consumer.until_end()
+
+    # Groups.
+
+    def list_groups(self, silent: list[int] | None = None) -> list[GroupListing]:
+        """All groups. Given ``silent``, a node that says nothing for ``SILENT_MS`` is put there,
+        and not waited for.
+        """
+        self.metadata([])
+        return self.run(group_operations.list_groups(silent, SILENT_MS))
+
+    def describe_group(self, group: str) -> GroupDescription:
+        """One group; state ``Dead`` when there is none."""
+        return self.run(group_operations.describe_group(group))
+
+    def delete_group(self, group: str) -> None:
+        """Delete a group without members."""
+        self.run(group_operations.delete_group(group))
+
+    def committed(
+        self, group: str, partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, int]:
+        """Committed offsets of a group."""
+        return self.run(group_operations.fetch_offsets(group, partitions))
+
+    def commit(
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, int],
+        member_id: str = "",
+        generation: int = -1,
+    ) -> None:
+        """Commit offsets for a group: as a member, or from outside when it has none."""
+        self.run(group_operations.commit_offsets(group, offsets, member_id, generation))
+
+
+def _leaders(view: ClusterView, topic: str, timeout_ms: int) -> topic_operations.Operation[None]:
+    """Wait until a topic that is being created has leaders."""
+    (response,) = yield [topic_operations.await_topics({topic: 1}, timeout_ms)]
+    view.update(response, (topic,))

@@ -1,0 +1,1 @@
+"""Reading: offsets of leaders, Fetch, consumers, ranges of offsets."""

@@ -1,0 +1,295 @@
+"""Writing and reading records: operations without I/O (see :mod:`kept.client.admin.topics`)."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from kept.client.admin.topics import Operation
+from kept.client.consume import positions
+from kept.client.core.broker_errors import failure
+from kept.client.core.calls import Anywhere, Call, Route, ToLeader, ToNode
+from kept.client.core.metadata import ClusterView
+from kept.client.protocol.api_keys import ApiKey
+from kept.storage.errors import KeptError, UnknownTopicId
+from kept.storage.types import IsolationLevel, TopicPartition
+
+LATEST: Final = positions.LATEST
+EARLIEST: Final = positions.EARLIEST
+MAX_TIMESTAMP: Final = positions.MAX_TIMESTAMP
+
+_NO_ID: Final = uuid.UUID(int=0)
+
+
+class Produced(NamedTuple):
+    """Where a batch went; the base offset is -1 with acks=0."""
+
+    partition: int
+    base_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """One partition of a Fetch response. ``records`` holds batches, the last one perhaps cut."""
+
+    topic_partition: TopicPartition
+    error: KeptError | None
+    records: bytes
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    aborted: tuple[tuple[int, int], ...]
+
+
+def produce(
+    view: ClusterView,
+    topic: str,
+    batches: Mapping[int, bytes],
+    *,
+    acks: int,
+    timeout_ms: int,
+    auto_create: bool,
+) -> Operation[list[Produced]]:
+    """Append one batch to each of these partitions."""
+    calls = [
+        _produce_call(
+            view,
+            topic,
+            partition,
+            batch,
+            acks=acks,
+            timeout_ms=timeout_ms,
+            auto_create=auto_create,
+        )
+        for partition, batch in batches.items()
+    ]
+    responses = yield calls
+    out = []
+    for partition, response in zip(batches, responses, strict=True):
+        base = -1
+        if response is not None:
+            base = int(response.responses[0].partition_responses[0].base_offset)
+        out.append(Produced(partition, base))
+    return out
+
+
+def _produce_call(
+    view: ClusterView,
+    topic: str,
+    partition: int,
+    batch: bytes,
+    *,
+    acks: int,
+    timeout_ms: int,
+    auto_create: bool,
+) -> Call:
+    what = f"Produce to {topic}-{partition}"
+
+    def values(version: int) -> Mapping[str, Any]:
+        del version
+        data = {"index": partition, "records": batch}
+        named = {"name": topic, "topic_id": _topic_id(view, topic), "partition_data": [data]}
+        return {"acks": acks, "timeout": timeout_ms, "topic_data": [named]}
+
+    def check(response: Any) -> KeptError | None:
+        one = response.responses[0].partition_responses[0]
+        message = getattr(one, "error_message", None)
+        details = [
+            e.batch_index_error_message
+            for e in getattr(one, "record_errors", ())
+            if e.batch_index_error_message
+        ]
+        if details and details[0] not in (message or ""):
+            message = f"{message or 'a record is refused'}: {details[0]}"
+        return failure(int(one.error_code), what, message)
+
+    return Call(
+        ApiKey.PRODUCE,
+        values,
+        ToLeader(topic, partition, auto_create),
+        what=what,
+        timeout_ms=timeout_ms,
+        check=check,
+        answered=acks != 0,
+    )
+
+
+def _topic_id(view: ClusterView, topic: str) -> uuid.UUID | None:
+    known = view.topics.get(topic)
+    return known.topic_id if known is not None and known.topic_id != _NO_ID else None
+
+
+def _leader_epoch(view: ClusterView, tp: TopicPartition) -> int:
+    known = view.topics.get(tp.topic)
+    partition = None if known is None else known.partitions.get(tp.partition)
+    return -1 if partition is None else partition.leader_epoch
+
+
+def init_producer_id(timeout_ms: int) -> Operation[tuple[int, int]]:
+    """(producer id, producer epoch) for an idempotent producer."""
+    values = {"transactional_id": None, "transaction_timeout": 60_000}
+    (response,) = yield [
+        Call(
+            ApiKey.INIT_PRODUCER_ID,
+            values,
+            Anywhere(),
+            what="InitProducerId",
+            timeout_ms=timeout_ms,
+            check=lambda r: failure(int(r.error_code), "InitProducerId"),
+        )
+    ]
+    return int(response.producer_id), int(response.producer_epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """How much a Fetch may bring, and how long it may wait for it."""
+
+    max_wait_ms: int = 500
+    min_bytes: int = 1
+    max_bytes: int = 50 * 1024 * 1024
+    partition_max_bytes: int = 1024 * 1024
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
+
+
+def fetch(
+    view: ClusterView, positions: Mapping[TopicPartition, int], limits: FetchLimits
+) -> Operation[list[Fetched]]:
+    """Fetch from these partitions at these offsets: one request to each leader.
+
+    The leaders must be known (:func:`kept.client.admin.topics.metadata`); partitions without
+    one are left out. Errors come with their partition. Raises ConnectionFailed when a leader is
+    not there.
+    """
+    by_node: dict[int, list[TopicPartition]] = {}
+    for tp in positions:
+        known = view.topics.get(tp.topic)
+        partition = None if known is None else known.partitions.get(tp.partition)
+        if partition is not None and partition.leader in view.nodes:
+            by_node.setdefault(partition.leader, []).append(tp)
+    calls = [
+        _fetch_call(view, ToNode(node), tps, positions, limits) for node, tps in by_node.items()
+    ]
+    for call in calls:
+        call.patient = False
+    responses = yield calls
+    return [one for response in responses for one in _fetched(view, response)]
+
+
+def fetch_partition(
+    view: ClusterView,
+    tp: TopicPartition,
+    offset: int,
+    limits: FetchLimits,
+    timeout_ms: int,
+    *,
+    node: int | None = None,
+) -> Operation[Fetched]:
+    """Fetch one partition from whoever leads it, in the epoch that is known, or from the replica on
+    ``node`` (KIP-392), in whatever epoch that is.
+
+    A new leader, a fenced epoch and a broken connection are tried again until ``timeout_ms``; other
+    errors are raised. The topic must be known.
+    """
+    route = ToLeader(*tp) if node is None else ToNode(node)
+    call = _fetch_call(view, route, [tp], {tp: offset}, limits, any_epoch=node is not None)
+
+    def check(response: Any) -> KeptError | None:
+        error = failure(int(getattr(response, "error_code", 0)), call.what)
+        found = () if error is not None else _fetched(view, response)
+        return next((one.error for one in found), error)
+
+    call.check, call.timeout_ms = check, timeout_ms
+    (response,) = yield [call]
+    for one in _fetched(view, response):
+        if one.topic_partition == tp:
+            return one
+    raise UnknownTopicId(f"{call.what}: the answer is about another topic")
+
+
+def _fetch_call(
+    view: ClusterView,
+    route: Route,
+    tps: Sequence[TopicPartition],
+    positions: Mapping[TopicPartition, int],
+    limits: FetchLimits,
+    *,
+    any_epoch: bool = False,
+) -> Call:
+    def values(version: int) -> Mapping[str, Any]:
+        del version
+        return _fetch_values(view, tps, positions, limits, any_epoch=any_epoch)
+
+    what = f"Fetch of {several(tps)}"
+    ids_known = all(_topic_id(view, tp.topic) is not None for tp in tps)
+    return Call(
+        ApiKey.FETCH,
+        values,
+        route,
+        what=what,
+        timeout_ms=limits.max_wait_ms + 30_000,
+        check=lambda r: failure(int(getattr(r, "error_code", 0)), what),
+        max_version=32767 if ids_known else 12,
+    )
+
+
+def several(tps: Sequence[TopicPartition]) -> str:
+    """Partitions as a message names them: ``orders-0, orders-1, orders-2 and more``."""
+    return f"{', '.join(map(str, tps[:3]))}{' and more' if len(tps) > 3 else ''}"
+
+
+def _fetch_values(
+    view: ClusterView,
+    tps: Sequence[TopicPartition],
+    positions: Mapping[TopicPartition, int],
+    limits: FetchLimits,
+    *,
+    any_epoch: bool,
+) -> Mapping[str, Any]:
+    topics: dict[str, list[Mapping[str, Any]]] = {}
+    for tp in tps:
+        one = {
+            "partition": tp.partition,
+            "current_leader_epoch": -1 if any_epoch else _leader_epoch(view, tp),
+            "fetch_offset": positions[tp],
+            "partition_max_bytes": limits.partition_max_bytes,
+        }
+        topics.setdefault(tp.topic, []).append(one)
+    return {
+        "replica_id": -1,
+        "max_wait": limits.max_wait_ms,
+        "min_bytes": limits.min_bytes,
+        "max_bytes": limits.max_bytes,
+        "isolation_level": int(limits.isolation),
+        "topics": [
+            {"topic": name, "topic_id": _topic_id(view, name), "partitions": partitions}
+            for name, partitions in topics.items()
+        ],
+        "forgotten_topics_data": (),
+        "rack_id": "",
+    }
+
+
+def _fetched(view: ClusterView, response: Any) -> list[Fetched]:
+    out = []
+    for topic in response.responses:
+        name = str(topic.topic) if hasattr(topic, "topic") else view.topic_name(topic.topic_id)
+        if name is None:
+            continue
+        for one in topic.partitions:
+            tp = TopicPartition(name, int(one.partition_index))
+            aborted = getattr(one, "aborted_transactions", None) or ()
+            out.append(
+                Fetched(
+                    tp,
+                    failure(int(one.error_code), f"Fetch of {tp}"),
+                    bytes(one.records or b""),
+                    int(one.high_watermark),
+                    int(getattr(one, "last_stable_offset", -1)),
+                    int(getattr(one, "log_start_offset", -1)),
+                    tuple((int(a.producer_id), int(a.first_offset)) for a in aborted),
+                )
+            )
+    return out

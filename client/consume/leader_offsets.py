@@ -1,0 +1,199 @@
+"""What leaders say of their logs: offsets, the ends of epochs, where partitions stand.
+
+Operations without I/O (see :mod:`kept.client.admin.topics`). Each leader is asked once about all
+of its partitions, or in a few requests where they are many. What one cannot say of some of them
+(it leads them no more, say) is asked of whoever leads them next; a request goes again as a whole,
+by the rules of :mod:`kept.client.core.client_core`, when it brought nothing at all. So every round
+brings something, and nobody is asked twice for what he has told. Errors name the topic and
+partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from kept.client.admin.topics import Operation, log_sizes, together
+from kept.client.consume.fetch import several
+from kept.client.consume.positions import EARLIEST, LATEST
+from kept.client.core.broker_errors import RetriableBrokerError, failure
+from kept.client.core.calls import Call, ToLeader
+from kept.client.core.metadata import ClusterView, Endpoint, TopicView
+from kept.client.protocol.api_keys import ApiKey
+from kept.storage.errors import KeptError, RetriableError
+from kept.storage.types import IsolationLevel, TopicPartition
+
+MOST_PARTITIONS: Final = 500
+"""Of one request. A node answers nobody else meanwhile, and by timestamp it looks into its logs."""
+
+
+class OffsetAt(NamedTuple):
+    """An answer of ListOffsets; offset -1 means that there is none."""
+
+    offset: int
+    timestamp: int
+    leader_epoch: int
+
+
+class Standing(NamedTuple):
+    """Where a partition stands, by its leader; None is what that one did not say."""
+
+    log_start_offset: int | None
+    high_watermark: int | None
+    size_bytes: int | None
+    unknown: KeptError | None = None
+    """Why it did not say the offsets."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A request to leaders: its name, the fields of the whole, of a topic's name, of a partition's
+    number, and of each partition.
+    """
+
+    api_key: int
+    name: str
+    whole: Mapping[str, Any]
+    topic: str
+    partition: str
+    each: Mapping[TopicPartition, Mapping[str, Any]]
+    timeout_ms: int
+    optional: bool = False
+
+    def call(self, tps: Sequence[TopicPartition]) -> Call:
+        """To the leader of the first of these partitions."""
+        topics: dict[str, list[Mapping[str, Any]]] = {}
+        for tp in tps:
+            topics.setdefault(tp.topic, []).append({self.partition: tp.partition, **self.each[tp]})
+        values = {
+            **self.whole,
+            "topics": [{self.topic: name, "partitions": all_} for name, all_ in topics.items()],
+        }
+
+        def check(response: Any) -> KeptError | None:
+            errors = [one for one in self.said(tps, response) if isinstance(one, KeptError)]
+            final = (one for one in errors if not isinstance(one, RetriableError))
+            return next(final, errors[0] if len(errors) == len(tps) else None)
+
+        call = Call(self.api_key, values, ToLeader(*tps[0]), what=f"{self.name} of {several(tps)}")
+        call.check, call.timeout_ms, call.optional = check, self.timeout_ms, self.optional
+        return call
+
+    def said(self, tps: Sequence[TopicPartition], response: Any) -> list[Any]:
+        """What a response says of each of these partitions, or the error."""
+        there = {
+            (str(getattr(topic, self.topic)), int(getattr(one, self.partition))): one
+            for topic in response.topics
+            for one in topic.partitions
+        }
+        found = []
+        for tp in tps:
+            what, one = f"{self.name} of {tp}", there.get(tp)
+            error: KeptError | None = RetriableBrokerError(f"{what}: the answer lacks it")
+            if one is not None:
+                error = failure(int(one.error_code), what)
+            found.append(error or one)
+        return found
+
+
+def _ask(view: ClusterView, question: _Question) -> Operation[dict[TopicPartition, Any]]:
+    """The answer about each partition; where the question is optional, perhaps a RetriableError."""
+    found: dict[TopicPartition, Any] = {}
+    left = list(question.each)
+    while left:
+        groups: dict[Endpoint | str, list[TopicPartition]] = {}
+        for tp in left:
+            groups.setdefault(view.leader(*tp) or tp.topic, []).append(tp)
+        asked = [
+            tps[at : at + MOST_PARTITIONS]
+            for tps in groups.values()
+            for at in range(0, len(tps), MOST_PARTITIONS)
+        ]
+        for tps, response in zip(asked, (yield [question.call(tps) for tps in asked]), strict=True):
+            if isinstance(response, KeptError):
+                found.update(dict.fromkeys(tps, response))
+                continue
+            for tp, one in zip(tps, question.said(tps, response), strict=True):
+                if not isinstance(one, KeptError):
+                    found[tp] = one
+        was_led = {tp: leader for leader, tps in groups.items() for tp in tps}
+        left = [tp for tp in left if tp not in found]
+        for tp in left:
+            if view.leader(*tp) == was_led[tp]:
+                view.forget(tp)
+    return {tp: found[tp] for tp in question.each}
+
+
+def _offsets_question(
+    asked: Mapping[TopicPartition, int],
+    timeout_ms: int,
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+    *,
+    optional: bool = False,
+) -> _Question:
+    whole = {"replica_id": -1, "isolation_level": int(isolation), "timeout": timeout_ms}
+    each = {tp: {"timestamp": timestamp} for tp, timestamp in asked.items()}
+    return _Question(
+        ApiKey.LIST_OFFSETS,
+        "ListOffsets",
+        whole,
+        "name",
+        "partition_index",
+        each,
+        timeout_ms,
+        optional,
+    )
+
+
+def list_offsets(
+    view: ClusterView,
+    asked: Mapping[TopicPartition, int],
+    isolation: IsolationLevel,
+    timeout_ms: int,
+) -> Operation[dict[TopicPartition, OffsetAt]]:
+    """The offset for a timestamp (or LATEST, EARLIEST, MAX_TIMESTAMP) of each partition."""
+    found = yield from _ask(view, _offsets_question(asked, timeout_ms, isolation))
+    return {
+        tp: OffsetAt(int(one.offset), int(one.timestamp), int(getattr(one, "leader_epoch", -1)))
+        for tp, one in found.items()
+    }
+
+
+def epoch_ends(
+    view: ClusterView, asked: Mapping[TopicPartition, int], timeout_ms: int
+) -> Operation[dict[TopicPartition, int]]:
+    """Where that leader epoch (or the last one before it) ends in each leader's log, -1 where it
+    cannot say. Below an offset that was read in that epoch: the log was cut back since (KIP-320).
+    """
+    each = {tp: {"current_leader_epoch": -1, "leader_epoch": e} for tp, e in asked.items()}
+    found = yield from _ask(
+        view,
+        _Question(
+            ApiKey.OFFSET_FOR_LEADER_EPOCH, "OffsetForLeaderEpoch", {"replica_id": -1},
+            "topic", "partition", each, timeout_ms,
+        ),
+    )  # fmt: skip
+    return {tp: int(one.end_offset) for tp, one in found.items()}
+
+
+def standings(
+    view: ClusterView, topic: TopicView, patience_ms: int
+) -> Operation[dict[int, Standing]]:
+    """Where each partition that has a leader stands; a leader is waited for so long at most."""
+    led = [number for number, one in topic.partitions.items() if one.leader >= 0]
+
+    def offsets(when: int) -> Operation[dict[TopicPartition, Any]]:
+        asked = {TopicPartition(topic.name, number): when for number in led}
+        return _ask(view, _offsets_question(asked, patience_ms, optional=True))
+
+    starts, ends, sizes = yield from together(
+        offsets(EARLIEST), offsets(LATEST), log_sizes(topic, patience_ms)
+    )
+    found = {}
+    for number in led:
+        both = starts[topic.name, number], ends[topic.name, number]
+        start, end = (None if isinstance(one, KeptError) else int(one.offset) for one in both)
+        unknown = next((one for one in both if isinstance(one, KeptError)), None)
+        found[number] = Standing(start, end, sizes.get(number), unknown)
+    return found

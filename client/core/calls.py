@@ -1,0 +1,208 @@
+"""Calls, where they go, and the events and effects of :mod:`kept.client.core.client_core`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kept.client.core.broker_errors import ConnectionFailed, api_name
+from kept.client.core.metadata import Endpoint
+from kept.client.protocol.messages import Values
+from kept.storage.errors import KeptError, RetriableError, UnknownTopicOrPartition
+
+# Where a call goes.
+
+
+@dataclass(frozen=True, slots=True)
+class Anywhere:
+    """Any node answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToNode:
+    """One node, by its id."""
+
+    node_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToController:
+    """The node that Metadata names as controller."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToLeader:
+    """The leader of a partition."""
+
+    topic: str
+    partition: int
+    auto_create: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToCoordinator:
+    """The coordinator of a group (kind 0) or a transactional id (kind 1)."""
+
+    key: str
+    kind: int = 0
+
+
+Route = Anywhere | ToNode | ToController | ToLeader | ToCoordinator
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One request and what is known of it.
+
+    ``values`` are the message's fields for all versions, or a function of the version. ``check``
+    turns a response that is an error into one of ours; a RetriableError is tried again until
+    ``timeout_ms``. Not ``patient``: it ends when its node is not there, and whoever asked finds
+    another way. ``optional``: whoever asked does without the answer; the last RetriableError comes
+    in its place.
+    """
+
+    api_key: int
+    values: Values | Callable[[int], Values]
+    route: Route = field(default_factory=Anywhere)
+    what: str = ""
+    timeout_ms: int = 30_000
+    check: Callable[[Any], KeptError | None] | None = None
+    repeatable: bool = True
+    patient: bool = True
+    optional: bool = False
+    answered: bool = True
+    max_version: int = 32767
+    needed_for: tuple[object, ...] | None = None
+    """Set on calls that the core makes for itself: what they find out."""
+    id: int = -1
+    started_ms: int = 0
+    deadline_ms: int = 0
+    tries: int = 0
+    not_before_ms: int = 0
+    offline_since_ms: int | None = None
+    """When it was first heard that the log directory of its partition is offline, and since."""
+    told: bool = False
+    last_error: KeptError | None = None
+    version: int = -1
+
+    @property
+    def name(self) -> str:
+        """What a message calls it: ``Fetch of orders-0``."""
+        return self.what or api_name(self.api_key)
+
+    @property
+    def told_before(self) -> str:
+        """What a node has answered to it, for a message that no other answer came."""
+        error = self.last_error
+        if error is None or isinstance(error, ConnectionFailed):
+            return ""
+        return f"; before that: {error}"
+
+    @property
+    def needs(self) -> tuple[object, ...]:
+        """What has to be found out before the call can go."""
+        route = self.route
+        if isinstance(route, ToCoordinator):
+            return ("coordinator", route.kind, route.key)
+        if isinstance(route, ToLeader):
+            return ("metadata", (route.topic,), route.auto_create)
+        return ("metadata", (), False)
+
+    def goes_again(self, error: KeptError) -> bool:
+        """Whether an error in a response is worth another try; changes await no unknown topics."""
+        if not self.repeatable and isinstance(error, UnknownTopicOrPartition):
+            return False
+        return isinstance(error, RetriableError)
+
+    def is_to_be_told_of(self, started_ms: int) -> bool:
+        """Somebody else's call, begun by then, of which it was not told that it waits."""
+        return not self.told and self.needed_for is None and self.started_ms <= started_ms
+
+
+# Events.
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The connection stands."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """Bytes have come."""
+
+    connection: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """So many bytes came into what :meth:`kept.client.core.client_core.ClientCore.room` gave."""
+
+    connection: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The connection could not be made, or broke."""
+
+    connection: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Connected | Received | Filled | Lost | Tick
+
+
+# Effects.
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Open a connection."""
+
+    connection: int
+    endpoint: Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send bytes."""
+
+    connection: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Close the connection."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A call has ended: with a response (None where none is sent) or with an error."""
+
+    call: Call
+    response: Any
+    error: KeptError | None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A call has been tried for a while and goes on; ``why`` it could not be done. Once a call."""
+
+    call: Call
+    why: KeptError
+
+
+Effect = Connect | Send | Close | Finished | Waiting

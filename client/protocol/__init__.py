@@ -1,0 +1,1 @@
+"""Kafka's wire protocol: numbers of the APIs, messages, frames."""

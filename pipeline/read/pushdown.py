@@ -1,0 +1,71 @@
+"""Filters that narrow a read: equality and ranges on topic, partition, offset and timestamp.
+
+Topic, partition and offset filters are met exactly, so Spark need not look at them again. For a
+timestamp the brokers know the first offset at or after it, before which every record is older;
+records after it may be older too, so Spark still filters. An upper bound on time narrows nothing.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable
+from typing import Any, Final
+
+from kept.pipeline.read.plan import Bounds
+
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+def push(bounds: Bounds, filters: Iterable[Any]) -> tuple[Bounds, list[Any]]:
+    """The bounds with these filters, and the filters that Spark must still apply.
+
+    Filters are PySpark's, known by their class's name; what is not understood is left to Spark.
+    """
+    left = []
+    for one in filters:
+        narrowed = _narrow(bounds, one)
+        if narrowed is None:
+            left.append(one)
+            continue
+        bounds = narrowed
+        if one.attribute == ("timestamp",):
+            left.append(one)
+    return bounds, left
+
+
+def _narrow(bounds: Bounds, one: Any) -> Bounds | None:
+    """The narrower bounds; None for a filter that narrows nothing."""
+    column = getattr(one, "attribute", ())
+    kind = type(one).__name__
+    value: Any = getattr(one, "value", None)
+    if column in (("topic",), ("partition",)) and kind in ("EqualTo", "In"):
+        values = value if kind == "In" else (value,)
+        if column == ("topic",):
+            return bounds.narrowed(topics=values)
+        return bounds.narrowed(partitions=values)
+    if column == ("offset",) and isinstance(value, int):
+        return _offsets(bounds, kind, value)
+    lower = kind in ("GreaterThan", "GreaterThanOrEqual", "EqualTo")
+    if lower and column == ("timestamp",) and isinstance(value, datetime.datetime):
+        return bounds.narrowed(min_timestamp=milliseconds(value))
+    return None
+
+
+def _offsets(bounds: Bounds, kind: str, value: int) -> Bounds | None:
+    if kind == "EqualTo":
+        return bounds.narrowed(first=value, end=value + 1)
+    if kind == "GreaterThan":
+        return bounds.narrowed(first=value + 1)
+    if kind == "GreaterThanOrEqual":
+        return bounds.narrowed(first=value)
+    if kind == "LessThan":
+        return bounds.narrowed(end=value)
+    if kind == "LessThanOrEqual":
+        return bounds.narrowed(end=value + 1)
+    return None
+
+
+def milliseconds(value: datetime.datetime) -> int:
+    """A timestamp of Spark's (one without a zone is UTC) in whole milliseconds, rounded down."""
+    moment = value if value.tzinfo is not None else value.replace(tzinfo=datetime.UTC)
+    return (moment - _EPOCH) // datetime.timedelta(milliseconds=1)

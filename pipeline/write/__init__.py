@@ -1,0 +1,1 @@
+"""Writes: sinks for batches and streams, their tasks, and the ledger of exactlyOnce."""

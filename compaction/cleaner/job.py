@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from kept.storage import layout
@@ -174,8 +174,3 @@ def decode(text: str) -> Job:
             "config": config_from(fields["config"]),
         }
     )
-
-
-def with_directory(job: Job, directory: str) -> Job:
-    """The same job over a copy of the files."""
-    return replace(job, directory=directory)

@@ -6,8 +6,8 @@ Lives on the driver as long as the query runs, and knows nothing of Spark.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Mapping
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from kept.client.consume.positions import EARLIEST, LATEST
@@ -41,7 +41,7 @@ class Following:
         self._topic_ids: dict[str, str | None] = {}
         self._reached_in: dict[TopicPartition, int] = {}
         self._compared: dict[TopicPartition, tuple[int, int]] = {}
-        self._taken_at = time.monotonic()
+        self._taken_at = monotonic()
 
     def begin(self) -> Offsets:
         """Where a new query starts, the same whenever it is asked.
@@ -104,12 +104,12 @@ class Following:
         since = self._from(start, newest)
         newest = {tp: max(at, since[tp]) for tp, at in newest.items()}
         waiting = available(since, newest)
-        delayed = (time.monotonic() - self._taken_at) * 1000 >= self.options.max_trigger_delay_ms
+        delayed = (monotonic() - self._taken_at) * 1000 >= self.options.max_trigger_delay_ms
         moved = any(since.get(tp) != start[tp] for tp in start)  # a loss that is gone on without
         if least is not None and waiting < least and not (self.target or delayed or moved):
             return start
         if waiting:
-            self._taken_at = time.monotonic()
+            self._taken_at = monotonic()
         return newest if most is None else limited(since, newest, most)
 
     def ranges(

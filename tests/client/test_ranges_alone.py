@@ -3,49 +3,49 @@
 from __future__ import annotations
 
 import uuid
-from types import SimpleNamespace
 
 import pytest
 
-from kept.client.consume.fetch import FetchLimits
+from kept.client.consume.fetch import Fetched, FetchLimits
+from kept.client.consume.leader_offsets import OffsetAt
 from kept.client.consume.positions import EARLIEST
 from kept.client.consume.range_reader import OffsetsLost, RangeReader
+from kept.client.core.metadata import PartitionView, TopicView
 from kept.storage.errors import RequestTimedOut
 from kept.storage.records import build_batch, headers
 from kept.storage.types import IsolationLevel, TopicPartition
+from tests.support.fake_client import FakeClient
 
 TP = TopicPartition("t", 0)
 TOPIC_ID = uuid.UUID(int=1)
 
 
-class OpenTransaction:
+class OpenTransaction(FakeClient):
     """A log of ten batches; from offset 6 on a transaction is open. It grows with every fetch."""
 
     leader_epoch = 3
 
     def __init__(self) -> None:
+        super().__init__()
         self.batches = [
             build_batch([(1, b"k", b"v", ())], base_offset=offset) for offset in range(10)
         ]
         self.fetches = 0
-        self.view = SimpleNamespace(forget=lambda tp: None)
 
-    def topic(self, name: str) -> SimpleNamespace:
-        partition = SimpleNamespace(leader_epoch=self.leader_epoch)
-        return SimpleNamespace(topic_id=TOPIC_ID, partitions={0: partition})
+    def topic(self, name: str) -> TopicView:
+        partition = PartitionView(0, 0, self.leader_epoch, (0,), (0,))
+        return TopicView(name, TOPIC_ID, False, {0: partition})
 
     def list_offsets(self, asked, isolation=IsolationLevel.READ_UNCOMMITTED):
         committed = isolation is IsolationLevel.READ_COMMITTED
         end = 6 if committed else 10
-        return {
-            tp: SimpleNamespace(offset=0 if at == EARLIEST else end) for tp, at in asked.items()
-        }
+        return {tp: OffsetAt(0 if at == EARLIEST else end, -1, -1) for tp, at in asked.items()}
 
     def fetch_partition(self, tp, offset, limits, timeout_ms, *, node=None):
         self.fetches += 1
         end = 6 if limits.isolation is IsolationLevel.READ_COMMITTED else 10
         there = b"".join(self.batches[offset:end][:2])
-        return SimpleNamespace(records=there, aborted=(), high_watermark=10, last_stable_offset=6)
+        return Fetched(tp, None, there, 10, 6, 0, ())
 
 
 def read(isolation: IsolationLevel) -> tuple[list[int], int]:
@@ -73,7 +73,7 @@ class KnowsNothingYet(OpenTransaction):
 
     def fetch_partition(self, tp, offset, limits, timeout_ms, *, node=None):
         self.fetches += 1
-        return SimpleNamespace(records=b"", aborted=(), high_watermark=0, last_stable_offset=0)
+        return Fetched(tp, None, b"", 0, 0, 0, ())
 
 
 def test_who_has_nothing_yet_is_not_asked_without_a_pause():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from kept.client.core.metadata import ClusterView, Endpoint, PartitionView, Topi
 from kept.client.protocol.api_keys import ApiKey
 from kept.storage.errors import InvalidRequest, KeptError
 from tests.support.client_world import A, B, World, offsets
+from tests.support.fake_client import response
 
 PATIENCE_MS = 700
 
@@ -30,17 +30,16 @@ def ended(operation: Any, answers: list[Any]) -> Any:
 
 
 def offset(partition: int, value: int) -> Any:
-    one = SimpleNamespace(partition_index=partition, error_code=0, offset=value)
-    return SimpleNamespace(topics=[SimpleNamespace(name="t", partitions=[one])])
+    one = {"partition_index": partition, "error_code": 0, "offset": value}
+    return response(ApiKey.LIST_OFFSETS, 6, topics=[{"name": "t", "partitions": [one]}])
 
 
 def directory(topic: str, sizes: dict[int, int]) -> Any:
     partitions = [
-        SimpleNamespace(partition_index=n, partition_size=size, is_future_key=False)
-        for n, size in sizes.items()
+        {"partition_index": n, "partition_size": size, "offset_lag": 0} for n, size in sizes.items()
     ]
-    found = SimpleNamespace(name=topic, partitions=partitions)
-    return SimpleNamespace(results=[SimpleNamespace(topics=[found])])
+    one = {"error_code": 0, "log_dir": "/d", "topics": [{"name": topic, "partitions": partitions}]}
+    return response(ApiKey.DESCRIBE_LOG_DIRS, 1, results=[one])
 
 
 def view(led_by: dict[int, int]) -> TopicView:
@@ -71,15 +70,17 @@ def test_groups_are_listed_without_a_silent_node_where_it_is_named(told):
     asked = groups.list_groups(silent, PATIENCE_MS)
     next(asked)
     brokers = [
-        SimpleNamespace(broker_id=n, host="h", port=n, rack=None, is_fenced=n == 3)
+        {"broker_id": n, "host": "h", "port": n, "rack": None, "is_fenced": n == 3}
         for n in (1, 2, 3)
     ]
-    calls = asked.send([SimpleNamespace(brokers=brokers)])
+    described = response(ApiKey.DESCRIBE_CLUSTER, 2, error_code=0, cluster_id="c", brokers=brokers)
+    calls = asked.send([described])
     assert [call.route for call in calls] == [ToNode(1), ToNode(2)], "3 is fenced"
     assert {call.optional for call in calls} == {told}
-    one = SimpleNamespace(group_id="g", protocol_type="consumer", group_state="Stable")
-    second = NoAnswer("2") if told else SimpleNamespace(groups=[])
-    (found,) = ended(asked, [SimpleNamespace(groups=[one]), second])
+    one = {"group_id": "g", "protocol_type": "consumer", "group_state": "Stable"}
+    first = response(ApiKey.LIST_GROUPS, 4, error_code=0, groups=[one])
+    second = NoAnswer("2") if told else response(ApiKey.LIST_GROUPS, 4, error_code=0, groups=[])
+    (found,) = ended(asked, [first, second])
     assert found.group == "g" and silent == ([2] if told else None)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 
@@ -92,8 +91,7 @@ def test_limits_and_delays(client, kept_broker):
 
 def test_a_delay_counts_from_the_trigger_before(client, kept_broker, monkeypatch):
     now = [0.0]
-    clock = SimpleNamespace(monotonic=lambda: now[0])
-    monkeypatch.setattr("kept.pipeline.read.progress.time", clock)
+    monkeypatch.setattr("kept.pipeline.read.progress.monotonic", lambda: now[0])
     topic = kept_broker.create_topic()
     tp = TopicPartition(topic, 0)
     one = following(client, topic, minOffsetsPerTrigger="100", maxTriggerDelay="10s")

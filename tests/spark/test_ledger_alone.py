@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
-from kept.client.consume.positions import EARLIEST
 from kept.pipeline.options import BadOption
 from kept.pipeline.write import ledger
 from kept.pipeline.write.ledger import Begun, NotTheSame, Written
 from kept.storage.records import build_batch, read_header
 from kept.storage.types import Codec, TopicPartition
+from tests.support.fake_client import FakeClient
 
 TP = TopicPartition("t", 2)
 
@@ -41,11 +39,7 @@ def test_other_rows_are_told_though_the_broker_made_the_batch_anew():
 
 def test_what_retention_took_since_may_have_been_written():
     """To take it for unwritten would write it twice."""
-
-    def list_offsets(asked):
-        return {tp: SimpleNamespace(offset=5 if at == EARLIEST else 9) for tp, at in asked.items()}
-
-    client = SimpleNamespace(list_offsets=list_offsets)
+    client = FakeClient(start=5, end=9)
     with pytest.raises(NotTheSame, match=r"t-2: the log starts at 5, .* from 3 on"):
         ledger._find(client, TP, 3, begun(batch(b"a")))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from kept.pipeline.options import Connection, WriteOptions
 from kept.pipeline.write.task import TopicWriter
 from kept.storage.records import BatchBuilder, build_area_batch, records
 from kept.storage.types import Codec
+from tests.support.fake_client import FakeClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
@@ -74,11 +74,7 @@ def test_a_batch_has_room_in_the_topic_and_in_the_worker(
 ) -> None:
     from kept.pipeline.write.task import largest_batch
 
-    settings = [SimpleNamespace(name="max.message.bytes", value=most)]
-    client: Any = SimpleNamespace(
-        topic_configs=lambda names: {names[0]: settings},
-        topic=lambda name: SimpleNamespace(partitions=dict.fromkeys(range(partitions), name)),
-    )
+    client = FakeClient({"t": partitions}, settings=[("max.message.bytes", most)])
     options = WriteOptions(Connection("h:1"), topic="t", batch_bytes=given)
     assert largest_batch(client, options, "t") == size
 
@@ -88,15 +84,10 @@ def test_many_topics_are_not_all_held(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from kept.pipeline.write import task as write_task
 
-    sent = list[str]()
     monkeypatch.setattr(write_task, "MANY_TOPICS", 2)
-    monkeypatch.setattr(write_task, "largest_batch", lambda *_: 1 << 20)
-    monkeypatch.setattr(TopicWriter, "_partitions", lambda *_: 1)
-    client: Any = SimpleNamespace(
-        init_producer=lambda: (1, 0, {}), append=lambda topic, _: sent.append(topic)
-    )
+    client = FakeClient(dict.fromkeys("abcd", 1))
     writer = TopicWriter(client, WriteOptions(Connection("h:1")))
     for topics in (["a", "b"], ["a", "b", "c"], ["d"]):
         writer.write(pa.record_batch({"value": topics, "topic": topics}))
-    assert sent == ["a", "b", "c", "d"]
-    assert writer.finish() == 6 and sent == ["a", "b", "c", "d"]
+    assert client.sent == ["a", "b", "c", "d"]
+    assert writer.finish() == 6 and client.sent == ["a", "b", "c", "d"]

@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 
@@ -85,7 +85,6 @@ def test_free_ports_are_free():
 
 DRAWS = """
 import sys
-from types import SimpleNamespace
 from kept.testing import ports
 ports.LOWEST, ports.HIGHEST = map(int, sys.argv[1:])
 try:
@@ -175,8 +174,8 @@ def test_waiting_has_a_deadline(kept_broker):
 
 def test_who_is_not_ready_is_named_with_its_own_log(kept_broker, monkeypatch):
     """Not the first node, which may be well."""
-    well = SimpleNamespace(number=0, host="localhost", port=1, running=True)
-    ill = SimpleNamespace(number=1, host="localhost", port=free_port(), running=True)
+    (node,) = kept_broker._nodes
+    well, ill = replace(node, port=1), replace(node, number=1, port=free_port())
     monkeypatch.setattr(kept_broker, "_nodes", [well, ill])
     monkeypatch.setattr(kept_broker, "log", lambda number: f"the log of {number}")
     monkeypatch.setattr(

@@ -67,7 +67,6 @@ else ifdef SEEDS
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --seeds $(SEEDS)
 else
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage scripted --seeds 20
-	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage compaction-scripted --seeds 40
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage raft --seeds 1000
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage cores --seeds 200
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage storage --seeds 150

@@ -11,7 +11,7 @@ from typing import Final
 
 ENOUGH: Final = {
     "raft": 60, "cores": 150, "storage": 60, "scripted": 4, "compaction": 100,
-    "compaction-scripted": 8, "directories": 24, "crashes": 24, "compaction-wide": 40,
+    "directories": 24, "crashes": 24, "compaction-wide": 40,
     "strangers": 12, "node": 40, "nodes": 40,
     "nodes-compaction": 40,
 }  # fmt: skip
@@ -71,12 +71,6 @@ REQUIRED: Final = {
         "records deleted", "devices that failed", "log directories offline",
         "replicas that cleaned, offline", "power losses", "writes torn by power",
         "manifests damaged",
-    ),
-    "compaction-scripted": (
-        "the_first_acts_before_it_is_published", "one_who_is_joining_is_not_asked",
-        "one_who_is_dropped_is_not_asked", "what_was_published_is_discarded",
-        "what_is_held_is_taken_for_published", "an_answer_of_another_epoch_counts",
-        "a_tail_of_its_own_is_compacted_before_it_is_cut", "a_pass_is_told_of_in_a_later_term",
     ),
     "scripted": (
         "an_isr_change_comes_late", "a_proposal_is_lost_in_a_stall",

@@ -63,8 +63,6 @@ class Network:
     holds: float = 0.0
     """How often a request that is cut off is held and carried out late, long given up."""
     late_ms: tuple[int, int] = (1, 2000)
-    blocked: set[tuple[int, str]] = field(default_factory=set)
-    """(source, method) of requests that get lost, for scripts."""
     late_next: tuple[int, str] | None = None
     """(source, method) of a request that is to take ``late_ms``, for scripts."""
 
@@ -211,9 +209,7 @@ class Network:
             machine.deliver(f"serve_{method}", source, request, reply)
 
         self.sent += 1
-        if (source, method) in self.blocked:
-            self.world.counts["messages lost"] += 1
-        elif self.late_next == (source, method):
+        if self.late_next == (source, method):
             self.late_next = None
             self.world.counts["requests that came late"] += 1
             self.world.after(self.late_ms[1] * MS, arrive)

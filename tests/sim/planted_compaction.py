@@ -1,8 +1,7 @@
 """Planted bugs of compaction that replicas follow (rules 11 to 19, 30).
 
 The letters are the counterexamples of the rules' model; ``tests/replication/manifests`` has all of
-them, over the cores alone. Those of stage ``compaction-scripted`` need too many things in a row to
-be drawn: the seed is their script's.
+them, over the cores alone.
 
 Not here: *bytes instead of records* (rule 17) shows in
 ``tests/compaction/manifest/test_verify.py``: every record of these histories is uncompressed.
@@ -14,16 +13,13 @@ from dataclasses import replace
 from typing import Any
 
 from kept.compaction.manifest.follow import LogsDiffer
-from kept.replication.events import ManifestOffered
-from kept.replication.manifests_events import NoteManifest, Store
 from tests.sim.planted import plant
 
 CORE = "kept.replication.manifests.ManifestCore"
 LEADER = "kept.replication.partition_core.PartitionCore"
 FOLLOW = "kept.compaction.manifest.follow"
 HELD = "kept.compaction.manifest.manifest_store"
-STAGE, SCRIPTED = "compaction", "compaction-scripted"
-FAILS = "resurrection generation-differs value-lost survivor-missing liveness invariants tombstones"
+STAGE = "compaction"
 
 
 def published_by(counts: Any) -> Any:
@@ -224,131 +220,4 @@ plant(
     "below-log-end", STAGE, 17, "crash survivor-missing value-lost resurrection",
     "a manifest is applied once the log reaches its end (14, 15, C6)",
     (f"{CORE}.pull", below_log_end),
-)  # fmt: skip
-
-
-def trusting(original: Any) -> Any:
-    """A new leader takes what it holds for published."""
-
-    def settle(self: Any, now_ms: int) -> Any:
-        before = self.has_offered
-        effects = original(self, now_ms)
-        if (
-            self.has_offered
-            and not before
-            and self.held is not None
-            and self.published != self.held
-        ):
-            self.published = self.held
-            told = NoteManifest(ManifestOffered(self.held.identity, now_ms, applied=True))
-            return (told, *self._apply_next())
-        return effects
-
-    return settle
-
-
-def discarding(original: Any) -> Any:
-    """A new leader forgets what it holds and has not applied."""
-
-    def leads(self: Any, event: Any, now_ms: int) -> Any:
-        self.held = self.applied
-        return original(self, event, now_ms)
-
-    return leads
-
-
-def unfenced(original: Any) -> Any:
-    """A pull of another leader epoch counts."""
-
-    def heard(self: Any, request: Any) -> Any:
-        return original(self, replace(request, leader_epoch=self.leader_epoch))
-
-    return heard
-
-
-def before_fetching(original: Any) -> Any:
-    """A follower asks as if its log had been compared with the leader's."""
-
-    def pull(self: Any, log_end_offset: int, broker_epoch: int = -1) -> Any:
-        request = original(self, log_end_offset, broker_epoch)
-        if request is not None:
-            self.in_flight = request = replace(request, synced=True)
-        return request
-
-    return pull
-
-
-def of_any_life(original: Any) -> Any:
-    """A leader counts what a replica says before it has fetched in this epoch."""
-
-    def manifest(self: Any, event: Any) -> Any:
-        if not isinstance(event, ManifestOffered) and event.replica_id in self.followers:
-            known = self.followers[event.replica_id].broker_epoch
-            event = replace(event, broker_epoch=known)
-        return original(self, event)
-
-    return manifest
-
-
-plant(
-    "acts-first", SCRIPTED, 1, FAILS,
-    "nothing is put into place before it is published (14, C2)",
-    (f"{LEADER}._publish", published_by(lambda self, replica: False)),
-)  # fmt: skip
-plant(
-    "confirmed-only", SCRIPTED, 2, FAILS,
-    "a member that is proposed counts for publication (30, C1)",
-    (f"{LEADER}._publish", published_by(lambda self, replica: replica in self.isr)),
-)  # fmt: skip
-plant(
-    "shrink-counted", SCRIPTED, 3, FAILS,
-    "a member counts until the controller has dropped it (30, C1)",
-    (
-        f"{LEADER}._publish",
-        published_by(
-            lambda self, replica: (
-                replica in (self.isr if self.pending_isr is None else self.pending_isr)
-            )
-        ),
-    ),
-)  # fmt: skip
-plant(
-    "discards", SCRIPTED, 4, FAILS,
-    "a new leader finishes what it holds (14, C3)",
-    (f"{CORE}._leads", discarding),
-)  # fmt: skip
-plant(
-    "trusts", SCRIPTED, 5, FAILS,
-    "what a new leader holds is not published yet (14, C5)",
-    (f"{CORE}._offer_if_known", trusting),
-)  # fmt: skip
-plant(
-    "no-fence", SCRIPTED, 6, FAILS,
-    "acknowledgements of another leader epoch are refused (14)",
-    (f"{CORE}.receive_pull", unfenced),
-)  # fmt: skip
-
-
-def late(_: Any) -> Any:
-    """Whatever a pass has come to is offered."""
-
-    def pass_done(self: Any, event: Any) -> Any:
-        if not self.has_offered or self.storing is not None or self.applying is not None:
-            return ()
-        self.storing = Store(event.manifest, None)
-        return (self.storing,)
-
-    return pass_done
-
-
-plant(
-    "late-pass", SCRIPTED, 8, f"{FAILS} crash",
-    "a pass of another leader epoch is thrown away (13)",
-    (f"{CORE}._pass_done", late),
-)  # fmt: skip
-plant(
-    "before-truncating", SCRIPTED, 7, FAILS,
-    "nothing is applied before the logs agree (14, C11)",
-    (f"{CORE}.pull", before_fetching),
-    (f"{LEADER}._manifest", of_any_life),
 )  # fmt: skip

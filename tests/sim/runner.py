@@ -28,7 +28,6 @@ STAGES: Final = {
     "compaction": ("tests.sim.compaction", "CompactionHistory"),
     "scripted": ("tests.sim.scripts", "ScriptedHistory"),
     "compaction-wide": ("tests.sim.wide", "WideHistory"),
-    "compaction-scripted": ("tests.sim.compaction_scripts", "ScriptedCompaction"),
     "node": ("tests.sim.node_history", "NodeHistory"),
     "nodes": ("tests.sim.nodes_history", "NodesHistory"),
     "nodes-compaction": ("tests.sim.nodes_compaction", "NodesCompactionHistory"),

@@ -8,17 +8,14 @@ from typing import Final
 
 import pytest
 
-from tests.sim import compaction_scripts, scripts
+from tests.sim import scripts
 from tests.sim.planted import PLANTED
 from tests.sim.runner import run_one
 
 TRIED: Final = 24
 """What a change of ours does to a history may move the seed that shows a bug: one of so many
 must. The rarest are shown by every fifth."""
-STEPS: Final = {
-    "scripted": len(scripts.SCRIPTS),
-    "compaction-scripted": len(compaction_scripts.SCRIPTS),
-}
+STEPS: Final = {"scripted": len(scripts.SCRIPTS)}
 """From a seed to the next one with the same script."""
 SLOW = {"compaction": pytest.mark.slow, "compaction-wide": pytest.mark.slow}
 NAMES = [pytest.param(name, marks=SLOW.get(PLANTED[name].stage, ())) for name in sorted(PLANTED)]

@@ -118,9 +118,7 @@ def _last_of_each(changes: list[PartitionRecord]) -> list[PartitionRecord]:
 
 
 def fence_brokers(
-    image: Image,
-    broker_epochs: Mapping[int, int],
-    unclean_allowed: UncleanAllowed = never_unclean,
+    image: Image, broker_epochs: Mapping[int, int], unclean_allowed: UncleanAllowed = never_unclean
 ) -> list[MetadataRecord]:
     """Brokers are dead or silent: they lead nothing, and leave each ISR in which somebody is left.
 
@@ -143,10 +141,7 @@ def fence_brokers(
 
 
 def unfence_broker(
-    image: Image,
-    broker_id: int,
-    broker_epoch: int,
-    unclean_allowed: UncleanAllowed = never_unclean,
+    image: Image, broker_id: int, broker_epoch: int, unclean_allowed: UncleanAllowed = never_unclean
 ) -> list[MetadataRecord]:
     """A broker has caught up with the metadata: it takes part. Raises as :func:`fence_brokers`."""
     broker = _registered(image, broker_id, broker_epoch)

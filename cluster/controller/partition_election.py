@@ -17,12 +17,7 @@ from uuid import UUID
 from kept.cluster.controller.heartbeats import PartitionKey, ReplicaLog
 from kept.cluster.controller.unclean_recovery import longest
 from kept.cluster.metadata.image import Image
-from kept.cluster.metadata.records import (
-    NO_LEADER,
-    MetadataRecord,
-    PartitionRecord,
-    ResourceType,
-)
+from kept.cluster.metadata.records import NO_LEADER, MetadataRecord, PartitionRecord, ResourceType
 from kept.storage.errors import (
     ElectionNotNeeded,
     EligibleLeadersNotAvailable,

@@ -16,10 +16,7 @@ from kept.storage.errors import InvalidReplicationFactor
 
 
 def place(
-    brokers: Iterable[BrokerImage],
-    partitions: range,
-    replication_factor: int,
-    shift: int = 0,
+    brokers: Iterable[BrokerImage], partitions: range, replication_factor: int, shift: int = 0
 ) -> list[tuple[int, ...]]:
     """Replicas, in order of preference, for each number in ``partitions``.
 

@@ -19,12 +19,7 @@ from kept.cluster.controller.partition_election import advanced, completed
 from kept.cluster.controller.topics import check_assignment
 from kept.cluster.controller.unclean_recovery import candidates
 from kept.cluster.metadata.image import Image
-from kept.cluster.metadata.records import (
-    NO_LEADER,
-    MetadataRecord,
-    PartitionRecord,
-    ResourceType,
-)
+from kept.cluster.metadata.records import NO_LEADER, MetadataRecord, PartitionRecord, ResourceType
 from kept.storage.errors import (
     InvalidReplicaAssignment,
     InvalidReplicationFactor,

@@ -153,10 +153,7 @@ def delete_topic(image: Image, topic: str | UUID) -> list[MetadataRecord]:
 
 
 def create_partitions(
-    image: Image,
-    name: str,
-    count: int,
-    assignments: Sequence[Sequence[int]] | None = None,
+    image: Image, name: str, count: int, assignments: Sequence[Sequence[int]] | None = None
 ) -> list[MetadataRecord]:
     """Raise a topic's number of partitions to ``count``; ``assignments`` are for the new ones.
 

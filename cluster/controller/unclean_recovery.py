@@ -85,11 +85,7 @@ def longest(state: PartitionRecord, logs: Mapping[int, ReplicaLog]) -> int:
 
 
 def elect_longest(
-    image: Image,
-    keys: Iterable[PartitionKey],
-    reports: Reports,
-    *,
-    incomplete: bool = False,
+    image: Image, keys: Iterable[PartitionKey], reports: Reports, *, incomplete: bool = False
 ) -> list[MetadataRecord]:
     """Elect by length where all candidates have reported.
 

@@ -368,9 +368,7 @@ class _Step:
     def _change_broker(self, record: BrokerChangeRecord) -> None:
         broker = self._registered(record.broker_id, record.broker_epoch)
         self._own("brokers")[record.broker_id] = replace(
-            broker,
-            fenced=record.fenced,
-            in_controlled_shutdown=record.in_controlled_shutdown,
+            broker, fenced=record.fenced, in_controlled_shutdown=record.in_controlled_shutdown
         )
         self._touched["brokers"].add(record.broker_id)
 
@@ -446,9 +444,7 @@ class _Step:
                 del self._own(index)[before.key]
 
     def _rehost(
-        self,
-        came: Mapping[tuple[int, UUID], list[int]],
-        went: Mapping[tuple[int, UUID], set[int]],
+        self, came: Mapping[tuple[int, UUID], list[int]], went: Mapping[tuple[int, UUID], set[int]]
     ) -> Steps[None]:
         drafts: dict[int, Draft[UUID, tuple[int, ...]]] = {}
         for broker_id, topic_id in dict.fromkeys((*came, *went)):

@@ -96,9 +96,7 @@ def _flaw_of_end(last_index: int, last_term: int, term: int) -> str:
 
 def _flaw_of_append(message: Append) -> str:
     wrong = _flaw_of_end(message.prev_index, message.prev_term, message.term) or _negative(
-        commit_index=message.commit_index,
-        round=message.round,
-        acknowledged=message.acknowledged,
+        commit_index=message.commit_index, round=message.round, acknowledged=message.acknowledged
     )
     if wrong:
         return wrong

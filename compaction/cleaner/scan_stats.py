@@ -19,14 +19,7 @@ from pyroaring import BitMap
 from kept.compaction.cleaner.job import CACHED_BYTES, INFLATE_LIMIT, Job, Source
 from kept.storage.disk import Disk, File
 from kept.storage.errors import DamagedData, PeerError
-from kept.storage.records import (
-    HEADER_BYTES,
-    BatchHeader,
-    decompress,
-    headers,
-    read_header,
-    scan,
-)
+from kept.storage.records import HEADER_BYTES, BatchHeader, decompress, headers, read_header, scan
 from kept.storage.segments.txn_index import AbortedTxn
 from kept.storage.types import Codec
 

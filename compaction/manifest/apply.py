@@ -155,11 +155,7 @@ def begin(log: Log, published: Published) -> SegmentSwapper:
 
 
 def conclude(
-    directory: str,
-    disk: Disk,
-    published: Published,
-    *,
-    history_bytes: int = DEFAULT_HISTORY_BYTES,
+    directory: str, disk: Disk, published: Published, *, history_bytes: int = DEFAULT_HISTORY_BYTES
 ) -> CompactionState:
     """Step 3: the mark; older manifests and the journal's surplus go."""
     identity = published.manifest.identity

@@ -66,8 +66,7 @@ def local() -> None:
 
 @local.command(
     epilog=examples(
-        "kept local up --nodes 3",
-        "kept local up --set log.segment.bytes=1048576 --port 9192",
+        "kept local up --nodes 3", "kept local up --set log.segment.bytes=1048576 --port 9192"
     )
 )
 @click.option(

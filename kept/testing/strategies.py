@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from kept.compaction.strategies.kit import (
-    LAWS,
-    check_strategy,
-    clean,
-    random_record,
-    winners,
-)
+from kept.compaction.strategies.kit import LAWS, check_strategy, clean, random_record, winners
 
 __all__ = ["LAWS", "check_strategy", "clean", "random_record", "winners"]

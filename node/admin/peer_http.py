@@ -14,12 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.internode.controller_rpc import PeerHttpReply, PeerHttpRequest
-from kept.storage.errors import (
-    InvalidRequest,
-    KeptError,
-    NetworkException,
-    UnknownTopicOrPartition,
-)
+from kept.storage.errors import InvalidRequest, KeptError, NetworkException, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
     from kept.node.internode.peers import Peers

@@ -143,10 +143,7 @@ class NodeHealth:
             return None if self.metadata.leader_id is not None else "no controller is elected"
         offline = {d.name: d.offline for d in self.table.directories if d.offline is not None}
         return self.readiness.unready(
-            self.metadata.image,
-            self.identity.broker_epoch,
-            offline,
-            len(self.replicas.left_closed),
+            self.metadata.image, self.identity.broker_epoch, offline, len(self.replicas.left_closed)
         )
 
     def stray_logs(self) -> list[str]:

@@ -132,11 +132,7 @@ class AdminServices:
             replicas=self.replicas,
             view=view,
             leaders=LeaderRouter(
-                metadata=metadata,
-                lookup=lookup,
-                table=table,
-                view=view,
-                peer_http=self.peer_http,
+                metadata=metadata, lookup=lookup, table=table, view=view, peer_http=self.peer_http
             ),
             history=self.history,
         )

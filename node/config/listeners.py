@@ -260,10 +260,7 @@ def _no_port_twice(bound: Sequence[Listener]) -> None:
 
 
 def _advertised_by_name(
-    entries: Sequence[str] | None,
-    protocols: dict[str, str],
-    bound: Sequence[Listener],
-    role: Role,
+    entries: Sequence[str] | None, protocols: dict[str, str], bound: Sequence[Listener], role: Role
 ) -> dict[str, Listener]:
     """``advertised.listeners`` by name."""
     by_name = {a.name: a for a in _parse("advertised.listeners", entries or (), protocols)}

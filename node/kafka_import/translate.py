@@ -29,13 +29,7 @@ from kept.node.kafka_import import kafka_records
 from kept.node.kafka_import.kafka_records import KafkaRecord
 from kept.storage.errors import CorruptMessage, InvalidConfig
 
-_RESOURCES: Final = {
-    2: "topic",
-    4: "broker",
-    8: "broker logger",
-    16: "client metrics",
-    32: "group",
-}
+_RESOURCES: Final = {2: "topic", 4: "broker", 8: "broker logger", 16: "client metrics", 32: "group"}
 _KNOWN_SETTINGS: Final = {
     int(ResourceType.TOPIC): TOPIC_SETTINGS,
     int(ResourceType.BROKER): BROKER_SETTINGS,

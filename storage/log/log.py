@@ -55,13 +55,7 @@ from kept.storage.segments.log_segments import Segments
 from kept.storage.segments.segment import Segment
 from kept.storage.segments.swap import SwapPlan
 from kept.storage.segments.txn_index import AbortedTxn
-from kept.storage.types import (
-    MAX_INT64,
-    NO_TIMESTAMP,
-    LogConfig,
-    TimestampType,
-    TopicPartition,
-)
+from kept.storage.types import MAX_INT64, NO_TIMESTAMP, LogConfig, TimestampType, TopicPartition
 
 logger = logging.getLogger(__name__)
 

@@ -71,8 +71,7 @@ def report_missing(log: Log, traces: Traces, high_watermark: int, recovery_point
             _report(log, _index_alone(base), base, upper[0] if upper else end)
     newest = max(traces.snapshots, default=0)
     reached, proof = max(
-        (high_watermark, layout.HIGH_WATERMARKS),
-        (newest, f"{newest:020d}{layout.SNAPSHOT}"),
+        (high_watermark, layout.HIGH_WATERMARKS), (newest, f"{newest:020d}{layout.SNAPSHOT}")
     )
     if reached > max(end, recovery_point):
         _report(log, f"it ends at {end}, and was at {reached} by {proof}", end, reached)

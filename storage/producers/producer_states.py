@@ -115,15 +115,7 @@ class CompletedTxn(NamedTuple):
 class ProducerStates:
     """All producers of a log, by producer id. ``end_offset``: the state covers all below it."""
 
-    __slots__ = (
-        "_counted",
-        "_ended",
-        "_open",
-        "_quota",
-        "_states",
-        "end_offset",
-        "expiration_ms",
-    )
+    __slots__ = ("_counted", "_ended", "_open", "_quota", "_states", "end_offset", "expiration_ms")
 
     def __init__(self, expiration_ms: int, quota: ProducerQuota | None = None) -> None:
         self.expiration_ms = expiration_ms

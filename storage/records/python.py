@@ -24,12 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from kept.storage.errors import (
-    CorruptMessage,
-    InflatesBeyondLimit,
-    InvalidRecord,
-    MessageTooLarge,
-)
+from kept.storage.errors import CorruptMessage, InflatesBeyondLimit, InvalidRecord, MessageTooLarge
 from kept.storage.records.build import read_headers, read_varint, rewritten, wrap64
 from kept.storage.records.checksum import package_crc32c
 from kept.storage.records.codecs import decompress

@@ -18,12 +18,7 @@ from typing import Final
 from kept.storage import layout
 from kept.storage.disk import Disk, File
 from kept.storage.errors import DamagedData
-from kept.storage.records.header import (
-    HEADER_BYTES,
-    LENGTH_PREFIX_BYTES,
-    holds_batch,
-    size_at,
-)
+from kept.storage.records.header import HEADER_BYTES, LENGTH_PREFIX_BYTES, holds_batch, size_at
 from kept.storage.segments import txn_index
 from kept.storage.segments.offset_index import OffsetIndex
 from kept.storage.segments.time_index import TimeIndex

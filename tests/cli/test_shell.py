@@ -143,8 +143,7 @@ def test_wrong_usage_is_status_2(offline, arguments, said):
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["topic", "list"], ["consume", "x"], ["group", "list"], ["compact", "status"]],
+    "arguments", [["topic", "list"], ["consume", "x"], ["group", "list"], ["compact", "status"]]
 )
 def test_nobody_there_is_one_line_and_status_1(offline, arguments):
     ran = offline(*arguments, status=1)

@@ -44,8 +44,7 @@ OPS = (
     "reassign", "cancel", "finish", "balance", "offline", "batch",
 )  # fmt: skip
 steps = st.lists(
-    st.tuples(st.sampled_from(OPS), st.integers(0, BROKERS - 1), st.integers(0, 2**12)),
-    max_size=60,
+    st.tuples(st.sampled_from(OPS), st.integers(0, BROKERS - 1), st.integers(0, 2**12)), max_size=60
 )
 
 

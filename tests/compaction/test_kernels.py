@@ -273,8 +273,7 @@ def test_damage_is_told_alike_or_survived(fast, seed):
 
 @pytest.mark.usefixtures("each_kernel")
 @pytest.mark.parametrize(
-    ("offsets", "fault"),
-    [([0, 2, 1], "ascend"), ([0, 0], "ascend"), ([0, 1, 9], "ascend")],
+    ("offsets", "fault"), [([0, 2, 1], "ascend"), ([0, 0], "ascend"), ([0, 1, 9], "ascend")]
 )
 def test_offsets_that_do_not_ascend_are_damage(offsets, fault):
     rows = [(1, b"k", b"v", ())] * len(offsets)

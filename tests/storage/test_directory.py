@@ -16,12 +16,7 @@ from kept.storage import layout
 from kept.storage.checkpoints import read_epochs
 from kept.storage.directory import Birth, Checkpoint, LogDirectory, previous_broker_epoch
 from kept.storage.disk import Disk, parse_fail_point
-from kept.storage.errors import (
-    DamagedData,
-    DirectoryInUse,
-    DirectoryRefused,
-    MachineError,
-)
+from kept.storage.errors import DamagedData, DirectoryInUse, DirectoryRefused, MachineError
 from kept.storage.log.durability import FlushTicket
 from kept.storage.producers.producer_states import ProducerQuota
 from kept.storage.types import LogConfig, TopicPartition

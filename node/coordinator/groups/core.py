@@ -24,13 +24,7 @@ from kio.schema.errors import ErrorCode
 
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.events import NO_ERROR, Append, Effect, Event, Note, Response
-from kept.node.coordinator.groups.group import (
-    CLASSIC_GROUP_TYPE,
-    DEAD_STATE,
-    EMPTY,
-    STABLE,
-    Group,
-)
+from kept.node.coordinator.groups.group import CLASSIC_GROUP_TYPE, DEAD_STATE, EMPTY, STABLE, Group
 from kept.node.coordinator.groups.join_group import GroupMembership
 from kept.node.coordinator.groups.memory_limit import GroupMemory, GroupTable, records_bytes
 from kept.node.coordinator.groups.offset_requests import OffsetRequests

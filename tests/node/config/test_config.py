@@ -375,10 +375,7 @@ def test_an_empty_host_binds_all_interfaces():
         ({"listeners": "X://localhost:1"}, "no security protocol for listener X"),
         ({"listeners": "SSL://localhost:1"}, "kept serves PLAINTEXT only"),
         ({"listeners": "PLAINTEXT://:9092"}, "advertised.listeners must say"),
-        (
-            {"listeners": "PLAINTEXT://a:1,PLAINTEXT://a:2"},
-            "listener PLAINTEXT is given twice",
-        ),
+        ({"listeners": "PLAINTEXT://a:1,PLAINTEXT://a:2"}, "listener PLAINTEXT is given twice"),
         ({"listeners": "PLAINTEXT://a:1,NODE://a:1"}, "are the same address"),
         ({"listeners": "NODE://a:1"}, "none is left for clients"),
         ({"listeners": ""}, "none is left for clients"),

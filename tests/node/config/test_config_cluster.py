@@ -236,9 +236,7 @@ def test_the_cores_settings_follow():
 
 def test_every_configuration_that_is_accepted_suits_the_lifecycle():
     tight = load(
-        broker_session_timeout_ms="100",
-        broker_heartbeat_interval_ms="49",
-        kept_stall_ms="50",
+        broker_session_timeout_ms="100", broker_heartbeat_interval_ms="49", kept_stall_ms="50"
     )
     lifecycle_settings(tight)  # raises InvariantViolation where a fenced broker could serve
 

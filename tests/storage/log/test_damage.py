@@ -253,10 +253,7 @@ IS_A_LOSS = {
 
 @pytest.mark.parametrize(
     ("known", "cut"),
-    [
-        *[(known, False) for known in MAY_BE_COMPACTION],
-        *[(known, True) for known in IS_A_LOSS],
-    ],
+    [*[(known, False) for known in MAY_BE_COMPACTION], *[(known, True) for known in IS_A_LOSS]],
 )
 def test_a_hole_between_segments_is_cut_unless_compaction_may_have_left_it(kit, known, cut) -> None:
     disk, contents = written(kit, close=False)

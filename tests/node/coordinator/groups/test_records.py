@@ -47,8 +47,7 @@ def test_apache_kafkas_records_are_understood() -> None:
     found = [r.decode_record(key, value) for key, value in kafka_records()]
     empty, alone, pair, *offsets, last = found[:6]
     assert empty == r.GroupRecord(
-        r.GroupMetadataKey("readers"),
-        r.GroupMetadataValue("", 0, None, None, 1795253504599, ()),
+        r.GroupMetadataKey("readers"), r.GroupMetadataValue("", 0, None, None, 1795253504599, ())
     )
     assert [m.value.generation for m in (alone, pair, last)] == [1, 2, 3]
     static, dynamic = pair.value.members

@@ -237,10 +237,7 @@ class Scenario:
                 yield f"join v{version} again", joined
             other = min(version, 5)
             assignments = [{"member_id": member, "assignment": b"all"}]
-            yield (
-                f"sync v{other}",
-                self.sync(other, group, member, 1, assignments=assignments),
-            )
+            yield (f"sync v{other}", self.sync(other, group, member, 1, assignments=assignments))
             yield f"heartbeat v{min(version, 4)}", self.beat(min(version, 4), group, member, 1)
             yield "described", self.describe(group, version=min(version, 6))
             yield f"leave v{other}", self.leave(other, group, (member, None))

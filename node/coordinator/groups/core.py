@@ -308,7 +308,7 @@ class GroupCore:
                 stored = _stored(record.value)
                 pending.replaced.append((key, self.appended.put(key, stored)))
                 if stored is None:
-                    self.transactions.forget(key)
+                    pending.voided += self.transactions.forget(key)
         self.memory.count_records(size_bytes)
         self.pending[self._last_append] = pending
         self._effects.append(Append(self._last_append, records, atomic))
@@ -344,6 +344,8 @@ class GroupCore:
         pending = self._pop_pending(event.append)
         for key, before in reversed(pending.replaced):
             self.appended.put(key, before)
+        for voided in pending.voided:
+            self.transactions.add(*voided)
         for group in reversed(pending.removed):
             self.groups[group.group_id] = group
         if pending.created is not None:

@@ -25,6 +25,14 @@ class StoredOffset(NamedTuple):
     record_offset: int
 
 
+class TransactionalOffset(NamedTuple):
+    """An offset that an open transaction of a producer commits."""
+
+    producer_id: int
+    key: OffsetCommitKey
+    stored: StoredOffset
+
+
 def offset_bytes(stored: StoredOffset | None) -> int:
     """What a store holds for an offset, about."""
     if stored is None:
@@ -113,10 +121,15 @@ class OpenTransactions:
         """A commit inside a transaction."""
         self._producers.setdefault(producer_id, OffsetStore()).put(key, stored)
 
-    def forget(self, key: OffsetCommitKey) -> None:
-        """A tombstone for a partition: commits inside open transactions are void."""
-        for store in self._producers.values():
-            store.put(key, None)
+    def forget(self, key: OffsetCommitKey) -> list[TransactionalOffset]:
+        """A tombstone for a partition: commits inside open transactions are void; which these are,
+        for :meth:`add`, should the tombstone not reach the log.
+        """
+        return [
+            TransactionalOffset(producer_id, key, stored)
+            for producer_id, store in self._producers.items()
+            if (stored := store.put(key, None)) is not None
+        ]
 
     def end(self, producer_id: int) -> list[tuple[OffsetCommitKey, StoredOffset]]:
         """The transaction of a producer is over: what it had committed."""

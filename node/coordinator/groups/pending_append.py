@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kio.schema.errors import ErrorCode
 
     from kept.node.coordinator.groups.group import Group, Protocols
-    from kept.node.coordinator.groups.offsets import StoredOffset
+    from kept.node.coordinator.groups.offsets import StoredOffset, TransactionalOffset
     from kept.node.coordinator.groups.records import GroupRecord, OffsetCommitKey
 
 
@@ -60,7 +60,8 @@ Sequel = ev.Response | GroupCreation | StaticMemberReplacement | Assignment
 class PendingAppend:
     """An append that is not committed yet, with what follows it and what undoes it.
 
-    ``replaced``: offsets that it overwrote, in order. ``created``: a group that was made for it.
+    ``replaced``: offsets that it overwrote, in order. ``voided``: offsets of open transactions that
+    its tombstones dropped. ``created``: a group that was made for it.
     ``removed``: groups that it deletes. ``is_over``: its sequel has happened. ``late``: the error
     of an append that was not committed in time; it may still be. ``size_bytes`` is what is counted
     of it while it waits.
@@ -72,6 +73,7 @@ class PendingAppend:
     created: str | None = None
     removed: tuple[Group, ...] = ()
     replaced: list[tuple[OffsetCommitKey, StoredOffset | None]] = field(default_factory=list)
+    voided: list[TransactionalOffset] = field(default_factory=list)
     is_over: bool = False
     late: ErrorCode | None = None
 

@@ -634,6 +634,19 @@ def test_offsets_of_apache_kafkas_transactions() -> None:
     assert fetched(loaded(first, inside, gone, marker(3, 7, commit=True))) == []
 
 
+@pytest.mark.parametrize("rejected", [False, True])
+def test_a_rejected_tombstone_voids_nothing_of_an_open_transaction(rejected: bool) -> None:
+    core = loaded(plain(0, offset_record(1)), transactional(1, 7, offset_record(5)))
+    (append,) = core.step(ev.DeleteGroups(1, ("g",)), 0)
+    if rejected:
+        core.step(ev.AppendRejected(append.append, ErrorCode.not_coordinator), 0)
+    else:
+        core.step(ev.AppendCommitted(append.append), 0)
+    core.end_transaction(7, is_commit=True)
+    stored = core.appended.get(OffsetCommitKey("g", "orders", 0))
+    assert (stored.value.offset if stored else None) == (5 if rejected else None)
+
+
 def test_apache_kafkas_partition_loads() -> None:
     data = (Path(__file__).parent / "data" / "kafka-4.3.0-consumer-offsets.log").read_bytes()
     core = loaded(data)

@@ -340,17 +340,6 @@ class LogDirectory:
         )
         return log
 
-    def create_log(
-        self, tp: TopicPartition, topic_id: uuid.UUID, config: LogConfig, *, now_ms: int,
-        producer_id_expiration_ms: int = 86_400_000,
-    ) -> Log:  # fmt: skip
-        """Create an empty log; its id is durable when this returns. Any thread may."""
-        (log,) = self.create_logs(
-            [Birth(tp, topic_id, config)], now_ms=now_ms,
-            producer_id_expiration_ms=producer_id_expiration_ms,
-        )  # fmt: skip
-        return log
-
     def create_logs(
         self, births: Sequence[Birth], *, now_ms: int, producer_id_expiration_ms: int = 86_400_000
     ) -> list[Log]:

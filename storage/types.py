@@ -16,7 +16,6 @@ LeaderEpoch = NewType("LeaderEpoch", int)
 NO_OFFSET: Final = -1
 NO_TIMESTAMP: Final = -1
 NO_PRODUCER_ID: Final = -1
-NO_PRODUCER_EPOCH: Final = -1
 NO_SEQUENCE: Final = -1
 NO_LEADER_EPOCH: Final = -1
 MAX_INT32: Final = 2**31 - 1

@@ -253,10 +253,6 @@ class BrokerLifecycle:
         """After a stall, until the controller has answered."""
         return self._resume_from is not None
 
-    def may_serve(self, now_ms: int) -> bool:
-        """Whether leadership may be acted on at this moment."""
-        return now_ms < self.valid_until_ms
-
     def step(self, event: Event, now_ms: int) -> tuple[Effect, ...]:
         """Take an event; returns what to do, in order."""
         return self._turn(event, now_ms)

@@ -50,13 +50,6 @@ def damage(error: DamagedData) -> Entry:
     return Entry("damage", values, f"DAMAGED: {error}")
 
 
-def dump_file(path: str, disk: Disk | None = None, *, print_records: bool = True) -> Iterator[str]:
-    """The lines of a file. Raises FileNotFoundError, MachineError; ValueError for other files."""
-    yield f"Dumping {path}"
-    for entry in entries(path, disk, print_records=print_records):
-        yield entry.line
-
-
 def entries(path: str, disk: Disk | None = None, *, print_records: bool = True) -> Iterator[Entry]:
     """What is in a file. Raises FileNotFoundError, MachineError; ValueError for other files."""
     disk = disk or Disk({})

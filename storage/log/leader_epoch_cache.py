@@ -143,11 +143,6 @@ class LeaderEpochCache:
             return epoch, self._starts[0]
         return epochs[higher - 1], self._starts[higher]
 
-    def epoch_at(self, offset: int) -> int | None:
-        """The epoch that an offset belongs to; None when it is below the first start."""
-        found = bisect_right(self._starts, offset)
-        return self._epochs[found - 1] if found else None
-
     def truncate_from_end(self, end_offset: int) -> None:
         """Forget epochs that start at or above ``end_offset``: their records are cut away."""
         keep = bisect_left(self._starts, end_offset)

@@ -540,13 +540,9 @@ class Log:
         """Forget silent producers; returns how many."""
         return self.producers.expire(now_ms)
 
-    def replace_segments(self, plan: SwapPlan, now_ms: int) -> None:
-        """Put cleaned segments in place of others (rule 11); their files are there and durable."""
-        segment_swapper.replace(self, plan, now_ms)
-
     def begin_replacement(self, plan: SwapPlan) -> segment_swapper.SegmentSwapper:
-        """The same in steps, for what blocks is to run in other threads. Raises InvariantViolation
-        when the plan does not fit.
+        """Begin to put cleaned segments in place of others (rule 11); their files are there and
+        durable. Raises InvariantViolation when the plan does not fit.
         """
         self.replacement = segment_swapper.SegmentSwapper(self, plan)
         return self.replacement

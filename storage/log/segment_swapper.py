@@ -138,18 +138,6 @@ class SegmentSwapper:
             self._log.replacement = None
 
 
-def replace(log: Log, plan: SwapPlan, now_ms: int) -> None:
-    """All steps at once: see :meth:`Log.replace_segments`."""
-    replacement = log.begin_replacement(plan)
-    try:
-        replacement.prepare()
-        while replacement.place_next(now_ms):
-            pass
-        replacement.finish()
-    finally:
-        replacement.end()
-
-
 def _check(log: Log, plan: SwapPlan, by_base: dict[int, Segment]) -> None:
     last = -1
     for group in plan.groups:

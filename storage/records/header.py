@@ -46,10 +46,8 @@ MIN_RECORD_BYTES: Final = 7
 """Smallest record: length, attributes, two deltas, key and value lengths, header count."""
 MAGIC: Final = 2
 MAGIC_POSITION: Final = 16
-CRC_POSITION: Final = 17
 CRC_START: Final = 21
 """First byte that the CRC covers."""
-MAX_TIMESTAMP_POSITION: Final = 35
 
 CODEC_MASK: Final = 0x07
 TIMESTAMP_TYPE_BIT: Final = 0x08

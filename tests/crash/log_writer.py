@@ -82,7 +82,12 @@ def main(path: str, batches: int) -> None:
     log.flush()
     directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, {TP: log.recovery_point})
     say("swapping")
-    log.replace_segments(clean(log, disk), NOW)
+    replacement = log.begin_replacement(clean(log, disk))
+    replacement.prepare()
+    while replacement.place_next(NOW):
+        pass
+    replacement.finish()
+    replacement.end()
     say("swapped")
     log.delete_expired(NOW)
     log.close(NOW)

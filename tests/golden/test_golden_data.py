@@ -184,13 +184,13 @@ def test_deletions_that_a_stop_interrupted_are_finished(golden, start):
 
 
 def test_every_name_still_has_a_log_that_dumps(golden):
-    from kept.storage.inspect.dump import dump_file
+    from kept.storage.inspect.dump import entries
 
     files = sorted((golden[1] / "node-0" / "data" / "log").glob("*-*/0*"))
     assert len(files) > 50
     for file in files:
         if file.suffix in (".log", ".index", ".timeindex", ".snapshot"):
-            assert not [line for line in dump_file(str(file)) if line.startswith("DAMAGED")], file
+            assert not [e for e in entries(str(file)) if e.kind == "damage"], file
 
 
 def test_a_tail_torn_by_a_power_cut_is_cut_off(golden, start):

@@ -36,6 +36,7 @@ from tests.sim.node import SimNode
 from tests.sim.raft_cluster import RaftApp
 from tests.sim.replicas import Listener, Replicas, Reply
 from tests.sim.world import MS, SECOND, Violation
+from tests.support.logs import create_log
 
 HOUR_MS = 3_600_000
 KEYS = 4
@@ -72,7 +73,7 @@ class CompactingReplicas(Replicas):
             if state is not None:
                 state, known = recover.after(path, disk, state, alone, log.log_end_offset)
         else:
-            log = directory.create_log(tp, topic_id, config, now_ms=now_ms)
+            log = create_log(directory, tp, topic_id, config, now_ms=now_ms)
         self.partitions[tp] = partition = Partition(
             log,
             self.node.node_id,

@@ -158,7 +158,7 @@ class SimNode(RaftApp):
         """Whoever acts on leadership looks at the clock first (see ``may_serve``)."""
 
     def may_serve(self) -> bool:
-        return self.lifecycle.may_serve(self.now_ms())
+        return self.now_ms() < self.lifecycle.valid_until_ms
 
     def confirm(self, then: Callable[[bool], None]) -> None:
         """Prove that this node knows who leads (``node/confirming``)."""

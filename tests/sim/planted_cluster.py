@@ -205,7 +205,7 @@ plant(
     "stalled-leader",
     "who slept does not act on its leadership",
     (f"{LIFECYCLE}._notice_stall", serves_after_stall),
-    (f"{LIFECYCLE}.may_serve", returns(True)),
+    ("tests.sim.node.SimNode.may_serve", returns(True)),
 )
 plant(
     "same-epoch",

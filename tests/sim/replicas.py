@@ -51,6 +51,7 @@ from tests.sim.directories import Directories, resignation
 from tests.sim.flushes import Flushes, nothing
 from tests.sim.streams import Streams
 from tests.sim.world import check_disk_error
+from tests.support.logs import create_log
 
 if TYPE_CHECKING:
     from tests.sim.node import SimNode
@@ -169,8 +170,8 @@ class Replicas:
         directory, found = self.directories.place(tp)
         if directory.offline is not None:
             return
-        make = directory.open_log if found else directory.create_log
-        log = make(tp, topic_id, config, now_ms=self.machine.wall_ms)
+        make = LogDirectory.open_log if found else create_log
+        log = make(directory, tp, topic_id, config, now_ms=self.machine.wall_ms)
         self.partitions[tp] = Partition(
             log,
             self.node.node_id,

@@ -21,6 +21,7 @@ from kept.storage.log.durability import FlushTicket
 from kept.storage.producers.producer_states import ProducerQuota
 from kept.storage.types import LogConfig, TopicPartition
 from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
+from tests.support.logs import create_log
 
 TP = TopicPartition("t", 0)
 DIRECTORY_ID = uuid.UUID("aaaaaaaa-2222-3333-4444-555555555555")
@@ -130,7 +131,7 @@ def test_a_directory_in_use_is_refused(tmp_path) -> None:
 def test_checkpoints_survive_and_damage_costs_only_a_scan(kit, disk) -> None:
     directory = opened(disk)
     tp = TopicPartition("t", 0)
-    log = directory.create_log(tp, kit.TOPIC_ID, LogConfig(), now_ms=kit.NOW)
+    log = create_log(directory, tp, kit.TOPIC_ID, LogConfig(), now_ms=kit.NOW)
     kit.append(log, kit.batch(5))
     log.close(kit.NOW)
     for kind, value in zip(Checkpoint, (5, 4, 1, 3), strict=True):
@@ -154,7 +155,7 @@ def test_checkpoints_survive_and_damage_costs_only_a_scan(kit, disk) -> None:
 def test_scanning_a_directory(kit, disk, caplog) -> None:
     directory = opened(disk)
     tp = TopicPartition("a-b.c", 12)
-    log = directory.create_log(tp, kit.TOPIC_ID, LogConfig(), now_ms=kit.NOW)
+    log = create_log(directory, tp, kit.TOPIC_ID, LogConfig(), now_ms=kit.NOW)
     disk.mkdir("/d/lost+found")
     disk.mkdir("/d/nonsense")
     assert [(f.topic_partition, f.topic_id, f.is_delete) for f in directory.scan()] == [
@@ -168,10 +169,10 @@ def test_scanning_a_directory(kit, disk, caplog) -> None:
     assert found.is_delete and found.topic_partition == tp
     assert directory.purge(kit.NOW) == 0 and disk.pread(*held)
     assert directory.purge(kit.NOW + 60_000) == 1 and directory.scan() == []
-    log = directory.create_log(tp, uuid.UUID(int=9), LogConfig(), now_ms=kit.NOW)
+    log = create_log(directory, tp, uuid.UUID(int=9), LogConfig(), now_ms=kit.NOW)
     directory.mark_deleted(log, DIRECTORY_ID, kit.NOW)
     assert directory.purge(kit.NOW - 1) == 1, "the clock was set back: nobody knows for how long"
-    log = directory.create_log(tp, uuid.UUID(int=10), LogConfig(), now_ms=kit.NOW)
+    log = create_log(directory, tp, uuid.UUID(int=10), LogConfig(), now_ms=kit.NOW)
     directory.mark_deleted(log, DIRECTORY_ID, kit.NOW)
     directory.close()
     assert opened(disk).purge_found() == 1
@@ -182,7 +183,7 @@ def test_creating_again_forgets_the_old_start(kit, disk) -> None:
     tp = TopicPartition("t", 0)
     directory.write_checkpoints(Checkpoint.LOG_STARTS, {tp: 100})
     directory.close()
-    log = opened(disk).create_log(tp, kit.TOPIC_ID, LogConfig(), now_ms=0)
+    log = create_log(opened(disk), tp, kit.TOPIC_ID, LogConfig(), now_ms=0)
     assert log.log_start_offset == 0
 
 
@@ -218,7 +219,7 @@ def test_a_crash_anywhere_while_a_directory_is_opened_and_closed(kit) -> None:
     def run(disk: SimulatedDisk) -> None:
         directory = opened(disk)
         tp = TopicPartition("t", 0)
-        log = directory.create_log(tp, kit.TOPIC_ID, LogConfig(), now_ms=kit.NOW)
+        log = create_log(directory, tp, kit.TOPIC_ID, LogConfig(), now_ms=kit.NOW)
         kit.append(log, kit.batch(3))
         log.close(kit.NOW)
         directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, {tp: 3})
@@ -263,18 +264,18 @@ def test_fail_points_are_parsed(tmp_path: Path) -> None:
 def test_a_crash_after_creating_again_does_not_bring_the_old_start_back(disk) -> None:
     directory = opened(disk)
     tp, other = TopicPartition("t", 0), TopicPartition("other", 0)
-    old = directory.create_log(tp, uuid.UUID(int=1), LogConfig(), now_ms=0)
+    old = create_log(directory, tp, uuid.UUID(int=1), LogConfig(), now_ms=0)
     for kind in (Checkpoint.LOG_STARTS, Checkpoint.RECOVERY_POINTS):
         directory.write_checkpoints(kind, {tp: 500, other: 7})
     directory.mark_deleted(old, uuid.UUID(int=9), 0)
-    directory.create_log(tp, uuid.UUID(int=2), LogConfig(), now_ms=0)
+    create_log(directory, tp, uuid.UUID(int=2), LogConfig(), now_ms=0)
     again = opened(disk.after_kill())
     assert again.log_starts == {other: 7} and again.recovery_points == {other: 7, tp: 0}
 
 
 def test_a_log_that_is_purged_while_it_is_scanned(disk, monkeypatch) -> None:
     directory = opened(disk)
-    gone = directory.create_log(TopicPartition("t", 0), uuid.UUID(int=1), LogConfig(), now_ms=0)
+    gone = create_log(directory, TopicPartition("t", 0), uuid.UUID(int=1), LogConfig(), now_ms=0)
     directory.mark_deleted(gone, uuid.UUID(int=9), 0)
     names = disk.listdir("/d")
     directory.purge_found()
@@ -286,11 +287,11 @@ def test_a_log_that_is_purged_while_it_is_scanned(disk, monkeypatch) -> None:
 def test_what_was_collected_of_a_deleted_log_does_not_reach_its_successor(disk, kind) -> None:
     directory = opened(disk)
     tp, other = TopicPartition("t", 0), TopicPartition("other", 0)
-    old = directory.create_log(tp, uuid.UUID(int=1), LogConfig(), now_ms=0)
-    directory.create_log(other, uuid.UUID(int=3), LogConfig(), now_ms=0)
+    old = create_log(directory, tp, uuid.UUID(int=1), LogConfig(), now_ms=0)
+    create_log(directory, other, uuid.UUID(int=3), LogConfig(), now_ms=0)
     changes, collected = directory.changes, {tp: 100, other: 7}
     directory.mark_deleted(old, uuid.UUID(int=9), 0)
-    directory.create_log(tp, uuid.UUID(int=2), LogConfig(), now_ms=0)
+    create_log(directory, tp, uuid.UUID(int=2), LogConfig(), now_ms=0)
     directory.write_checkpoints(kind, collected, changes)
     left = {other: 7, tp: 0} if kind is Checkpoint.RECOVERY_POINTS else {other: 7}
     assert directory.checkpoints[kind] == left
@@ -307,7 +308,7 @@ def test_what_was_collected_before_does_not_undo_a_recovery_point(disk, now) -> 
     """That a log was cut to, or that files are put into place below."""
     directory, tp, other = opened(disk), TopicPartition("t", 0), TopicPartition("other", 0)
     for one in (tp, other):
-        directory.create_log(one, uuid.UUID(int=1), LogConfig(), now_ms=0)
+        create_log(directory, one, uuid.UUID(int=1), LogConfig(), now_ms=0)
     changes, collected = directory.changes, {tp: 20, other: 7}
     directory.state_recovery_point(tp, now)
     assert opened(disk.after_power_loss(1)).recovery_points == {tp: now, other: 0}
@@ -321,7 +322,7 @@ def test_what_was_collected_before_does_not_undo_a_recovery_point(disk, now) -> 
 def test_a_log_deleted_while_others_are_purged_is_not_forgotten(kit, disk) -> None:
     directory = opened(disk)
     logs = [
-        directory.create_log(TopicPartition("t", i), uuid.UUID(int=i), LogConfig(), now_ms=0)
+        create_log(directory, TopicPartition("t", i), uuid.UUID(int=i), LogConfig(), now_ms=0)
         for i in (1, 2)
     ]
     directory.mark_deleted(logs[0], uuid.UUID(int=8), 0)
@@ -348,13 +349,13 @@ def test_a_log_deleted_while_others_are_purged_is_not_forgotten(kit, disk) -> No
 def test_what_is_still_to_be_saved_of_a_deleted_log_does_not_reach_its_successor(disk) -> None:
     directory = opened(disk)
     tp = TopicPartition("t", 0)
-    old = directory.create_log(tp, uuid.UUID(int=1), LogConfig(), now_ms=0)
+    old = create_log(directory, tp, uuid.UUID(int=1), LogConfig(), now_ms=0)
     old.leader_epochs.enter(5, 0)
     old.durability.names_changed = True
     ticket = FlushTicket(old.durability, disk, old.leader_epochs, old.tail)
     directory.mark_deleted(old, uuid.UUID(int=9), 0)
     ticket.run()
-    directory.create_log(tp, uuid.UUID(int=2), LogConfig(), now_ms=0)
+    create_log(directory, tp, uuid.UUID(int=2), LogConfig(), now_ms=0)
     old.leader_epochs.save()
     again = opened(disk.after_kill()).open_log(tp, None, LogConfig(), now_ms=0)
     assert again.leader_epochs.entries == []
@@ -415,7 +416,7 @@ def test_a_power_cut_anywhere_in_a_creation_leaves_logs_that_open(disk) -> None:
 def test_a_log_that_is_missing_after_a_clean_stop_makes_it_an_unclean_one(disk, caplog) -> None:
     directory = opened(disk)
     for birth in _births(2):
-        directory.create_log(birth.topic_partition, birth.topic_id, birth.config, now_ms=0)
+        create_log(directory, birth.topic_partition, birth.topic_id, birth.config, now_ms=0)
     there, gone = TopicPartition("t", 0), TopicPartition("t", 1)
     directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, {there: 7, gone: 7})
     directory.write_checkpoints(Checkpoint.HIGH_WATERMARKS, {there: 0, gone: 9})
@@ -431,7 +432,7 @@ def test_a_log_that_is_missing_after_a_clean_stop_makes_it_an_unclean_one(disk, 
 def crashed_with_a_log(disk) -> SimulatedDisk:
     """A directory whose process was killed; its log begins at 7."""
     directory = opened(disk)
-    directory.create_log(TP, DIRECTORY_ID, LogConfig(), now_ms=0)
+    create_log(directory, TP, DIRECTORY_ID, LogConfig(), now_ms=0)
     for kind in Checkpoint:
         directory.write_checkpoints(kind, {TP: 7})
     return disk.after_kill()
@@ -457,7 +458,7 @@ def test_who_stops_before_the_logs_were_opened_does_not_say_that_all_is_well(dis
 
 def test_who_stops_early_after_a_clean_stop_leaves_the_mark_as_it_was(disk) -> None:
     directory = opened(disk)
-    directory.create_log(TP, DIRECTORY_ID, LogConfig(), now_ms=0)
+    create_log(directory, TP, DIRECTORY_ID, LogConfig(), now_ms=0)
     directory.close(broker_epoch=5)
     opened(disk).close()
     again = opened(disk)
@@ -466,7 +467,7 @@ def test_who_stops_early_after_a_clean_stop_leaves_the_mark_as_it_was(disk) -> N
 
 def test_what_is_known_of_a_log_that_is_damaged_stays_in_the_checkpoints(disk) -> None:
     directory = opened(disk)
-    log = directory.create_log(TP, uuid.UUID(int=7), LogConfig(), now_ms=0)
+    log = create_log(directory, TP, uuid.UUID(int=7), LogConfig(), now_ms=0)
     directory.write_checkpoints(Checkpoint.HIGH_WATERMARKS, {TP: 5})
     metadata = f"{log.directory}/{layout.PARTITION_METADATA}"
     whole = disk.read(metadata)
@@ -493,11 +494,11 @@ def test_logs_of_several_directories_share_a_quota_of_producers(disk) -> None:
             f"/d{number}", disk, cluster_id="c", node_id=1, new_directory_id=DIRECTORY_ID,
             now_ms=0, producer_quota=quota,
         )  # fmt: skip
-        logs.append(directory.create_log(TP, uuid.UUID(int=7), LogConfig(), now_ms=0))
+        logs.append(create_log(directory, TP, uuid.UUID(int=7), LogConfig(), now_ms=0))
     for pid in range(5):
         for log in logs:
             log.producers.update(pid, 0, 0, 0, pid, 0)
     assert quota.used == sum(len(log.producers) for log in logs) <= 3 + len(logs)
-    alone = opened(disk, "/d2").create_log(TP, uuid.UUID(int=7), LogConfig(), now_ms=0)
+    alone = create_log(opened(disk, "/d2"), TP, uuid.UUID(int=7), LogConfig(), now_ms=0)
     alone.producers.update(1, 0, 0, 0, 0, 0)
     assert quota.used == sum(len(log.producers) for log in logs), "it has a quota of its own"

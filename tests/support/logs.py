@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 
+from kept.storage.directory import Birth, LogDirectory
 from kept.storage.disk import Disk
 from kept.storage.log.log import AppendInfo, Log
 from kept.storage.records import CheckRules, build_batch, check, headers, records
@@ -62,6 +63,15 @@ def values(log: Log) -> list[tuple[int, int, bytes | None, bytes | None]]:
         for _, _, content in contents(log)
         for r in records(content)
     ]
+
+
+def create_log(
+    directory: LogDirectory, tp: TopicPartition, topic_id: uuid.UUID, config: LogConfig, *,
+    now_ms: int = NOW,
+) -> Log:  # fmt: skip
+    """One empty log."""
+    (log,) = directory.create_logs([Birth(tp, topic_id, config)], now_ms=now_ms)
+    return log
 
 
 def open_log(disk: Disk, directory: str = "/d/t-0", **options) -> Log:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kept.storage import layout
+from kept.storage.log.log import Log
 from kept.storage.segments.swap import SwapGroup, SwapPlan
 from kept.storage.types import LogConfig
 from kept.testing.simulated_disk import SimulatedDisk
@@ -53,6 +54,18 @@ def clean(disk: SimulatedDisk, log) -> tuple[SwapPlan, set[int]]:
     survivors |= {2 * n for n in range(30) if 2 * n >= end}
     disk.fsync_dir(log.directory)
     return SwapPlan(groups), survivors
+
+
+def replace_segments(log: Log, plan: SwapPlan, now_ms: int) -> None:
+    """All steps of a replacement at once."""
+    replacement = log.begin_replacement(plan)
+    try:
+        replacement.prepare()
+        while replacement.place_next(now_ms):
+            pass
+        replacement.finish()
+    finally:
+        replacement.end()
 
 
 def bases_of(kit, log) -> list[int]:

@@ -71,6 +71,10 @@ class Broker:
         self.image, _ = self.image.apply(records)
         return self.step(life.ImageApplied, self.image) if tell else []
 
+    def may_serve(self, after_ms: int = 0) -> bool:
+        """Whether leadership may be acted on at that moment."""
+        return self.now_ms + after_ms < self.core.valid_until_ms
+
     def tick(self, ms: int = 0):
         self.now_ms += ms
         return self.performed(self.core.tick(self.now_ms))
@@ -100,7 +104,7 @@ def running(**times) -> Broker:
     b.answer(1, fenced=True)
     b.apply(unfence_broker(b.image, 1, b.epoch))
     b.answer(2)
-    assert b.core.state is State.RUNNING and b.core.may_serve(b.now_ms)
+    assert b.core.state is State.RUNNING and b.may_serve()
     return b
 
 
@@ -108,11 +112,11 @@ def test_from_start_to_running() -> None:
     b = Broker()
     assert b.tick() == [] and b.core.state is State.INITIAL
     assert b.step(life.Start) == [Register(ME)]
-    assert b.core.state is State.REGISTERING and not b.core.may_serve(b.now_ms)
+    assert b.core.state is State.REGISTERING and not b.may_serve()
     b.apply(register_broker(b.image, ME), tell=False)
     (first,) = b.step(life.Registered, b.epoch)
     assert first == Heartbeat(1, 1, b.epoch, 0, wants_fence=True, wants_shutdown=False)
-    assert b.core.state is State.FENCED and not b.core.may_serve(b.now_ms)
+    assert b.core.state is State.FENCED and not b.may_serve()
     assert b.step(life.ImageApplied, b.image) == [ResumeServing()]
     assert b.step(life.LogsOpened) == [], "one heartbeat at a time"
     (second,) = b.answer(1, fenced=True)
@@ -146,7 +150,7 @@ def test_nothing_is_served_on_the_registration_of_the_process_before() -> None:
     b.step(life.Start)
     b.apply(register_broker(b.image, before, fenced=False))
     b.tick(100)
-    assert b.core.state is State.REGISTERING and not b.core.may_serve(b.now_ms)
+    assert b.core.state is State.REGISTERING and not b.may_serve()
 
 
 def test_registration_is_tried_until_somebody_answers() -> None:
@@ -196,19 +200,19 @@ def test_a_stall_suspends_until_a_heartbeat_sent_after_it_is_answered() -> None:
     b = running()
     (old,) = b.tick(1999) or b.tick(1)
     b.now_ms += 30_000
-    assert not b.core.may_serve(b.now_ms), "before any event runs"
+    assert not b.may_serve(), "before any event runs"
     stop, new = b.answer(old.number)
     assert isinstance(stop, StopServing) and "stood still" in stop.reason
-    assert new.number > old.number and not b.core.may_serve(b.now_ms)
+    assert new.number > old.number and not b.may_serve()
     assert b.answer(old.number) == [], "sent before the stall"
     b.tick(100)
-    assert not b.core.may_serve(b.now_ms), "a tick does not end it"
+    assert not b.may_serve(), "a tick does not end it"
     ahead = b.image.index + 1
     assert b.answer(new.number, index=ahead) == []
-    assert not b.core.may_serve(b.now_ms), "the controller knows more"
+    assert not b.may_serve(), "the controller knows more"
     b.apply(create_topic(b.image, topics.CreateTopic("t", UUID(int=7), 1, 1)), tell=False)
     assert b.step(life.ImageApplied, b.image) == [ResumeServing()]
-    assert b.core.may_serve(b.now_ms)
+    assert b.may_serve()
 
 
 def test_a_second_stall_voids_the_answer_to_the_first() -> None:
@@ -226,7 +230,7 @@ def test_ticks_in_time_are_no_stall() -> None:
     b = running()
     for _ in range(200):
         b.tick(500)
-        assert b.core.may_serve(b.now_ms + 1900) and not b.core.suspended
+        assert b.may_serve(after_ms=1900) and not b.core.suspended
         for beat in b.beats():
             b.step(life.HeartbeatFailed, beat.number, NotController("gone"))
     assert b.core.state is State.RUNNING, "silence of the controllers suspends nothing"
@@ -256,10 +260,10 @@ def test_a_dead_process_that_is_registered_late_is_displaced_again() -> None:
     b = running()
     stop, again = b.apply(register_broker(b.image, DEAD))
     assert isinstance(stop, StopServing) and again == Register(ME)
-    assert not b.core.may_serve(b.now_ms)
+    assert not b.may_serve()
     b.apply(register_broker(b.image, ME), tell=False)
     b.step(life.Registered, b.epoch)
-    assert not b.core.may_serve(b.now_ms), "the image still shows the dead one"
+    assert not b.may_serve(), "the image still shows the dead one"
     assert b.step(life.ImageApplied, b.image) == [ResumeServing()]
     assert b.core.state is State.FENCED and b.core.broker_epoch == b.epoch
 
@@ -276,7 +280,7 @@ def test_a_stale_epoch_stops_serving_until_the_image_shows_who_is_registered() -
     b.tick(1000)
     b.tick(1000)
     (stop,) = b.step(life.HeartbeatFailed, 3, StaleBrokerEpoch("newer"))
-    assert isinstance(stop, StopServing) and not b.core.may_serve(b.now_ms)
+    assert isinstance(stop, StopServing) and not b.may_serve()
     (beat,) = b.tick(100)
     assert beat.number == 4 and b.step(life.HeartbeatFailed, 4, StaleBrokerEpoch("newer")) == []
     assert b.apply(register_broker(b.image, DEAD)) == [Register(ME)]
@@ -305,13 +309,13 @@ def test_shutdown_in_order() -> None:
     b = running()
     (beat,) = b.step(life.ShutDown)
     assert beat.wants_shutdown and b.core.state is State.SHUTTING_DOWN
-    assert b.answer(beat.number) == [] and b.core.may_serve(b.now_ms), "it still leads"
+    assert b.answer(beat.number) == [] and b.may_serve(), "it still leads"
     assert b.step(life.ShutDown) == []
     (beat,) = b.tick(100)
     assert beat.wants_shutdown
     stop, out = b.answer(beat.number, stop=True)
     assert isinstance(stop, StopServing) and out == Exit("stopped in order", failed=False)
-    assert not b.core.may_serve(b.now_ms)
+    assert not b.may_serve()
 
 
 def test_shutdown_without_leave_ends_too() -> None:
@@ -413,7 +417,7 @@ def test_it_serves_only_awake_and_registered(history) -> None:
             b.now_ms += 20_000
         if tick_at is not None and b.now_ms >= tick_at + 2000:
             slept_at = b.now_ms
-            assert not b.core.may_serve(b.now_ms), "it has not run for too long"
+            assert not b.may_serve(), "it has not run for too long"
         match kind:
             case "tick" | "sleep":
                 tick_at = b.now_ms if b.core.state is not State.INITIAL else None
@@ -448,7 +452,7 @@ def test_it_serves_only_awake_and_registered(history) -> None:
                 assert serving != isinstance(effect, ResumeServing), "they alternate"
                 serving = isinstance(effect, ResumeServing)
         b.effects = []
-        if b.core.may_serve(b.now_ms):
+        if b.may_serve():
             now = b.image.brokers.get(1)
             assert serving and now is not None and now.incarnation == ME.incarnation
 
@@ -464,6 +468,6 @@ def test_the_answer_to_the_registration_outruns_the_image() -> None:
     b.step(life.Registered, b.epoch)
     b.step(life.ImageApplied, led_by_the_old_one)
     b.tick(100)
-    assert not b.core.may_serve(b.now_ms)
+    assert not b.may_serve()
     b.step(life.ImageApplied, b.image)
-    assert b.core.state is State.FENCED and b.core.may_serve(b.now_ms)
+    assert b.core.state is State.FENCED and b.may_serve()

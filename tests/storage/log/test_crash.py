@@ -230,7 +230,7 @@ def test_a_power_cut_leaves_no_gap_in_a_log_that_was_never_compacted_here(kit, f
     """Though its topic is compacted: what is there is what was appended, up to somewhere."""
     disk = SimulatedDisk(seed=1)
     directory = opened(disk)
-    log = directory.create_log(kit.TP, kit.TOPIC_ID, COMPACT, now_ms=kit.NOW)
+    log = kit.create_log(directory, kit.TP, kit.TOPIC_ID, COMPACT, now_ms=kit.NOW)
     durable = 0
     for n in range(40):
         kit.append(log, kit.batch(mark=n, timestamp=kit.NOW + n), now_ms=kit.NOW + n)

@@ -23,7 +23,7 @@ class Site:
         self.kit = kit
         self.disk = SimulatedDisk()
         directory = self.open()
-        log = directory.create_log(TP, kit.TOPIC_ID, CONFIG, now_ms=kit.NOW)
+        log = kit.create_log(directory, TP, kit.TOPIC_ID, CONFIG, now_ms=kit.NOW)
         for n in range(RECORDS // 2):
             kit.append(log, kit.batch(2, mark=n, timestamp=kit.NOW + n))
         self.bases = list(log.segments.bases)
@@ -141,7 +141,7 @@ def test_what_was_durable_is_told_once(kit, caplog) -> None:
 
 def script(kit, directory: LogDirectory) -> None:
     """All that removes files of a log, in the order that a node does it in."""
-    log = directory.create_log(TP, kit.TOPIC_ID, CONFIG, now_ms=kit.NOW)
+    log = kit.create_log(directory, TP, kit.TOPIC_ID, CONFIG, now_ms=kit.NOW)
     sequence = 0
 
     def fill(batches: int, epoch: int) -> None:

@@ -12,6 +12,7 @@ from kept.storage.segments.swap import SwapGroup, SwapPlan
 from kept.storage.types import Codec, LogConfig
 from kept.testing.simulated_disk import SimulatedDisk
 from tests.support import logs as kit
+from tests.support.swap_plans import replace_segments
 
 CONFIG = LogConfig(
     segment_bytes=700, index_interval_bytes=90, retention_ms=5000,
@@ -120,7 +121,7 @@ class Model(RuleBasedStateMachine):
         path = layout.segment_file(self.log.directory, base, layout.LOG, layout.CLEANED)
         self.disk.write_file(path, kept)
         group = SwapGroup((base,), tuple(s.base_offset for s in inputs))
-        self.log.replace_segments(SwapPlan((group,)), self.now)
+        replace_segments(self.log, SwapPlan((group,)), self.now)
         self.batches = [b for b in self.batches if b[0] not in gone]
 
     @rule(clean=st.booleans())

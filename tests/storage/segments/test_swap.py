@@ -11,7 +11,7 @@ from kept.storage import layout
 from kept.storage.errors import InvariantViolation
 from kept.storage.segments.swap import SwapGroup, SwapPlan
 from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
-from tests.support.swap_plans import CONFIG, bases_of, clean, fill
+from tests.support.swap_plans import CONFIG, bases_of, clean, fill, replace_segments
 
 
 def test_a_swap_replaces_what_is_read(kit, disk) -> None:
@@ -21,7 +21,7 @@ def test_a_swap_replaces_what_is_read(kit, disk) -> None:
     held_bytes = disk.pread(*held)
     mtime = log.segments[1].mtime_ms
     plan, survivors = clean(disk, log)
-    log.replace_segments(plan, kit.NOW)
+    replace_segments(log, plan, kit.NOW)
     log.check_invariants()
     assert set(bases_of(kit, log)) == survivors < set(before)
     assert log.segments[0].mtime_ms == mtime
@@ -45,7 +45,7 @@ def test_a_plan_that_does_not_fit_is_refused(kit, disk) -> None:
     active = log.active_segment.base_offset
     for group in (SwapGroup((active,), (active,)), SwapGroup((0,), (7,)), SwapGroup((0,), ())):
         with pytest.raises(InvariantViolation):
-            log.replace_segments(SwapPlan((group,)), kit.NOW)
+            replace_segments(log, SwapPlan((group,)), kit.NOW)
 
 
 def states_of_a_swap(plan: SwapPlan, before: set[int], survivors: set[int], ends) -> list[set[int]]:
@@ -68,7 +68,7 @@ def test_a_crash_at_every_call_of_a_swap(kit, with_plan) -> None:
     bases = [s.base_offset for s in log.segments]
     ends = [bases[bases.index(i[-1]) + 1] for i in inputs]
     begin = disk.calls
-    log.replace_segments(plan, kit.NOW)
+    replace_segments(log, plan, kit.NOW)
     allowed = states_of_a_swap(plan, before, survivors, ends)
     outcomes = set()
     for call in range(start + 1, disk.calls + 1):
@@ -76,7 +76,7 @@ def test_a_crash_at_every_call_of_a_swap(kit, with_plan) -> None:
         log = fill(kit, crashed)
         crashed.crash_at(call)
         with pytest.raises(SimulatedCrash):
-            log.replace_segments(clean(crashed, log)[0], kit.NOW)
+            replace_segments(log, clean(crashed, log)[0], kit.NOW)
         for survivor in (crashed.after_kill(), *(crashed.after_power_loss(s) for s in range(3))):
             again = kit.open_log(
                 survivor, config=CONFIG, recovery_point=60, compacted_to=60,
@@ -102,14 +102,14 @@ def test_a_crash_while_a_swap_is_completed(kit) -> None:
     begin = disk.calls
     plan, survivors = clean(disk, log)
     before = set(bases_of(kit, log))
-    log.replace_segments(plan, kit.NOW)
+    replace_segments(log, plan, kit.NOW)
     options = {"config": CONFIG, "recovery_point": 60, "unfinished_swap": plan}
     for call in range(begin + 1, disk.calls + 1, 3):
         crashed = SimulatedDisk(seed=call)
         log = fill(kit, crashed)
         crashed.crash_at(call)
         with pytest.raises(SimulatedCrash):
-            log.replace_segments(clean(crashed, log)[0], kit.NOW)
+            replace_segments(log, clean(crashed, log)[0], kit.NOW)
         left = crashed.after_power_loss(call)
         probe = left.after_kill()
         goal = set(bases_of(kit, kit.open_log(probe, **options)))
@@ -130,7 +130,7 @@ def test_reads_during_a_swap_see_one_state_or_the_other(kit, disk) -> None:
     seen: list[set[int]] = []
     for name in ("cleaned", "renamed", "prepared", "deleted", "group", "done"):
         disk.fail_points[f"swap.{name}"] = lambda: seen.append(set(bases_of(kit, log)))
-    log.replace_segments(plan, kit.NOW)
+    replace_segments(log, plan, kit.NOW)
     assert len(seen) > 8 and seen[-1] == survivors
     for earlier, later in pairwise(seen):
         assert survivors <= later <= earlier <= before

@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 REPO   ?= .
 # A kernel that does not compile fails the build; 0 goes on without it, far slower.
 export KEPT_REQUIRE_KERNELS ?= 1
+# Nodes that tests start would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST  = $(BIN)/python -m pytest
 KERNELS := $(shell find storage compaction client node -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 PROTOS  := $(wildcard node/proto/*.proto)

@@ -9,6 +9,7 @@ Fixtures come from the plugin that an installed kept brings (``kept.testing.plug
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -26,6 +27,11 @@ hypothesis.settings.register_profile(
     derandomize=os.environ.get("REQUIRE_ALL") == "1",
 )  # fmt: skip
 hypothesis.settings.load_profile("kept")
+
+
+# Nodes that tests start would compile every module again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 TOGETHER = {

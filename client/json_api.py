@@ -36,10 +36,6 @@ class JsonApi:
         self.endpoint = endpoint
         self.timeout_s = timeout_s
 
-    def with_timeout(self, timeout_s: float) -> JsonApi:
-        """The same node, which has so long for an answer."""
-        return JsonApi(self.endpoint, timeout_s)
-
     def get(self, path: str, **query: object) -> Any:
         """``GET /api/v1/path?query``; parameters that are None are left out."""
         given = {k: str(v) for k, v in query.items() if v is not None}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping
+from typing import Any, Final
 
 import click
 
@@ -20,16 +20,12 @@ from kept.cli.shell import (
 from kept.cli.unavailable import warn_unanswered
 from kept.client.admin import replica_digests
 from kept.client.admin.replica_digests import Verdict
-from kept.client.json_api import HttpFailed, JsonApi, each_node, nodes_away
-
-_T = TypeVar("_T")
+from kept.client.json_api import HttpFailed, JsonApi, ask_any, each_node, nodes_away
 
 TIMEOUT_S: Final = 30.0
-AT_A_TIME: Final = 8
-"""Partitions of several nodes that are requested at the same time."""
 SHOWN_KEYS: Final = 5
 WAIT_S: Final = 3600.0
-"""How long ``compact now --wait`` waits for an answer."""
+"""How long an answer may take that a pass or a dry run has to be waited for."""
 NOTHING_TO_RETRY: Final = 400
 """Status of the answer of a leader on which nothing fails."""
 
@@ -99,16 +95,11 @@ def status(*, topic: str | None, as_json: bool, bootstrap: str) -> None:
 def now(*, target: str, wait: bool, as_json: bool, bootstrap: str) -> None:
     """Compact a topic or one partition, whatever its dirty ratio."""
     topic, partition = topic_and_partition(target)
-
-    def start(api: JsonApi, number: int | None) -> dict[str, list[Any]]:
-        one = {} if number is None else {"partition": number}
-        answer: dict[str, list[Any]] = api.post(
-            "compaction/now", {"topic": topic, "wait": wait, **one}
-        )
-        return answer
-
+    body = {"topic": topic, "wait": wait}
+    if partition is not None:
+        body["partition"] = partition
     with progress(f"compacting {target}", None):
-        answer = _merged_from_leaders(bootstrap, topic, partition, start)
+        answer = ask_any(bootstrap, lambda api: api.post("compaction/now", body), WAIT_S)
     if as_json:
         show_json(answer)
     elif wait:
@@ -132,11 +123,10 @@ def now(*, target: str, wait: bool, as_json: bool, bootstrap: str) -> None:
 def explain(*, target: str, key: str | None, as_json: bool, bootstrap: str) -> None:
     """Say what a pass would do now, without doing it."""
     topic, partition = topic_and_partition(target)
-    answer = _merged_from_leaders(
+    answer = ask_any(
         bootstrap,
-        topic,
-        partition,
-        lambda api, number: api.get("compaction/explain", topic=topic, partition=number, key=key),
+        lambda api: api.get("compaction/explain", topic=topic, partition=partition, key=key),
+        WAIT_S,
     )
     if as_json:
         show_json(answer)
@@ -156,13 +146,12 @@ def why_missing(
     *, topic: str, partition: int, offset: int, key: str | None, as_json: bool, bootstrap: str
 ) -> None:
     """Say why there is no record at an offset."""
-    (answer,) = _of_leaders(
-        each_node(bootstrap, TIMEOUT_S),
-        topic,
-        partition,
-        lambda api, number: api.get(
-            "compaction/why-missing", topic=topic, partition=number, offset=offset, key=key
+    answer = ask_any(
+        bootstrap,
+        lambda api: api.get(
+            "compaction/why-missing", topic=topic, partition=partition, offset=offset, key=key
         ),
+        WAIT_S,
     )
     reports = _lost(bootstrap, topic=topic, partition=partition, offset=offset)
     lost_here = [
@@ -257,10 +246,7 @@ def retry(*, target: str, as_json: bool, bootstrap: str) -> None:
     fails_on = [r["replica"] for p in here for r in p["replicas"] if r["reason"]]
     answer = {**body, "retrying": True}
     try:
-        (answer,) = _of_leaders(
-            nodes, topic, partition, lambda api, _: api.post("compaction/retry", body),
-            stands, patience_s=TIMEOUT_S,
-        )  # fmt: skip
+        answer = ask_any(bootstrap, lambda api: api.post("compaction/retry", body), TIMEOUT_S)
     except HttpFailed as error:
         if not fails_on or error.status != NOTHING_TO_RETRY:
             raise
@@ -452,44 +438,3 @@ def _status(nodes: Mapping[int, JsonApi], topic: str | None) -> list[dict[str, A
         for replica in one["replicas"]:
             replica["reason"] = fails.get((*where, replica["replica"]))
     return [one for _, one in sorted(found.items())]
-
-
-def _of_leaders(
-    nodes: Mapping[int, JsonApi],
-    topic: str,
-    partition: int | None,
-    request: Callable[[JsonApi, int | None], _T],
-    stands: list[dict[str, Any]] | None = None,
-    *,
-    patience_s: float = WAIT_S,
-) -> list[_T]:
-    """What the leaders of a topic's partitions answer, side by side; a lone node gets one request.
-
-    ``stands``: what :func:`_status` said of them, where that is known.
-    """
-    from concurrent.futures import ThreadPoolExecutor
-
-    if len(nodes) > 1 and stands is None:
-        stands = _status(nodes, topic)
-    nodes = {number: api.with_timeout(patience_s) for number, api in nodes.items()}
-    if len(nodes) == 1:
-        return [request(next(iter(nodes.values())), partition)]
-    led = {p["partition"]: nodes[p["node"]] for p in stands or () if p["node"] in nodes}
-    wanted = sorted(led) if partition is None else [partition]
-    anybody = next(iter(nodes.values()))  # says what is wrong with a partition that nobody has
-    with ThreadPoolExecutor(AT_A_TIME) as pool:
-        return list(pool.map(lambda number: request(led.get(number, anybody), number), wanted))
-
-
-def _merged_from_leaders(
-    bootstrap: str,
-    topic: str,
-    partition: int | None,
-    request: Callable[[JsonApi, int | None], dict[str, list[Any]]],
-) -> dict[str, list[Any]]:
-    """As :func:`_of_leaders`, of answers with a list, as one."""
-    merged: dict[str, list[Any]] = {}
-    for answer in _of_leaders(each_node(bootstrap, TIMEOUT_S), topic, partition, request):
-        for name, items in answer.items():
-            merged.setdefault(name, []).extend(items)
-    return merged

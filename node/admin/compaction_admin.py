@@ -6,10 +6,11 @@ replica (:mod:`kept.node.admin.leader_router`).
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.partitioner import partition_for_key
 from kept.node.admin import leader_router
@@ -22,6 +23,7 @@ from kept.node.admin.compaction_status import (
     PassHistory,
 )
 from kept.node.admin.results import OfPartition, Remote
+from kept.node.compaction import dry_run
 from kept.node.runtime.yielding import checkpoint
 from kept.storage.errors import InvalidRequest, PolicyViolation
 from kept.storage.types import TopicPartition
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
     from kept.node.admin.topic_lookup import TopicLookup
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.replicas.replica_manager import ReplicaManager
+
+EXPLAINED_TOGETHER: Final = dry_run.MAX_WAITING // 2
+"""Partitions of one request that are explained at the same time; others may want a turn, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,16 +156,22 @@ class CompactionAdmin:
         PolicyViolation, DryRunFailed.
         """
         path, query = "/api/v1/compaction/explain", _key_query(key)
-        explained: list[NothingCleanable | Explanation | Remote] = []
-        for tp in self._compacted(topic, partition):
-            if here and partition is None and not self.lookup.is_here(tp):
-                continue
-            remote = await self.leaders.from_leader(tp, path, query, here=here)
-            if remote is not None:
-                explained += [Remote(one) for one in remote["partitions"]]
-            else:
-                explained.append(await self.view.explain(self.lookup.hosted(tp), key))
-        return Explanations(explained)
+        limit = asyncio.Semaphore(EXPLAINED_TOGETHER)
+
+        async def explain(tp: TopicPartition) -> list[NothingCleanable | Explanation | Remote]:
+            async with limit:
+                remote = await self.leaders.from_leader(
+                    tp, path, query, here=here, timeout_s=dry_run.TIMEOUT_S
+                )
+                if remote is not None:
+                    return [Remote(one) for one in remote["partitions"]]
+                return [await self.view.explain(self.lookup.hosted(tp), key)]
+
+        tps = self._compacted(topic, partition)
+        if here and partition is None:
+            tps = [tp for tp in tps if self.lookup.is_here(tp)]
+        explained = await asyncio.gather(*map(explain, tps))
+        return Explanations([one for of_partition in explained for one in of_partition])
 
     async def why_missing(
         self, topic: str, partition: int, offset: int, key: bytes | None, *, here: bool = False

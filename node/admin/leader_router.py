@@ -74,6 +74,7 @@ class LeaderRouter:
         *,
         here: bool,
         post: bool = False,
+        timeout_s: float = CALL_S,
     ) -> dict[str, Any] | None:
         """The JSON that the leader of a partition answers; None: it is this node's to answer.
 
@@ -90,7 +91,7 @@ class LeaderRouter:
         wanted = {"topic": tp.topic, "partition": str(tp.partition), **(query or {})}
         call = self.peer_http.post if post else self.peer_http.get
         try:
-            answer: dict[str, Any] = await call(leader, path, wanted)
+            answer: dict[str, Any] = await call(leader, path, wanted, timeout_s)
         except RetriableError as error:
             raise NetworkException(
                 f"{tp} is led by node {leader}, which was asked: {error}"

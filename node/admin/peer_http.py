@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kept.node.metadata.node_identity import NodeIdentity
 
 CALL_S: Final = 30.0
-"""A dry run of a large log takes this long at most when it is requested through another node."""
+"""How long a node may take, where nothing else is said."""
 _REFUSALS: Final[Mapping[int, type[KeptError]]] = {
     400: InvalidRequest,
     404: UnknownTopicOrPartition,
@@ -63,11 +63,14 @@ class PeerHttp:
         reply: PeerHttpReply = await self.peers.call(node_id, "PeerHttp", request, timeout_s)
         return reply
 
-    async def get(self, node_id: int, path: str, query: Mapping[str, str]) -> Any:
+    async def get(
+        self, node_id: int, path: str, query: Mapping[str, str], timeout_s: float = CALL_S
+    ) -> Any:
         """The JSON of a GET. Raises as :meth:`request`, and for a refusal InvalidRequest,
         UnknownTopicOrPartition or NetworkException.
         """
-        return _value(node_id, await self.request(node_id, "GET", path, query=query))
+        reply = await self.request(node_id, "GET", path, query=query, timeout_s=timeout_s)
+        return _value(node_id, reply)
 
     async def post(
         self, node_id: int, path: str, body: Mapping[str, Any], timeout_s: float = CALL_S

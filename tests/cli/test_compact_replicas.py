@@ -37,9 +37,6 @@ class Node:
         self.posts: list[tuple[str, Any]] = []
         self.gets, self.gone = 0, False
 
-    def with_timeout(self, _: float) -> Node:
-        return self
-
     def is_there(self) -> bool:
         return True
 
@@ -76,6 +73,7 @@ def run(monkeypatch):
         if gone is not None:
             nodes[gone].gone = True
         monkeypatch.setattr(commands, "each_node", each_node)
+        monkeypatch.setattr(commands, "ask_any", lambda _, request, __: request(nodes[0]))
         return CliRunner().invoke(compact, [*arguments, "--bootstrap", "localhost:1"]), nodes
 
     return run

@@ -241,7 +241,7 @@ class BrokerLifecycle:
         self._number = 0  # of the last heartbeat
         self._outstanding: tuple[int, int] | None = None  # (number, sent at)
         self._next_ms = 0  # when the next request is due
-        self._send_again = False  # there is news since the last one was sent
+        self._resend = False  # there is news since the last one was sent
         self._give_up_ms: int | None = None  # of a refused registration, or of a shutdown
         self._resume_from: int | None = None  # the answer to this or a later number ends a stall
         self._resume_index: int | None = None  # it was answered: how far the image must come
@@ -332,7 +332,7 @@ class BrokerLifecycle:
     def _send_soon(self, now_ms: int) -> None:
         """Send a heartbeat now, or as soon as the outstanding request is answered."""
         self._next_ms = min(self._next_ms, now_ms)
-        self._send_again = True
+        self._resend = True
 
     # Serving.
 
@@ -396,7 +396,7 @@ class BrokerLifecycle:
                 return
         self._exit(f"registration refused: {event.error}", failed=True)
 
-    def _register_again(self, reason: str, now_ms: int) -> None:
+    def _reregister(self, reason: str, now_ms: int) -> None:
         self.state = State.REGISTERING
         self._outstanding, self._give_up_ms = None, None
         self._resume_from = self._resume_index = None
@@ -439,7 +439,7 @@ class BrokerLifecycle:
         if self.state is State.SHUTTING_DOWN:
             self._exit(reason)
         else:
-            self._register_again(reason, now_ms)
+            self._reregister(reason, now_ms)
 
     def _suspend_until_known(self, now_ms: int) -> None:
         """The controller knows a later process of this id: the image will show which."""
@@ -471,7 +471,7 @@ class BrokerLifecycle:
             return
         self._number += 1
         self._outstanding = (self._number, now_ms)
-        self._send_again = False
+        self._resend = False
         report = self._unreported() if self._logs_open else {}
         if not report:
             self._reported.clear()  # sent again with the next one: the controller may be new
@@ -499,7 +499,7 @@ class BrokerLifecycle:
         pause = self.settings.heartbeat_interval_ms
         if self.state is not State.RUNNING:
             pause = min(pause, self.settings.retry_ms)
-        self._next_ms = now_ms + (0 if self._send_again else pause)
+        self._next_ms = now_ms + (0 if self._resend else pause)
         if self._resume_from is not None and event.number >= self._resume_from:
             self._resume_index = event.reply.index
             self._resume_when_current()

@@ -85,7 +85,7 @@ class SessionSettings:
 
     ``session_timeout_ms``: ``broker.session.timeout.ms``. ``heartbeat_interval_ms``: how old the
     last word of a broker that lives may be. ``stall_ms``: a gap in this controller's own events
-    that is taken for its own stall. ``probe_again_ms``: how often a broker without connection is
+    that is taken for its own stall. ``probe_interval_ms``: how often a broker without connection is
     probed. ``examine_ms``: how long a new controller waits, at most, for the probes that it began
     with. ``scan_ms``: how often pending partitions are examined. ``clear_elr_after_ms``: ELRs that
     their leader is about to take back cost no record of their own. ``recovery_wait_ms``:
@@ -98,7 +98,7 @@ class SessionSettings:
     session_timeout_ms: int = 9000
     heartbeat_interval_ms: int = 2000
     stall_ms: int = 1500
-    probe_again_ms: int = 500
+    probe_interval_ms: int = 500
     examine_ms: int = 500
     scan_ms: int = 500
     clear_elr_after_ms: int = 5000
@@ -117,11 +117,11 @@ class SessionSettings:
 class Elected:
     """This node leads and has applied an entry of its own term.
 
-    ``unheard_ms``: for how long the controller before this one was not heard, by its id.
+    ``silent_ms``: for how long the controller before this one was not heard, by its id.
     """
 
     image: Image
-    unheard_ms: Mapping[int, int] = field(default_factory=dict)
+    silent_ms: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +152,8 @@ class ConnectionLost:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What a probe found. ``broker_epoch`` is that of the :class:`Probe`, so that one that was sent
-    before the broker registered anew proves nothing of the new process; None: of the present one.
+    """The result of a probe. ``broker_epoch`` is that of the :class:`Probe`: one sent before the
+    broker registered anew proves nothing of the new process; None: of the present one.
     """
 
     broker_id: int
@@ -242,7 +242,7 @@ class _Session:
     unfence_at: int
     applied_index: int = -1
     connected: bool = False
-    heard: bool = False  # a heartbeat of this process arrived in this controller's time
+    contacted: bool = False  # a heartbeat of this process arrived in this controller's time
     dead: str = ""  # the evidence of its death
     probing: bool = False
     probe_at_ms: int | None = None  # the next probe is due then
@@ -328,7 +328,7 @@ class BrokerSessions:
         self._follow(event.image)
         interval_ms = self.settings.heartbeat_interval_ms
         for broker_id, session in self._sessions.items():
-            known_ms = event.unheard_ms.get(broker_id, 0)
+            known_ms = event.silent_ms.get(broker_id, 0)
             most_ms = FORESTALLED_INTERVALS * interval_ms
             session.last_contact_ms -= min(max(known_ms, interval_ms), most_ms)
             if not event.image.brokers[broker_id].fenced:
@@ -387,7 +387,7 @@ class BrokerSessions:
 
     def _heartbeat(self, beat: HeartbeatRequest, session: _Session) -> None:
         session.last_contact_ms = self._now_ms
-        session.connected = session.heard = True
+        session.connected = session.contacted = True
         session.dead, session.probe_at_ms = "", None
         session.applied_index = max(session.applied_index, beat.applied_index)
         session.wants_shutdown = beat.wants_shutdown
@@ -421,7 +421,7 @@ class BrokerSessions:
         elif isinstance(result, UUID) and result != session.incarnation:
             session.dead = "another process answers in its place"
         else:
-            session.probe_at_ms = self._now_ms + self.settings.probe_again_ms
+            session.probe_at_ms = self._now_ms + self.settings.probe_interval_ms
         self._fence_if_gone(broker_id, session)
         self._probe_concluded(broker_id)
 
@@ -449,13 +449,13 @@ class BrokerSessions:
         if session is None or broker is None:
             return False
         self._awake(now_ms)
-        return (session.heard or not broker.fenced) and not self._gone(session)
+        return (session.contacted or not broker.fenced) and not self._gone(session)
 
     def _decided(self, event: Decided, now_ms: int) -> None:
-        """One that failed is due again after ``probe_again_ms``, if its reason holds."""
+        """One that failed is due again after ``probe_interval_ms``, if its reason holds."""
         key = (event.decision.name, event.decision.broker_id)
         if self._pending.pop(key, None) is not None and event.error is not None:
-            pause_ms = self.settings.decision_timeout_ms - self.settings.probe_again_ms
+            pause_ms = self.settings.decision_timeout_ms - self.settings.probe_interval_ms
             self._pending[key] = now_ms - pause_ms
 
     # Time.
@@ -479,7 +479,7 @@ class BrokerSessions:
 
     def waiting(self) -> tuple[Waiting, ...]:
         """The partitions without a leader, and for whom they wait."""
-        found: list[Waiting] = []
+        waiting: list[Waiting] = []
         for key, since_ms in self._leaderless_since.items():
             state = self.image.partition(*key)
             if state is not None and state.leader == NO_LEADER:
@@ -489,7 +489,7 @@ class BrokerSessions:
                     missing = tuple(
                         b for b in state.isr if not partition_election.active(self.image, b)
                     )
-                found.append(
+                waiting.append(
                     Waiting(
                         self.image.topics_by_id[key[0]].name,
                         key[1],
@@ -499,7 +499,7 @@ class BrokerSessions:
                         state.recovering,
                     )
                 )
-        return tuple(sorted(found, key=lambda w: (w.topic, w.partition)))
+        return tuple(sorted(waiting, key=lambda w: (w.topic, w.partition)))
 
     # Life and death.
 
@@ -620,7 +620,7 @@ class BrokerSessions:
         return (
             self._now_ms - seen[2] >= self.settings.clear_elr_after_ms
             and session is not None
-            and session.heard
+            and session.contacted
             and session.applied_index >= seen[1]
         )
 

@@ -426,12 +426,12 @@ def _checked_state(image: Image, request: AlterIsr) -> PartitionRecord:
 
 def _leaves_alone(state: PartitionRecord, request: AlterIsr) -> bool:
     """A follower asks for the ISR as it is, without itself; while nobody leads all are needed."""
-    asked = {broker_id for broker_id, _ in request.isr}
+    proposed = {broker_id for broker_id, _ in request.isr}
     return (
-        bool(asked)
+        bool(proposed)
         and state.leader not in (NO_LEADER, request.broker_id)
         and request.broker_id in state.isr
-        and asked == set(state.isr) - {request.broker_id}
+        and proposed == set(state.isr) - {request.broker_id}
     )
 
 

@@ -114,17 +114,17 @@ def list_reassignments(
     image: Image, partitions: Collection[TopicPartition] | None = None
 ) -> tuple[OngoingReassignment, ...]:
     """The reassignments in progress, of all partitions or of these; in order of names."""
-    found: list[OngoingReassignment] = []
+    ongoing: list[OngoingReassignment] = []
     for topic_id, number in image.pending:
         state = image.partition(topic_id, number)
         topic = image.topics_by_id[topic_id].name
         if state is None or not state.reassigning:
             continue
         if partitions is None or TopicPartition(topic, number) in partitions:
-            found.append(
+            ongoing.append(
                 OngoingReassignment(topic, number, state.replicas, state.adding, state.removing)
             )
-    return tuple(sorted(found, key=lambda r: (r.topic, r.partition)))
+    return tuple(sorted(ongoing, key=lambda r: (r.topic, r.partition)))
 
 
 def finish_reassignments(image: Image, *, limit: int | None = None) -> list[MetadataRecord]:

@@ -189,9 +189,9 @@ def create_partitions(
 
 
 def _existing(image: Image, topic: str | UUID) -> TopicImage:
-    found = image.topic(topic)
-    if found is not None:
-        return found
+    existing = image.topic(topic)
+    if existing is not None:
+        return existing
     if isinstance(topic, UUID):
         raise UnknownTopicId("This server does not host this topic ID.")
     check_topic_name(topic)

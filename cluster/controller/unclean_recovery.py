@@ -41,18 +41,18 @@ def candidates(state: PartitionRecord) -> tuple[int, ...]:
 
 def awaiting(image: Image, broker_id: int) -> tuple[PartitionRecord, ...]:
     """The partitions that wait for this broker's report, in order of their keys."""
-    found: list[PartitionRecord] = []
+    partitions: list[PartitionRecord] = []
     for topic_id, number in image.recovering:
         state = image.partition(topic_id, number)
         if state is not None and broker_id in candidates(state):
-            found.append(state)
-    return tuple(sorted(found, key=lambda state: state.key))
+            partitions.append(state)
+    return tuple(sorted(partitions, key=lambda state: state.key))
 
 
 def reported(image: Image, state: PartitionRecord, reports: Reports) -> dict[int, ReplicaLog]:
     """The reports that count: of live candidates, of their present process and of this term."""
     known = reports.get(state.key, {})
-    found: dict[int, ReplicaLog] = {}
+    valid: dict[int, ReplicaLog] = {}
     for broker_id in state.replicas:
         broker = image.brokers.get(broker_id)
         broker_epoch, log = known.get(broker_id, (-1, None))
@@ -63,8 +63,8 @@ def reported(image: Image, state: PartitionRecord, reports: Reports) -> dict[int
             and broker.broker_epoch == broker_epoch
             and log.leader_epoch == state.leader_epoch
         ):
-            found[broker_id] = log
-    return found
+            valid[broker_id] = log
+    return valid
 
 
 def missing(image: Image, state: PartitionRecord, reports: Reports) -> tuple[int, ...]:
@@ -78,7 +78,7 @@ def longest(state: PartitionRecord, logs: Mapping[int, ReplicaLog]) -> int:
     then the first in replica order. NO_LEADER of none.
     """
     best = NO_LEADER
-    for broker_id in sorted(state.replicas, key=lambda one: one not in state.isr):
+    for broker_id in sorted(state.replicas, key=lambda broker_id: broker_id not in state.isr):
         if broker_id in logs and (best == NO_LEADER or logs[broker_id].length > logs[best].length):
             best = broker_id
     return best
@@ -173,7 +173,7 @@ def unclean_elections(
     image: Image, delta: Delta, reports: Reports | None = None
 ) -> tuple[UncleanElection, ...]:
     """The unclean elections among what an entry changed, which has led to ``image``."""
-    found: list[UncleanElection] = []
+    elections: list[UncleanElection] = []
     for change in delta.partitions:
         before, after = change.before, change.after
         if before is None or not is_unclean(before, after):
@@ -181,7 +181,7 @@ def unclean_elections(
         known = (reports or {}).get(before.key, {})
         if before.recovering and not before.unclean and not missing(image, before, reports or {}):
             continue  # by length, of all: it only begins with a base generation
-        found.append(
+        elections.append(
             UncleanElection(
                 change.topic_partition.topic,
                 before.partition,
@@ -194,4 +194,4 @@ def unclean_elections(
                 ),
             )
         )
-    return tuple(found)
+    return tuple(elections)

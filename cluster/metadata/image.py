@@ -147,10 +147,10 @@ class Image:
 
     def partition(self, topic: str | UUID, partition: int) -> PartitionRecord | None:
         """A partition's state; None when topic or partition do not exist."""
-        found = self.topic(topic)
-        if found is None or not 0 <= partition < len(found.partitions):
+        image = self.topic(topic)
+        if image is None or not 0 <= partition < len(image.partitions):
             return None
-        return found.partitions[partition]
+        return image.partitions[partition]
 
     def config(self, resource_type: int, name: str) -> Mapping[str, str]:
         """The settings given explicitly to a topic or broker."""
@@ -245,8 +245,8 @@ class _Step:
 
     def _map(self, name: str) -> Mapping[Any, Any]:
         owned = name in self._owned
-        found: Mapping[Any, Any] = self._owned[name] if owned else getattr(self._before, name)
-        return found
+        mapping: Mapping[Any, Any] = self._owned[name] if owned else getattr(self._before, name)
+        return mapping
 
     def add(self, record: MetadataRecord) -> None:
         match record:

@@ -136,7 +136,7 @@ class MetadataNode:
         self.last_snapshot_error: str | None = None
         self._files = files
         self._snapshot_after_bytes = snapshot_after_bytes
-        self._snapshot_again_bytes = 0  # the log's size at which one that failed is tried again
+        self._snapshot_retry_bytes = 0  # the log's size at which one that failed is tried again
         self._expected_cluster = cluster_id
         self._new_cluster = cluster_id or _new_id(random)
         self._listed = listed
@@ -163,7 +163,7 @@ class MetadataNode:
             contacts=tuple(sorted(v.node_id for v in listed)),
         )
         self._check_identity()
-        self._found()
+        self._note_formation()
         self._role = self._roles()
 
     @classmethod
@@ -285,8 +285,8 @@ class MetadataNode:
     @property
     def predecessor(self) -> dict[int, int]:
         """On the leader: who led before it, and for how many ticks that one was not heard."""
-        node_id, heard_at = self.core.state.predecessor
-        return {} if node_id in (NO_NODE, self.node_id) else {node_id: self.ticks - heard_at}
+        node_id, last_contact = self.core.state.predecessor
+        return {} if node_id in (NO_NODE, self.node_id) else {node_id: self.ticks - last_contact}
 
     @property
     def progress(self) -> Mapping[int, Progress]:
@@ -311,7 +311,7 @@ class MetadataNode:
 
     @property
     def ticks(self) -> int:
-        """How often :meth:`tick` was called: what ``Progress.heard_at`` compares to."""
+        """How often :meth:`tick` was called: what ``Progress.last_contact`` compares to."""
         return self.core.state.ticks
 
     # Input.
@@ -331,7 +331,7 @@ class MetadataNode:
                 self._check_cluster(message)
             if self._formation is not None:
                 self._formation.learn(message)
-                self._found()
+                self._note_formation()
         elif isinstance(message, Observe) and self._formation is not None:
             self.core.observer.observe_in = 0  # it is there: ask it
         self.core.step(message)
@@ -474,7 +474,7 @@ class MetadataNode:
         files = self._files
         return (
             files.wal.size_bytes > max(self._snapshot_after_bytes, files.snapshot_bytes)
-            and files.wal.size_bytes >= self._snapshot_again_bytes
+            and files.wal.size_bytes >= self._snapshot_retry_bytes
             and files.wal.base_index < self.image.index
             and self.image.index <= self.core.committed_to
         )
@@ -502,7 +502,7 @@ class MetadataNode:
         if work.snapshot is not None:
             self.last_snapshot_error = work.snapshot_error
             grown = self._files.wal.size_bytes + self._snapshot_after_bytes // SNAPSHOT_RETRIES
-            self._snapshot_again_bytes = 0 if work.snapshot_error is None else grown
+            self._snapshot_retry_bytes = 0 if work.snapshot_error is None else grown
             if work.snapshot_error is None:
                 self.core.compact(self._compact_to)
                 self._compact_to = work.snapshot[0].index
@@ -577,7 +577,7 @@ class MetadataNode:
             records.append(ClusterRecord(self._new_cluster))
         finished(self._propose(records))
 
-    def _found(self) -> None:
+    def _note_formation(self) -> None:
         formation = self._formation
         if formation is None:
             return

@@ -119,10 +119,10 @@ def read_history(disk: Disk, directory: str, node_id: int) -> ReplicaHistory:
     """
     path = f"{directory}/{FILE}"
     try:
-        found = decode_history(path, disk.read(path))
+        history = decode_history(path, disk.read(path))
     except FileNotFoundError:
         return ReplicaHistory(node_id)
-    return found if found.node_id == node_id else ReplicaHistory(node_id)
+    return history if history.node_id == node_id else ReplicaHistory(node_id)
 
 
 def decode_history(path: str, data: bytes) -> ReplicaHistory:
@@ -133,18 +133,18 @@ def decode_history(path: str, data: bytes) -> ReplicaHistory:
             path, 0, -1, "its CRC does not match: remove it, then logs of removed topics stay"
         )
     _, _, node_id, applied_index, observed_index = _HEADER.unpack_from(data)
-    found = ReplicaHistory(node_id, applied_index, observed_index)
+    history = ReplicaHistory(node_id, applied_index, observed_index)
     at = _HEADER.size + _COUNT.size
     (count,) = _COUNT.unpack_from(data, _HEADER.size)
     rest = len(data) - 4 - at - count * _REMOVED.size - _COUNT.size
     if rest < 0 or rest % _UNCLEAN.size:
         raise DamagedData(path, _HEADER.size, -1, f"{len(data)} bytes do not hold {count} replicas")
     for topic_id, partition in _REMOVED.iter_unpack(data[at : at + count * _REMOVED.size]):
-        found.removed.add((UUID(bytes=topic_id), partition))
+        history.removed.add((UUID(bytes=topic_id), partition))
     at += count * _REMOVED.size + _COUNT.size
     for topic_id, partition, epoch in _UNCLEAN.iter_unpack(data[at:-4]):
-        found.unclean[UUID(bytes=topic_id), partition] = epoch
-    return found
+        history.unclean[UUID(bytes=topic_id), partition] = epoch
+    return history
 
 
 def write_history(disk: Disk, directory: str, history: ReplicaHistory) -> None:

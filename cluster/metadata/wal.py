@@ -266,10 +266,10 @@ class WriteAheadLog:
     def _refuse_damage(self, data: bytes) -> None:
         """A later whole frame that was written when the bad place was durable makes it damage."""
         bad = self.size_bytes
-        found = data.find(_MARKER, bad + 1)
-        while found >= 0:
-            whole = _frame_at(data, found)
-            if whole is not None and bad < whole[1] <= found:
+        marker = data.find(_MARKER, bad + 1)
+        while marker >= 0:
+            whole = _frame_at(data, marker)
+            if whole is not None and bad < whole[1] <= marker:
                 raise DamagedData(
                     self.path,
                     bad,
@@ -277,7 +277,7 @@ class WriteAheadLog:
                     f"entry {self.last_index + 1} is not whole, "
                     f"but entry {whole[0].index} behind it is",
                 )
-            found = data.find(_MARKER, found + 1)
+            marker = data.find(_MARKER, marker + 1)
 
     def _refuse_loss(self, rest: bytes, applied_index: int) -> None:
         directory = self.path.rpartition("/")[0]
@@ -363,20 +363,20 @@ class WriteAheadLog:
         """
         if first <= self.base_index:
             raise InvariantViolation(f"entry {first} is in the snapshot {self.base_index}")
-        found: list[Entry] = []
+        entries: list[Entry] = []
         total = 0
         for slot in range(first - self.base_index - 1, len(self._positions)):
             position = self._positions[slot]
             last = slot + 1 == len(self._positions)
             end = self.size_bytes if last else self._positions[slot + 1]
             total += end - position
-            if found and total > max_bytes:
+            if entries and total > max_bytes:
                 break
             whole = _frame_at(self._disk.pread(self._file, position, end - position), 0)
             if whole is None:
                 raise DamagedData(self.path, position, -1, "the frame's CRC does not match")
-            found.append(whole[0])
-        return found
+            entries.append(whole[0])
+        return entries
 
     def truncate_from(self, index: int) -> None:
         """Forget the entries from ``index`` on, durably: another leader's replace them."""

@@ -291,8 +291,8 @@ class RaftCore:
             or state.sendable_after_write
             or self.log.has_unwritten
             or state.hard_state != state.durable
-            or state.reads
-            or state.lost_reads
+            or state.reads.confirmed
+            or state.reads.lost
             or self._announced != (self.committed_to, self.role, state.leader_id)
         )
 
@@ -310,14 +310,14 @@ class RaftCore:
             entries=entries,
             messages=(*self.drain_messages(), *state.sendable_after_write),
             committed_to=commit,
-            reads=tuple(state.reads),
-            lost_reads=tuple(state.lost_reads),
+            reads=tuple(state.reads.confirmed),
+            lost_reads=tuple(state.reads.lost),
             role=self.role,
             leader_id=state.leader_id,
         )
         state.sendable_after_write.clear()
-        state.reads.clear()
-        state.lost_reads.clear()
+        state.reads.confirmed.clear()
+        state.reads.lost.clear()
         self._announced = (commit, self.role, state.leader_id)
         self._outstanding = ready
         return ready
@@ -344,7 +344,7 @@ class RaftCore:
         """The disk takes nothing: let another voter lead, and campaign no more until it does."""
         state = self.state
         state.disk_fails = True
-        state.campaign_in_ticks = None
+        state.election.campaign_in_ticks = None
         if state.leads:
             self.replicator.hand_over()
         elif state.role is not Role.FOLLOWER:

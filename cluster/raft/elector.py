@@ -45,18 +45,18 @@ class Elector:
     def tick(self) -> None:
         """One tick of a node that does not lead."""
         state = self.state
-        state.elapsed += 1
+        state.election.elapsed += 1
         if not state.is_voter:
             return
-        if state.campaign_in_ticks is not None:
-            state.campaign_in_ticks -= 1
-            if state.campaign_in_ticks <= 0:
-                state.campaign_in_ticks = None
+        if state.election.campaign_in_ticks is not None:
+            state.election.campaign_in_ticks -= 1
+            if state.election.campaign_in_ticks <= 0:
+                state.election.campaign_in_ticks = None
                 self.start_pre_vote()
-        elif state.role is Role.PROSPECTIVE and state.attempts_left > 0:
+        elif state.role is Role.PROSPECTIVE and state.election.attempts_left > 0:
             self.start_pre_vote()
-        elif state.elapsed >= state.timeout:
-            state.attempts_left = 0
+        elif state.election.elapsed >= state.election.timeout:
+            state.election.attempts_left = 0
             self.start_pre_vote()
 
     def campaign_soon(self) -> None:
@@ -64,12 +64,12 @@ class Elector:
         state = self.state
         if state.is_voter and state.leader_id == NO_NODE and state.role is Role.FOLLOWER:
             heartbeat = state.settings.heartbeat_ticks
-            state.campaign_in_ticks = (
+            state.election.campaign_in_ticks = (
                 0 if len(state.voter_set.voters) == 1 else 1 + state.random(heartbeat + 2)
             )
-            state.attempts_left = state.settings.election_ticks
-            if state.campaign_in_ticks == 0:
-                state.campaign_in_ticks = None
+            state.election.attempts_left = state.settings.election_ticks
+            if state.election.campaign_in_ticks == 0:
+                state.election.campaign_in_ticks = None
                 self.start_pre_vote()
 
     # Campaigning.
@@ -82,20 +82,20 @@ class Elector:
         if state.role is not Role.PROSPECTIVE:
             state.role = Role.PROSPECTIVE
             state.leader_id = NO_NODE
-            state.votes = {}
+            state.election.votes = {}
             state.restart_timer()
-        elif state.elapsed >= state.timeout:
-            state.votes = {}
+        elif state.election.elapsed >= state.election.timeout:
+            state.election.votes = {}
             state.restart_timer()
-        state.attempts_left -= state.attempts_left > 0
+        state.election.attempts_left -= state.election.attempts_left > 0
         for voter in state.voter_set.voters:
-            if voter.node_id != state.node_id and not state.votes.get(voter.node_id):
+            if voter.node_id != state.node_id and not state.election.votes.get(voter.node_id):
                 state.send(
                     PreVote(
                         **state.head(voter.node_id, state.term + 1),
                         last_index=state.log.last_index,
                         last_term=state.log.last_term,
-                        suspect=state.suspect,
+                        suspect=state.election.suspect,
                     )
                 )
         self._count_vote(state.node_id, True)
@@ -109,8 +109,8 @@ class Elector:
         state.vote, state.vote_directory = state.node_id, state.directory_id
         state.role = Role.CANDIDATE
         state.leader_id = NO_NODE
-        state.votes = {}
-        state.campaign_in_ticks = None
+        state.election.votes = {}
+        state.election.campaign_in_ticks = None
         state.restart_timer()
         for voter in state.voter_set.voters:
             if voter.node_id != state.node_id:
@@ -132,23 +132,25 @@ class Elector:
     def _count_vote(self, voter: int, granted: bool) -> None:
         """Note a reply; act when the replies decide."""
         state = self.state
-        state.votes[voter] = state.votes.get(voter, False) or granted
+        state.election.votes[voter] = state.election.votes.get(voter, False) or granted
         quorum = state.voter_set.quorum
         ids = state.voter_set.ids
-        given = sum(state.votes.get(node_id, False) for node_id in ids)
+        given = sum(state.election.votes.get(node_id, False) for node_id in ids)
         if given >= quorum:
             if state.role is Role.PROSPECTIVE:
                 self.campaign()
             else:
                 self.replicator.start_leading()
             return
-        possible = sum(state.votes.get(i, i not in state.down) for i in ids)
-        if possible >= quorum or (state.role is Role.PROSPECTIVE and state.attempts_left > 0):
+        possible = sum(state.election.votes.get(i, i not in state.down) for i in ids)
+        if possible >= quorum or (
+            state.role is Role.PROSPECTIVE and state.election.attempts_left > 0
+        ):
             return
-        repeat = state.role is Role.CANDIDATE and state.attempts_left > 0
+        repeat = state.role is Role.CANDIDATE and state.election.attempts_left > 0
         state.become_follower(state.term, NO_NODE)
         if repeat:
-            state.campaign_in_ticks = 1 + state.random(SECOND_TICKS + 1)
+            state.election.campaign_in_ticks = 1 + state.random(SECOND_TICKS + 1)
 
     def handle_pre_vote_reply(self, reply: PreVoteReply) -> None:
         """A reply to a pre-vote."""
@@ -188,7 +190,7 @@ class Elector:
         if granted:
             self._yield_to(request)
         elif request.term > state.term and fits and state.role is Role.FOLLOWER:
-            state.deferred_pre_votes[request.sender] = request
+            state.election.deferred_pre_votes[request.sender] = request
             if request.suspect == state.leader_id:
                 state.to_probe.add(request.suspect)
         elif not fits and not state.in_lease:
@@ -207,12 +209,12 @@ class Elector:
         if (-request.last_term, -request.last_index, request.sender) > mine:
             return
         if state.role is Role.PROSPECTIVE:
-            attempts_left = state.attempts_left
+            attempts_left = state.election.attempts_left
             state.become_follower(state.term, NO_NODE)
-            state.attempts_left = attempts_left
-            state.campaign_in_ticks = SECOND_TICKS + 1 if attempts_left > 0 else None
-        elif state.campaign_in_ticks is not None:
-            state.campaign_in_ticks = max(state.campaign_in_ticks, SECOND_TICKS)
+            state.election.attempts_left = attempts_left
+            state.election.campaign_in_ticks = SECOND_TICKS + 1 if attempts_left > 0 else None
+        elif state.election.campaign_in_ticks is not None:
+            state.election.campaign_in_ticks = max(state.election.campaign_in_ticks, SECOND_TICKS)
 
     def _preempt(self) -> None:
         """A candidate's log is too old to win, and no node leads: campaign without waiting for the
@@ -221,9 +223,9 @@ class Elector:
         state = self.state
         if not state.is_voter or state.role not in (Role.FOLLOWER, Role.PROSPECTIVE):
             return
-        state.attempts_left = max(state.attempts_left, SECOND_TICKS)
+        state.election.attempts_left = max(state.election.attempts_left, SECOND_TICKS)
         if state.role is Role.FOLLOWER:
-            state.campaign_in_ticks = 1
+            state.election.campaign_in_ticks = 1
 
     def handle_vote(self, request: Vote) -> None:
         """The sender campaigns in this node's term; at most one disk gets its vote in a term."""
@@ -240,7 +242,7 @@ class Elector:
         if granted:
             state.vote, state.vote_directory = request.sender, request.directory_id
             state.restart_timer()
-            state.campaign_in_ticks = None
+            state.election.campaign_in_ticks = None
         state.send(VoteReply(**state.head(request.sender), granted=granted))
 
     # Evidence.
@@ -255,15 +257,15 @@ class Elector:
             self.replicator.restart_probe(node_id)
         elif node_id == state.leader_id:
             state.leader_id = NO_NODE
-            state.suspect = node_id
-            state.attempts_left = state.settings.election_ticks
-            waiting = tuple(state.deferred_pre_votes.values())
-            state.deferred_pre_votes.clear()
+            state.election.suspect = node_id
+            state.election.attempts_left = state.settings.election_ticks
+            waiting = tuple(state.election.deferred_pre_votes.values())
+            state.election.deferred_pre_votes.clear()
             for request in waiting:
                 self.handle_pre_vote(request)
             self._succeed_leader(another_campaigns=bool(waiting))
-        elif state.campaign_in_ticks is not None and state.suspect != NO_NODE:
-            state.campaign_in_ticks = None  # it may have been the next in line
+        elif state.election.campaign_in_ticks is not None and state.election.suspect != NO_NODE:
+            state.election.campaign_in_ticks = None  # it may have been the next in line
             self._succeed_leader(another_campaigns=False)
 
     def _succeed_leader(self, *, another_campaigns: bool) -> None:
@@ -272,7 +274,7 @@ class Elector:
         if (
             not state.is_voter
             or state.role is not Role.FOLLOWER
-            or state.campaign_in_ticks is not None
+            or state.election.campaign_in_ticks is not None
         ):
             return
         line = sorted(i for i in state.voter_set.ids if i not in state.down)
@@ -280,4 +282,4 @@ class Elector:
         if place == 0 and not another_campaigns:
             self.start_pre_vote()
         else:
-            state.campaign_in_ticks = SECOND_TICKS + state.random(place + 1)
+            state.election.campaign_in_ticks = SECOND_TICKS + state.random(place + 1)

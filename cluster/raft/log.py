@@ -102,14 +102,14 @@ class RaftLog:
         slot = first - self.base_index - 1
         if slot < 0:
             raise InvariantViolation(f"entry {first} is in the snapshot {self.base_index}")
-        found: list[Entry] = []
+        entries: list[Entry] = []
         total = 0
         for entry in islice(self._entries, slot, max(slot, end - self.base_index - 1)):
             total += size_bytes(entry)
-            if found and total > max_bytes:
+            if entries and total > max_bytes:
                 break
-            found.append(entry)
-        return tuple(found)
+            entries.append(entry)
+        return tuple(entries)
 
     def last_of_term(self, index: int, term: int) -> tuple[int, int]:
         """The largest (index, term) at or below ``index`` whose term is at most ``term``.
@@ -119,9 +119,9 @@ class RaftLog:
         """
         index = min(index, self.last_index)
         while index > self.base_index:
-            found = self._entries[index - self.base_index - 1].term
-            if found <= term:
-                return index, found
+            known_term = self._entries[index - self.base_index - 1].term
+            if known_term <= term:
+                return index, known_term
             index -= 1
         return self.base_index, self.base_term
 

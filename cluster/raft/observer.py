@@ -88,7 +88,7 @@ class Observer:
         """One tick of a node that does not vote: request the log while no leader is heard."""
         state = self.state
         self._hinted = False
-        if state.leader_id != NO_NODE and state.elapsed < state.settings.election_ticks:
+        if state.leader_id != NO_NODE and state.election.elapsed < state.settings.election_ticks:
             self._observe_gap, self.observe_in = 1, 0
             return
         state.leader_id = NO_NODE

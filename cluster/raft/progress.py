@@ -29,7 +29,7 @@ class Progress:
     """The disk it answered from; what another disk says is about another log."""
     next_index: int
     """The first entry to send next; above ``match_index``."""
-    heard_at: int
+    last_contact: int
     """The tick of its last answer."""
     match_index: int = 0
     """Its durable log equals the leader's up to here; never falls."""

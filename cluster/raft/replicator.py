@@ -62,10 +62,10 @@ class Replicator:
         state.role = Role.LEADER
         state.leader_id = state.node_id
         state.predecessor, state.last_leader = state.last_leader, (state.node_id, state.ticks)
-        state.campaign_in_ticks = None
-        state.attempts_left = 0
-        state.suspect = NO_NODE
-        state.deferred_pre_votes.clear()
+        state.election.campaign_in_ticks = None
+        state.election.attempts_left = 0
+        state.election.suspect = NO_NODE
+        state.election.deferred_pre_votes.clear()
         state.forget_vouched()
         state.progress = {
             v.node_id: Progress(v.directory_id, state.log.last_index + 1, state.ticks)
@@ -182,20 +182,20 @@ class Replicator:
             raise NotController("This controller has not committed an entry of its term yet",
                                 state.node_id)  # fmt: skip
         self.round += 1
-        state.pending_reads.append((token, state.log.commit_index, self.round))
+        state.reads.pending.append((token, state.log.commit_index, self.round))
         self._confirm_reads()
-        if state.pending_reads:
+        if state.reads.pending:
             self.broadcast(even_empty=True)
 
     def _confirm_reads(self) -> None:
         state = self.state
-        if not state.pending_reads:
+        if not state.reads.pending:
             return
         confirmed = self._quorum_reached(lambda progress: progress.round, self.round)
-        done = [read for read in state.pending_reads if read[2] <= confirmed]
+        done = [read for read in state.reads.pending if read[2] <= confirmed]
         if done:
-            state.reads += ((token, index) for token, index, _ in done)
-            del state.pending_reads[: len(done)]
+            state.reads.confirmed += ((token, index) for token, index, _ in done)
+            del state.reads.pending[: len(done)]
 
     def _quorum_reached(self, of: Callable[[Progress], int], mine: int) -> int:
         """The largest value that a majority of the voters has reached; ``mine`` is this node's."""
@@ -216,8 +216,8 @@ class Replicator:
         """One tick of a leader."""
         state = self.state
         election = state.settings.election_ticks
-        heard_at = self._quorum_reached(lambda progress: progress.heard_at, state.ticks)
-        if state.ticks - heard_at > election:
+        last_contact = self._quorum_reached(lambda progress: progress.last_contact, state.ticks)
+        if state.ticks - last_contact > election:
             state.become_follower(state.term, NO_NODE)
             return
         if state.transferee != NO_NODE:
@@ -239,7 +239,7 @@ class Replicator:
         for node_id in [
             node_id
             for node_id, progress in state.progress.items()
-            if state.ticks - progress.heard_at > patience and node_id not in state.voter_set.ids
+            if state.ticks - progress.last_contact > patience and node_id not in state.voter_set.ids
         ]:
             del state.progress[node_id]
 
@@ -325,12 +325,12 @@ class Replicator:
         if reply.match_index > state.log.last_index or reply.round > self.round:
             return  # nobody can have that, or have heard of it
         if progress.directory_id != reply.directory_id:
-            if self._hears_voter(reply.sender, progress):
+            if self._voter_is_active(reply.sender, progress):
                 return
             # Another disk than the voters' record names follows: what it has does not count.
             progress = Progress(reply.directory_id, state.log.last_index + 1, state.ticks)
             state.progress[reply.sender] = progress
-        progress.heard_at = state.ticks
+        progress.last_contact = state.ticks
         progress.round = max(progress.round, reply.round)
         if isinstance(reply, AppendReply) and not reply.accepted:
             meets, _ = state.log.last_of_term(reply.hint_index, reply.hint_term)
@@ -340,10 +340,10 @@ class Replicator:
             self._accepted(reply.sender, progress, reply.match_index)
         self._confirm_reads()
 
-    def _hears_voter(self, node_id: int, progress: Progress) -> bool:
+    def _voter_is_active(self, node_id: int, progress: Progress) -> bool:
         """Whether the disk that votes replies: then another one under that id is no voter's."""
         state = self.state
-        silent = state.ticks - progress.heard_at
+        silent = state.ticks - progress.last_contact
         votes = state.voter_set.has(node_id, progress.directory_id)
         return votes and silent <= 2 * state.settings.heartbeat_ticks
 
@@ -404,7 +404,7 @@ class Replicator:
         state = self.state
         known = state.progress.get(message.sender)
         if known is not None and known.directory_id == message.directory_id:
-            known.heard_at = state.ticks
+            known.last_contact = state.ticks
             if known.pace is Pace.SNAPSHOT:
                 return
             known.probe(min(known.next_index, message.last_index + 1))
@@ -421,7 +421,7 @@ class Replicator:
         """
         if known is None:
             return len(self.state.progress) >= self.state.settings.max_observers
-        return self._hears_voter(node_id, known)
+        return self._voter_is_active(node_id, known)
 
     def restart_probe(self, node_id: int) -> None:
         """What was on its way to a node that died did not arrive."""

@@ -26,6 +26,38 @@ MAX_REFUSED: Final = 16
 """Refused messages that are remembered until the shell has told of them."""
 
 
+@dataclass(slots=True)
+class Election:
+    """Of a node that does not lead: when it campaigns, and how its campaign goes."""
+
+    elapsed: int = 0
+    """Ticks since the leader was heard, or a vote given, or a campaign begun."""
+    timeout: int = 0
+    """A campaign begins at so many."""
+    campaign_in_ticks: int | None = None
+    """A campaign begins in so many ticks, because no node seems to lead; None: not early."""
+    attempts_left: int = 0
+    """A campaign may be repeated so many times without waiting for the timeout."""
+    suspect: int = NO_NODE
+    """The leader there was evidence against."""
+    votes: dict[int, bool] = field(default_factory=dict)
+    """Who answered the campaign, and how."""
+    deferred_pre_votes: dict[int, PreVote] = field(default_factory=dict)
+    """Pre-votes refused for the leader's sake; granted if it turns out dead."""
+
+
+@dataclass(slots=True)
+class ReadBarriers:
+    """A leader's read barriers, by the shell's tokens (ReadIndex)."""
+
+    pending: list[tuple[object, int, int]] = field(default_factory=list)
+    """(token, commit index, heartbeat round) of those that wait for a quorum."""
+    confirmed: list[tuple[object, int]] = field(default_factory=list)
+    """(token, commit index), for the shell."""
+    lost: list[object] = field(default_factory=list)
+    """Those that a node dropped when it stopped to lead, for the shell."""
+
+
 @dataclass(kw_only=True, slots=True, eq=False)
 class RaftState:
     """One node's state. The parts of :class:`~.core.RaftCore` read and change it."""
@@ -61,29 +93,12 @@ class RaftState:
     down: set[int] = field(default_factory=set)
     """Nodes of which there is evidence that they died, and no word since."""
     ticks: int = 0
-    elapsed: int = 0
-    """Ticks since the leader was heard, or a vote given, or a campaign begun."""
-    timeout: int = 0
-    """A campaign begins at so many."""
-    campaign_in_ticks: int | None = None
-    """A campaign begins in so many ticks, because no node seems to lead; None: not early."""
-    attempts_left: int = 0
-    """A campaign may be repeated so many times without waiting for the timeout."""
-    suspect: int = NO_NODE
-    """The leader there was evidence against."""
-    votes: dict[int, bool] = field(default_factory=dict)
-    """Who answered the campaign, and how."""
+    election: Election = field(default_factory=Election)
+    reads: ReadBarriers = field(default_factory=ReadBarriers)
     progress: dict[int, Progress] = field(default_factory=dict)
     """Of the followers; empty unless leading."""
-    reads: list[tuple[object, int]] = field(default_factory=list)
-    """Confirmed read barriers, for the shell."""
-    lost_reads: list[object] = field(default_factory=list)
-    pending_reads: list[tuple[object, int, int]] = field(default_factory=list)
-    """(token, index, round) of barriers that wait for a quorum."""
     to_probe: set[int] = field(default_factory=set)
     """Leaders that a peer calls dead, for the shell to probe."""
-    deferred_pre_votes: dict[int, PreVote] = field(default_factory=dict)
-    """Pre-votes refused for the leader's sake; granted if it turns out dead."""
     transferee: int = NO_NODE
     vouched: frozenset[int] = frozenset()
     """Nodes that vote, or lead, as others said; believed where the log here has not the id."""
@@ -120,7 +135,7 @@ class RaftState:
         """Whether a leader was heard lately, with no evidence against it since: others wait."""
         if self.leads:
             return True
-        return self.leader_id != NO_NODE and self.elapsed < self.settings.election_ticks
+        return self.leader_id != NO_NODE and self.election.elapsed < self.settings.election_ticks
 
     def head(self, to: int, term: int | None = None) -> dict[str, Any]:
         """The fields that all messages share."""
@@ -149,7 +164,7 @@ class RaftState:
         return (
             progress is not None
             and node_id not in self.down
-            and self.ticks - progress.heard_at <= self.settings.election_ticks
+            and self.ticks - progress.last_contact <= self.settings.election_ticks
         )
 
     def forget_vouched(self) -> None:
@@ -162,18 +177,18 @@ class RaftState:
 
     def restart_timer(self) -> None:
         """Wait for the leader anew."""
-        self.elapsed = 0
+        self.election.elapsed = 0
         patience = self.settings.election_ticks
         if self.role in (Role.PROSPECTIVE, Role.CANDIDATE):
             patience = self.settings.candidate_ticks or patience
-        self.timeout = patience + self.random(patience)
+        self.election.timeout = patience + self.random(patience)
 
     def set_term(self, term: int) -> None:
         """Enter a later term: no vote is given in it yet."""
         if term > self.term:
             self.term = term
             self.vote, self.vote_directory = NO_VOTE, NO_DIRECTORY
-            self.deferred_pre_votes.clear()
+            self.election.deferred_pre_votes.clear()
 
     def become_follower(self, term: int, leader_id: int) -> None:
         """Follow ``leader_id``, or wait for a leader, in ``term``. Read barriers are lost."""
@@ -181,8 +196,8 @@ class RaftState:
         self.role = Role.FOLLOWER
         self.leader_id = leader_id
         self.progress.clear()
-        self.lost_reads += (token for token, _, _ in self.pending_reads)
-        self.pending_reads.clear()
+        self.reads.lost += (token for token, _, _ in self.reads.pending)
+        self.reads.pending.clear()
         self.transferee = NO_NODE
         self.restart_timer()
 
@@ -192,7 +207,7 @@ class RaftState:
             self.become_follower(self.term, leader_id)
         self.leader_id = leader_id
         self.last_leader = (leader_id, self.ticks)
-        self.suspect = NO_NODE
-        self.campaign_in_ticks = None
-        self.attempts_left = 0
+        self.election.suspect = NO_NODE
+        self.election.campaign_in_ticks = None
+        self.election.attempts_left = 0
         self.restart_timer()

@@ -99,7 +99,7 @@ class QuorumView:
                 follower = member.progress[node_id]
                 if follower.match_index:  # 0: it has not answered in this term
                     index = follower.match_index
-                    ticks = member.ticks - follower.heard_at
+                    ticks = member.ticks - follower.last_contact
                     last_contact_ms = round(ticks * TICK_S * 1000)
             lag = None if index is None else max(0, member.last_index - index)
             members.append(QuorumMember(node_id, node_id in voters, index, lag, last_contact_ms))

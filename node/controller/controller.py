@@ -127,8 +127,8 @@ class Controller:
         if metadata.leads and not self.sessions.active:
             log.info("controller", term=metadata.member.term, index=metadata.image.index)
             unheard = metadata.member.predecessor.items()
-            unheard_ms = {node_id: ticks * TICK_MS for node_id, ticks in unheard}
-            self._step(Elected(metadata.image, unheard_ms))
+            silent_ms = {node_id: ticks * TICK_MS for node_id, ticks in unheard}
+            self._step(Elected(metadata.image, silent_ms))
         elif not metadata.leads and self.sessions.active:
             log.info("controller no more", term=metadata.member.term)
             self._step(Resigned())

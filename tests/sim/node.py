@@ -215,8 +215,8 @@ class SimNode(RaftApp):
             )
             self.deposed = False
             before = self.member.predecessor.items()
-            unheard_ms = {node_id: ticks * RAFT_TICK_MS for node_id, ticks in before}
-            self.step_sessions(Elected(self.image, unheard_ms))
+            silent_ms = {node_id: ticks * RAFT_TICK_MS for node_id, ticks in before}
+            self.step_sessions(Elected(self.image, silent_ms))
         elif not leads and self.sessions.active:
             self.machine.world.note(self.machine.name, "is the controller no more")
             self.step_sessions(Resigned())

@@ -310,8 +310,10 @@ def reads_at_once(_: Any) -> Any:
     """Nobody is asked whether it still leads."""
 
     def confirm(self: Any) -> None:
-        self.state.reads += ((token, index) for token, index, _ in self.state.pending_reads)
-        self.state.pending_reads.clear()
+        self.state.reads.confirmed += (
+            (token, index) for token, index, _ in self.state.reads.pending
+        )
+        self.state.reads.pending.clear()
 
     return confirm
 

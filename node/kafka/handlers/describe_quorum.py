@@ -99,10 +99,10 @@ class QuorumHandler:
             end, heard_ms, directory_id = member.last_index, now_ms, member.directory_id
         elif (known := member.progress.get(node_id)) and known.directory_id == directory_id:
             follower = member.progress[node_id]
-            match_index, heard_at = follower.match_index, follower.heard_at
+            match_index, last_contact = follower.match_index, follower.last_contact
             if match_index:  # 0: it has not answered in this term
                 end = match_index
-                heard_ms = now_ms - round((member.ticks - heard_at) * TICK_S * 1000)
+                heard_ms = now_ms - round((member.ticks - last_contact) * TICK_S * 1000)
         return {
             "replica_id": node_id,
             "replica_directory_id": None if directory_id == NO_DIRECTORY else directory_id,

@@ -255,12 +255,12 @@ def test_a_new_controller_forgives_no_silence_that_another_one_would_not_have() 
     assert c.made == ["fence 2"]
 
 
-@pytest.mark.parametrize(("unheard_ms", "left_ms"), [(0, 7000), (3100, 5900), (60_000, 5000)])
-def test_the_controller_before_is_judged_by_when_it_was_heard_last(unheard_ms, left_ms) -> None:
+@pytest.mark.parametrize(("silent_ms", "left_ms"), [(0, 7000), (3100, 5900), (60_000, 5000)])
+def test_the_controller_before_is_judged_by_when_it_was_heard_last(silent_ms, left_ms) -> None:
     """Not by more than two intervals: this node may have heard less of it than others did."""
     c = Controller()
     c.step(Resigned())
-    c.step(Elected(c.image, {2: unheard_ms}))
+    c.step(Elected(c.image, {2: silent_ms}))
     c.pass_time(left_ms, beating=(1, 3))
     assert not c.fenced(2)
     c.pass_time(100, beating=(1, 3))

@@ -312,7 +312,7 @@ def test_observers_follow(cluster) -> None:
     assert settings_in(seven.image) == 1
     assert leader.observers == (7,)
     follower = leader.progress[7]
-    assert follower.match_index == leader.last_index and leader.ticks - follower.heard_at < 5
+    assert follower.match_index == leader.last_index and leader.ticks - follower.last_contact < 5
     steps = [index for o in cluster.outcomes[7] for _, _, index in o.applied]
     assert steps == list(range(1, leader.image.index + 1)), "each entry once, in order"
 
@@ -703,10 +703,10 @@ def test_a_candidate_begins_again_sooner_than_a_follower_begins() -> None:
     cluster.members = {left: cluster.members[left]}
     core = cluster.members[left].core
     cluster.tick(101)
-    assert core.role is Role.FOLLOWER and core.state.timeout >= 100, "check-quorum"
+    assert core.role is Role.FOLLOWER and core.state.election.timeout >= 100, "check-quorum"
     cluster.tick(200)
-    assert core.role is Role.PROSPECTIVE and 5 <= core.state.timeout < 10
-    assert core.state.elapsed < core.state.timeout
+    assert core.role is Role.PROSPECTIVE and 5 <= core.state.election.timeout < 10
+    assert core.state.election.elapsed < core.state.election.timeout
 
 
 def test_settings_reach_the_core() -> None:

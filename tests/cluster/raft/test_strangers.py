@@ -230,7 +230,7 @@ def test_a_voter_whose_disk_was_replaced_leads_one_that_lags() -> None:
 def test_a_stranger_cannot_vouch_for_itself() -> None:
     trial = settled()
     core = trial.core(2)
-    core.state.leader_id, core.state.elapsed = -1, 99
+    core.state.leader_id, core.state.election.elapsed = -1, 99
     for sender, disk in ((9, 0), (1, 7)):
         head = {"sender": sender, "to": 2, "directory_id": directory(sender, disk)}
         core.step(
@@ -245,7 +245,7 @@ def test_what_was_said_of_others_counts_until_a_known_leader_is_heard() -> None:
     trial = settled()
     trial.crash(0)
     core, last = trial.core(2), trial.core(1).log.last_index
-    core.state.leader_id, core.state.elapsed = -1, 99
+    core.state.leader_id, core.state.election.elapsed = -1, 99
     head = {"sender": 1, "to": 2, "directory_id": directory(1)}
     core.step(LeaderHint(term=1, leader_id=1, last_index=last + 9, voters=(0, 1, 2), **head))
     assert core.state.vouched_disks == {0, 1}
@@ -288,7 +288,7 @@ def test_an_observer_that_hears_a_leader_takes_no_step() -> None:
     head = {"sender": 1, "to": 3, "directory_id": directory(1)}
     core.step(VoteReply(term=2 * TERM_STEP, granted=False, **head))
     assert core.term == 1 and core.leader_id == 0
-    core.state.elapsed = 99
+    core.state.election.elapsed = 99
     core.step(VoteReply(term=2 * TERM_STEP, granted=False, **head))
     assert core.term == 1 + TERM_STEP
 
@@ -296,7 +296,7 @@ def test_an_observer_that_hears_a_leader_takes_no_step() -> None:
 def test_a_stranger_gets_no_promise_of_a_vote() -> None:
     trial = settled()
     core = trial.core(2)
-    core.state.leader_id, core.state.elapsed = -1, 99
+    core.state.leader_id, core.state.election.elapsed = -1, 99
     core.drain_messages()
     for sender, disk in ((9, 0), (1, 7)):
         head = {"sender": sender, "to": 2, "directory_id": directory(sender, disk)}
@@ -337,7 +337,7 @@ def test_the_largest_that_honest_nodes_send_pass() -> None:
 def test_asking_who_a_stranger_is_has_its_measure() -> None:
     trial = settled()
     core = trial.core(2)
-    core.state.leader_id, core.state.elapsed = -1, 99
+    core.state.leader_id, core.state.election.elapsed = -1, 99
     core.drain_messages()
     head = {"sender": 9, "to": 2, "directory_id": directory(9)}
     for _ in range(1000):

@@ -202,7 +202,9 @@ class Trial:
         """The others have lost patience with their leader; time passes for this node until it
         leads."""
         for node in self.nodes.values():
-            node.core.state.elapsed = max(node.core.state.elapsed, self.settings.election_ticks)
+            node.core.state.election.elapsed = max(
+                node.core.state.election.elapsed, self.settings.election_ticks
+            )
         for _ in range(3 * self.settings.election_ticks):
             if self.core(node_id).role is Role.LEADER:
                 break

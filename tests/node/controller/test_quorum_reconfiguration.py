@@ -135,7 +135,7 @@ def test_what_is_refused_and_what_would_be_right():
         ):
             with pytest.raises(InvalidRequest, match=words):
                 await quorum_reconfiguration.change(request)
-        core.progress[1].heard_at = TICKS - 11
+        core.progress[1].last_contact = TICKS - 11
         core.down.add(2)
         with pytest.raises(InvalidRequest, match=r"\[0, 1\] only \[0\] would be alive"):
             await quorum_reconfiguration.change(remove(2))

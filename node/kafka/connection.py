@@ -31,7 +31,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kept.client.protocol.wire import skip_tags
 from kept.node.kafka import api
-from kept.node.kafka.codec.produce import frame_end, parse_run
+from kept.node.kafka.codec import parse_run
+from kept.node.kafka.codec.produce import frame_end
 from kept.node.kafka.response_slot import ResponseRun, ResponseSlot, Segment
 from kept.node.kafka.response_writer import ResponseWriter, TransportWriter
 from kept.node.runtime import error_codes

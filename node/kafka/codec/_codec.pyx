@@ -1,10 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""The Cython twin of ``kept.node.kafka.codec.python_produce`` and ``python_fetch``: same
-results, much faster.
+"""The codec of ``kept.node.kafka.codec.produce`` and ``fetch``, with the same results, much faster;
+and runs of Produce requests (``kept.node.kafka.codec.parse_run``), which only this one reads.
 
-The plain modules are the specification; one suite runs over both.
-
-Long because a kernel is one unit of compilation; its Python twin is in several modules.
+One suite runs over both. Long because a kernel is one unit of compilation.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -15,8 +13,8 @@ from libc.string cimport memcpy
 
 from node.kafka.codec._signed cimport _i16, _i32, _i64, _w16, _w32, _w64
 
-from kept.node.kafka.codec.python_produce import IN_THREAD_BYTES, PartitionData, ProduceRequest
-from kept.node.kafka.codec.python_fetch import FetchPartition, FetchRequest
+from kept.node.kafka.codec.produce import IN_THREAD_BYTES, PartitionData, ProduceRequest
+from kept.node.kafka.codec.fetch import FetchPartition, FetchRequest
 from kept.storage.disk import FileSlice
 from kept.storage.errors import CorruptMessage
 
@@ -96,8 +94,8 @@ cdef class _Cursor:
         return 0
 
 
-def parse(buffer, Py_ssize_t position, int version):
-    """See ``kept.node.kafka.codec.python_produce.parse``."""
+def parse_produce(buffer, Py_ssize_t position, int version):
+    """See ``kept.node.kafka.codec.produce.parse``."""
     cdef Py_buffer view
     PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
     try:
@@ -182,7 +180,7 @@ cdef Py_ssize_t _varint(
 
 def parse_run(buffer, Py_ssize_t start, Py_ssize_t end, Py_ssize_t frames, Py_ssize_t size,
               Py_ssize_t longest):
-    """See ``kept.node.kafka.codec.python_produce.parse_run``."""
+    """See ``kept.node.kafka.codec.parse_run``."""
     cdef Py_buffer view
     cdef const uint8_t* p
     cdef list found = []
@@ -351,7 +349,7 @@ cdef uint8_t* _write_one(
 
 
 def encode_run(list entries):
-    """See ``kept.node.kafka.codec.python_produce.encode_run``."""
+    """See ``kept.node.kafka.codec.encode_run``."""
     cdef Py_ssize_t size = 0
     cdef tuple entry, one
     cdef object info
@@ -392,7 +390,7 @@ cdef class _Fetch(_Cursor):
 
 
 def parse_fetch(buffer, Py_ssize_t position, int version):
-    """See ``kept.node.kafka.codec.python_fetch.parse``."""
+    """See ``kept.node.kafka.codec.fetch.parse``."""
     cdef Py_buffer view
     cdef _Fetch c = _Fetch.__new__(_Fetch)
     PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
@@ -536,7 +534,7 @@ cdef class _Out:
 
 
 def encode_fetch(int version, int correlation_id, int error_code, int session_id, topics):
-    """See ``kept.node.kafka.codec.python_fetch.encode``."""
+    """See ``kept.node.kafka.codec.fetch.encode``."""
     cdef _Out out = _Out.__new__(_Out)
     cdef list segments = []
     cdef Py_ssize_t total = 0, size
@@ -626,6 +624,3 @@ cdef int _fetch_tags(_Out out, diverging, current_leader) except -1:
         _w32(p + 6, current_leader[1])
         p[10] = 0
     return 0
-
-
-KERNEL = "cython"

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kept.node.kafka import api
+from kept.node.kafka.codec import encode_run
 from kept.node.kafka.codec import produce as codec
 from kept.node.kafka.handlers.leader_hints import (
     NOT_LEADER_OR_FOLLOWER,
@@ -370,7 +371,7 @@ class DelayedProduceRun(ResponseSlot):
         connection = self._connection
         entries = self.entries
         connection.answered(api.PRODUCE, len(entries), self._started)
-        frames = self._frames() if self._errors else codec.encode_run(entries)
+        frames = self._frames() if self._errors else encode_run(entries)
         connection.complete(self, [frames])
 
     def _frames(self) -> bytes:

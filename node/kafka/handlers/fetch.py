@@ -19,8 +19,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.kafka import api
+from kept.node.kafka.codec import encode_fetch, parse_fetch
 from kept.node.kafka.codec import fetch as codec
-from kept.node.kafka.codec.python_fetch import encode_steps
 from kept.node.kafka.fetch_sessions import SESSIONLESS, CachedPartition, Key, Session
 from kept.node.kafka.handlers.leader_hints import (
     FENCED_LEADER_EPOCH,
@@ -490,7 +490,7 @@ class PendingFetch:
         metrics.request(api.FETCH, self._context.runtime.loop.time() - self._started)
         if elsewhere:
             return (yield from self._encode_hints(session.id, grouped))
-        return codec.encode(self._version, self._correlation_id, 0, session.id, grouped)
+        return encode_fetch(self._version, self._correlation_id, 0, session.id, grouped)
 
     def _encode_hints(self, session_id: int, grouped: Results) -> Steps[list[codec.Segment]]:
         """A response that sends the client elsewhere: to leaders, or to replicas nearby."""
@@ -508,7 +508,7 @@ class PendingFetch:
                             leaders.append(leader)
         found = self._context.hints.endpoints(self._connection.listener.name, leaders)
         version, number = self._version, self._correlation_id
-        return (yield from encode_steps(version, number, 0, session_id, grouped, found))
+        return (yield from codec.encode_steps(version, number, 0, session_id, grouped, found))
 
 
 def _hints_elsewhere(data: codec.PartitionData) -> bool:
@@ -568,7 +568,7 @@ class FetchHandler:
             (name, [codec.PartitionData(wanted.partition, code) for wanted in partitions])
             for name, partitions in request.topics
         ]
-        connection.reply(codec.encode(version, correlation_id, 0, SESSIONLESS, refused))
+        connection.reply(encode_fetch(version, correlation_id, 0, SESSIONLESS, refused))
 
     def handle(
         self,
@@ -580,7 +580,7 @@ class FetchHandler:
     ) -> None:
         """Serve one Fetch request, whose body starts at ``position`` of ``frame``."""
         check_entries(connection, api.FETCH, version, frame, position)
-        request = codec.parse(frame, position, version)
+        request = parse_fetch(frame, position, version)
         if request.replica_id >= 0 and not connection.listener.between_nodes:
             self._refuse_replica(connection, version, correlation_id, request)
             return
@@ -591,7 +591,7 @@ class FetchHandler:
             uses_ids = version >= codec.TOPIC_IDS
             error, session = self.context.sessions.open(request, uses_ids, monotonic_ms())
             if error:
-                connection.reply(codec.encode(version, correlation_id, error, 0, []))
+                connection.reply(encode_fetch(version, correlation_id, error, 0, []))
                 return
         if session is None:
             session = Session(SESSIONLESS, request, version >= codec.TOPIC_IDS, monotonic_ms())

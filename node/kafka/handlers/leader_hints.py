@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kept.node.kafka.codec.endpoints import Endpoint
+from kept.node.kafka.codec.wire import Endpoint
 
 if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig

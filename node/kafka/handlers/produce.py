@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from kept.node.kafka import api
+from kept.node.kafka.codec import parse_produce
 from kept.node.kafka.codec import produce as codec
 from kept.node.kafka.handlers.batch_checks import BatchChecks, CheckResources, Job
 from kept.node.kafka.handlers.delayed_produce import (
@@ -103,7 +104,7 @@ class ProduceHandler:
     ) -> None:
         """Serve one Produce request, whose body starts at ``position`` of ``frame``."""
         check_entries(connection, api.PRODUCE, version, frame, position)
-        request = codec.parse(frame, position, version)
+        request = parse_produce(frame, position, version)
         produced = DelayedProduce(
             self._delayed, connection, version, correlation_id, request.acks, request.timeout_ms
         )

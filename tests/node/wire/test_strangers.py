@@ -15,7 +15,7 @@ from kept.client.core.metadata import Endpoint
 from kept.client.json_api import JsonApi
 from kept.cluster.raft.messages import Append
 from kept.node.internode.identity import Hello
-from kept.node.kafka.codec.python_fetch import FetchRequest
+from kept.node.kafka.codec.fetch import FetchRequest
 from kept.node.kafka.fetch_sessions import FINAL_EPOCH, INITIAL_EPOCH, FetchSessions
 from kept.testing import Cluster
 from tests.node.internode.raw import send_messages

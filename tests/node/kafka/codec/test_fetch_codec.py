@@ -12,11 +12,10 @@ from kio.static.constants import EntityType
 
 from kept.client.protocol import messages as protocol
 from kept.node.kafka.codec import fetch as codec
-from kept.node.kafka.codec import python_fetch
 from kept.storage.disk import FileSlice
 from kept.storage.errors import CorruptMessage
 
-PLAIN = (python_fetch.parse, python_fetch.encode)
+PLAIN = (codec.parse, codec.encode)
 try:
     from kept.node.kafka.codec import _codec
 except ImportError:

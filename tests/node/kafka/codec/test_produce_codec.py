@@ -12,18 +12,26 @@ from kio.static.constants import EntityType
 
 from kept.client.protocol import messages as protocol
 from kept.node.kafka.codec import produce as codec
-from kept.node.kafka.codec import python_produce
+from kept.steps import finished
 from kept.storage.errors import CorruptMessage
+from tests.reference import produce_runs
 
 try:
     from kept.node.kafka.codec import _codec
 except ImportError:
-    KERNELS = [python_produce]
+    PARSE = {"python": codec.parse}
+    KERNELS = {"python": produce_runs}
 else:
-    KERNELS = [python_produce, _codec]
-KERNEL = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.KERNEL)
+    PARSE = {"python": codec.parse, "cython": _codec.parse_produce}
+    KERNELS = {"python": produce_runs, "cython": _codec}
+PARSER = pytest.mark.parametrize("parse", PARSE.values(), ids=PARSE)
+KERNEL = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 VERSIONS = range(codec.MIN_VERSION, codec.MAX_VERSION + 1)
 TOPIC_ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
+
+
+def encode(version, correlation_id, topics):
+    return finished(codec.encode_steps(version, correlation_id, topics))
 
 
 def request_body(
@@ -42,11 +50,11 @@ def request_body(
     return protocol.encode(protocol.build(cls, values))
 
 
-@KERNEL
+@PARSER
 @pytest.mark.parametrize("version", VERSIONS)
-def test_parses_what_kio_writes(kernel, version):
+def test_parses_what_kio_writes(parse, version):
     body = b"head" + request_body(version, txn="tx", acks=-1)
-    request = kernel.parse(memoryview(body), 4, version)
+    request = parse(memoryview(body), 4, version)
     assert (request.transactional_id, request.acks, request.timeout_ms) == (b"tx", -1, 1500)
     ((name, partitions),) = request.topics
     assert name == (TOPIC_ID.bytes if version >= 13 else b"orders")
@@ -54,32 +62,32 @@ def test_parses_what_kio_writes(kernel, version):
     assert found == [(0, b"abc"), (3, b"x" * 300)]
 
 
-@KERNEL
+@PARSER
 @pytest.mark.parametrize("version", VERSIONS)
-def test_null_records_and_no_transaction(kernel, version):
+def test_null_records_and_no_transaction(parse, version):
     body = request_body(version, topics=(("t", ((7, None),)),))
-    request = kernel.parse(memoryview(body), 0, version)
+    request = parse(memoryview(body), 0, version)
     assert request.transactional_id is None
     assert request.topics[0][1] == [codec.PartitionData(7, -1, -1)]
 
 
-@KERNEL
+@PARSER
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_cut_and_every_tail_is_refused(kernel, version):
+def test_every_cut_and_every_tail_is_refused(parse, version):
     body = request_body(version)
     for end in range(len(body)):
         with pytest.raises(CorruptMessage):
-            kernel.parse(memoryview(body)[:end], 0, version)
+            parse(memoryview(body)[:end], 0, version)
     with pytest.raises(CorruptMessage):
-        kernel.parse(memoryview(body + b"\0"), 0, version)
+        parse(memoryview(body + b"\0"), 0, version)
 
 
 @given(st.binary(max_size=200), st.sampled_from(list(VERSIONS)))
 def test_any_bytes_parse_or_are_refused_by_both_alike(data, version):
     found = []
-    for kernel in KERNELS:
+    for parse in PARSE.values():
         try:
-            request = kernel.parse(memoryview(data), 0, version)
+            request = parse(memoryview(data), 0, version)
         except CorruptMessage:
             request = None
         found.append(request)
@@ -96,7 +104,7 @@ def test_response_is_what_kio_reads(version):
         codec.PartitionResult(1, 87, record_errors=((2, "no key"), (5, "late")), error_message="é"),
     ]
     name = TOPIC_ID.bytes if version >= 13 else b"orders"
-    frame = codec.encode(version, 99, [(name, results), (name, results[:1])])
+    frame = encode(version, 99, [(name, results), (name, results[:1])])
     (size,) = struct.unpack_from(">i", frame)
     assert size == len(frame) - 4
     correlation_id, response = protocol.decode_response(0, version, frame[4:])
@@ -137,7 +145,7 @@ def test_response_bytes_are_kio_s_bytes(version):
         ]
     }
     name = TOPIC_ID.bytes if version >= 13 else b"orders"
-    ours = codec.encode(version, 1, [(name, [codec.PartitionResult(4, 0, 5, -1, 2)])])
+    ours = encode(version, 1, [(name, [codec.PartitionResult(4, 0, 5, -1, 2)])])
     assert ours == protocol.encode_response(0, version, 1, values)
 
 
@@ -146,9 +154,7 @@ def test_response_bytes_are_kio_s_bytes(version):
 @pytest.mark.parametrize("name", ["t", "n" * 126])
 def test_one_partition_has_the_same_bytes(kernel, version, name):
     encoded = TOPIC_ID.bytes if version >= 13 else name.encode()
-    full = codec.encode(
-        version, 7, [(encoded, [codec.PartitionResult(3, 0, 1 << 40, 1 << 41, 17)])]
-    )
+    full = encode(version, 7, [(encoded, [codec.PartitionResult(3, 0, 1 << 40, 1 << 41, 17)])])
     one = (version, 7, 1, 1500, encoded, 3, 0, 0)
     assert kernel.encode_run([(one, None, (1 << 40, 0, 1 << 41, 17))]) == full
 
@@ -236,7 +242,7 @@ def test_the_short_way_of_both_is_the_same_for_any_bytes(noise, version, at):
     request = whole_request(version)
     spoiled = request[:at] + noise + request[at + len(noise) :]
     for data in (spoiled, struct.pack(">hh", 0, version) + noise):
-        found = [one_of(kernel, data, 0, len(data)) for kernel in KERNELS]
+        found = [one_of(kernel, data, 0, len(data)) for kernel in KERNELS.values()]
         assert all(one == found[0] for one in found)
 
 
@@ -279,5 +285,5 @@ def test_a_run_has_the_bytes_of_its_responses(kernel):
         info = (1 << 40, (1 << 40) + 5, -1, 12, False)
         entries.append((one, None, info))
         result = codec.PartitionResult(2, 0, 1 << 40, -1, 12)
-        frames.append(codec.encode(version, version * 7, [(name, [result])]))
+        frames.append(encode(version, version * 7, [(name, [result])]))
     assert kernel.encode_run(entries) == b"".join(frames)

@@ -222,8 +222,8 @@ class World:
             hints__endpoints=lambda *_: [],
         )
         monkeypatch.setattr(handler, "monotonic_ms", self.now_ms)
-        monkeypatch.setattr(handler.codec, "encode", lambda *given: given[3:])
-        monkeypatch.setattr(handler, "encode_steps", encoded)
+        monkeypatch.setattr(handler, "encode_fetch", lambda *given: given[3:])
+        monkeypatch.setattr(handler.codec, "encode_steps", encoded)
         self.readers = [Reader(self, 1), Reader(self, 2), Reader(self, -1)]
 
     def _partition(self, index: int) -> Partition:

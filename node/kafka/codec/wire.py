@@ -1,11 +1,12 @@
-"""A cursor over a request of Produce or Fetch, in either encoding."""
+"""What Produce and Fetch messages are made of, in the flexible encoding (KIP-482) and the older."""
 
 from __future__ import annotations
 
 import struct
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
-from kept.client.protocol.wire import read_uvarint, skip_tags
+from kept.client.protocol.wire import read_uvarint, skip_tags, uvarint
 from kept.storage.errors import CorruptMessage
 
 _H: Final = struct.Struct(">h").unpack_from
@@ -13,8 +14,8 @@ _I: Final = struct.Struct(">i").unpack_from
 
 
 class RequestReader:
-    """The two encodings differ in how counts and strings are written. Past the end its methods
-    raise CorruptMessage, struct.error or IndexError.
+    """A cursor over a request. Past the end its methods raise CorruptMessage, struct.error or
+    IndexError.
     """
 
     __slots__ = ("data", "end", "flexible", "position")
@@ -78,3 +79,42 @@ class RequestReader:
         """Raises CorruptMessage unless everything is read."""
         if self.position != self.end:
             raise CorruptMessage(f"{self.end - self.position} bytes after a {api} request")
+
+
+class Endpoint(NamedTuple):
+    """One node, as clients of a listener reach it."""
+
+    node_id: int
+    host: str
+    port: int
+    rack: str | None
+
+
+def encode_count(value: int, flexible: bool) -> bytes:
+    """The length of an array."""
+    return uvarint(value + 1) if flexible else struct.pack(">i", value)
+
+
+def encode_name(data: bytes, flexible: bool) -> bytes:
+    """A string, from its UTF-8."""
+    return (uvarint(len(data) + 1) if flexible else struct.pack(">h", len(data))) + data
+
+
+def encode_text(text: str | None, flexible: bool) -> bytes:
+    """A string that may be null."""
+    if text is None:
+        return b"\0" if flexible else b"\xff\xff"
+    return encode_name(text.encode()[:32767], flexible)
+
+
+def endpoint_tags(endpoints: Sequence[Endpoint]) -> bytes:
+    """The tagged fields at the end of a response: NodeEndpoints (KIP-951) is tag 0, left out when
+    empty. Produce has it from v10 on, Fetch from v16 on.
+    """
+    if not endpoints:
+        return b"\0"
+    body = bytearray(uvarint(len(endpoints) + 1))
+    for endpoint in endpoints:
+        body += struct.pack(">i", endpoint.node_id) + encode_text(endpoint.host, True)
+        body += struct.pack(">i", endpoint.port) + encode_text(endpoint.rack, True) + b"\0"
+    return b"\x01\x00" + uvarint(len(body)) + bytes(body)

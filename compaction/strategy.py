@@ -185,9 +185,7 @@ def version_number(value: bytes) -> int | None:
 
 
 class ByKeyPrefix(_ByRecordKey):
-    """Another strategy per prefix of the key; the longest matching one counts, ``latest``
-    otherwise.
-    """
+    """Another strategy per prefix of the key; the longest matching one counts, else ``latest``."""
 
     def __init__(self, parts: Mapping[bytes, Strategy]) -> None:
         self._parts = sorted(parts.items(), key=lambda item: -len(item[0]))
@@ -238,9 +236,7 @@ class Rule(NamedTuple):
 
 
 def rules(strategy: Strategy) -> tuple[Rule, ...] | None:
-    """A strategy as rules for the kernel, the first with a key's prefix counts; None when it is not
-    built in.
-    """
+    """A strategy as rules for the kernel, the first matching one counts; None: not built in."""
     parts = strategy.parts if type(strategy) is ByKeyPrefix else [(b"", strategy)]
     found = [_rule(prefix, part) for prefix, part in parts]
     return None if None in found else tuple(rule for rule in found if rule is not None)

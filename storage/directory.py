@@ -241,9 +241,7 @@ class LogDirectory:
             )  # fmt: skip
 
     def _read_running_mark(self) -> None:
-        """A process that was killed leaves what it wrote in the page cache, which lives as long as
-        the machine's run.
-        """
+        """A killed process leaves what it wrote in the page cache, until the machine restarts."""
         found = checkpoints.read_running(self.disk, self._file(layout.RUNNING))
         if found is not None and not self.missing and found[1] == self.disk.boot_id():
             self.survived_epoch = found[0]
@@ -376,9 +374,7 @@ class LogDirectory:
         return logs
 
     def mark_deleted(self, log: Log, unique: uuid.UUID, now_ms: int) -> None:
-        """The topic is deleted: the directory is renamed ``...-delete`` and goes with
-        :meth:`purge`.
-        """
+        """The topic is deleted: rename to ``...-delete``; :meth:`purge` removes the files."""
         self.mark_all_deleted([(log, unique)], now_ms)
 
     def mark_all_deleted(self, logs: Sequence[tuple[Log, uuid.UUID]], now_ms: int) -> None:

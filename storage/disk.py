@@ -55,8 +55,7 @@ MEMORY_WAITS_S: Final = (0.001, 0.004, 0.016)
 
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
-"""Of what is created: records are for the node's user alone, as Postgres has it. What exists keeps
-its mode."""
+"""Mode of new files: records are for the node's user alone. Existing ones keep theirs."""
 
 _OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _NOT_OURS: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL})
@@ -164,9 +163,7 @@ def _failing(path: str, operation: str, error: OSError) -> OSError | MachineErro
 
 
 class Disk:
-    """The operating system's files. Holds no state but the fail points, and whose files may be
-    closed.
-    """
+    """The operating system's files. Its state: fail points, and whose files may be closed."""
 
     def __init__(self, environ: dict[str, str] | None = None) -> None:
         self.keep_below = sys.maxsize
@@ -192,9 +189,7 @@ class Disk:
     # Opening.
 
     def can_close(self, holder: Reopenable) -> None:
-        """``holder`` has a file open that it needs no more, or again later: the last
-        ``max_reopenable`` stay open, while there are descriptors.
-        """
+        """A file that ``holder`` does not need now: the last ``max_reopenable`` stay open."""
         self._reopenable.append(holder)
         if len(self._reopenable) > self.max_reopenable:
             self._close_oldest()
@@ -364,9 +359,7 @@ class Disk:
             self.writev(file, [data], 0)
 
     def write_atomic(self, path: str, data: Bytes, *, sync_name: bool = True) -> None:
-        """Replace a file durably: ``.tmp``, fsync, rename, fsync of the directory (without
-        ``sync_name`` the caller does that).
-        """
+        """Replace a file durably; without ``sync_name`` the caller syncs the directory."""
         temporary = path + ".tmp"
         file = self._open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         if len(data):
@@ -525,9 +518,7 @@ class Disk:
         return True
 
     def is_at(self, file: File, path: str) -> bool:
-        """Whether an open file is what ``path`` names: it was neither removed nor replaced, nor
-        any directory above it.
-        """
+        """Whether an open file is still what ``path`` names, with every directory above it."""
         try:
             there, here = os.stat(path), os.fstat(file.fd)
         except (FileNotFoundError, NotADirectoryError):

@@ -367,6 +367,4 @@ class DirectoryInUse(KeptError):
 
 
 class DirectoryRefused(KeptError):
-    """A data directory that is not ours to open: another cluster's, another node's, newer, or
-    Apache Kafka's without ``--adopt``.
-    """
+    """A data directory that is another cluster's or node's, newer, or Apache Kafka's."""

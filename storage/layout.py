@@ -105,9 +105,7 @@ def directory_name(tp: TopicPartition) -> str:
 def deleted_directory_name(
     tp: TopicPartition, unique: uuid.UUID, state: str = DELETE_DIRECTORY
 ) -> str:
-    """Name that a deleted (or stray) log's directory gets; the topic is cut where the name gets
-    too long.
-    """
+    """Name of a deleted (or stray) log's directory; a long topic is cut."""
     suffix = f"-{tp.partition}.{unique.hex}{state}"
     return tp.topic[: NAME_BYTES - len(suffix)] + suffix
 

@@ -7,8 +7,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple, NewType
 
 Offset = NewType("Offset", int)
-"""Position of a record in its partition, from 0. Compaction leaves gaps; offsets are never counts.
-"""
+"""Position of a record in its partition, from 0. Compaction leaves gaps."""
 
 LeaderEpoch = NewType("LeaderEpoch", int)
 """Term of office of a partition's leader, from 0."""

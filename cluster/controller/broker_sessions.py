@@ -193,10 +193,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Decide:
-    """Make a decision in its turn; report :class:`Decided`, also when it failed or changed nothing.
-
-    ``reason`` is for the log.
-    """
+    """Make a decision in its turn and report :class:`Decided`; ``reason`` is for the log."""
 
     decision: Decision
     reason: str
@@ -525,9 +522,7 @@ class BrokerSessions:
         self._decide(fence, reason)
 
     def due(self, decision: Decision) -> Decision:
-        """A decision whose turn has come, with what is known by now: who is gone (none, where the
-        broker was heard of meanwhile), and what was reported of logs.
-        """
+        """A decision whose turn has come: who is gone by now, and what was reported of logs."""
         if isinstance(decision, Recover):
             return replace(decision, reports=self.reports)
         if not isinstance(decision, Fence):

@@ -109,10 +109,7 @@ def alter_configs(
     configs: Mapping[str, str | None],
     schema: ConfigSchema,
 ) -> list[MetadataRecord]:
-    """Records that leave one resource with exactly these settings (the legacy AlterConfigs).
-
-    A null value is a setting that is not named. Raises as :func:`incremental_alter_configs`.
-    """
+    """Leave one resource with exactly these settings, null ones unset (the legacy AlterConfigs)."""
     check_resource(image, resource_type, resource_name)
     values = {name: value for name, value in configs.items() if value is not None}
     for name, value in values.items():

@@ -158,10 +158,7 @@ def without_broker(
 def with_broker(
     image: Image, broker_id: int, unclean_allowed: UncleanAllowed = never_unclean
 ) -> list[PartitionRecord]:
-    """What changes when a broker takes part again: partitions without a leader get one.
-
-    ``image`` already has the broker active.
-    """
+    """What changes when a broker, active in ``image``, takes part again: partitions get leaders."""
     records: list[PartitionRecord] = []
     for topic, state in hosted(image, broker_id):
         if state.leader == NO_LEADER:

@@ -145,10 +145,7 @@ def topic_counts(records: Sequence[MetadataRecord]) -> tuple[int, int]:
 
 
 def delete_topic(image: Image, topic: str | UUID) -> list[MetadataRecord]:
-    """Remove a topic, named or by id, with partitions and settings.
-
-    Raises UnknownTopicOrPartition for a name, UnknownTopicId for an id.
-    """
+    """Remove a topic with its settings. Raises UnknownTopicOrPartition, UnknownTopicId."""
     return [RemoveTopicRecord(_existing(image, topic).topic_id)]
 
 
@@ -262,9 +259,7 @@ def check_assignment(
     *,
     prefix: str = "The manual partition assignment includes",
 ) -> None:
-    """Raises InvalidReplicaAssignment unless these are registered brokers, each once, and
-    ``factor`` of them where that is given.
-    """
+    """Raises InvalidReplicaAssignment unless these are ``factor`` registered brokers, each once."""
     if not replicas:
         raise InvalidReplicaAssignment(f"{prefix} an empty replica list.")
     for number, broker_id in enumerate(replicas):

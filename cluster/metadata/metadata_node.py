@@ -365,9 +365,7 @@ class MetadataNode:
         return finished(self.propose_in_steps(records))
 
     def propose_in_steps(self, records: Sequence[MetadataRecord]) -> Steps[int]:
-        """:meth:`propose` for many records: yields after every few, and begins again where another
-        proposal came between.
-        """
+        """:meth:`propose` for many records, yielding between them; another proposal restarts it."""
         if any(isinstance(record, VotersRecord) for record in records):
             raise InvalidRequest("Voters change by change_voters alone")
         return (yield from self._propose(records))
@@ -484,9 +482,7 @@ class MetadataNode:
         return finished(self.done_in_steps(work))
 
     def done_in_steps(self, work: Work) -> Steps[Outcome]:
-        """:meth:`done` for entries of many records: yields between a few of them. The work is
-        outstanding until the end.
-        """
+        """:meth:`done` for entries of many records: yields between a few of them."""
         if work is not self._work or not work.finished:
             raise InvariantViolation("work that is not outstanding, or did not run")
         ready = work.ready

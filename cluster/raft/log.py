@@ -141,10 +141,7 @@ class RaftLog:
         self._entries.extend(entries)
 
     def truncate_from(self, index: int) -> None:
-        """Forget the entries from ``index`` on, which another leader's replace.
-
-        Raises InvariantViolation for a committed one: no leader may ask for that.
-        """
+        """Forget the entries from ``index`` on. Raises InvariantViolation for a committed one."""
         if index <= self.commit_index:
             raise InvariantViolation(
                 f"entry {index} is to be replaced, but {self.commit_index} are committed"

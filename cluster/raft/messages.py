@@ -52,9 +52,7 @@ class PreVoteReply(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vote(Message):
-    """Vote for me in ``term``. ``transfer``: the leader asked me to take over, so a voter need not
-    protect it.
-    """
+    """Vote for me in ``term``. ``transfer``: the leader asked me to take over."""
 
     last_index: int
     last_term: int
@@ -119,9 +117,7 @@ class InstallSnapshot(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotReply(Message):
-    """The snapshot is durable, or not needed: the sender's log equals the leader's up to
-    ``match_index``.
-    """
+    """The snapshot is durable, or not needed: the logs are equal up to ``match_index``."""
 
     match_index: int
     round: int = 0

@@ -416,9 +416,7 @@ class Replicator:
         self._send_append(message.sender, even_empty=True)
 
     def _refuses_observer(self, node_id: int, known: Progress | None) -> bool:
-        """Whether the log is not sent to a node: too many have it already, or the voter of that id
-        is there, on its own disk.
-        """
+        """Whether a node gets no log: too many have it, or its id is a voter's on another disk."""
         if known is None:
             return len(self.state.progress) >= self.state.settings.max_observers
         return self._voter_is_active(node_id, known)

@@ -147,10 +147,7 @@ class RaftState:
         }
 
     def send(self, message: Message, *, after_write: bool = False) -> None:
-        """Send at once, or (``after_write``) when all that is to be written now is durable.
-
-        Nothing leaves at once while term or vote are not durable.
-        """
+        """Send at once, or ``after_write``; nothing at once while term or vote are not durable."""
         if after_write or self.hard_state != self.durable:
             self.sendable_after_write.append(message)
         else:

@@ -43,9 +43,7 @@ class TombstoneOutlook:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a pass would do. ``removed`` counts records by reason; ``bytes_dropped`` is an
-    estimate.
-    """
+    """What a pass would do. ``removed``: records by reason; ``bytes_dropped`` is an estimate."""
 
     first_dirty: int
     clean_to: int

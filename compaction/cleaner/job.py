@@ -21,13 +21,9 @@ DEFAULT_BUFFER_BYTES: Final = 134_217_728
 DEFAULT_CHUNK_BYTES: Final = 1 << 20
 """Read at once: it stays in the processor's cache between CRC, parsing and copying."""
 MAX_SCANS: Final = 16
-"""Scans of one pass with a map that is too small; what they do not cover waits for the next
-pass.
-"""
+"""Scans of one pass with a map that is too small; the rest waits for the next pass."""
 INFLATE_LIMIT: Final = 1 << 30
-"""Largest inflated batch; produce has a smaller limit, a log of Apache Kafka's may hold larger
-ones.
-"""
+"""Largest inflated batch; more than produce lets in, for logs of Apache Kafka's."""
 
 
 DEFAULT_CHECK_KEYS: Final = 64

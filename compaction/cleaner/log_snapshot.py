@@ -62,9 +62,7 @@ class LogSnapshot:
 def view(
     log: Log, state: CompactionState, last_stable_offset: int, uncleanable: str | None = None
 ) -> LogSnapshot:
-    """A log's view. Cheap: first timestamps are read once per segment. ``uncleanable``: why no pass
-    may touch it.
-    """
+    """A log's view, cheap. ``uncleanable``: why no pass may touch it."""
     segments = log.segments
     ends = [segment.base_offset for segment in segments[1:]] + [log.log_end_offset]
     return LogSnapshot(

@@ -164,9 +164,7 @@ def expired_segments(log: LogSnapshot, now_ms: int) -> frozenset[int]:
 
 
 def _covered(log: LogSnapshot) -> bool:
-    """The applied manifest still describes the segments below its end, as a pass for horizons
-    needs.
-    """
+    """The applied manifest still describes what is below its end, as a pass for horizons needs."""
     below = [s for s in log.segments if s.base_offset < log.state.end_offset]
     return bool(below) and below[-1].end_offset == log.state.end_offset
 

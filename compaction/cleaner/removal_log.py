@@ -248,9 +248,7 @@ def why(
     manifest: Manifest | None,
     is_there: Callable[[int], bool],
 ) -> Answer:
-    """Why ``offset`` is missing. ``manifest`` is the applied one, ``is_there`` looks into the
-    log.
-    """
+    """Why ``offset`` is missing. ``manifest``: the applied one; ``is_there`` looks into the log."""
     if offset < 0 or offset >= log_end_offset:
         return Answer(Fate.NEVER_WRITTEN, f"never written: the log ends at {log_end_offset}")
     if offset < log_start_offset:

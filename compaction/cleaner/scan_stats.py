@@ -183,10 +183,7 @@ def drive(
     facts: ScanStats | None,
     progress: Progress,
 ) -> None:
-    """Run a scan over a segment; transactions and control batches go into ``facts`` when given.
-
-    Raises DamagedData where a batch is not what it must be.
-    """
+    """Scan a segment, transactions going into ``facts``. Raises DamagedData."""
     path = source.path(job.directory)
     file = disk.open_read(path)
     done = 0

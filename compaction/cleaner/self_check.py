@@ -159,10 +159,7 @@ def _aborted(header: BatchHeader, aborted: Sequence[AbortedTxn]) -> bool:
 def check(
     job: Job, drawn: Sequence[Drawn], found: Survey, built: Built, disk: Disk, *, strategy: Strategy
 ) -> int:  # fmt: skip
-    """See the module; returns how many keys were checked.
-
-    Raises CheckFailed, DamagedData, MachineError.
-    """
+    """Check; returns for how many keys. Raises CheckFailed, DamagedData, MachineError."""
     after = [(segment.base_offset, segment.end_offset) for segment in built.manifest.segments]
     files = _Files(job.directory, disk, job.sources, after, built.plan)
     name = f"{job.topic_partition}: check of generation {job.identity}"

@@ -34,10 +34,7 @@ class Markers:
 
 
 def decide(job: Job, facts: Iterable[ScanStats], clean_to: int) -> dict[int, Markers]:
-    """Markers by the base of their source segment; ``facts`` are in log order from the log's start.
-
-    Above ``clean_to`` everything stays as it is.
-    """
+    """Markers by the base of their source segment; above ``clean_to`` everything stays as it is."""
     horizon_ms = job.horizon_ms
     producers = {producer.producer_id: producer for producer in job.producers}
     entries = {(txn.producer_id, txn.last_offset): txn for txn in job.aborted}

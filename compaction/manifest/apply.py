@@ -234,9 +234,7 @@ def write_mark(directory: str, disk: Disk, identity: Generation) -> None:
 
 
 def clear(directory: str, disk: Disk) -> None:
-    """Forget what was applied (truncation below the applied end, rule 19): the next pass cleans
-    from the log's start.
-    """
+    """Forget what was applied (truncation, rule 19): the next pass cleans from the log's start."""
     disk.unlink(f"{directory}/{MARK}")
     for identity in manifests(directory, disk):
         disk.unlink(layout.manifest_file(directory, *identity))

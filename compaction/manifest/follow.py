@@ -266,9 +266,7 @@ class _Follower:
         return read if same and self._has_horizons(piece) else None
 
     def _has_horizons(self, piece: Piece) -> bool:
-        """The batches of the segment carry the delete horizons already: to set one leaves sizes
-        as they are.
-        """
+        """The batches carry the delete horizons already: to set one leaves sizes as they are."""
         output = piece.output
         assert output is not None
         missing = {(first, ms) for ms, batches in output.horizons.items() for first in batches}

@@ -44,9 +44,7 @@ from kept.storage.errors import ConfigurationError
 from kept.storage.records import Record
 
 BYTES_PER_KEY: Final = 256
-"""Memory that a Python strategy is reckoned to need for a key: the buffer's size sets
-``max_keys``.
-"""
+"""Memory for a key of a Python strategy: the buffer's size divided by it is ``max_keys``."""
 MAX_CLASSES: Final = 1024
 """Scans of one pass at most; a strategy that asks for more has too little memory."""
 _SLACK: Final = 1.05

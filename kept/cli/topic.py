@@ -166,9 +166,7 @@ def _describe(client: Client, name: str, all_settings: bool) -> dict[str, Any]:
 def _compaction(
     client: Client, name: str, leaders: dict[int, int]
 ) -> dict[int, dict[str, Any]]:  # fmt: skip
-    """What kept's own API knows of compaction, from who leads; nothing when the other side is not
-    kept.
-    """
+    """What kept's own API knows of compaction, from the leaders; nothing of Apache Kafka."""
     out: dict[int, dict[str, Any]] = {}
     for node, endpoint in client.view.nodes.items():
         if node not in leaders.values():

@@ -20,9 +20,7 @@ ANSWER_S: Final = 10.0
 
 
 def wait_reporter(bootstrap: str) -> Callable[[KeptError], None]:
-    """What a :class:`kept.client.client.Client` calls when it waits: a line on standard error,
-    once for each reason.
-    """
+    """What a :class:`kept.client.client.Client` calls when it waits: a line for each new reason."""
     reported: set[str] = set()
 
     def report(why: KeptError) -> None:

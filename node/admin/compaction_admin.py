@@ -126,10 +126,7 @@ class CompactionAdmin:
         return await self.view.passes(self.lookup.hosted(tp))
 
     def dirty_samples(self, topic: str, partition: int) -> DirtySamples:
-        """Dirty ratios of a partition led here over the last hour.
-
-        Raises UnknownTopicOrPartition.
-        """
+        """Dirty ratios of a partition led here in the last hour. Raises UnknownTopicOrPartition."""
         tp = self.lookup.partition(topic, partition)
         return DirtySamples(*tp, samples=[DirtySample(*one) for one in self.history.of(tp)])
 

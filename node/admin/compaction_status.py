@@ -118,9 +118,7 @@ class PartitionStatus(OfPartition):
 
 @dataclass(frozen=True, slots=True)
 class PassOutcome(OfPartition):
-    """What a pass that was requested came to: ``done`` with its numbers, an ``error``, or the
-    ``reason`` why there was nothing to do.
-    """
+    """What a requested pass came to: numbers, an ``error``, or why there was nothing to do."""
 
     done: bool
     result: Result | Omitted = field(default=OMITTED, metadata=INLINE)
@@ -142,9 +140,7 @@ class NothingCleanable(OfPartition):
 
 @dataclass(frozen=True, slots=True)
 class Explanation(OfPartition):
-    """What a pass would do now; ``tombstones``, ``dry_run`` and ``key`` are as the process of the
-    dry run says.
-    """
+    """What a pass would do now; ``tombstones``, ``dry_run`` and ``key`` are the dry run's."""
 
     status: CompactionStatus
     due: bool
@@ -373,9 +369,7 @@ class CompactionView:
         )
 
     async def life_of_key(self, hosted: LocalReplica, key: bytes) -> Sequence[Mapping[str, Any]]:
-        """Every record of a key in the log, with what a pass would do to it. Raises as
-        :meth:`explain`.
-        """
+        """Every record of a key, with what a pass would do to it. Raises as :meth:`explain`."""
         if not hosted.partition.log.config.compact:
             return await read_consistently(hosted, lambda: self.records_of(hosted, key))
         life = (await self.explain(hosted, key)).key

@@ -66,9 +66,7 @@ class QuorumView:
     peer_http: PeerHttp
 
     async def describe(self, local: bool) -> Quorum | Remote:
-        """The quorum as the active controller knows; with ``local`` as this node knows: members
-        only if it is the controller.
-        """
+        """The quorum as the active controller knows; with ``local`` as this node knows."""
         metadata, node_id, reason = self.metadata, self.identity.node_id, None
         leader_id = metadata.leader_id
         if not metadata.leads and not local and leader_id not in (None, node_id):

@@ -44,10 +44,7 @@ class ReplicaReports:
     async def lost_records(
         self, topic: str | None = None, partition: int | None = None, offset: int | None = None
     ) -> LostRecords:
-        """Committed records that were cut away on this node, of a topic, a partition, an offset.
-
-        Raises UnknownTopicOrPartition.
-        """
+        """Reports of committed records that were cut away here. Raises UnknownTopicOrPartition."""
         if topic is not None:
             self.lookup.partition(topic, partition or 0)
         directories = [

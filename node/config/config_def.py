@@ -98,10 +98,7 @@ class ConfigDef:
         return text + "".join(f" or {value}" for value in self.also)
 
     def parse(self, text: str | None) -> Any:
-        """The typed value of ``text``: bool, int, float, str, or tuple of str; None for None.
-
-        Raises InvalidConfig with a message that names the setting and what is allowed.
-        """
+        """The typed value: bool, int, float, str, tuple of str, or None. Raises InvalidConfig."""
         if text is None:
             return None
         try:
@@ -287,9 +284,7 @@ class Row(Generic[T]):
 
 
 class Rows(Generic[T]):
-    """Makes rows of one kind: ``Rows[int](Kind.INT)("1", low=1)``. Without a default the value may
-    be None.
-    """
+    """Makes rows of one kind: ``Rows[int](Kind.INT)("1", low=1)``. Without a default also None."""
 
     def __init__(self, kind: Kind) -> None:
         self._kind = kind

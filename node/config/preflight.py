@@ -34,9 +34,7 @@ def check_addresses(config: NodeConfig) -> None:
 
 
 def check_directories(config: NodeConfig) -> None:
-    """Raises ConfigurationError for the first directory that is none, or that cannot be made or
-    written by this user.
-    """
+    """Raises ConfigurationError for the first directory that cannot be made or written."""
     for setting, path in (
         *(("log.dirs", path) for path in config.log_dirs),
         ("metadata.log.dir", config.metadata_log_dir),

@@ -76,10 +76,7 @@ class QuorumReconfiguration:
         return self._metadata.member
 
     async def change(self, request: ChangeVotersRequest) -> ChangeVotersReply:
-        """Add or remove a voter; done when that is committed.
-
-        Raises NotController, InvalidRequest with what would be right.
-        """
+        """Add or remove a voter; done when committed. Raises NotController, InvalidRequest."""
         what = f"node {request.node_id} is being {'added' if request.add else 'removed'}"
         if self._under_way:
             raise InvalidRequest(f"one voter at a time: {self._under_way}; try again when it is")

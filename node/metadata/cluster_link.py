@@ -138,9 +138,7 @@ class ClusterLink:
         self._identity.broker_epoch = broker.broker_epoch
 
     async def leave(self) -> None:
-        """Hand over what is led here, the partitions and then the metadata; done when the process
-        may end.
-        """
+        """Hand over leadership of partitions, then of the metadata; then the process may end."""
         if self._config.current.alone:
             return
         if self._lifecycle is not None:

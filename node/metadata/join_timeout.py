@@ -45,9 +45,7 @@ class Joining:
         self._refused_since: float | None = None
 
     async def until(self, event: asyncio.Event) -> None:
-        """Wait for an event of the start. Raises ConfigurationError, RequestTimedOut when it makes
-        no sense to wait longer.
-        """
+        """Wait for an event of the start. Raises ConfigurationError, RequestTimedOut."""
         while not event.is_set():
             self._check_patience()
             try:

@@ -247,9 +247,7 @@ class Metadata:
         return index
 
     async def read_barrier(self) -> int:
-        """Confirm that this node still leads; the index that a current reader must have seen.
-        Raises NotController.
-        """
+        """The index that a current reader must have seen. Raises NotController when not leading."""
         token = object()
         self.member.read_barrier(token)
         future: asyncio.Future[int] = self._loop.create_future()

@@ -252,10 +252,7 @@ def _read(path: str, reading: Callable[[], object]) -> list[Finding]:
 
 
 def check_directory(path: str, disk: Disk | None = None) -> list[Finding]:
-    """Check a partition's directory, or a data directory with all its partitions.
-
-    Raises FileNotFoundError, MachineError.
-    """
+    """Check one partition's directory, or a whole one. Raises FileNotFoundError, MachineError."""
     disk = disk or Disk({})
     path = path.rstrip("/") or "/"
     names = disk.listdir(path)

@@ -98,10 +98,7 @@ class LeaderEpochCache:
             self.retired = True
 
     def enter(self, epoch: int, start_offset: int) -> None:
-        """Batches appended from ``start_offset`` on are of ``epoch``; not durable yet.
-
-        Raises InvariantViolation for one below the latest.
-        """
+        """Batches from ``start_offset`` on are of ``epoch``, no earlier one: InvariantViolation."""
         if self._epochs and epoch < self._epochs[-1]:
             raise InvariantViolation(
                 f"{self._path}: append in epoch {epoch} after {self._epochs[-1]}"

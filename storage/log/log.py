@@ -355,9 +355,7 @@ class Log:
         self.disk.reach("roll.created")
 
     def maybe_roll(self, now_ms: int) -> bool:
-        """Roll a non-empty active segment whose first append is too long ago (rule 3: idle logs
-        too).
-        """
+        """Roll a non-empty active segment whose first append is too long ago (rule 3)."""
         due_ms = self.roll_due_ms
         if due_ms is None or now_ms <= due_ms:
             return False

@@ -139,9 +139,7 @@ def _record(
 
 
 def aborted_transactions(segments: Segments, start: int, end: int) -> list[AbortedTxn]:
-    """Aborted transactions that overlap ``start..end`` (for read_committed), as Kafka collects
-    them.
-    """
+    """Aborted transactions that overlap ``start..end``, as Kafka collects them."""
     found = []
     for index in range(segments.floor(start), len(segments)):
         for entry in segments[index].aborted:

@@ -52,9 +52,7 @@ def deletable(
 
 
 class RetiredFiles:
-    """Files of segments that left a log: they are ``.deleted``, and are removed after a delay, so
-    that readers finish with them.
-    """
+    """Files of segments that left a log, removed after a delay so that readers can finish."""
 
     def __init__(self, disk: Disk, epochs: LeaderEpochCache) -> None:
         self._disk = disk

@@ -98,9 +98,7 @@ class SegmentSwapper:
         return bool(self._waiting)
 
     def finish(self) -> None:
-        """Make the names durable; any thread, blocks. All is placed: whatever stops it here is a
-        failure of the disk.
-        """
+        """Make the names durable; any thread, blocks. Any error is a failure of the disk."""
         if self._outputs:
             try:
                 self._disk.fsync_dir(self._directory)

@@ -79,9 +79,7 @@ def _truncate_to(log: Log, offset: int) -> None:
 
 
 def reopen(segment: Segment) -> None:
-    """Derive everything from the batches again: a closed segment becomes active, or an active one
-    was cut: its index files are stale.
-    """
+    """Derive everything from the batches again: the index files of the active segment are stale."""
     segment.reset_indexes()
     for batch in segment.walk(0, segment.size_bytes, SCAN_BYTES):
         segment.note(batch)

@@ -177,10 +177,7 @@ def _append_bytes(out: bytearray, content: bytes | None) -> None:
 
 
 def read_varint(data: Buffer, position: int, end: int, bits: int = 32) -> tuple[int, int]:
-    """(number, position after it) of a zig-zag varint that must fit into ``bits``.
-
-    Raises CorruptMessage when it does not, or when it is not over at ``end``.
-    """
+    """(number, next position) of a zig-zag varint of at most ``bits``. Raises CorruptMessage."""
     number = 0
     for shift in range(0, bits, 7):
         if position >= end:

@@ -155,10 +155,7 @@ def _snappy_decompress(data: Buffer, limit: int) -> bytes:
 
 
 def _snappy_block(view: memoryview, limit: int, before: int = 0) -> bytearray:
-    """One raw block after ``before`` bytes of content.
-
-    Its first varint says its size, so the limit is checked before allocating.
-    """
+    """One raw block after ``before`` bytes; its size is checked before allocating."""
     import cramjam
 
     try:

@@ -47,10 +47,7 @@ class CheckRules:
 
 
 def wanted_codec(compression_type: str) -> Codec | None:
-    """Codec that a compression.type asks for, None for ``producer``.
-
-    Raises KeyError for a name that is no codec's.
-    """
+    """Codec of a compression.type, None for ``producer``. Raises KeyError."""
     if compression_type == PRODUCER_CODEC:
         return None
     if compression_type == "uncompressed":

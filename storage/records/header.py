@@ -178,10 +178,7 @@ def read_header(buf: Buffer, position: int = 0) -> BatchHeader:
 def headers(
     buf: Buffer, position: int = 0, end: int | None = None
 ) -> Iterator[tuple[int, BatchHeader]]:
-    """(position, header) of each whole batch in ``buf[position:end]``; stops before a partial one.
-
-    Raises CorruptMessage at a header that is damaged. CRCs are not looked at.
-    """
+    """(position, header) of each whole batch in ``buf[position:end]``. Raises CorruptMessage."""
     if end is None:
         end = len(buf)
     while end - position >= HEADER_BYTES:

@@ -85,10 +85,7 @@ def crc32c(data: Buffer, crc: int = 0) -> int:
 
 
 def check_replica(buf: Buffer, position: int = 0) -> BatchHeader:
-    """Header of the whole batch at ``position``, its framing and CRC checked, its records not.
-
-    Raises CorruptMessage.
-    """
+    """Header of the whole batch at ``position``, CRC checked. Raises CorruptMessage."""
     header = _whole_batch(buf, position)
     crc = package_crc32c(memoryview(buf)[position + CRC_START : position + header.size_bytes])
     if crc != header.crc:

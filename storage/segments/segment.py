@@ -26,8 +26,7 @@ from kept.storage.segments.txn_index import AbortedTxn
 from kept.storage.types import NO_TIMESTAMP
 
 _PREFIX: Final = Struct(">qi4xb4x2xi8xq")
-"""base offset, batch length, magic, last offset delta, max timestamp; of a header's first 43 bytes.
-"""
+"""Base offset, length, magic, last offset delta, max timestamp: a header's first 43 bytes."""
 _MAGIC: Final = 2
 WALK_BYTES: Final = 8192
 """Read at once by :meth:`Segment.walk` for a look-up: two index intervals by default."""
@@ -145,10 +144,7 @@ class Segment:
     # Looking at batches.
 
     def chunks(self, position: int) -> Iterator[bytes]:
-        """The bytes from ``position``, the start of a batch, in pieces of whole batches.
-
-        Raises DamagedData where a batch reaches over the end of the file.
-        """
+        """The whole batches from ``position`` on, in pieces. Raises DamagedData."""
         wanted = SCAN_BYTES
         while (left := self.size_bytes - position) > 0:
             data = self.read(position, wanted)
@@ -310,9 +306,7 @@ class Segment:
         return last_position
 
     def end_of_file_offset(self, position: int) -> int:
-        """The end of the last batch that is in the file, walked to from the batch at ``position``.
-        Raises DamagedData.
-        """
+        """The end of the last whole batch, walked to from ``position``. Raises DamagedData."""
         end = self.base_offset
         for batch in self.walk(position, self.size_bytes):
             end = batch[3] + 1

@@ -50,9 +50,7 @@ def encode_entries(timestamps: array[int], offsets: array[int]) -> bytes:
 
 
 class TimeIndex:
-    """The time index of one segment; ``timestamps`` and ``offsets`` are its entries while
-    ``loaded``.
-    """
+    """The time index of a segment; ``timestamps`` and ``offsets`` hold it while ``loaded``."""
 
     __slots__ = ("_disk", "base_offset", "loaded", "offsets", "path", "timestamps")
 

@@ -178,10 +178,7 @@ class Coordinator:
         return shard
 
     def submit(self, group: str, make_event: MakeEvent) -> asyncio.Future[Any]:
-        """Give an event to a group's core; the future is the result.
-
-        Raises NotCoordinator, CoordinatorLoadInProgress.
-        """
+        """A group's core steps an event. Raises NotCoordinator, CoordinatorLoadInProgress."""
         return self.shard(group).submit(make_event)
 
     def join_abandoned(self, group: str, result: asyncio.Future[Any]) -> None:

@@ -220,9 +220,7 @@ class AppendRejected:
 
 @dataclass(frozen=True, slots=True)
 class AppendTimedOut:
-    """The records were written, but not committed in time; they may still be. The client gets
-    ``error``.
-    """
+    """The records were written but not committed in time (yet); the client gets ``error``."""
 
     append: int
     error: ErrorCode

@@ -75,9 +75,7 @@ async def still_leads(
 def _fetches(
     sessions: FollowerSessions, shard: Shard, names: set[tuple[bytes, int]]
 ) -> dict[int, tuple[int, int]]:
-    """Follower -> (its session, how often it has fetched in it), of those that follow in this
-    epoch.
-    """
+    """Follower -> (its session, its fetches in it), of those that follow in this epoch."""
     return {
         session.replica_id: (session.id, session.epoch)
         for session in sessions.of_followers()

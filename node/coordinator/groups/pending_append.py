@@ -80,10 +80,7 @@ class PendingAppend:
 
 @dataclass(frozen=True, slots=True)
 class DeferredResponse:
-    """A response that shows what ``append`` and those before it changed: it waits for them.
-
-    ``result`` may be the FetchOffsets that is carried out then.
-    """
+    """A response that waits for ``append``; ``result`` may be a FetchOffsets to carry out then."""
 
     append: int
     request: int

@@ -227,10 +227,7 @@ def encode_key(key: Key) -> bytes:
 
 
 def decode_key(data: bytes | memoryview) -> Key | None:
-    """A key, or None where its type is one that we do not know.
-
-    Raises CorruptMessage for a known type that does not decode.
-    """
+    """A key, or None for an unknown type. Raises CorruptMessage for one that does not decode."""
     reader = MessageReader(data)
     kind = reader.int16()
     if kind in (OFFSET_COMMIT_LEGACY_KEY, OFFSET_COMMIT_KEY):

@@ -126,8 +126,7 @@ class Shard:
     # Loading.
 
     def load(self, done: Callable[[], None]) -> None:
-        """Begin to read the log, an empty one at once; ``done`` is called when it is read or
-        failed."""
+        """Begin to read the log, an empty one at once; then, or on failure, ``done`` is called."""
         partition = self._hosted.partition
         if partition.log_start_offset == partition.log_end_offset:
             self._loaded(0, self._now_ms())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import kept
-from kept.node.runtime.yielding import Pace
+from kept.node.runtime.time_slices import Pace
 
 if TYPE_CHECKING:
     from kept.node.admin.log_directories import LogDirectories, LogDirectory

@@ -24,7 +24,7 @@ from kept.node.admin.compaction_status import (
 )
 from kept.node.admin.results import OfPartition, Remote
 from kept.node.compaction import dry_run
-from kept.node.runtime.yielding import checkpoint
+from kept.node.runtime.time_slices import checkpoint
 from kept.storage.errors import InvalidRequest, PolicyViolation
 from kept.storage.types import TopicPartition
 

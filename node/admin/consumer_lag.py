@@ -20,7 +20,7 @@ from kept.client.admin.groups import decode_assignment
 from kept.client.consume.positions import LATEST
 from kept.client.protocol.api_keys import ApiKey
 from kept.node.admin.results import OfPartition, Unanswered
-from kept.node.runtime.yielding import checkpoint
+from kept.node.runtime.time_slices import checkpoint
 from kept.storage.errors import GroupIdNotFound, KeptError
 from kept.storage.types import TopicPartition
 

@@ -12,7 +12,7 @@ import asyncio
 from array import array
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.node.runtime.yielding import Pace
+from kept.node.runtime.time_slices import Pace
 
 if TYPE_CHECKING:
     from kept.node.replicas.local_replica import LocalReplica

@@ -18,7 +18,7 @@ from kept.cluster.controller.topics import INTERNAL_TOPICS
 from kept.cluster.metadata.records import PartitionRecord, ResourceType
 from kept.node.admin.compaction_status import CompactionStatus
 from kept.node.admin.results import INLINE, OMITTED, Omitted, Remote
-from kept.node.runtime.yielding import checkpoint
+from kept.node.runtime.time_slices import checkpoint
 from kept.replication.events import UNKNOWN_OFFSET
 from kept.storage.errors import KeptError
 from kept.storage.types import TopicPartition

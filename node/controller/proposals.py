@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import MetadataRecord
 from kept.cluster.raft.messages import NO_NODE
-from kept.node.runtime.yielding import Pace, Slices, Steps
+from kept.node.runtime.time_slices import Pace, TimeSlices
+from kept.steps import Steps
 from kept.storage.errors import NotController
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def not_controller(metadata: Metadata) -> NotController:
     )
 
 
-async def resolve(change: Change, current: Callable[[], Image], slices: Slices) -> Records:
+async def resolve(change: Change, current: Callable[[], Image], slices: TimeSlices) -> Records:
     """The records of a change to the ``current`` image.
 
     The caller sees to it that nobody else changes that image meanwhile. Another controller may,

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, Final
 
 from kept.node.admin.results import OMITTED, Remote
-from kept.node.runtime.yielding import checkpoint
+from kept.node.runtime.time_slices import checkpoint
 from kept.storage.types import Generation
 
 CHUNK_BYTES: Final = 64 * 1024

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.wire import read_uvarint, skip_tags, uvarint
 from kept.node.runtime import error_codes
-from kept.node.runtime.yielding import Steps
+from kept.steps import Steps
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -39,7 +39,7 @@ LONGEST_SOFTWARE_NAME: Final = 32_768
 
 Answer = Mapping[str, Any] | bytes | Awaitable[Any] | Steps[Any] | None
 """A response as values, one that is encoded already, or what comes to that: an awaitable, or the
-steps of a request of many entries (``kept.node.runtime.yielding``); None for no response."""
+steps of a request of many entries (``kept.node.runtime.time_slices``); None for no response."""
 
 
 class Api(NamedTuple):

@@ -37,7 +37,7 @@ from kept.node.kafka.response_slot import ResponseRun, ResponseSlot, Segment
 from kept.node.kafka.response_writer import ResponseWriter, TransportWriter
 from kept.node.runtime import error_codes
 from kept.node.runtime.logging import log
-from kept.node.runtime.yielding import Sliced
+from kept.node.runtime.time_slices import SlicedTask
 from kept.storage.disk import FileSlice
 from kept.storage.errors import CorruptMessage, InvalidRequest, KeptError, UnsupportedVersion
 
@@ -182,7 +182,7 @@ class Connection(asyncio.BufferedProtocol):
         self._replies: deque[ResponseSlot | ResponseRun] = deque()
         self._owed = 0
         """Requests in ``_replies``, but for those that the open run took after its first."""
-        self._sliced: set[Sliced[Any]] = set()
+        self._sliced: set[SlicedTask[Any]] = set()
         """Requests and responses of many entries that are worked off in slices."""
         self._sender: ResponseWriter | TransportWriter | None = None
         self._made_bytes = 0
@@ -507,7 +507,7 @@ class Connection(asyncio.BufferedProtocol):
             except Exception as error:  # noqa: BLE001
                 self._fail(served, version, error)
                 return
-            if isinstance(frame, Sliced):
+            if isinstance(frame, SlicedTask):
                 place = reply or self.expect()
                 self._when_done(
                     served, version, frame, lambda made: self._respond(served, made, place, started)
@@ -517,7 +517,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         place = reply or self.expect()
         future: Any = asyncio.ensure_future(answer, loop=self.context.runtime.loop)
-        blocks = reply is None and isinstance(future, Sliced)
+        blocks = reply is None and isinstance(future, SlicedTask)
         if blocks:
             self._block()
 
@@ -550,7 +550,7 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 then(finished.result())
 
-        if isinstance(future, Sliced):
+        if isinstance(future, SlicedTask):
             self._sliced.add(future)
         future.add_done_callback(done)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import MetadataRecord
-from kept.node.runtime.yielding import Steps
+from kept.steps import Steps
 
 if TYPE_CHECKING:
     from kept.node.controller.controller import Controller

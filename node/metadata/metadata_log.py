@@ -30,7 +30,7 @@ from kept.cluster.raft.messages import InstallSnapshot
 from kept.cluster.raft.ready import RaftSettings, Role
 from kept.node.metadata import directory_ids
 from kept.node.runtime.logging import log
-from kept.node.runtime.yielding import Sliced, Slices
+from kept.node.runtime.time_slices import SlicedTask, TimeSlices
 from kept.storage.errors import KeptError, MachineError, NotController, ResourceExhausted
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Metadata:
         """The image, or the role of this node, has moved."""
         self.acted_index = 0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="metadata")
-        self._slices = Slices(loop)
+        self._slices = TimeSlices(loop)
         self._working = False
         self._closed = False
         self._to_act: deque[tuple[Image, Delta]] = deque()
@@ -327,7 +327,7 @@ class Metadata:
         except KeptError as error:
             self._fail_for_good(error)
             return
-        if not isinstance(result, Sliced):
+        if not isinstance(result, SlicedTask):
             self._publish(work, result)
             return
         self._working = True

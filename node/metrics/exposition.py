@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 
 from kept.node.metrics.survey import Surveyor
 from kept.node.metrics.table import COUNTER, HISTOGRAM, TABLE, Row, Sources
-from kept.node.runtime.yielding import Pace
+from kept.node.runtime.time_slices import Pace
 
 if TYPE_CHECKING:
     from kept.node.admin.log_directories import LogDirectories

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.cluster.metadata.records import NO_LEADER
-from kept.node.runtime.yielding import Pace
+from kept.node.runtime.time_slices import Pace
 from kept.replication.events import UNKNOWN_OFFSET
 from kept.storage.types import TopicPartition
 

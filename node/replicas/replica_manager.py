@@ -31,7 +31,7 @@ from kept.node.replicas.manifests.status import ManifestStatus
 from kept.node.replicas.stray_logs import StrayLogs
 from kept.node.runtime.fd_quota import file_limit, replica_limit
 from kept.node.runtime.logging import log
-from kept.node.runtime.yielding import LOOP_BYTES, LOOP_COMPRESSED_BYTES, Pace
+from kept.node.runtime.time_slices import LOOP_BYTES, LOOP_COMPRESSED_BYTES, Pace
 from kept.replication.manifests import ManifestCore
 from kept.replication.partition import Partition
 from kept.replication.quota import ReplicationQuotas

@@ -1,1 +1,1 @@
-"""What every part of a node runs on: clock, log lines, yielding, executors, limits, error codes."""
+"""What each part of a node runs on: clock, log lines, time slices, executors, limits, errors."""

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from kept.node.runtime.executors import CALL_THREADS
-from kept.node.runtime.yielding import Slices
+from kept.node.runtime.time_slices import TimeSlices
 
 if TYPE_CHECKING:
     from kept.storage.disk import Disk
@@ -26,7 +26,7 @@ class Runtime:
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
         self.loop = asyncio.get_running_loop()
-        self.slices = Slices(self.loop)
+        self.slices = TimeSlices(self.loop)
         """Long work that the loop does in slices."""
         self._threads = ThreadPoolExecutor(CALL_THREADS, thread_name_prefix="call")
 

@@ -32,7 +32,8 @@ from kept.node.coordinator.groups.records import partition_for
 from kept.node.coordinator.groups.shard import Shard
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.runtime.logging import log
-from kept.node.runtime.yielding import ITEMS_PER_SLICE, Pace, Steps
+from kept.node.runtime.time_slices import ITEMS_PER_SLICE, Pace
+from kept.steps import Steps
 from kept.storage.errors import CoordinatorLoadInProgress, NotCoordinator
 from kept.storage.types import TopicPartition
 

@@ -1,7 +1,7 @@
 """Checks of batches in threads: of what is large, or inflates to much.
 
-How large a batch is, its header does not say: 8 KiB may inflate to 250 MB. So the loop inflates up
-to :data:`~kept.node.runtime.yielding.LOOP_BYTES` of a batch and ``LOOP_TOTAL_BYTES`` of a request;
+The header does not say how large a batch is: 8 KiB may inflate to 250 MB. So the loop inflates
+:data:`~kept.node.runtime.time_slices.LOOP_BYTES` of a batch, ``LOOP_TOTAL_BYTES`` of a request;
 what is told to be larger, or is found to be, goes on in the pool, and so does the rest of its
 request.
 

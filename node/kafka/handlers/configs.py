@@ -29,7 +29,8 @@ from kept.node.kafka.handlers.config_schema import (
 )
 from kept.node.kafka.metadata_changes import Decided
 from kept.node.runtime.error_codes import code_for, error_values, message_for
-from kept.node.runtime.yielding import Pace, Steps
+from kept.node.runtime.time_slices import Pace
+from kept.steps import Steps
 from kept.storage.errors import InvalidRequest, KeptError, UnknownTopicOrPartition
 from kept.storage.types import decimal_number
 

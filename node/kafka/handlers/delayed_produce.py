@@ -25,7 +25,8 @@ from kept.node.kafka.handlers.leader_hints import (
 from kept.node.kafka.handlers.produce_errors import after_refused, failure, needs_proof, refusal
 from kept.node.kafka.response_slot import ResponseSlot
 from kept.node.runtime import error_codes
-from kept.node.runtime.yielding import Sliced, Steps, finished
+from kept.node.runtime.time_slices import SlicedTask
+from kept.steps import Steps, finished
 from kept.storage.errors import KeptError, NotEnoughReplicasAfterAppend, NotLeaderOrFollower
 
 if TYPE_CHECKING:
@@ -245,7 +246,7 @@ class DelayedProduce:
             self._topics,
         )
         frame = self._context.runtime.slices.run(steps)
-        if isinstance(frame, Sliced):
+        if isinstance(frame, SlicedTask):
             frame.add_done_callback(lambda made: connection.complete(reply, [made.result()]))
         else:
             connection.complete(reply, [frame])

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.runtime import Runtime
-    from kept.node.runtime.yielding import Steps
     from kept.replication.partition import Partition
+    from kept.steps import Steps
 
 LIVENESS_CHECK_S: Final = 0.5
 """How often it is looked whether a replica that is waited for has died."""

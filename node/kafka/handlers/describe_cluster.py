@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kept.node.metadata.address_book import AddressBook
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.replicas.replica_table import ReplicaTable
-    from kept.node.runtime.yielding import Steps
+    from kept.steps import Steps
 
 NO_OPERATIONS: Final = -(2**31)
 """Authorized operations that were not asked for."""

@@ -13,14 +13,14 @@ from kept.node.coordinator.groups.group import DEAD_STATE
 from kept.node.coordinator.groups.shard import group_error
 from kept.node.kafka.handlers.group_requests import Answer
 from kept.node.runtime.error_codes import shortened
-from kept.node.runtime.yielding import ITEMS_PER_SLICE
+from kept.node.runtime.time_slices import ITEMS_PER_SLICE
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
     from kept.node.coordinator.groups.coordinator import Coordinator, MakeEvent
     from kept.node.coordinator.groups.shard import Shard
     from kept.node.kafka.api import RequestContext
-    from kept.node.runtime.yielding import Steps
+    from kept.steps import Steps
 
 GROUPS_PER_DELETION: Final = 100
 """Groups that one event of a shard deletes, at a stretch."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kept.node.kafka.api import RequestContext
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.runtime import Runtime
-    from kept.node.runtime.yielding import Steps
+    from kept.steps import Steps
 
 UNKNOWN_BYTES: Final = -1
 

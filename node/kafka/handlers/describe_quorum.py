@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kept.node.metadata.address_book import AddressBook
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.runtime.runtime import Runtime
-    from kept.node.runtime.yielding import Steps
+    from kept.steps import Steps
 
 UNKNOWN: Final = -1
 

@@ -34,8 +34,9 @@ from kept.node.kafka.handlers.produce import check_entries, find
 from kept.node.runtime import error_codes
 from kept.node.runtime.clock import monotonic_ms
 from kept.node.runtime.logging import log
-from kept.node.runtime.yielding import IN_PLACE_STEPS, ITEMS_PER_SLICE, Sliced, Steps
+from kept.node.runtime.time_slices import IN_PLACE_STEPS, ITEMS_PER_SLICE, SlicedTask
 from kept.replication.partition import PLENTY
+from kept.steps import Steps
 from kept.storage.disk import FileSlice
 from kept.storage.errors import (
     DamagedData,
@@ -144,7 +145,7 @@ class PendingFetch:
         self._started = context.runtime.loop.time()
         self._timer: Any = None
         self._woken = False
-        self._work: Sliced[Any] | None = None
+        self._work: SlicedTask[Any] | None = None
         """A reading that goes on in slices, or the making of the answer."""
         self._blocks = False
         """Later requests of this connection wait, until it has been read once and, if that is
@@ -159,7 +160,7 @@ class PendingFetch:
     def start(self) -> None:
         """Answer now, or park."""
         work = self._context.runtime.slices.run(self._read())
-        if isinstance(work, Sliced):
+        if isinstance(work, SlicedTask):
             self._reply = self._connection.expect()
             self._connection.parked.add(self)
             self._connection.block(lent=False)
@@ -168,7 +169,7 @@ class PendingFetch:
         else:
             self._on_first_read(*work)
 
-    def _continue_in_slices(self, work: Sliced[Read], then: Callable[..., None]) -> None:
+    def _continue_in_slices(self, work: SlicedTask[Read], then: Callable[..., None]) -> None:
         """Go on with what a reading in slices finds. What was read is watched from then on: it may
         move while others are read.
         """
@@ -240,7 +241,7 @@ class PendingFetch:
         if self._reply is None:
             return
         work = self._context.runtime.slices.run(self._read())
-        if isinstance(work, Sliced):
+        if isinstance(work, SlicedTask):
             self._continue_in_slices(work, self._on_read_again)
         else:
             self._on_read_again(*work)
@@ -288,7 +289,7 @@ class PendingFetch:
             self._late = True
             return
         work = self._context.runtime.slices.run(self._read())
-        if isinstance(work, Sliced):
+        if isinstance(work, SlicedTask):
             self._continue_in_slices(work, lambda results, *_: self._answer(results))
         else:
             self._answer(work[0])
@@ -305,7 +306,7 @@ class PendingFetch:
         """Make the answer and send it, at its place if it has one."""
         connection = self._connection
         work = self._context.runtime.slices.run(self._encode(results))
-        if not isinstance(work, Sliced):
+        if not isinstance(work, SlicedTask):
             if reply is None:
                 connection.reply(work)
             else:

@@ -19,7 +19,7 @@ from kept.node.kafka.handlers.group_requests import Answer, submit
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.runtime.error_codes import shortened
 from kept.node.runtime.logging import log
-from kept.node.runtime.yielding import Pace
+from kept.node.runtime.time_slices import Pace
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:

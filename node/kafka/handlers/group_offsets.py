@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kept.node.metadata.cluster_link import ClusterLink
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.runtime.runtime import Runtime
-    from kept.node.runtime.yielding import Steps
+    from kept.steps import Steps
 
 TOPIC_IDS_FROM: Final = 10
 """Version of OffsetCommit and OffsetFetch that names topics by id."""

@@ -17,7 +17,7 @@ from kept.storage.types import IsolationLevel, TopicPartition
 if TYPE_CHECKING:
     from kept.node.kafka.api import Answer, RequestContext
     from kept.node.replicas.replica_table import ReplicaTable
-    from kept.node.runtime.yielding import Steps
+    from kept.steps import Steps
 
 SPECIAL_SINCE: Final = MappingProxyType({-1: 0, -2: 0, -3: 7, -4: 8, -5: 9, -6: 11})
 """Timestamps that mean something else, and the version of ListOffsets from which they do."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kept.node.metadata.failure_detector import FailureDetector
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.replicas.replica_table import ReplicaTable
-    from kept.node.runtime.yielding import Steps
+    from kept.steps import Steps
 
 DECISION_S: Final = 0.5
 """How long an answer waits for a leader where the one of before seems to be gone."""

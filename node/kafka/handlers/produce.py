@@ -28,7 +28,8 @@ from kept.node.kafka.handlers.delayed_produce import (
 )
 from kept.node.runtime import error_codes
 from kept.node.runtime.logging import log
-from kept.node.runtime.yielding import IN_PLACE_STEPS, LOOP_BYTES, LOOP_TOTAL_BYTES, Sliced, Steps
+from kept.node.runtime.time_slices import IN_PLACE_STEPS, LOOP_BYTES, LOOP_TOTAL_BYTES, SlicedTask
+from kept.steps import Steps
 from kept.storage.errors import (
     InflatesBeyondLimit,
     InvalidRecord,
@@ -123,7 +124,7 @@ class ProduceHandler:
         outcomes: list[Outcome] = []
         failed: dict[Partition, KeptError] = {}
 
-        def done(finished: Sliced[int]) -> None:
+        def done(finished: SlicedTask[int]) -> None:
             error = finished.exception()
             if error is not None:
                 _give_up(connection, error)
@@ -137,7 +138,7 @@ class ProduceHandler:
         work = self._runtime.slices.run(
             self._check_and_append(connection, produced, request, frame, outcomes, failed)
         )
-        if isinstance(work, Sliced):
+        if isinstance(work, SlicedTask):
             # Later requests of this connection wait; it may be gone by the end: what was read
             # counts.
             connection.block()
@@ -344,12 +345,12 @@ class ProduceHandler:
             work = self._runtime.slices.run(
                 self._append_all(connection, produced, request, outcomes, failed)
             )
-            if isinstance(work, Sliced):
+            if isinstance(work, SlicedTask):
                 work.add_done_callback(appended)
             else:
                 _finish(connection, produced, failed)
 
-        def appended(finished: Sliced[None]) -> None:
+        def appended(finished: SlicedTask[None]) -> None:
             error = finished.exception()
             if error is None:
                 _finish(connection, produced, failed)

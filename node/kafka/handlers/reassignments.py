@@ -22,7 +22,8 @@ from kept.cluster.metadata.records import MetadataRecord
 from kept.node.kafka.metadata_changes import Decided
 from kept.node.runtime.error_codes import error_values
 from kept.node.runtime.fd_quota import FdQuota
-from kept.node.runtime.yielding import Steps, checkpoint
+from kept.node.runtime.time_slices import checkpoint
+from kept.steps import Steps
 from kept.storage.errors import (
     ElectionNotNeeded,
     InvalidRequest,

@@ -30,7 +30,7 @@ from kept.node.metadata import internal_topics
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.runtime.error_codes import error_values
 from kept.node.runtime.fd_quota import FdQuota
-from kept.node.runtime.yielding import Steps
+from kept.steps import Steps
 from kept.storage.errors import (
     InvalidReplicaAssignment,
     InvalidRequest,

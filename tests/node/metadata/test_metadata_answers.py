@@ -27,7 +27,7 @@ from kept.node.metadata.address_book import AddressBook
 from kept.node.metadata.failure_detector import FailureDetector
 from kept.node.replicas.replica_table import ReplicaTable
 from kept.node.runtime.counters import Counters
-from kept.node.runtime.yielding import Slices
+from kept.node.runtime.time_slices import TimeSlices
 from tests.support.parts import Given
 
 TOPIC_IDS = {"t": UUID(int=1), "u": UUID(int=2)}
@@ -54,7 +54,7 @@ class Cluster:
         image, _ = image.apply([*topics, led_by("t", 1), led_by("u", 2)])
         loop = asyncio.get_running_loop()
         self.metadata = Given(image=image, acted=self.acted)
-        runtime = Given(loop=loop, slices=Slices(loop))
+        runtime = Given(loop=loop, slices=TimeSlices(loop))
         self.detector = FailureDetector(runtime, self.metadata, Given(), Counters())
         self.detector.image_moved(image)
         fenced = BrokerChangeRecord(3, image.brokers[3].broker_epoch, fenced=True)

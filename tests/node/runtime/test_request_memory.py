@@ -19,7 +19,7 @@ from kept.node.kafka.connection import BASE_BUFFER_BYTES, KEPT_BUFFER_BYTES
 from kept.node.kafka.handlers import batch_checks, produce
 from kept.node.kafka.handlers.produce import ProduceHandler
 from kept.node.runtime.memory_budget import BudgetShare
-from kept.node.runtime.yielding import LOOP_BYTES
+from kept.node.runtime.time_slices import LOOP_BYTES
 from kept.storage.records import build_batch, check
 from kept.storage.records.header import HEADER_BYTES
 from kept.storage.types import Codec, TopicPartition

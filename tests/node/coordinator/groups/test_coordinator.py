@@ -22,7 +22,7 @@ from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.replicas.local_replica import LocalTopic
 from kept.node.replicas.replica_table import ReplicaTable
 from kept.node.runtime.runtime import Runtime
-from kept.node.runtime.yielding import finished
+from kept.steps import finished
 from kept.storage.disk import Disk
 from kept.storage.errors import CoordinatorLoadInProgress, NotCoordinator
 from kept.storage.types import TopicPartition

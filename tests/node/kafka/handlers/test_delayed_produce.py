@@ -13,7 +13,7 @@ from kept.node.kafka.handlers.delayed_produce import DelayedProduce, DelayedProd
 from kept.node.kafka.handlers.produce import ProduceHandler
 from kept.node.kafka.response_slot import ResponseSlot
 from kept.node.runtime.memory_budget import BudgetShare, MemoryBudget
-from kept.node.runtime.yielding import Slices
+from kept.node.runtime.time_slices import TimeSlices
 from kept.storage.errors import (
     InvalidProducerEpoch,
     KafkaStorageError,
@@ -34,7 +34,7 @@ class Asker:
             runtime__loop=loop,
             runtime__now_ms=lambda: 0,
             runtime__in_thread=self._in_thread,
-            runtime__slices=Slices(loop),
+            runtime__slices=TimeSlices(loop),
             cluster_link__out_of_touch=False,
             hints__endpoints=lambda *_: [],
             hints__current_leader=lambda *_: None,

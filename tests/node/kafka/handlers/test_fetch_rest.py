@@ -20,7 +20,7 @@ from kept.node.kafka.response_slot import ResponseSlot
 from kept.node.metadata.serving_lease import ServingLease
 from kept.node.replicas.replica_table import ReplicaTable
 from kept.node.runtime.counters import Counters
-from kept.node.runtime.yielding import Slices
+from kept.node.runtime.time_slices import TimeSlices
 from kept.replication.events import BrokersChanged
 from kept.replication.partition import Partition
 from kept.replication.quota import ReplicationQuotas
@@ -210,7 +210,7 @@ class World:
         self.sessions = FetchSessions(lambda: next(ids))
         self.resources: Any = Given(
             runtime__loop=self.loop,
-            runtime__slices=Slices(self.loop),
+            runtime__slices=TimeSlices(self.loop),
             config__current__fetch_max_bytes=1 << 20,
             config__current__replica_selector_class="",
             table=self.table,
@@ -322,7 +322,7 @@ def test_nothing_is_missed_while_partitions_are_read_in_slices(monkeypatch, seed
     monkeypatch.setattr(handler, "ITEMS_PER_SLICE", 1)
     random = Random(seed)
     world = World(monkeypatch)
-    world.resources.runtime.slices = Slices(
+    world.resources.runtime.slices = TimeSlices(
         world.loop, lambda: world.loop.time() + random.random(), in_place=1
     )
     world.at_once = False

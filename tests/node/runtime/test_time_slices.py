@@ -7,11 +7,11 @@ from collections.abc import Generator
 
 import pytest
 
-from kept.node.runtime.yielding import IN_PLACE_STEPS, TURN_S, Sliced, Slices
+from kept.node.runtime.time_slices import IN_PLACE_STEPS, TURN_S, SlicedTask, TimeSlices
 
 
 class Turns:
-    """What :class:`Slices` needs of a loop, with each turn called by the test."""
+    """What :class:`TimeSlices` needs of a loop, with each turn called by the test."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -63,7 +63,7 @@ def turns():
 
 
 def test_a_few_items_are_done_in_place(turns) -> None:
-    slices = Slices(turns, turns.clock)
+    slices = TimeSlices(turns, turns.clock)
     assert slices.run(Counted(IN_PLACE_STEPS - 1).steps()) == "made"
     assert not turns.calls
     with pytest.raises(ValueError, match="item"):
@@ -71,10 +71,10 @@ def test_a_few_items_are_done_in_place(turns) -> None:
 
 
 def test_many_works_share_one_slice_a_turn(turns) -> None:
-    slices = Slices(turns, turns.clock)
+    slices = TimeSlices(turns, turns.clock)
     works = [Counted(1000) for _ in range(5)]
     results = [slices.run(work.steps()) for work in works]
-    assert all(isinstance(result, Sliced) for result in results)
+    assert all(isinstance(result, SlicedTask) for result in results)
     assert [work.done for work in works] == [IN_PLACE_STEPS] * 5
     most = 0
     for _ in range(4000):
@@ -91,7 +91,7 @@ def test_many_works_share_one_slice_a_turn(turns) -> None:
 
 
 def test_what_is_cancelled_ends_where_it_is(turns) -> None:
-    slices = Slices(turns, turns.clock)
+    slices = TimeSlices(turns, turns.clock)
     work, other = Counted(1000), Counted(100)
     result, kept = slices.run(work.steps()), slices.run(other.steps())
     turns.turn()
@@ -104,7 +104,7 @@ def test_what_is_cancelled_ends_where_it_is(turns) -> None:
 
 
 def test_an_error_is_the_results(turns) -> None:
-    slices = Slices(turns, turns.clock)
+    slices = TimeSlices(turns, turns.clock)
     result = slices.run(Counted(1000, fails_at=500).steps())
     while not result.done():
         turns.turn()

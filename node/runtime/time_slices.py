@@ -1,9 +1,8 @@
-"""Long work on the loop in short slices: nobody else waits more than a moment for it.
+"""Long work on the loop in short time slices, so that nothing else waits long for it.
 
-Coroutines pause with :func:`checkpoint` or :class:`Pace`. A handler that answers small requests in
-place, and a decision or an encoder that is called from plain code, is a generator that yields after
-each item: :class:`Slices` runs the first steps at once and the rest, if there is any, one slice per
-turn of the loop, however many such works there are.
+Coroutines pause with :func:`checkpoint` or :class:`Pace`. Handlers, decisions and encoders may be
+generators that yield after each item (``kept.steps``): :class:`TimeSlices` runs the first steps at
+once and the rest in slices. All such tasks together get one slice per turn of the loop.
 """
 
 from __future__ import annotations
@@ -14,9 +13,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Final, TypeVar
 
-from kept.steps import Steps, finished
-
-__all__ = ["Pace", "Sliced", "Slices", "Steps", "checkpoint", "finished"]
+from kept.steps import Steps
 
 T = TypeVar("T")
 
@@ -58,7 +55,7 @@ TURN_S: Final = 0.001
 """How much of one turn of the loop goes to all sliced works together."""
 
 
-class Sliced(asyncio.Future[T]):
+class SlicedTask(asyncio.Future[T]):
     """The result of work that goes on in slices. To cancel it ends the work where it is."""
 
     def __init__(self, steps: Steps[T], loop: asyncio.AbstractEventLoop) -> None:
@@ -78,7 +75,7 @@ class Sliced(asyncio.Future[T]):
             self.set_exception(error)
 
 
-class Slices:
+class TimeSlices:
     """The sliced works of one loop, one turn each in order. ``clock`` gives seconds, as
     ``perf_counter``.
     """
@@ -92,9 +89,9 @@ class Slices:
         self._loop = loop
         self._clock = clock or perf_counter
         self._in_place = in_place
-        self._works: deque[Sliced[Any]] = deque()
+        self._works: deque[SlicedTask[Any]] = deque()
 
-    def run(self, steps: Steps[T]) -> T | Sliced[T]:
+    def run(self, steps: Steps[T]) -> T | SlicedTask[T]:
         """The result of ``steps``, if a few items are all; else a future of it. Raises what the
         first items raise.
         """
@@ -104,7 +101,7 @@ class Slices:
         except StopIteration as end:
             result: T = end.value
             return result
-        work = Sliced(steps, self._loop)
+        work = SlicedTask(steps, self._loop)
         self._works.append(work)
         if len(self._works) == 1:
             self._loop.call_soon(self._turn)
@@ -113,7 +110,7 @@ class Slices:
     async def finish(self, steps: Steps[T]) -> T:
         """The result of ``steps``, awaited where it takes slices."""
         result = self.run(steps)
-        return await result if isinstance(result, Sliced) else result
+        return await result if isinstance(result, SlicedTask) else result
 
     def _turn(self) -> None:
         works, clock = self._works, self._clock

@@ -37,9 +37,9 @@ SOFTWARE_NAME: Final = re.compile(rb"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?"
 LONGEST_SOFTWARE_NAME: Final = 32_768
 """A string of Kafka's is 32,767 bytes at most; as a varint's value that is one more."""
 
-Answer = Mapping[str, Any] | bytes | Awaitable[Any] | Steps[Any] | None
+Answer = Mapping[str, Any] | bytes | Awaitable[Any] | Steps[Any]
 """A response as values, one that is encoded already, or what comes to that: an awaitable, or the
-steps of a request of many entries (``kept.node.runtime.time_slices``); None for no response."""
+steps of a request of many entries (``kept.node.runtime.time_slices``)."""
 
 
 class Api(NamedTuple):

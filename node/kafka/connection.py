@@ -39,7 +39,13 @@ from kept.node.runtime import error_codes
 from kept.node.runtime.logging import log
 from kept.node.runtime.time_slices import SlicedTask
 from kept.storage.disk import FileSlice
-from kept.storage.errors import CorruptMessage, InvalidRequest, KeptError, UnsupportedVersion
+from kept.storage.errors import (
+    CorruptMessage,
+    InvalidRequest,
+    InvariantViolation,
+    KeptError,
+    UnsupportedVersion,
+)
 
 if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
@@ -474,8 +480,7 @@ class Connection(asyncio.BufferedProtocol):
         except Exception as error:  # noqa: BLE001
             self._fail(served, version, error)
             return
-        if answer is not None:
-            self._answer(served, version, correlation_id, answer, None, self.last_active)
+        self._answer(served, version, correlation_id, answer, None, self.last_active)
 
     def _answer(  # noqa: PLR0917
         self,
@@ -487,7 +492,8 @@ class Connection(asyncio.BufferedProtocol):
         started: float,
     ) -> None:
         """Send a handler's answer: values, or a body that is encoded already, or a future or
-        coroutine of either. ``reply`` is its place, once it has one.
+        coroutine of either. ``reply`` is its place, once it has one. None would leave the client
+        without a response, and closes the connection: every API here has one.
 
         While a request of many entries is worked off in slices, those behind it wait (rule 41): it
         has the effect that it would have had at once.
@@ -500,6 +506,9 @@ class Connection(asyncio.BufferedProtocol):
             except Exception as error:  # noqa: BLE001
                 self._fail(served, version, error)
                 return
+        if answer is None:
+            self._fail(served, version, InvariantViolation(f"{served.name}: no response"))
+            return
         if isinstance(answer, dict | bytes):
             steps = protocol.response_steps(served.key, version, correlation_id, answer)
             try:
@@ -522,12 +531,7 @@ class Connection(asyncio.BufferedProtocol):
             self._block()
 
         def answered(values: Any) -> None:
-            if values is None:
-                self._replies.remove(place)
-                self._owed -= place.requests
-                self._send_ready()
-            else:
-                self._answer(served, version, correlation_id, values, place, started)
+            self._answer(served, version, correlation_id, values, place, started)
             if blocks:
                 self.unblock()
 

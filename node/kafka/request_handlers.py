@@ -78,9 +78,11 @@ class RequestHandlers:
         return self.handler(context.api_key)(context, request)
 
     async def complete(self, context: api.RequestContext, request: Any) -> Any:
-        """The values of the response to a request that is served here."""
+        """The values of the response to a request that is served here. Raises TypeError where its
+        handler gives none.
+        """
         answer: Any = self.handler(context.api_key)(context, request)
-        while not isinstance(answer, dict | None):
+        while not isinstance(answer, dict):
             if isinstance(answer, Generator):
                 answer = await self._collaborators.runtime.slices.finish(answer)
             else:

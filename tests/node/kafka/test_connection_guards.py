@@ -1,10 +1,13 @@
-"""Connections that are gone, and connections that may stay idle for ever."""
+"""Connections that are gone, that may stay idle for ever, and whose request gets no response."""
 
 from __future__ import annotations
 
 import asyncio
+import struct
 
 import pytest
+
+from kept.node.kafka.request_handlers import RequestHandlers
 
 
 class Transport:
@@ -53,3 +56,34 @@ def test_a_negative_idle_limit_is_none(lone_node, idle_ms, stays):
         return closed
 
     assert lone.run(go()) is not stays
+
+
+def in_place(*_):
+    return None
+
+
+def in_steps(*_):
+    yield
+
+
+def in_many_steps(*_):
+    for _ in range(1000):
+        yield
+
+
+async def later(*_):
+    return None
+
+
+@pytest.mark.parametrize("handler", [in_place, in_steps, in_many_steps, later])
+def test_a_handler_without_a_response_closes_the_connection(lone, handler, monkeypatch, capfd):
+    monkeypatch.setattr(RequestHandlers, "handler", lambda *_: handler)
+
+    async def go():
+        reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+        writer.write(struct.pack(">ihhihi", 14, 3, 1, 7, -1, 0))
+        assert await asyncio.wait_for(reader.read(1), 60) == b""
+        writer.close()
+
+    lone.run(go())
+    assert "metadata: no response" in capfd.readouterr().err

@@ -59,15 +59,7 @@ def list_groups(silent: list[int] | None, silent_ms: int) -> Operation[list[Grou
     """
     _, members = yield from describe_members()
     asked = [member.node_id for member in members if not member.fenced]
-    calls = [
-        Call(
-            ApiKey.LIST_GROUPS,
-            {"states_filter": (), "types_filter": ()},
-            ToNode(node_id),
-            check=lambda r: failure(int(r.error_code), "ListGroups"),
-        )
-        for node_id in asked
-    ]
+    calls = [_list_call(node_id) for node_id in asked]
     if silent is not None:
         for call in calls:
             call.optional, call.timeout_ms = True, silent_ms
@@ -78,10 +70,30 @@ def list_groups(silent: list[int] | None, silent_ms: int) -> Operation[list[Grou
             assert silent is not None
             silent.append(node_id)
             continue
-        for g in response.groups:
-            state = getattr(g, "group_state", "")
-            found[str(g.group_id)] = GroupListing(str(g.group_id), g.protocol_type, state)
+        found.update({one.group: one for one in _listings(response)})
     return [found[name] for name in sorted(found)]
+
+
+def groups_of_node(node_id: int) -> Operation[list[GroupListing]]:
+    """The groups that a node coordinates."""
+    (response,) = yield [_list_call(node_id)]
+    return _listings(response)
+
+
+def _list_call(node_id: int) -> Call:
+    return Call(
+        ApiKey.LIST_GROUPS,
+        {"states_filter": (), "types_filter": ()},
+        ToNode(node_id),
+        check=lambda r: failure(int(r.error_code), "ListGroups"),
+    )
+
+
+def _listings(response: Any) -> list[GroupListing]:
+    return [
+        GroupListing(str(g.group_id), g.protocol_type, getattr(g, "group_state", ""))
+        for g in response.groups
+    ]
 
 
 def describe_group(group: str) -> Operation[GroupDescription]:

@@ -54,7 +54,7 @@ class _Away(NamedTuple):
     def is_final(self, now: float, view: ClusterView) -> bool:
         """Waiting longer is vain."""
         offline = isinstance(self.why, KafkaStorageError)
-        patience = offline_grace_ms(view) / 1000 if offline else LEADERLESS_DEADLINE_S
+        patience = offline_grace_ms(len(view.nodes)) / 1000 if offline else LEADERLESS_DEADLINE_S
         return now - self.since > patience
 
 

@@ -13,7 +13,7 @@ from kept.client.core.broker_errors import failure
 from kept.client.core.calls import Anywhere, Call, Route, ToLeader, ToNode
 from kept.client.core.metadata import ClusterView
 from kept.client.protocol.api_keys import ApiKey
-from kept.storage.errors import KeptError, UnknownTopicId
+from kept.storage.errors import KeptError, RequestTimedOut, UnknownTopicId
 from kept.storage.types import IsolationLevel, TopicPartition
 
 LATEST: Final = positions.LATEST
@@ -24,10 +24,13 @@ _NO_ID: Final = uuid.UUID(int=0)
 
 
 class Produced(NamedTuple):
-    """Where a batch went; the base offset is -1 with acks=0."""
+    """Where a batch went; the base offset is -1 with acks=0. ``log_append_ms``: where the topic
+    stamps records itself, with that.
+    """
 
     partition: int
     base_offset: int
+    log_append_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,47 +53,42 @@ def produce(
     *,
     acks: int,
     timeout_ms: int,
-    auto_create: bool,
+    auto_create: bool = False,
+    at_most_once: bool = False,
 ) -> Operation[list[Produced]]:
     """Append one batch to each of these partitions."""
     calls = [
-        _produce_call(
-            view,
-            topic,
-            partition,
-            batch,
-            acks=acks,
-            timeout_ms=timeout_ms,
-            auto_create=auto_create,
-        )
+        _produce_call(view, TopicPartition(topic, partition), batch, acks, timeout_ms)
         for partition, batch in batches.items()
     ]
+    for call, partition in zip(calls, batches, strict=True):
+        call.route = ToLeader(topic, partition, auto_create)
+        call.at_most_once, call.repeatable = at_most_once, not at_most_once
     responses = yield calls
-    out = []
-    for partition, response in zip(batches, responses, strict=True):
-        base = -1
-        if response is not None:
-            base = int(response.responses[0].partition_responses[0].base_offset)
-        out.append(Produced(partition, base))
-    return out
+    return [
+        _produced(partition, response)
+        for partition, response in zip(batches, responses, strict=True)
+    ]
+
+
+def _produced(partition: int, response: Any) -> Produced:
+    if response is None:
+        return Produced(partition, -1)
+    one = response.responses[0].partition_responses[0]
+    stamped = one.log_append_time
+    at_ms = None if stamped is None else round(stamped.timestamp() * 1000)
+    return Produced(partition, int(one.base_offset), at_ms)
 
 
 def _produce_call(
-    view: ClusterView,
-    topic: str,
-    partition: int,
-    batch: bytes,
-    *,
-    acks: int,
-    timeout_ms: int,
-    auto_create: bool,
+    view: ClusterView, tp: TopicPartition, batch: bytes, acks: int, timeout_ms: int
 ) -> Call:
-    what = f"Produce to {topic}-{partition}"
+    what = f"Produce to {tp}"
 
     def values(version: int) -> Mapping[str, Any]:
         del version
-        data = {"index": partition, "records": batch}
-        named = {"name": topic, "topic_id": _topic_id(view, topic), "partition_data": [data]}
+        data = {"index": tp.partition, "records": batch}
+        named = {"name": tp.topic, "topic_id": _topic_id(view, tp.topic), "partition_data": [data]}
         return {"acks": acks, "timeout": timeout_ms, "topic_data": [named]}
 
     def check(response: Any) -> KeptError | None:
@@ -103,12 +101,17 @@ def _produce_call(
         ]
         if details and details[0] not in (message or ""):
             message = f"{message or 'a record is refused'}: {details[0]}"
-        return failure(int(one.error_code), what, message)
+        error = failure(int(one.error_code), what, message)
+        if isinstance(error, RequestTimedOut):
+            return RequestTimedOut(
+                f"{error}: the leader has it, not every replica in sync has; it is committed later "
+                "unless the leader is lost"
+            )
+        return error
 
     return Call(
         ApiKey.PRODUCE,
         values,
-        ToLeader(topic, partition, auto_create),
         what=what,
         timeout_ms=timeout_ms,
         check=check,

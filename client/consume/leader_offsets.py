@@ -18,7 +18,7 @@ from kept.client.admin.topics import Operation, log_sizes, together
 from kept.client.consume.fetch import several
 from kept.client.consume.positions import EARLIEST, LATEST
 from kept.client.core.broker_errors import RetriableBrokerError, failure
-from kept.client.core.calls import Call, ToLeader
+from kept.client.core.calls import Call, ToLeader, ToNode
 from kept.client.core.metadata import ClusterView, Endpoint, TopicView
 from kept.client.protocol.api_keys import ApiKey
 from kept.storage.errors import KeptError, RetriableError
@@ -154,10 +154,23 @@ def list_offsets(
 ) -> Operation[dict[TopicPartition, OffsetAt]]:
     """The offset for a timestamp (or LATEST, EARLIEST, MAX_TIMESTAMP) of each partition."""
     found = yield from _ask(view, _offsets_question(asked, timeout_ms, isolation))
-    return {
-        tp: OffsetAt(int(one.offset), int(one.timestamp), int(getattr(one, "leader_epoch", -1)))
-        for tp, one in found.items()
-    }
+    return {tp: _offset_at(one) for tp, one in found.items()}
+
+
+def offsets_of_node(
+    node_id: int, asked: Mapping[TopicPartition, int], timeout_ms: int
+) -> Operation[dict[TopicPartition, OffsetAt]]:
+    """The same of partitions that a node is known to lead, without those that it cannot say."""
+    question, tps = _offsets_question(asked, timeout_ms), list(asked)
+    call = question.call(tps)
+    call.route, call.check = ToNode(node_id), None
+    (response,) = yield [call]
+    said = zip(tps, question.said(tps, response), strict=True)
+    return {tp: _offset_at(one) for tp, one in said if not isinstance(one, KeptError)}
+
+
+def _offset_at(one: Any) -> OffsetAt:
+    return OffsetAt(int(one.offset), int(one.timestamp), int(getattr(one, "leader_epoch", -1)))
 
 
 def epoch_ends(

@@ -14,7 +14,7 @@ from typing import Final
 from kio.schema.errors import ErrorCode
 
 from kept.storage import errors
-from kept.storage.errors import KeptError, PeerError, RetriableError
+from kept.storage.errors import KeptError, NetworkException, PeerError, RetriableError
 
 _TEXTS: Final = {
     "unknown_topic_or_partition": "no such topic or partition",
@@ -48,6 +48,10 @@ class RetriableBrokerError(RetriableError):
 
 class ConnectionFailed(RetriableError):
     """No connection, or one that broke: names host, port and what was being asked."""
+
+
+class NotReached(NetworkException):
+    """No connection, so no request was sent."""
 
 
 class NoAnswer(RetriableError):

@@ -4,12 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from kept.client.core.broker_errors import ConnectionFailed, api_name
+from kept.client.core.broker_errors import ConnectionFailed, NotReached, api_name
 from kept.client.core.metadata import Endpoint
 from kept.client.protocol.messages import Values
-from kept.storage.errors import KeptError, RetriableError, UnknownTopicOrPartition
+from kept.storage.errors import (
+    FencedLeaderEpoch,
+    KafkaStorageError,
+    KeptError,
+    NotEnoughReplicas,
+    NotLeaderOrFollower,
+    OffsetNotAvailable,
+    RetriableError,
+    UnknownLeaderEpoch,
+    UnknownTopicOrPartition,
+)
+
+BACKOFF_MS: Final = 20
+BACKOFF_MAX_MS: Final = 1_000
+UNKNOWN_TOPIC_GRACE_MS: Final = 1_500
+"""A topic that was just created may be unknown to a node for so long."""
+NOT_EXECUTED: Final = (
+    NotReached,
+    NotLeaderOrFollower,
+    FencedLeaderEpoch,
+    UnknownLeaderEpoch,
+    NotEnoughReplicas,
+    OffsetNotAvailable,
+    KafkaStorageError,
+    UnknownTopicOrPartition,
+)
+"""Errors after which a request is known to have had no effect, and may be possible a moment later.
+"""
 
 # Where a call goes.
 
@@ -59,7 +86,7 @@ class Call:
     turns a response that is an error into one of ours; a RetriableError is tried again until
     ``timeout_ms``. Not ``patient``: it ends when its node is not there, and whoever asked finds
     another way. ``optional``: whoever asked does without the answer; the last RetriableError comes
-    in its place.
+    in its place. ``at_most_once``: it goes again only after an error of :data:`NOT_EXECUTED`.
     """
 
     api_key: int
@@ -71,6 +98,7 @@ class Call:
     repeatable: bool = True
     patient: bool = True
     optional: bool = False
+    at_most_once: bool = False
     answered: bool = True
     max_version: int = 32767
     needed_for: tuple[object, ...] | None = None
@@ -109,11 +137,37 @@ class Call:
             return ("metadata", (route.topic,), route.auto_create)
         return ("metadata", (), False)
 
+    def begin(self, now_ms: int) -> None:
+        """The time that it may take begins now."""
+        self.started_ms, self.deadline_ms = now_ms, now_ms + self.timeout_ms
+
     def goes_again(self, error: KeptError) -> bool:
         """Whether an error in a response is worth another try; changes await no unknown topics."""
+        if self.at_most_once:
+            return isinstance(error, NOT_EXECUTED)
         if not self.repeatable and isinstance(error, UnknownTopicOrPartition):
             return False
         return isinstance(error, RetriableError)
+
+    def back_off(self, why: KeptError, now_ms: int, offline_grace_ms: int) -> None:
+        """Wait before it is tried again; an error that waiting cannot mend ends it now.
+
+        ``offline_grace_ms``: how long KafkaStorageError is waited out.
+        """
+        self.last_error = why
+        self.tries += 1
+        pause_ms = min(BACKOFF_MS << min(self.tries - 1, 10), BACKOFF_MAX_MS)
+        self.not_before_ms = now_ms + pause_ms
+        if not isinstance(why, KafkaStorageError):
+            self.offline_since_ms = None
+        elif self.offline_since_ms is None:
+            self.offline_since_ms = now_ms
+        elif self.offline_since_ms + offline_grace_ms <= now_ms:
+            self.deadline_ms = now_ms
+        if not isinstance(why, RetriableError):
+            self.deadline_ms = now_ms
+        elif isinstance(why, UnknownTopicOrPartition):
+            self.deadline_ms = min(self.deadline_ms, self.started_ms + UNKNOWN_TOPIC_GRACE_MS)
 
     def is_to_be_told_of(self, started_ms: int) -> bool:
         """Somebody else's call, begun by then, of which it was not told that it waits."""

@@ -53,10 +53,8 @@ from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.messages import Values, decode_response, encode_request, versions
 from kept.storage.errors import (
     CorruptMessage,
-    KafkaStorageError,
     KeptError,
     RetriableError,
-    UnknownTopicOrPartition,
 )
 from kept.storage.types import MAX_INT64, TopicPartition
 
@@ -66,10 +64,6 @@ CONNECT_TIMEOUT_MS: Final = 10_000
 """For connecting and agreeing on versions."""
 SLOW_MS: Final = 1_000
 """A node that is silent for so long is not waited for where another one will do."""
-BACKOFF_MS: Final = 20
-BACKOFF_MAX_MS: Final = 1_000
-UNKNOWN_TOPIC_GRACE_MS: Final = 1_500
-"""A topic that was just created may be unknown to a node for so long."""
 NOTICE_MS: Final = 2_000
 """A call that is still tried after so long is told of by Waiting."""
 
@@ -105,8 +99,7 @@ class ClientCore:
         """Begin a call."""
         self._next_call += 1
         call.id = self._next_call
-        call.started_ms = now_ms
-        call.deadline_ms = now_ms + call.timeout_ms
+        call.begin(now_ms)
         self._waiting.append(call)
         return self._advance(now_ms)
 
@@ -361,21 +354,7 @@ class ClientCore:
                 self._back_off(call, why, now_ms)
 
     def _back_off(self, call: Call, why: KeptError, now_ms: int) -> None:
-        """Wait before the call is tried again; an error that waiting cannot mend ends it now."""
-        call.last_error = why
-        call.tries += 1
-        pause = min(BACKOFF_MS << min(call.tries - 1, 10), BACKOFF_MAX_MS)
-        call.not_before_ms = now_ms + pause
-        if not isinstance(why, KafkaStorageError):
-            call.offline_since_ms = None
-        elif call.offline_since_ms is None:
-            call.offline_since_ms = now_ms
-        elif call.offline_since_ms + offline_grace_ms(self.view) <= now_ms:
-            call.deadline_ms = now_ms
-        if not isinstance(why, RetriableError):
-            call.deadline_ms = now_ms
-        elif isinstance(why, UnknownTopicOrPartition):
-            call.deadline_ms = min(call.deadline_ms, call.started_ms + UNKNOWN_TOPIC_GRACE_MS)
+        call.back_off(why, now_ms, offline_grace_ms(len(self.view.nodes)))
 
     # Events.
 

@@ -25,9 +25,9 @@ LINGERING_MS: Final = 6_000
 seconds that it is there and its replicas are offline."""
 
 
-def offline_grace_ms(view: ClusterView) -> int:
-    """How long KafkaStorageError is worth another try."""
-    return GRACE_MS if len(view.nodes) == 1 else LINGERING_MS
+def offline_grace_ms(nodes: int) -> int:
+    """How long KafkaStorageError is worth another try in a cluster of so many nodes."""
+    return GRACE_MS if nodes == 1 else LINGERING_MS
 
 
 def why_no_leader(view: ClusterView, tp: TopicPartition, what: str) -> KeptError:

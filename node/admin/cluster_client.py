@@ -1,72 +1,67 @@
-"""This node as a Kafka client of its cluster: requests to partitions' leaders, itself among them.
+"""This node as a Kafka client of its cluster: the asynchronous shell of the client's operations.
+
+It drives the same operations and calls as the blocking client (:mod:`kept.client.client`); a call
+decides itself what an error means and when it goes again (:class:`kept.client.core.calls.Call`).
+Who leads what is known from the metadata, so nobody is asked for it. Other nodes are reached at
+their listeners for nodes, this node at its own first listener.
 
 A connection is leased for one request at a time: responses leave a Kafka connection in the order
 of the requests (semantics.md, rule 41), so a slow one would delay those behind it. Some connections
-to each node are kept for the next request. Other nodes are reached at their listeners for nodes,
-this node at its own first listener.
-
-A request is retried within the caller's time limit while it cannot have been executed: there is no
-leader, it moved, or no connection was made. Where the connection broke after the request was sent,
-the caller gets NetworkException: its outcome is unknown.
+to each node are kept for the next request.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from kept.client.core.broker_errors import NotReached
+from kept.client.core.calls import Call, ToLeader, ToNode
+from kept.client.core.leader_errors import offline_grace_ms
 from kept.client.node_connection import NodeConnection
+from kept.client.protocol.api_keys import ApiKey
 from kept.storage.errors import (
-    FencedLeaderEpoch,
-    KafkaStorageError,
+    KeptError,
     NetworkException,
-    NotEnoughReplicas,
     NotLeaderOrFollower,
-    OffsetNotAvailable,
-    RetriableError,
-    UnknownLeaderEpoch,
     UnknownTopicOrPartition,
 )
 
 if TYPE_CHECKING:
-    from kept.client.protocol.messages import Values
+    from kept.client.admin.topics import Operation
     from kept.node.config.live_config import LiveConfig
     from kept.node.metadata.address_book import AddressBook
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.runtime.runtime import Runtime
-    from kept.storage.types import TopicPartition
 
 CLIENT_ID: Final = "kept-grpc"
 KEPT_CONNECTIONS: Final = 8
 """To each node, between requests."""
 CONNECT_S: Final = 2.0
+RESPONSE_S: Final = 10.0
+"""A request that may be repeated is given up and sent again after so long."""
+SLACK_S: Final = 5.0
+"""For the response itself, on top of what a request says that the node may take."""
 UNKNOWN_TOPIC_GRACE_S: Final = 0.5
 """A topic that was just created may be unknown to a node for so long."""
-BACKOFF_S: Final = 0.01
-BACKOFF_MAX_S: Final = 0.25
+POLL_S: Final = 0.01
+VERSIONS: Final = {
+    ApiKey.PRODUCE: 9,
+    ApiKey.FETCH: 12,
+    ApiKey.LIST_OFFSETS: 6,
+    ApiKey.OFFSET_FETCH: 8,
+    ApiKey.DESCRIBE_GROUPS: 5,
+    ApiKey.LIST_GROUPS: 4,
+    ApiKey.CREATE_TOPICS: 7,
+    ApiKey.ELECT_LEADERS: 2,
+}
+"""The last ones that name topics: any kept of the cluster serves them."""
 
-Answer = TypeVar("Answer")
-
-
-class NotReached(NetworkException):
-    """No connection: no request was sent."""
-
-
-_NOTHING_DONE: Final = (
-    NotReached,
-    NotLeaderOrFollower,
-    FencedLeaderEpoch,
-    UnknownLeaderEpoch,
-    NotEnoughReplicas,
-    OffsetNotAvailable,
-    KafkaStorageError,
-    UnknownTopicOrPartition,
-)
-"""Nothing was done, and a moment later it may be possible."""
+T = TypeVar("T")
 
 
 @dataclass(eq=False, repr=False)
@@ -107,66 +102,107 @@ class ClusterClient:
         loop = self.runtime.loop
         end = loop.time() + (0.0 if self.config.current.alone else UNKNOWN_TOPIC_GRACE_S)
         while topic not in self.metadata.image.topics and loop.time() < end:
-            await asyncio.sleep(BACKOFF_S)
+            await asyncio.sleep(POLL_S)
 
-    def leader(self, tp: TopicPartition) -> int:
-        """The node that leads a partition. Raises UnknownTopicOrPartition, NotLeaderOrFollower."""
-        count = self.partitions(tp.topic)
-        if not 0 <= tp.partition < count:
+    def check_partition(self, topic: str, partition: int) -> None:
+        """Raises UnknownTopicOrPartition."""
+        count = self.partitions(topic)
+        if not 0 <= partition < count:
             raise UnknownTopicOrPartition(
-                f"topic {tp.topic!r} has no partition {tp.partition}; it has 0 to {count - 1}"
+                f"topic {topic!r} has no partition {partition}; it has 0 to {count - 1}"
             )
-        leader = self.metadata.image.topics[tp.topic].partitions[tp.partition].leader
-        if leader < 0:
-            raise NotLeaderOrFollower(f"{tp} has no leader now: its replicas are not available")
-        return leader
-
-    def _address(self, node_id: int) -> tuple[str, int]:
-        if node_id != self.identity.node_id:
-            found = self.addresses.node_address(node_id)
-            if found is None:
-                raise NotReached(f"nobody knows where node {node_id} is")
-            return found
-        return self.addresses.own_bound()
 
     # Calls.
 
-    async def at_leader(
-        self, tp: TopicPartition, call: Callable[[int], Awaitable[Answer]], patience_s: float
-    ) -> Answer:
-        """``call(leader's node id)``, again while that can help and do no harm.
+    async def run(
+        self,
+        operation: Operation[T],
+        *,
+        patience_s: float,
+        node: int | None = None,
+        retry: bool = True,
+    ) -> T:
+        """Drive an operation to its result; each of its calls may take ``patience_s``, and is
+        tried once where ``retry`` is off.
 
-        Raises what it raised last.
+        ``node`` gets the calls that go to no leader and to no node by its id; without it this node
+        does. Raises what the operation or the last try of a call does.
         """
-        loop = self.runtime.loop
-        end = loop.time() + patience_s
-        pause = BACKOFF_S
+        try:
+            calls = next(operation)
+            while True:
+                for call in calls:
+                    call.timeout_ms, call.patient = int(patience_s * 1000), retry
+                try:
+                    responses = await asyncio.gather(*(self.call(call, node) for call in calls))
+                except KeptError as error:
+                    calls = operation.throw(error)
+                else:
+                    calls = operation.send(responses)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    async def call(self, call: Call, node: int | None = None) -> Any:
+        """Run one call: kio's response, or its error raised."""
+        call.begin(self._now_ms())
         while True:
+            if isinstance(call.route, ToLeader):
+                self.check_partition(call.route.topic, call.route.partition)
             try:
-                return await call(self.leader(tp))
-            except RetriableError as error:
-                known = tp.topic in self.metadata.image.topics and (
-                    tp.partition in range(self.partitions(tp.topic))
-                )
-                hopeless = isinstance(error, UnknownTopicOrPartition) and not known
-                if not isinstance(error, _NOTHING_DONE) or hopeless or loop.time() + pause >= end:
+                return await self._send(call, node)
+            except KeptError as error:
+                if not (call.patient and call.goes_again(error)):
                     raise
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, BACKOFF_MAX_S)
+                now_ms = self._now_ms()
+                call.back_off(error, now_ms, offline_grace_ms(len(self.metadata.image.brokers)))
+                if call.deadline_ms <= call.not_before_ms:
+                    raise
+                await asyncio.sleep((call.not_before_ms - now_ms) / 1000)
 
-    async def call(
-        self, node_id: int, api_key: int, version: int, values: Values, timeout_s: float
-    ) -> Any:
-        """One request; kio's typed response. Raises NotReached, NetworkException,
-        RequestTimedOut.
-        """
-        async with self.lease(node_id) as connection:
-            return await connection.call(api_key, version, values, timeout_s)
+    async def _send(self, call: Call, node: int | None) -> Any:
+        """One try. Raises NotReached where nothing was sent, else NetworkException."""
+        node_id, version = self._node_of(call, node), VERSIONS[ApiKey(call.api_key)]
+        values = call.values(version) if callable(call.values) else call.values
+        left_s = (call.deadline_ms - self._now_ms()) / 1000 + SLACK_S
+        timeout_s = min(left_s, RESPONSE_S) if call.repeatable else left_s
+        async with self._lease(node_id) as connection:
+            try:
+                response = await connection.call(call.api_key, version, values, timeout_s)
+            except NetworkException as broken:
+                raise NetworkException(
+                    f"{call.name}: the connection to node {node_id} broke after the request was "
+                    f"sent: it may have been executed, and is twice if it is sent again ({broken})"
+                ) from broken
+        error = call.check(response) if call.check is not None else None
+        if error is not None:
+            raise error
+        return response
+
+    def _node_of(self, call: Call, otherwise: int | None) -> int:
+        route = call.route
+        if isinstance(route, ToNode):
+            return route.node_id
+        if not isinstance(route, ToLeader):
+            return self.identity.node_id if otherwise is None else otherwise
+        leader = self.metadata.image.topics[route.topic].partitions[route.partition].leader
+        if leader < 0:
+            raise NotLeaderOrFollower(
+                f"{route.topic}-{route.partition} has no leader now: its replicas are not available"
+            )
+        return leader
+
+    def _now_ms(self) -> int:
+        return int(self.runtime.loop.time() * 1000)
 
     @asynccontextmanager
-    async def lease(self, node_id: int) -> AsyncIterator[NodeConnection]:
+    async def _lease(self, node_id: int) -> AsyncIterator[NodeConnection]:
         """A connection for this caller alone. Raises NotReached."""
-        connection = self._free_connection(node_id)
+        free = self._free.setdefault(node_id, [])
+        connection = None
+        while connection is None and free:
+            connection = None if free[-1].closed else free[-1]
+            free.pop()
         if connection is None:
             connection = await self._open(node_id)
         try:
@@ -174,23 +210,19 @@ class ClusterClient:
         except BaseException:
             connection.close()
             raise
-        free = self._free.setdefault(node_id, [])
         if self._stopped or connection.closed or len(free) >= KEPT_CONNECTIONS:
             connection.close()
         else:
             free.append(connection)
 
-    def _free_connection(self, node_id: int) -> NodeConnection | None:
-        free = self._free.get(node_id, [])
-        while free:
-            connection = free.pop()
-            if not connection.closed:
-                return connection
-        return None
-
     async def _open(self, node_id: int) -> NodeConnection:
-        host, port = self._address(node_id)
+        address = self.addresses.own_bound()
+        if node_id != self.identity.node_id:
+            found = self.addresses.node_address(node_id)
+            if found is None:
+                raise NotReached(f"nobody knows where node {node_id} is")
+            address = found
         try:
-            return await NodeConnection.open(host, port, client_id=CLIENT_ID, timeout_s=CONNECT_S)
+            return await NodeConnection.open(*address, client_id=CLIENT_ID, timeout_s=CONNECT_S)
         except NetworkException as error:
             raise NotReached(f"node {node_id}: {error}") from error

@@ -14,29 +14,28 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from kept.client.admin.groups import decode_assignment
+from kept.client.admin.groups import describe_group, fetch_offsets, groups_of_node
+from kept.client.consume.leader_offsets import offsets_of_node
 from kept.client.consume.positions import LATEST
-from kept.client.protocol.api_keys import ApiKey
 from kept.node.admin.results import OfPartition, Unanswered
 from kept.node.runtime.time_slices import checkpoint
 from kept.storage.errors import GroupIdNotFound, KeptError
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
+    from kept.client.admin.groups import GroupDescription
+    from kept.client.admin.topics import Operation
     from kept.node.admin.cluster_client import ClusterClient
     from kept.node.metadata.metadata_log import Metadata
 
 MAX_GROUPS: Final = 200
 ENDS_TOGETHER: Final = 1000
 """Partitions of one ListOffsets: a request is made, and its answer read, at a stretch."""
-CALL_S: Final = 5.0
-DESCRIBE_GROUPS: Final = ApiKey.DESCRIBE_GROUPS, 5
-LIST_GROUPS: Final = ApiKey.LIST_GROUPS, 4
-OFFSET_FETCH: Final = ApiKey.OFFSET_FETCH, 8
-LIST_OFFSETS: Final = ApiKey.LIST_OFFSETS, 6
-"""Keys and versions; every kept serves them."""
+CALL_MS: Final = 5_000
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,60 +100,40 @@ class _Requests:
     client: ClusterClient
     states: dict[str, tuple[int, str]] = field(default_factory=dict)
     """Of each group: its coordinator, its state."""
-    described: dict[str, Any] = field(default_factory=dict)
+    described: dict[str, GroupDescription] = field(default_factory=dict)
     committed: dict[str, dict[TopicPartition, int]] = field(default_factory=dict)
     ends: dict[TopicPartition, int] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
     """Of each node that did not answer."""
 
     async def list_groups(self, broker: int) -> None:
-        response = await self._call(broker, LIST_GROUPS, {"states_filter": ()})
-        for group in () if response is None else response.groups:
-            self.states[str(group.group_id)] = broker, str(group.group_state)
+        for one in await self._run(broker, groups_of_node(broker)) or ():
+            self.states[one.group] = broker, one.state
 
     async def describe(self, broker: int, names: list[str]) -> None:
         """One group a request: a response is read at a stretch."""
         for name in names:
-            values: dict[str, Any] = {"groups": [name], "include_authorized_operations": False}
-            response = await self._call(broker, DESCRIBE_GROUPS, values)
-            for group in () if response is None else response.groups:
-                if not int(group.error_code):
-                    self.described[str(group.group_id)] = group
-            values = {"groups": [{"group_id": name, "topics": None}], "require_stable": False}
-            response = await self._call(broker, OFFSET_FETCH, values)
-            if response is None:
+            group = await self._run(broker, describe_group(name))
+            if group is not None:
+                self.described[name] = group
+            committed = await self._run(broker, fetch_offsets(name))
+            if committed is None:
                 return
-            self._add_committed(response)
-
-    def _add_committed(self, response: Any) -> None:
-        for group in response.groups:
-            self.committed[str(group.group_id)] = {
-                TopicPartition(str(topic.name), int(p.partition_index)): int(p.committed_offset)
-                for topic in group.topics
-                for p in topic.partitions
-                if int(p.committed_offset) >= 0
-            }
+            self.committed[name] = committed
 
     async def list_ends(self, leader: int, tps: Iterable[TopicPartition]) -> None:
         left = iter(tps)
         while chunk := tuple(islice(left, ENDS_TOGETHER)):
-            topics: dict[str, list[dict[str, int]]] = {}
-            for tp in chunk:
-                partition = {"partition_index": tp.partition, "timestamp": LATEST}
-                topics.setdefault(tp.topic, []).append(partition)
-            named = [{"name": name, "partitions": those} for name, those in topics.items()]
-            values = {"replica_id": -1, "isolation_level": 0, "topics": named}
-            response = await self._call(leader, LIST_OFFSETS, values)
-            for topic in () if response is None else response.topics:
-                for p in topic.partitions:
-                    if not int(p.error_code):
-                        tp = TopicPartition(str(topic.name), int(p.partition_index))
-                        self.ends[tp] = int(p.offset)
+            asked = dict.fromkeys(chunk, LATEST)
+            found = await self._run(leader, offsets_of_node(leader, asked, CALL_MS)) or {}
+            self.ends.update({tp: at.offset for tp, at in found.items()})
 
-    async def _call(self, broker: int, api: tuple[int, int], values: dict[str, Any]) -> Any:
-        """The response of a node; None where there is none, and why is in ``errors``."""
+    async def _run(self, broker: int, operation: Operation[_T]) -> _T | None:
+        """What a node responds; None where it does not, and why is in ``errors``."""
         try:
-            return await self.client.call(broker, *api, values, CALL_S)
+            return await self.client.run(
+                operation, patience_s=CALL_MS / 1000, node=broker, retry=False
+            )
         except KeptError as error:
             self.errors[broker] = str(error)
             return None
@@ -183,7 +162,7 @@ class ConsumerLag:
                     group=name,
                     state=requests.states[name][1],
                     coordinator=requests.states[name][0],
-                    protocol="" if group is None else str(group.protocol_data),
+                    protocol="" if group is None else group.protocol,
                     members=0 if group is None else len(group.members),
                     topics=sorted({partition.topic for partition in partitions}),
                     lag=None if None in lags else sum(lag or 0 for lag in lags),
@@ -206,8 +185,11 @@ class ConsumerLag:
             group=name,
             state=requests.states[name][1],
             coordinator=requests.states[name][0],
-            protocol="" if group is None else str(group.protocol_data),
-            members=[] if group is None else [_member(member) for member in group.members],
+            protocol="" if group is None else group.protocol,
+            members=[
+                GroupMember(m.member_id, m.instance_id, m.client_id, m.host)
+                for m in (() if group is None else group.members)
+            ],
             partitions=await _partitions(requests, name),
             unanswered=requests.unanswered(),
         )
@@ -241,19 +223,11 @@ class ConsumerLag:
         return requests, names, len(matching) - len(names)
 
 
-def _member(member: Any) -> GroupMember:
-    return GroupMember(
-        member.member_id, member.group_instance_id, member.client_id, member.client_host
-    )
-
-
 async def _partitions(requests: _Requests, name: str) -> list[PartitionLag]:
     group = requests.described.get(name)
     owners: dict[TopicPartition, str] = {}
-    if group is not None and group.protocol_type == "consumer":
-        for member in group.members:
-            for tp in decode_assignment(member.member_assignment):
-                owners[tp] = member.member_id
+    for member in () if group is None else group.members:
+        owners.update(dict.fromkeys(member.partitions, member.member_id))
     committed = requests.committed.get(name, {})
     rows = []
     for number, tp in enumerate(sorted({*committed, *owners})):

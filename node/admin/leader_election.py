@@ -6,17 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kept.client.core.broker_errors import failure
-from kept.client.protocol.api_keys import ApiKey
+from kept.client.admin.cluster import PREFERRED, elect_leaders
 from kept.node.admin.results import OfPartition
+from kept.storage.errors import ElectionNotNeeded
 
 if TYPE_CHECKING:
     from kept.node.admin.cluster_client import ClusterClient
     from kept.node.admin.topic_lookup import TopicLookup
 
-ELECT_LEADERS: Final = ApiKey.ELECT_LEADERS, 2
-PREFERRED: Final = 0
-ELECT_S: Final = 15.0
+ELECT_MS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +38,15 @@ class LeaderElection:
         way there raises.
         """
         tp = self.lookup.partition(topic, partition)
-        wanted = {"topic": tp.topic, "partitions": [tp.partition]}
-        values = {"election_type": PREFERRED, "topic_partitions": [wanted], "timeout": 10_000}
         client = self.new_client()
         try:
-            answer = await client.call(self.lookup.node_id, *ELECT_LEADERS, values, ELECT_S)
+            operation = elect_leaders(PREFERRED, [tp], ELECT_MS)
+            outcomes = await client.run(operation, patience_s=ELECT_MS / 1000, retry=False)
         finally:
             client.close()
-        for result in answer.replica_election_results:
-            for one in result.partition_result:
-                error = failure(int(one.error_code), f"ElectLeaders of {tp}", one.error_message)
-                if error is not None:
-                    raise error
+        for one in outcomes:
+            if not one.needed:
+                raise ElectionNotNeeded(f"ElectLeaders of {tp}: its preferred replica leads it")
+            if one.error is not None:
+                raise one.error
         return Elected(*tp, elected=True)

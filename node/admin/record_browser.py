@@ -117,7 +117,6 @@ class RecordBrowser:
             reader.position = first
             records = await _read(reader, end, limit)
         finally:
-            await reader.close()
             client.close()
         return RecordPage(
             *tp,

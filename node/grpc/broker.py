@@ -11,8 +11,9 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from kept.client.admin.topics import first_error
 from kept.client.consume.positions import EARLIEST
-from kept.client.core.broker_errors import failure
+from kept.client.core.calls import Call
 from kept.client.partitioner import partition_for
 from kept.client.protocol.api_keys import ApiKey
 from kept.node.admin.partition_records import NewRecord, Reader, append
@@ -29,13 +30,11 @@ if TYPE_CHECKING:
 
     from kept.node.admin.cluster_client import ClusterClient
     from kept.node.metadata.metadata_log import Metadata
-    from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.runtime.memory_budget import BudgetShare
     from kept.node.runtime.runtime import Runtime
     from kept.storage.records import Record
 
 NAME: Final = "broker.Broker"
-CREATE_TOPICS_VERSION: Final = 7
 DEFAULT: Final = -1
 MAX_INT16: Final = 2**15 - 1
 """Kafka's replication factor is an int16."""
@@ -52,10 +51,9 @@ class Broker:
     """The service of one node."""
 
     runtime: Runtime
-    identity: NodeIdentity
     metadata: Metadata
     inflating: BudgetShare
-    gateway: ClusterClient
+    client: ClusterClient
 
     def __post_init__(self) -> None:
         self._sticky = itertools.count()
@@ -101,13 +99,13 @@ class Broker:
             "configs": [{"name": k, "value": v} for k, v in request.config.items()],
         }
         values = {"topics": [topic], "timeout": int(patience_s * 1000), "validate_only": False}
-        response = await self.gateway.call(
-            self.identity.node_id, ApiKey.CREATE_TOPICS, CREATE_TOPICS_VERSION, values, patience_s
-        )
-        (made,) = response.topics
-        error = failure(int(made.error_code), f"CreateTopic {name!r}", made.error_message)
-        if error is not None:
-            raise error
+        what = f"CreateTopic {name!r}"
+        call = Call(
+            ApiKey.CREATE_TOPICS, values, what=what, timeout_ms=int(patience_s * 1000),
+            check=lambda response: first_error(response.topics, lambda _: what),
+            repeatable=False, at_most_once=True,
+        )  # fmt: skip
+        (made,) = (await self.client.call(call)).topics
         return broker_pb2.CreateTopicResponse(
             topic=name,
             partitions=int(made.num_partitions),
@@ -126,11 +124,11 @@ class Broker:
         timestamp = request.timestamp if request.HasField("timestamp") else self.runtime.now_ms()
         if not 0 <= timestamp < MAX_TIMESTAMP:
             raise InvalidRequest(f"timestamp {timestamp} is not in milliseconds since 1970")
-        await self.gateway.await_topic(name)
+        await self.client.await_topic(name)
         partition = self._partition(request, name, key)
         record = NewRecord(timestamp, key, value, _headers(request.headers))
         tp = TopicPartition(name, partition)
-        done = await append(self.gateway, tp, record, patience(context))
+        done = await append(self.client, tp, record, patience(context))
         return broker_pb2.ProduceResponse(
             offset=done.offset, partition=partition, timestamp=done.timestamp
         )
@@ -138,18 +136,15 @@ class Broker:
     def _partition(self, request: Any, name: str, key: bytes | None) -> int:
         if request.HasField("partition"):
             return int(request.partition)
-        return partition_for(key, self.gateway.partitions(name), next(self._sticky))
+        return partition_for(key, self.client.partitions(name), next(self._sticky))
 
     async def _consume(self, request: Any, context: Any) -> None:
         tp = TopicPartition(_named(request.topic), request.partition)
-        reader = Reader(self.runtime, self.metadata, self.inflating, self.gateway, tp)
-        try:
-            await self._read(reader, request, context)
-        finally:
-            await reader.close()
+        reader = Reader(self.runtime, self.metadata, self.inflating, self.client, tp)
+        await self._read(reader, request, context)
 
     async def _read(self, reader: Reader, request: Any, context: Any) -> None:
-        await self.gateway.await_topic(request.topic)
+        await self.client.await_topic(request.topic)
         await reader.seek(request.offset if request.HasField("offset") else EARLIEST)
         end = None if request.follow else await reader.end()
         first = True

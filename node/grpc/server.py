@@ -39,7 +39,7 @@ class Server:
 
     def __init__(self, services: AdminServices) -> None:
         self._services = services
-        self._gateway = services.new_client()
+        self._client = services.new_client()
         self._private = PrivateServer(SOCKET)
 
     @property
@@ -56,10 +56,9 @@ class Server:
         )
         clients = broker.Broker(
             runtime=services.runtime,
-            identity=services.identity,
             metadata=services.metadata,
             inflating=services.inflating,
-            gateway=self._gateway,
+            client=self._client,
         )
         node_health = health.Health(services.health, services.readiness, (broker.NAME,))
         handlers = (clients.handlers(), node_health.handlers())
@@ -71,7 +70,7 @@ class Server:
     async def stop(self) -> None:
         """Answer no more; calls under way are cancelled."""
         await self._private.stop()
-        self._gateway.close()
+        self._client.close()
 
 
 def options(config: NodeConfig) -> tuple[tuple[str, Any], ...]:

@@ -14,6 +14,7 @@ from kept.client.core.broker_errors import (
     failure,
 )
 from kept.client.core.calls import (
+    UNKNOWN_TOPIC_GRACE_MS,
     Anywhere,
     Lost,
     Received,
@@ -27,7 +28,6 @@ from kept.client.core.client_core import (
     CONNECT_TIMEOUT_MS,
     NOTICE_MS,
     SLOW_MS,
-    UNKNOWN_TOPIC_GRACE_MS,
 )
 from kept.client.core.leader_errors import GRACE_MS, LINGERING_MS
 from kept.client.core.metadata import parse_bootstrap

@@ -229,18 +229,14 @@ def test_a_topic_of_another_node_is_waited_for():
 
 
 def test_a_topic_made_anew_is_another_one():
-    class Led:
-        def leader(self, tp):
-            return 0
-
-        async def at_leader(self, tp, call, patience_s):
-            return await call(0)
-
     async def read():
         metadata: Any = FixedMetadata()
         metadata.image = image_of(uuid.UUID(int=1))
         nobody = cast("Any", None)
-        reader = Reader(nobody, metadata, nobody, cast("Any", Led()), TopicPartition("t", 0))
+        client = ClusterClient(
+            Runtime(Disk()), live_config(), NodeIdentity(0), metadata, addresses=nobody
+        )
+        reader = Reader(nobody, metadata, nobody, client, TopicPartition("t", 0))
         await reader.seek(5)
         metadata.image = image_of(uuid.UUID(int=2))
         await reader.fetch(wait=False)

@@ -579,7 +579,6 @@ def test_a_reader_holds_a_piece_of_a_batch(lone, monkeypatch):
                 assert lone.node.parts.inflating.used_bytes == 0, (
                     "nothing is held while it is taken"
                 )
-        await reader.close()
         gateway.close()
         return taken
 

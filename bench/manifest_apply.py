@@ -50,9 +50,9 @@ def lead(directory, sources, dirty_from, end, disk):
         cleaner.NOW_MS + 1_000_000, random.Random(cleaner.SEED).randbytes(16), config,
     )  # fmt: skip
     cpu_s, result = cpu_of(lambda: run_pass(job, disk))
-    path = layout.manifest_file(directory, *result.identity)
+    path = layout.manifest_file(directory, *result.generation)
     os.rename(path + layout.TEMPORARY, path)
-    found = read_manifest(directory, result.identity, disk)
+    found = read_manifest(directory, result.generation, disk)
     discard(directory, disk)
     return cpu_s, result, found
 

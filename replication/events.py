@@ -120,7 +120,7 @@ class BrokersChanged:
 class ManifestOffered:
     """The leader holds this manifest durably. ``applied``: it had applied it before its term."""
 
-    identity: Generation | None
+    generation: Generation | None
     now_ms: int
     applied: bool = False
 
@@ -138,7 +138,7 @@ class ManifestHeld:
     """
 
     replica_id: int
-    identity: Generation | None
+    generation: Generation | None
     broker_epoch: int = -1
 
 
@@ -147,7 +147,7 @@ class ManifestApplied:
     """A replica has applied a manifest; ``broker_epoch`` as in ManifestHeld."""
 
     replica_id: int
-    identity: Generation | None
+    generation: Generation | None
     broker_epoch: int = -1
 
 
@@ -206,7 +206,7 @@ class ProposeIsr:
 class ManifestPublished:
     """Every replica that holds back HW has the manifest: the leader may swap, and says so."""
 
-    identity: Generation
+    generation: Generation
 
 
 Effect = HighWatermarkMoved | Acknowledge | ProposeIsr | ManifestPublished

@@ -236,8 +236,8 @@ class ManifestCore:
         return (NoteManifest(CommitKnown(base.end_offset)), *self._offer_if_known(now_ms))
 
     def _offer(self, now_ms: int) -> NoteManifest:
-        identity = None if self.held is None else self.held.identity
-        return NoteManifest(ManifestOffered(identity, now_ms, applied=self.held == self.applied))
+        generation = None if self.held is None else self.held.generation
+        return NoteManifest(ManifestOffered(generation, now_ms, applied=self.held == self.applied))
 
     @property
     def may_compute(self) -> bool:
@@ -257,7 +257,7 @@ class ManifestCore:
 
     def _published(self, event: Published) -> Effects:
         held = self.held
-        if not self.has_offered or held is None or held.identity != event.identity:
+        if not self.has_offered or held is None or held.generation != event.generation:
             return ()
         self.published = held
         return self._apply_next()
@@ -277,9 +277,9 @@ class ManifestCore:
         replica, broker_epoch = request.replica_id, request.broker_epoch
         effects: Effects = ()
         if request.synced:
-            applied = None if request.applied is None else request.applied.identity
+            applied = None if request.applied is None else request.applied.generation
             effects = (NoteManifest(ManifestApplied(replica, applied, broker_epoch)),)
-        held = None if request.held is None else request.held.identity
+        held = None if request.held is None else request.held.generation
         return (*effects, NoteManifest(ManifestHeld(replica, held, broker_epoch)))
 
     def pull_response(self, request: PullRequest) -> PullResponse:

@@ -18,13 +18,13 @@ from kept.storage.types import Generation
 class ManifestRef:
     """A manifest by its generation, which alone makes two equal. ``end_offset``: the rules' *b*."""
 
-    identity: Generation
+    generation: Generation
     end_offset: int = field(compare=False)
 
     @property
     def leader_epoch(self) -> int:
         """Of the leader that made it."""
-        return self.identity.leader_epoch
+        return self.generation.leader_epoch
 
 
 # Messages between replicas: the bodies travel beside them.
@@ -152,7 +152,7 @@ class PassDone:
 class Published:
     """The leader core says so (``ManifestPublished``)."""
 
-    identity: Generation
+    generation: Generation
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ What holds (semantics.md, rules 14, 15, 30, 33; ``Partition.scala``):
   epoch.
 - A member leaves when it was not caught up, or did not acknowledge the manifest offered, for
   ``replica.lag.time.max.ms``.
-- Manifests are identities only here; None until there are any.
+- Manifests are generations only here; None until there are any.
 """
 
 from __future__ import annotations
@@ -175,7 +175,10 @@ class PartitionCore:
         for effect in effects:
             if isinstance(effect, NoteManifest):
                 done += self.step(effect.event, self._now_ms)
-                if isinstance(effect.event, ManifestOffered) and effect.event.identity is not None:
+                if (
+                    isinstance(effect.event, ManifestOffered)
+                    and effect.event.generation is not None
+                ):
                     done += (AnnounceManifest(),)
             else:
                 done += (effect,)
@@ -422,22 +425,22 @@ class PartitionCore:
         deaf = follower.held != self.offered and self._offered_ms < late
         return behind or (self.offered is not None and deaf)
 
-    # Manifests: identities only.
+    # Manifests: generations only.
 
     def _manifest(self, event: ManifestOffered | ManifestHeld | ManifestApplied) -> Effects:
         if isinstance(event, ManifestOffered):
             self.awaits_offer = False
-            self.offered, self._offered_ms = event.identity, event.now_ms
+            self.offered, self._offered_ms = event.generation, event.now_ms
             if event.applied:
-                self.published = event.identity
+                self.published = event.generation
             return self._advance()
         follower = self.followers.get(event.replica_id)
         if follower is None or event.broker_epoch != follower.broker_epoch:
             return ()
         if isinstance(event, ManifestHeld):
-            follower.held = event.identity
+            follower.held = event.generation
             return self._advance()
-        follower.held = follower.applied = event.identity
+        follower.held = follower.applied = event.generation
         if event.replica_id in self.isr:
             return self._advance()
         # Its next fetch may be a long way off: one that has everything asks for nothing (KIP-227).

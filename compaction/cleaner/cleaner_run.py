@@ -34,7 +34,7 @@ class Result:
     ``keys_checked``: so many were proved to be right before anything was put into place.
     """
 
-    identity: Generation
+    generation: Generation
     clean_to: int
     end_offset: int
     records_examined: int
@@ -50,9 +50,9 @@ class Result:
     keys_checked: int = 0
 
 
-def read_manifest(directory: str, identity: Generation, disk: Disk) -> Manifest:
+def read_manifest(directory: str, generation: Generation, disk: Disk) -> Manifest:
     """A manifest from its file. Raises DamagedData, FileNotFoundError, DirectoryRefused."""
-    path = layout.manifest_file(directory, *identity)
+    path = layout.manifest_file(directory, *generation)
     return manifest.decode(path, disk.read(path))[0]
 
 
@@ -81,15 +81,15 @@ def run_pass(job: Job, disk: Disk, progress: Progress = quiet) -> Result:
     disk.reach("compaction.built")
     checked = self_check.check(job, drawn, found, built, disk, strategy=strategy)
     removed = removal_log.removals(found)
-    path = removal_log.new_path(job.directory, disk, job.identity)
+    path = removal_log.new_path(job.directory, disk, job.generation)
     write_new(disk, path, removal_log.encode(removed))
-    path = layout.manifest_file(job.directory, *job.identity)
+    path = layout.manifest_file(job.directory, *job.generation)
     write_new(disk, path, manifest.encode(built.manifest, built.plan))
     disk.fsync_dir(job.directory)
     disk.reach("compaction.written")
     rewritten = {base for group in built.plan.groups for base in group.input_bases}
     return Result(
-        identity=job.identity,
+        generation=job.generation,
         clean_to=built.manifest.clean_to,
         end_offset=built.manifest.end_offset,
         records_examined=sum(facts.records for facts in found.facts),

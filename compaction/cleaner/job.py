@@ -79,7 +79,7 @@ class Job:
     topic: str
     partition: int
     topic_id: str
-    identity: Generation
+    generation: Generation
     log_start_offset: int
     first_dirty: int
     end_offset: int
@@ -160,7 +160,7 @@ def decode(text: str) -> Job:
     return Job(
         **{
             **fields,
-            "identity": Generation(*fields["identity"]),
+            "generation": Generation(*fields["generation"]),
             "previous": None if previous is None else Generation(*previous),
             "hash_key": bytes.fromhex(fields["hash_key"]),
             "rewrite": frozenset(fields["rewrite"]),

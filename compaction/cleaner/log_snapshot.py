@@ -87,7 +87,7 @@ def _segment(segment: Segment, end_offset: int) -> SegmentView:
 
 
 def job_for(
-    log: Log, plan: Plan, identity: Generation, *, now_ms: int, hash_key: bytes, limits: Limits
+    log: Log, plan: Plan, generation: Generation, *, now_ms: int, hash_key: bytes, limits: Limits
 ) -> Job:
     """The job of a plan: also takes the log's producers and aborted transactions.
 
@@ -109,7 +109,7 @@ def job_for(
     )
     tp = log.topic_partition
     return Job(
-        log.directory, tp.topic, tp.partition, str(log.topic_id), identity, log.log_start_offset,
+        log.directory, tp.topic, tp.partition, str(log.topic_id), generation, log.log_start_offset,
         plan.first_dirty, plan.end_offset, tuple(sources), now_ms, hash_key, log.config,
         producers=producers,
         aborted=tuple(log.aborted_transactions(log.log_start_offset, plan.end_offset)),
@@ -141,7 +141,7 @@ def _last_data_below(log: Log, end_offset: int) -> Iterator[tuple[int, ProducerS
         yield producer_id, state, below[-1] if below else state.last_offset
 
 
-def base_job(log: Log, identity: Generation, *, now_ms: int, limits: Limits) -> Job:
+def base_job(log: Log, generation: Generation, *, now_ms: int, limits: Limits) -> Job:
     """The job of a base generation over the whole log (rule 19); rolls its active segment."""
     from kept.compaction.cleaner.planner import Plan
 
@@ -152,7 +152,7 @@ def base_job(log: Log, identity: Generation, *, now_ms: int, limits: Limits) -> 
         log.topic_partition, log.log_end_offset, log.log_end_offset, "", seen.segments[:-1], 0, 0,
         "base generation",
     )  # fmt: skip
-    found = job_for(log, whole, identity, now_ms=now_ms, hash_key=b"", limits=limits)
+    found = job_for(log, whole, generation, now_ms=now_ms, hash_key=b"", limits=limits)
     return replace(found, base=True, urgent=True)
 
 

@@ -305,7 +305,7 @@ class Failures:
         return dict(self._failures)
 
 
-def next_identity(state_identity: Generation | None, leader_epoch: int) -> Generation:
-    """The identity of the pass that comes after an applied one."""
-    generation = state_identity.number + 1 if state_identity is not None else 1
+def next_generation(last: Generation | None, leader_epoch: int) -> Generation:
+    """The generation of the pass that comes after an applied one."""
+    generation = last.number + 1 if last is not None else 1
     return Generation(max(leader_epoch, 0), generation)

@@ -66,7 +66,7 @@ _NAMES: Final = {
 class Removals:
     """What one pass removed, and why: per reason (base offset, offsets relative to it)."""
 
-    identity: Generation
+    generation: Generation
     now_ms: int
     reasons: dict[Reason, list[tuple[int, BitMap]]]
 
@@ -105,11 +105,11 @@ def removals(found: Survey) -> Removals:
             if part:
                 reasons.setdefault(reason, []).append((base, part))
                 gone = gone - part
-    return Removals(found.manifest.identity, found.manifest.now_ms, reasons)
+    return Removals(found.manifest.generation, found.manifest.now_ms, reasons)
 
 
 def _parse(name: str) -> tuple[int, Generation] | None:
-    """Sequence (-1 in version 1) and identity in a file's name; None when it is none of ours."""
+    """Sequence (-1 in version 1) and generation in a file's name; None when it is none of ours."""
     parts = name.removeprefix(PREFIX).split("-")
     if not name.startswith(PREFIX) or not all(
         part.isascii() and part.isdecimal() for part in parts
@@ -133,37 +133,37 @@ def _files(directory: str, disk: Disk, suffix: str = "") -> list[tuple[int, Gene
 
 def files(directory: str, disk: Disk) -> list[tuple[Generation, str]]:
     """The journal's files, oldest pass first."""
-    return [(identity, path) for _, identity, path in _files(directory, disk)]
+    return [(generation, path) for _, generation, path in _files(directory, disk)]
 
 
-def new_path(directory: str, disk: Disk, identity: Generation) -> str:
+def new_path(directory: str, disk: Disk, generation: Generation) -> str:
     """Where the next pass leaves what it removed."""
     newest = max((sequence for sequence, _, _ in _files(directory, disk)), default=0)
-    return f"{directory}/{PREFIX}{max(newest, 0) + 1}-{identity.leader_epoch}-{identity.number}"
+    return f"{directory}/{PREFIX}{max(newest, 0) + 1}-{generation.leader_epoch}-{generation.number}"
 
 
-def find(directory: str, disk: Disk, identity: Generation, suffix: str = "") -> str | None:
-    """The newest file of an identity, its name without ``suffix``; None when there is none."""
-    found = [path for _, one, path in _files(directory, disk, suffix) if one == identity]
+def find(directory: str, disk: Disk, generation: Generation, suffix: str = "") -> str | None:
+    """The newest file of an generation, its name without ``suffix``; None when there is none."""
+    found = [path for _, one, path in _files(directory, disk, suffix) if one == generation]
     return found[-1] if found else None
 
 
 def explains(disk: Disk, known: str, followed: str) -> bool:
     """Whether a file gives the reasons of a pass of which another only says that it was followed.
 
-    Identities come again when generations begin anew; a pass's time does not.
+    Generations come again when generations begin anew; a pass's time does not.
     """
     try:
         maker, follower = (decode(path, disk.read(path)) for path in (known, followed))
     except DamagedData:
         return False
-    same = (maker.identity, maker.now_ms) == (follower.identity, follower.now_ms)
+    same = (maker.generation, maker.now_ms) == (follower.generation, follower.now_ms)
     return same and set(follower.reasons) <= {Reason.FOLLOWED}
 
 
 def encode(record: Removals) -> bytes:
     """The file's bytes."""
-    sections = {b"HEAD": _HEADS[VERSION].pack(*record.identity, record.now_ms)}
+    sections = {b"HEAD": _HEADS[VERSION].pack(*record.generation, record.now_ms)}
     for reason, parts in record.reasons.items():
         packed: list[bytes] = []
         for base, bitmap in parts:
@@ -234,7 +234,7 @@ class Answer:
     fate: Fate
     text: str
     reason: Reason | None = None
-    identity: Generation | None = None
+    generation: Generation | None = None
 
 
 def why(
@@ -260,22 +260,22 @@ def why(
     if is_there(offset):
         return Answer(Fate.PRESENT, "it is there")
     history = files(directory, disk)
-    for identity, path in reversed(history):
+    for generation, path in reversed(history):
         reason = decode(path, disk.read(path)).reason(offset)
         if reason is not None:
             how = reason if reason is Reason.FOLLOWED else f"as {reason}"
-            text = f"removed in generation {identity} {how}"
-            return Answer(Fate.REMOVED, text, reason, identity)
+            text = f"removed in generation {generation} {how}"
+            return Answer(Fate.REMOVED, text, reason, generation)
     if manifest is None:
         return Answer(Fate.LOST, "lost: no compaction ran here, and there is no record", None)
     if manifest.survives(offset):
-        text = f"lost: manifest {manifest.identity} says it survives, and it is not in the log"
-        return Answer(Fate.LOST, text, None, manifest.identity)
+        text = f"lost: manifest {manifest.generation} says it survives, and it is not in the log"
+        return Answer(Fate.LOST, text, None, manifest.generation)
     if offset >= manifest.end_offset:
         return Answer(
             Fate.LOST, f"lost: compaction has not come past {manifest.end_offset}", None,
-            manifest.identity,
+            manifest.generation,
         )  # fmt: skip
-    oldest = history[0][0] if history else manifest.identity
+    oldest = history[0][0] if history else manifest.generation
     text = f"removed before generation {oldest}, which is as far back as the journal goes"
     return Answer(Fate.BEFORE_HISTORY, text, None, oldest)

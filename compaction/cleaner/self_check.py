@@ -101,7 +101,7 @@ def draw(job: Job, disk: Disk, strategy: Strategy) -> list[Drawn]:
     """Records of the log at random, by the job's random bytes; each key once."""
     sources = [s for s in job.sources if not job.horizons_only or s.base_offset in job.rewrite]
     wanted = wanted_keys(job.check_keys, job.source_bytes)
-    seed = b"check" + (job.hash_key or str(job.identity).encode())
+    seed = b"check" + (job.hash_key or str(job.generation).encode())
     found: dict[bytes, Drawn] = {}
     draws = DRAWS_PER_KEY * wanted
     for source, batch, offset in _drawn(job.directory, disk, sources, _Dice(seed), draws):
@@ -162,7 +162,7 @@ def check(
     """Check; returns for how many keys. Raises CheckFailed, DamagedData, MachineError."""
     after = [(segment.base_offset, segment.end_offset) for segment in built.manifest.segments]
     files = _Files(job.directory, disk, job.sources, after, built.plan)
-    name = f"{job.topic_partition}: check of generation {job.identity}"
+    name = f"{job.topic_partition}: check of generation {job.generation}"
     judge = _Judge(job, strategy, found, files, name)
     limit = read_limit(job.source_bytes)
     checked = 0
@@ -181,7 +181,7 @@ def check_followed(job: FollowJob, plan: SwapPlan, disk: Disk) -> int:
     total = sum(source.size_bytes for source in chosen)
     after = [(p.base_offset, p.output.end_offset) for p in job.pieces if p.output is not None]
     files = _Files(job.directory, disk, sources, after, plan)
-    name = f"{job.directory}: check of generation {job.manifest.identity}"
+    name = f"{job.directory}: check of generation {job.manifest.generation}"
     wanted, limit = wanted_keys(job.check_keys, total), read_limit(total)
     checked = 0
     for _, batch, offset in _drawn(job.directory, disk, chosen, _Dice(job.check_seed), wanted):

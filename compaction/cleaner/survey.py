@@ -133,7 +133,7 @@ class _Surveyor:
             self._decide(segment, markers[segment.source.base_offset], clean_to)
         groups = self._groups(markers, clean_to, carried)
         manifest = Manifest(
-            job.uuid, job.partition, job.identity, job.log_start_offset, clean_to, job.end_offset,
+            job.uuid, job.partition, job.generation, job.log_start_offset, clean_to, job.end_offset,
             job.now_ms, job.horizon_ms,
             tuple(group.output for group in groups),
         )  # fmt: skip
@@ -252,7 +252,7 @@ class _Surveyor:
             segment = self.before.get(base)
             if segment is None or segment.end_offset != source.end_offset:
                 raise InvariantViolation(
-                    f"segment {base} is not as manifest {previous.identity} left it"
+                    f"segment {base} is not as manifest {previous.generation} left it"
                 )
             if base in self.job.rewrite:
                 self.scan(source)

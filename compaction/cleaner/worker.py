@@ -92,7 +92,7 @@ def result_from(message: Mapping[str, Any]) -> Result:
     from kept.storage.types import Generation
 
     fields = dict(message["result"])
-    fields["identity"] = Generation(*fields["identity"])
+    fields["generation"] = Generation(*fields["generation"])
     return Result(**fields)
 
 

@@ -5,7 +5,7 @@
 
 1. ``removals-…`` and ``manifest-…`` lose their ``.tmp``: from now on the pass can be completed;
 2. the segments of the manifest's plan are swapped (:mod:`kept.storage.log.segment_swapper`);
-3. the mark ``manifest-applied`` names the identity; older manifests go.
+3. the mark ``manifest-applied`` names the generation; older manifests go.
 
 Only then may ``clean_to`` be written to Kafka's ``cleaner-offset-checkpoint``. Before step 2 the
 high watermark must have been raised to ``end_offset`` and checkpointed: that is the caller's.
@@ -75,7 +75,7 @@ def state_of(found: Manifest, unfinished: SwapPlan | None = None) -> CompactionS
         if (next_ms := segment.next_horizon_ms(found.now_ms)) is not None
     }
     return CompactionState(
-        found.identity, found.clean_to, found.end_offset, horizons, found.now_ms, unfinished,
+        found.generation, found.clean_to, found.end_offset, horizons, found.now_ms, unfinished,
         {s.base_offset: len(s.tombstones) for s in found.segments if s.tombstones},
     )  # fmt: skip
 
@@ -98,7 +98,7 @@ def apply(
 ) -> CompactionState:
     """Put the files of a pass into place; returns the new state.
 
-    ``expected`` is the identity that was applied when the pass began: if it is not any more the
+    ``expected`` is the generation that was applied when the pass began: if it is not any more the
     pass is thrown away (InvariantViolation). Raises MachineError when the disk fails, after which
     the log's directory is to go offline: the next start completes or undoes the swap.
 
@@ -132,12 +132,12 @@ def publish(directory: str, disk: Disk, result: Result, expected: Generation | N
     if read_mark(directory, disk) != expected:
         discard(directory, disk)
         raise InvariantViolation(f"{directory}: another generation was applied meanwhile")
-    removals = removal_log.find(directory, disk, result.identity, layout.TEMPORARY)
+    removals = removal_log.find(directory, disk, result.generation, layout.TEMPORARY)
     if removals is None:
-        raise InvariantViolation(f"{directory}: the pass {result.identity} left no journal")
-    path = layout.manifest_file(directory, *result.identity)
+        raise InvariantViolation(f"{directory}: the pass {result.generation} left no journal")
+    path = layout.manifest_file(directory, *result.generation)
     found, plan = manifest.decode(path, disk.read(path + layout.TEMPORARY))
-    known = removal_log.find(directory, disk, result.identity)
+    known = removal_log.find(directory, disk, result.generation)
     if known is not None and removal_log.explains(disk, known, removals + layout.TEMPORARY):
         disk.unlink(removals + layout.TEMPORARY)  # its maker died before anything was placed
     else:
@@ -158,11 +158,11 @@ def conclude(
     directory: str, disk: Disk, published: Published, *, history_bytes: int = DEFAULT_HISTORY_BYTES
 ) -> CompactionState:
     """Step 3: the mark; older manifests and the journal's surplus go."""
-    identity = published.manifest.identity
+    generation = published.manifest.generation
     disk.reach("compaction.swapped")
-    write_mark(directory, disk, identity)
+    write_mark(directory, disk, generation)
     disk.reach("compaction.marked")
-    _remove_older(directory, disk, identity)
+    _remove_older(directory, disk, generation)
     removal_log.trim(directory, disk, history_bytes)
     return state_of(published.manifest)
 
@@ -177,25 +177,25 @@ def withdraw(
     """
     if replacement is not None:
         replacement.withdraw()
-    _forget(directory, disk, published.manifest.identity)
+    _forget(directory, disk, published.manifest.generation)
     discard(directory, disk)
 
 
 def _forget(
-    directory: str, disk: Disk, identity: Generation, *, but_removals: bool = False
+    directory: str, disk: Disk, generation: Generation, *, but_removals: bool = False
 ) -> None:
-    removals = None if but_removals else removal_log.find(directory, disk, identity)
+    removals = None if but_removals else removal_log.find(directory, disk, generation)
     if removals is not None:
         disk.unlink(removals)
-    disk.unlink(layout.manifest_file(directory, *identity))
+    disk.unlink(layout.manifest_file(directory, *generation))
     disk.fsync_dir(directory)
 
 
-def _holds(directory: str, disk: Disk, identity: Generation) -> bool:
+def _holds(directory: str, disk: Disk, generation: Generation) -> bool:
     """Whether a replica holds this manifest, and is to apply it if it is published."""
     path = f"{directory}/{layout.HELD_MANIFEST}"
     with suppress(FileNotFoundError, DamagedData):
-        return manifest.decode(path, disk.read(path))[0].identity == identity
+        return manifest.decode(path, disk.read(path))[0].generation == generation
     return False
 
 
@@ -205,17 +205,17 @@ def check_fits(log: Log, found: Manifest, plan: SwapPlan) -> None:
     wanted = {base for group in plan.groups for base in group.input_bases}
     if not wanted <= bases or log.active_segment.base_offset in wanted:
         raise InvariantViolation(
-            f"{log.directory}: generation {found.identity} replaces segments that are gone: "
+            f"{log.directory}: generation {found.generation} replaces segments that are gone: "
             f"{sorted(wanted - bases)}"
         )
     if found.end_offset > log.log_end_offset:
         raise InvariantViolation(
-            f"{log.directory}: generation {found.identity} ends above the log's end"
+            f"{log.directory}: generation {found.generation} ends above the log's end"
         )
 
 
 def read_mark(directory: str, disk: Disk) -> Generation | None:
-    """The identity that this replica has applied; None for none."""
+    """The generation that this replica has applied; None for none."""
     path = f"{directory}/{MARK}"
     try:
         text = disk.read(path).decode("ascii", "replace").split()
@@ -226,18 +226,18 @@ def read_mark(directory: str, disk: Disk) -> Generation | None:
     return Generation(int(text[0]), int(text[1]))
 
 
-def write_mark(directory: str, disk: Disk, identity: Generation) -> None:
+def write_mark(directory: str, disk: Disk, generation: Generation) -> None:
     """Make the mark durable."""
     disk.write_atomic(
-        f"{directory}/{MARK}", f"{identity.leader_epoch} {identity.number}\n".encode()
+        f"{directory}/{MARK}", f"{generation.leader_epoch} {generation.number}\n".encode()
     )
 
 
 def clear(directory: str, disk: Disk) -> None:
     """Forget what was applied (truncation, rule 19): the next pass cleans from the log's start."""
     disk.unlink(f"{directory}/{MARK}")
-    for identity in manifests(directory, disk):
-        disk.unlink(layout.manifest_file(directory, *identity))
+    for generation in manifests(directory, disk):
+        disk.unlink(layout.manifest_file(directory, *generation))
     discard(directory, disk)
     disk.fsync_dir(directory)
 
@@ -255,9 +255,9 @@ def manifests(directory: str, disk: Disk) -> list[Generation]:
 
 
 def _remove_older(directory: str, disk: Disk, current: Generation) -> None:
-    for identity in manifests(directory, disk):
-        if identity != current:
-            disk.unlink(layout.manifest_file(directory, *identity))
+    for generation in manifests(directory, disk):
+        if generation != current:
+            disk.unlink(layout.manifest_file(directory, *generation))
 
 
 def load_state(directory: str, disk: Disk) -> CompactionState:
@@ -272,7 +272,7 @@ def load_state(directory: str, disk: Disk) -> CompactionState:
         return CompactionState()
     applied = read_mark(directory, disk)
     states = {p.state for name in names if (p := layout.parse_segment_file(name))}
-    pending = [identity for identity in manifests(directory, disk) if identity != applied]
+    pending = [generation for generation in manifests(directory, disk) if generation != applied]
     newest = _newest(pending, applied)
     if newest is not None and layout.CLEANED in states:
         # The ``.cleaned`` stay: they tell Log.open to undo it. What is held is applied again, by

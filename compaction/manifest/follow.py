@@ -93,7 +93,7 @@ def job_for(
     """
     if log.log_end_offset < found.end_offset:
         raise InvariantViolation(
-            f"{log}: it ends at {log.log_end_offset}, generation {found.identity} at "
+            f"{log}: it ends at {log.log_end_offset}, generation {found.generation} at "
             f"{found.end_offset}"
         )
     if log.active_segment.base_offset < found.end_offset:
@@ -179,11 +179,11 @@ class _Follower:
                 self._copy_rest(piece)
         plan = SwapPlan(tuple(_groups(job.pieces, {piece.base_offset for piece in changed})))
         checked = check_followed(job, plan, self.disk)
-        removed = Removals(found.identity, found.now_ms, {Reason.FOLLOWED: self._removed()})
-        path = removal_log.new_path(job.directory, self.disk, found.identity)
+        removed = Removals(found.generation, found.now_ms, {Reason.FOLLOWED: self._removed()})
+        path = removal_log.new_path(job.directory, self.disk, found.generation)
         write_new(self.disk, path, removal_log.encode(removed))
         segments = [outputs.get(s.base_offset, s) for s in found.segments]
-        path = layout.manifest_file(job.directory, *found.identity)
+        path = layout.manifest_file(job.directory, *found.generation)
         write_new(self.disk, path, manifest.encode(found.with_segments(segments), plan))
         self.disk.fsync_dir(job.directory)
         self.disk.reach("compaction.written")
@@ -194,7 +194,7 @@ class _Follower:
         rewritten = {base for group in plan.groups for base in group.input_bases}
         sources = [source for piece in self.job.pieces for source in piece.sources]
         return Result(
-            identity=found.identity, clean_to=found.clean_to, end_offset=found.end_offset,
+            generation=found.generation, clean_to=found.clean_to, end_offset=found.end_offset,
             records_examined=0, records_removed=sum(removed.counts().values()),
             bytes_before=sum(s.size_bytes for s in sources if s.file_offset in rewritten),
             bytes_after=self.bytes_written, segments_before=len(sources),
@@ -312,7 +312,7 @@ class _Follower:
         if output is not None and output.digest and made.digest != output.digest:
             raise LogsDiffer(
                 piece.sources[0].path(self.job.directory), -1, output.base_offset,
-                f"it does not come to the digest of generation {self.job.manifest.identity}",
+                f"it does not come to the digest of generation {self.job.manifest.generation}",
             )  # fmt: skip
 
     def _look_for_missing(self, piece: Piece) -> None:
@@ -340,7 +340,7 @@ class _Follower:
         if missing:
             raise LogsDiffer(
                 piece.sources[0].path(self.job.directory), -1, output.base_offset + missing.min(),
-                f"it survives in generation {self.job.manifest.identity}, and is not here",
+                f"it survives in generation {self.job.manifest.generation}, and is not here",
             )  # fmt: skip
 
     def _copy_rest(self, piece: Piece) -> None:

@@ -67,8 +67,8 @@ def decode(fields: Mapping[str, Any], disk: Disk) -> FollowJob:
     """The job in a line of JSON."""
     directory = fields["directory"]
     found = manifest_store.decode("the job", base64.b64decode(fields["manifest"]))
-    identity = fields["previous"]
-    previous = _previous(directory, None if identity is None else Generation(*identity), disk)
+    generation = fields["previous"]
+    previous = _previous(directory, None if generation is None else Generation(*generation), disk)
     pieces = []
     for piece in fields["pieces"]:
         base = piece["base_offset"]
@@ -81,11 +81,11 @@ def decode(fields: Mapping[str, Any], disk: Disk) -> FollowJob:
     )  # fmt: skip
 
 
-def _previous(directory: str, identity: Generation | None, disk: Disk) -> Manifest | None:
+def _previous(directory: str, generation: Generation | None, disk: Disk) -> Manifest | None:
     """The manifest applied before; without it more is read."""
-    if identity is not None:
+    if generation is not None:
         with suppress(FileNotFoundError, DamagedData):
-            return read_manifest(directory, identity, disk)
+            return read_manifest(directory, generation, disk)
     return None
 
 
@@ -101,7 +101,7 @@ def _output(found: Manifest, base_offset: int) -> OutputSegment:
             return output
         if output.base_offset < base_offset < output.end_offset:
             return output.part(base_offset, output.end_offset)
-    raise InvariantViolation(f"generation {found.identity} says nothing about {base_offset}")
+    raise InvariantViolation(f"generation {found.generation} says nothing about {base_offset}")
 
 
 def source_bytes(job: FollowJob) -> int:

@@ -4,7 +4,7 @@ It covers the whole log below ``end_offset`` (the rules' *b*, always a segment b
 segment it lists the surviving offsets, the batches that stay although empty, the delete horizons,
 the aborted transactions that are still of use, and, once built, a digest of the resulting records.
 ``clean_to`` is the end of what was mapped; records in ``clean_to..end_offset`` are listed as they
-are. Identities (leader epoch, generation) are compared for equality only.
+are. Generations (leader epoch, generation) are compared for equality only.
 
 On disk it is the file ``manifest-<epoch>-<generation>`` in the partition's directory::
 
@@ -114,7 +114,7 @@ class Manifest:
 
     topic_id: uuid.UUID
     partition: int
-    identity: Generation
+    generation: Generation
     log_start_offset: int
     clean_to: int
     end_offset: int
@@ -139,7 +139,7 @@ class Manifest:
             raise self._damaged(self.end_offset, "segments do not end at the end offset")
 
     def _damaged(self, offset: int, why: str) -> DamagedData:
-        return DamagedData(f"manifest {self.identity}", -1, offset, why)
+        return DamagedData(f"manifest {self.generation}", -1, offset, why)
 
     def survives(self, offset: int) -> bool | None:
         """Whether an offset below the end survives; None outside of what the manifest covers."""
@@ -181,8 +181,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
     """The content of section ``MANI``: what travels."""
     parts = [
         _HEAD.pack(
-            manifest.topic_id.bytes, manifest.partition, manifest.identity.leader_epoch,
-            manifest.identity.number, manifest.log_start_offset, manifest.clean_to,
+            manifest.topic_id.bytes, manifest.partition, manifest.generation.leader_epoch,
+            manifest.generation.number, manifest.log_start_offset, manifest.clean_to,
             manifest.end_offset, manifest.now_ms, manifest.horizon_ms, len(manifest.segments),
         )
     ]  # fmt: skip

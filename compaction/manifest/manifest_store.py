@@ -59,7 +59,7 @@ def store(directory: str, disk: Disk, held: Manifest | None, told: Manifest | No
     _put(directory, disk, TOLD, told)
     disk.reach("held.told")
     applied = applying.read_mark(directory, disk)
-    if held is not None and held.identity == applied:
+    if held is not None and held.generation == applied:
         held = None
     elif held is None and applied is not None:
         raise InvariantViolation(f"{directory}: {applied} is applied, so something is held")
@@ -94,20 +94,20 @@ def load(directory: str, disk: Disk) -> Manifest | None:
 
 
 def _applied(directory: str, disk: Disk) -> Manifest | None:
-    identity = applying.read_mark(directory, disk)
-    if identity is None:
+    generation = applying.read_mark(directory, disk)
+    if generation is None:
         return None
-    path = layout.manifest_file(directory, *identity)
+    path = layout.manifest_file(directory, *generation)
     try:
         return decode(path, disk.read(path))
     except FileNotFoundError as error:
         raise DamagedData(path, -1, -1, "it is missing, and the mark names it") from error
 
 
-def body(directory: str, disk: Disk, identity: Generation) -> Manifest:
+def body(directory: str, disk: Disk, generation: Generation) -> Manifest:
     """A manifest that is here: held, told, or applied. Raises FileNotFoundError, DamagedData."""
     damage: DamagedData | None = None
-    for name in (HELD, TOLD, *(f"{layout.MANIFEST_PREFIX}{e}-{g}" for e, g in (identity,))):
+    for name in (HELD, TOLD, *(f"{layout.MANIFEST_PREFIX}{e}-{g}" for e, g in (generation,))):
         path = f"{directory}/{name}"
         try:
             found = decode(path, disk.read(path))
@@ -116,22 +116,22 @@ def body(directory: str, disk: Disk, identity: Generation) -> Manifest:
         except DamagedData as error:
             damage = error  # perhaps it is in another file
             continue
-        if found.identity == identity:
+        if found.generation == generation:
             return found
     if damage is not None:
         raise damage
-    raise FileNotFoundError(f"{directory}: no manifest {identity}")
+    raise FileNotFoundError(f"{directory}: no manifest {generation}")
 
 
-def applied(directory: str, disk: Disk, identity: Generation) -> None:
-    """After the mark names ``identity``: a copy in a slot is not needed any more.
+def applied(directory: str, disk: Disk, generation: Generation) -> None:
+    """After the mark names ``generation``: a copy in a slot is not needed any more.
 
     One that is damaged stays: what it was is not known, and a start says so.
     """
     for name in (HELD, TOLD):
         path = f"{directory}/{name}"
         with suppress(FileNotFoundError, DamagedData):
-            if decode(path, disk.read(path)).identity == identity:
+            if decode(path, disk.read(path)).generation == generation:
                 _put(directory, disk, name, None)
 
 

@@ -83,7 +83,7 @@ def _manifest(path: str) -> Iterator[Entry]:
     values = {
         "topic_id": str(manifest.topic_id),
         "partition": manifest.partition,
-        "identity": str(manifest.identity),
+        "identity": str(manifest.generation),
         "log_start_offset": manifest.log_start_offset,
         "clean_to": manifest.clean_to,
         "end_offset": manifest.end_offset,
@@ -94,7 +94,7 @@ def _manifest(path: str) -> Iterator[Entry]:
     yield Entry(
         "manifest",
         values,
-        f"manifest {manifest.identity} of partition {manifest.partition} of topic id "
+        f"manifest {manifest.generation} of partition {manifest.partition} of topic id "
         f"{manifest.topic_id}: logStartOffset: {manifest.log_start_offset} cleanTo: "
         f"{manifest.clean_to} endOffset: {manifest.end_offset} decided: {moment(manifest.now_ms)} "
         f"deleteHorizon: {moment(manifest.horizon_ms) or '-'}",
@@ -131,8 +131,8 @@ def _applied(path: str) -> Entry:
 
 def _removals(path: str) -> Iterator[Entry]:
     found = removal_log.decode(path, _read(path))
-    values = {"identity": str(found.identity), "decided_ms": found.now_ms}
-    line = f"removals of generation {found.identity}, decided {moment(found.now_ms)}"
+    values = {"identity": str(found.generation), "decided_ms": found.now_ms}
+    line = f"removals of generation {found.generation}, decided {moment(found.now_ms)}"
     yield Entry("removals", values, line)
     for reason, parts in found.reasons.items():
         for base, bitmap in parts:

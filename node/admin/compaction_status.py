@@ -23,7 +23,7 @@ from kept.compaction.cleaner.planner import (
     NotNow,
     Plan,
     cleanable_range,
-    next_identity,
+    next_generation,
     sizes,
 )
 from kept.compaction.manifest.apply import CompactionState
@@ -350,7 +350,7 @@ class CompactionView:
         return job_for(
             hosted.partition.log,
             plan,
-            next_identity(known.applied, hosted.partition.leader_epoch),
+            next_generation(known.applied, hosted.partition.leader_epoch),
             now_ms=self.runtime.now_ms(),
             hash_key=os.urandom(jobs.HASH_KEY_BYTES),
             limits=pass_limits(self.config.current, self.runtime.disk, hosted),
@@ -434,7 +434,7 @@ class CompactionView:
             fate=found.fate.value,
             explanation=found.text,
             reason=None if found.reason is None else found.reason.value,
-            generation=None if found.identity is None else str(found.identity),
+            generation=None if found.generation is None else str(found.generation),
             winner=winner,
         )
 
@@ -495,8 +495,8 @@ def _generations(hosted: LocalReplica) -> dict[str, Any]:
     """What is known of the manifests of all replicas."""
     core, leader = hosted.manifests.core, hosted.partition.core
     found: dict[str, Any] = {
-        "held": _named(None if core.held is None else core.held.identity),
-        "published": _named(None if core.published is None else core.published.identity),
+        "held": _named(None if core.held is None else core.held.generation),
+        "published": _named(None if core.published is None else core.published.generation),
     }
     if leader.leading and leader.followers:
         found["awaits"] = leader.lacking if leader.offered is not None else ()

@@ -26,7 +26,7 @@ from kept.compaction.cleaner.planner import (
     NotNow,
     Plan,
     choose,
-    next_identity,
+    next_generation,
     plan,
 )
 from kept.compaction.cleaner.worker import COMMAND
@@ -362,7 +362,7 @@ class Cleaner:
             "log cleaned",
             topic=tp.topic,
             partition=tp.partition,
-            generation=str(result.identity),
+            generation=str(result.generation),
             why=running.plan.why,
             records_removed=result.records_removed,
             bytes_before=result.bytes_before,
@@ -411,7 +411,7 @@ class Cleaner:
             job = job_for(
                 log_,
                 running.plan,
-                next_identity(self.state(hosted).applied, partition.leader_epoch),
+                next_generation(self.state(hosted).applied, partition.leader_epoch),
                 now_ms=runtime.now_ms(),
                 hash_key=os.urandom(jobs.HASH_KEY_BYTES),
                 limits=self._limits(hosted),

@@ -135,9 +135,9 @@ class World:
         return planner.plan(self.view, self.now, planner.Limits(**limits), asked=asked)
 
     def job(self, made, **limits):
-        identity = planner.next_identity(self.state.applied, 0)
+        generation = planner.next_generation(self.state.applied, 0)
         return log_snapshot.job_for(
-            self.log, made, identity, now_ms=self.now, hash_key=self.seed.randbytes(16),
+            self.log, made, generation, now_ms=self.now, hash_key=self.seed.randbytes(16),
             limits=planner.Limits(**limits),
         )  # fmt: skip
 

@@ -50,7 +50,7 @@ def as_leader(w, said) -> None:
     """Its own pass."""
     discard(w.path, w.disk)
     result = run_pass(w.job(w.plan()), w.disk)
-    path = layout.manifest_file(w.path, *result.identity) + layout.TEMPORARY
+    path = layout.manifest_file(w.path, *result.generation) + layout.TEMPORARY
     manifest_store.store(w.path, w.disk, manifest.decode(path, w.disk.read(path))[0], None)
     said.held = True
     w.state = applying.apply(w.log, result, w.state.applied, w.now)
@@ -59,7 +59,7 @@ def as_leader(w, said) -> None:
 
 def as_follower(w, said) -> None:
     """The manifest that ``said.body`` is, unless a start found that it is held."""
-    if manifest_store.load(w.path, w.disk).identity != NEW:
+    if manifest_store.load(w.path, w.disk).generation != NEW:
         manifest_store.store(w.path, w.disk, said.body, None)
     said.held = True
     body = manifest_store.body(w.path, w.disk, NEW)
@@ -128,10 +128,10 @@ def body_of(prepared):
 def test_what_was_acknowledged_is_held_and_applied_in_the_end(prepared, act, how) -> None:
     after, body = body_of(prepared)
     before = prepared().pairs()
-    assert before != after and body.identity == NEW
+    assert before != after and body.generation == NEW
     steps = set()
     for w, said, known in crashes(prepared, act, body, how):
-        at, mine = w.state.applied, tuple(known.held.identity)
+        at, mine = w.state.applied, tuple(known.held.generation)
         steps.add((mine, at))
         assert not known.lost and at in (OLD, NEW) and mine in (OLD, NEW)
         assert mine == NEW or not (said.held or at == NEW)

@@ -27,7 +27,7 @@ def members(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(",") if part)
 
 
-def identity(text: str):
+def generation(text: str):
     return None if text == "none" else text
 
 
@@ -70,13 +70,13 @@ def parse(line: str):
         case "eligible":
             return core.BrokersChanged(frozenset(members(plain[0])))
         case "offer":
-            return core.ManifestOffered(identity(plain[0]), at, "applied" in plain)
+            return core.ManifestOffered(generation(plain[0]), at, "applied" in plain)
         case "loses":
             return core.ManifestLost()
         case "holds":
-            return core.ManifestHeld(int(given["by"]), identity(plain[0]))
+            return core.ManifestHeld(int(given["by"]), generation(plain[0]))
         case "applies":
-            return core.ManifestApplied(int(given["by"]), identity(plain[0]))
+            return core.ManifestApplied(int(given["by"]), generation(plain[0]))
         case "resigned":
             return core.Resigned()
     raise AssertionError(f"unknown event: {line}")
@@ -245,6 +245,6 @@ def test_what_every_replica_holds_is_published_and_applied_in_the_step_that_show
     assert isinstance(leader.step(ev.PassDone(ref, 2, None), 0)[0], ev.Store)
     assert leader.step(ev.Stored(ref), 0) == (ev.AnnounceManifest(),)
     pull = ev.PullRequest(1, -1, 2, 1, ref, None, True, 100, ())
-    published = core.ManifestPublished(ref.identity)
+    published = core.ManifestPublished(ref.generation)
     assert leader.step(ev.PullReceived(pull), 0) == (published, ev.Apply(ref))
     leader.check_invariants()

@@ -109,7 +109,7 @@ class CompactionChecks(ReplicaChecks):
             and all(batch.base != offset for batch in batches)
             and all(rec.offset != offset for rec in records)
             for (topic, index, identity), ((batches, records), _, end) in self.generations.items()
-            if (topic, index) == (topic_id, tp.partition) and identity != ref.identity
+            if (topic, index) == (topic_id, tp.partition) and identity != ref.generation
         )
 
     def _deleted(self, name: str) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kept.cluster.metadata.records import NO_LEADER, PartitionRecord
 from kept.compaction.cleaner.cleaner_run import Result, discard, run_pass
 from kept.compaction.cleaner.log_snapshot import base_job, job_for, view
-from kept.compaction.cleaner.planner import Limits, NotNow, next_identity, plan
+from kept.compaction.cleaner.planner import Limits, NotNow, next_generation, plan
 from kept.compaction.manifest import apply as applying
 from kept.compaction.manifest import follow, follow_worker, manifest, manifest_store
 from kept.compaction.manifest.apply import CompactionState
@@ -98,7 +98,7 @@ class Made:
 
 
 def ref_of(found: Manifest) -> ManifestRef:
-    return ManifestRef(found.identity, found.end_offset)
+    return ManifestRef(found.generation, found.end_offset)
 
 
 def lacks(core: PartitionCore, replica: int, follower: Follower) -> bool:
@@ -426,7 +426,7 @@ class SimManifests:
     def body(self, ref: ManifestRef | None) -> Manifest | None:
         if ref is None or ref in self.bodies:
             return None if ref is None else self.bodies[ref]
-        return manifest_store.body(self.directory, self.disk, ref.identity)
+        return manifest_store.body(self.directory, self.disk, ref.generation)
 
     def _store(self, effect: ev.Store) -> Steps:
         yield
@@ -530,7 +530,7 @@ class SimManifests:
             replacement = None
             yield
             state = applying.conclude(self.directory, self.disk, published)
-            manifest_store.applied(self.directory, self.disk, published.manifest.identity)
+            manifest_store.applied(self.directory, self.disk, published.manifest.generation)
             self.world.counts["generations applied"] += 1
             return state
         finally:
@@ -649,7 +649,7 @@ class SimManifests:
         if isinstance(due, NotNow):
             return
         discard(self.directory, self.disk)
-        identity = next_identity(state.applied, partition.leader_epoch)
+        identity = next_generation(state.applied, partition.leader_epoch)
         job = job_for(log, due, identity, now_ms=now_ms, hash_key=bytes(16), limits=limits)
         begins_at = log.segments[0].base_offset
         running = self.computing = Pass(partition.leader_epoch, log.truncations, begins_at)
@@ -676,7 +676,7 @@ class SimManifests:
         result = run_pass(job, self.disk)
         yield
         self._still(running)
-        path = layout.manifest_file(self.directory, *result.identity) + layout.TEMPORARY
+        path = layout.manifest_file(self.directory, *result.generation) + layout.TEMPORARY
         found = manifest.decode(path, self.disk.read(path))[0]
         while self.dawdles:  # a thread reads it, and nobody asks again before the core does
             yield

@@ -76,8 +76,8 @@ def denied_once(original: Any) -> Any:
     def run_here(job: Any, previous: Any, disk: Any) -> Any:
         found = job.manifest
         newest = next((one for one in reversed(found.segments) if one.survivors), None)
-        after_base = found.identity.leader_epoch > 0 and found.identity.number == 1
-        name = job.directory, found.identity
+        after_base = found.generation.leader_epoch > 0 and found.generation.number == 1
+        name = job.directory, found.generation
         if after_base and newest is not None and name not in said:
             said.add(name)
             offset = newest.base_offset + newest.survivors.max()

@@ -73,7 +73,7 @@ async def conclude(
         )
     )
     await pool.run(
-        manifest_store.applied, directory, context.runtime.disk, published.manifest.identity
+        manifest_store.applied, directory, context.runtime.disk, published.manifest.generation
     )
     return state
 

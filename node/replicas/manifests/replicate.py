@@ -60,7 +60,7 @@ bytes together (one at least), each so long.
 
 def name_of(ref: ManifestRef) -> calls.ManifestName:
     """A manifest's name as it travels."""
-    return calls.ManifestName(*ref.identity, ref.end_offset)
+    return calls.ManifestName(*ref.generation, ref.end_offset)
 
 
 def name_or_none(ref: ManifestRef | None) -> calls.ManifestName | None:
@@ -258,12 +258,12 @@ def _decode(data: bytes, name: calls.ManifestName, partition: Partition) -> Mani
     from kept.compaction.manifest import manifest_store as held
 
     found = held.decode("a manifest that was pulled", data)
-    if (*found.identity, found.end_offset) != (name.epoch, name.generation, name.end_offset):
-        raise CorruptMessage(f"manifest {found.identity} came for {name}")
+    if (*found.generation, found.end_offset) != (name.epoch, name.generation, name.end_offset):
+        raise CorruptMessage(f"manifest {found.generation} came for {name}")
     wanted = partition.topic_id, partition.topic_partition.partition
     if (found.topic_id, found.partition) != wanted:
         raise CorruptMessage(
-            f"manifest {found.identity} came for {partition}, topic id {wanted[0]}; it is of "
+            f"manifest {found.generation} came for {partition}, topic id {wanted[0]}; it is of "
             f"partition {found.partition} of the topic with id {found.topic_id}"
         )
     return found

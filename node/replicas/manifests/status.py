@@ -58,7 +58,7 @@ def is_alone(core: PartitionCore, node_id: int) -> bool:
 def base_name(effect: ev.MakeBase) -> Generation:
     """The generation of a base: that of nothing else in its epoch."""
     lost = effect.replaces
-    return Generation(effect.leader_epoch, 0 if lost is None else lost.identity.number + 1)
+    return Generation(effect.leader_epoch, 0 if lost is None else lost.generation.number + 1)
 
 
 def others_apply(core: PartitionCore) -> bool:
@@ -73,4 +73,4 @@ def others_apply(core: PartitionCore) -> bool:
 
 def named(ref: ManifestRef | None) -> str:
     """A generation as it is shown: ``<leader epoch>.<generation>``."""
-    return "none" if ref is None else str(ref.identity)
+    return "none" if ref is None else str(ref.generation)

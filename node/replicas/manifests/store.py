@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 def ref_of(found: Manifest) -> ManifestRef:
     """A manifest's name in the protocol."""
-    return ManifestRef(found.identity, found.end_offset)
+    return ManifestRef(found.generation, found.end_offset)
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class Files:
         """A manifest that came, or is here; blocks. Raises FileNotFoundError, DamagedData."""
         if ref is None or ref in self.bodies:
             return None if ref is None else self.bodies[ref]
-        return manifest_store.body(self._directory, self._context.runtime.disk, ref.identity)
+        return manifest_store.body(self._directory, self._context.runtime.disk, ref.generation)
 
     def readable(self, ref: ManifestRef) -> Manifest:
         """As :meth:`body`, for one that should be here. Raises ManifestUnreadable, MachineError."""
@@ -140,7 +140,7 @@ class Files:
     async def made(self, result: Result) -> Manifest:
         """The manifest of a pass that was computed here. Raises DamagedData, MachineError."""
         disk = self._context.runtime.disk
-        path = layout.manifest_file(self._directory, *result.identity) + layout.TEMPORARY
+        path = layout.manifest_file(self._directory, *result.generation) + layout.TEMPORARY
 
         def read() -> Manifest:
             return manifest.decode(path, disk.read(path))[0]

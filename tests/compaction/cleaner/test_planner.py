@@ -204,8 +204,8 @@ def test_a_back_off_does_not_outlast_a_clock_that_is_set_back():
 
 
 def test_identities_of_one_log_go_up():
-    assert planner.next_identity(None, 4) == Generation(4, 1)
-    assert planner.next_identity(Generation(2, 7), 4) == Generation(4, 8)
+    assert planner.next_generation(None, 4) == Generation(4, 1)
+    assert planner.next_generation(Generation(2, 7), 4) == Generation(4, 8)
 
 
 def test_a_manifest_that_cannot_be_read_is_made_anew_by_a_pass_over_all_that_is_clean():

@@ -84,7 +84,7 @@ def test_the_process_does_what_the_twin_does(on_disk):
     assert w.offsets() == list(range(23, 30))
     assert isinstance(w.log, Log)
     path = f"{w.log.directory}/manifest-0-1"
-    assert manifest.decode(path, w.disk.read(path))[0].identity == result.identity
+    assert manifest.decode(path, w.disk.read(path))[0].generation == result.generation
 
 
 def test_errors_are_told_as_a_message(on_disk):

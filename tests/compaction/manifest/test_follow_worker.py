@@ -56,7 +56,7 @@ def test_a_worker_builds_what_this_process_builds(both, tmp_path):
     done.stdout.close()
     assert said["result"]["records_removed"] == here.records_removed
     assert said["result"]["bytes_after"] == here.bytes_after > 0
-    made = layout.manifest_file("", *job.manifest.identity) + layout.TEMPORARY
+    made = layout.manifest_file("", *job.manifest.generation) + layout.TEMPORARY
     assert (tmp_path / made[1:]).read_bytes() == world.disk.read(f"{job.directory}{made}")
 
 

@@ -32,7 +32,7 @@ segments = st.builds(
 
 def of(*found, **more):
     fields = {
-        "topic_id": uuid.UUID(int=5), "partition": 3, "identity": Generation(2, 9),
+        "topic_id": uuid.UUID(int=5), "partition": 3, "generation": Generation(2, 9),
         "log_start_offset": 0, "clean_to": 900, "end_offset": found[-1].end_offset if found else 0,
         "now_ms": 11, "horizon_ms": 22, "segments": tuple(found),
     }  # fmt: skip
@@ -170,7 +170,7 @@ def cleaned(world):
 def test_why_missing_names_generation_and_reason(world):
     w = cleaned(world)
     found = fates(w, range(12))
-    assert [(a.reason, str(a.identity)) for a in found[:5] if a.fate == Fate.REMOVED] == [
+    assert [(a.reason, str(a.generation)) for a in found[:5] if a.fate == Fate.REMOVED] == [
         (Reason.SUPERSEDED, "0.1"), (Reason.SUPERSEDED, "0.3"), (Reason.EXPIRED, "0.2"),
         (Reason.KEYLESS, "0.1"), (Reason.ABORTED, "0.1"),
     ]  # fmt: skip
@@ -230,8 +230,8 @@ def test_the_newest_pass_is_the_newest_also_after_a_manifest_was_given_up(world)
 
 
 def test_the_journal_knows_every_generation_that_a_manifest_knows():
-    identity = Generation(2**31 - 1, 2**63 - 1)
-    record = removal_log.Removals(identity, 5, {Reason.KEYLESS: [(7, BitMap([1, 9]))]})
+    generation = Generation(2**31 - 1, 2**63 - 1)
+    record = removal_log.Removals(generation, 5, {Reason.KEYLESS: [(7, BitMap([1, 9]))]})
     assert removal_log.decode("r", removal_log.encode(record)) == record
 
 
@@ -239,7 +239,7 @@ def first_version(record):
     """A file as kept 0.1.0 wrote it."""
     content = record.reasons[Reason.SUPERSEDED][0][1].serialize()
     sections = {
-        b"HEAD": struct.pack(">iiq", *record.identity, record.now_ms),
+        b"HEAD": struct.pack(">iiq", *record.generation, record.now_ms),
         b"SUPE": struct.pack(">qi", 0, len(content)) + content,
     }
     return manifest.encode_sections(b"KREM", 1, sections)
@@ -256,12 +256,12 @@ def test_journals_of_the_first_version_are_read_and_come_first(world):
     found = removal_log.files("/t-0", w.disk)
     assert [i for i, _ in found] == [Generation(4, 9), Generation(3, 70), Generation(0, 1)]
     assert removal_log.decode("r", w.disk.read(found[1][1])) == old
-    assert str(fates(w, [0])[0].identity) == "0.1"
+    assert str(fates(w, [0])[0].generation) == "0.1"
     answer = removal_log.why(
         9, directory="/t-0", disk=w.disk, log_start_offset=0, high_watermark=99,
         log_end_offset=99, manifest=None, is_there=lambda offset: False,
     )  # fmt: skip
-    assert answer.identity == Generation(3, 70)
+    assert answer.generation == Generation(3, 70)
     newer = b"KREM\0\3" + removal_log.encode(old)[6:]
     with pytest.raises(DirectoryRefused):
         removal_log.decode("r", newer)

@@ -67,7 +67,7 @@ def test_a_crash_leaves_what_was_held_or_what_was_stored(how: str) -> None:
             disk = disk.after_kill() if how == "kill" else disk.after_power_loss(call)
         after = manifest_store.load(DIRECTORY, disk)
         assert after in (made(1), made(2))
-        found.append(after.identity.number)
+        found.append(after.generation.number)
     assert 1 in found
     if how == "kill":
         assert found == sorted(found) and 2 in found
@@ -99,8 +99,8 @@ def test_a_body_is_found_wherever_it_is(world) -> None:
     w.roll()
     w.clean()
     manifest_store.store(DIRECTORY, w.disk, made(9), made(8))
-    for identity in (w.state.applied, Generation(1, 9), Generation(1, 8)):
-        assert manifest_store.body(DIRECTORY, w.disk, identity).identity == identity
+    for generation in (w.state.applied, Generation(1, 9), Generation(1, 8)):
+        assert manifest_store.body(DIRECTORY, w.disk, generation).generation == generation
     with pytest.raises(FileNotFoundError, match=r"1\.7"):
         manifest_store.body(DIRECTORY, w.disk, Generation(1, 7))
 

@@ -104,7 +104,7 @@ def check_liveness(world: World, down: tuple[int, ...] = (), *, copied: bool = T
 def _together(world: World, up: list) -> None:
     if not set(world.image.isr) >= {machine.id for machine in up}:
         raise Violation(f"L2 the ISR stays {world.image.isr}, without one of {[m.id for m in up]}")
-    refs = {None if m.disk.applied is None else m.disk.applied.ref.identity for m in up}
+    refs = {None if m.disk.applied is None else m.disk.applied.ref.generation for m in up}
     if len(refs) != 1:
         raise Violation(f"L2 generations differ at rest: {refs}")
     if len({tuple(machine.disk.log) for machine in up}) != 1:

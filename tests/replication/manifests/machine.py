@@ -161,7 +161,7 @@ class Machine:
                     if self.job is not None:
                         self.job.cancelled = True
                 case ev.MakeBase(epoch, replaces):
-                    generation = 0 if replaces is None else replaces.identity.number + 1
+                    generation = 0 if replaces is None else replaces.generation.number + 1
                     self.store = StoreJob(self.base(epoch, generation), None, base=True)
                     self.disk.held = self.disk.applied = self.told = None
                 case ev.ClearApplied():
@@ -193,7 +193,7 @@ class Machine:
         end = self.log_end_offset
         survivors = {rec.offset: logs.as_it_is(rec) for rec in self.disk.log}
         clean_to = end if self.world.bug("base-clean") else 0
-        ref = ManifestRef(self.world.identity(epoch, generation), end)
+        ref = ManifestRef(self.world.generation(epoch, generation), end)
         return Body(ref, generation, end, clean_to, survivors)
 
     def cut(self, offset: int) -> None:
@@ -273,7 +273,7 @@ class Machine:
         )
         epoch = self.leader.leader_epoch
         generation = 1 + (0 if self.disk.held is None else self.disk.held.generation)
-        ref = ManifestRef(world.identity(epoch, generation), b)
+        ref = ManifestRef(world.generation(epoch, generation), b)
         return Body(ref, generation, b, end, survivors, start, removed)
 
     # Crashes.

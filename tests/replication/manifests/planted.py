@@ -133,7 +133,7 @@ class Trusts(Broken):
             and self.published != self.held
         ):
             self.published = self.held
-            told = NoteManifest(ManifestOffered(self.held.identity, now_ms, applied=True))
+            told = NoteManifest(ManifestOffered(self.held.generation, now_ms, applied=True))
             return (told, *self._apply_next())
         return effects
 
@@ -148,7 +148,7 @@ class TakesNewerOnly(Broken):
     def _accepts_held(self, offered: Any) -> bool:
         if offered is None:
             return False
-        return self.held is None or offered.identity > self.held.identity
+        return self.held is None or offered.generation > self.held.generation
 
 
 class KeepsLatePass(Broken):

@@ -45,8 +45,8 @@ class RealBody:
 
     @property
     def ref(self) -> ManifestRef:
-        identity = self.manifest.identity
-        return ManifestRef(identity, self.manifest.end_offset)
+        generation = self.manifest.generation
+        return ManifestRef(generation, self.manifest.end_offset)
 
     @property
     def end_offset(self) -> int:
@@ -216,13 +216,13 @@ class RealMachine(Machine):
         if isinstance(plan, planner.NotNow) or self.job is not None:
             return None
         applied = self.state.applied
-        identity = planner.next_identity(applied, self.leader.leader_epoch)
+        generation = planner.next_generation(applied, self.leader.leader_epoch)
         discard(DIRECTORY, files)
         job = log_snapshot.job_for(
-            log, plan, identity, now_ms=self.clock, hash_key=bytes(16), limits=planner.Limits()
+            log, plan, generation, now_ms=self.clock, hash_key=bytes(16), limits=planner.Limits()
         )
         run_pass(job, files)
-        path = layout.manifest_file(DIRECTORY, *identity) + layout.TEMPORARY
+        path = layout.manifest_file(DIRECTORY, *generation) + layout.TEMPORARY
         found = manifest.decode(path, files.read(path))[0]
         discard(DIRECTORY, files)
         return RealBody(found)
@@ -231,14 +231,14 @@ class RealMachine(Machine):
         files = self.disk.files
         self.withdraw()
         held.lose(DIRECTORY, files)
-        identity = Generation(epoch, generation)
+        name = Generation(epoch, generation)
         self.state = CompactionState()
-        job = log_snapshot.base_job(self.real, identity, now_ms=self.clock, limits=planner.Limits())
+        job = log_snapshot.base_job(self.real, name, now_ms=self.clock, limits=planner.Limits())
         result = run_pass(job, files)
         self.state = applying.apply(self.real, result, None, self.clock)
-        held.begun(DIRECTORY, files, identity)
+        held.begun(DIRECTORY, files, name)
         self.disk.batches = None
-        return RealBody(held.body(DIRECTORY, files, identity))
+        return RealBody(held.body(DIRECTORY, files, name))
 
     def move_store(self) -> bool:
         job, self.store = self.store, None
@@ -317,7 +317,7 @@ class RealMachine(Machine):
         job.replacement.finish()
         job.replacement.end()
         self.state = applying.conclude(DIRECTORY, files, job.published)
-        held.applied(DIRECTORY, files, job.body.manifest.identity)
+        held.applied(DIRECTORY, files, job.body.manifest.generation)
         self.job = self.disk.swapping = None
         self.refresh()
         self.real.check_invariants()

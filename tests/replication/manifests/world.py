@@ -99,7 +99,7 @@ class World:
         """For the tests that every history is not the same: what was come across."""
         self.seen[what] = self.seen.get(what, 0) + 1
 
-    def identity(self, epoch: int, number: int) -> Generation:
+    def generation(self, epoch: int, number: int) -> Generation:
         return (NumberOnly if self.bug("number-only") else Generation)(epoch, number)
 
     # The controller.
@@ -346,7 +346,7 @@ class World:
             return not again
         leader.did(effects)
         answer = leader.manifests.pull_response(request)
-        bodies = {ref.identity: leader.body(ref) for ref in answer.bodies}
+        bodies = {ref.generation: leader.body(ref) for ref in answer.bodies}
         if not again:
             machine.answer = (request, answer, bodies)
         return True
@@ -535,4 +535,4 @@ class World:
         self.saw("missing survivor")
         member = machine.id in self.image.isr
         if self.ever_unclean < 0 and (member or not self.ever_torn):
-            raise Violation(f"S5 replica {machine.id} lacks survivor {offset} of {ref.identity}")
+            raise Violation(f"S5 replica {machine.id} lacks survivor {offset} of {ref.generation}")

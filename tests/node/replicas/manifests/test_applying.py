@@ -66,7 +66,7 @@ def test_a_manifest_whose_file_is_gone_is_asked_for_again(replica) -> None:
 
 def test_a_pass_of_a_leader_that_follows_now_does_not_take_what_came_from_the_next(replica) -> None:
     """Else what came is stored without its body, and that is called a failure."""
-    pass_, came = SimpleNamespace(identity=Generation(1, 6), end_offset=120), object()
+    pass_, came = SimpleNamespace(generation=Generation(1, 6), end_offset=120), object()
 
     async def made(_: Any) -> Any:
         return pass_

@@ -82,7 +82,7 @@ def test_it_begins_with_a_base_generation_when_it_is_alone(damaged):
     assert resigned == []
     core = hosted.manifests.core
     assert core.held == core.applied == core.published and not core.lost
-    assert core.held.identity == (epoch, 0)
+    assert core.held.generation == (epoch, 0)
     assert hosted.compaction.end_offset == 2 and hosted.compaction.clean_to == 0
 
 
@@ -98,11 +98,11 @@ def test_alone_it_begins_anew_when_what_it_is_to_apply_cannot_be_read(damaged):
         hosted.manifests.step(PassDone(gone, epoch, core.applied))
         core.storing = None
         hosted.manifests.step(Stored(gone))
-        assert hosted.partition.core.published == gone.identity
+        assert hosted.partition.core.published == gone.generation
 
     lone.run(rots())
     until(lone, lambda: core.held == core.applied != gone and core.has_offered)
-    assert core.published.identity == (epoch, 2) != gone.identity
+    assert core.published.generation == (epoch, 2) != gone.generation
     assert hosted.partition.core.all_published and resigned == []
     assert hosted.manifests.retry_schedule.reason == ""
     assert hosted.compaction.end_offset == 2 and hosted.compaction.clean_to == 0
@@ -150,7 +150,7 @@ def test_an_unclean_leader_of_what_was_compacted_once_makes_a_base(lone_node, be
     epoch = elect(lone, hosted, unclean=True)
     core = hosted.manifests.core
     until(lone, lambda: core.has_offered)
-    assert (core.held and core.held.identity) == ((epoch, 0) if before == "compact" else None)
+    assert (core.held and core.held.generation) == ((epoch, 0) if before == "compact" else None)
 
 
 @pytest.mark.parametrize("alone", [False, True])

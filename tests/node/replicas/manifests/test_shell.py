@@ -478,7 +478,7 @@ def test_what_a_pass_made_is_of_the_log_as_it_begins(replica, calls, monkeypatch
     computing = SimpleNamespace(over=asyncio.Future(loop=asyncio.new_event_loop()))
 
     async def made(result: Any) -> Any:
-        return SimpleNamespace(identity=Generation(3, 1), end_offset=110)
+        return SimpleNamespace(generation=Generation(3, 1), end_offset=110)
 
     async def go() -> None:
         replica._context.runtime.loop = asyncio.get_running_loop()

@@ -43,7 +43,7 @@ def manifest(generation: int, survivors: int = 100) -> Manifest:
 
 
 def ref_of(found: Manifest) -> ManifestRef:
-    return ManifestRef(found.identity, found.end_offset)
+    return ManifestRef(found.generation, found.end_offset)
 
 
 class LeaderShell:
@@ -156,8 +156,8 @@ def test_small_bodies_come_with_the_answer():
     one, two = manifest(1), manifest(2)
     pair = run(LeaderShell(two, one))
     assert pair.calls == ["PullManifests"]
-    assert {ref: found.identity for ref, found in pair.follower.bodies.items()} == {
-        ref_of(one): one.identity, ref_of(two): two.identity,
+    assert {ref: found.generation for ref, found in pair.follower.bodies.items()} == {
+        ref_of(one): one.generation, ref_of(two): two.generation,
     }  # fmt: skip
 
 

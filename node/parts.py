@@ -54,7 +54,7 @@ from kept.node.replicas.log_dirs import LogDirs
 from kept.node.replicas.maintenance import DISK_TICK_MS, Maintenance
 from kept.node.replicas.manifests.context import ManifestContext
 from kept.node.replicas.manifests.notify import ManifestNotifier
-from kept.node.replicas.manifests.replicate import ManifestReplicator, PullAnswers
+from kept.node.replicas.manifests.replicate import ManifestReplicator, PullServer
 from kept.node.replicas.replica_manager import ReplicaManager
 from kept.node.replicas.replica_table import ReplicaTable
 from kept.node.replicas.role_changes import RoleChanges
@@ -404,12 +404,12 @@ class NodeParts:
         self.replicas.on_gone += [self.cleaner.forget, self.groups.partition_gone]
         self.replicas.on_directory_failed = self.readiness.moved
         self.roles.on_roles_taken = self.groups.roles_taken
-        pulls = PullAnswers(self.runtime, self.table)
+        pulls = PullServer(self.runtime, self.table)
         for method, answer in (
             ("Forward", self.handlers.serve_forwarded),
             ("PullManifests", pulls.pull),
             ("ManifestChunk", pulls.chunk),
-            ("ManifestNews", self.replicator.news),
+            ("ManifestNews", self.replicator.receive_news),
             ("PeerHttp", self.http.respond_to_node),
         ):
             self.peers.serve(method, answer)

@@ -257,7 +257,7 @@ class CompactionView:
         if trouble.count:
             state, reason = UNCLEANABLE, trouble.reason
         if cleaning.running is not None:
-            computed = hosted.manifests.why_not if cleaning.running.computed else None
+            computed = hosted.manifests.pass_blocked_by if cleaning.running.computed else None
             state, reason = RUNNING, computed or cleaning.running.plan.why
             progress = cleaning.running.progress
         return CompactionStatus(
@@ -353,7 +353,7 @@ class CompactionView:
             next_generation(known.applied, hosted.partition.leader_epoch),
             now_ms=self.runtime.now_ms(),
             hash_key=os.urandom(jobs.HASH_KEY_BYTES),
-            limits=pass_limits(self.config.current, self.runtime.disk, hosted),
+            limits=pass_limits(self.config.current, self.runtime.disk, hosted.directory.name),
         )
 
     async def records_of(self, hosted: LocalReplica, key: bytes) -> list[Mapping[str, Any]]:
@@ -493,7 +493,8 @@ def _retry_at_ms(failure: Failure) -> int | None:
 
 def _generations(hosted: LocalReplica) -> dict[str, Any]:
     """What is known of the manifests of all replicas."""
-    core, leader = hosted.manifests.core, hosted.partition.core
+    leader = hosted.partition.core
+    core = leader.manifests
     found: dict[str, Any] = {
         "held": _named(None if core.held is None else core.held.generation),
         "published": _named(None if core.published is None else core.published.generation),

@@ -178,14 +178,14 @@ class Cleaner:
             partition.log,
             self.state(hosted),
             partition.last_stable_offset,
-            hosted.manifests.why_not,
+            hosted.manifests.pass_blocked_by,
         )
         limits = limits or self._limits(hosted)
         renew = hosted.manifests.renew
         return plan(found, self._runtime.now_ms(), limits, asked=asked, renew=renew)
 
     def _limits(self, hosted: LocalReplica) -> Limits:
-        return pass_limits(self._config.current, self._runtime.disk, hosted)
+        return pass_limits(self._config.current, self._runtime.disk, hosted.directory.name)
 
     def status(self, tp: TopicPartition) -> Status:
         """Everything about one log. Raises UnknownTopicOrPartition and its like."""
@@ -298,13 +298,13 @@ class Cleaner:
                 if asked:
                     self._complete(tp, NotNow(tp, "this node does not lead the partition"))
                 continue
-            if hosted.manifests.soon or (asked and self._prepare(hosted)):
+            if hosted.manifests.pass_expected or (asked and self._prepare(hosted)):
                 continue
             if hosted.directory not in limits:
                 limits[hosted.directory] = self._limits(hosted)
             found = self.plan_for(hosted, asked=asked, limits=limits[hosted.directory])
             if isinstance(found, Plan):
-                if asked or not hosted.manifests.gives_time(overdue=found.overdue):
+                if asked or not hosted.manifests.waits_for_appliers(overdue=found.overdue):
                     plans.append(found)
             elif asked:
                 self._complete(tp, found)
@@ -313,7 +313,7 @@ class Cleaner:
         """Before an asked pass is planned: roll, and whether to wait for what is not committed."""
         partition, now_ms = hosted.partition, self._runtime.now_ms()
         asked, log_ = self._requested[partition.topic_partition], partition.log
-        if not log_.config.compact or hosted.manifests.why_not is not None:
+        if not log_.config.compact or hosted.manifests.pass_blocked_by is not None:
             return False
         if asked.end_offset < 0:
             if log_.active_segment.size_bytes:
@@ -403,7 +403,7 @@ class Cleaner:
         runtime, manifests = self._runtime, hosted.manifests
         partition = hosted.partition
         log_ = partition.log
-        based_on = manifests.core.applied
+        based_on = partition.core.manifests.applied
         manifests.begin_pass(running.work)
         try:
             await runtime.in_thread(discard, log_.directory, runtime.disk)

@@ -7,15 +7,7 @@ from typing import Final
 from uuid import UUID
 
 from kept.node.internode.controller_rpc import Failure
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestName:
-    """A manifest by its identity, and where it ends."""
-
-    epoch: int
-    generation: int
-    end_offset: int
+from kept.replication.manifests_events import ManifestRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +18,11 @@ class ManifestPull:
     partition: int
     leader_epoch: int
     number: int
-    held: ManifestName | None
-    applied: ManifestName | None
+    held: ManifestRef | None
+    applied: ManifestRef | None
     synced: bool
     log_end_offset: int
-    has: tuple[ManifestName, ...]
+    has: tuple[ManifestRef, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +38,7 @@ class PullManifestsRequest:
 class ManifestBody:
     """A manifest; without ``data`` it is to be fetched in chunks. ``crc`` is of all of it."""
 
-    name: ManifestName
+    name: ManifestRef
     size_bytes: int
     crc: int
     data: bytes = b""
@@ -57,8 +49,8 @@ class ManifestAnswer:
     """The answer for one partition."""
 
     failure: Failure | None = None
-    held: ManifestName | None = None
-    published: ManifestName | None = None
+    held: ManifestRef | None = None
+    published: ManifestRef | None = None
     bodies: tuple[ManifestBody, ...] = ()
 
 
@@ -76,7 +68,7 @@ class ManifestChunkRequest:
     topic_id: UUID
     partition: int
     leader_epoch: int
-    name: ManifestName
+    name: ManifestRef
     position: int
 
 
@@ -107,7 +99,7 @@ class ManifestNewsRequest:
 
 @dataclass(frozen=True, slots=True)
 class ManifestNewsReply:
-    """It was heard."""
+    """It was received."""
 
 
 MANIFEST_CALLS: Final[dict[str, tuple[type, type]]] = {

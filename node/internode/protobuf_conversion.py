@@ -2,7 +2,8 @@
 
 :class:`Codec` joins a dataclass to the message whose fields have the same names, once, when it is
 made; what does not match is a bug found at the start, not at three in the morning. A UUID is 16
-bytes (none: no bytes), ``tuple[T, ...]`` repeated, ``T | None`` presence, a dataclass a message.
+bytes (none: no bytes), ``tuple[T, ...]`` repeated, ``T | None`` presence, a dataclass a message, a
+ManifestRef a ManifestName.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import dataclasses
 import types
 from collections.abc import Callable
 from enum import IntEnum
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
@@ -21,7 +22,9 @@ from kept.node.internode.identity import Hello
 from kept.node.internode.manifest_rpc import MANIFEST_CALLS
 from kept.node.internode.parse_limits import check_counts
 from kept.node.internode.snapshot_chunks import Piece
+from kept.replication.manifests_events import ManifestRef
 from kept.storage.errors import CorruptMessage, InvariantViolation
+from kept.storage.types import Generation
 
 _PLAIN: Final = (int, bool, str, bytes)
 _Convert = Callable[[Any], Any]
@@ -43,6 +46,15 @@ def _uuid(data: bytes) -> UUID:
 
 def _uuid_or_none(data: bytes) -> UUID | None:
     return _uuid(data) if data else None
+
+
+def _manifest_name(message: Any, ref: ManifestRef) -> Any:
+    epoch, number = ref.generation
+    return message(epoch=epoch, generation=number, end_offset=ref.end_offset)
+
+
+def _manifest_ref(name: Any) -> ManifestRef:
+    return ManifestRef(Generation(name.epoch, name.generation), name.end_offset)
 
 
 def _names(cls: Any) -> list[str]:
@@ -106,6 +118,8 @@ class Codec:
             return _uuid_bytes, _uuid
         if isinstance(plain, type) and issubclass(plain, IntEnum):
             return int, plain
+        if plain is ManifestRef:
+            return partial(_manifest_name, descriptor.message_type._concrete_class), _manifest_ref
         if isinstance(plain, type) and _names(plain):
             inner = Codec(plain, descriptor.message_type._concrete_class)
             return inner.encode, inner.decode

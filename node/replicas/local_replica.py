@@ -15,10 +15,17 @@ from kept.storage.errors import (
 from kept.storage.records import CheckRules
 
 if TYPE_CHECKING:
+    from kept.cluster.metadata.records import PartitionRecord
+    from kept.compaction.cleaner.cleaner_run import Result
     from kept.compaction.manifest.apply import CompactionState
-    from kept.node.replicas.manifests.replica import ReplicaManifests
+    from kept.compaction.manifest.manifest import Manifest
+    from kept.node.replicas.manifests.retry import RetrySchedule
+    from kept.node.replicas.manifests.workers import Work
     from kept.node.runtime.executors import Callback, FlushPool
+    from kept.replication import manifests_events
     from kept.replication.effects import Report
+    from kept.replication.events import ManifestPublished
+    from kept.replication.manifests_events import ManifestRef, PullRequest, PullResponse
     from kept.replication.partition import Partition
     from kept.replication.partition_core import Effect
     from kept.storage.directory import LogDirectory
@@ -46,6 +53,86 @@ class ReplicaShell(Protocol):
         """A partition could not use its files."""
 
 
+class ManifestShell(Protocol):
+    """:class:`kept.node.replicas.manifests.replica.ReplicaManifests`, for those that call it.
+
+    What it decides on is in the partition's core (``PartitionCore.manifests``).
+    """
+
+    retry_schedule: RetrySchedule
+    renew: bool
+
+    @property
+    def busy(self) -> bool:
+        """Segments are being swapped."""
+
+    @property
+    def pass_blocked_by(self) -> str | None:
+        """Why no pass may begin; None when one may."""
+
+    @property
+    def pass_expected(self) -> bool:
+        """A pass may begin soon."""
+
+    def waits_for_appliers(self, *, overdue: bool = False) -> bool:
+        """The next pass gives other replicas time to apply the last one's manifest."""
+
+    def begin_pass(self, work: Work) -> None:
+        """A pass computes from now on."""
+
+    def end_pass(self) -> None:
+        """It computes no more."""
+
+    async def pass_made(
+        self, result: Result, leader_epoch: int, based_on: ManifestRef | None, truncations: int
+    ) -> None:
+        """Offer what a pass made; done when it is applied here."""
+
+    def lead(self, record: PartitionRecord) -> None:
+        """This node leads."""
+
+    def follow(self, record: PartitionRecord) -> None:
+        """Another node leads, or none; or the ISR changed."""
+
+    def perform(self, effect: ManifestPublished | manifests_events.Effect) -> None:
+        """Do what the core decided."""
+
+    def step(self, event: manifests_events.Event) -> None:
+        """Step the partition's core."""
+
+    def fetched(self, leader_epoch: int, agreed: bool) -> None:
+        """The response to a fetch was applied."""
+
+    def check_cut(self) -> None:
+        """Raises ReplicaNotAvailable while a manifest's files are worked on."""
+
+    def schedule_pull(self) -> None:
+        """Pull from the leader soon."""
+
+    def pull(self) -> PullRequest | None:
+        """The next request to the leader; None: not now."""
+
+    def pulled(
+        self, request: PullRequest, response: PullResponse, bodies: dict[ManifestRef, Manifest]
+    ) -> None:
+        """The leader responded."""
+
+    def receive_pull(self, request: PullRequest) -> PullResponse:
+        """A follower pulls from this leader."""
+
+    async def encoded(self, ref: ManifestRef) -> bytes:
+        """A manifest that is here, as it travels."""
+
+    def retry(self) -> bool:
+        """Try again what failed; False: nothing had."""
+
+    def abandon(self) -> None:
+        """Begin nothing any more."""
+
+    async def close(self) -> None:
+        """As :meth:`abandon`; done when no file is worked on."""
+
+
 class LocalReplica:
     """A replica on this node, with what requests need beside it."""
 
@@ -70,7 +157,7 @@ class LocalReplica:
         self._shell = shell
         self.compaction: CompactionState | None = None
         """What compaction has come to; None before the first generation."""
-        self.manifests: ReplicaManifests
+        self.manifests: ManifestShell
         self.rules = CheckRules()
         self.loop_rules = CheckRules()
         """The same for batches that are checked on the loop."""
@@ -106,7 +193,7 @@ class LocalReplica:
         """Done when everything below ``end_offset`` is durable, or could not be made so."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def settle(error: BaseException | None) -> None:
+        def complete(error: BaseException | None) -> None:
             if done.done():
                 return
             if error is None:
@@ -114,7 +201,7 @@ class LocalReplica:
             else:
                 done.set_exception(error)
 
-        self.flush(end_offset, settle)
+        self.flush(end_offset, complete)
         return done
 
 

@@ -124,8 +124,8 @@ class RecordedReplicator:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 
-    def ask(self, _: Any) -> None:
-        self._calls.append(("ask",))
+    def schedule(self, _: Any) -> None:
+        self._calls.append(("pull",))
 
 
 class RecordedNotifier:

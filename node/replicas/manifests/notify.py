@@ -1,9 +1,8 @@
-"""Telling followers that there is something to pull.
+"""News to followers: there is a manifest to pull.
 
-A partition is looked after from the moment its leader has something to offer until every replica
-holds and has applied it. A follower is told at once, and told again, later and later, while nothing
-changes: messages get lost, and replicas are away. Where all have everything nothing is sent, and
-nothing looked at.
+A partition is open from the moment its leader has something to offer until every replica holds and
+has applied it. A follower gets news at once, and again after longer and longer waits while nothing
+changes: messages get lost, and replicas are away. Where all have everything nothing is sent.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ if TYPE_CHECKING:
     from kept.replication.progress import Follower
 
 CALL_S: Final = 5.0
-LOOK_S: Final = 1.0
-"""How often partitions are looked at of which somebody lacks something."""
-AGAIN_MAX_S: Final = 30.0
+REVIEW_S: Final = 1.0
+"""How often all open partitions are reviewed."""
+RESEND_MAX_S: Final = 30.0
 MAX_NEWS: Final = 1000
 """Partitions of one call."""
-BREATHE: Final = 200
-"""After so many partitions others have their turn."""
+YIELD_EVERY: Final = 200
+"""After so many partitions the loop serves others."""
 
 
 @dataclass(slots=True)
-class _Told:
-    """What a follower was told about, and when it is told again."""
+class _Sent:
+    """The state that a follower got news of, and when it gets them again."""
 
-    about: Any
-    at: float
+    state: Any
+    resend_at: float
     wait_s: float
 
 
@@ -54,7 +53,7 @@ class ManifestNotifier:
         self._identity = identity
         self._table = table
         self._peers = peers
-        self._open: dict[LocalReplica, dict[int, _Told]] = {}
+        self._open: dict[LocalReplica, dict[int, _Sent]] = {}
         self._fresh: dict[LocalReplica, None] = {}
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -74,11 +73,11 @@ class ManifestNotifier:
     def brokers_changed(self) -> None:
         """Some may be back, and with less than they had."""
         for hosted in self._table.hosted.values():
-            if hosted.manifests.core.has_offered and hosted.manifests.core.held is not None:
+            if (core := hosted.partition.core.manifests).has_offered and core.held is not None:
                 self.announce(hosted)
 
     async def stop(self) -> None:
-        """Tell nobody any more."""
+        """Send nothing more."""
         tasks = [*self._sending, *([] if self._task is None else [self._task])]
         for task in tasks:
             task.cancel()
@@ -87,80 +86,78 @@ class ManifestNotifier:
     def _ended(self, task: asyncio.Task[None]) -> None:
         """A bug of ours must not end it for good: the next announcement begins anew."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.exception("manifest news not told", error)
+            log.exception("manifest news not sent", error)
             self._task = None
 
     async def _run(self) -> None:
         loop = self._runtime.loop
-        look_at = 0.0
+        review_at = 0.0
         while self._open:
             await asyncio.sleep(0)
             self._woken.clear()
-            everything = loop.time() >= look_at
-            if everything:
-                look_at = loop.time() + LOOK_S
-            looked, self._fresh = list(self._open if everything else self._fresh), {}
+            all_open = loop.time() >= review_at
+            if all_open:
+                review_at = loop.time() + REVIEW_S
+            due, self._fresh = list(self._open if all_open else self._fresh), {}
             news: dict[int, list[LocalReplica]] = {}
-            for number, hosted in enumerate(looked):
-                if number % BREATHE == BREATHE - 1:
+            for number, hosted in enumerate(due):
+                if number % YIELD_EVERY == YIELD_EVERY - 1:
                     await asyncio.sleep(0)
-                if not self._look(hosted, news):
+                if not self._collect(hosted, news):
                     self._open.pop(hosted, None)
-            for broker, several in news.items():
-                for first in range(0, len(several), MAX_NEWS):
-                    self._send(broker, several[first : first + MAX_NEWS])
+            for broker, replicas in news.items():
+                for first in range(0, len(replicas), MAX_NEWS):
+                    batch = replicas[first : first + MAX_NEWS]
+                    task = loop.create_task(self._send(broker, batch))
+                    self._sending.add(task)
+                    task.add_done_callback(self._sending.discard)
             try:
-                async with asyncio.timeout(max(look_at - loop.time(), 0)):
+                async with asyncio.timeout(max(review_at - loop.time(), 0)):
                     await self._woken.wait()
             except TimeoutError:
                 continue
         self._task = None
 
-    def _look(self, hosted: LocalReplica, news: dict[int, list[LocalReplica]]) -> bool:
-        """Note who is to be told of a partition; False when nobody lacks anything."""
+    def _collect(self, hosted: LocalReplica, news: dict[int, list[LocalReplica]]) -> bool:
+        """Add the followers that are due to get news; False when none lacks anything."""
         core = hosted.partition.core
         tp = hosted.partition.topic_partition
         if not core.leading or core.offered is None or self._table.hosted.get(tp) is not hosted:
             return False
-        # One that was announced while others were looked at may have been closed since.
-        told, now, lacking = self._open.setdefault(hosted, {}), self._runtime.loop.time(), False
+        # One that was announced during the review may have been closed since.
+        sent, now, lacking = self._open.setdefault(hosted, {}), self._runtime.loop.time(), False
         for replica, follower in core.followers.items():
             if not lacks(core, replica, follower):
                 continue
             lacking = True
             if follower.broker_epoch == -1 or replica not in core.eligible:
-                continue  # what it says would not count yet
-            about = (core.leader_epoch, core.offered, core.published, follower.held)
-            before = told.get(replica)
-            if before is None or before.about != about:
-                told[replica] = _Told(about, now + LOOK_S, LOOK_S)
-            elif now < before.at:
+                continue  # what it acknowledges would not count yet
+            state = (core.leader_epoch, core.offered, core.published, follower.held)
+            last = sent.get(replica)
+            if last is None or last.state != state:
+                sent[replica] = _Sent(state, now + REVIEW_S, REVIEW_S)
+            elif now < last.resend_at:
                 continue
             else:
-                before.wait_s = min(2 * before.wait_s, AGAIN_MAX_S)
-                before.at = now + before.wait_s
+                last.wait_s = min(2 * last.wait_s, RESEND_MAX_S)
+                last.resend_at = now + last.wait_s
             news.setdefault(replica, []).append(hosted)
         return lacking
 
-    def _send(self, broker: int, several: list[LocalReplica]) -> None:
-        task = self._runtime.loop.create_task(self._tell(broker, several))
-        self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
-
-    async def _tell(self, broker: int, several: list[LocalReplica]) -> None:
+    async def _send(self, broker: int, replicas: list[LocalReplica]) -> None:
         items = tuple(
             calls.ManifestNews(
                 hosted.partition.topic_id,
                 hosted.partition.topic_partition.partition,
                 hosted.partition.leader_epoch,
             )
-            for hosted in several
+            for hosted in replicas
         )
         request = calls.ManifestNewsRequest(self._identity.node_id, items)
         try:
             await self._peers.call(broker, "ManifestNews", request, CALL_S)
         except KeptError as error:
-            log.debug("manifest news not told", broker=broker, error=str(error))
+            log.debug("manifest news not sent", broker=broker, error=str(error))
 
 
 def lacks(core: PartitionCore, replica: int, follower: Follower) -> bool:

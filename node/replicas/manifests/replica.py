@@ -66,9 +66,9 @@ class ReplicaManifests:
         "_awaited_end",
         "_closed",
         "_context",
-        "_files",
         "_hosted",
         "_made",
+        "_opened_files",
         "_partition",
         "_pass_began_ms",
         "_pass_ms",
@@ -85,13 +85,15 @@ class ReplicaManifests:
         self._hosted = hosted
         self._partition = hosted.partition
         self.core = self._partition.core.manifests
-        self.retry_schedule = RetrySchedule(context, self._partition.topic_partition, self.retry)
+        self.retry_schedule = RetrySchedule(
+            context.runtime, context.counters, self._partition.topic_partition, self.retry
+        )
         self._published_ms = self._pass_began_ms = self._pass_ms = 0
         """When something was last published here, by the monotonic clock, and how long the pass of
         it took."""
         self.renew = False
         """The manifest that this leader has applied cannot be read: a pass is to make another."""
-        self._files: Files | None = None
+        self._opened_files: Files | None = None
         self._made: Made | None = None
         self._works: set[Work] = set()
         """What is being built or put into place."""
@@ -106,7 +108,7 @@ class ReplicaManifests:
     @property
     def busy(self) -> bool:
         """Files are being put into place: what is on disk is at no generation."""
-        return self._files is not None and self._files.placing
+        return self._opened_files is not None and self._opened_files.placing
 
     # What happens to it.
 
@@ -156,8 +158,8 @@ class ReplicaManifests:
         self._awaited_end = NEVER
         self.renew = False
         self._reject(NotLeaderOrFollower(f"{self._partition}: leadership changed meanwhile"))
-        if self._files is not None and self._files.computing is not None:
-            self._files.computing.work.cancel()
+        if self._opened_files is not None and self._opened_files.computing is not None:
+            self._opened_files.computing.work.cancel()
         if self.core.making_base:
             self._cancel_work()
 
@@ -169,10 +171,10 @@ class ReplicaManifests:
         if agreed != core.synced:
             self.step(ev.Synced(leader_epoch, agreed))
             if agreed and (core.held is not None or core.lost):
-                self.ask()
+                self.schedule_pull()
         elif self._partition.log_end_offset >= self._awaited_end:
             self._awaited_end = NEVER
-            self.ask()
+            self.schedule_pull()
 
     def check_cut(self) -> None:
         """Raises ReplicaNotAvailable while files are worked on that a cut would change, and once
@@ -185,10 +187,10 @@ class ReplicaManifests:
             f"{self._partition.topic_partition}: the cut waits for a manifest's files"
         )
 
-    def ask(self) -> None:
+    def schedule_pull(self) -> None:
         """Pull from the leader that is followed."""
         if self.core.role is Role.FOLLOWER and not self._closed:
-            self._context.replicator.ask(self._hosted)
+            self._context.replicator.schedule(self._hosted)
 
     def _announce(self) -> None:
         """Tell the followers that there is news."""
@@ -205,21 +207,25 @@ class ReplicaManifests:
         return self.core.pull(partition.log_end_offset, self._context.identity.broker_epoch)
 
     def pulled(
-        self, asked: ev.PullRequest, answer: ev.PullResponse, bodies: dict[ManifestRef, Manifest]
+        self,
+        request: ev.PullRequest,
+        response: ev.PullResponse,
+        bodies: dict[ManifestRef, Manifest],
     ) -> None:
-        """The leader answered; ``bodies`` came with it."""
-        if asked != self.core.in_flight:
+        """The leader responded; ``bodies`` came with it."""
+        core, held = self.core, response.held
+        if request != core.in_flight:
             return
         if bodies:
-            self._slow.bodies.update(bodies)
-        self.step(ev.Pulled(asked, answer))
-        core, held = self.core, answer.held
-        waits = answer.published is None and held is not None and held != core.applied
-        if waits and held is not None and asked.log_end_offset < held.end_offset:
+            self._files.bodies.update(bodies)
+        self.step(ev.Pulled(request, response))
+        if response.published is not None or held is None or held == core.applied:
+            return
+        if request.log_end_offset < held.end_offset:
             self._awaited_end = held.end_offset
             if self._partition.log_end_offset >= held.end_offset:
                 self._awaited_end = NEVER
-                self.ask()
+                self.schedule_pull()
 
     def receive_pull(self, request: ev.PullRequest) -> ev.PullResponse:
         """Answer a follower. Raises NotLeaderOrFollower, FencedLeaderEpoch, UnknownLeaderEpoch."""
@@ -231,7 +237,7 @@ class ReplicaManifests:
     async def encoded(self, ref: ManifestRef) -> bytes:
         """A manifest that is here, as it travels. Raises ManifestUnreadable, MachineError."""
         try:
-            return await self._slow.encoded(ref)
+            return await self._files.encoded(ref)
         except ManifestUnreadable as error:
             self._unreadable(ref, error)
             raise
@@ -251,7 +257,7 @@ class ReplicaManifests:
         record = self._context.metadata.image.partition(tp.topic, tp.partition)
         if core.role is not Role.LEADER:
             self.step(ev.Damaged(ref))
-            self.ask()
+            self.schedule_pull()
         elif self.renew or (core.may_compute and ref == core.applied):
             self.renew = True
             self._context.scheduler.renew(tp)
@@ -285,9 +291,9 @@ class ReplicaManifests:
             case ev.Discard(ref):
                 self._discarded(ref)
             case ev.ClearApplied():
-                self._forget_applied(self._slow.clear_applied)
+                self._forget_applied(self._files.clear_applied)
             case ev.MarkLost():
-                self._forget_applied(self._slow.lose)
+                self._forget_applied(self._files.lose)
             case ev.ReportMissing(ref, offset):
                 adopted = self._hosted.directory.directory.adopted
                 self.retry_schedule.missing(named(ref), offset, adopted=adopted)
@@ -328,17 +334,17 @@ class ReplicaManifests:
     # Storing.
 
     @property
-    def _slow(self) -> Files:
+    def _files(self) -> Files:
         """The files; with the first manifest they are imported."""
-        if self._files is None:
+        if self._opened_files is None:
             from kept.node.replicas.manifests.store import Files
 
-            self._files = Files(self._context, self._hosted)
-        return self._files
+            self._opened_files = Files(self._context, self._hosted)
+        return self._opened_files
 
     async def _store(self, effect: ev.Store) -> None:
         try:
-            await self._slow.store(effect.held, effect.published)
+            await self._files.store(effect.held, effect.published)
         # A bug of ours must not leave the core waiting.
         except Exception as error:  # noqa: BLE001
             _say_if_bug("manifest not stored", error)
@@ -346,7 +352,7 @@ class ReplicaManifests:
             self.step(ev.StoreFailed())
             return
         self.step(ev.Stored(effect.held))
-        self.ask()
+        self.schedule_pull()
 
     # Applying.
 
@@ -368,7 +374,7 @@ class ReplicaManifests:
         unreadable: ManifestUnreadable | None = None
         state: CompactionState | None = None
         try:
-            state = await self._slow.bring(work, ref, self._made)
+            state = await self._files.bring(work, ref, self._made)
         except ManifestUnreadable as error:
             superseded = ref not in (
                 self.core.held,
@@ -394,10 +400,10 @@ class ReplicaManifests:
         made, self._made = self._made, None
         if made is not None and not made.outcome.done():
             made.outcome.set_result(None)
-        self.ask()
+        self.schedule_pull()
         self._context.scheduler.generation_applied(self._partition.topic_partition)
         try:
-            await self._slow.checkpoint_cleaned()
+            await self._files.checkpoint_cleaned()
         except KeptError as error:
             self._failed("cleaner checkpoint not written", None, error)
 
@@ -427,7 +433,7 @@ class ReplicaManifests:
 
         state: CompactionState | None = None
         try:
-            state = await self._slow.base(work, name, still_wanted)
+            state = await self._files.base(work, name, still_wanted)
         # A bug of ours must not leave the core waiting.
         except Exception as error:  # noqa: BLE001
             _say_if_bug("base generation not made", error)
@@ -442,7 +448,7 @@ class ReplicaManifests:
     # Passes of this leader.
 
     @property
-    def why_not(self) -> str | None:
+    def pass_blocked_by(self) -> str | None:
         """Why no pass may begin; None when one may."""
         core = self.core
         if core.may_compute:
@@ -462,12 +468,12 @@ class ReplicaManifests:
         return f"generation {named(newest)} is not published yet: it waits for {lacking}"
 
     @property
-    def soon(self) -> bool:
+    def pass_expected(self) -> bool:
         """A pass may begin soon: what keeps it is under way here or at the other replicas."""
         core = self.core
         return core.role is Role.LEADER and not core.may_compute and not core.lost
 
-    def gives_time(self, *, overdue: bool = False) -> bool:
+    def waits_for_appliers(self, *, overdue: bool = False) -> bool:
         """Replicas that are there still apply what was published last: a newer generation would
         keep those that take longer than a pass out of the ISR. Not for ever; an ``overdue`` pass
         waits no longer than the records of it may (``max.compaction.lag.ms``).
@@ -481,15 +487,17 @@ class ReplicaManifests:
     def begin_pass(self, work: Work) -> None:
         """A pass computes from now on, in worker ``work``. Raises NotLeaderOrFollower."""
         if not self.core.may_compute or self._closed:
-            raise NotLeaderOrFollower(f"{self._partition}: {self.why_not or 'it is closed'}")
+            raise NotLeaderOrFollower(
+                f"{self._partition}: {self.pass_blocked_by or 'it is closed'}"
+            )
         from kept.node.replicas.manifests.store import Computing
 
         self._pass_began_ms = monotonic_ms()
-        self._slow.computing = Computing(work, self._context.runtime.loop.create_future())
+        self._files.computing = Computing(work, self._context.runtime.loop.create_future())
 
     def end_pass(self) -> None:
         """It computes no more."""
-        computing, self._slow.computing = self._slow.computing, None
+        computing, self._files.computing = self._files.computing, None
         if computing is not None:
             computing.over.set_result(None)
 
@@ -502,7 +510,7 @@ class ReplicaManifests:
         """
         from kept.node.replicas.manifests.store import Made, ref_of
 
-        found = await self._slow.made(result)
+        found = await self._files.made(result)
         self.end_pass()
         self._pass_ms = monotonic_ms() - self._pass_began_ms
         if self._closed:
@@ -511,13 +519,13 @@ class ReplicaManifests:
         begins_at = self._partition.log.segments[0].base_offset
         outcome: asyncio.Future[None] = self._context.runtime.loop.create_future()
         self._made = made = Made(ref, result, truncations, begins_at, outcome)
-        self._slow.bodies[ref] = found  # beside what came from a leader, if it led no more
+        self._files.bodies[ref] = found  # beside what came from a leader, if it led no more
         self.step(ev.PassDone(ref, leader_epoch, based_on))
         await made.outcome
 
     def _discarded(self, ref: ManifestRef) -> None:
         """Its files go with the next pass."""
-        self._slow.bodies.pop(ref, None)
+        self._files.bodies.pop(ref, None)
         self._reject(NotLeaderOrFollower(f"{self._partition}: leadership changed meanwhile"))
 
     def _reject(self, error: BaseException) -> bool:
@@ -555,7 +563,7 @@ class ReplicaManifests:
             self._spawn(self._make_base(effect, self._begin_work()))
         elif core.role is not Role.NONE:
             self.step(ev.Retried())
-            self.ask()
+            self.schedule_pull()
         return True
 
     # The end.

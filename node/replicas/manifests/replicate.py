@@ -1,9 +1,8 @@
-"""Pulling manifests from the leaders that are followed, and answering those who follow.
+"""Pulling manifests from leaders, and serving the pulls of followers.
 
-One task for each leader, while there is something to ask: it pulls for all partitions that have
-something to say or were told of news, in one call, and has the next one wait for its bodies. Small
-bodies come with the answer; others are fetched in chunks, one after the other. What a request that
-got no answer asked is asked again later.
+While pulls are due one task for each leader sends them, those of many partitions in one call. Small
+bodies come with the response; larger ones are fetched in chunks, one after the other, before the
+next call. A pull that failed is made again later.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from kept.node.internode.rpc_errors import error_of, failure_of
 from kept.node.runtime.logging import log
 from kept.replication import manifests_events as ev
 from kept.replication.follower import NO_LEADER
-from kept.replication.manifests_events import ManifestRef
 from kept.storage.errors import (
     CorruptMessage,
     DamagedData,
@@ -28,7 +26,6 @@ from kept.storage.errors import (
     UnknownTopicId,
 )
 from kept.storage.records import crc32c
-from kept.storage.types import Generation
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -39,6 +36,7 @@ if TYPE_CHECKING:
     from kept.node.replicas.local_replica import LocalReplica
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.runtime import Runtime
+    from kept.replication.manifests_events import ManifestRef
     from kept.replication.partition import Partition
 
 CALL_S: Final = 10.0
@@ -50,49 +48,27 @@ INLINE_BYTES: Final = 1 << 20
 BACKOFF_S: Final = 0.1
 BACKOFF_MAX_S: Final = 5.0
 REFUSED_S: Final = 1.0
-"""A leader that refused a pull is asked again after this, or when it says so."""
+"""A pull that the leader refused is made again after this, or at its news."""
 KEPT_BYTES: Final = 64 << 20
 KEPT_S: Final = 60.0
-"""Bodies that are being sent in chunks are kept, so that none is read anew for every chunk: so many
-bytes together (one at least), each so long.
+"""Bodies that travel in chunks are cached, so that none is read anew for every chunk: so many bytes
+together (one at least), each so long.
 """
 
 
-def name_of(ref: ManifestRef) -> calls.ManifestName:
-    """A manifest's name as it travels."""
-    return calls.ManifestName(*ref.generation, ref.end_offset)
-
-
-def name_or_none(ref: ManifestRef | None) -> calls.ManifestName | None:
-    """As :func:`name_of`."""
-    return None if ref is None else name_of(ref)
-
-
-def ref_from(name: calls.ManifestName) -> ManifestRef:
-    """What :func:`name_of` made."""
-    return ManifestRef(Generation(name.epoch, name.generation), name.end_offset)
-
-
-def ref_or_none(name: calls.ManifestName | None) -> ManifestRef | None:
-    """What :func:`name_or_none` made."""
-    return None if name is None else ref_from(name)
-
-
-def pull_of(topic_id: UUID, partition: int, asked: ev.PullRequest) -> calls.ManifestPull:
+def pull_message(topic_id: UUID, partition: int, request: ev.PullRequest) -> calls.ManifestPull:
     """A request of the core as it travels."""
     return calls.ManifestPull(
-        topic_id, partition, asked.leader_epoch, asked.number, name_or_none(asked.held),
-        name_or_none(asked.applied), asked.synced, asked.log_end_offset,
-        tuple(name_of(ref) for ref in asked.has),
+        topic_id, partition, request.leader_epoch, request.number, request.held, request.applied,
+        request.synced, request.log_end_offset, request.has,
     )  # fmt: skip
 
 
-def asked_in(request: calls.PullManifestsRequest, pull: calls.ManifestPull) -> ev.PullRequest:
-    """What :func:`pull_of` made."""
+def pull_request(message: calls.PullManifestsRequest, pull: calls.ManifestPull) -> ev.PullRequest:
+    """What :func:`pull_message` made."""
     return ev.PullRequest(
-        request.replica_id, request.broker_epoch, pull.leader_epoch, pull.number,
-        ref_or_none(pull.held), ref_or_none(pull.applied), pull.synced, pull.log_end_offset,
-        tuple(ref_from(name) for name in pull.has),
+        message.replica_id, message.broker_epoch, pull.leader_epoch, pull.number, pull.held,
+        pull.applied, pull.synced, pull.log_end_offset, pull.has,
     )  # fmt: skip
 
 
@@ -108,7 +84,7 @@ def hosted_of(table: ReplicaTable, topic_id: UUID, partition: int) -> LocalRepli
 
 
 class ManifestReplicator:
-    """What this node asks of its leaders."""
+    """Pulls from the leaders of this node's followers."""
 
     def __init__(
         self, runtime: Runtime, identity: NodeIdentity, table: ReplicaTable, peers: Peers
@@ -120,8 +96,8 @@ class ManifestReplicator:
         self._due: dict[int, dict[LocalReplica, None]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
-    def ask(self, hosted: LocalReplica) -> None:
-        """A partition has something to ask of its leader, or to say."""
+    def schedule(self, hosted: LocalReplica) -> None:
+        """Pull for a partition soon, from its leader."""
         leader = hosted.partition.leader_id
         if leader in (NO_LEADER, self._identity.node_id):
             return
@@ -129,17 +105,17 @@ class ManifestReplicator:
         if leader not in self._tasks:
             self._tasks[leader] = self._runtime.loop.create_task(self._run(leader))
 
-    async def news(self, request: calls.ManifestNewsRequest) -> calls.ManifestNewsReply:
-        """A leader says that it has something."""
+    async def receive_news(self, request: calls.ManifestNewsRequest) -> calls.ManifestNewsReply:
+        """A leader has something to be pulled."""
         for item in request.news:
             topic = self._table.by_id.get(item.topic_id.bytes)
             hosted = None if topic is None else topic.partitions.get(item.partition)
             if hosted is not None and hosted.partition.leader_id == request.leader_id:
-                hosted.manifests.ask()
+                hosted.manifests.schedule_pull()
         return calls.ManifestNewsReply()
 
     async def stop(self) -> None:
-        """Ask for nothing more."""
+        """Pull nothing more."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -153,7 +129,7 @@ class ManifestReplicator:
                 batch = list(due)[:MAX_PULLS]
                 for hosted in batch:
                     del due[hosted]
-                if await self._try(leader, batch):
+                if await self._pull(leader, batch):
                     wait_s = BACKOFF_S
                 else:
                     await asyncio.sleep(wait_s * random.uniform(0.5, 1.5))
@@ -162,88 +138,88 @@ class ManifestReplicator:
             del self._tasks[leader]
             self._due.pop(leader, None)
 
-    async def _try(self, leader: int, batch: list[LocalReplica]) -> bool:
-        """Whether the leader answered; what it did not answer is asked again."""
-        asking: dict[LocalReplica, ev.PullRequest] = {}
+    async def _pull(self, leader: int, batch: list[LocalReplica]) -> bool:
+        """Whether the leader responded; if not, the pulls are made again."""
+        requests: dict[LocalReplica, ev.PullRequest] = {}
         for hosted in batch:
             if hosted.partition.leader_id == leader:
                 request = hosted.manifests.pull()
                 if request is not None:
-                    asking[hosted] = request
-        if not asking:
+                    requests[hosted] = request
+        if not requests:
             return True
         try:
-            await self._exchange(leader, asking)
+            await self._exchange(leader, requests)
         except KeptError as error:
             log.debug("manifests not pulled", leader=leader, error=str(error))
-            answered = False
+            responded = False
         # A bug of ours must not end it: no tombstone would go any more.
         except Exception as error:  # noqa: BLE001
             log.exception("manifests not pulled", error, leader=leader)
-            answered = False
+            responded = False
         else:
-            answered = True
-        for hosted, request in asking.items():
-            if hosted.manifests.core.in_flight == request:
+            responded = True
+        for hosted, request in requests.items():
+            if hosted.partition.core.manifests.in_flight == request:
                 hosted.manifests.step(ev.PullFailed(request))
-                self.ask(hosted)
-        return answered
+                self.schedule(hosted)
+        return responded
 
-    async def _exchange(self, leader: int, asking: dict[LocalReplica, ev.PullRequest]) -> None:
+    async def _exchange(self, leader: int, requests: dict[LocalReplica, ev.PullRequest]) -> None:
         pulls = tuple(
-            pull_of(hosted.partition.topic_id, hosted.partition.topic_partition.partition, asked)
-            for hosted, asked in asking.items()
+            pull_message(
+                hosted.partition.topic_id, hosted.partition.topic_partition.partition, request
+            )
+            for hosted, request in requests.items()
         )
-        request = calls.PullManifestsRequest(
+        message = calls.PullManifestsRequest(
             self._identity.node_id, self._identity.broker_epoch, pulls
         )
-        reply = await self._peers.call(leader, "PullManifests", request, CALL_S)
-        for (hosted, asked), answer in zip(asking.items(), reply.answers, strict=True):
+        reply = await self._peers.call(leader, "PullManifests", message, CALL_S)
+        for (hosted, request), answer in zip(requests.items(), reply.answers, strict=True):
             try:
                 if answer.failure is not None:
                     raise error_of(answer.failure)
-                bodies = await self._bodies(leader, hosted, asked, answer.bodies)
+                bodies = await self._bodies(leader, hosted, request, answer.bodies)
             except KeptError as error:
-                self._refused(hosted, asked, error)
+                self._refused(hosted, request, error)
                 continue
-            held, published = ref_or_none(answer.held), ref_or_none(answer.published)
-            told = ev.PullResponse(held, published, tuple(bodies))
-            hosted.manifests.pulled(asked, told, bodies)
+            response = ev.PullResponse(answer.held, answer.published, tuple(bodies))
+            hosted.manifests.pulled(request, response, bodies)
 
-    def _refused(self, hosted: LocalReplica, asked: ev.PullRequest, error: KeptError) -> None:
-        """One partition has no answer: ask for it again after a while."""
-        manifests = hosted.manifests
+    def _refused(self, hosted: LocalReplica, request: ev.PullRequest, error: KeptError) -> None:
+        """The pull of one partition failed: make it again after a while."""
+        manifests, core = hosted.manifests, hosted.partition.core.manifests
         tp = hosted.partition.topic_partition
-        say = log.warning if isinstance(error, CorruptMessage | DamagedData) else log.debug
-        say("manifest not pulled", topic=tp.topic, partition=tp.partition, error=str(error))
-        manifests.step(ev.PullFailed(asked))
-        if manifests.core.held is not None or manifests.core.lost:
-            self._runtime.loop.call_later(REFUSED_S, manifests.ask)
+        write = log.warning if isinstance(error, CorruptMessage | DamagedData) else log.debug
+        write("manifest not pulled", topic=tp.topic, partition=tp.partition, error=str(error))
+        manifests.step(ev.PullFailed(request))
+        if core.held is not None or core.lost:
+            self._runtime.loop.call_later(REFUSED_S, manifests.schedule_pull)
 
     async def _bodies(
-        self, leader: int, hosted: LocalReplica, asked: ev.PullRequest,
-        found: Sequence[calls.ManifestBody],
+        self, leader: int, hosted: LocalReplica, request: ev.PullRequest,
+        messages: Sequence[calls.ManifestBody],
     ) -> dict[ManifestRef, Manifest]:  # fmt: skip
         """The manifests that came. Raises CorruptMessage, DamagedData, and as a call does."""
         bodies: dict[ManifestRef, Manifest] = {}
-        for body in found:
-            data = body.data or await self._fetch(leader, hosted, asked, body)
+        for body in messages:
+            data = body.data or await self._fetch(leader, hosted, request, body)
             if len(data) != body.size_bytes or crc32c(data) != body.crc:
                 raise CorruptMessage(f"a manifest of {body.size_bytes} bytes came damaged")
-            bodies[ref_from(body.name)] = await self._runtime.in_thread(
+            bodies[body.name] = await self._runtime.in_thread(
                 _decode, data, body.name, hosted.partition
             )
         return bodies
 
     async def _fetch(
-        self, leader: int, hosted: LocalReplica, asked: ev.PullRequest,
-        body: calls.ManifestBody,
-    ) -> bytes:  # fmt: skip
+        self, leader: int, hosted: LocalReplica, pull: ev.PullRequest, body: calls.ManifestBody
+    ) -> bytes:
         data = bytearray()
         partition = hosted.partition
         while len(data) < body.size_bytes:
             request = calls.ManifestChunkRequest(
-                partition.topic_id, partition.topic_partition.partition, asked.leader_epoch,
+                partition.topic_id, partition.topic_partition.partition, pull.leader_epoch,
                 body.name, len(data),
             )  # fmt: skip
             chunk = await self._peers.call(leader, "ManifestChunk", request, CALL_S)
@@ -253,13 +229,13 @@ class ManifestReplicator:
         return bytes(data)
 
 
-def _decode(data: bytes, name: calls.ManifestName, partition: Partition) -> Manifest:
+def _decode(data: bytes, ref: ManifestRef, partition: Partition) -> Manifest:
     """In a thread. Raises DamagedData, CorruptMessage, DirectoryRefused (of a newer kept)."""
     from kept.compaction.manifest import manifest_store as held
 
     found = held.decode("a manifest that was pulled", data)
-    if (*found.generation, found.end_offset) != (name.epoch, name.generation, name.end_offset):
-        raise CorruptMessage(f"manifest {found.generation} came for {name}")
+    if (found.generation, found.end_offset) != (ref.generation, ref.end_offset):
+        raise CorruptMessage(f"manifest {found.generation} came for {ref}")
     wanted = partition.topic_id, partition.topic_partition.partition
     if (found.topic_id, found.partition) != wanted:
         raise CorruptMessage(
@@ -269,40 +245,36 @@ def _decode(data: bytes, name: calls.ManifestName, partition: Partition) -> Mani
     return found
 
 
-class PullAnswers:
-    """What this node's followers ask of it."""
+class PullServer:
+    """Serves the pulls of followers."""
 
     def __init__(self, runtime: Runtime, table: ReplicaTable) -> None:
         self._runtime = runtime
         self._table = table
         self._sending: OrderedDict[Any, bytes] = OrderedDict()
-        """Bodies that are fetched in chunks, the one last asked for last."""
+        """Bodies that are fetched in chunks, the last used last."""
 
     async def pull(self, request: calls.PullManifestsRequest) -> calls.PullManifestsReply:
-        """Count what a follower says, and answer it."""
+        """Count what a follower acknowledges, and respond."""
         answers: list[calls.ManifestAnswer] = []
         left = INLINE_BYTES
         for pull in request.pulls:
             try:
                 hosted = hosted_of(self._table, pull.topic_id, pull.partition)
-                found = hosted.manifests.receive_pull(asked_in(request, pull))
+                response = hosted.manifests.receive_pull(pull_request(request, pull))
                 bodies = []
-                for ref in found.bodies:
+                for ref in response.bodies:
                     data = await self._body(hosted, ref)
                     inline = len(data) <= left
                     left -= len(data) * inline
                     bodies.append(
-                        calls.ManifestBody(
-                            name_of(ref), len(data), crc32c(data), data if inline else b""
-                        )
+                        calls.ManifestBody(ref, len(data), crc32c(data), data if inline else b"")
                     )
             except (KeptError, OSError) as error:
                 answers.append(calls.ManifestAnswer(failure_of(error)))
                 continue
             answers.append(
-                calls.ManifestAnswer(
-                    None, name_or_none(found.held), name_or_none(found.published), tuple(bodies)
-                )
+                calls.ManifestAnswer(None, response.held, response.published, tuple(bodies))
             )
         return calls.PullManifestsReply(tuple(answers))
 
@@ -313,7 +285,7 @@ class PullAnswers:
         if not partition.is_leader or partition.leader_epoch != request.leader_epoch:
             raise NotLeaderOrFollower(f"{partition}: not led in epoch {request.leader_epoch}")
         try:
-            data = await self._body(hosted, ref_from(request.name))
+            data = await self._body(hosted, request.name)
         except OSError as error:
             raise NotLeaderOrFollower(f"{partition}: {request.name} is gone") from error
         piece = data[request.position : request.position + CHUNK_BYTES]

@@ -11,7 +11,8 @@ from kept.node.replicas.manifests.failures import check_stopped
 from kept.node.runtime.logging import log
 
 if TYPE_CHECKING:
-    from kept.node.replicas.manifests.context import ManifestContext
+    from kept.node.runtime.counters import Counters
+    from kept.node.runtime.runtime import Runtime
     from kept.storage.types import TopicPartition
 
 RETRY_S: Final = 1.0
@@ -24,7 +25,8 @@ ADOPTED: Final = "Apache Kafka compacted each replica on its own before it was a
 class RetrySchedule:
     """Why the last try to store or apply failed, and how often in a row."""
 
-    context: ManifestContext = field(repr=False)
+    runtime: Runtime = field(repr=False)
+    counters: Counters = field(repr=False)
     topic_partition: TopicPartition
     retry: Callable[[], Any] = field(repr=False)
     """Called when it is time to try again."""
@@ -48,11 +50,11 @@ class RetrySchedule:
         )
         self.wait_no_longer()
         if check_stopped(error):
-            self.context.counters.checks_failed += 1
+            self.counters.checks_failed += 1
             return
         wait_s = min(RETRY_S * 2 ** min(self.count - 1, 16), RETRY_MAX_S)
-        self.retry_at_ms = self.context.runtime.now_ms() + int(1000 * wait_s)
-        self._timer = self.context.runtime.loop.call_later(wait_s, self.retry)
+        self.retry_at_ms = self.runtime.now_ms() + int(1000 * wait_s)
+        self._timer = self.runtime.loop.call_later(wait_s, self.retry)
 
     def missing(self, generation: str, offset: int, *, adopted: bool) -> None:
         """A record that a manifest lists is not here. ``adopted``: the directory was Kafka's."""

@@ -270,7 +270,9 @@ class Files:
             hosted.compaction = None
             hosted.partition.applied_end = 0
             check()
-            limits = pass_limits(context.config.current, context.runtime.disk, hosted)
+            limits = pass_limits(
+                context.config.current, context.runtime.disk, hosted.directory.name
+            )
             job = base_job(log_, name, now_ms=context.runtime.now_ms(), limits=limits)
             result = await work.run(COMMAND, jobs.encode(job))
             check()

@@ -13,21 +13,20 @@ from kept.node.runtime.subprocess import ChildFailed, ChildProcess, spawn
 if TYPE_CHECKING:
     from kept.compaction.cleaner.cleaner_run import Result
     from kept.node.config.node_config import NodeConfig
-    from kept.node.replicas.local_replica import LocalReplica
     from kept.storage.disk import Disk
 
 LINE_BYTES: Final = 1 << 20
 """Longest line that a worker may say."""
 
 
-def pass_limits(config: NodeConfig, disk: Disk, hosted: LocalReplica) -> Limits:
-    """What one pass over a log may use."""
+def pass_limits(config: NodeConfig, disk: Disk, directory: str) -> Limits:
+    """What one pass over a log in one of ``log.dirs`` may use."""
     threads = max(config.log_cleaner_threads, 1)
     return Limits(
         dedupe_buffer_bytes=config.log_cleaner_dedupe_buffer_size // threads,
         load_factor=config.log_cleaner_io_buffer_load_factor,
         max_bytes_per_second=config.log_cleaner_io_max_bytes_per_second / threads,
-        free_bytes=disk.free_bytes(hosted.directory.name),
+        free_bytes=disk.free_bytes(directory),
         check_keys=config.compaction_check_keys,
     )
 

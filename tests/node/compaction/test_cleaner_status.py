@@ -143,18 +143,19 @@ def test_a_generation_waits_for_the_replicas_in_sync(lone, monkeypatch):
     assert (found["held"], found["published"], found["generation"]) == ("0.1", "0.1", "0.1")
     assert found["awaits"] == [] and found["replicas"][0]["behind"] is True
     hosted.partition.step(BrokersChanged(frozenset({0, 1})), 0)
-    assert hosted.manifests.gives_time(), "the next one would come too early for replica 1"
-    assert hosted.manifests.gives_time(overdue=True), "also where records are old when they come"
+    waits = hosted.manifests.waits_for_appliers
+    assert waits(), "the next one would come too early for replica 1"
+    assert waits(overdue=True), "also where records are old when they come"
     config = hosted.partition.config
     hosted.partition.update_config(replace(config, max_compaction_lag_ms=1))
-    assert not hosted.manifests.gives_time(overdue=True) and hosted.manifests.gives_time()
+    assert not waits(overdue=True) and waits()
     hosted.partition.update_config(config)
     monkeypatch.setattr(replica, "APPLY_MS", 0)
     monkeypatch.setattr(replica, "APPLY_PASSES", 0)
-    assert not hosted.manifests.gives_time(), "it does not wait for ever"
+    assert not waits(), "it does not wait for ever"
     monkeypatch.undo()
     hosted.partition.step(ManifestApplied(1, core.published), 0)
-    assert not hosted.manifests.gives_time()
+    assert not waits()
     assert status(lone)["replicas"][0]["behind"] is False
     assert metrics(lone)["kept_log_cleaner_awaiting_manifests_partitions",] == 0
 

@@ -23,8 +23,10 @@ from kept.node.internode.hello import hello_from, packed, unpacked
 from kept.node.internode.identity import Hello
 from kept.node.internode.protobuf_conversion import METHODS as NUMBERS
 from kept.node.internode.rpc_errors import error_of, failure_of
+from kept.replication.manifests_events import ManifestRef
 from kept.storage import errors
 from kept.storage.errors import CorruptMessage, InvariantViolation, KeptError, NotController
+from kept.storage.types import Generation
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "peers_v2.json"
 ID = UUID("00112233-4455-6677-8899-aabbccddeeff")
@@ -57,7 +59,7 @@ RAFT = [
 ]  # fmt: skip
 """Each kind; with :func:`test_every_kind_is_here` none can be forgotten."""
 
-NAME = manifests.ManifestName(2, 7, 5000)
+NAME = ManifestRef(Generation(2, 7), 5000)
 CALL_VALUES = [
     rpc.RegisterRequest(
         3, ID, (Endpoint("PLAINTEXT", "PLAINTEXT", "h", 9092),), "rack", 77, (OTHER,)

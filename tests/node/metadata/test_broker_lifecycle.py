@@ -152,3 +152,18 @@ def test_the_clock_counts_sleep_where_the_system_can_tell():
     assert booted_ms - 1 <= now_ms <= 1000 * time.clock_gettime(time.CLOCK_BOOTTIME)
     in_five_s = clock.by_perf_counter(now_ms + 5000)
     assert began - 0.01 < in_five_s - 5 < perf_counter() + 0.01
+
+
+def test_a_new_broker_epoch_is_known_before_its_effects_are_done():
+    """What leads again when serving resumes proposes its ISR with it, and is refused else."""
+
+    async def scene() -> None:
+        _, broker = new_lifecycle(None, asyncio.get_running_loop())
+        seen: list[int] = []
+        broker._replicas.resume = lambda _: seen.append(broker._identity.broker_epoch)
+        broker.core.broker_epoch = 7
+        broker._perform((broker_lifecycle.ResumeServing(),))
+        assert seen == [7]
+        await broker.close()
+
+    asyncio.run(scene())

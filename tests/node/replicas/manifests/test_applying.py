@@ -45,7 +45,7 @@ def replica() -> Telling:
     )
     found = Telling(manifest_context([]), hosted)
     found.told = []
-    found._files = SimpleNamespace(bring=bring)  # type: ignore[assignment]
+    found._opened_files = SimpleNamespace(bring=bring)  # type: ignore[assignment]
     return found
 
 
@@ -72,7 +72,7 @@ def test_a_pass_of_a_leader_that_follows_now_does_not_take_what_came_from_the_ne
         return pass_
 
     replica._partition.log = SimpleNamespace(segments=[SimpleNamespace(base_offset=0)])
-    replica._files = SimpleNamespace(made=made, computing=None, bodies={NEXT: came})
+    replica._opened_files = SimpleNamespace(made=made, computing=None, bodies={NEXT: came})
 
     async def go() -> None:
         replica._context.runtime.loop = asyncio.get_running_loop()
@@ -86,4 +86,4 @@ def test_a_pass_of_a_leader_that_follows_now_does_not_take_what_came_from_the_ne
 
     asyncio.run(go())
     assert replica.told == [ev.PassDone(NEWER, 1, OLDER)]
-    assert replica._files.bodies == {NEXT: came}
+    assert replica._opened_files.bodies == {NEXT: came}

@@ -66,7 +66,7 @@ def test_a_base_generation_is_committed_and_checkpointed_before_its_first_swap(b
     name = (hosted.partition.leader_epoch, 1)
 
     async def go():
-        return await asyncio.wait_for(hosted.manifests._slow.base(Work(), name, lambda: True), 60)
+        return await asyncio.wait_for(hosted.manifests._files.base(Work(), name, lambda: True), 60)
 
     state = lone.run(go())
     assert seen == [(end, end, end)]
@@ -94,7 +94,7 @@ def test_nothing_is_swapped_above_the_high_watermark(behind, monkeypatch):
     name = (hosted.partition.leader_epoch, 1)
 
     async def go():
-        await asyncio.wait_for(hosted.manifests._slow.base(Work(), name, lambda: True), 60)
+        await asyncio.wait_for(hosted.manifests._files.base(Work(), name, lambda: True), 60)
 
     with pytest.raises(InvariantViolation, match=f"high watermark is {BEHIND}, the manifest ends"):
         lone.run(go())
@@ -118,7 +118,7 @@ def test_nothing_is_swapped_above_what_is_durable(behind, monkeypatch):
     end = hosted.partition.log.log_end_offset
 
     async def go():
-        await asyncio.wait_for(hosted.manifests._slow.base(Work(), name, lambda: True), 60)
+        await asyncio.wait_for(hosted.manifests._files.base(Work(), name, lambda: True), 60)
 
     told = f"durable to {point}, the manifest ends at {end}"
     with pytest.raises(InvariantViolation, match=told):

@@ -70,7 +70,8 @@ def test_it_lets_another_member_lead_and_admits_nobody(damaged):
     core = hosted.manifests.core
     assert not core.has_offered and not core.may_compute and core.lost
     assert (
-        hosted.partition.core.awaits_offer and "another one is to lead" in hosted.manifests.why_not
+        hosted.partition.core.awaits_offer
+        and "another one is to lead" in hosted.manifests.pass_blocked_by
     )
 
 

@@ -83,9 +83,9 @@ def replica(calls) -> Written:
     ("core", "agreed", "epoch", "expected"),
     [
         ({}, True, 3, []),
-        ({"synced": False}, True, 3, [ev.Synced(3, True), "ask"]),
+        ({"synced": False}, True, 3, [ev.Synced(3, True), "pull"]),
         ({"synced": False, "held": None}, True, 3, [ev.Synced(3, True)]),
-        ({"synced": False, "held": None, "lost": True}, True, 3, [ev.Synced(3, True), "ask"]),
+        ({"synced": False, "held": None, "lost": True}, True, 3, [ev.Synced(3, True), "pull"]),
         ({}, False, 3, [ev.Synced(3, False)]),
         ({"synced": False}, True, 2, []),
         ({"synced": False, "role": Role.LEADER}, True, 3, []),
@@ -103,7 +103,7 @@ def test_who_lacks_records_asks_once_they_have_come(replica, calls, *, end, asks
     replica._partition.log_end_offset = end
     replica.fetched(3, True)
     replica.fetched(3, True)
-    assert calls == [("ask",)] * asks
+    assert calls == [("pull",)] * asks
     assert replica._awaited_end == (NEVER if asks else 120)
 
 
@@ -132,19 +132,19 @@ def test_an_answer_that_lacks_nothing_but_records_is_awaited(
     replica._partition.log_end_offset = end
     answer: Any = SimpleNamespace(held=held, published=published)
     replica.pulled(asked, answer, {})
-    assert calls == [ev.Pulled(asked, answer), *[("ask",)] * asks]
+    assert calls == [ev.Pulled(asked, answer), *[("pull",)] * asks]
     assert replica._awaited_end == awaited
 
 
 def test_an_answer_to_another_question_is_none(replica, *, calls) -> None:
     replica.core.in_flight = request()
-    replica._files = SimpleNamespace(bodies={})
+    replica._opened_files = SimpleNamespace(bodies={})
     replica.pulled(request(5), SimpleNamespace(held=NEWER, published=None), {NEWER: "body"})
-    assert calls == [] and replica._files.bodies == {}
+    assert calls == [] and replica._opened_files.bodies == {}
     replica.pulled(
         replica.core.in_flight, SimpleNamespace(held=None, published=None), {NEWER: "body"}
     )
-    assert len(calls) == 1 and replica._files.bodies == {NEWER: "body"}
+    assert len(calls) == 1 and replica._opened_files.bodies == {NEWER: "body"}
 
 
 @pytest.mark.parametrize("why", ["", "closed", "no leader", "offline"])
@@ -167,14 +167,14 @@ def test_only_the_leader_answers(replica, calls, *, leads, closed) -> None:
 
 
 def test_only_a_follower_of_a_cluster_asks(replica, *, calls) -> None:
-    replica.ask()
-    assert calls.pop() == ("ask",)
+    replica.schedule_pull()
+    assert calls.pop() == ("pull",)
     for change in ({"role": Role.LEADER}, {"role": Role.NONE}):
         vars(replica.core).update(change)
-        replica.ask()
+        replica.schedule_pull()
     replica.core.role = Role.FOLLOWER
     replica._closed = True
-    replica.ask()
+    replica.schedule_pull()
     replica._announce()
     replica._closed = False
     replica._announce()
@@ -243,7 +243,7 @@ def test_another_epoch_or_role_throws_away_what_was_done_for_the_old_one(
     replica._awaited_end, replica.renew = 120, True
     pass_, building = Work(), Work()
     replica._works.add(building)
-    replica._files = SimpleNamespace(computing=SimpleNamespace(work=pass_))
+    replica._opened_files = SimpleNamespace(computing=SimpleNamespace(work=pass_))
     replica.follow(SimpleNamespace(leader_epoch=3, isr=(1, 2)))
     assert calls == [ev.Follows(3, True)]
     assert (replica._awaited_end, replica.renew) == ((NEVER, False) if begins else (120, True))
@@ -281,7 +281,7 @@ def test_who_leads_and_cannot_read_what_it_held_resigns(
 @pytest.mark.parametrize(
     ("core", "isr", "more", "expected"),
     [
-        ({}, (1, 2), {}, [ev.Damaged(OLDER), ("ask",)]),
+        ({}, (1, 2), {}, [ev.Damaged(OLDER), ("pull",)]),
         ({"role": Role.LEADER, "may_compute": True}, (1, 2), {}, [("renew",)]),
         ({"role": Role.LEADER}, (1, 2), {"renew": True}, [("renew",)]),
         ({"role": Role.LEADER}, (1, 2), {}, [ev.Damaged(OLDER, alone=True)]),
@@ -338,7 +338,7 @@ def test_a_failure_is_told_to_who_waits_and_tried_again(
     ("core", "count", "expected"),
     [
         ({}, 0, []),
-        ({}, 1, ["no wait", ev.Retried(), ("ask",)]),
+        ({}, 1, ["no wait", ev.Retried(), ("pull",)]),
         ({"role": Role.NONE}, 1, ["no wait"]),
         ({"making_base": True, "role": Role.LEADER}, 1, ["no wait", ("base", 3)]),
     ],
@@ -391,10 +391,10 @@ def test_what_was_applied_is_forgotten_even_if_the_disk_cannot(replica, calls, *
 def test_why_no_pass_may_begin(replica, *, core, reason, why, soon) -> None:
     vars(replica.core).update({"role": Role.LEADER, **core})
     replica.retry_schedule.reason = reason
-    assert (replica.why_not, replica.soon) == (why, soon)
+    assert (replica.pass_blocked_by, replica.pass_expected) == (why, soon)
     replica._partition.core.lacking = (2, 3)
     if why is not None and why.endswith("this node"):
-        assert replica.why_not == why.replace("this node", "2, 3")
+        assert replica.pass_blocked_by == why.replace("this node", "2, 3")
 
 
 @pytest.mark.parametrize(
@@ -413,7 +413,7 @@ def test_replicas_have_time_to_apply_but_not_for_ever(
     monkeypatch.setattr(shell, "others_apply", lambda _: applies)
     replica._published_ms, replica._pass_ms = 1_000_000, pass_ms
     replica._partition.config = SimpleNamespace(max_compaction_lag_ms=5_000)
-    assert replica.gives_time(overdue=overdue) is gives
+    assert replica.waits_for_appliers(overdue=overdue) is gives
 
 
 def test_a_pass_begins_only_when_it_may(replica) -> None:
@@ -430,13 +430,13 @@ def test_a_manifest_that_travels_is_read_or_the_error_is_told(replica, calls, re
             raise ManifestUnreadable("torn")
         return b"body"
 
-    replica._files = SimpleNamespace(encoded=encoded)
+    replica._opened_files = SimpleNamespace(encoded=encoded)
     if readable:
         assert asyncio.run(replica.encoded(OLDER)) == b"body" and calls == []
         return
     with pytest.raises(ManifestUnreadable):
         asyncio.run(replica.encoded(OLDER))
-    assert calls == [ev.Damaged(OLDER), ("ask",)]
+    assert calls == [ev.Damaged(OLDER), ("pull",)]
 
 
 @pytest.mark.parametrize(
@@ -448,7 +448,7 @@ def test_an_apply_that_fails_is_told_once(replica, calls, capsys, *, error, miss
     async def bring(*_: Any) -> None:
         raise error
 
-    replica._files = SimpleNamespace(bring=bring)
+    replica._opened_files = SimpleNamespace(bring=bring)
     replica._works.add(work := Work())
     asyncio.run(replica._apply(OLDER, work))
     assert calls == [("failed", "manifest not applied", "1.5"), ev.ApplyEnded(OLDER, missing)]
@@ -482,7 +482,7 @@ def test_what_a_pass_made_is_of_the_log_as_it_begins(replica, calls, monkeypatch
 
     async def go() -> None:
         replica._context.runtime.loop = asyncio.get_running_loop()
-        replica._files = SimpleNamespace(made=made, computing=computing, bodies={})
+        replica._opened_files = SimpleNamespace(made=made, computing=computing, bodies={})
         segments = [SimpleNamespace(base_offset=offset) for offset in (7, 50)]
         replica._partition.log = SimpleNamespace(segments=segments)
         replica._closed = closed
@@ -491,14 +491,14 @@ def test_what_a_pass_made_is_of_the_log_as_it_begins(replica, calls, monkeypatch
         pass_ = asyncio.ensure_future(replica.pass_made("result", 3, OLDER, 2))
         while not calls and not pass_.done():
             await asyncio.sleep(0)
-        assert computing.over.done() and replica._files.computing is None
+        assert computing.over.done() and replica._opened_files.computing is None
         assert replica._pass_ms == 500
         if closed:
             with pytest.raises(NotLeaderOrFollower):
                 await pass_
             return
         ref, made_ = ManifestRef(Generation(3, 1), 110), replica._made
-        assert calls == [ev.PassDone(ref, 3, OLDER)] and list(replica._files.bodies) == [ref]
+        assert calls == [ev.PassDone(ref, 3, OLDER)] and list(replica._opened_files.bodies) == [ref]
         assert (made_.ref, made_.result, made_.truncations, made_.begins_at) == (
             ref,
             "result",

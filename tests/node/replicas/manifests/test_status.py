@@ -33,7 +33,9 @@ class Clock:
         runtime.at_ms = 5_000
         self.loop: ManualLoop = runtime.loop
         self.retries = 0
-        self.retry_schedule = RetrySchedule(self.context, TopicPartition("t", 0), self.retry)
+        self.retry_schedule = RetrySchedule(
+            runtime, self.context.counters, TopicPartition("t", 0), self.retry
+        )
 
     def retry(self) -> None:
         self.retries += 1

@@ -43,7 +43,9 @@ class Site:
             log=self.log, topic_partition="t-0", applied_end=50,
             raise_high_watermark=lambda offset: self.calls.append(("committed", offset)),
         )  # fmt: skip
-        self.directory: Any = SimpleNamespace(pool=SimpleNamespace(run=self.in_pool), offline=None)
+        self.directory: Any = SimpleNamespace(
+            pool=SimpleNamespace(run=self.in_pool), offline=None, name="/d"
+        )
         self.hosted: Any = SimpleNamespace(
             partition=self.partition, directory=self.directory, compaction=None
         )

@@ -26,6 +26,7 @@ from kept.replication.events import (
     ManifestHeld,
     ManifestOffered,
 )
+from kept.replication.manifests import ManifestCore
 from kept.replication.manifests_events import ManifestRef
 from kept.replication.partition_core import PartitionCore
 from kept.storage.errors import FencedLeaderEpoch, NetworkException, NotLeaderOrFollower
@@ -54,6 +55,7 @@ class LeaderShell:
         self.asked: list[ev.PullRequest] = []
         self.error: Exception | None = None
         self.reads = 0
+        self.core = ManifestCore(LEADER)
 
     def receive_pull(self, request: ev.PullRequest) -> ev.PullResponse:
         if self.error is not None:
@@ -71,7 +73,7 @@ class FollowerShell:
     """What the follower's replica is told."""
 
     def __init__(self) -> None:
-        self.core = SimpleNamespace(asked=None, held=None, lost=False)
+        self.core = ManifestCore(2)
         self.told: list[ev.Event] = []
         self.bodies: dict[ManifestRef, Manifest] = {}
         self.numbers = iter(range(1, 100))
@@ -92,13 +94,18 @@ class FollowerShell:
         self.core.in_flight = None
         self.done.set()
 
-    def ask(self) -> None:
+    def schedule_pull(self) -> None:
         raise AssertionError("nothing is held: it waits for news")
 
 
 def hosted(shell, leads: bool):
     partition = SimpleNamespace(
-        topic_id=TOPIC_ID, topic_partition=TP, leader_id=LEADER, leader_epoch=3, is_leader=leads
+        topic_id=TOPIC_ID,
+        topic_partition=TP,
+        leader_id=LEADER,
+        leader_epoch=3,
+        is_leader=leads,
+        core=SimpleNamespace(manifests=shell.core),
     )
     return type("Hosted", (), {"manifests": shell, "partition": partition})()
 
@@ -111,7 +118,7 @@ class Pair:
         at_leader = ReplicaTable()
         at_leader.by_id[TOPIC_ID.bytes] = topic
         runtime: Any = InlineRuntime()
-        self.answers = replicate.PullAnswers(runtime, at_leader)
+        self.answers = replicate.PullServer(runtime, at_leader)
         self.calls: list[str] = []
         self.fails = 0
         self.damages = False
@@ -136,7 +143,7 @@ class Pair:
         return reply
 
     async def go(self) -> None:
-        self.pulls.ask(hosted(self.follower, False))
+        self.pulls.schedule(hosted(self.follower, False))
         async with asyncio.timeout(60):
             await self.follower.done.wait()
         await self.pulls.stop()
@@ -184,7 +191,7 @@ def test_bodies_that_several_fetch_side_by_side_are_read_once_and_let_go(monkeyp
         answers = Pair(leader).answers
         for position in range(0, len(manifest_store.encode(several[0])), 64):
             for one in several:
-                name = replicate.name_of(ref_of(one))
+                name = ref_of(one)
                 await answers.chunk(calls.ManifestChunkRequest(TOPIC_ID, 0, 3, name, position))
         assert leader.reads == len(several)
         monkeypatch.setattr(replicate, "KEPT_BYTES", 1)
@@ -235,7 +242,7 @@ def test_a_call_that_fails_is_made_again(monkeypatch):
     async def go() -> Pair:
         pair = Pair(leader)
         pair.fails = 2
-        pair.pulls.ask(hosted(pair.follower, False))
+        pair.pulls.schedule(hosted(pair.follower, False))
         async with asyncio.timeout(60):
             while not pair.follower.bodies:
                 await asyncio.sleep(0.001)
@@ -251,7 +258,7 @@ def test_a_call_that_fails_is_made_again(monkeypatch):
 def test_a_chunk_of_another_epoch_is_refused():
     async def go() -> None:
         pair = Pair(LeaderShell(manifest(1)))
-        name = replicate.name_of(ref_of(manifest(1)))
+        name = ref_of(manifest(1))
         with pytest.raises(NotLeaderOrFollower):
             await pair.answers.chunk(calls.ManifestChunkRequest(TOPIC_ID, 0, 2, name, 0))
 
@@ -265,7 +272,7 @@ class Told:
     """A leader's News, and what it sent."""
 
     def __init__(self, monkeypatch) -> None:
-        monkeypatch.setattr(notify, "LOOK_S", 0.01)
+        monkeypatch.setattr(notify, "REVIEW_S", 0.01)
         self.core = PartitionCore(LEADER)
         self.core.step(Elected(3, 1, (1, 2), (1, 2), 10, 10, 0), 0)
         self.core.step(BrokersChanged(frozenset({1, 2}), ((1, 4), (2, 5))), 0)
@@ -343,7 +350,7 @@ def test_news_of_a_partition_that_was_closed_meanwhile_ends_nothing(monkeypatch)
     """It is announced once more while others have their turn, and then nobody lacks it."""
 
     async def go() -> None:
-        monkeypatch.setattr(notify, "BREATHE", 2)
+        monkeypatch.setattr(notify, "YIELD_EVERY", 2)
         told = Told(monkeypatch)
         others = [Told(monkeypatch).hosted for _ in range(3)]
         hosted = told.table.hosted
@@ -357,14 +364,14 @@ def test_news_of_a_partition_that_was_closed_meanwhile_ends_nothing(monkeypatch)
             one.partition.core.step(ManifestApplied(2, (3, 1), 5), 0)
         for one in (told.hosted, *others):
             told.news.announce(one)
-        look, again = told.news._look, [others[-1]]
+        look, again = told.news._collect, [others[-1]]
 
         def looked(one, found) -> bool:
             if again:
                 asyncio.get_running_loop().call_soon(told.news.announce, again.pop())
             return look(one, found)
 
-        monkeypatch.setattr(told.news, "_look", looked)
+        monkeypatch.setattr(told.news, "_collect", looked)
         async with asyncio.timeout(60):
             while len(told.sent) < 3:
                 assert told.news._task is not None and not told.news._task.done()
@@ -379,11 +386,11 @@ def test_a_bug_does_not_keep_all_later_news_back(monkeypatch):
         told = Told(monkeypatch)
         told.core.step(Fetched(2, 10, 0, 5), 0)
         told.core.step(ManifestOffered((3, 1), 0), 0)
-        look = told.news._look
-        monkeypatch.setattr(told.news, "_look", lambda *_: 1 // 0)
+        look = told.news._collect
+        monkeypatch.setattr(told.news, "_collect", lambda *_: 1 // 0)
         told.news.announce(told.hosted)
         await told.over()
-        monkeypatch.setattr(told.news, "_look", look)
+        monkeypatch.setattr(told.news, "_collect", look)
         told.news.announce(told.hosted)
         async with asyncio.timeout(60):
             while not told.sent:

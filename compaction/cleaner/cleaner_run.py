@@ -8,7 +8,7 @@ removes them instead.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kept.compaction.cleaner import removal_log, self_check
 from kept.compaction.cleaner.build import build
@@ -31,10 +31,11 @@ class Result:
 
     ``records_examined`` counts the segments whose records were looked at (those carried over from
     the pass before are not); ``bytes_before`` and ``bytes_after`` are of the segments it rewrote.
-    ``keys_checked``: so many were proved to be right before anything was put into place.
+    ``keys_checked``: so many were proved to be right before anything was put into place. In the
+    operator's API the generation is called ``identity``.
     """
 
-    generation: Generation
+    generation: Generation = field(metadata={"json": "identity"})
     clean_to: int
     end_offset: int
     records_examined: int

@@ -35,15 +35,18 @@ def plain(value: Any) -> Any:
 
 
 @cache
-def _fields(of: type) -> tuple[tuple[str, bool], ...]:
-    """Names of a dataclass' fields, and whether each is inlined."""
+def _fields(of: type) -> tuple[tuple[str, str, bool], ...]:
+    """Of a dataclass' fields: the name, the name in JSON, and whether it is inlined."""
     listed: tuple[Any, ...] = fields(of)
-    return tuple((field.name, field.metadata.get("inline", False)) for field in listed)
+    return tuple(
+        (field.name, field.metadata.get("json", field.name), field.metadata.get("inline", False))
+        for field in listed
+    )
 
 
 def _members(value: Any) -> Iterator[tuple[str, Any]]:
-    for name, inlined in _fields(value.__class__):
-        member = getattr(value, name)
+    for attribute, name, inlined in _fields(value.__class__):
+        member = getattr(value, attribute)
         if member is OMITTED:
             continue
         if inlined:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import urllib.request
 from collections import Counter
-from types import SimpleNamespace
-from typing import Any
+from uuid import UUID
 
 import pytest
 from confluent_kafka import Producer
 from prometheus_client.parser import text_string_to_metric_families
 
-from kept.cluster.metadata.image import Delta, PartitionChange
+from kept.cluster.metadata.image import Delta, Image, PartitionChange
+from kept.cluster.metadata.records import BrokerRecord, PartitionRecord
 from kept.node.runtime.cluster_counters import ClusterCounters
 from kept.storage.types import TopicPartition
 from kept.testing import Cluster
@@ -127,13 +127,12 @@ def test_an_election_lasts_from_the_loss_of_the_last_controller():
     assert (metrics.elections, metrics.election_seconds.count) == (3, 2)
 
 
-def image(**fenced: bool) -> Any:
-    return SimpleNamespace(
-        brokers={
-            int(name[1:]): SimpleNamespace(fenced=is_so, active=not is_so)
-            for name, is_so in fenced.items()
-        }
-    )
+ID = UUID(int=1)
+
+
+def image(**fenced: bool) -> Image:
+    records = [BrokerRecord(int(name[1:]), 1, ID, (), fenced=now) for name, now in fenced.items()]
+    return Image().apply(records)[0]
 
 
 def test_a_failover_lasts_from_the_leader_s_death():
@@ -161,8 +160,8 @@ def test_a_failover_lasts_from_the_leader_s_death():
 )
 def test_members_of_isrs_are_counted_by_the_leader(before, after, leader, shrinks, expands):
     metrics = ClusterCounters()
-    old, new = (SimpleNamespace(isr=isr, leader=leader) for isr in (before, after))
-    change: Any = PartitionChange(TopicPartition("t", 0), old, new)  # type: ignore[arg-type]
-    created: Any = PartitionChange(TopicPartition("t", 1), None, new)  # type: ignore[arg-type]
+    old, new = (PartitionRecord(ID, 0, (0, 1, 2), isr, leader, 0, 0) for isr in (before, after))
+    change = PartitionChange(TopicPartition("t", 0), old, new)
+    created = PartitionChange(TopicPartition("t", 1), None, new)
     metrics.acting_on(image(), Delta(partitions=(change, created)), 0)
     assert (metrics.isr_shrinks, metrics.isr_expands) == (shrinks, expands)

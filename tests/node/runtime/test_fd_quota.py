@@ -7,7 +7,6 @@ import errno
 import os
 import uuid
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +14,6 @@ from kept.cluster.metadata import metadata_files
 from kept.cluster.metadata.metadata_node import MetadataNode
 from kept.cluster.metadata.records import ConfigRecord, ResourceType
 from kept.cluster.raft.ready import Role
-from kept.node.kafka.listener import Listener
 from kept.node.runtime import fd_quota
 from kept.node.runtime.fd_quota import FdQuota, check_room
 from kept.storage.disk import HEADROOM
@@ -198,10 +196,11 @@ def test_a_checkpoint_that_found_none_is_written_at_the_next_turn(lone):
 
 def test_the_reason_names_what_the_node_has(lone, limit):
     limit(8)
-    fake = SimpleNamespace(node_id=0, connection_count=3)
+    parts = lone.node.parts
+    parts.client_connections.count = 3
     lone.create("t", partitions=2)
-    room = FdQuota(fake, lone.node.parts.metadata.image)
-    record = lone.node.parts.metadata.image.partition("t", 0)
+    room = FdQuota(parts.open_files, parts.metadata.image)
+    record = parts.metadata.image.partition("t", 0)
     with pytest.raises(PolicyViolation, match="broker 0 has 2 and 3 connections"):
         room.take([replace(record, partition=n) for n in range(2, 12)])
 
@@ -237,44 +236,6 @@ def test_a_snapshot_that_finds_no_descriptor_is_written_when_there_is_one(monkey
             member.done(work)
     assert outcomes == ["again"]
     assert any(name.startswith("snapshot-") for name in disk.listdir("/meta"))
-
-
-def test_clients_keep_no_node_out_and_idle_nodes_make_room(lone_node):
-    """Listeners that nobody is accepted at: who counts against what."""
-    node = lone_node(max_connections="10", kept_node_max_connections="16").node
-    address = node.config.listeners[0]
-    parts = node.parts
-    clients = Listener(parts.server, address, parts.client_connections, {})
-    nodes = Listener(parts.server, address, parts.node_connections, {}, between_nodes=True)
-    clients_max, nodes_max = node.config.max_connections, node.config.node_max_connections
-    for _ in range(clients_max):
-        node.parts.client_connections.enter("10.0.0.1")
-    assert clients._exceeded("10.0.0.2", 5) == ("max.connections", clients_max)
-    assert nodes._exceeded("10.0.0.2", 5) == ("", 0)
-    for _ in range(nodes_max):
-        node.parts.node_connections.enter("10.0.0.3")
-    assert nodes._exceeded("10.0.0.2", 5) == ("kept.node.max.connections", nodes_max)
-    closed = []
-    for last_active in (7, 3, 5):
-        connection = SimpleNamespace(
-            idle=last_active != 3, last_active=last_active, over_limit=None
-        )
-        connection.host = "10.0.0.3"
-        connection.abort = lambda *_, last_active=last_active, **__: closed.append(last_active)
-        nodes.connections.add(Hashed(connection))
-    assert nodes._exceeded("10.0.0.2", 5) == ("", 0)
-    assert closed == [5] and node.parts.node_connections.count == nodes_max - 1
-    while node.parts.node_connections.count:
-        node.parts.node_connections.leave("10.0.0.3")
-    while node.parts.client_connections.of("10.0.0.1"):
-        node.parts.client_connections.leave("10.0.0.1")
-
-
-class Hashed:
-    """A connection that may be in a set."""
-
-    def __init__(self, fields: SimpleNamespace) -> None:
-        self.__dict__.update(vars(fields))
 
 
 def test_what_replicas_and_closed_segments_leave_to_others(lone, monkeypatch):

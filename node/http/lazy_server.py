@@ -1,11 +1,15 @@
-"""The door for HTTP clients: the server is imported when the first one comes."""
+"""The door for HTTP clients: the server is imported when the first one comes, in a thread, since
+that takes 0.2 to 0.3 s where the node has not yet (``kept.node.kafka.api.preload``).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
     from kept.node.admin.services import AdminServices
@@ -15,6 +19,8 @@ if TYPE_CHECKING:
     from kept.node.kafka.listener import HandedOver
     from kept.node.runtime.memory_budget import MemoryBudget
     from kept.node.runtime.runtime import Runtime
+
+MODULES: Final = ("kept.node.http.server", "kept.node.http.routes", "kept.node.http.peer_requests")
 
 
 @dataclass(eq=False, repr=False)
@@ -31,13 +37,28 @@ class LazyHttpServer:
 
     def take_over(self, handed_over: HandedOver, first_bytes: bytes) -> None:
         """Speak HTTP on a connection from now on."""
-        self._started().take_over(handed_over, first_bytes)
+        if self._server is not None:
+            self._server.take_over(handed_over, first_bytes)
+            return
+        transport = handed_over.transport
+        transport.pause_reading()
+
+        def imported(_: asyncio.Future[None]) -> None:
+            if not transport.is_closing():
+                self._started().take_over(handed_over, first_bytes)
+
+        self._import().add_done_callback(imported)
 
     async def respond_to_node(self, request: PeerHttpRequest) -> PeerHttpReply:
         """Answer a request that came through another node. Raises PolicyViolation."""
+        if self._server is None:
+            await self._import()
         from kept.node.http.peer_requests import respond
 
         return await respond(self._started().routes, request)
+
+    def _import(self) -> asyncio.Future[None]:
+        return self.runtime.in_thread(lambda: [import_module(name) for name in MODULES])
 
     def _started(self) -> HttpServer:
         if self._server is None:

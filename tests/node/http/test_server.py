@@ -3,12 +3,15 @@
 import asyncio
 import json
 import socket
+import threading
 import time
+from importlib import import_module
 
 import h11
 import pytest
 
 from kept.node.admin.cluster_view import ClusterView
+from kept.node.http import lazy_server
 from kept.node.http.server import _is_held, host_is_known, status_of
 from kept.node.internode.controller_rpc import PeerHttpRequest
 from kept.storage import errors
@@ -494,3 +497,27 @@ def test_a_bug_of_ours_is_one_answer(lone, monkeypatch):
 )
 def test_statuses(error, status):
     assert status_of(error) == status
+
+
+def test_the_server_is_imported_in_a_thread_while_the_first_clients_wait(lone, monkeypatch):
+    threads = []
+
+    def imported(name):
+        threads.append(threading.get_ident())
+        return import_module(name)
+
+    monkeypatch.setattr(lazy_server, "import_module", imported)
+
+    async def two():
+        wires = [await asyncio.open_connection("127.0.0.1", lone.port) for _ in range(2)]
+        for _, writer in wires:
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        for reader, writer in wires:
+            assert await asyncio.wait_for(reader.readline(), 60) == b"HTTP/1.1 200 OK\r\n"
+            writer.close()
+
+    lone.run(two())
+    assert threads and threading.get_ident() not in threads
+    threads.clear()
+    lone.http(GET.format("/healthz"))
+    assert not threads

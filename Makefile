@@ -75,11 +75,9 @@ else
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage directories --seeds 24
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage crashes --seeds 24
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage strangers --seeds 24
-	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage compaction --seeds 24
-	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage compaction-wide --seeds 8
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage node --seeds 30
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage nodes --seeds 8
-	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage nodes-compaction --seeds 6
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage nodes-compaction --seeds 14
 endif
 
 # The protocol of docs/compaction-protocol.md by itself, then each mistake in it. SECONDS= of CPU for each random run.

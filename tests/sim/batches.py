@@ -1,4 +1,6 @@
-"""Batches as the checkers see them: decoded here from the bytes on disk, by no code of ``kept``."""
+"""Batches and records as the checkers see them: decoded here from the bytes on disk, by no code of
+``kept``.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,7 @@ from kept.storage.log.log import Log
 _HEADER = Struct(">qiibIhiqqqhii")
 """KIP-98: base offset, length, leader epoch, magic, CRC, attributes, last offset delta, first and
 largest timestamp, producer id, producer epoch, base sequence, count."""
-TRANSACTIONAL, CONTROL = 0x10, 0x20
-"""Bits of the attributes."""
+HEADER_BYTES = 61
 
 
 class Batch(NamedTuple):
@@ -60,3 +61,43 @@ def read(log: Log, start: int) -> list[Batch]:
             data = log.disk.pread(segment.file, 0, segment.size_bytes)
             found += (batch for batch in decode(data) if batch.last >= start)
     return found
+
+
+class Rec(NamedTuple):
+    """A record; ``value`` None: a tombstone."""
+
+    offset: int
+    key: bytes
+    value: bytes | None
+
+
+def rows(data: bytes, position: int, batch: Batch) -> list[Rec]:
+    """The records of an uncompressed batch that begins at ``position`` of ``data`` (KIP-98)."""
+    at, found = position + HEADER_BYTES, []
+    for _ in range(batch.count):
+        length, body = _varint(data, at)
+        at = body + length
+        _, body = _varint(data, body + 1)
+        delta, body = _varint(data, body)
+        key, body = _bytes(data, body)
+        value, _ = _bytes(data, body)
+        found.append(Rec(batch.base + delta, key or b"", value))
+    return found
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    shift = value = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), at
+        shift += 7
+
+
+def _bytes(data: bytes, at: int) -> tuple[bytes | None, int]:
+    size, at = _varint(data, at)
+    if size < 0:
+        return None, at
+    return data[at : at + size], at + size

@@ -8,15 +8,13 @@ the order in which a leader's high watermark passed them. What a replica must sh
 - ``resurrection``: there no key lives whose latest committed record is a tombstone;
 - ``generation-differs``: replicas that have applied one generation hold the same batches and
   records below its end;
-- ``older-needed`` (in :mod:`.manifests`): nobody asks for a manifest that is not the newest held or
-  published;
-- ``tombstones`` (in :mod:`.compaction`): they go, with a replica down for ever;
+- ``survivor-missing``, ``tombstones`` (in :mod:`.nodes_compaction`): a replica lacks a survivor
+  only after something was given up; tombstones go with a replica away;
 - ``producer-state``: in the end each replica knows the last sequence of every producer, also one
   that has fetched nothing but what was compacted;
 - ``log-start-back``: while a process lives, a replica's log start does not go back.
 
-Where there are transactions, the latest value is the latest that was committed; a replica shows
-what its index of aborted transactions does not hide. Below the log start nothing is asked for.
+Below the log start nothing is asked for.
 
 Logs are read as bytes, by no code of ``kept``.
 """
@@ -32,9 +30,8 @@ from kept.cluster.metadata.records import NO_LEADER, PartitionRecord
 from kept.replication.manifests_events import ManifestRef
 from kept.storage.log.log import Log
 from kept.storage.types import TopicPartition
-from tests.sim.batches import CONTROL, Batch, decode
+from tests.sim.batches import Batch, Rec, decode, rows
 from tests.sim.replica_checks import Copy, Register, ReplicaChecks
-from tests.sim.rows import Rec, committed, rows, shown
 from tests.sim.world import Violation
 
 
@@ -60,7 +57,6 @@ class _View:
     judged: tuple[Any, ...] = ()
     compared: tuple[Any, ...] = ()
     start: int = 0
-    aborted: tuple[Any, ...] = ()
     log: Log | None = None
 
 
@@ -77,9 +73,6 @@ class CompactionChecks(ReplicaChecks):
         """What each has, who had it first, and where it ends."""
         self.starts: dict[Any, int] = {}
         """Where the log began of who had it first."""
-        self.transactions = False
-        """Some producers write in them."""
-        self._expected: dict[TopicPartition, tuple[Any, Any]] = {}
         self.bases: dict[TopicPartition, int] = {}
         """The first epoch in which a base generation was begun."""
         self.by_length: set[TopicPartition] = set()
@@ -140,9 +133,6 @@ class CompactionChecks(ReplicaChecks):
             view = self.views[node, tp] = _View(process)
         self._read_log(view, log)
         view.start, view.log = log.log_start_offset, log
-        if self.transactions:
-            end = log.written_end_offset
-            view.aborted = tuple(log.aborted_transactions(view.start, end))
         register, copy = self.register(tp), self._copy(node, process, tp, view, log)
         if register.state is None:
             return
@@ -229,8 +219,6 @@ class CompactionChecks(ReplicaChecks):
 
     def _sequence(self, tp: TopicPartition, register: Register, batch: Batch) -> None:
         """After a loss a leader commits what it fetched when it was cleaned already: with gaps."""
-        if batch.attributes & CONTROL:
-            return
         key = batch.producer_id, batch.producer_epoch
         if register.give_ups and batch.sequence > register.sequences.get(key, -1):
             register.sequences[key] = batch.sequence
@@ -253,37 +241,9 @@ class CompactionChecks(ReplicaChecks):
 
     def expected(self, tp: TopicPartition, up_to: int) -> dict[bytes, Rec]:
         """The latest committed record of every key below an offset."""
-        if self.transactions:
-            return self._ended(tp, up_to)[0]
         if up_to >= self.register(tp).end:
             return self.tables.get(tp, {})
         return {rec.key: rec for rec in self.rows.get(tp, []) if rec.offset < up_to}
-
-    def _ended(self, tp: TopicPartition, up_to: int) -> tuple[dict[bytes, Rec], set[int]]:
-        """What is committed below an offset, and what is in transactions that are open there."""
-        known = self.rows.get(tp, [])
-        state = up_to, len(known), known[-1:]
-        if self._expected.get(tp, (None,))[0] != state:
-            found = committed(rec for rec in known if rec.offset < up_to)
-            self._expected[tp] = state, found
-        made: tuple[dict[bytes, Rec], set[int]] = self._expected[tp][1]
-        return made
-
-    def _table(self, tp: TopicPartition, view: _View, up_to: int) -> dict[bytes, Rec]:
-        """What a replica shows below an offset."""
-        found = [rec for rec in view.records if rec.offset < up_to]
-        if not self.transactions:
-            return {rec.key: rec for rec in found}
-        still = self._ended(tp, up_to)[1]
-
-        def hidden(rec: Rec) -> bool:
-            return rec.offset in still or any(
-                one.producer_id == rec.producer
-                and one.first_offset <= rec.offset <= one.last_offset < up_to
-                for one in view.aborted
-            )
-
-        return shown(found, hidden)
 
     def _judge(  # noqa: PLR0917
         self, tp: TopicPartition, node: int, view: _View, register: Register, leads_in: int | None,
@@ -297,12 +257,12 @@ class CompactionChecks(ReplicaChecks):
             return
         up_to = register.end if member and not deposed else min(hw, register.end)
         low = max(register.start, view.start)
-        key = (view.seen, up_to, leads_in, low, view.aborted)
+        key = (view.seen, up_to, leads_in, low)
         if key == view.judged:
             return
         view.judged = key
         who = f"n{node} {tp} ({'leader' if leads_in is not None else 'member'}), below {up_to}"
-        table = self._table(tp, view, up_to)
+        table = {rec.key: rec for rec in view.records if rec.offset < up_to}
         want = self.expected(tp, up_to)
         if low:
             table = {name: rec for name, rec in table.items() if rec.offset >= low}
@@ -352,8 +312,7 @@ class CompactionChecks(ReplicaChecks):
         """Those that a replica still has."""
         view = self.views.get((node, tp))
         records = [] if view is None else view.records
-        deleted = [rec for rec in records if rec.value is None and rec.marker is None]
-        return [rec for rec in deleted if rec.offset < below]
+        return [rec for rec in records if rec.value is None and rec.offset < below]
 
     def finish(self) -> None:
         """At the end: all replicas show the same table, the committed one."""
@@ -377,7 +336,7 @@ class CompactionChecks(ReplicaChecks):
         if self.may_miss(tp) or view.log is None:
             return
         low = max(view.start, register.start)
-        last = {b.producer_id: b for b in register.batches if not b.attributes & CONTROL}
+        last = {batch.producer_id: batch for batch in register.batches}
         there = {batch.base for batch in view.batches}
         for producer, batch in last.items():
             if batch.base >= low and batch.base not in there:

@@ -5,6 +5,10 @@ own. What a node has a worker process do runs on its loop as a job of a thread
 (:func:`run_here`): whole, but for a death in the middle of a disk call. Producers write few keys
 and delete a lot. :mod:`tests.sim.compaction_checks` judges what replicas show at every step.
 
+Each history has some of these: records that are deleted, by an operator and by
+``retention.bytes``, while passes compute and manifests are put into place; manifests that rot on
+disk, also under a process that needs them; unclean elections.
+
 At the end of half of the histories one node stays down, once all else is well: the others must lose
 every tombstone that there was, and go on; then it returns with its old log (``tombstones``).
 """
@@ -18,16 +22,18 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
+from uuid import UUID
 
 from kept.compaction.cleaner import job as jobs
 from kept.compaction.cleaner import worker
 from kept.compaction.cleaner.cleaner_run import Result, run_pass
-from kept.compaction.manifest import follow_worker
+from kept.compaction.manifest import follow_worker, manifest_store
 from kept.compaction.manifest.follow import LogsDiffer, follow
 from kept.node.replicas.manifests.failures import PassFailed
 from kept.node.replicas.manifests.replica import ReplicaManifests
 from kept.node.replicas.manifests.workers import Work
-from kept.replication.manifests_events import ApplyEnded
+from kept.replication.manifests_events import ApplyEnded, ManifestRef
+from kept.storage import layout
 from kept.storage.errors import KeptError
 from kept.storage.types import TopicPartition
 from tests.sim.compaction_checks import CompactionChecks
@@ -41,6 +47,7 @@ if TYPE_CHECKING:
     from kept.storage.disk import Disk
 
 KEYS: Final = 8
+RETAINED_BYTES: Final = ("6000", "12000", "-1")
 FORSAKEN_S: Final = 40.0
 """How long the tombstones of a cluster that misses a node may take to go."""
 
@@ -84,18 +91,42 @@ class NodesCompactionHistory(NodesHistory):
     checks: CompactionChecks
     consumers = False
 
-    def __init__(self, seed: int, *, tracing: bool = False, assertions: bool = True) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        tracing: bool = False,
+        assertions: bool = True,
+        moves: bool | None = None,
+        rots: bool | None = None,
+        unclean: bool | None = None,
+    ) -> None:
+        """``moves`` (log starts do), ``rots``, ``unclean``: drawn if None."""
         super().__init__(seed, tracing=tracing, assertions=assertions)
-        self.settings |= {"log.cleaner.backoff.ms": "300"}
+        random = self.random
+        drawn = random.random() < 0.4, random.random() < 0.3, random.random() < 0.3
+        moves = drawn[0] if moves is None else moves
+        rots = drawn[1] if rots is None else rots
+        self.checks.unclean = drawn[2] if unclean is None else unclean
+        self.settings |= {
+            "log.cleaner.backoff.ms": "300",
+            "log.retention.check.interval.ms": "700",
+        }
         self.topic_configs |= {
-            "cleanup.policy": "compact",
+            "cleanup.policy": "compact,delete" if moves else "compact",
+            "retention.ms": "-1",
+            "retention.bytes": random.choice(RETAINED_BYTES) if moves else "-1",
+            "unclean.leader.election.enable": str(self.checks.unclean).lower(),
             "segment.bytes": "1024",
             "min.cleanable.dirty.ratio": "0.01",
-            "delete.retention.ms": self.random.choice(("0", "1500")),
+            "delete.retention.ms": random.choice(("0", "1500")),
             "file.delete.delay.ms": "1000",
         }
-        self.operator.kinds = [kind for kind in self.operator.kinds if kind != "delete records"]
-        self.forsakes = self.random.random() < 0.5
+        deletes = ["delete records"] if moves else []
+        self.operator.kinds = [k for k in self.operator.kinds if k != "delete records"] + deletes
+        if rots:
+            self.kinds += ["rot"] * len(self.kinds)
+        self.forsakes = random.random() < 0.5
 
     def make_checks(self) -> CompactionChecks:
         """See :meth:`NodesHistory.make_checks`."""
@@ -149,7 +180,9 @@ class NodesCompactionHistory(NodesHistory):
 
         def stepped(manifests: ReplicaManifests, event: Any) -> None:
             if isinstance(event, ApplyEnded) and event.missing is not None:
-                self._missing(manifests, event)
+                partition = manifests._partition
+                tp, topic_id = partition.topic_partition, partition.topic_id
+                self.missing(tp, topic_id, event.manifest, event.missing)
             counts[f"manifests: {type(event).__name__}"] += 1
             step(manifests, event)
 
@@ -171,17 +204,38 @@ class NodesCompactionHistory(NodesHistory):
             finally:
                 _running.pop()
 
-    def _missing(self, manifests: ReplicaManifests, event: ApplyEnded) -> None:
-        """A survivor is not here: only what was given up explains it."""
-        partition, offset, ref = manifests._partition, event.missing, event.manifest
-        tp = partition.topic_partition
+    def missing(self, tp: TopicPartition, topic_id: UUID, ref: ManifestRef, offset: int) -> None:
+        """A survivor is not here: only what was given up explains it. Raises Violation."""
         self.world.counts["survivors missing"] += 1
         self.note("checks", "is missing", tp, offset, ref)
-        assert offset is not None
         if self.checks.there(tp.topic) and not (
-            self.checks.may_miss(tp) or self.checks.had_dropped(tp, partition.topic_id, ref, offset)
+            self.checks.may_miss(tp) or self.checks.had_dropped(tp, topic_id, ref, offset)
         ):
-            raise Violation("survivor-missing", f"{partition}: {offset} of generation {ref}")
+            raise Violation("survivor-missing", f"{tp}: {offset} of generation {ref}")
+
+    # Faults.
+
+    def _break(self, kind: str, machine: Machine) -> None:
+        if kind == "rot":
+            self._rot(machine)
+        else:
+            super()._break(kind, machine)
+
+    def _rot(self, machine: Machine) -> None:
+        """Manifests are damaged, but for those that a swap needs."""
+        kinds = [layout.HELD_MANIFEST]
+        if machine.alive:
+            kinds += [manifest_store.TOLD, layout.MANIFEST_PREFIX]
+            for replica in machine.hosted.values():
+                core = replica.manifests.core
+                if core.applying or core.storing or core.making_base:
+                    return
+        self.note("disks", f"manifests of {machine.node_id} rot")
+        for path, inode in list(machine.disk.files()):
+            used = any(kind in path for kind in kinds) and not path.endswith(layout.TEMPORARY)
+            if used and len(inode.data) > 20:
+                self.world.counts["manifests damaged"] += 1
+                machine.disk.flip_bit(path, 7 * len(inode.data) // 11)
 
     # The end.
 

@@ -62,11 +62,9 @@ from tests.sim import (  # noqa: E402
     planted_raft,
     planted_storage,
     planted_strangers,
-    planted_wide,
 )
 
 __all__ = [
     "PLANTED", "Bug", "plant", "planted_checks", "planted_cluster",
     "planted_compaction", "planted_node", "planted_raft", "planted_storage", "planted_strangers",
-    "planted_wide",
 ]  # fmt: skip

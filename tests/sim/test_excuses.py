@@ -2,86 +2,81 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Iterator
 from uuid import UUID
 
 import pytest
 
 from kept.replication.manifests_events import ManifestRef
 from kept.storage.types import Generation, TopicPartition
-from tests.sim.compaction import CompactingReplicas
-from tests.sim.compaction_checks import CompactionChecks
-from tests.sim.rows import Rec
+from tests.sim.batches import Batch, Rec
+from tests.sim.nodes_compaction import NodesCompactionHistory
 from tests.sim.world import Violation
 
-TP, TOPIC_ID = TopicPartition("t", 0), UUID(int=1)
-BASE = ManifestRef(Generation(3, 0), 20)
+TP, OTHER, TOPIC_ID = TopicPartition("t", 0), TopicPartition("t", 1), UUID(int=1)
+BASE, LATER = ManifestRef(Generation(3, 0), 20), ManifestRef(Generation(4, 1), 30)
+BEFORE, ITSELF = ManifestRef(Generation(2, 9), 20), ManifestRef(Generation(1, 4), 10)
 DROPPED, KEPT, KEPT_EMPTY, BEYOND = 4, 5, 7, 12
 
 
-@pytest.fixture
-def checks() -> CompactionChecks:
+@pytest.fixture(scope="module")
+def history() -> Iterator[NodesCompactionHistory]:
     """Generation 1.4, which ends at 10, dropped offset 4; a leader of epoch 3 began anew."""
-    made = CompactionChecks(SimpleNamespace())
-    content: Any = ([SimpleNamespace(base=KEPT_EMPTY)], [Rec(KEPT, b"k", b"v")])
-    made.generations[TOPIC_ID, 0, (1, 4)] = (content, 1, 10)
-    made.bases[TP] = 3
-    return made
-
-
-@pytest.mark.parametrize("offset", [DROPPED, KEPT, KEPT_EMPTY, BEYOND])
-def test_only_what_a_generation_had_dropped(checks: CompactionChecks, offset: int) -> None:
-    assert checks.had_dropped(TP, TOPIC_ID, BASE, offset) == (offset == DROPPED)
-    later = ManifestRef(Generation(4, 1), 30)
-    assert checks.had_dropped(TP, TOPIC_ID, later, offset) == (offset == DROPPED)
-
-
-def test_only_where_a_leader_began_anew_and_since_then(checks: CompactionChecks) -> None:
-    before = ManifestRef(Generation(2, 9), 20)
-    assert not checks.had_dropped(TP, TOPIC_ID, before, DROPPED)
-    assert not checks.had_dropped(TP, UUID(int=2), BASE, DROPPED), "another topic of that name"
-    checks.bases.clear()
-    assert not checks.had_dropped(TP, TOPIC_ID, BASE, DROPPED)
-
-
-def test_not_what_the_generation_itself_says(checks: CompactionChecks) -> None:
-    """It lists the offset: nothing but another one can have dropped it."""
-    checks.bases[TP] = 1
-    assert not checks.had_dropped(TP, TOPIC_ID, ManifestRef(Generation(1, 4), 10), DROPPED)
-
-
-OTHER = TopicPartition("t", 1)
+    made = NodesCompactionHistory(1)
+    checks = made.checks
+    checks.topics["t"] = (TOPIC_ID, 2)
+    content = ([Batch(KEPT_EMPTY, KEPT_EMPTY, 1, 0, -1, -1, -1, 0, 0)], [Rec(KEPT, b"k", b"v")])
+    checks.generations[TOPIC_ID, 0, ITSELF.generation] = (content, 1, ITSELF.end_offset)
+    checks.bases[TP] = 3
+    yield made
+    made.close()
 
 
 @pytest.mark.parametrize(
-    ("tp", "ref", "offset", "excused"),
+    ("tp", "topic_id", "ref", "offset", "excused"),
     [
-        (TP, BASE, DROPPED, True),
-        (TP, BASE, KEPT, False),
-        (TP, BASE, BEYOND, False),
-        (TP, ManifestRef(Generation(2, 9), 20), DROPPED, False),
-        (OTHER, BASE, DROPPED, False),
+        (TP, TOPIC_ID, BASE, DROPPED, True),
+        (TP, TOPIC_ID, LATER, DROPPED, True),
+        (TP, TOPIC_ID, BASE, KEPT, False),
+        (TP, TOPIC_ID, LATER, KEPT, False),
+        (TP, TOPIC_ID, BASE, KEPT_EMPTY, False),
+        (TP, TOPIC_ID, BASE, BEYOND, False),
+        (TP, TOPIC_ID, BEFORE, DROPPED, False),
+        (TP, UUID(int=2), BASE, DROPPED, False),
+        (OTHER, TOPIC_ID, BASE, DROPPED, False),
     ],
-    ids=["dropped", "kept", "never dropped", "before it began anew", "another partition"],
-)
-def test_that_somebody_began_anew_excuses_no_other_loss(
-    checks: CompactionChecks, tp: TopicPartition, ref: ManifestRef, offset: int, excused: bool
+    ids=[
+        "dropped", "dropped, since then", "kept", "kept, since then", "kept, empty",
+        "never dropped", "before it began anew", "another topic of that name", "another partition",
+    ],
+)  # fmt: skip
+def test_only_what_a_generation_had_dropped_where_a_leader_began_anew(
+    history: NodesCompactionHistory,
+    *,
+    tp: TopicPartition,
+    topic_id: UUID,
+    ref: ManifestRef,
+    offset: int,
+    excused: bool,
 ) -> None:
-    """All of these once passed: a lone leader had begun anew in the history, and a machine with
-    damaged manifests had lost power.
-    """
-    counts = Counter({"lone leaders that begin anew": 1})
-    here: Any = SimpleNamespace(
-        world=SimpleNamespace(counts=counts, note=lambda *_: None),
-        machine=SimpleNamespace(name="n1", deaths=[(0, "power")]),
-        node=SimpleNamespace(history=SimpleNamespace(rots=True)),
-        checks=checks,
-        partitions={tp: SimpleNamespace(topic_id=TOPIC_ID)},
-    )
+    assert history.checks.had_dropped(tp, topic_id, ref, offset) == excused
     if excused:
-        CompactingReplicas.missing(here, tp, ref, offset)
+        history.missing(tp, topic_id, ref, offset)
         return
     with pytest.raises(Violation, match="survivor-missing"):
-        CompactingReplicas.missing(here, tp, ref, offset)
+        history.missing(tp, topic_id, ref, offset)
+
+
+def test_not_what_the_generation_itself_says(
+    history: NodesCompactionHistory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lists the offset: nothing but another one can have dropped it."""
+    monkeypatch.setitem(history.checks.bases, TP, 1)
+    assert not history.checks.had_dropped(TP, TOPIC_ID, ITSELF, DROPPED)
+
+
+def test_nothing_where_no_leader_began_anew(
+    history: NodesCompactionHistory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(history.checks.bases, TP)
+    assert not history.checks.had_dropped(TP, TOPIC_ID, BASE, DROPPED)

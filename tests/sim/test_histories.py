@@ -25,9 +25,6 @@ REGRESSIONS = {
     "raft": (22, 5077),  # a snapshot ahead of the log; names that a killed process left unsynced
     # an ISR proposed while suspended; a producer whose records were deleted where it is not known
     "cores": (234, 220),
-    # elected by length without a manifest; power cuts that take what a pass had left as it was
-    "compaction": (3047, 4139, 6019, 6129),
-    "compaction-wide": (12, 16),  # a marker not committed; an open transaction below a base's end
 }
 HISTORIES = [(stage, first) for stage, seeds in SEEDS.items() for first in seeds[:: AT_ONCE[stage]]]
 happened: dict[str, Counter[str]] = {}

@@ -17,11 +17,9 @@ TRIED: Final = 24
 must. The rarest are shown by every fifth."""
 STEPS: Final = {"scripted": len(scripts.SCRIPTS)}
 """From a seed to the next one with the same script."""
-SLOW = {"compaction": pytest.mark.slow, "compaction-wide": pytest.mark.slow}
-NAMES = [pytest.param(name, marks=SLOW.get(PLANTED[name].stage, ())) for name in sorted(PLANTED)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted(PLANTED))
 def test_the_right_checker_fires(name: str) -> None:
     bug = PLANTED[name]
     found: dict[int, str] = {}

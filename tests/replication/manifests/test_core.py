@@ -85,3 +85,12 @@ def test_a_pass_ends_no_lower_than_the_one_before():
     with pytest.raises(InvariantViolation, match="ends below"):
         core.step(ev.PassDone(ev.ManifestRef(Generation(2, 2), 49), 2, OLD), NOW)
     assert core.step(ev.PassDone(NEW, 2, OLD), NOW) == (ev.Store(NEW, None),)
+
+
+def test_a_cut_below_the_end_of_what_is_applied_clears_the_mark():
+    """What comes there next is not clean (rule 19)."""
+    core = ManifestCore(1, held=OLD, applied=OLD)
+    assert core.step(ev.Cut(OLD.end_offset), NOW) == ()
+    assert core.applied == OLD
+    assert core.step(ev.Cut(OLD.end_offset - 1), NOW) == (ev.ClearApplied(OLD),)
+    assert core.applied is None

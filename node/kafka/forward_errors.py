@@ -1,4 +1,4 @@
-"""The answer to an admin request that no active controller has answered.
+"""The response to an admin request that failed as a whole, or that no controller has answered.
 
 Clients are told so with REQUEST_TIMED_OUT, as Apache Kafka's brokers do, and ask again if they
 like; a connection that breaks would tell them nothing.
@@ -6,13 +6,33 @@ like; a connection that breaks would tell them nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.messages import Values
 from kept.node.runtime.error_codes import error_values
-from kept.storage.errors import NetworkException, NotController, RequestTimedOut
+from kept.storage.errors import (
+    NetworkException,
+    NotController,
+    PeerError,
+    RequestTimedOut,
+    RetriableError,
+)
+
+
+async def outcome(change: Awaitable[None]) -> Values:
+    """The error fields of a response, after ``change``. Raises NotController, which sends the
+    request on, and what is a bug of ours.
+    """
+    try:
+        await change
+    except NotController:
+        raise
+    except (PeerError, RetriableError) as error:
+        return error_values(error)
+    return error_values(None)
+
 
 UNANSWERED: Final = (NotController, NetworkException, RequestTimedOut)
 """What a request that was sent on ends with when nobody has answered it."""

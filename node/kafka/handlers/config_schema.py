@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Final
 
+from kept.client.protocol.messages import Values
 from kept.cluster.controller.config_changes import ConfigSchema
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import ResourceType
@@ -84,6 +85,17 @@ def topic_entries(config: NodeConfig, overrides: Mapping[str, str]) -> list[Entr
 def _inherited(config: NodeConfig) -> dict[str, Entry]:
     """What topics have of the broker; the same for all of them until its settings change."""
     return inherited_entries(BROKER_SETTINGS, config.layers)
+
+
+def entry_values(entry: Entry) -> Values:
+    """The fields that every response has of a setting."""
+    return {
+        "name": entry.setting.name,
+        "value": entry.value,
+        "read_only": entry.read_only,
+        "config_source": int(entry.source),
+        "is_sensitive": entry.setting.sensitive,
+    }
 
 
 def broker_entries(config: NodeConfig) -> list[Entry]:

@@ -24,6 +24,7 @@ from kept.node.config.definitions import BROKER_SETTINGS, TOPIC_SETTINGS
 from kept.node.kafka.handlers.config_schema import (
     broker_entries,
     default_broker_entries,
+    entry_values,
     schema,
     topic_entries,
 )
@@ -196,11 +197,7 @@ class ConfigHandler:
 
 def _config(entry: Entry, with_synonyms: bool, with_docs: bool) -> Values:
     return {
-        "name": entry.setting.name,
-        "value": entry.value,
-        "read_only": entry.read_only,
-        "config_source": int(entry.source),
-        "is_sensitive": entry.setting.sensitive,
+        **entry_values(entry),
         "synonyms": [
             {"name": synonym.name, "value": synonym.value, "source": int(synonym.source)}
             for synonym in (entry.synonyms if with_synonyms else ())

@@ -17,11 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kept.node.kafka import api
 from kept.node.kafka.codec import encode_run
 from kept.node.kafka.codec import produce as codec
-from kept.node.kafka.handlers.leader_hints import (
-    NOT_LEADER_OR_FOLLOWER,
-    PRODUCE_HINTS,
-    LeaderHints,
-)
+from kept.node.kafka.handlers.leader_hints import PRODUCE_HINTS, LeaderHints
 from kept.node.kafka.handlers.produce_errors import after_refused, failure, needs_proof, refusal
 from kept.node.kafka.response_slot import ResponseSlot
 from kept.node.runtime import error_codes
@@ -69,7 +65,7 @@ def _timeout_code(context: DelayedProduceContext) -> int:
     for the next leader then; after REQUEST_TIMED_OUT they would stay with this one.
     """
     lost = context.cluster_link.out_of_touch
-    return NOT_LEADER_OR_FOLLOWER if lost else error_codes.REQUEST_TIMED_OUT
+    return error_codes.NOT_LEADER_OR_FOLLOWER if lost else error_codes.REQUEST_TIMED_OUT
 
 
 class DelayedProduce:
@@ -142,7 +138,7 @@ class DelayedProduce:
                 epoch = hosted.partition.leader_epoch
                 doubt = UnprovenRefusal(hosted, epoch, error, len(self._topics) - 1, len(results))
                 self._unproven.append(doubt)
-                results.append(codec.PartitionResult(index, NOT_LEADER_OR_FOLLOWER))
+                results.append(codec.PartitionResult(index, error_codes.NOT_LEADER_OR_FOLLOWER))
                 return
         now_s = self._context.runtime.loop.time()
         results.append(refusal(self._connection, index, error, hosted, now_s))
@@ -407,7 +403,7 @@ def encoded_steps(
             for place, result in enumerate(results):
                 if place & 63 == 63:
                     yield
-                if result.error_code == NOT_LEADER_OR_FOLLOWER:
+                if result.error_code == error_codes.NOT_LEADER_OR_FOLLOWER:
                     by_id = version >= codec.TOPIC_IDS
                     leader = hints.current_leader(name, result.partition, by_id)
                     if leader is not None:

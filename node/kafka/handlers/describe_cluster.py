@@ -10,21 +10,16 @@ from kept.client.protocol.messages import Values
 from kept.cluster.controller import brokers as controller_brokers
 from kept.cluster.controller.topics import INTERNAL_TOPICS
 from kept.cluster.metadata.image import Image, TopicImage
-from kept.cluster.metadata.records import NO_LEADER, MetadataRecord, PartitionRecord
+from kept.cluster.metadata.records import MetadataRecord, PartitionRecord
+from kept.node.kafka.forward_errors import outcome
 from kept.node.kafka.handlers.metadata import (
     CLUSTER_OPERATIONS,
     TOPIC_OPERATIONS,
     missing_code,
-    offline_replicas,
+    partition_values,
 )
-from kept.node.runtime.error_codes import code_for, error_values
-from kept.storage.errors import (
-    InvalidRequest,
-    NotController,
-    PeerError,
-    RetriableError,
-    SecurityDisabled,
-)
+from kept.node.runtime.error_codes import code_for
+from kept.storage.errors import InvalidRequest, SecurityDisabled
 
 if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
@@ -42,7 +37,6 @@ BROKER_ENDPOINT: Final = 1
 CONTROLLER_ENDPOINT: Final = 2
 MISMATCHED_ENDPOINT_TYPE: Final = 114
 UNSUPPORTED_ENDPOINT_TYPE: Final = 115
-LEADER_NOT_AVAILABLE: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +119,11 @@ class ClusterHandler:
         return {"topics": topics, "next_cursor": None}
 
     def _topic(self, topic: TopicImage, page: tuple[PartitionRecord, ...]) -> Steps[Values]:
+        image, node_id = self.metadata.image, self.config.current.node_id
         partitions = []
         for record in page:
-            partitions.append(self._partition(topic.name, record))
+            values = partition_values(self.table, node_id, image, record, topic)
+            partitions.append({**values, "eligible_leader_replicas": (), "last_known_elr": ()})
             yield
         return {
             "error_code": 0,
@@ -136,23 +132,6 @@ class ClusterHandler:
             "is_internal": topic.name in INTERNAL_TOPICS,
             "partitions": partitions,
             "topic_authorized_operations": TOPIC_OPERATIONS,
-        }
-
-    def _partition(self, topic: str, record: PartitionRecord) -> Values:
-        offline = offline_replicas(
-            self.table, self.config.current.node_id, self.metadata.image, record, topic
-        )
-        leader = record.leader if record.leader not in offline else NO_LEADER
-        return {
-            "error_code": 0 if leader != NO_LEADER else LEADER_NOT_AVAILABLE,
-            "partition_index": record.partition,
-            "leader_id": leader,
-            "leader_epoch": record.leader_epoch,
-            "replica_nodes": record.replicas,
-            "isr_nodes": record.isr,
-            "eligible_leader_replicas": (),
-            "last_known_elr": (),
-            "offline_replicas": offline,
         }
 
     async def unregister_broker(self, _ctx: RequestContext, request: Any) -> Values:
@@ -168,13 +147,7 @@ class ClusterHandler:
                 raise InvalidRequest(f"Broker {broker_id} is alive: stop it first")
             return None, records
 
-        try:
-            await self.changes.decide(decision)
-        except NotController:
-            raise
-        except (PeerError, RetriableError) as error:
-            return error_values(error)
-        return error_values(None)
+        return await outcome(self.changes.decide(decision))
 
     def describe_acls(self, _ctx: RequestContext, _request: Any) -> Values:
         """DescribeAcls v1-3: there is no authorizer."""

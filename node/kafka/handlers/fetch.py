@@ -23,9 +23,7 @@ from kept.node.kafka.codec import encode_fetch, parse_fetch
 from kept.node.kafka.codec import fetch as codec
 from kept.node.kafka.fetch_sessions import SESSIONLESS, CachedPartition, Key, Session
 from kept.node.kafka.handlers.leader_hints import (
-    FENCED_LEADER_EPOCH,
     FETCH_HINTS,
-    NOT_LEADER_OR_FOLLOWER,
     RACK_AWARE,
     LeaderHints,
 )
@@ -67,6 +65,8 @@ POSITIONS: Final = 10_000
 """Of so many partitions a connection remembers where its consumer was: for a metric only."""
 _UNKNOWN_TOPICS: Final = (UnknownTopicId, UnknownTopicOrPartition)
 """Errors that Kafka answers with no aborted transactions, where others leave the field null."""
+
+_LED_ELSEWHERE: Final = (error_codes.NOT_LEADER_OR_FOLLOWER, error_codes.FENCED_LEADER_EPOCH)
 
 Found = list[tuple[CachedPartition, codec.PartitionData]]
 Read = tuple[Found, int, bool]
@@ -502,7 +502,7 @@ class PendingFetch:
                 for place, data in enumerate(several):
                     if place % ITEMS_PER_SLICE == ITEMS_PER_SLICE - 1:
                         yield
-                    if data.error_code in (NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH):
+                    if data.error_code in _LED_ELSEWHERE:
                         leader = self._context.hints.current_leader(name, data.partition, True)
                         if leader is not None:
                             several[place] = data._replace(current_leader=leader)
@@ -513,10 +513,7 @@ class PendingFetch:
 
 
 def _hints_elsewhere(data: codec.PartitionData) -> bool:
-    return data.preferred_replica >= 0 or data.error_code in (
-        NOT_LEADER_OR_FOLLOWER,
-        FENCED_LEADER_EPOCH,
-    )
+    return data.preferred_replica >= 0 or data.error_code in _LED_ELSEWHERE
 
 
 @dataclass(frozen=True, slots=True)

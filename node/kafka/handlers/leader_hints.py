@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 PRODUCE_HINTS: Final = 10
 FETCH_HINTS: Final = 16
 """The versions of the APIs from which on a response can name the current leader."""
-NOT_LEADER_OR_FOLLOWER: Final = 6
-FENCED_LEADER_EPOCH: Final = 74
 RACK_AWARE: Final = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 
 

@@ -15,6 +15,9 @@ from kept.storage.errors import InvalidRequest, KeptError, UnsupportedVersion
 from kept.storage.types import IsolationLevel, TopicPartition
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kept.client.protocol.messages import Values
     from kept.node.kafka.api import Answer, RequestContext
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.steps import Steps
@@ -43,50 +46,50 @@ class ListOffsetsHandler:
         version, is UNSUPPORTED_VERSION.
         """
         isolation = isolation_level(getattr(request, "isolation_level", 0))
-        topics = []
-        for topic in request.topics:
-            answers = []
-            for wanted in topic.partitions:
-                yield
-                answer = {"partition_index": wanted.partition_index, "error_code": 0}
-                try:
-                    _check_special(int(wanted.timestamp), ctx.api_version)
-                    partition = self.table.partition(
-                        TopicPartition(topic.name, wanted.partition_index)
-                    )
-                    timestamp, offset, leader_epoch = partition.list_offset(
-                        int(wanted.timestamp),
-                        isolation,
-                        getattr(wanted, "current_leader_epoch", -1),
-                    )
-                    answer.update(timestamp=timestamp, offset=offset, leader_epoch=leader_epoch)
-                except KeptError as error:
-                    answer["error_code"] = _code(error, topic.name, wanted.partition_index)
-                answers.append(answer)
-            topics.append({"name": topic.name, "partitions": answers})
-            yield
-        return {"topics": topics}
+
+        def offset(topic: str, entry: Any) -> Values:
+            timestamp = int(entry.timestamp)
+            _check_special(timestamp, ctx.api_version)
+            partition = self.table.partition(TopicPartition(topic, entry.partition_index))
+            leader_epoch = getattr(entry, "current_leader_epoch", -1)
+            values = partition.list_offset(timestamp, isolation, leader_epoch)
+            return dict(zip(("timestamp", "offset", "leader_epoch"), values, strict=True))
+
+        return _each(request, "name", "partition_index", offset)
 
     def offset_for_leader_epoch(self, _ctx: RequestContext, request: Any) -> Steps[Answer]:
         """Where a leader epoch ends (KIP-101, KIP-320)."""
-        topics = []
-        for topic in request.topics:
-            answers = []
-            for wanted in topic.partitions:
-                yield
-                answer = {"partition": wanted.partition, "error_code": 0}
-                try:
-                    partition = self.table.partition(TopicPartition(topic.topic, wanted.partition))
-                    leader_epoch, end_offset = partition.end_offset_for_epoch(
-                        getattr(wanted, "current_leader_epoch", -1), wanted.leader_epoch
-                    )
-                    answer.update(leader_epoch=leader_epoch, end_offset=end_offset)
-                except KeptError as error:
-                    answer["error_code"] = _code(error, topic.topic, wanted.partition)
-                answers.append(answer)
-            topics.append({"topic": topic.topic, "partitions": answers})
+
+        def end_offset(topic: str, entry: Any) -> Values:
+            partition = self.table.partition(TopicPartition(topic, entry.partition))
+            values = partition.end_offset_for_epoch(
+                getattr(entry, "current_leader_epoch", -1), entry.leader_epoch
+            )
+            return dict(zip(("leader_epoch", "end_offset"), values, strict=True))
+
+        return _each(request, "topic", "partition", end_offset)
+
+
+def _each(
+    request: Any, name: str, index: str, look_up: Callable[[str, Any], Values]
+) -> Steps[Answer]:
+    """A response with what ``look_up`` gives for each partition of a request, or the error that it
+    raises. ``name`` and ``index`` are the fields that name topics and partitions.
+    """
+    topics = []
+    for topic in request.topics:
+        topic_name, partitions = getattr(topic, name), []
+        for entry in topic.partitions:
             yield
-        return {"topics": topics}
+            number = getattr(entry, index)
+            try:
+                values = {"error_code": error_codes.NONE, **look_up(topic_name, entry)}
+            except KeptError as error:
+                values = {"error_code": _code(error, topic_name, number)}
+            partitions.append({index: number, **values})
+        topics.append({name: topic_name, "partitions": partitions})
+        yield
+    return {"topics": topics}
 
 
 def _check_special(timestamp: int, version: int) -> None:

@@ -13,7 +13,8 @@ import uuid
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.protocol.messages import Values
-from kept.cluster.controller.topics import INTERNAL_TOPICS
+from kept.cluster.controller.topics import INTERNAL_TOPICS, check_topic_name
+from kept.cluster.metadata.records import NO_LEADER
 from kept.node.runtime import error_codes
 from kept.storage.errors import KeptError
 
@@ -186,23 +187,10 @@ class MetadataHandler:
     def _topic(self, image: Image, topic: TopicImage) -> Steps[dict[str, Any]]:
         detector, node_id = self._detector, self._config.current.node_id
         partitions = []
-        for number, record in enumerate(topic.partitions):
+        for record in topic.partitions:
             yield
-            offline = offline_replicas(self._table, node_id, image, record, topic.name)
-            leader = record.leader
-            if leader in offline or detector.seems_gone(leader):
-                leader = -1
-            partitions.append(
-                {
-                    "error_code": 0 if leader >= 0 else error_codes.LEADER_NOT_AVAILABLE,
-                    "partition_index": number,
-                    "leader_id": leader,
-                    "leader_epoch": record.leader_epoch,
-                    "replica_nodes": record.replicas,
-                    "isr_nodes": record.isr,
-                    "offline_replicas": offline,
-                }
-            )
+            gone = detector.seems_gone(record.leader)
+            partitions.append(partition_values(self._table, node_id, image, record, topic, gone))
         return {
             "error_code": 0,
             "name": topic.name,
@@ -228,8 +216,6 @@ def _with_operations(request: Any, answer: dict[str, Any]) -> dict[str, Any]:
 
 def missing_code(name: str) -> int:
     """The error of a topic that is not there, or that no topic can be."""
-    from kept.cluster.controller.topics import check_topic_name
-
     try:
         check_topic_name(name)
     except KeptError as error:
@@ -237,15 +223,32 @@ def missing_code(name: str) -> int:
     return error_codes.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def offline_replicas(
-    table: ReplicaTable, node_id: int, image: Image, record: PartitionRecord, topic: str
-) -> tuple[int, ...]:
-    """The replicas whose broker is fenced or unknown, or whose directory on this node failed."""
+def partition_values(  # noqa: PLR0917
+    table: ReplicaTable,
+    node_id: int,
+    image: Image,
+    record: PartitionRecord,
+    topic: TopicImage,
+    leader_is_gone: bool = False,
+) -> dict[str, Any]:
+    """A partition as responses show it. Offline are replicas whose broker is fenced or unknown, or
+    whose directory on this node failed.
+    """
     brokers = image.brokers
-    return tuple(
+    offline = tuple(
         broker_id
         for broker_id in record.replicas
         if broker_id not in brokers
         or brokers[broker_id].fenced
-        or (broker_id == node_id and table.is_offline(topic, record.partition))
+        or (broker_id == node_id and table.is_offline(topic.name, record.partition))
     )
+    leader = NO_LEADER if leader_is_gone or record.leader in offline else record.leader
+    return {
+        "error_code": 0 if leader != NO_LEADER else error_codes.LEADER_NOT_AVAILABLE,
+        "partition_index": record.partition,
+        "leader_id": leader,
+        "leader_epoch": record.leader_epoch,
+        "replica_nodes": record.replicas,
+        "isr_nodes": record.isr,
+        "offline_replicas": offline,
+    }

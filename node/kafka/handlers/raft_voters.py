@@ -12,28 +12,25 @@ answers who may not alter the cluster.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from kept.client.protocol.messages import Values
+from kept.cluster.metadata.wal import NO_DIRECTORY
 from kept.node.controller.quorum_reconfiguration import (
     QuorumReconfiguration,
     refuse_alone,
     refuse_strangers,
 )
 from kept.node.internode.controller_rpc import ChangeVotersRequest
+from kept.node.kafka.forward_errors import outcome
 from kept.node.kafka.listener import may_change_voters
-from kept.node.runtime.error_codes import error_values
 from kept.storage.errors import (
     DuplicateVoter,
     InconsistentClusterId,
     InvalidRequest,
-    NotController,
-    PeerError,
     RequestTimedOut,
-    RetriableError,
 )
 
 if TYPE_CHECKING:
@@ -42,8 +39,6 @@ if TYPE_CHECKING:
     from kept.node.kafka.api import RequestContext
     from kept.node.metadata.address_book import AddressBook
     from kept.node.metadata.metadata_log import Metadata
-
-NO_DIRECTORY = UUID(int=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +52,14 @@ class RaftVotersHandler:
 
     async def add_raft_voter(self, ctx: RequestContext, request: Any) -> Values:
         """AddRaftVoter v0-1: an observer votes from now on."""
-        return await _answer(self._add(ctx, request))
+        return await outcome(self._add(ctx, request))
 
     async def remove_raft_voter(self, ctx: RequestContext, request: Any) -> Values:
         """RemoveRaftVoter v0: a voter does not vote any more; it goes on as an observer."""
-        return await _answer(self._remove(ctx, request))
+        return await outcome(self._remove(ctx, request))
 
     async def _add(self, ctx: RequestContext, request: Any) -> None:
-        quorum_reconfiguration = self._reconfiguration(ctx, request)
+        reconfiguration = self._reconfiguration(ctx, request)
         node_id, name = request.voter_id, self._listener_name()
         voters = {voter.node_id: voter for voter in self.metadata.member.voters}
         if node_id in voters:
@@ -81,15 +76,15 @@ class RaftVotersHandler:
         )
         try:
             async with asyncio.timeout(request.timeout.total_seconds()):
-                await quorum_reconfiguration.change(change)
+                await reconfiguration.change(change)
         except TimeoutError:
             raise RequestTimedOut(
                 f"it is not known yet whether node {node_id} votes: describe the quorum"
             ) from None
 
     async def _remove(self, ctx: RequestContext, request: Any) -> None:
-        quorum_reconfiguration = self._reconfiguration(ctx, request)
-        await quorum_reconfiguration.change(
+        reconfiguration = self._reconfiguration(ctx, request)
+        await reconfiguration.change(
             ChangeVotersRequest(False, request.voter_id, _directory(request))
         )
 
@@ -104,25 +99,13 @@ class RaftVotersHandler:
             refuse_strangers(self.addresses)
         return self.controller.quorum_reconfiguration
 
-    def _listener_name(
-        self,
-    ) -> str:
+    def _listener_name(self) -> str:
         listener = self.config.current.node_listener
         assert listener is not None, "a node among others has one"
         return listener.name
 
 
-async def _answer(change: Awaitable[None]) -> Values:
-    try:
-        await change
-    except NotController:
-        raise
-    except (PeerError, RetriableError) as error:
-        return error_values(error)
-    return error_values(None)
-
-
 def _directory(request: Any) -> UUID:
     """Kafka's uuid of zeros is null to the decoder, and no disk's."""
-    found: UUID | None = request.voter_directory_id
-    return NO_DIRECTORY if found is None else found
+    directory_id: UUID | None = request.voter_directory_id
+    return NO_DIRECTORY if directory_id is None else directory_id

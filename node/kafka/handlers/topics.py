@@ -24,7 +24,7 @@ from kept.cluster.controller.topics import (
 )
 from kept.cluster.metadata.image import Image, TopicImage
 from kept.cluster.metadata.records import ConfigRecord, MetadataRecord, ResourceType
-from kept.node.kafka.handlers.config_schema import check_topic, topic_entries
+from kept.node.kafka.handlers.config_schema import check_topic, entry_values, topic_entries
 from kept.node.kafka.metadata_changes import Decided
 from kept.node.metadata import internal_topics
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
@@ -191,16 +191,7 @@ class TopicsHandler:
             "error_message": None,
             "num_partitions": counts[0],
             "replication_factor": counts[1],
-            "configs": [
-                {
-                    "name": entry.setting.name,
-                    "value": entry.value,
-                    "read_only": entry.read_only,
-                    "config_source": int(entry.source),
-                    "is_sensitive": entry.setting.sensitive,
-                }
-                for entry in topic_entries(self.config.current, given)
-            ],
+            "configs": [entry_values(e) for e in topic_entries(self.config.current, given)],
         }
 
     async def delete_topics(self, ctx: RequestContext, request: Any) -> Values:

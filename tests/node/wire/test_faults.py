@@ -228,14 +228,6 @@ def test_no_metadata_is_written_into_a_directory_of_apache_kafka(tmp_path):
     assert [one.name for one in kafka.iterdir()] == ["meta.properties"]
 
 
-def test_a_node_says_that_its_kernels_are_slow(tmp_path, monkeypatch):
-    monkeypatch.setenv("KEPT_KERNEL", "python")
-    settings = {"log_dirs": f"{tmp_path}/log", "metadata_log_dir": f"{tmp_path}/meta"}
-    settings["listeners"] = f"PLAINTEXT://127.0.0.1:{free_port()}"
-    with Served(**settings) as served:
-        assert "slow Python kernels" in served.output
-
-
 def test_a_directory_of_apache_kafka_is_refused_and_left_unlocked(tmp_path):
     properties = tmp_path / "log" / "meta.properties"
     properties.parent.mkdir()

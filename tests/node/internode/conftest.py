@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import uuid
 
 import pytest
@@ -94,18 +95,23 @@ class Net:
 
 
 @pytest.fixture
-def play():
-    """Run a scene: a coroutine function of a Net."""
+def net():
+    return Net()
 
-    def run(scene):
-        async def whole():
-            net = Net()
-            try:
-                async with asyncio.timeout(30):
-                    await scene(net)
-            finally:
-                await net.close()
 
-        uvloop.run(whole())
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Run a test that is a coroutine function of a ``net``, whose nodes are closed at its end."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
 
-    return run
+    async def scene():
+        try:
+            async with asyncio.timeout(30):
+                await pyfuncitem.obj(**given)
+        finally:
+            await given["net"].close()
+
+    uvloop.run(scene())
+    return True

@@ -39,67 +39,56 @@ async def allocate(_):
         (encode(Kind.MESSAGE, body=b"\xff\xff"), "not a RaftMessage"),
     ],
 )
-def test_malformed_frames_end_the_connection_with_one_line(play, capsys, data, words):
-    async def scene(net):
-        one, two = await net.node(1), await net.node(2)
-        one.peers.serve("AllocateProducerIds", allocate)
-        async with await RawConnection.to(one.port) as raw:
-            await raw.open(PEER)
-            raw.writer.write(data)
-            await raw.closed()
-        await two.peers.call(1, "AllocateProducerIds", AllocateProducerIdsRequest(2, 5))
-
-    play(scene)
+async def test_malformed_frames_end_the_connection_with_one_line(net, capsys, data, words):
+    one, two = await net.node(1), await net.node(2)
+    one.peers.serve("AllocateProducerIds", allocate)
+    async with await RawConnection.to(one.port) as raw:
+        await raw.open(PEER)
+        raw.writer.write(data)
+        await raw.closed()
+    await two.peers.call(1, "AllocateProducerIds", AllocateProducerIdsRequest(2, 5))
     said = capsys.readouterr().err
     assert words in said and "node 9 at 127.0.0.1:" in said
     assert said.count("\n") == 1
 
 
-def test_a_silent_side_is_asked_and_then_given_up(play, monkeypatch, capsys):
+async def test_a_silent_side_is_asked_and_then_given_up(net, monkeypatch, capsys):
     monkeypatch.setattr(connection, "KEEPALIVE_S", 0.1)
     monkeypatch.setattr(connection, "KEEPALIVE_ANSWER_S", 0.1)
-
-    async def scene(net):
-        one = await net.node(1)
-        async with await RawConnection.to(one.port) as raw:
-            await raw.open(PEER)
-            for _ in range(3):
-                assert (await raw.receive()).kind is Kind.PING
-                raw.send(Kind.PONG)
+    one = await net.node(1)
+    async with await RawConnection.to(one.port) as raw:
+        await raw.open(PEER)
+        for _ in range(3):
             assert (await raw.receive()).kind is Kind.PING
-            await raw.closed()
-        await until(lambda: one.peers._connections[9] == {})
-
-    play(scene)
+            raw.send(Kind.PONG)
+        assert (await raw.receive()).kind is Kind.PING
+        await raw.closed()
+    await until(lambda: one.peers._connections[9] == {})
     assert "no sign of life" in capsys.readouterr().err
 
 
-def test_a_node_that_greets_and_says_nothing_more_is_given_up(play, monkeypatch):
+async def test_a_node_that_greets_and_says_nothing_more_is_given_up(net, monkeypatch):
     """A half-open connection: the peer answers the Hello and never opens."""
     from kept.node.internode import peer_channel
     from kept.storage.errors import NetworkException
 
     monkeypatch.setattr(peer_channel, "CONNECT_S", 0.2)
+    one = await net.node(1)
 
-    async def scene(net):
-        one = await net.node(1)
+    async def greets_only(reader, writer):
+        writer.write(packed(Hello("c1", 2, uuid.UUID(int=2))))
+        await reader.read()
+        writer.close()
 
-        async def greets_only(reader, writer):
-            writer.write(packed(Hello("c1", 2, uuid.UUID(int=2))))
-            await reader.read()
-            writer.close()
-
-        server = await asyncio.start_server(greets_only, "127.0.0.1", 0)
-        net.ports[2] = server.sockets[0].getsockname()
-        with pytest.raises(NetworkException, match="no Hello came back"):
-            await one.peers.call(2, "AllocateProducerIds", REQUEST, 5.0)
-        assert one.down.empty()
-        server.close()
-
-    play(scene)
+    server = await asyncio.start_server(greets_only, "127.0.0.1", 0)
+    net.ports[2] = server.sockets[0].getsockname()
+    with pytest.raises(NetworkException, match="no Hello came back"):
+        await one.peers.call(2, "AllocateProducerIds", REQUEST, 5.0)
+    assert one.down.empty()
+    server.close()
 
 
-def test_answers_that_are_not_taken_stop_the_reading_of_requests(play, monkeypatch):
+async def test_answers_that_are_not_taken_stop_the_reading_of_requests(net, monkeypatch):
     monkeypatch.setattr(connection, "MAX_UNSENT_BYTES", 1_000_000)
     served = 0
 
@@ -108,81 +97,69 @@ def test_answers_that_are_not_taken_stop_the_reading_of_requests(play, monkeypat
         served += 1
         return ForwardReply(bytes(1_000_000))
 
-    async def scene(net):
-        one = await net.node(1)
-        one.peers.serve("Forward", forward)
-        body = codecs().calls["Forward"][0].to_bytes(ForwardRequest(19, 7, b"", "P"))
-        async with await RawConnection.to(one.port) as raw:
-            await raw.open(PEER)
-            for call_id in range(1, 501):
-                raw.send(Kind.REQUEST, call_id, METHODS["Forward"], body)
-                await raw.writer.drain()
-                await asyncio.sleep(0)
-            await asyncio.sleep(0.1)
-            assert served < 300, "the rest waits in the connection"
-            answered = set()
-            while len(answered) < 500:
-                answered.add((await raw.receive()).correlation_id)
-            assert served == 500
-
-    play(scene)
+    one = await net.node(1)
+    one.peers.serve("Forward", forward)
+    body = codecs().calls["Forward"][0].to_bytes(ForwardRequest(19, 7, b"", "P"))
+    async with await RawConnection.to(one.port) as raw:
+        await raw.open(PEER)
+        for call_id in range(1, 501):
+            raw.send(Kind.REQUEST, call_id, METHODS["Forward"], body)
+            await raw.writer.drain()
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.1)
+        assert served < 300, "the rest waits in the connection"
+        answered = set()
+        while len(answered) < 500:
+            answered.add((await raw.receive()).correlation_id)
+        assert served == 500
 
 
-def test_a_flood_of_frames_leaves_the_loop_free_in_between(play):
-    async def scene(net):
-        one = await net.node(1)
-        async with await RawConnection.to(one.port) as raw:
-            await raw.open(PEER)
-            body = encode(Kind.CANCEL, 1) * 200_000
-            raw.writer.write(body + encode(Kind.PING))
-            longest, before = 0.0, time.perf_counter()
-            answer = asyncio.ensure_future(raw.receive())
-            while not answer.done():
-                await asyncio.sleep(0)
-                now = time.perf_counter()
-                longest, before = max(longest, now - before), now
-            assert answer.result().kind is Kind.PONG
-            assert longest < 0.5
-
-    play(scene)
+async def test_a_flood_of_frames_leaves_the_loop_free_in_between(net):
+    one = await net.node(1)
+    async with await RawConnection.to(one.port) as raw:
+        await raw.open(PEER)
+        body = encode(Kind.CANCEL, 1) * 200_000
+        raw.writer.write(body + encode(Kind.PING))
+        longest, before = 0.0, time.perf_counter()
+        answer = asyncio.ensure_future(raw.receive())
+        while not answer.done():
+            await asyncio.sleep(0)
+            now = time.perf_counter()
+            longest, before = max(longest, now - before), now
+        assert answer.result().kind is Kind.PONG
+        assert longest < 0.5
 
 
-def test_a_large_body_keeps_nobody_waiting(play):
-    async def scene(net):
-        one, two = await net.node(1), await net.node(2)
+async def test_a_large_body_keeps_nobody_waiting(net):
+    one, two = await net.node(1), await net.node(2)
 
-        async def forward(request):
-            return ForwardReply(request.body)
+    async def forward(request):
+        return ForwardReply(request.body)
 
-        two.peers.serve("Forward", forward)
-        two.peers.serve("AllocateProducerIds", allocate)
-        body = bytes(30_000_000)
-        forwarded = asyncio.ensure_future(
-            one.peers.call(2, "Forward", ForwardRequest(19, 7, body, "P"), 30.0)
-        )
-        calls = 0
-        while not forwarded.done():
-            await one.peers.call(2, "AllocateProducerIds", REQUEST)
-            one.peers.send(append(1, 2, 1))
-            calls += 1
-        assert forwarded.result().body == body
-        await until(lambda: two.messages.qsize() > 5)
-        assert calls > 5, "they went by"
-
-    play(scene)
+    two.peers.serve("Forward", forward)
+    two.peers.serve("AllocateProducerIds", allocate)
+    body = bytes(30_000_000)
+    forwarded = asyncio.ensure_future(
+        one.peers.call(2, "Forward", ForwardRequest(19, 7, body, "P"), 30.0)
+    )
+    calls = 0
+    while not forwarded.done():
+        await one.peers.call(2, "AllocateProducerIds", REQUEST)
+        one.peers.send(append(1, 2, 1))
+        calls += 1
+    assert forwarded.result().body == body
+    await until(lambda: two.messages.qsize() > 5)
+    assert calls > 5, "they went by"
 
 
-def test_a_node_of_version_1_and_this_one_refuse_each_other(play, capsys):
-    async def scene(net):
-        one = await net.node(1)
-        async with await RawConnection.to(one.port) as raw:
-            answer = await raw.greet(Hello("c1", 9, uuid.UUID(int=9), protocol=1))
-            assert "run the same version of kept on both" in answer.refusal
-        reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
-        writer.write(PREFACE + (70_000).to_bytes(4, "big"))
-        assert await reader.read() == b""
-        writer.close()
-
-    play(scene)
+async def test_a_node_of_version_1_and_this_one_refuse_each_other(net, capsys):
+    one = await net.node(1)
+    async with await RawConnection.to(one.port) as raw:
+        answer = await raw.greet(Hello("c1", 9, uuid.UUID(int=9), protocol=1))
+        assert "run the same version of kept on both" in answer.refusal
+    reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+    writer.write(PREFACE + (70_000).to_bytes(4, "big"))
+    assert await reader.read() == b""
+    writer.close()
     said = capsys.readouterr().err
     assert "speaks version 1" in said and "a Hello of 70000 bytes" in said

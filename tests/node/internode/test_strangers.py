@@ -30,171 +30,135 @@ def vote(**head) -> Vote:
     return Vote(**{"term": 5, "sender": 9, "to": 1, "last_index": 9, "last_term": 4, **head})
 
 
-def test_a_connection_names_the_cluster_once_there_is_one(play):
-    async def scene(net):
-        one = await net.node(1)
-        why = await send_messages(one.port, STRANGER, vote())
-        assert "names no cluster, node 1 belongs to c1" in why
-        other = replace(STRANGER, cluster_id="c2")
-        async with await RawConnection.to(one.port) as connection:
-            refused = await connection.greet(other)
-            assert "belongs to cluster c2" in refused.refusal
-            await connection.closed()
-        assert one.messages.empty()
-        young = await net.node(2, cluster_id="")
-        await send_messages(young.port, STRANGER, vote(to=2, directory_id=uuid.UUID(int=99)))
-        assert (await young.messages.get()).term == 5, "where there is none yet, none is wanted"
-
-    play(scene)
+async def test_a_connection_names_the_cluster_once_there_is_one(net):
+    one = await net.node(1)
+    why = await send_messages(one.port, STRANGER, vote())
+    assert "names no cluster, node 1 belongs to c1" in why
+    other = replace(STRANGER, cluster_id="c2")
+    async with await RawConnection.to(one.port) as connection:
+        refused = await connection.greet(other)
+        assert "belongs to cluster c2" in refused.refusal
+        await connection.closed()
+    assert one.messages.empty()
+    young = await net.node(2, cluster_id="")
+    await send_messages(young.port, STRANGER, vote(to=2, directory_id=uuid.UUID(int=99)))
+    assert (await young.messages.get()).term == 5, "where there is none yet, none is wanted"
 
 
-def test_who_turns_out_to_be_of_another_cluster_is_refused(play):
+async def test_who_turns_out_to_be_of_another_cluster_is_refused(net):
     """It was let in before this node knew its own cluster."""
-
-    async def scene(net):
-        one = await net.node(1, cluster_id="")
-        async with await RawConnection.to(one.port) as connection:
-            hello = replace(STRANGER, cluster_id="c2")
-            assert not (await connection.open(hello)).refusal
-            one.peers.cluster_id = "c1"
-            frame = await connection.call("AllocateProducerIds", b"")
-            assert frame.kind is Kind.OPEN
-            assert "belongs to cluster c2" in greeting.hello_from(frame.body).refusal
-            await connection.closed()
-
-    play(scene)
+    one = await net.node(1, cluster_id="")
+    async with await RawConnection.to(one.port) as connection:
+        hello = replace(STRANGER, cluster_id="c2")
+        assert not (await connection.open(hello)).refusal
+        one.peers.cluster_id = "c1"
+        frame = await connection.call("AllocateProducerIds", b"")
+        assert frame.kind is Kind.OPEN
+        assert "belongs to cluster c2" in greeting.hello_from(frame.body).refusal
+        await connection.closed()
 
 
-def test_a_new_node_learns_the_cluster_from_whom_it_greets(play):
-    async def scene(net):
-        one, new = await net.node(1), await net.node(2, cluster_id="")
-        new.peers.send(append(2, 1, 7))
-        assert (await one.messages.get()).prev_index == 7
-        assert one.peers.refusals == {} and new.peers.cluster_id == ""
-
-    play(scene)
+async def test_a_new_node_learns_the_cluster_from_whom_it_greets(net):
+    one, new = await net.node(1), await net.node(2, cluster_id="")
+    new.peers.send(append(2, 1, 7))
+    assert (await one.messages.get()).prev_index == 7
+    assert one.peers.refusals == {} and new.peers.cluster_id == ""
 
 
-def test_a_message_from_another_disk_than_the_hellos_ends_the_connection(play, capsys):
-    async def scene(net):
-        one = await net.node(1)
-        await send_messages(one.port, replace(STRANGER, cluster_id="c1"), vote())
-        assert one.messages.empty()
-
-    play(scene)
+async def test_a_message_from_another_disk_than_the_hellos_ends_the_connection(net, capsys):
+    one = await net.node(1)
+    await send_messages(one.port, replace(STRANGER, cluster_id="c1"), vote())
+    assert one.messages.empty()
     assert "a message from another disk than that of 9" in capsys.readouterr().err
 
 
-def test_an_append_of_very_many_entries_ends_the_connection(play, capsys):
-    async def scene(net):
-        one = await net.node(1)
-        entries = tuple(Entry(1, n, b"") for n in range(MAX_ITEMS + 1))
-        head = {"term": 5, "sender": 9, "to": 1, "directory_id": STRANGER.directory_id}
-        many = Append(**head, prev_index=0, prev_term=0, entries=entries)
-        await send_messages(one.port, replace(STRANGER, cluster_id="c1"), many)
-        assert one.messages.empty()
-
-    play(scene)
+async def test_an_append_of_very_many_entries_ends_the_connection(net, capsys):
+    one = await net.node(1)
+    entries = tuple(Entry(1, n, b"") for n in range(MAX_ITEMS + 1))
+    head = {"term": 5, "sender": 9, "to": 1, "directory_id": STRANGER.directory_id}
+    many = Append(**head, prev_index=0, prev_term=0, entries=entries)
+    await send_messages(one.port, replace(STRANGER, cluster_id="c1"), many)
+    assert one.messages.empty()
     assert f"RaftMessage: more than {MAX_ITEMS} items" in capsys.readouterr().err
 
 
-def test_a_node_speaks_in_its_own_name(play):
-    async def scene(net):
-        one, two = await net.node(1), await net.node(2)
+async def test_a_node_speaks_in_its_own_name(net):
+    one, two = await net.node(1), await net.node(2)
 
-        async def allocate(request):
-            return AllocateProducerIdsReply(1, 1)
+    async def allocate(request):
+        return AllocateProducerIdsReply(1, 1)
 
-        two.peers.serve("AllocateProducerIds", allocate)
-        with pytest.raises(PolicyViolation, match="in the name of node 3, from node 1"):
-            await one.peers.call(2, "AllocateProducerIds", AllocateProducerIdsRequest(3, 5))
-        await one.peers.call(2, "AllocateProducerIds", AllocateProducerIdsRequest(1, 5))
-
-    play(scene)
+    two.peers.serve("AllocateProducerIds", allocate)
+    with pytest.raises(PolicyViolation, match="in the name of node 3, from node 1"):
+        await one.peers.call(2, "AllocateProducerIds", AllocateProducerIdsRequest(3, 5))
+    await one.peers.call(2, "AllocateProducerIds", AllocateProducerIdsRequest(1, 5))
 
 
-def test_heartbeats_are_in_ones_own_name(play):
-    async def scene(net):
-        one, two = await net.node(1), await net.node(2)
+async def test_heartbeats_are_in_ones_own_name(net):
+    one, two = await net.node(1), await net.node(2)
 
-        async def heartbeat(request):
-            return HeartbeatReply(False, False, 1)
+    async def heartbeat(request):
+        return HeartbeatReply(False, False, 1)
 
-        two.peers.serve("Heartbeat", heartbeat)
-        one.peers.hold_control(2)
-        await one.peers.heartbeat(HeartbeatRequest(1, 1, 5))
-        with pytest.raises(PolicyViolation, match="in the name of node 3, from node 1"):
-            await one.peers.heartbeat(HeartbeatRequest(3, 1, 5))
-
-    play(scene)
+    two.peers.serve("Heartbeat", heartbeat)
+    one.peers.hold_control(2)
+    await one.peers.heartbeat(HeartbeatRequest(1, 1, 5))
+    with pytest.raises(PolicyViolation, match="in the name of node 3, from node 1"):
+        await one.peers.heartbeat(HeartbeatRequest(3, 1, 5))
 
 
-def test_a_snapshot_of_who_is_no_voter_is_refused_before_it_is_taken(play):
-    async def scene(net):
-        one, two = await net.node(1), await net.node(2)
-        one.peers.send(append(1, 2, 0))
-        await two.messages.get()
-        two.peers.may_lead = lambda _: False
-        snapshot = InstallSnapshot(
-            term=1, sender=1, to=2, last_index=9, last_term=1, image_bytes=b"x", voters=()
-        )
-        with pytest.raises(CorruptMessage, match="from node 1, which is no voter"):
-            await one.peers._channels[2]._send_snapshot(snapshot)
-        assert two.messages.empty()
-
-    play(scene)
+async def test_a_snapshot_of_who_is_no_voter_is_refused_before_it_is_taken(net):
+    one, two = await net.node(1), await net.node(2)
+    one.peers.send(append(1, 2, 0))
+    await two.messages.get()
+    two.peers.may_lead = lambda _: False
+    snapshot = InstallSnapshot(
+        term=1, sender=1, to=2, last_index=9, last_term=1, image_bytes=b"x", voters=()
+    )
+    with pytest.raises(CorruptMessage, match="from node 1, which is no voter"):
+        await one.peers._channels[2]._send_snapshot(snapshot)
+    assert two.messages.empty()
 
 
 @pytest.mark.parametrize("greets", [False, True])
-def test_a_connection_that_is_never_opened_is_closed(play, monkeypatch, greets):
+async def test_a_connection_that_is_never_opened_is_closed(net, monkeypatch, greets):
     """Whatever else it does: it counts among those of nodes."""
     monkeypatch.setattr(server, "HELLO_S", 0.1)
     monkeypatch.setattr(server, "OPEN_S", 0.2)
-
-    async def scene(net):
-        one = await net.node(1)
-        async with await RawConnection.to(one.port) as connection:
-            if greets:
-                assert not (await connection.greet(replace(STRANGER, cluster_id="c1"))).refusal
-                for _ in range(5):
-                    connection.send(Kind.PING)  # neither silent nor open
-            else:
-                connection.writer.write(greeting.PREFACE)
-            await connection.closed()
-        while len(one.peers._server):
-            await asyncio.sleep(0.01)
-        assert all(transport.is_closing() for transport in one.connections)
-
-    play(scene)
+    one = await net.node(1)
+    async with await RawConnection.to(one.port) as connection:
+        if greets:
+            assert not (await connection.greet(replace(STRANGER, cluster_id="c1"))).refusal
+            for _ in range(5):
+                connection.send(Kind.PING)  # neither silent nor open
+        else:
+            connection.writer.write(greeting.PREFACE)
+        await connection.closed()
+    while len(one.peers._server):
+        await asyncio.sleep(0.01)
+    assert all(transport.is_closing() for transport in one.connections)
 
 
-def test_an_open_connection_stays(play, monkeypatch):
+async def test_an_open_connection_stays(net, monkeypatch):
     monkeypatch.setattr(server, "OPEN_S", 0.1)
-
-    async def scene(net):
-        one = await net.node(1)
-        async with await RawConnection.to(one.port) as connection:
-            await connection.open(replace(STRANGER, cluster_id="c1"))
-            await asyncio.sleep(0.2)
-            connection.send(Kind.PING)
-            assert (await connection.receive()).kind is Kind.PONG
-
-    play(scene)
+    one = await net.node(1)
+    async with await RawConnection.to(one.port) as connection:
+        await connection.open(replace(STRANGER, cluster_id="c1"))
+        await asyncio.sleep(0.2)
+        connection.send(Kind.PING)
+        assert (await connection.receive()).kind is Kind.PONG
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind not in (Kind.PING, Kind.PONG)])
-def test_nothing_is_served_before_the_connection_is_open(play, capsys, kind):
-    async def scene(net):
-        one = await net.node(1)
-        async with await RawConnection.to(one.port) as connection:
-            await connection.greet(replace(STRANGER, cluster_id="c1"))
-            connection.send(kind, body=b"\xff\xff\xff")
-            await connection.closed()
-        two = await net.node(2)
-        two.peers.send(append(2, 1, 1))
-        await one.messages.get()  # it still serves
-
-    play(scene)
+async def test_nothing_is_served_before_the_connection_is_open(net, capsys, kind):
+    one = await net.node(1)
+    async with await RawConnection.to(one.port) as connection:
+        await connection.greet(replace(STRANGER, cluster_id="c1"))
+        connection.send(kind, body=b"\xff\xff\xff")
+        await connection.closed()
+    two = await net.node(2)
+    two.peers.send(append(2, 1, 1))
+    await one.messages.get()  # it still serves
     said = capsys.readouterr().err
     wrong = "not a Hello" if kind is Kind.OPEN else f"a {kind.name} before the connection is open"
     assert "connection between nodes closed" in said and wrong in said
@@ -218,36 +182,28 @@ def test_a_hello_that_no_node_says(wrong):
         greeting.unpacked(greeting.packed(replace(STRANGER, **wrong)))
 
 
-def test_an_address_that_cannot_be_dialled_is_not_remembered(play, capsys):
+async def test_an_address_that_cannot_be_dialled_is_not_remembered(net, capsys):
     """Whoever says where node 2 is could otherwise end the way to it for good."""
-
-    async def scene(net):
-        one, two = await net.node(1), await net.node(2)
-        forged = Hello("c1", 2, uuid.UUID(int=7), host="h", port=99_999)
-        async with await RawConnection.to(one.port) as connection:
-            await connection.greet(replace(forged, port=1))
-            connection.send(Kind.OPEN, body=codecs().hello.to_bytes(forged))
-            await connection.closed()
-        one.peers.send(append(1, 2, 3))
-        assert (await asyncio.wait_for(two.messages.get(), 20)).prev_index == 3
-
-    play(scene)
+    one, two = await net.node(1), await net.node(2)
+    forged = Hello("c1", 2, uuid.UUID(int=7), host="h", port=99_999)
+    async with await RawConnection.to(one.port) as connection:
+        await connection.greet(replace(forged, port=1))
+        connection.send(Kind.OPEN, body=codecs().hello.to_bytes(forged))
+        await connection.closed()
+    one.peers.send(append(1, 2, 3))
+    assert (await asyncio.wait_for(two.messages.get(), 20)).prev_index == 3
     assert "a Hello with the address 'h':99999" in capsys.readouterr().err
 
 
-def test_strangers_that_went_are_forgotten(play, monkeypatch):
+async def test_strangers_that_went_are_forgotten(net, monkeypatch):
     monkeypatch.setattr("kept.node.internode.peers.MAX_NODES", 5)
-
-    async def scene(net):
-        one, two = await net.node(1), await net.node(2)
-        two.peers.send(append(2, 1, 7))
-        await one.messages.get()
-        for node_id in range(10, 30):
-            hello = Hello("c1", node_id, uuid.uuid4(), host="127.0.0.1", port=1)
-            assert await send_messages(one.port, hello) == ""
-            assert len(one.peers._connections) <= 5
-            while one.peers._connections.get(node_id):
-                await asyncio.sleep(0.001)
-        assert 2 in one.peers._connections
-
-    play(scene)
+    one, two = await net.node(1), await net.node(2)
+    two.peers.send(append(2, 1, 7))
+    await one.messages.get()
+    for node_id in range(10, 30):
+        hello = Hello("c1", node_id, uuid.uuid4(), host="127.0.0.1", port=1)
+        assert await send_messages(one.port, hello) == ""
+        assert len(one.peers._connections) <= 5
+        while one.peers._connections.get(node_id):
+            await asyncio.sleep(0.001)
+    assert 2 in one.peers._connections

@@ -39,12 +39,12 @@ class JsonApi:
     def get(self, path: str, **query: object) -> Any:
         """``GET /api/v1/path?query``; parameters that are None are left out."""
         given = {k: str(v) for k, v in query.items() if v is not None}
-        return self._ask("GET", _url(path, given), None)
+        return self._request("GET", _url(path, given), None)
 
     def post(self, path: str, body: Mapping[str, Any] | None = None, **query: object) -> Any:
         """``POST /api/v1/path?query`` with a JSON body."""
         given = {k: str(v) for k, v in query.items()}
-        return self._ask("POST", _url(path, given), json.dumps(body or {}).encode())
+        return self._request("POST", _url(path, given), json.dumps(body or {}).encode())
 
     def is_there(self) -> bool:
         """Whether a node answers here, soon: one that stands still accepts connections, too."""
@@ -60,7 +60,7 @@ class JsonApi:
             connection.close()
         return True
 
-    def _ask(self, method: str, url: str, body: bytes | None) -> Any:
+    def _request(self, method: str, url: str, body: bytes | None) -> Any:
         headers = {"Accept": "application/json"}
         if body is not None:
             headers |= {"Content-Type": "application/json", "X-Kept": "1"}
@@ -104,7 +104,9 @@ class JsonApi:
         raise HttpFailed(f"{self.endpoint}: {said or f'{method} {url}: status {status}'}", status)
 
 
-def ask_any(bootstrap: str, request: Callable[[JsonApi], _T], timeout_s: float = TIMEOUT_S) -> _T:
+def request_any(
+    bootstrap: str, request: Callable[[JsonApi], _T], timeout_s: float = TIMEOUT_S
+) -> _T:
     """Ask the first node of a bootstrap list that is there. Raises HttpFailed."""
     endpoints = parse_bootstrap(bootstrap)
     for endpoint in endpoints[:-1]:
@@ -121,7 +123,7 @@ def ask_any(bootstrap: str, request: Callable[[JsonApi], _T], timeout_s: float =
 
 def each_node(bootstrap: str, timeout_s: float = TIMEOUT_S) -> dict[int, JsonApi]:
     """Every node of the cluster that takes part, by its id. Raises HttpFailed."""
-    found = ask_any(bootstrap, lambda api: api.get("cluster"))
+    found = request_any(bootstrap, lambda api: api.get("cluster"))
     nodes: dict[int, JsonApi] = {}
     for broker in found["brokers"]:
         if not broker["fenced"]:
@@ -134,7 +136,7 @@ def nodes_away(bootstrap: str) -> list[int]:
     """Nodes that are registered and do not take part: :func:`each_node` lacks them. Raises
     HttpFailed.
     """
-    found = ask_any(bootstrap, lambda api: api.get("cluster"))
+    found = request_any(bootstrap, lambda api: api.get("cluster"))
     return sorted(broker["node_id"] for broker in found["brokers"] if broker["fenced"])
 
 

@@ -64,7 +64,7 @@ class _Buffers:
         self._typical = BUFFER_BYTES
         """About as much as the largest response of late; it shrinks by a sixteenth a response."""
 
-    def take(self, size: int) -> memoryview:
+    def acquire(self, size: int) -> memoryview:
         """A buffer of at least ``size`` bytes that nobody holds a view of."""
         self._typical = max(size, BUFFER_BYTES, self._typical - self._typical // 16)
         for i, buffer in enumerate(self._kept):
@@ -104,7 +104,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._wake_at = NEVER
         self._buffers = _Buffers()
-        self._view = self._buffers.take(0)
+        self._view = self._buffers.acquire(0)
         self._start = 0
         """Where the next response begins in the buffer."""
         self._end = 0
@@ -266,7 +266,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         """Go on in a buffer of ``size`` bytes at least, with what is not delivered yet."""
         rest = bytes(self._view[self._start : self._end])
         self._view.release()
-        self._view = self._buffers.take(max(size, len(rest) + SIZE_BYTES))
+        self._view = self._buffers.acquire(max(size, len(rest) + SIZE_BYTES))
         self._view[: len(rest)] = rest
         self._start, self._end = 0, len(rest)
         self._used = 0

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from kept.client.core.broker_errors import NoAnswer
+from kept.client.core.broker_errors import NoResponse
 from kept.client.core.calls import (
     Call,
     Close,
@@ -85,11 +85,11 @@ class Sockets:
         return [self._finished.pop(call.id) for call in calls]
 
     def flush(self, timeout_ms: int) -> None:
-        """Send what is still to be sent (acks=0 has no answer to wait for). Raises NoAnswer."""
+        """Send what is still to be sent (acks=0 has no answer to wait for). Raises NoResponse."""
         end_ms = _now_ms() + timeout_ms
         while any(s.unsent and s.socket is not None for s in self._sockets.values()):
             if _now_ms() >= end_ms:
-                raise NoAnswer(f"what was sent is not taken within {timeout_ms / 1000:.3g} s")
+                raise NoResponse(f"what was sent is not taken within {timeout_ms / 1000:.3g} s")
             self._turn()
 
     def close(self) -> None:
@@ -234,13 +234,6 @@ class Sockets:
                 self._selector.unregister(one.socket)
             one.socket.close()
             one.socket = None
-
-
-def result_of(finished: Finished) -> Any:
-    """The response, or the error raised."""
-    if finished.error is not None:
-        raise finished.error
-    return finished.response
 
 
 def first_failure(finished: Iterable[Finished]) -> KeptError | None:

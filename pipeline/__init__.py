@@ -1,9 +1,10 @@
 """PySpark reads and writes topics: the data source ``kept``, without a jar.
 
 ``pyspark_kept`` is what Spark looks for when it meets ``format("kept")``; everything else is here.
-Options, planning, admission and the columns are plain Python that knows nothing of Spark
-(:mod:`kept.pipeline.options` and its siblings); :mod:`kept.pipeline.source` joins them to PySpark's
-classes. Needs the extra ``spark``.
+``read`` plans and reads ranges of offsets, ``write`` has the sinks and the ledger of exactly-once
+writes, ``jobs`` is what ``kept spark`` runs. Options, planning, admission and columns are plain
+Python that knows nothing of Spark; :mod:`kept.pipeline.source` joins them to PySpark's classes.
+Needs the extra ``spark``.
 """
 
 import sys

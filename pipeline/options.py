@@ -213,7 +213,7 @@ class _Options:
         for name in self.given.keys() - known.keys():
             raise BadOption(_unknown(name, use, known))
 
-    def take(self, name: str, parse: Callable[[str, str], _T], default: _T) -> _T:
+    def pop(self, name: str, parse: Callable[[str, str], _T], default: _T) -> _T:
         text = self.given.pop(name.lower(), None)
         return default if text is None else parse(name, text)
 
@@ -262,9 +262,9 @@ def parse_read(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     per_trigger: dict[str, Any] = {}
     if streaming:
         per_trigger = {
-            "max_per_trigger": o.take("maxOffsetsPerTrigger", _positive, None),
-            "min_per_trigger": o.take("minOffsetsPerTrigger", _positive, None),
-            "max_trigger_delay_ms": o.take("maxTriggerDelay", _duration, 900_000),
+            "max_per_trigger": o.pop("maxOffsetsPerTrigger", _positive, None),
+            "min_per_trigger": o.pop("minOffsetsPerTrigger", _positive, None),
+            "max_trigger_delay_ms": o.pop("maxTriggerDelay", _duration, 900_000),
         }
         least, most = per_trigger["min_per_trigger"], per_trigger["max_per_trigger"]
         if least is not None and most is not None and least > most:
@@ -276,21 +276,21 @@ def parse_read(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         where[1],
         starting,
         ending,
-        isolation=o.take("kafka.isolation.level", _isolation, IsolationLevel.READ_UNCOMMITTED),
-        fail_on_data_loss=o.take("failOnDataLoss", _boolean, True),
-        include_headers=o.take("includeHeaders", _boolean, False),
-        min_partitions=o.take("minPartitions", _positive, None),
-        max_records_per_partition=o.take("maxRecordsPerPartition", _positive, None),
-        max_bytes_per_partition=o.take("maxBytesPerPartition", _positive, None),
-        replica=None if streaming else o.take("replica", _node, None),
-        until_caught_up=not streaming and o.take("untilCaughtUp", _boolean, False),
-        poll_timeout_ms=o.take("kafkaConsumer.pollTimeoutMs", _int32, 60_000),
-        max_wait_ms=o.take("kafka.fetch.max.wait.ms", _int32, 500),
-        fetch_bytes=o.take("kafka.max.partition.fetch.bytes", _int32, 8 << 20),
-        no_match_is_latest=o.take("startingOffsetsByTimestampStrategy", _strategy, False),
+        isolation=o.pop("kafka.isolation.level", _isolation, IsolationLevel.READ_UNCOMMITTED),
+        fail_on_data_loss=o.pop("failOnDataLoss", _boolean, True),
+        include_headers=o.pop("includeHeaders", _boolean, False),
+        min_partitions=o.pop("minPartitions", _positive, None),
+        max_records_per_partition=o.pop("maxRecordsPerPartition", _positive, None),
+        max_bytes_per_partition=o.pop("maxBytesPerPartition", _positive, None),
+        replica=None if streaming else o.pop("replica", _node, None),
+        until_caught_up=not streaming and o.pop("untilCaughtUp", _boolean, False),
+        poll_timeout_ms=o.pop("kafkaConsumer.pollTimeoutMs", _int32, 60_000),
+        max_wait_ms=o.pop("kafka.fetch.max.wait.ms", _int32, 500),
+        fetch_bytes=o.pop("kafka.max.partition.fetch.bytes", _int32, 8 << 20),
+        no_match_is_latest=o.pop("startingOffsetsByTimestampStrategy", _strategy, False),
         **per_trigger,
     )
-    o.take("kafka.fetch.max.bytes", _int32, 0)
+    o.pop("kafka.fetch.max.bytes", _int32, 0)
     o.finish()
     if options.until_caught_up:
         _check_until_caught_up(options)
@@ -321,12 +321,12 @@ def parse_write(given: Mapping[str, str], *, streaming: bool = False) -> WriteOp
     o = _Options(given, "a streaming write" if streaming else "a batch write")
     options = WriteOptions(
         _connection(o),
-        topic=o.take("topic", _topic, None),
-        codec=o.take("kafka.compression.type", _codec, Codec.NONE),
-        batch_bytes=o.take("kafka.batch.size", _int32, 512 << 10),
-        include_timestamps=o.take("includeTimestamps", _boolean, False),
-        exactly_once=o.take("exactlyOnce", _boolean, False),
-        ledger=o.take("ledgerTopic", _topic, "kept-spark-ledger"),
+        topic=o.pop("topic", _topic, None),
+        codec=o.pop("kafka.compression.type", _codec, Codec.NONE),
+        batch_bytes=o.pop("kafka.batch.size", _int32, 512 << 10),
+        include_timestamps=o.pop("includeTimestamps", _boolean, False),
+        exactly_once=o.pop("exactlyOnce", _boolean, False),
+        ledger=o.pop("ledgerTopic", _topic, "kept-spark-ledger"),
         **_transaction(o, streaming),
     )
     if options.app_id is not None and not options.exactly_once:
@@ -335,12 +335,12 @@ def parse_write(given: Mapping[str, str], *, streaming: bool = False) -> WriteOp
         raise BadOption("exactlyOnce=true needs the option topic: one topic for all rows")
     if options.exactly_once and options.ledger == options.topic:
         raise BadOption(f"ledgerTopic is {options.ledger}, the topic that is written to")
-    o.take("includeHeaders", _boolean, False)  # a column headers is written where there is one
-    o.take("kafka.acks", _acks, None)
-    o.take("kafka.enable.idempotence", _idempotence, None)
+    o.pop("includeHeaders", _boolean, False)  # a column headers is written where there is one
+    o.pop("kafka.acks", _acks, None)
+    o.pop("kafka.enable.idempotence", _idempotence, None)
     if streaming:
-        o.take("checkpointLocation", _any, None)
-        o.take("queryName", _any, None)
+        o.pop("checkpointLocation", _any, None)
+        o.pop("queryName", _any, None)
     o.finish()
     return options
 
@@ -349,7 +349,7 @@ def _transaction(o: _Options, streaming: bool) -> dict[str, Any]:
     """What a batch write is called when it is repeated."""
     if streaming:
         return {}
-    app, version = o.take("txnAppId", _app, None), o.take("txnVersion", _version, None)
+    app, version = o.pop("txnAppId", _app, None), o.pop("txnVersion", _version, None)
     if (app is None) != (version is None):
         raise BadOption("txnAppId and txnVersion name a write together: give both")
     return {} if version is None else {"app_id": app, "version": version}
@@ -361,12 +361,12 @@ def _connection(o: _Options) -> Connection:
     )
     if where is None:
         raise BadOption("kafka.bootstrap.servers is missing: host:port of one node or more")
-    o.take("kafka.security.protocol", _plaintext, None)
-    timeout_ms = o.take("kafka.request.timeout.ms", _int32, 30_000)
+    o.pop("kafka.security.protocol", _plaintext, None)
+    timeout_ms = o.pop("kafka.request.timeout.ms", _int32, 30_000)
     return Connection(
         where[1],
-        client_id=o.take("kafka.client.id", lambda n, t: t and _app(n, t), "kept-spark"),
-        timeout_ms=o.take("kafka.default.api.timeout.ms", _int32, timeout_ms),
+        client_id=o.pop("kafka.client.id", lambda n, t: t and _app(n, t), "kept-spark"),
+        timeout_ms=o.pop("kafka.default.api.timeout.ms", _int32, timeout_ms),
     )
 
 

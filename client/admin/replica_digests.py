@@ -86,7 +86,7 @@ def _compare(
 ) -> None:  # fmt: skip
     named = {"topic": verdict.topic, "partition": verdict.partition}
 
-    def ask(what: str, **more: object) -> dict[int, Any]:
+    def request(what: str, **more: object) -> dict[int, Any]:
         def one(api: JsonApi) -> Any:
             try:
                 return api.get(f"compaction/{what}", **named, **more)
@@ -97,7 +97,7 @@ def _compare(
 
         return dict(zip(replicas, pool.map(one, replicas.values()), strict=True))
 
-    states = ask("replica")
+    states = request("replica")
     generations = {state["generation"] for state in states.values()}
     if len(generations) > 1:
         at = ", ".join(f"node {n} at {s['generation'] or 'none'}" for n, s in states.items())
@@ -106,19 +106,19 @@ def _compare(
     verdict.start_offset = max(state["log_start_offset"] for state in states.values())
     verdict.end_offset = min(state["high_watermark"] for state in states.values())
     verdict.end_offset = max(verdict.start_offset, verdict.end_offset)
-    found = ask(
+    found = request(
         "digests", generation=verdict.generation, start=verdict.start_offset, end=verdict.end_offset
     )
     verdict.covered_end = next(iter(found.values()))["covered_end"]
     for part in ("covered", "tail"):
-        _compare_ranges(verdict, {n: answer[part] for n, answer in found.items()}, ask)
+        _compare_ranges(verdict, {n: answer[part] for n, answer in found.items()}, request)
     verdict.equal = not verdict.differences
 
 
 def _compare_ranges(
     verdict: Verdict,
     ranges: Mapping[int, list[dict[str, Any]]],
-    ask: Callable[..., dict[int, Any]],
+    request: Callable[..., dict[int, Any]],
 ) -> None:
     """Note every range that is not the same everywhere; of the first one the first record."""
     places = sorted({(r["base_offset"], r["end_offset"]) for rs in ranges.values() for r in rs})
@@ -127,7 +127,7 @@ def _compare_ranges(
     for base, end in places:
         there = {node: found.get(base) for node, found in by_base.items()}
         if len({None if r is None else (r["end_offset"], r["digest"]) for r in there.values()}) > 1:
-            offset = None if verdict.differences else _first(verdict, base, end, ask)
+            offset = None if verdict.differences else _first(verdict, base, end, request)
         elif any(r is not None and r["wrong"] for r in there.values()):
             offset = None
         else:
@@ -142,12 +142,16 @@ def _said(found: dict[str, Any] | None) -> str:
     return str(found["wrong"] or f"{found['count']} with digest {found['digest']}")
 
 
-def _first(verdict: Verdict, base: int, end: int, ask: Callable[..., dict[int, Any]]) -> int | None:
+def _first(
+    verdict: Verdict, base: int, end: int, request: Callable[..., dict[int, Any]]
+) -> int | None:
     """The first offset of ``base..end`` at which somebody has another record than the others."""
     base, end = max(base, verdict.start_offset), min(end, verdict.end_offset)
     while end > base:
         try:
-            found = ask("digests", generation=verdict.generation, start=base, end=end, parts=PARTS)
+            found = request(
+                "digests", generation=verdict.generation, start=base, end=end, parts=PARTS
+            )
         except HttpFailed:
             return None  # it cannot be read: what is wrong is said with the range
         width = -(-(end - base) // PARTS)

@@ -49,7 +49,7 @@ class _Away(NamedTuple):
 
     since: float
     why: KeptError
-    told: bool = False
+    reported: bool = False
 
     def is_final(self, now: float, view: ClusterView) -> bool:
         """Waiting longer is vain."""
@@ -82,7 +82,7 @@ class Consumer:
 
     def poll(self, max_wait_ms: int | None = None) -> list[ConsumedRecord]:
         """What has come within ``max_wait_ms``; perhaps nothing."""
-        self._look_up()
+        self._resolve_positions()
         if not self.positions:
             time.sleep((max_wait_ms or self.limits.max_wait_ms) / 1000)
             return []
@@ -107,7 +107,7 @@ class Consumer:
             troubles = {tp: self._why_missing(tp) for tp in missing}
         for one in fetched:
             if one.error is None:
-                out.extend(self._take(one))
+                out.extend(self._decode(one))
             elif isinstance(one.error, OffsetOutOfRange):
                 self._reset(one.topic_partition)
             elif isinstance(one.error, RetriableError):
@@ -128,7 +128,7 @@ class Consumer:
 
     def batches_until_end(self) -> Iterator[list[ConsumedRecord]]:
         """The same, as they come."""
-        self._look_up()
+        self._resolve_positions()
         ends = {
             tp: at.offset
             for tp, at in self.client.list_offsets(
@@ -144,7 +144,7 @@ class Consumer:
             self._give_up(any)
             yield [r for r in batch if r.offset < ends[TopicPartition(r.topic, r.partition)]]
 
-    def _look_up(self) -> None:
+    def _resolve_positions(self) -> None:
         asked = {tp: p for tp, p in self.positions.items() if p < 0}
         if asked:
             for tp, at in self.client.list_offsets(asked).items():
@@ -167,12 +167,12 @@ class Consumer:
         now = time.monotonic()
         before, self._away = self._away, {}
         for tp, why in troubles.items():
-            since, _, told = before.get(tp, _Away(now, why))
-            if not told and now - since >= NOTICE_MS / 1000:
-                told = True
+            since, _, reported = before.get(tp, _Away(now, why))
+            if not reported and now - since >= NOTICE_MS / 1000:
+                reported = True
                 if self.client.on_wait is not None:
                     self.client.on_wait(why)
-            self._away[tp] = _Away(since, why, told)
+            self._away[tp] = _Away(since, why, reported)
         if len(self._away) == len(self.positions):
             self._give_up(all)
 
@@ -181,7 +181,7 @@ class Consumer:
         if self._away and when(away.is_final(now, view) for away in self._away.values()):
             raise next(away.why for away in self._away.values() if away.is_final(now, view))
 
-    def _take(self, one: Fetched) -> Iterator[ConsumedRecord]:
+    def _decode(self, one: Fetched) -> Iterator[ConsumedRecord]:
         """Decode a partition's batches and move its position past them."""
         tp = one.topic_partition
         self.high_watermarks[tp] = one.high_watermark
@@ -288,7 +288,7 @@ class GroupConsumer:
             return
         self._next_heartbeat = now + HEARTBEAT_MS / 1000
         call = groups.heartbeat_call(self.group, self.member_id, self.generation)
-        self._judge(int(self._answer(call).error_code), "Heartbeat")
+        self._judge(int(self._call(call).error_code), "Heartbeat")
 
     def _judge(self, code: int, api: str) -> bool:
         """True for code 0; one that asks to join again is noted; others are raised."""
@@ -302,7 +302,7 @@ class GroupConsumer:
             raise error
         return True
 
-    def _answer(self, call: Call) -> Any:
+    def _call(self, call: Call) -> Any:
         """Run a call; errors that mean another or a loading coordinator are tried again."""
 
         def check(response: Any) -> KeptError | None:
@@ -319,7 +319,7 @@ class GroupConsumer:
             call = groups.join_call(
                 self.group, self.member_id, self.topics, SESSION_MS, REBALANCE_MS
             )
-            joined = self._answer(call)
+            joined = self._call(call)
             if joined.error_code == _MEMBER_ID_REQUIRED:
                 self.member_id = joined.member_id
                 continue
@@ -330,7 +330,7 @@ class GroupConsumer:
             shares: dict[str, bytes] = {}
             if joined.leader == joined.member_id:
                 shares = self._share(joined)
-            synced = self._answer(
+            synced = self._call(
                 groups.sync_call(self.group, self.member_id, self.generation, shares)
             )
             if self._judge(int(synced.error_code), "SyncGroup"):

@@ -115,7 +115,7 @@ def _produce_call(
         what=what,
         timeout_ms=timeout_ms,
         check=check,
-        answered=acks != 0,
+        expects_response=acks != 0,
     )
 
 
@@ -225,7 +225,7 @@ def _fetch_call(
         del version
         return _fetch_values(view, tps, positions, limits, any_epoch=any_epoch)
 
-    what = f"Fetch of {several(tps)}"
+    what = f"Fetch of {partition_list(tps)}"
     ids_known = all(_topic_id(view, tp.topic) is not None for tp in tps)
     return Call(
         ApiKey.FETCH,
@@ -238,7 +238,7 @@ def _fetch_call(
     )
 
 
-def several(tps: Sequence[TopicPartition]) -> str:
+def partition_list(tps: Sequence[TopicPartition]) -> str:
     """Partitions as a message names them: ``orders-0, orders-1, orders-2 and more``."""
     return f"{', '.join(map(str, tps[:3]))}{' and more' if len(tps) > 3 else ''}"
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from kept.client.admin.topics import Operation, log_sizes, together
-from kept.client.consume.fetch import several
+from kept.client.consume.fetch import partition_list
 from kept.client.consume.positions import EARLIEST, LATEST
 from kept.client.core.broker_errors import RetriableBrokerError, failure
 from kept.client.core.calls import Call, ToLeader, ToNode
@@ -47,7 +47,7 @@ class Standing(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
+class _Query:
     """A request to leaders: its name, the fields of the whole, of a topic's name, of a partition's
     number, and of each partition.
     """
@@ -72,15 +72,17 @@ class _Question:
         }
 
         def check(response: Any) -> KeptError | None:
-            errors = [one for one in self.said(tps, response) if isinstance(one, KeptError)]
+            errors = [one for one in self.results(tps, response) if isinstance(one, KeptError)]
             final = (one for one in errors if not isinstance(one, RetriableError))
             return next(final, errors[0] if len(errors) == len(tps) else None)
 
-        call = Call(self.api_key, values, ToLeader(*tps[0]), what=f"{self.name} of {several(tps)}")
+        call = Call(
+            self.api_key, values, ToLeader(*tps[0]), what=f"{self.name} of {partition_list(tps)}"
+        )
         call.check, call.timeout_ms, call.optional = check, self.timeout_ms, self.optional
         return call
 
-    def said(self, tps: Sequence[TopicPartition], response: Any) -> list[Any]:
+    def results(self, tps: Sequence[TopicPartition], response: Any) -> list[Any]:
         """What a response says of each of these partitions, or the error."""
         there = {
             (str(getattr(topic, self.topic)), int(getattr(one, self.partition))): one
@@ -97,10 +99,10 @@ class _Question:
         return found
 
 
-def _ask(view: ClusterView, question: _Question) -> Operation[dict[TopicPartition, Any]]:
-    """The answer about each partition; where the question is optional, perhaps a RetriableError."""
+def _query(view: ClusterView, query: _Query) -> Operation[dict[TopicPartition, Any]]:
+    """The answer about each partition; where the query is optional, perhaps a RetriableError."""
     found: dict[TopicPartition, Any] = {}
-    left = list(question.each)
+    left = list(query.each)
     while left:
         groups: dict[Endpoint | str, list[TopicPartition]] = {}
         for tp in left:
@@ -110,11 +112,11 @@ def _ask(view: ClusterView, question: _Question) -> Operation[dict[TopicPartitio
             for tps in groups.values()
             for at in range(0, len(tps), MOST_PARTITIONS)
         ]
-        for tps, response in zip(asked, (yield [question.call(tps) for tps in asked]), strict=True):
+        for tps, response in zip(asked, (yield [query.call(tps) for tps in asked]), strict=True):
             if isinstance(response, KeptError):
                 found.update(dict.fromkeys(tps, response))
                 continue
-            for tp, one in zip(tps, question.said(tps, response), strict=True):
+            for tp, one in zip(tps, query.results(tps, response), strict=True):
                 if not isinstance(one, KeptError):
                     found[tp] = one
         was_led = {tp: leader for leader, tps in groups.items() for tp in tps}
@@ -122,19 +124,19 @@ def _ask(view: ClusterView, question: _Question) -> Operation[dict[TopicPartitio
         for tp in left:
             if view.leader(*tp) == was_led[tp]:
                 view.forget(tp)
-    return {tp: found[tp] for tp in question.each}
+    return {tp: found[tp] for tp in query.each}
 
 
-def _offsets_question(
+def _offsets_query(
     asked: Mapping[TopicPartition, int],
     timeout_ms: int,
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     *,
     optional: bool = False,
-) -> _Question:
+) -> _Query:
     whole = {"replica_id": -1, "isolation_level": int(isolation), "timeout": timeout_ms}
     each = {tp: {"timestamp": timestamp} for tp, timestamp in asked.items()}
-    return _Question(
+    return _Query(
         ApiKey.LIST_OFFSETS,
         "ListOffsets",
         whole,
@@ -153,7 +155,7 @@ def list_offsets(
     timeout_ms: int,
 ) -> Operation[dict[TopicPartition, OffsetAt]]:
     """The offset for a timestamp (or LATEST, EARLIEST, MAX_TIMESTAMP) of each partition."""
-    found = yield from _ask(view, _offsets_question(asked, timeout_ms, isolation))
+    found = yield from _query(view, _offsets_query(asked, timeout_ms, isolation))
     return {tp: _offset_at(one) for tp, one in found.items()}
 
 
@@ -161,11 +163,11 @@ def offsets_of_node(
     node_id: int, asked: Mapping[TopicPartition, int], timeout_ms: int
 ) -> Operation[dict[TopicPartition, OffsetAt]]:
     """The same of partitions that a node is known to lead, without those that it cannot say."""
-    question, tps = _offsets_question(asked, timeout_ms), list(asked)
-    call = question.call(tps)
+    query, tps = _offsets_query(asked, timeout_ms), list(asked)
+    call = query.call(tps)
     call.route, call.check = ToNode(node_id), None
     (response,) = yield [call]
-    said = zip(tps, question.said(tps, response), strict=True)
+    said = zip(tps, query.results(tps, response), strict=True)
     return {tp: _offset_at(one) for tp, one in said if not isinstance(one, KeptError)}
 
 
@@ -180,9 +182,9 @@ def epoch_ends(
     cannot say. Below an offset that was read in that epoch: the log was cut back since (KIP-320).
     """
     each = {tp: {"current_leader_epoch": -1, "leader_epoch": e} for tp, e in asked.items()}
-    found = yield from _ask(
+    found = yield from _query(
         view,
-        _Question(
+        _Query(
             ApiKey.OFFSET_FOR_LEADER_EPOCH, "OffsetForLeaderEpoch", {"replica_id": -1},
             "topic", "partition", each, timeout_ms,
         ),
@@ -198,7 +200,7 @@ def standings(
 
     def offsets(when: int) -> Operation[dict[TopicPartition, Any]]:
         asked = {TopicPartition(topic.name, number): when for number in led}
-        return _ask(view, _offsets_question(asked, patience_ms, optional=True))
+        return _query(view, _offsets_query(asked, patience_ms, optional=True))
 
     starts, ends, sizes = yield from together(
         offsets(EARLIEST), offsets(LATEST), log_sizes(topic, patience_ms)

@@ -181,7 +181,7 @@ class RangeReader:
             return False
         cut, last = max(end, self._start), self.position - 1
         why = f"a leader without them was elected, and has others from offset {end} on"
-        self._tell(f"{self.tp}: offsets {cut} to {last} are lost: {why}")
+        self._report_loss(f"{self.tp}: offsets {cut} to {last} are lost: {why}")
         self.position = cut
         return True
 
@@ -208,10 +208,10 @@ class RangeReader:
 
     def _lose(self, go_on_at: int, why: str) -> None:
         last = min(go_on_at, self.end) - 1
-        self._tell(f"{self.tp}: offsets {self.position} to {last} are lost: {why}")
+        self._report_loss(f"{self.tp}: offsets {self.position} to {last} are lost: {why}")
         self.position = go_on_at
 
-    def _tell(self, text: str) -> None:
+    def _report_loss(self, text: str) -> None:
         if self._fail:
             raise OffsetsLost(f"{text} (failOnDataLoss=false goes on without them)")
         self.lost.append(text)

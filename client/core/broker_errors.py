@@ -6,7 +6,6 @@ becomes :class:`BrokerError` or :class:`RetriableBrokerError`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from functools import cache
 from typing import Final
@@ -54,11 +53,11 @@ class NotReached(NetworkException):
     """No connection, so no request was sent."""
 
 
-class NoAnswer(RetriableError):
+class NoResponse(RetriableError):
     """No answer within the time given."""
 
 
-class NoController(NoAnswer):
+class NoController(NoResponse):
     """The node that was asked waits itself for a controller, as far as one can tell."""
 
 
@@ -66,7 +65,7 @@ class NotKafka(PeerError):
     """The other side does not speak the Kafka protocol."""
 
 
-def nobody(name: str, error: KeptError, tried: Collection[ConnectionFailed]) -> KeptError:
+def unreachable(name: str, error: KeptError, tried: Collection[ConnectionFailed]) -> KeptError:
     """What to say of a call that found no node: ``error``, or all that were tried where they are
     several.
     """
@@ -104,11 +103,6 @@ def api_name(api_key: int) -> str:
 
     name = api_key_map.get(api_key)
     return name.title().replace("_", "") if name else f"API {api_key}"
-
-
-def kind_of(error: KeptError) -> str:
-    """An error's class as words: ``offset out of range``."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).lower()
 
 
 _CODES: Final = frozenset(code.value for code in ErrorCode)

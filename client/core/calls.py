@@ -99,7 +99,7 @@ class Call:
     patient: bool = True
     optional: bool = False
     at_most_once: bool = False
-    answered: bool = True
+    expects_response: bool = True
     max_version: int = 32767
     needed_for: tuple[object, ...] | None = None
     """Set on calls that the core makes for itself: what they find out."""
@@ -110,7 +110,7 @@ class Call:
     not_before_ms: int = 0
     offline_since_ms: int | None = None
     """When it was first heard that the log directory of its partition is offline, and since."""
-    told: bool = False
+    reported: bool = False
     last_error: KeptError | None = None
     version: int = -1
 
@@ -120,7 +120,7 @@ class Call:
         return self.what or api_name(self.api_key)
 
     @property
-    def told_before(self) -> str:
+    def earlier_error(self) -> str:
         """What a node has answered to it, for a message that no other answer came."""
         error = self.last_error
         if error is None or isinstance(error, ConnectionFailed):
@@ -141,7 +141,7 @@ class Call:
         """The time that it may take begins now."""
         self.started_ms, self.deadline_ms = now_ms, now_ms + self.timeout_ms
 
-    def goes_again(self, error: KeptError) -> bool:
+    def is_retried_after(self, error: KeptError) -> bool:
         """Whether an error in a response is worth another try; changes await no unknown topics."""
         if self.at_most_once:
             return isinstance(error, NOT_EXECUTED)
@@ -169,9 +169,9 @@ class Call:
         elif isinstance(why, UnknownTopicOrPartition):
             self.deadline_ms = min(self.deadline_ms, self.started_ms + UNKNOWN_TOPIC_GRACE_MS)
 
-    def is_to_be_told_of(self, started_ms: int) -> bool:
+    def is_to_be_reported(self, started_ms: int) -> bool:
         """Somebody else's call, begun by then, of which it was not told that it waits."""
-        return not self.told and self.needed_for is None and self.started_ms <= started_ms
+        return not self.reported and self.needed_for is None and self.started_ms <= started_ms
 
 
 # Events.

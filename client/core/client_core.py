@@ -21,11 +21,11 @@ from typing import Any, Final
 
 from kept.client.core.broker_errors import (
     ConnectionFailed,
-    NoAnswer,
+    NoResponse,
     NotKafka,
     api_name,
     failure,
-    nobody,
+    unreachable,
 )
 from kept.client.core.calls import (
     Anywhere,
@@ -91,7 +91,7 @@ class ClientCore:
         self._patience_ms = SLOW_MS  # more where answers come late
         self.reached = False  # or known to be there: a cluster that does not answer may come back
         self._refused: dict[Endpoint, ConnectionFailed] = {}
-        self._asking: set[tuple[object, ...]] = set()
+        self._requested: set[tuple[object, ...]] = set()
 
     # The three things a shell does.
 
@@ -111,7 +111,7 @@ class ClientCore:
         elif isinstance(event, Received):
             connection = self._connections.get(event.connection)
             if connection is not None:
-                connection.incoming.take(event.data)
+                connection.incoming.feed(event.data)
                 self._received(connection, now_ms, effects)
         elif isinstance(event, Filled):
             connection = self._connections.get(event.connection)
@@ -134,7 +134,7 @@ class ClientCore:
         """When the next Tick is due."""
         connections = self._connections.values()
         times = [c.since_ms + CONNECT_TIMEOUT_MS for c in connections if not c.ready]
-        times += [c.next_doubt_ms(self._patience_ms) for c in connections if c.owes_answers]
+        times += [c.next_doubt_ms(self._patience_ms) for c in connections if c.owes_responses]
         times += [call.deadline_ms for call in self._calls()]
         times += [at for c in connections for at in c.next_notices_ms(NOTICE_MS)]
         times.extend(c.not_before_ms for c in self._waiting if c.not_before_ms)
@@ -162,8 +162,8 @@ class ClientCore:
         while True:
             before = (len(effects), self._next_call)
             for call in list(self._waiting):
-                if call.last_error is not None and call.is_to_be_told_of(now_ms - NOTICE_MS):
-                    call.told = True
+                if call.last_error is not None and call.is_to_be_reported(now_ms - NOTICE_MS):
+                    call.reported = True
                     effects.append(Waiting(call, call.last_error))
                 if call.not_before_ms > now_ms:
                     continue
@@ -195,12 +195,12 @@ class ClientCore:
         if isinstance(route, ToLeader):
             endpoint = view.leader(route.topic, route.partition)
             if endpoint is None:
-                self._ask_metadata(now_ms, call, (route.topic,), route.auto_create)
+                self._request_metadata(now_ms, call, (route.topic,), route.auto_create)
             return endpoint
         if isinstance(route, ToCoordinator):
             node = view.coordinators.get((route.kind, route.key))
             if node is None:
-                self._ask_coordinator(now_ms, call, route)
+                self._find_coordinator(now_ms, call, route)
                 return None
         else:
             node = view.controller_id if isinstance(route, ToController) else route.node_id
@@ -208,7 +208,7 @@ class ClientCore:
         if endpoint is None:
             if isinstance(route, ToController) and view.nodes:
                 return self._any_endpoint(now_ms)
-            self._ask_metadata(now_ms, call, (), False)
+            self._request_metadata(now_ms, call, (), False)
         return endpoint
 
     def _any_endpoint(self, now_ms: int) -> Endpoint:
@@ -238,8 +238,8 @@ class ClientCore:
         data = connection.encoded(call, correlation, self.client_id)
         call.tries += 1
         effects.append(Send(connection.id, data))
-        if call.answered:
-            connection.asked(now_ms)
+        if call.expects_response:
+            connection.request_sent(now_ms)
             connection.in_flight[correlation] = call
             connection.in_flight_versions[correlation] = (call.api_key, call.version)
         else:
@@ -251,48 +251,48 @@ class ClientCore:
 
     # Finding out what a call needs.
 
-    def _ask_metadata(
+    def _request_metadata(
         self, now_ms: int, needed_by: Call, topics: tuple[str, ...], create: bool
     ) -> None:
         values = {
             "topics": [{"name": name, "topic_id": None} for name in topics],
             "allow_auto_topic_creation": create,
         }
-        self._ask(needed_by.needs, ApiKey.METADATA, values, needed_by, now_ms)
+        self._request(needed_by.needs, ApiKey.METADATA, values, needed_by, now_ms)
 
-    def _ask_coordinator(self, now_ms: int, needed_by: Call, route: ToCoordinator) -> None:
+    def _find_coordinator(self, now_ms: int, needed_by: Call, route: ToCoordinator) -> None:
         values = {
             "key": route.key,
             "key_type": route.kind,
             "coordinator_keys": (route.key,),
         }
-        self._ask(needed_by.needs, ApiKey.FIND_COORDINATOR, values, needed_by, now_ms)
+        self._request(needed_by.needs, ApiKey.FIND_COORDINATOR, values, needed_by, now_ms)
 
-    def _ask(
+    def _request(
         self, key: tuple[object, ...], api_key: int, values: Values, needed_by: Call, now_ms: int
     ) -> None:
         """Begin an internal call, unless it is under way."""
-        if key in self._asking:
+        if key in self._requested:
             return
-        self._asking.add(key)
+        self._requested.add(key)
         self._next_call += 1
         call = Call(api_key, values, what=f"{api_name(api_key)} for {needed_by.name}")
         call.needed_for = key
         call.id, call.started_ms, call.deadline_ms = self._next_call, now_ms, needed_by.deadline_ms
         self._waiting.append(call)
 
-    def _answered_internally(self, call: Call, response: Any, now_ms: int) -> bool:
+    def _finish_internal(self, call: Call, response: Any, now_ms: int) -> bool:
         """Take over an answer that we asked for ourselves; True when it was one."""
         key = call.needed_for
         if key is None:
             return False
-        self._asking.discard(key)
+        self._requested.discard(key)
         if key[0] == "metadata":
             asked = key[1]
             assert isinstance(asked, tuple)
             self.view.update(response, asked)
         else:
-            self._found_coordinator(key, response, now_ms)
+            self._coordinator_found(key, response, now_ms)
         self._leave_silent(key, now_ms)
         if key[0] == "metadata":
             self._judge_waiting(now_ms)
@@ -306,11 +306,11 @@ class ClientCore:
         for correlation, call in connection.repeatable_calls():
             route = call.route
             if isinstance(route, Anywhere):
-                self._take_back(connection, correlation, call)
+                self._reroute(connection, correlation, call)
             elif isinstance(route, ToCoordinator):
-                self._ask_coordinator(now_ms, call, route)
+                self._find_coordinator(now_ms, call, route)
             elif isinstance(route, ToLeader):
-                self._ask_metadata(now_ms, call, (route.topic,), route.auto_create)
+                self._request_metadata(now_ms, call, (route.topic,), route.auto_create)
 
     def _leave_silent(self, key: tuple[object, ...], now_ms: int) -> None:
         """Calls to a silent node that another one was found for."""
@@ -318,9 +318,9 @@ class ClientCore:
             if connection.is_silent(now_ms, self._patience_ms):
                 for correlation, call in connection.repeatable_calls():
                     if call.needs == key and not self._goes_to(call, connection.endpoint):
-                        self._take_back(connection, correlation, call)
+                        self._reroute(connection, correlation, call)
 
-    def _take_back(self, connection: Connection, correlation: int, call: Call) -> None:
+    def _reroute(self, connection: Connection, correlation: int, call: Call) -> None:
         """Its answer does not count any more."""
         connection.in_flight[correlation] = None
         self._waiting.append(call)
@@ -337,7 +337,7 @@ class ClientCore:
                 why = ConnectionFailed(f"{call.name}: the cluster has no node {route.node_id} now")
                 self._back_off(call, why, now_ms)
 
-    def _found_coordinator(self, key: tuple[object, ...], response: Any, now_ms: int) -> None:
+    def _coordinator_found(self, key: tuple[object, ...], response: Any, now_ms: int) -> None:
         one = response.coordinators[0] if hasattr(response, "coordinators") else response
         kind, name = key[1], key[2]
         assert isinstance(kind, int)
@@ -362,15 +362,17 @@ class ClientCore:
         connection = self._connections.get(number)
         if connection is not None:
             connection.established = True
-            self._ask_versions(connection, max(versions(ApiKey.API_VERSIONS)), effects)
+            self._request_versions(connection, max(versions(ApiKey.API_VERSIONS)), effects)
 
-    def _ask_versions(self, connection: Connection, version: int, effects: list[Effect]) -> None:
+    def _request_versions(
+        self, connection: Connection, version: int, effects: list[Effect]
+    ) -> None:
         values = {
             "client_software_name": self.software[0],
             "client_software_version": self.software[1],
         }
         correlation = self._correlation()
-        connection.asking_version = version
+        connection.requested_version = version
         connection.in_flight[correlation] = None
         connection.in_flight_versions[correlation] = (ApiKey.API_VERSIONS, version)
         data = encode_request(ApiKey.API_VERSIONS, version, correlation, self.client_id, values)
@@ -396,7 +398,7 @@ class ClientCore:
         now_ms: int,
         effects: list[Effect],
     ) -> None:
-        if connection.heard(now_ms):
+        if connection.response_received(now_ms):
             self._patience_ms = min(2 * self._patience_ms, CONNECT_TIMEOUT_MS)
         (correlation,) = struct.unpack_from(">i", frame)
         asked = connection.in_flight_versions.pop(correlation, None)
@@ -408,12 +410,12 @@ class ClientCore:
                 self._versions_came(connection, frame, effects)
             return
         _, response = decode_response(*asked, frame)
-        if self._answered_internally(call, response, now_ms):
+        if self._finish_internal(call, response, now_ms):
             return
         error = call.check(response) if call.check is not None else None
         if error is None:
             effects.append(Finished(call, response, None))
-        elif call.goes_again(error):
+        elif call.is_retried_after(error):
             self._forget_route(call)
             self._back_off(call, error, now_ms)
             self._waiting.append(call)
@@ -426,14 +428,16 @@ class ClientCore:
     ) -> None:
         """KIP-511: an unknown version is answered in version 0 with error 35."""
         (code,) = struct.unpack_from(">h", frame, 4)
-        version = 0 if code == UNSUPPORTED_VERSION else connection.asking_version
+        version = 0 if code == UNSUPPORTED_VERSION else connection.requested_version
         _, response = decode_response(ApiKey.API_VERSIONS, version, frame)
         table = {
             int(k.api_key): (int(k.min_version), int(k.max_version)) for k in response.api_keys
         }
-        if code == UNSUPPORTED_VERSION and connection.asking_version > 0:
+        if code == UNSUPPORTED_VERSION and connection.requested_version > 0:
             newest = table.get(ApiKey.API_VERSIONS, (0, 0))[1]
-            self._ask_versions(connection, min(newest, connection.asking_version - 1), effects)
+            self._request_versions(
+                connection, min(newest, connection.requested_version - 1), effects
+            )
             return
         error = failure(code, f"{connection.endpoint}: ApiVersions")
         if error is not None:
@@ -477,7 +481,7 @@ class ClientCore:
                     call, kind(f"{connection.endpoint}: {call.name}: {text}"), now_ms, effects
                 )
         if not connection.ready:
-            self._nobody_there(connection.endpoint, text, kind, now_ms, effects)
+            self._unreachable(connection.endpoint, text, kind, now_ms, effects)
 
     def _cut_off(self, call: Call, error: KeptError, now_ms: int, effects: list[Effect]) -> None:
         """A connection broke under a call."""
@@ -488,7 +492,7 @@ class ClientCore:
         else:
             self._finish(call, error, effects)
 
-    def _nobody_there(
+    def _unreachable(
         self,
         endpoint: Endpoint,
         why: str,
@@ -504,7 +508,7 @@ class ClientCore:
             concerned = isinstance(call.route, Anywhere) or self._goes_to(call, endpoint)
             if hopeless or kind is NotKafka or (concerned and not call.patient):
                 all_tried = self._refused.values() if hopeless else ()
-                self._finish(call, nobody(call.name, error, all_tried), effects)
+                self._finish(call, unreachable(call.name, error, all_tried), effects)
                 continue
             self._waiting.append(call)
             if concerned:
@@ -525,7 +529,7 @@ class ClientCore:
         if call.needed_for is None:
             effects.append(Finished(call, None, error))
             return
-        self._asking.discard(call.needed_for)
+        self._requested.discard(call.needed_for)
         for other in self._waiting:
             if other.needed_for is None and other.needs == call.needed_for:
                 other.last_error = error
@@ -537,7 +541,7 @@ class ClientCore:
 
     def _expire(self, now_ms: int, effects: list[Effect]) -> None:
         for connection in list(self._connections.values()):
-            if connection.owes_answers and now_ms >= connection.next_doubt_ms(self._patience_ms):
+            if connection.owes_responses and now_ms >= connection.next_doubt_ms(self._patience_ms):
                 self._doubt(connection, now_ms)
             if not connection.ready and now_ms - connection.since_ms >= CONNECT_TIMEOUT_MS:
                 effects.append(Close(connection.id))
@@ -549,7 +553,7 @@ class ClientCore:
                     connection.in_flight[correlation] = None
                     seconds = (now_ms - call.started_ms) / 1000
                     why = f"{connection.endpoint}: {call.name}: no answer within {seconds:.3g} s"
-                    self._finish(call, NoAnswer(why + call.told_before), effects)
+                    self._finish(call, NoResponse(why + call.earlier_error), effects)
             if connection.is_given_up(now_ms):
                 effects.append(Close(connection.id))
                 self._lost(connection.id, "no answer", now_ms, effects)
@@ -563,4 +567,6 @@ class ClientCore:
                 continue
             late = f"{call.name}: not possible within {(now_ms - call.started_ms) / 1000:.3g} s"
             tried = () if any(c.ready for c in connections) else self._refused.values()
-            self._finish(call, nobody(call.name, call.last_error or NoAnswer(late), tried), effects)
+            self._finish(
+                call, unreachable(call.name, call.last_error or NoResponse(late), tried), effects
+            )

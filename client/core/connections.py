@@ -21,26 +21,26 @@ DEAD_MS: Final = 10_000
 class Connection:
     """Connecting, then agreeing on versions, then ready.
 
-    ``in_flight`` has a call for each answer that is to come, None where nobody waits for it.
-    ``heard_ms``: nothing is owed that was asked before. ``doubts``: how often others were asked
-    since then because of its silence.
+    ``in_flight`` has a call for each response that is to come, None where nobody waits for it.
+    ``last_response_ms``: nothing is owed that was sent before. ``doubts``: how often other nodes
+    were tried since then because of its silence.
     """
 
     id: int
     endpoint: Endpoint
     since_ms: int
-    heard_ms: int
+    last_response_ms: int
     doubts: int = 0
     established: bool = False
     ready: bool = False
-    asking_version: int = 0
+    requested_version: int = 0
     incoming: FrameReader = field(default_factory=FrameReader)
     versions: dict[int, tuple[int, int]] = field(default_factory=dict)
     in_flight: dict[int, Call | None] = field(default_factory=dict)
     in_flight_versions: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
-    def owes_answers(self) -> bool:
+    def owes_responses(self) -> bool:
         """Whether somebody waits for it."""
         return not self.ready or any(call is not None for call in self.in_flight.values())
 
@@ -55,7 +55,7 @@ class Connection:
         """
         flying = [call for call in self.in_flight.values() if call]
         calls = [call for call in flying if isinstance(call.route, ToController)]
-        return [call for call in calls if not call.told and call.needed_for is None]
+        return [call for call in calls if not call.reported and call.needed_for is None]
 
     def next_notices_ms(self, notice_ms: int) -> list[int]:
         """When :meth:`awaits_controller` has something to tell."""
@@ -65,27 +65,27 @@ class Connection:
         """Of calls begun by then that wait for a controller, each once."""
         found = []
         for call in self._with_controller:
-            if call.is_to_be_told_of(started_ms):
-                call.told = True
+            if call.is_to_be_reported(started_ms):
+                call.reported = True
                 why = f"{self.endpoint}: {call.name}: no controller has answered yet"
                 found.append(Waiting(call, NoController(why)))
         return found
 
-    def asked(self, now_ms: int) -> None:
+    def request_sent(self, now_ms: int) -> None:
         """A request is about to leave."""
         if not self.in_flight:
-            self.heard_ms = now_ms
+            self.last_response_ms = now_ms
 
-    def heard(self, now_ms: int) -> bool:
+    def response_received(self, now_ms: int) -> bool:
         """An answer has come; whether after it was doubted that one would."""
         doubted = self.ready and self.doubts > 0
-        self.heard_ms, self.doubts = now_ms, 0
+        self.last_response_ms, self.doubts = now_ms, 0
         return doubted
 
     def is_silent(self, now_ms: int, patience_ms: int) -> bool:
         """Whether it has said nothing for so long although it was asked."""
         owes = not self.ready or bool(self.in_flight)
-        return owes and now_ms - self.heard_ms >= patience_ms
+        return owes and now_ms - self.last_response_ms >= patience_ms
 
     def is_given_up(self, now_ms: int) -> bool:
         """Whether all who asked have waited in vain: what stands between may have forgotten the
@@ -96,7 +96,7 @@ class Connection:
 
     def next_doubt_ms(self, patience_ms: int) -> int:
         """When others are asked in its place, if nothing comes until then: ever more seldom."""
-        return self.heard_ms + (patience_ms << self.doubts)
+        return self.last_response_ms + (patience_ms << self.doubts)
 
     def version_for(self, call: Call) -> int:
         """The newest version of a call's API that both sides know. Raises UnsupportedVersion."""

@@ -32,7 +32,7 @@ class FrameReader:
             return None
         return memoryview(self._large)[self._filled : self._expected]
 
-    def take(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         """Bytes came, and there was no room."""
         self._buffer += data
 

@@ -26,7 +26,7 @@ from kept.client.admin.cluster import ClusterDescription, Outcome, Reassignment
 from kept.client.admin.reassignment_plan import Plan
 from kept.client.client import Client
 from kept.client.core.metadata import Endpoint, TopicView
-from kept.client.json_api import PRESENT_S, HttpFailed, JsonApi, ask_any
+from kept.client.json_api import PRESENT_S, HttpFailed, JsonApi, request_any
 from kept.kernels import FALLBACKS
 from kept.storage.types import TopicPartition, decimal_number
 
@@ -256,7 +256,7 @@ def remove(*, number: int, as_json: bool, bootstrap: str) -> None:
 
 
 def _change_voters(what: str, body: dict[str, Any], as_json: bool, bootstrap: str) -> None:
-    found = ask_any(bootstrap, lambda api: api.post(f"voters/{what}", body))
+    found = request_any(bootstrap, lambda api: api.post(f"voters/{what}", body))
     if as_json:
         show_json(found)
     else:

@@ -20,7 +20,7 @@ from kept.cli.shell import (
 from kept.cli.unavailable import warn_unanswered
 from kept.client.admin import replica_digests
 from kept.client.admin.replica_digests import Verdict
-from kept.client.json_api import HttpFailed, JsonApi, ask_any, each_node, nodes_away
+from kept.client.json_api import HttpFailed, JsonApi, each_node, nodes_away, request_any
 
 TIMEOUT_S: Final = 30.0
 SHOWN_KEYS: Final = 5
@@ -99,7 +99,7 @@ def now(*, target: str, wait: bool, as_json: bool, bootstrap: str) -> None:
     if partition is not None:
         body["partition"] = partition
     with progress(f"compacting {target}", None):
-        answer = ask_any(bootstrap, lambda api: api.post("compaction/now", body), WAIT_S)
+        answer = request_any(bootstrap, lambda api: api.post("compaction/now", body), WAIT_S)
     if as_json:
         show_json(answer)
     elif wait:
@@ -123,7 +123,7 @@ def now(*, target: str, wait: bool, as_json: bool, bootstrap: str) -> None:
 def explain(*, target: str, key: str | None, as_json: bool, bootstrap: str) -> None:
     """Say what a pass would do now, without doing it."""
     topic, partition = topic_and_partition(target)
-    answer = ask_any(
+    answer = request_any(
         bootstrap,
         lambda api: api.get("compaction/explain", topic=topic, partition=partition, key=key),
         WAIT_S,
@@ -146,7 +146,7 @@ def why_missing(
     *, topic: str, partition: int, offset: int, key: str | None, as_json: bool, bootstrap: str
 ) -> None:
     """Say why there is no record at an offset."""
-    answer = ask_any(
+    answer = request_any(
         bootstrap,
         lambda api: api.get(
             "compaction/why-missing", topic=topic, partition=partition, offset=offset, key=key
@@ -246,7 +246,7 @@ def retry(*, target: str, as_json: bool, bootstrap: str) -> None:
     fails_on = [r["replica"] for p in here for r in p["replicas"] if r["reason"]]
     answer = {**body, "retrying": True}
     try:
-        answer = ask_any(bootstrap, lambda api: api.post("compaction/retry", body), TIMEOUT_S)
+        answer = request_any(bootstrap, lambda api: api.post("compaction/retry", body), TIMEOUT_S)
     except HttpFailed as error:
         if not fails_on or error.status != NOTHING_TO_RETRY:
             raise

@@ -18,7 +18,7 @@ from kept.cli.shell import (
 )
 from kept.cli.unavailable import open_client, warn_unanswered
 from kept.client.client import Client
-from kept.client.core.broker_errors import ConnectionFailed, NoAnswer
+from kept.client.core.broker_errors import ConnectionFailed, NoResponse
 from kept.client.json_api import PRESENT_S, HttpFailed, JsonApi
 from kept.storage.errors import TopicAlreadyExists
 from kept.storage.printable import printable_line
@@ -122,7 +122,7 @@ def _describe(client: Client, name: str, all_settings: bool) -> dict[str, Any]:
     leaders = {number: p.leader for number, p in known.partitions.items()}
     silent: set[int] = set()
     for number, standing in standings.items():
-        if isinstance(standing.unknown, NoAnswer | ConnectionFailed):
+        if isinstance(standing.unknown, NoResponse | ConnectionFailed):
             silent.add(leaders[number])
         elif standing.unknown is not None:
             echo(f"kept: {standing.unknown}", err=True)

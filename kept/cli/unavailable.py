@@ -13,7 +13,7 @@ from kept.cli.shell import Failure
 from kept.client.client import Client
 from kept.client.core.broker_errors import NoController
 from kept.client.core.metadata import parse_bootstrap
-from kept.client.json_api import PRESENT_S, HttpFailed, JsonApi, ask_any, each_node
+from kept.client.json_api import PRESENT_S, HttpFailed, JsonApi, each_node, request_any
 from kept.storage.errors import KafkaStorageError, KeptError, NotLeaderOrFollower
 
 ANSWER_S: Final = 10.0
@@ -35,7 +35,7 @@ def wait_reporter(bootstrap: str) -> Callable[[KeptError], None]:
 def _controllers(bootstrap: str) -> str:
     """What nodes of kept know of their controller, and which of its voters are there."""
     try:
-        found = ask_any(bootstrap, lambda api: api.get("cluster"), PRESENT_S)
+        found = request_any(bootstrap, lambda api: api.get("cluster"), PRESENT_S)
     except HttpFailed:
         return ""
     if found["controller_id"] >= 0:

@@ -152,7 +152,7 @@ class ClusterClient:
             try:
                 return await self._send(call, node)
             except KeptError as error:
-                if not (call.patient and call.goes_again(error)):
+                if not (call.patient and call.is_retried_after(error)):
                     raise
                 now_ms = self._now_ms()
                 call.back_off(error, now_ms, offline_grace_ms(len(self.metadata.image.brokers)))

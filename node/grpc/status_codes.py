@@ -25,7 +25,7 @@ _STATUSES: Final[tuple[tuple[type[errors.KeptError], Any], ...]] = (
     (errors.OffsetOutOfRange, Status.OUT_OF_RANGE),
     (errors.PolicyViolation, Status.FAILED_PRECONDITION),
     (errors.RequestTimedOut, Status.DEADLINE_EXCEEDED),
-    (failures.NoAnswer, Status.DEADLINE_EXCEEDED),
+    (failures.NoResponse, Status.DEADLINE_EXCEEDED),
     (errors.PeerError, Status.INVALID_ARGUMENT),
     (errors.DamagedData, Status.DATA_LOSS),
     (errors.RetriableError, Status.UNAVAILABLE),

@@ -146,13 +146,13 @@ def audit(
     given = None if reference is None else load(spark, reference)
     end = time.monotonic() + patience_s
 
-    def look(known: DataFrame | None = None) -> tuple[Audit, DataFrame]:
-        return _steady(lambda: _look(spark, bootstrap, topic, given, known), end)
+    def compare(known: DataFrame | None = None) -> tuple[Audit, DataFrame]:
+        return _steady(lambda: _compare(spark, bootstrap, topic, given, known), end)
 
-    found, faults = look()
+    found, faults = compare()
     try:
         while found.total:
-            again, left = look(faults)
+            again, left = compare(faults)
             faults.unpersist()
             again.looks = found.looks + 1
             same, found, faults = again.total == found.total, again, left
@@ -165,21 +165,21 @@ def audit(
     return found
 
 
-def _steady(look: Callable[[], _Seen], end: float) -> _Seen:
+def _steady(compare: Callable[[], _Seen], end: float) -> _Seen:
     """A look that came to its end: one that the topic moved under is made again until ``end``."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     while True:
         try:
-            return look()
+            return compare()
         except (PySparkException, Py4JError) as error:
             if time.monotonic() >= end or not _OF_THE_CLUSTER.search(str(error)):
                 raise
             time.sleep(PAUSE_S)
 
 
-def _look(
+def _compare(
     spark: SparkSession,
     bootstrap: str,
     topic: str,

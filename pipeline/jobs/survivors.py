@@ -244,7 +244,7 @@ def _judgements(sent: _Sent) -> Any:
         for batch in batches:
             for key, part in _runs(batch):
                 if key != open_key and history:
-                    yield from _told(strategy, history)
+                    yield from _flagged_history(strategy, history)
                     history = []
                 open_key = key
                 if key[-1] is None:  # records without a key
@@ -252,7 +252,7 @@ def _judgements(sent: _Sent) -> Any:
                 else:
                     history.append(part)
         if history:
-            yield from _told(strategy, history)
+            yield from _flagged_history(strategy, history)
 
     return run
 
@@ -268,7 +268,7 @@ def _runs(batch: pa.RecordBatch) -> Iterator[tuple[tuple[Any, ...], pa.RecordBat
             start = at
 
 
-def _told(strategy: Strategy, history: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _flagged_history(strategy: Strategy, history: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows of one key, and which of them the strategy keeps."""
     found = [record for part in history for record in record_objects(part)]
     tombstones = {record.offset for record in found if record.value is None}

@@ -54,12 +54,12 @@ class Following:
             newest = self._first_newest or self._at(tps, LATEST)
             begun = offsets.starts(self.client, tps, self.options)
             for tp in tps:
-                if begun[tp] >= newest.get(tp, begun[tp]) and not self._is_told_where(tp):
+                if begun[tp] >= newest.get(tp, begun[tp]) and not self._has_given_start(tp):
                     begun[tp] = self._at_end[tp] = newest.get(tp, begun[tp])
             self._begun = begun
         return dict(self._begun)
 
-    def _is_told_where(self, tp: TopicPartition) -> bool:
+    def _has_given_start(self, tp: TopicPartition) -> bool:
         """Whether the options say at which offset a partition begins."""
         where = self.options.starting
         return isinstance(where, AtOffsets) and (where.by_partition or {}).get(tp, LATEST) >= 0

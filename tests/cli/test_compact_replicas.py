@@ -73,7 +73,7 @@ def run(monkeypatch):
         if gone is not None:
             nodes[gone].gone = True
         monkeypatch.setattr(commands, "each_node", each_node)
-        monkeypatch.setattr(commands, "ask_any", lambda _, request, __: request(nodes[0]))
+        monkeypatch.setattr(commands, "request_any", lambda _, request, __: request(nodes[0]))
         return CliRunner().invoke(compact, [*arguments, "--bootstrap", "localhost:1"]), nodes
 
     return run

@@ -6,7 +6,7 @@ from typing import Any
 
 from kept.cli import topic
 from kept.client.consume.leader_offsets import Standing
-from kept.client.core.broker_errors import NoAnswer, failure
+from kept.client.core.broker_errors import NoResponse, failure
 from kept.client.core.metadata import PartitionView, TopicView
 
 OFFSET_NOT_AVAILABLE = 78
@@ -20,7 +20,7 @@ def test_a_leader_that_does_not_know_yet_is_not_called_silent(capsys):
     not_yet = failure(OFFSET_NOT_AVAILABLE, "ListOffsets of t-0")
     standings = {
         0: Standing(0, None, 5, not_yet),
-        1: Standing(None, None, None, NoAnswer("no answer within 3 s")),
+        1: Standing(None, None, None, NoResponse("no answer within 3 s")),
     }
 
     class Answers:

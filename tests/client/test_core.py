@@ -8,8 +8,8 @@ import pytest
 
 from kept.client.core.broker_errors import (
     ConnectionFailed,
-    NoAnswer,
     NoController,
+    NoResponse,
     NotKafka,
     failure,
 )
@@ -311,7 +311,7 @@ def test_silence_ends_at_the_deadline_and_a_late_answer_is_ignored():
     world.answers[ApiKey.LIST_OFFSETS] = answer
     call = offsets(world, timeout_ms=2000)
     world.run(until_ms=20_000)
-    with pytest.raises(NoAnswer, match="a:1: ListOffsets of t-0: no answer within 2 s"):
+    with pytest.raises(NoResponse, match="a:1: ListOffsets of t-0: no answer within 2 s"):
         world.result(call)
     correlation = max(c for n in world.core._connections.values() for c in n.in_flight)
     frame = encode_response(ApiKey.LIST_OFFSETS, late[0], correlation, world.default(2, 0, A, None))
@@ -328,7 +328,7 @@ def test_silence_after_a_refusal_tells_the_refusal_too():
     call = offsets(world, timeout_ms=2000, check=code_of_first_partition)
     world.run(until_ms=20_000)
     said = "no answer within 2 s; before that: ListOffsets of t-0: "
-    with pytest.raises(NoAnswer, match=said):
+    with pytest.raises(NoResponse, match=said):
         world.result(call)
 
 
@@ -344,7 +344,7 @@ def test_a_long_silence_makes_the_core_neither_busy_nor_late():
         world.now = due_ms
         world.step(Tick())
         ticks += 1
-    with pytest.raises(NoAnswer, match="no answer within"):
+    with pytest.raises(NoResponse, match="no answer within"):
         world.result(call)
 
 
@@ -384,7 +384,7 @@ def test_something_else_than_kafka_is_named(garbage):
 
 def test_calls_without_an_answer_end_when_they_are_sent():
     world = World()
-    call = offsets(world, answered=False)
+    call = offsets(world, expects_response=False)
     assert world.result(call) is None
     assert world.sent_to(ApiKey.LIST_OFFSETS) == [A]
 

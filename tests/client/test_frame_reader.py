@@ -25,7 +25,7 @@ def receive(incoming: FrameReader, stream: bytes, most: int, draw: random.Random
         piece = stream[at : at + draw.randint(1, most)]
         room = incoming.room()
         if room is None:
-            incoming.take(piece)
+            incoming.feed(piece)
         else:
             piece = piece[: len(room)]
             room[: len(piece)] = piece
@@ -50,7 +50,7 @@ def test_large_ones_share_their_memory() -> None:
     incoming, places = FrameReader(), set()
     frames, _ = sent((2 * LARGE_BYTES,) * 4)
     for frame in frames:
-        incoming.take(struct.pack(">i", len(frame)) + frame[:10])
+        incoming.feed(struct.pack(">i", len(frame)) + frame[:10])
         assert incoming.next() is None
         room = incoming.room()
         assert room is not None and len(room) == len(frame) - 10
@@ -64,6 +64,6 @@ def test_large_ones_share_their_memory() -> None:
 @pytest.mark.parametrize("size", [0, 3, -1, MAX_RESPONSE_BYTES + 1])
 def test_what_is_no_response(size: int) -> None:
     incoming = FrameReader()
-    incoming.take(struct.pack(">i", size) + b"HTTP")
+    incoming.feed(struct.pack(">i", size) + b"HTTP")
     with pytest.raises(CorruptMessage, match="does not speak the Kafka protocol"):
         incoming.next()

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from kept.client import json_api as http
-from kept.client.json_api import HttpFailed, ask_any, nodes_away
+from kept.client.json_api import HttpFailed, nodes_away, request_any
 
 
 class Node(BaseHTTPRequestHandler):
@@ -51,7 +51,7 @@ def test_one_that_stands_still_is_passed_over(alive, hangs, monkeypatch):
     found: list[object] = []
 
     def ask() -> None:
-        found.append(ask_any(f"{hangs},{alive}", lambda api: api.get("cluster"), 3600.0))
+        found.append(request_any(f"{hangs},{alive}", lambda api: api.get("cluster"), 3600.0))
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
@@ -62,7 +62,7 @@ def test_one_that_stands_still_is_passed_over(alive, hangs, monkeypatch):
 def test_the_last_one_says_why_nobody_answers(hangs, monkeypatch):
     monkeypatch.setattr(http, "PRESENT_S", 0.2)
     with pytest.raises(HttpFailed, match=f"{hangs}: GET /api/v1/cluster: no answer within"):
-        ask_any(f"{hangs},{hangs}", lambda api: api.get("cluster"), 0.3)
+        request_any(f"{hangs},{hangs}", lambda api: api.get("cluster"), 0.3)
 
 
 def test_who_is_away(alive):

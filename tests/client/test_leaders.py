@@ -13,7 +13,7 @@ from kept.client.client import Client
 from kept.client.consume import leader_offsets as leaders
 from kept.client.consume.leader_offsets import MOST_PARTITIONS, OffsetAt
 from kept.client.consume.positions import EARLIEST, LATEST
-from kept.client.core.broker_errors import BrokerError, NoAnswer
+from kept.client.core.broker_errors import BrokerError, NoResponse
 from kept.client.core.calls import Call, ToLeader
 from kept.client.core.metadata import ClusterView, Endpoint, PartitionView, TopicView
 from kept.client.protocol.api_keys import ApiKey
@@ -220,7 +220,7 @@ def test_what_is_optional_may_be_an_error_that_waiting_mends():
     seen = view(t={0: 0, 1: 0, 2: 1})
     operation = leaders.standings(seen, seen.topics["t"], 700)
     calls = next(operation)
-    nothing = NoAnswer("node 0 stands still")
+    nothing = NoResponse("node 0 stands still")
     answers = [nothing, answer(calls[1]), nothing, answer(calls[3]), nothing, nothing]
     found = ended(operation, answers)
     assert found[0] == found[1] == (None, None, None, nothing) and found[2][:2] == (102, 102)

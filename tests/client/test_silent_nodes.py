@@ -11,7 +11,7 @@ from kept.client.admin import groups
 from kept.client.client import Client
 from kept.client.consume import leader_offsets as leaders
 from kept.client.consume.leader_offsets import Standing
-from kept.client.core.broker_errors import NoAnswer
+from kept.client.core.broker_errors import NoResponse
 from kept.client.core.calls import Call, Send, Tick, ToLeader, ToNode
 from kept.client.core.client_core import SLOW_MS
 from kept.client.core.metadata import ClusterView, Endpoint, PartitionView, TopicView
@@ -59,7 +59,7 @@ def test_partitions_stand_where_their_leaders_say_and_the_silent_ones_are_done_w
         ToLeader("t", 0), ToLeader("t", 1), ToLeader("t", 0), ToLeader("t", 1), ToNode(1), ToNode(2)
     ]  # fmt: skip
     assert all(call.optional and call.timeout_ms == PATIENCE_MS for call in calls)
-    nothing = NoAnswer("node 2 stands still")
+    nothing = NoResponse("node 2 stands still")
     answers = [offset(0, 5), nothing, offset(0, 9), nothing, directory("t", {0: 77}), nothing]
     assert ended(asked, answers) == {0: Standing(5, 9, 77), 1: Standing(None, None, None, nothing)}
 
@@ -79,7 +79,7 @@ def test_groups_are_listed_without_a_silent_node_where_it_is_named(told):
     assert {call.optional for call in calls} == {told}
     one = {"group_id": "g", "protocol_type": "consumer", "group_state": "Stable"}
     first = response(ApiKey.LIST_GROUPS, 4, error_code=0, groups=[one])
-    second = NoAnswer("2") if told else response(ApiKey.LIST_GROUPS, 4, error_code=0, groups=[])
+    second = NoResponse("2") if told else response(ApiKey.LIST_GROUPS, 4, error_code=0, groups=[])
     (found,) = ended(asked, [first, second])
     assert found.group == "g" and silent == ([2] if told else None)
 
@@ -92,9 +92,9 @@ def test_an_optional_call_ends_with_its_error_in_place_of_an_answer():
         call = Call(3, {"topics": (), "allow_auto_topic_creation": False}, timeout_ms=50)
         call.optional = True
         (answer,) = client.calls([call])
-        assert isinstance(answer, NoAnswer)
+        assert isinstance(answer, NoResponse)
         call.optional = False
-        with pytest.raises(NoAnswer):
+        with pytest.raises(NoResponse):
             client.calls([call])
 
 
@@ -185,7 +185,7 @@ def test_a_change_that_may_have_been_made_is_not_asked_for_again():
     world.pass_time(29 * SLOW_MS)
     assert call.id not in world.finished and world.sent_to(ApiKey.METADATA) == [A, A]
     world.pass_time(2 * SLOW_MS)
-    with pytest.raises(NoAnswer):
+    with pytest.raises(NoResponse):
         world.result(call)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kept.client.client import Client, OutRecord
-from kept.client.core.broker_errors import NoAnswer
+from kept.client.core.broker_errors import NoResponse
 from kept.client.core.connections import DEAD_MS
 from kept.client.sockets import ADDRESS_MS, UNHEARD_S
 from kept.storage.errors import InvalidRequest
@@ -68,7 +68,7 @@ def test_what_nobody_takes_is_not_waited_for_forever(kept_cluster):
         client.metadata([topic])
         cluster.pause(0)
         try:
-            with pytest.raises(NoAnswer, match="not taken within"):
+            with pytest.raises(NoResponse, match="not taken within"):
                 for _ in range(20):
                     client.produce(topic, [OutRecord(b"k", bytes(900_000))], acks=0)
         finally:
@@ -95,7 +95,7 @@ def test_a_connection_on_which_all_waited_in_vain_is_not_used_again():
     assert call.id in world.finished and set(world.connections) == before, "it may be slow"
     call = offsets(world, timeout_ms=DEAD_MS)
     world.run(until_ms=world.now + DEAD_MS + 500)
-    with pytest.raises(NoAnswer):
+    with pytest.raises(NoResponse):
         world.result(call)
     assert not world.connections
     world.mute.clear()
@@ -161,6 +161,6 @@ def test_what_stands_between_has_forgotten_the_connection(kept_cluster):
     ):
         client.metadata([])
         between.forgotten = between.count - 1
-        with pytest.raises(NoAnswer):
+        with pytest.raises(NoResponse):
             client.metadata([])
         assert client.metadata([]).nodes

@@ -53,9 +53,9 @@ def test_a_node_and_its_workers_run_nothing_that_lies_where_they_are_started(
 
 def explained(cluster, topic):
     """What a dry run, a process of its own, says."""
-    from kept.client.json_api import ask_any
+    from kept.client.json_api import request_any
 
-    return ask_any(
+    return request_any(
         cluster.bootstrap, lambda api: api.get("compaction/explain", topic=topic, partition=0)
     )
 

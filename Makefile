@@ -37,7 +37,7 @@ test: setup
 QUICK = tests/storage tests/compaction tests/replication tests/cluster tests/test_tidy.py \
         tests/node/coordinator/groups/test_histories.py tests/node/coordinator/groups/test_random_histories.py \
         tests/node/coordinator/groups/test_records.py tests/node/coordinator/groups/test_shard.py \
-        tests/node/internode/test_protobuf_conversion.py tests/node/kafka/codec tests/client/test_core.py tests/client/test_wire.py
+        tests/node/internode/test_protobuf_conversion.py tests/node/kafka/codec tests/client/core/test_client_core.py tests/client/protocol/test_wire.py
 LONGER = tests/replication/manifests/test_histories.py tests/compaction/kernels/test_rule_map.py \
          tests/compaction/test_crash.py tests/compaction/test_example_strategy.py \
          tests/cluster/controller/test_unclean_recovery.py
@@ -53,7 +53,7 @@ test-slow: setup
 # A part of test-slow.
 SMOKE = tests/compat/test_confluent.py tests/compat/test_kafka_python.py tests/compat/test_kafka_tools.py \
         tests/compat/test_node_client.py tests/compat/test_three_nodes.py tests/compat/test_transactions_refused.py \
-        tests/client/test_blocking.py tests/compaction/test_judge.py tests/storage/test_judge_kafka_files.py \
+        tests/client/test_client.py tests/compaction/test_judge.py tests/storage/test_judge_kafka_files.py \
         tests/node/coordinator/groups/test_kafka_tools.py tests/node/wire/test_cleaner.py \
         tests/console/test_browser.py tests/spark/test_read.py tests/deploy/test_image.py \
         tests/failover/test_failover.py tests/failover/test_truncation.py

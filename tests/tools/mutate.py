@@ -46,8 +46,8 @@ DIRECTORIES: Final = [
 ]
 TESTS: Final = {
     "client/protocol/bounds.py": [
-        "tests/client/test_bounds.py",
-        "tests/client/test_unknown_tags.py",
+        "tests/client/protocol/test_bounds.py",
+        "tests/client/protocol/test_unknown_tags.py",
     ],
     "cluster/raft/message_guard.py": [
         "tests/cluster/raft/test_strangers.py",

@@ -20,7 +20,7 @@ from kept.client.protocol import bounds
 from kept.client.protocol import messages as protocol
 from kept.client.protocol.bounds import NO_LIMIT, program
 from kept.storage.errors import CorruptMessage, InvalidRequest, InvariantViolation, KeptError
-from tests.client.messages import mutants, plain_walk, sample
+from tests.client.protocol.messages import mutants, plain_walk, sample
 
 METADATA = (3, 9)
 HUGE = bytes((0xFF, 0xFF, 0xFF, 0xFF, 0x0F))
@@ -28,7 +28,7 @@ HUGE = bytes((0xFF, 0xFF, 0xFF, 0xFF, 0x0F))
 IN_A_CHILD = """
 import resource
 import sys
-from tests.client.messages import classes, decode_all
+from tests.client.protocol.messages import classes, decode_all
 decode_all(list(classes())[:40], every=7)  # what is loaded once is not counted
 size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (size + (256 << 20), resource.RLIM_INFINITY))

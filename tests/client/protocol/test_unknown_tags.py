@@ -12,7 +12,7 @@ from kio.static.constants import EntityType
 from kept.client.protocol import messages as protocol
 from kept.client.protocol.bounds import program
 from kept.storage.errors import CorruptMessage
-from tests.client.messages import sample
+from tests.client.protocol.messages import sample
 
 UNKNOWN = bytes((1, 99, 3)) + b"new"
 """A section of one tagged field: tag 99, three bytes."""

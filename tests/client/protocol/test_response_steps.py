@@ -10,7 +10,7 @@ from kio.static.constants import EntityType
 from kept.client.protocol import messages as protocol
 from kept.node.kafka.api import APIS
 from kept.storage.errors import InvariantViolation
-from tests.client.messages import sample
+from tests.client.protocol.messages import sample
 
 SERVED = [
     (api.key, version)

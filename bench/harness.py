@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from kept.storage.errors import KeptError
 
@@ -45,6 +46,14 @@ class Bench:
         if done.returncode:
             raise RuntimeError(f"load {mode} on port {port}: {done.stderr.strip()}")
         return dict(json.loads(done.stdout))
+
+    def run_script(self, name: str, gigabytes: float) -> dict[str, Any]:
+        """Run one of the programs beside this file in a process of its own; its figures."""
+        target = self.folder / "figures.json"
+        run = [sys.executable, HERE / name, "--gb", gigabytes * self.scale]
+        run += ["--dir", self.folder, "--json", target]
+        subprocess.run([str(word) for word in run], check=True, stdout=subprocess.DEVNULL)
+        return dict(json.loads(target.read_text()))
 
     @contextlib.contextmanager
     def attempt(self, what: str) -> Iterator[None]:

@@ -58,8 +58,8 @@ def probed(nodes: int, settings: dict[str, str], *, niced: bool = False) -> Iter
             yield cluster
 
 
-def send_requests(cluster: Cluster) -> list[Report]:
-    """Each node's report of the time since the last question."""
+def node_reports(cluster: Cluster) -> list[Report]:
+    """Each node's report of the time since the last one."""
     found = []
     for i in range(len(cluster)):
         path = Path(cluster.probe_directory) / str(cluster.pid(i))  # type: ignore[attr-defined]
@@ -88,12 +88,12 @@ def housekeeping(
         trio.create_topic("paced")
         partition, leader = trio.partition_led_by("paced", lambda _: True)
         time.sleep(SETTLE_S)
-        send_requests(cluster)
+        node_reports(cluster)
         time.sleep(seconds)
-        idle = send_requests(cluster)
+        idle = node_reports(cluster)
         frame = _frame("paced", -1, partition)
         bench.run_load("pace", trio.nodes.port(leader), frame, TRICKLE, int(TRICKLE * seconds))
-        return {"idle": idle, f"{TRICKLE}/s": send_requests(cluster)}
+        return {"idle": idle, f"{TRICKLE}/s": node_reports(cluster)}
 
 
 def stalls(bench: Bench) -> None:
@@ -120,12 +120,12 @@ def clean(bench: Bench, options: argparse.Namespace) -> tuple[Any, Any, Report, 
         time.sleep(2)
         frame = _frame("paced", 1)
         bench.run_load("pace", broker.port, frame, RATE, 1000)
-        send_requests(cluster)
+        node_reports(cluster)
         quiet = bench.run_load("pace", broker.port, frame, RATE, 2500)
-        (without,) = send_requests(cluster)
+        (without,) = node_reports(cluster)
         cleaning.release(broker, "aside")
         during = bench.run_load("pace", broker.port, frame, RATE, options.requests)
-        (inside,) = send_requests(cluster)
+        (inside,) = node_reports(cluster)
         cleaning.await_pass(broker, "aside")
         return quiet, during, without, inside
 

@@ -44,7 +44,7 @@ class Probe:
         loop.call_later(TICK_S, self.tick)
         gc.callbacks.append(self.collected)
         sys.setswitchinterval(SWITCH_S)
-        threading.Thread(target=self.look, daemon=True).start()
+        threading.Thread(target=self.sample, daemon=True).start()
 
     def reset(self) -> None:
         """Begin anew: the stall that writing the last report was is nobody's."""

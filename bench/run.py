@@ -78,7 +78,7 @@ SECTIONS: dict[str, Section] = {
     "cluster": each(THREE_TIDY, replicated.cluster),
     "failover": each(THREE, failover.failover),
     "partitions": each({"kept": three_node_clusters.kept}, size.partitions),
-    "following": ours(size.following),
+    "following": ours(compaction_x3.following),
     "thrice": ours(compaction_x3.thrice),
     "controller": ours(size.image),
     "stalls": ours(loop_stalls.stalls),

@@ -44,21 +44,6 @@ def partitions(bench: Bench, trio: Trio) -> None:
     bench.add("partitions", f"made and written to, {what}", trio.name, "s", took)
 
 
-def following(bench: Bench) -> None:
-    """The figures of ``manifest_apply.py``: applying what another replica has computed."""
-    target = bench.folder / "following.json"
-    run = [sys.executable, HERE / "following.py", "--gb", 0.5 * bench.scale]
-    run += ["--dir", bench.folder, "--json", target]
-    subprocess.run([str(word) for word in run], check=True, stdout=subprocess.DEVNULL)
-    found = json.loads(target.read_text())
-    for name, unit, figure in (
-        ("applying a generation, CPU of its pass", "ratio", "apply_per_clean"),
-        ("the same, segments end elsewhere", "ratio", "apply_other_boundaries_per_clean"),
-        ("manifest, share of the log", "%", "manifest_percent"),
-    ):
-        bench.add("following", name, "kept", unit, found[figure])
-
-
 def image(bench: Bench) -> None:
     """The figures of ``controller.py``."""
     run = [sys.executable, str(HERE / "controller.py"), "--json"]

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from kept.testing import reaper
+from tests.cli.command_server import CommandServer
 
 DEADLINE_S = 150
 
@@ -40,6 +41,8 @@ class Ran:
 class Kept:
     """``kept``, against one cluster or none."""
 
+    server: ClassVar[CommandServer]
+
     def __init__(self, bootstrap: str = "localhost:1") -> None:
         self.environ = {k: v for k, v in os.environ.items() if not k.startswith("KEPT_")}
         self.environ |= {"KEPT_BOOTSTRAP": bootstrap, "COLUMNS": "100"}
@@ -58,19 +61,17 @@ class Kept:
                 process.kill()
 
     def __call__(
-        self, *arguments: object, stdin: str | bytes = b"", status: int | None = 0, **kwargs: Any
+        self,
+        *arguments: object,
+        stdin: str | bytes = b"",
+        status: int | None = 0,
+        cwd: Path | None = None,
     ) -> Ran:
         given = stdin.encode() if isinstance(stdin, str) else stdin
-        done = subprocess.run(
-            self.command(*arguments),
-            input=given,
-            capture_output=True,
-            env=self.environ,
-            timeout=DEADLINE_S,
-            check=False,
-            **kwargs,
-        )
-        ran = Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
+        where = str(cwd or Path.cwd())
+        ran = Ran(*self.server.run(
+            [str(one) for one in arguments], given, DEADLINE_S, environ=self.environ, cwd=where
+        ))  # fmt: skip
         assert "Traceback" not in ran.err, ran.err
         if status is not None:
             assert ran.status == status, ran
@@ -81,12 +82,16 @@ class Kept:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _commands_hear_ctrl_c() -> Iterator[None]:
-    """What a shell started in the background ignores SIGINT, as would all that it starts."""
+def _command_server() -> Iterator[None]:
+    """Commands hear Ctrl-C: what a shell started in the background ignores SIGINT, as would all
+    that it starts.
+    """
     before = signal.getsignal(signal.SIGINT)
     if before == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    Kept.server = CommandServer()
     yield
+    Kept.server.close()
     signal.signal(signal.SIGINT, before)
 
 

@@ -239,8 +239,8 @@ class _Run:
         self._open(base)
 
     def _flush(self) -> None:
-        self.hash.update(self.filter.take_digest())
-        data = self.filter.take()
+        self.hash.update(self.filter.drain_headers())
+        data = self.filter.drain()
         if self.file is None or not data:
             return
         if self.disk.free_bytes(self.builder.directory) < RESERVE_BYTES + len(data):

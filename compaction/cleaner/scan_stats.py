@@ -236,7 +236,7 @@ def _special(
             area = decompress(header.codec, area, INFLATE_LIMIT)
         except PeerError as error:
             raise DamagedData(*where, header.base_offset, str(error)) from error
-    scan_.take(batch[:HEADER_BYTES], area, aborted.has(header))
+    scan_.feed_batch(batch[:HEADER_BYTES], area, aborted.has(header))
     if facts is not None and header.is_transactional:
         events = facts.events
         if not events or events[-1] != header.producer_id:

@@ -272,7 +272,7 @@ cdef class SegmentScan:
             self.fault = self.why.decode()
         return used
 
-    def take(self, header, area, bint aborted):
+    def feed_batch(self, header, area, bint aborted):
         """One batch that ``feed`` left to the caller: its header, its records inflated."""
         cdef const uint8_t[::1] head = header
         cdef const uint8_t[::1] body = area

@@ -109,14 +109,14 @@ cdef class RuleMap:
         return self.slots * self.words * 8
 
     def begin(self, uint64_t low, uint64_t high):
-        """Forget everything; take the keys whose class is in ``low..high``."""
+        """Forget everything; count the keys whose class is in ``low..high``."""
         if self.size:
             memset(self.table, 0, self.table_bytes)
         self.size = 0
         self.low, self.high = low, high
         self.full = False
 
-    cdef inline bint takes(self, uint64_t high) noexcept nogil:
+    cdef inline bint holds_class_of(self, uint64_t high) noexcept nogil:
         return self.low <= high >> 32 < self.high
 
     cdef inline uint64_t *slot(self, uint64_t low) noexcept nogil:
@@ -144,7 +144,7 @@ cdef class RuleMap:
 
     cdef void narrow(self, uint64_t high) noexcept nogil:
         """Give up the upper half of the classes, until there is room or a key is among them."""
-        while self.size >= self.capacity and self.takes(high):
+        while self.size >= self.capacity and self.holds_class_of(high):
             if self.high - self.low < 2:
                 self.full = True
                 return
@@ -166,7 +166,7 @@ cdef class RuleMap:
                 continue
             memcpy(item, slot, bytes_)
             slot[VALUE] = 0
-            if self.takes(item[1]):
+            if self.holds_class_of(item[1]):
                 memcpy(self.find(item[0], item[1]), item, bytes_)
             else:
                 self.size -= 1
@@ -178,7 +178,7 @@ cdef class RuleMap:
         if fresh:
             if self.size >= self.capacity:
                 self.narrow(item.high)
-                if self.full or not self.takes(item.high):
+                if self.full or not self.holds_class_of(item.high):
                     return
                 slot = self.find(item.low, item.high)
             self.size += 1
@@ -316,7 +316,7 @@ cdef class RuleScan:
             self.fault = self.why.decode()
         return used
 
-    def take(self, header, area, bint aborted):
+    def feed_batch(self, header, area, bint aborted):
         """One batch that ``feed`` left to the caller: its header, its records inflated."""
         cdef const uint8_t[::1] head = header
         cdef const uint8_t[::1] body = area
@@ -374,7 +374,7 @@ cdef class RuleScan:
         kept_siphash128(self.map.k0, self.map.k1, span.key, <size_t>span.key_length,
                         &item.low, &item.high)
         note(&self.watched, item.low, item.high, offset)
-        if not self.map.takes(item.high):
+        if not self.map.holds_class_of(item.high):
             return
         kept_prefetch(self.map.slot(item.low))
         item.offset = offset
@@ -396,7 +396,7 @@ cdef class RuleScan:
             if self.keep:
                 if self.map.keeps(self.items + i):
                     failed |= push(&self.kept_, <uint32_t>(self.items[i].offset - self.base_offset))
-            elif self.map.takes(self.items[i].high):
+            elif self.map.holds_class_of(self.items[i].high):
                 self.map.add(self.items + i)
         self.block = 0
         return failed
@@ -449,7 +449,7 @@ cdef class RecordScan:
                 at += length
         return at
 
-    def take(self, header, area, bint aborted):
+    def feed_batch(self, header, area, bint aborted):
         """One batch that ``feed`` left to the caller: its header, its records inflated."""
         cdef const uint8_t[::1] head = header
         cdef const uint8_t[::1] body = area

@@ -151,13 +151,13 @@ cdef class SegmentFilter:
             raise MemoryError
         return True
 
-    def take(self):
+    def drain(self):
         """The bytes written since the last call."""
         found = self.out.at[: self.out.size] if self.out.size else b""
         self.out.size = 0
         return found
 
-    def take_digest(self):
+    def drain_headers(self):
         """The canonical headers since the last call."""
         found = self.digest_.at[: self.digest_.size] if self.digest_.size else b""
         self.digest_.size = 0

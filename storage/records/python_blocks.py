@@ -69,7 +69,7 @@ def read_block(
         else:
             found = scan(view[here:position], inflate_limit=inflate_limit, check_crc=False)
             size += len(found.data)
-            columns.take(found, header, first, end)
+            columns.append(found, header, first, end)
         if columns.rows >= max_rows or size >= max_bytes:
             break
     return columns.block(position, next_offset)
@@ -98,7 +98,7 @@ class _Columns:
         self.rows += header.record_count
         self.types.extend([int(header.timestamp_type)] * header.record_count)
 
-    def take(self, found: RecordColumns, header: BatchHeader, first: int, end: int) -> None:
+    def append(self, found: RecordColumns, header: BatchHeader, first: int, end: int) -> None:
         """The records of one batch that are in the range."""
         for i in range(found.count):
             if not first <= found.offsets[i] < end:

@@ -202,7 +202,7 @@ def scan_all(maps, data, **options):
                 from kept.storage.records import decompress
 
                 body = decompress(header.codec, body, 1 << 20)
-            found.take(data[at : at + 61], body, header.base_offset % 3 == 0)
+            found.feed_batch(data[at : at + 61], body, header.base_offset % 3 == 0)
             at += header.size_bytes
     names = ("runs", "tombstones", "expired", "keyless", "aborted", "kept", "empties", "bare")
     facts = {name: getattr(found, name)().tolist() for name in names}
@@ -298,7 +298,7 @@ def filter_all(make, data, survivors, *, empties=(), horizons=(), limit=1 << 40)
 
     def close():
         nonlocal out, digest
-        done.append((base, out + f.take(), f.index(), f.time_index(), digest + f.take_digest()))
+        done.append((base, out + f.drain(), f.index(), f.time_index(), digest + f.drain_headers()))
         out = digest = b""
 
     while at < len(data):

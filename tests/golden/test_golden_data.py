@@ -80,7 +80,10 @@ def in_partition(cluster, name):
 
 
 def test_everything_is_there(golden, start):
-    expected = golden[0]
+    """Also what is missing, with a reason, and no file is damaged."""
+    expected, directory = golden
+    logs = str(directory / "node-0" / "data" / "log")
+    assert [str(one) for one in check_directory(logs) if one.damaged] == []
     cluster = start(log_cleaner_enable=False)
     found = make_data.describe(cluster)
     for part in ("cluster_id", "cluster_config", "topics", "groups"):
@@ -88,7 +91,15 @@ def test_everything_is_there(golden, start):
     assert without_offsets(found["partitions"]) == without_offsets(expected["partitions"])
     for name, partition in expected["partitions"].items():
         assert found["partitions"][name]["records"] == partition["records"], name
+    users = expected["partitions"]["users-0"]
+    there = {record[0] for record in users["records"]}
+    for offset in range(users["first_dirty_offset"]):
+        answer = make_data.api(cluster).get(
+            "compaction/why-missing", topic="users", partition=0, offset=offset
+        )
+        assert answer["fate"] == ("present" if offset in there else "removed"), answer
     assert cluster.stop() == 0
+    assert [str(one) for one in check_directory(logs)] == []
     cluster.start()
     again = make_data.describe(cluster)
     assert without_offsets(again["partitions"]) == without_offsets(expected["partitions"])
@@ -151,25 +162,6 @@ def test_it_is_compacted_further(golden, start):
     cluster.start()
     for name, partition in kept_before.items():
         assert in_partition(cluster, name)["records"] == partition["records"]
-
-
-def test_what_is_missing_is_explained(golden, start):
-    cluster = start(log_cleaner_enable=False)
-    there = {r[0] for r in golden[0]["partitions"]["users-0"]["records"]}
-    low, first = 0, golden[0]["partitions"]["users-0"]["first_dirty_offset"]
-    for offset in range(low, first):
-        answer = make_data.api(cluster).get(
-            "compaction/why-missing", topic="users", partition=0, offset=offset
-        )
-        assert answer["fate"] == ("present" if offset in there else "removed"), answer
-
-
-def test_all_of_it_passes_the_check(golden, start):
-    data = golden[1] / "node-0" / "data" / "log"
-    assert [str(one) for one in check_directory(str(data)) if one.damaged] == []
-    cluster = start(log_cleaner_enable=False)
-    assert cluster.stop() == 0
-    assert [str(one) for one in check_directory(str(data))] == []
 
 
 def test_deletions_that_a_stop_interrupted_are_finished(golden, start):

@@ -165,7 +165,7 @@ class SegmentScan(Batches):
         self._empties, self._bare = array("I"), array("I")
         self._horizons: list[tuple[int, int, int]] = []
 
-    def take(self, header: Buffer, area: Buffer, aborted: bool) -> None:
+    def feed_batch(self, header: Buffer, area: Buffer, aborted: bool) -> None:
         """One batch that ``feed`` left to the caller: its header, its records inflated."""
         self._batch(read_header(header), memoryview(area), aborted=aborted)
 

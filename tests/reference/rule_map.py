@@ -99,7 +99,7 @@ class RuleMap:
         rule = self._rule_of(key)
         if slot is None:
             slot = self._slots[key] = _Slot(class_)
-        slot.take(rule, record)
+        slot.add(rule, record)
 
     def keeps(self, record: Record) -> bool:
         """Whether a record stays; ask in the order of the log, and about every record."""
@@ -124,7 +124,7 @@ class _Slot:
         self.winner = -1
         self.version: tuple[int, int] | None = None
 
-    def take(self, rule: Rule, record: Record) -> None:
+    def add(self, rule: Rule, record: Record) -> None:
         """Take in a record by its rule."""
         if rule.kind == Kind.LATEST:
             self.winner = record.offset
@@ -170,7 +170,7 @@ class RuleScan(Batches):
         self._first, self._map, self._keep, self._watch = first, map, keep, watch
         self._kept = array("I")
 
-    def take(self, header: Buffer, area: Buffer, aborted: bool) -> None:
+    def feed_batch(self, header: Buffer, area: Buffer, aborted: bool) -> None:
         """One batch that ``feed`` left to the caller: its header, its records inflated."""
         if not aborted:
             self._batch(read_header(header), memoryview(area))
@@ -212,8 +212,8 @@ class RecordScan(Batches):
         self._first, self._use = first, use
         self._wanted = None if wanted is None else set(wanted)
 
-    def take(self, header: Buffer, area: Buffer, aborted: bool) -> None:
-        """See :meth:`RuleScan.take`."""
+    def feed_batch(self, header: Buffer, area: Buffer, aborted: bool) -> None:
+        """See :meth:`RuleScan.feed_batch`."""
         if not aborted:
             self._batch(read_header(header), memoryview(area))
 

@@ -250,12 +250,12 @@ class SegmentFilter:
     def _time_entry(self) -> bytes:
         return _TIME_INDEX.pack(self.max_timestamp, self.max_timestamp_offset - self.output_base)
 
-    def take(self) -> bytes:
+    def drain(self) -> bytes:
         """The bytes written since the last call."""
         found, self._out = bytes(self._out), bytearray()
         return found
 
-    def take_digest(self) -> bytes:
+    def drain_headers(self) -> bytes:
         """The canonical headers since the last call."""
         found, self._digest = bytes(self._digest), bytearray()
         return found

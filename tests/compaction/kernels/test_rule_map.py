@@ -237,13 +237,13 @@ def test_damage_is_a_fault():
     head, area = data[:61], bytearray(data[61:])
     for cut in range(1, len(area)):
         for scan in scans():
-            scan.take(head, area[:cut], False)
+            scan.feed_batch(head, area[:cut], False)
             assert scan.fault in ("a record is damaged", "record count does not match"), cut
     for at in range(len(area)):
         for byte in (0, 1, 3, 127, 128, 255):
             broken = bytearray(area)
             broken[at] = byte
-            faults = {type(scan.take(head, broken, False)) and scan.fault for scan in scans()}
+            faults = {type(scan.feed_batch(head, broken, False)) and scan.fault for scan in scans()}
             assert len(faults) == 1, "both scans read records alike"
 
 
@@ -256,7 +256,7 @@ def test_special_batches_are_the_callers_and_aborted_ones_nobodys():
         assert scan.feed(plain + packed) == len(plain)
         assert scan.special and scan.fault is None
         head = plain[:61]
-        scan.take(head, plain[61:], True)
+        scan.feed_batch(head, plain[61:], True)
         scan.skip(0, 1, 61, True)
     assert read_header(packed).codec == Codec.ZSTD
     assert [r.offset for r in found] == [0]

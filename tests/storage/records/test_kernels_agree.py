@@ -217,6 +217,6 @@ def test_crc_of_known_data() -> None:
 @pytest.mark.slow
 def test_at_length() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
-    environ = {**os.environ, "KERNEL_EXAMPLES": "1200"}
+    environ = {**os.environ, "KERNEL_EXAMPLES": "600"}
     done = subprocess.run([*command, __file__], env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

@@ -160,10 +160,10 @@ def _make_room(connections: WeakSet[HttpConnection]) -> bool:
     So whoever opens connections and says nothing, or little at a time, keeps nobody else out:
     probes and scrapes least of all.
     """
-    waiting = [one for one in connections if one.waits_since is not None]
+    waiting = [connection for connection in connections if connection.waits_since is not None]
     if not waiting:
         return False
-    oldest = min(waiting, key=lambda one: one.waits_since or 0.0)
+    oldest = min(waiting, key=lambda connection: connection.waits_since or 0.0)
     connections.discard(oldest)
     oldest.give_way()
     return True

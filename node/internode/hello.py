@@ -84,12 +84,12 @@ class _Greeting(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._data += data
         try:
-            found = unpacked(self._data)
+            parsed = unpacked(self._data)
         except CorruptMessage:
             self._end(None)
             return
-        if found is not None:
-            hello, end = found
+        if parsed is not None:
+            hello, end = parsed
             # Who was connected to says nothing more until it is spoken to.
             self._end(hello if end == len(self._data) else None)
 
@@ -117,9 +117,9 @@ async def connect(host: str, port: int, own: Hello, timeout_s: float) -> tuple[A
     try:
         async with asyncio.timeout(timeout_s):
             while True:
-                found = await _attempt(host, port, where, own)
-                if found is not None:
-                    return found
+                connection = await _attempt(host, port, where, own)
+                if connection is not None:
+                    return connection
                 await asyncio.sleep(RETRY_S)
     except TimeoutError:
         raise NetworkException(f"{where}: no answer of a kept node in {timeout_s:g} s") from None
@@ -137,14 +137,14 @@ async def _attempt(host: str, port: int, where: str, own: Hello) -> tuple[Any, H
             failed.append(error)
             continue
         try:
-            found = await greeting.answer
+            hello = await greeting.answer
         except BaseException:
             transport.abort()
             raise
-        if found is None:
+        if hello is None:
             transport.abort()
             return None
-        return transport, found
+        return transport, hello
     codes = {error.errno for error in failed} - _NO_SUCH_WAY
     if codes == {errno.ECONNREFUSED}:
         raise ConnectionRefused(f"{where}: connection refused; is the node running?")
@@ -162,9 +162,9 @@ async def addresses(host: str, port: int) -> list[tuple[int, str]]:
     except ValueError:
         pass
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
         kind = AddressGone if getattr(error, "errno", 0) in _NO_SUCH_NAME else NetworkException
         raise kind(f"{host} is not a known host ({why})") from error
-    return [(family, str(address[0])) for family, _, _, _, address in found]
+    return [(family, str(address[0])) for family, _, _, _, address in infos]

@@ -294,15 +294,15 @@ class Channel:
         """The transport of a connection on which Hellos were exchanged."""
         peers, node_id = self._peers, self.node_id
         own = peers.hello(wanted=node_id)
-        transport, found = await greeting.connect(host, port, own, CONNECT_S)
-        why = found.refusal or refusal(own, found)
-        if not why and found.node_id != node_id:
-            why = f"node {found.node_id} is at the address of node {node_id}"
+        transport, hello = await greeting.connect(host, port, own, CONNECT_S)
+        why = hello.refusal or refusal(own, hello)
+        if not why and hello.node_id != node_id:
+            why = f"node {hello.node_id} is at the address of node {node_id}"
         if why:
             transport.abort()
             peers.record_refusal(node_id, why)
             raise PolicyViolation(why)
-        self._cluster_id = found.cluster_id
+        self._cluster_id = hello.cluster_id
         return transport
 
     async def _serve(self, session: Session, hello: Hello) -> None:

@@ -201,7 +201,7 @@ class Peers:
         refuses the other, and why), UnsupportedVersion, MessageTooLarge.
         """
         if node_id == self.node_id:
-            return await self.answer(method, request)
+            return await self.handle_call(method, request)
         if not self._running:
             raise NetworkException(f"node {node_id}: this node stops")
         return await self.channel(node_id).call(method, request, timeout_s)
@@ -251,17 +251,17 @@ class Peers:
         Where it is not at the likeliest address, it may be at another one: whoever said last that
         it is this node need not have been.
         """
-        found: list[UUID | Literal["timeout"] | None] = []
+        results: list[UUID | Literal["timeout"] | None] = []
         for address in self.addresses(node_id):
             try:
                 hello = await greeting.identify(*address, self.hello(), timeout_s)
             except NetworkException as error:
-                found.append(None if self.shows_death(node_id, error) else TIMEOUT)
+                results.append(None if self.shows_death(node_id, error) else TIMEOUT)
             else:
                 if hello.node_id == node_id:
                     return hello.incarnation
-                found.append(TIMEOUT)
-        return found[0] if found else TIMEOUT
+                results.append(TIMEOUT)
+        return results[0] if results else TIMEOUT
 
     def shows_death(self, node_id: int, error: Exception) -> bool:
         """Whether a failed attempt to reach a node shows that its process is gone: refused, or no
@@ -287,10 +287,10 @@ class Peers:
 
     def channel(self, node_id: int) -> Channel:
         """The way to a peer."""
-        found = self._channels.get(node_id)
-        if found is None:
-            found = self._channels[node_id] = Channel(self, node_id)
-        return found
+        channel = self._channels.get(node_id)
+        if channel is None:
+            channel = self._channels[node_id] = Channel(self, node_id)
+        return channel
 
     def is_held(self, node_id: int) -> bool:
         """Whether it is the active controller: a broken connection is made again before anybody
@@ -309,7 +309,7 @@ class Peers:
         except Exception as error:  # noqa: BLE001
             log.exception("message failed", error, kind=type(message).__name__)
 
-    async def answer(self, method: str, request: Any) -> Any:
+    async def handle_call(self, method: str, request: Any) -> Any:
         """What this node answers. Raises what the handler raises, UnsupportedVersion."""
         handler = self._handlers.get(method)
         if handler is None:

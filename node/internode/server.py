@@ -272,7 +272,7 @@ class Session:
             request_codec, reply_codec = codecs().calls[method]
             request = request_codec.from_bytes(frame.body)
             check_speaker(hello, request)
-            body = reply_codec.to_bytes(await self._peers.answer(method, request))
+            body = reply_codec.to_bytes(await self._peers.handle_call(method, request))
             if len(body) > MAX_BODY_BYTES:
                 raise MessageTooLarge(f"the answer to {method} has {len(body)} bytes")
         except KeptError as error:

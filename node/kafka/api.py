@@ -157,8 +157,8 @@ def served() -> dict[int, Api]:
 def handler_class(api: Api) -> type[Any]:
     """The class that serves an API; imports its module."""
     module, name = api.handler.split(".")
-    found: type[Any] = getattr(import_module(f"kept.node.kafka.handlers.{module}"), name)
-    return found
+    cls: type[Any] = getattr(import_module(f"kept.node.kafka.handlers.{module}"), name)
+    return cls
 
 
 _FIRST_ASKED: Final = (

@@ -323,10 +323,10 @@ class Connection(asyncio.BufferedProtocol):
         """Of a connection beyond a limit: whether its first bytes are a probe's. If they are not,
         and will not be, it is closed.
         """
-        found = self.listener.is_probe(bytes(self._view[: self._end]))
-        if found is False:
+        is_probe = self.listener.is_probe(bytes(self._view[: self._end]))
+        if is_probe is False:
             self.abort()
-        return found is True
+        return is_probe is True
 
     def _hand_over(self, take_over: Any) -> None:
         """Another protocol speaks here: it takes the transport and the bytes read so far."""
@@ -749,7 +749,7 @@ class Connection(asyncio.BufferedProtocol):
             run.requests = len(run.entries)
             self._owed += run.requests - 1
 
-    def answered(self, api_key: int, requests: int, started: float) -> None:
+    def count_served(self, api_key: int, requests: int, started: float) -> None:
         """Count requests that were read at ``started`` (``perf_counter``) and are answered now."""
         self.context.counters.request(api_key, perf_counter() - started, requests)
 

@@ -48,13 +48,13 @@ Key = tuple[bytes, int]
 class CachedPartition:
     """A partition of a session: what is asked of it, and what was last answered."""
 
-    __slots__ = ("answered", "at_end", "key", "partition", "request", "session")
+    __slots__ = ("at_end", "key", "last_response", "partition", "request", "session")
 
     def __init__(self, session: Session, key: Key, request: codec.FetchPartition) -> None:
         self.session = session
         self.key = key
         self.request = request
-        self.answered: tuple[int, int, int, int] | None = None
+        self.last_response: tuple[int, int, int, int] | None = None
         """(error_code, high_watermark, last_stable_offset, log_start_offset) of the last response
         """
         self.partition: Partition | None = None
@@ -70,10 +70,10 @@ class CachedPartition:
             or data.error_code != 0
             or data.diverging is not None
             or data.preferred_replica >= 0
-            or state != self.answered
+            or state != self.last_response
         )
         # After an error the next answer is always sent, so that the client sees it heal.
-        self.answered = state if data.error_code == 0 else None
+        self.last_response = state if data.error_code == 0 else None
         return news
 
     def read_from(self, partition: Partition) -> None:
@@ -167,7 +167,9 @@ class Session:
                     cached = partitions[key] = CachedPartition(self, key, partition)
                 else:
                     if cached.request.current_leader_epoch != partition.current_leader_epoch:
-                        cached.answered = None  # it is told that the logs agree in this epoch, too
+                        cached.last_response = (
+                            None  # it is told that the logs agree in this epoch, too
+                        )
                     cached.request = partition
                 due[key] = cached
         for topic, forgotten in request.forgotten:
@@ -184,7 +186,7 @@ class Session:
         for cached in self.due.values():
             cached.watch()
 
-    def answered(self, cached: CachedPartition, data: codec.PartitionData) -> None:
+    def responded(self, cached: CachedPartition, data: codec.PartitionData) -> None:
         """``data`` was answered (or is as answered before): may the partition rest?"""
         key = cached.key
         if self.partitions.get(key) is not cached:

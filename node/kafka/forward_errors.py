@@ -61,17 +61,21 @@ def _created(request: Any, failed: Mapping[str, Any]) -> dict[str, Any]:
 
 def _deleted(request: Any, failed: Mapping[str, Any]) -> dict[str, Any]:
     names = getattr(request, "topic_names", None)
-    several = [(name, None) for name in names or ()]
+    topics = [(name, None) for name in names or ()]
     if names is None:
-        several = [(topic.name, topic.topic_id) for topic in request.topics]
-    return {"responses": [{"name": n, "topic_id": one, **failed} for n, one in several]}
+        topics = [(topic.name, topic.topic_id) for topic in request.topics]
+    return {"responses": [{"name": n, "topic_id": topic_id, **failed} for n, topic_id in topics]}
 
 
 def _altered(request: Any, failed: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "responses": [
-            {"resource_type": one.resource_type, "resource_name": one.resource_name, **failed}
-            for one in request.resources
+            {
+                "resource_type": resource.resource_type,
+                "resource_name": resource.resource_name,
+                **failed,
+            }
+            for resource in request.resources
         ]
     }
 

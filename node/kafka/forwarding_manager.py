@@ -51,7 +51,7 @@ class ForwardingManager:
         self._peers = peers
         self._changes = changes
 
-    async def answer(
+    async def respond(
         self, context: api.RequestContext, body: bytes, request: Any
     ) -> bytes | protocol.Values:
         """What :meth:`forward` brings, or the response that says that no controller answered."""

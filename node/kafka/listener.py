@@ -220,7 +220,7 @@ class Listener:
         """
         if self.between_nodes or self.context.open_files.nearly_out(fd):
             return False
-        handed_over = sum(one.is_probe for one in self.handed_over)
+        handed_over = sum(other.is_probe for other in self.handed_over)
         return handed_over < PROBE_CONNECTIONS
 
     def _exceeded(self, host: str, fd: int) -> tuple[str, int]:

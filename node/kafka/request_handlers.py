@@ -74,7 +74,7 @@ class RequestHandlers:
     def handle(self, context: api.RequestContext, body: memoryview, request: Any) -> api.Answer:
         """Serve a client's request, here or at the active controller. ``body`` is the request's."""
         if context.api_key in api.FORWARDED and not self._collaborators.config.current.alone:
-            return self._forwarding.answer(context, bytes(body), request)
+            return self._forwarding.respond(context, bytes(body), request)
         return self.handler(context.api_key)(context, request)
 
     async def complete(self, context: api.RequestContext, request: Any) -> Any:

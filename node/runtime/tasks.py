@@ -99,11 +99,11 @@ class Batcher(Generic[Key]):
                 batch = list(self._waiting)[: self._max_batch]
                 for key in batch:
                     del self._waiting[key]
-                again = await self._try(batch)
-                if not again:
+                unsent = await self._try(batch)
+                if not unsent:
                     backoff_s = self._backoff_s
                     continue
-                self._waiting.update(dict.fromkeys(again))
+                self._waiting.update(dict.fromkeys(unsent))
                 await asyncio.sleep(backoff_s * uniform(0.5, 1.5))
                 backoff_s = min(2 * backoff_s, self._backoff_max_s)
         finally:

@@ -216,7 +216,7 @@ class DelayedProduce:
             self._timer.cancel()
             self._timer = None
         connection = self._connection
-        connection.answered(api.PRODUCE, 1, self._started)
+        connection.count_served(api.PRODUCE, 1, self._started)
         if self._reply is not None:
             self._encode(self._reply)
             return
@@ -367,7 +367,7 @@ class DelayedProduceRun(ResponseSlot):
             self._timer = None
         connection = self._connection
         entries = self.entries
-        connection.answered(api.PRODUCE, len(entries), self._started)
+        connection.count_served(api.PRODUCE, len(entries), self._started)
         frames = self._frames() if self._errors else encode_run(entries)
         connection.complete(self, [frames])
 

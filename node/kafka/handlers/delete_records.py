@@ -87,9 +87,8 @@ class DeleteRecordsHandler:
 
     def _unfinished(self, deletions: list[_Deletion]) -> Steps[list[_Deletion]]:
         """Those that are waited for."""
-        live = {
-            broker_id for broker_id, one in self.metadata.image.brokers.items() if not one.fenced
-        }
+        brokers = self.metadata.image.brokers
+        live = {broker_id for broker_id, broker in brokers.items() if not broker.fenced}
         waiting = []
         for deletion in deletions:
             yield
@@ -100,15 +99,17 @@ class DeleteRecordsHandler:
     async def _wait(self, deletions: list[_Deletion], seconds: float) -> Values:
         moved = asyncio.Event()
         end = self.runtime.loop.time() + seconds
-        partitions = [one.partition for one in deletions if one.partition is not None]
+        partitions = [
+            deletion.partition for deletion in deletions if deletion.partition is not None
+        ]
         for partition in partitions:
             partition.add_waiter(moved.set)
         try:
             while waiting := await self.runtime.slices.finish(self._unfinished(deletions)):
                 left = end - self.runtime.loop.time()
                 if left <= 0:
-                    for one in waiting:
-                        one.code = REQUEST_TIMED_OUT
+                    for deletion in waiting:
+                        deletion.code = REQUEST_TIMED_OUT
                     break
                 moved.clear()
                 try:

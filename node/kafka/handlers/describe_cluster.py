@@ -55,7 +55,9 @@ class ClusterHandler:
         if endpoint_type != BROKER_ENDPOINT:
             return _wrong_endpoint(endpoint_type)
         fenced_too = getattr(request, "include_fenced_brokers", False)
-        asked = request.include_cluster_authorized_operations
+        operations = NO_OPERATIONS
+        if request.include_cluster_authorized_operations:
+            operations = CLUSTER_OPERATIONS
         return {
             "error_code": 0,
             "error_message": None,
@@ -63,11 +65,11 @@ class ClusterHandler:
             "cluster_id": self.metadata.image.cluster_id,
             "controller_id": self.config.current.node_id,
             "brokers": self._brokers(ctx.listener_name, fenced_too),
-            "cluster_authorized_operations": CLUSTER_OPERATIONS if asked else NO_OPERATIONS,
+            "cluster_authorized_operations": operations,
         }
 
     def _brokers(self, listener_name: str, fenced_too: bool) -> list[Values]:
-        found: list[Values] = []
+        brokers: list[Values] = []
         for broker_id, broker in sorted(self.metadata.image.brokers.items()):
             if broker.fenced and not fenced_too:
                 continue
@@ -75,7 +77,7 @@ class ClusterHandler:
             if endpoint is None:
                 continue
             host, port = endpoint
-            found.append(
+            brokers.append(
                 {
                     "broker_id": broker_id,
                     "host": host,
@@ -84,7 +86,7 @@ class ClusterHandler:
                     "is_fenced": broker.fenced,
                 }
             )
-        return found
+        return brokers
 
     def describe_topic_partitions(self, _ctx: RequestContext, request: Any) -> Steps[Values]:
         """DescribeTopicPartitions v0: partitions in pages, topics by name (KIP-966)."""

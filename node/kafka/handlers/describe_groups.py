@@ -86,11 +86,11 @@ class DescribeGroupsHandler:
         states = {state.strip().lower() for state in getattr(request, "states_filter", ())}
         types = {kind.strip().lower() for kind in getattr(request, "types_filter", ())}
         try:
-            found = yield from self.groups.list_groups(states, types)
+            listed = yield from self.groups.list_groups(states, types)
         except KeptError as refusal:
             return {"error_code": group_error(refusal), "groups": ()}
         groups = []
-        for number, g in enumerate(found):
+        for number, g in enumerate(listed):
             if number % ITEMS_PER_SLICE == 0:
                 yield
             groups.append(

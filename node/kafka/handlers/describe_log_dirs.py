@@ -56,19 +56,19 @@ class LogDirsHandler:
 
     def _partitions(self, wanted: Mapping[str, set[int]] | None) -> Steps[dict[str, list[Values]]]:
         """Directory -> topics as the response has them."""
-        found: dict[str, dict[str, list[Values]]] = defaultdict(lambda: defaultdict(list))
+        by_directory: dict[str, dict[str, list[Values]]] = defaultdict(lambda: defaultdict(list))
         for tp in sorted(self.table.partitions):
             yield
             if tp not in self.table.partitions:
                 continue  # deleted meanwhile
             if wanted is None or tp.partition in wanted.get(tp.topic, ()):
                 directory, described = self._describe(tp)
-                found[directory][tp.topic].append(described)
+                by_directory[directory][tp.topic].append(described)
         return {
             directory: [
                 {"name": topic, "partitions": partitions} for topic, partitions in topics.items()
             ]
-            for directory, topics in found.items()
+            for directory, topics in by_directory.items()
         }
 
     def _describe(self, tp: TopicPartition) -> tuple[str, Values]:

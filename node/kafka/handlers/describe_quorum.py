@@ -63,7 +63,7 @@ class QuorumHandler:
 
     def _partition(self, topic: str, number: int) -> Values:
         member = self.metadata.member
-        found: dict[str, Any] = {
+        unknown: dict[str, Any] = {
             "partition_index": number,
             "error_code": 0,
             "error_message": None,
@@ -77,13 +77,13 @@ class QuorumHandler:
             error = UnknownTopicOrPartition(
                 f"{topic}-{number} is no metadata log: it is {CLUSTER_METADATA_TOPIC}-0"
             )
-            return {**found, **error_values(error)}
+            return {**unknown, **error_values(error)}
         voters = sorted((voter.node_id, voter.directory_id) for voter in member.voters)
         observers = sorted(
             (node_id, member.progress[node_id].directory_id) for node_id in member.observers
         )
         return {
-            **found,
+            **unknown,
             "leader_id": self.config.current.node_id,
             "leader_epoch": member.term,
             "high_watermark": member.commit_index,
@@ -118,7 +118,7 @@ class QuorumHandler:
         listener = self.config.current.node_listener
         if listener is None:
             return []
-        found: list[Values] = []
+        nodes: list[Values] = []
         for voter in sorted(self.metadata.member.voters, key=lambda voter: voter.node_id):
             address = (
                 (voter.host, voter.port)
@@ -127,5 +127,5 @@ class QuorumHandler:
             )
             if address is not None:
                 endpoint = {"name": listener.name, "host": address[0], "port": address[1]}
-                found.append({"node_id": voter.node_id, "listeners": [endpoint]})
-        return found
+                nodes.append({"node_id": voter.node_id, "listeners": [endpoint]})
+        return nodes

@@ -256,7 +256,7 @@ class PendingFetch:
     def _has_new_high_watermark(self, results: Found) -> bool:
         """Whether a follower that is to hear of it has not been told a high watermark."""
         return self._session.awaits_commits and any(
-            (told := cached.answered) is not None and told[1] < data.high_watermark
+            (last := cached.last_response) is not None and last[1] < data.high_watermark
             for cached, data in results
         )
 
@@ -388,7 +388,7 @@ class PendingFetch:
         elsewhere = self._elsewhere(partition, wanted) if self._rack else -1
         if elsewhere >= 0 or (self._request.replica_id >= 0 and self._must_wait(hosted)):
             left, first = 0, False
-        found = partition.fetch(
+        data = partition.fetch(
             wanted.fetch_offset,
             max(min(wanted.max_bytes, left), 0),
             isolation=self._isolation,
@@ -404,20 +404,20 @@ class PendingFetch:
         # Not so where a limit may have hidden something, and where each fetch is to be counted.
         cached.at_end = (
             first
-            and found.slice is None
-            and found.diverging is None
+            and data.slice is None
+            and data.diverging is None
             and elsewhere < 0
             and (self._request.replica_id < 0 or self._request.replica_id in partition.isr)
         )
         return codec.PartitionData(
             wanted.partition,
             0,
-            found.high_watermark,
-            found.last_stable_offset,
-            found.log_start_offset,
-            found.aborted,
-            found.slice,
-            found.diverging,
+            data.high_watermark,
+            data.last_stable_offset,
+            data.log_start_offset,
+            data.aborted,
+            data.slice,
+            data.diverging,
             None,
             elsewhere,
         )
@@ -473,7 +473,7 @@ class PendingFetch:
                 yield
             if session.id != SESSIONLESS:
                 news = cached.has_news(data)
-                session.answered(cached, data)
+                session.responded(cached, data)
                 if not news and self._request.session_epoch != 0:
                     continue
             name = cached.key[0]
@@ -497,19 +497,19 @@ class PendingFetch:
         """A response that sends the client elsewhere: to leaders, or to replicas nearby."""
         leaders = []
         if self._version >= FETCH_HINTS:
-            for name, several in grouped:
+            for name, results in grouped:
                 yield
-                for place, data in enumerate(several):
+                for place, data in enumerate(results):
                     if place % ITEMS_PER_SLICE == ITEMS_PER_SLICE - 1:
                         yield
                     if data.error_code in _LED_ELSEWHERE:
                         leader = self._context.hints.current_leader(name, data.partition, True)
                         if leader is not None:
-                            several[place] = data._replace(current_leader=leader)
+                            results[place] = data._replace(current_leader=leader)
                             leaders.append(leader)
-        found = self._context.hints.endpoints(self._connection.listener.name, leaders)
+        endpoints = self._context.hints.endpoints(self._connection.listener.name, leaders)
         version, number = self._version, self._correlation_id
-        return (yield from codec.encode_steps(version, number, 0, session_id, grouped, found))
+        return (yield from codec.encode_steps(version, number, 0, session_id, grouped, endpoints))
 
 
 def _hints_elsewhere(data: codec.PartitionData) -> bool:
@@ -532,7 +532,7 @@ class FetchHandler:
         """
         table = self.context.table
         topics = table.by_id if version >= codec.TOPIC_IDS else table.by_name
-        positions, taken = connection.positions, 0
+        positions, consumed = connection.positions, 0
         for name, partitions in request.topics:
             topic = topics.get(name)
             if topic is None:
@@ -541,11 +541,11 @@ class FetchHandler:
                 if wanted.partition not in topic.partitions:
                     continue
                 key, offset = (name, wanted.partition), wanted.fetch_offset
-                taken += max(0, offset - positions.get(key, offset))
+                consumed += max(0, offset - positions.get(key, offset))
                 positions[key] = offset
         if len(positions) > POSITIONS:
             positions.clear()
-        self.context.counters.records_out += taken
+        self.context.counters.records_out += consumed
 
     def _refuse_replica(
         self, connection: Connection, version: int, correlation_id: int, request: codec.FetchRequest

@@ -68,22 +68,22 @@ class GroupMembershipHandler:
         if key_type != KEY_TYPE_GROUP:
             unknown = f"key type {key_type} does not exist; 0 is a group's"
             code, why = _REFUSALS.get(key_type, (ErrorCode.invalid_request, unknown))
-            found = [(code, why, NO_NODE)] * len(keys)
+            coordinators = [(code, why, NO_NODE)] * len(keys)
         else:
             await self._ensure_topic()
             await self.groups.wait_for(keys)
-            found, pace = [], Pace()
+            coordinators, pace = [], Pace()
             for key in keys:
-                found.append(self._coordinator(ctx, key))
+                coordinators.append(self._coordinator(ctx, key))
                 await pace.checkpoint()
         if batched:
             return {
                 "coordinators": [
                     {"key": key, "error_code": code, "error_message": message, **node}
-                    for key, (code, message, node) in zip(keys, found, strict=True)
+                    for key, (code, message, node) in zip(keys, coordinators, strict=True)
                 ]
             }
-        code, message, node = found[0]
+        code, message, node = coordinators[0]
         # Up to v3 Kafka answers the name of "no error" where there is none.
         return {"error_code": code, "error_message": message or "NONE", **node}
 

@@ -49,13 +49,13 @@ class LeaderHints:
 
     def endpoints(self, listener: str, leaders: Sequence[tuple[int, int]]) -> list[Endpoint]:
         """Where the leaders that a response hints at are reached on ``listener``, each once."""
-        found = []
+        endpoints = []
         for leader_id in sorted({leader for leader, _ in leaders}):
             where = self.addresses.broker(leader_id, listener)
             broker = self.metadata.image.brokers.get(leader_id)
             if where is not None and broker is not None and not broker.fenced:
-                found.append(Endpoint(leader_id, *where, broker.rack))
-        return found
+                endpoints.append(Endpoint(leader_id, *where, broker.rack))
+        return endpoints
 
     def preferred_replica(self, partition: Partition, offset: int, rack: str) -> int:
         """The replica in ``rack`` that a consumer should fetch ``offset`` from; -1: this one.

@@ -71,11 +71,11 @@ class MetadataHandler:
                 yield
                 topic_id = getattr(topic, "topic_id", None)
                 if topic.name is None and topic_id is not None and topic_id != NO_ID:
-                    found = self._metadata.image.topics_by_id.get(topic_id)
-                    if found is None:
+                    known = self._metadata.image.topics_by_id.get(topic_id)
+                    if known is None:
                         unknown_ids.append(topic_id)
                     else:
-                        names.append(found.name)
+                        names.append(known.name)
                 elif topic.name is not None:
                     names.append(topic.name)
         missing = [name for name in dict.fromkeys(names) if name not in self._metadata.image.topics]
@@ -140,9 +140,9 @@ class MetadataHandler:
         topics: list[dict[str, Any]] = []
         for name in names:
             yield
-            found = image.topics.get(name)
-            if found is not None:
-                topics.append((yield from self._topic(image, found)))
+            topic = image.topics.get(name)
+            if topic is not None:
+                topics.append((yield from self._topic(image, topic)))
             else:
                 topics.append(
                     {

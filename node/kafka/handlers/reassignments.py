@@ -110,11 +110,11 @@ async def _by_topic(
     """Outcomes as the response has them: the names of its fields are ``topic``, ``results``,
     ``key``.
     """
-    found: dict[str, list[Values]] = {}
+    by_topic: dict[str, list[Values]] = {}
     for number, (tp, error) in enumerate(outcomes):
         await checkpoint(number)
-        found.setdefault(tp.topic, []).append({key: tp.partition, **error_values(error)})
-    return [{topic: name, results: several} for name, several in found.items()]
+        by_topic.setdefault(tp.topic, []).append({key: tp.partition, **error_values(error)})
+    return [{topic: name, results: values} for name, values in by_topic.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,22 +129,22 @@ class ReassignmentHandler:
     async def elect_leaders(self, _ctx: RequestContext, request: Any) -> Values:
         """ElectLeaders v0-2: the preferred replica, or any live one if nobody leads (unclean)."""
         kind = getattr(request, "election_type", PREFERRED)
-        asked = request.topic_partitions
+        named = request.topic_partitions
 
         def decision(image: Image) -> Steps[Decided[_Decided]]:
-            if asked is None:
+            if named is None:
                 wanted = [
                     TopicPartition(name, partition)
                     for name in sorted(image.topics)
                     for partition in range(len(image.topics[name].partitions))
                 ]
             else:
-                wanted = [TopicPartition(t.topic, number) for t in asked for number in t.partitions]
+                wanted = [TopicPartition(t.topic, number) for t in named for number in t.partitions]
             if kind not in (PREFERRED, UNCLEAN):
                 error = InvalidRequest(
                     f"Unknown election type {kind}: {PREFERRED} is preferred, {UNCLEAN} is unclean"
                 )
-                return _refused(error, wanted if asked is not None else ()), ()
+                return _refused(error, wanted if named is not None else ()), ()
             elect = _preferred if kind == PREFERRED else _unclean
             decided = yield from _each(
                 image, ((tp, self.controller.log_reports) for tp in wanted), elect
@@ -153,7 +153,7 @@ class ReassignmentHandler:
 
         decided = await self.changes.decide(decision)
         outcomes = decided.outcomes
-        if asked is None:
+        if named is None:
             outcomes = [(tp, error) for tp, error in outcomes if not _needless(error)]
         return {
             "error_code": error_values(decided.refused)["error_code"],
@@ -204,9 +204,9 @@ class ReassignmentHandler:
                 for topic in request.topics
                 for number in topic.partition_indexes
             }
-        found: dict[str, list[Mapping[str, Any]]] = {}
+        by_topic: dict[str, list[Mapping[str, Any]]] = {}
         for moving in reassignment.list_reassignments(self.metadata.image, wanted):
-            found.setdefault(moving.topic, []).append(
+            by_topic.setdefault(moving.topic, []).append(
                 {
                     "partition_index": moving.partition,
                     "replicas": moving.replicas,
@@ -214,7 +214,7 @@ class ReassignmentHandler:
                     "removing_replicas": moving.removing,
                 }
             )
-        topics = [{"name": name, "partitions": several} for name, several in found.items()]
+        topics = [{"name": name, "partitions": partitions} for name, partitions in by_topic.items()]
         return {"error_code": 0, "error_message": None, "topics": topics}
 
 

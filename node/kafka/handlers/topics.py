@@ -69,18 +69,18 @@ def _each(
     answers: list[Values] = []
     records: list[MetadataRecord] = []
     decided: Sequence[MetadataRecord] = ()
-    for one in wanted:
+    for item in wanted:
         yield
         if decided:
             image, _ = image.apply(decided)
             decided = ()
             yield
         try:
-            answer, more = decision(image, one)
+            answer, more = decision(image, item)
             if room is not None:
                 room.take(more)
         except KeptError as error:
-            answers.append({**name_of(one), **error_values(error)})
+            answers.append({**name_of(item), **error_values(error)})
             continue
         answers.append(answer)
         records.extend(more)
@@ -139,7 +139,7 @@ class TopicsHandler:
     def _create(
         self, image: Image, topic: Any, tries: Sequence[UUID]
     ) -> tuple[Values, Sequence[MetadataRecord]]:
-        ids = [_topic_id(one, topic.name) for one in tries]
+        ids = [_topic_id(seed, topic.name) for seed in tries]
         made = image.topics.get(topic.name)
         if made is not None and made.topic_id in ids:
             given = image.config(ResourceType.TOPIC, topic.name)
@@ -250,18 +250,18 @@ def _topic_id(seed: UUID, name: str) -> UUID:
     as text.
     """
     drawn = blake2b(name.encode(), key=seed.bytes, digest_size=16).digest()
-    while encode_uuid(found := UUID(bytes=drawn, version=4)).startswith("-"):
+    while encode_uuid(topic_id := UUID(bytes=drawn, version=4)).startswith("-"):
         drawn = blake2b(drawn, digest_size=16).digest()
-    return found
+    return topic_id
 
 
 def _partitions_wanted(topic: Any) -> int:
     return len(topic.assignments) or max(topic.num_partitions, 1)
 
 
-def _delete(image: Image, one: Values) -> tuple[Values, Sequence[MetadataRecord]]:
-    answer = {**one, "error_code": 0, "error_message": None}
-    return answer, controller_topics.delete_topic(image, one["topic_id"])
+def _delete(image: Image, topic: Values) -> tuple[Values, Sequence[MetadataRecord]]:
+    answer = {**topic, "error_code": 0, "error_message": None}
+    return answer, controller_topics.delete_topic(image, topic["topic_id"])
 
 
 def _resolve(
@@ -269,20 +269,20 @@ def _resolve(
 ) -> Steps[tuple[list[Values], list[Values]]]:
     """(topics as name and id, errors) of what is to be deleted."""
     counts = Counter(key for pair in wanted for key in pair if key is not None)
-    found: list[TopicImage] = []
+    topics: list[TopicImage] = []
     errors: dict[tuple[str | None, UUID | None], KeptError] = {}
     for name, topic_id in wanted:
         yield
         try:
-            found.append(_find(image, name, topic_id, counts))
+            topics.append(_find(image, name, topic_id, counts))
         except KeptError as error:
             errors[name, topic_id] = error
-    times = Counter(topic.name for topic in found)
+    times = Counter(topic.name for topic in topics)
     for name in [name for name, count in times.items() if count > 1]:
         errors[name, None] = InvalidRequest("The same topic was specified by name and by id.")
     return [
         {"name": topic.name, "topic_id": topic.topic_id}
-        for topic in found
+        for topic in topics
         if times[topic.name] == 1
     ], [
         {"name": name, "topic_id": topic_id, **error_values(error)}

@@ -78,5 +78,5 @@ def test_what_nobody_answered_is_an_answer_and_no_broken_connection(error, monke
     request = protocol.build(cls, REQUESTS[64])
     nothing: Any = None
     manager = ForwardingManager(nothing, nothing, nothing, nothing)
-    found = asyncio.run(manager.answer(RequestContext(64, 0, None, "P"), b"", request))
+    found = asyncio.run(manager.respond(RequestContext(64, 0, None, "P"), b"", request))
     assert isinstance(found, dict) and found["error_code"] == 7

@@ -55,7 +55,7 @@ class Asker:
     def expect(self) -> ResponseSlot:
         return ResponseSlot()
 
-    def answered(self, _key: int, requests: int, _started: float) -> None:
+    def count_served(self, _key: int, requests: int, _started: float) -> None:
         self.counted = requests
 
     def complete(self, reply: ResponseSlot, segments: list[Any]) -> None:

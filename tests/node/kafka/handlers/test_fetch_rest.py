@@ -296,7 +296,7 @@ class World:
         for session in self.sessions._sessions.values():
             for (_, index), cached in session.partitions.items():
                 if (TOPIC, index) not in session.due:
-                    assert cached.answered == (0, *self.state(index))
+                    assert cached.last_response == (0, *self.state(index))
                     # Who is out of sync joins by fetching.
                     assert (
                         session.replica_id < 0 or session.replica_id in self.partitions[index].isr

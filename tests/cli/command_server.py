@@ -109,4 +109,5 @@ def serve(requests: socket.socket) -> None:
 if __name__ == "__main__":
     sys.modules.setdefault("hypothesis", None)  # type: ignore[arg-type]  # as kept.cli.main does
     preload()
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    with socket.socket(fileno=int(sys.argv[1])) as requests:
+        serve(requests)

@@ -23,6 +23,7 @@ from asyncio import events
 from collections import Counter
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from kio.static.constants import EntityType
@@ -91,14 +92,26 @@ def _element(hint: Any) -> Any:
     return None if hint is None else get_args(hint)[0]
 
 
-def _arrays(cls: Any, above: Path) -> Iterator[Path]:
+@cache
+def _members(cls: Any) -> dict[str, tuple[str, Any]]:
+    """Kafka's type of each field without a tag, and what it holds if it is an array."""
     hints = get_type_hints(cls)
-    for field in fields(cls):
-        element = _element(hints[field.name])
-        if element is not None and "tag" not in field.metadata:
-            yield (*above, field.name)
+    return {
+        field.name: (
+            str(field.metadata.get("kafka_type", "entity")),
+            _element(hints[field.name]),
+        )
+        for field in fields(cls)
+        if "tag" not in field.metadata
+    }
+
+
+def _arrays(cls: Any, above: Path) -> Iterator[Path]:
+    for name, (_, element) in _members(cls).items():
+        if element is not None:
+            yield (*above, name)
             if hasattr(element, "__dataclass_fields__"):
-                yield from _arrays(element, (*above, field.name))
+                yield from _arrays(element, (*above, name))
 
 
 class Filler:
@@ -119,40 +132,31 @@ class Filler:
     def _weight(self, cls: Any, path: Path) -> int:
         """Entries of one element of the array at ``path``, itself included."""
         for name in path:
-            cls = _element(get_type_hints(cls)[name])
+            _, cls = _members(cls)[name]
         return 1 + self._below(cls)
 
     def _below(self, cls: Any) -> int:
         if not hasattr(cls, "__dataclass_fields__"):
             return 0
-        total = 0
-        for hint in get_type_hints(cls).values():
-            element = _element(hint)
-            if element is not None:
-                total += 1 + self._below(element)
-        return total
+        elements = (element for _, element in _members(cls).values() if element is not None)
+        return sum(1 + self._below(element) for element in elements)
 
     def _message(self, cls: Any, shape: Shape, at: Path, number: int, count: int) -> dict[str, Any]:
-        hints = get_type_hints(cls)
         values: dict[str, Any] = {}
-        for field in fields(cls):
-            if "tag" in field.metadata:
-                continue
-            path = (*at, field.name)
-            element = _element(hints[field.name])
-            kind = str(field.metadata.get("kafka_type", "entity"))
+        for name, (kind, element) in _members(cls).items():
+            path = (*at, name)
             if element is None:
-                values[field.name] = self._value(shape, path, kind, number)
+                values[name] = self._value(shape, path, kind, number)
                 continue
             on_path = shape.path[: len(path)] == path
             below = at[: len(shape.path)] == shape.path
             length = count if path == shape.path else 1 if on_path or below else 0
             if hasattr(element, "__dataclass_fields__"):
-                values[field.name] = [
+                values[name] = [
                     self._message(element, shape, path, one, count) for one in range(length)
                 ]
             else:
-                values[field.name] = [self._value(shape, path, kind, one) for one in range(length)]
+                values[name] = [self._value(shape, path, kind, one) for one in range(length)]
         return values
 
     def _value(self, shape: Shape, path: Path, kind: str, number: int) -> Any:

@@ -16,10 +16,10 @@ import os
 import random
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from uuid import UUID
 
 import meters
+from msgspec.structs import replace
 
 from kept.cluster.controller import partition_election
 from kept.cluster.controller.brokers import fence_brokers

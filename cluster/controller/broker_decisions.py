@@ -7,8 +7,9 @@ time, and :func:`decide` turns it into the records of one proposal, on the newes
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import ClassVar, Final
+
+from msgspec import Struct, field
 
 from kept.cluster.controller import brokers, partition_election, reassignment, unclean_recovery
 from kept.cluster.controller.heartbeats import PartitionKey
@@ -21,8 +22,7 @@ MAX_PARTITIONS_PER_DECISION: Final = 1000
 """Of decisions that can wait (ELRs, balance): bounds one entry of the log to some 100 KB."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fence:
+class Fence(Struct, frozen=True):
     """Fence ``broker_id`` and all that are gone with it: ``gone`` maps id to broker epoch."""
 
     name: ClassVar[str] = "fence"
@@ -32,8 +32,7 @@ class Fence:
     gone: Mapping[int, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Unfence:
+class Unfence(Struct, frozen=True):
     """The broker has caught up: it takes part."""
 
     name: ClassVar[str] = "unfence"
@@ -42,8 +41,7 @@ class Unfence:
     unclean_default: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ShutDown:
+class ShutDown(Struct, frozen=True):
     """Controlled shutdown: move what the broker leads."""
 
     name: ClassVar[str] = "shut-down"
@@ -51,8 +49,7 @@ class ShutDown:
     broker_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class ClearElr:
+class ClearElr(Struct, frozen=True):
     """Leaders have proved that they live: their partitions (-> partition epoch) need no ELR."""
 
     name: ClassVar[str] = "clear-elr"
@@ -60,8 +57,7 @@ class ClearElr:
     broker_id: ClassVar[int] = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Recover:
+class Recover(Struct, frozen=True):
     """Elect by length: where all have reported, and where those that have not are given up."""
 
     name: ClassVar[str] = "recover"
@@ -71,8 +67,7 @@ class Recover:
     broker_id: ClassVar[int] = -1
 
 
-@dataclass(frozen=True, slots=True)
-class ElectUnclean:
+class ElectUnclean(Struct, frozen=True):
     """Leaders for partitions without one, where their topics allow it."""
 
     name: ClassVar[str] = "elect-unclean"
@@ -80,16 +75,14 @@ class ElectUnclean:
     broker_id: ClassVar[int] = -1
 
 
-@dataclass(frozen=True, slots=True)
-class FinishReassignments:
+class FinishReassignments(Struct, frozen=True):
     """All replicas of some reassignments are in sync."""
 
     name: ClassVar[str] = "reassign"
     broker_id: ClassVar[int] = -1
 
 
-@dataclass(frozen=True, slots=True)
-class BalanceLeaders:
+class BalanceLeaders(Struct, frozen=True):
     """Preferred leaders are back: ``leader.imbalance.per.broker.percentage``."""
 
     name: ClassVar[str] = "balance"

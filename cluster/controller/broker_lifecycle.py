@@ -34,9 +34,10 @@ of a monotonic clock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final
+
+from msgspec import Struct
 
 from kept.cluster.controller.brokers import RegisterRequest, address_of
 from kept.cluster.controller.heartbeats import MAX_LOGS_PER_HEARTBEAT, HeartbeatReply, PartitionKey
@@ -66,8 +67,7 @@ class State(Enum):
     STOPPED = "stopped"
 
 
-@dataclass(frozen=True, slots=True)
-class LifecycleSettings:
+class LifecycleSettings(Struct, frozen=True):
     """Times of a broker's life, in ms.
 
     ``stall_ms``: a gap between ticks that is taken for a stall. ``answer_timeout_ms``: an
@@ -97,65 +97,55 @@ class LifecycleSettings:
 # Events.
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(Struct, frozen=True):
     """Begin: the process is up and follows the metadata log."""
 
 
-@dataclass(frozen=True, slots=True)
-class Registered:
+class Registered(Struct, frozen=True):
     """The controller has registered this process."""
 
     broker_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class RegistrationFailed:
+class RegistrationFailed(Struct, frozen=True):
     """A Register came to nothing."""
 
     error: KeptError
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatAnswered:
+class HeartbeatAnswered(Struct, frozen=True):
     """The answer to heartbeat ``number``."""
 
     number: int
     reply: HeartbeatReply
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatFailed:
+class HeartbeatFailed(Struct, frozen=True):
     """Heartbeat ``number`` came to nothing."""
 
     number: int
     error: KeptError
 
 
-@dataclass(frozen=True, slots=True)
-class ImageApplied:
+class ImageApplied(Struct, frozen=True):
     """The metadata moved on."""
 
     image: Image
 
 
-@dataclass(frozen=True, slots=True)
-class ControllerChanged:
+class ControllerChanged(Struct, frozen=True):
     """Another controller leads, or the stream to it is new: it has heard nothing of us."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogsOpened:
+class LogsOpened(Struct, frozen=True):
     """The logs are open and recovered: this broker could lead."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShutDown:
+class ShutDown(Struct, frozen=True):
     """Stop in order (TERM)."""
 
 
-@dataclass(frozen=True, slots=True)
-class NoController:
+class NoController(Struct, frozen=True):
     """No node leads, and none will: a broker that shuts down need not wait any longer."""
 
     reason: str
@@ -177,15 +167,13 @@ Event = (
 # Effects.
 
 
-@dataclass(frozen=True, slots=True)
-class Register:
+class Register(Struct, frozen=True):
     """Have the active controller register this process; report Registered or RegistrationFailed."""
 
     registration: RegisterRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(Struct, frozen=True):
     """Send a heartbeat to the active controller; report HeartbeatAnswered or HeartbeatFailed.
 
     ``report`` names partitions whose logs' lengths go with it (:class:`ReplicaLog`, read when it is
@@ -201,20 +189,17 @@ class Heartbeat:
     report: tuple[PartitionKey, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StopServing:
+class StopServing(Struct, frozen=True):
     """Refuse clients and followers (NotLeaderOrFollower) until ResumeServing."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeServing:
+class ResumeServing(Struct, frozen=True):
     """Serve again what the image of now says."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
+class Exit(Struct, frozen=True):
     """End the process: close the logs, leave the clean mark. ``failed``: exit code 1."""
 
     reason: str

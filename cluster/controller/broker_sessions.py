@@ -36,9 +36,12 @@ Long because every event of a broker's life touches the same sessions and pendin
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kept.cluster.controller import brokers, partition_election, reassignment, unclean_recovery
 from kept.cluster.controller.broker_decisions import (
@@ -79,8 +82,7 @@ ProbeResult = UUID | str | None
 """The incarnation that answered; :data:`TIMEOUT`; None: the connection was refused."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionSettings:
+class SessionSettings(Struct, frozen=True):
     """Times in ms, and what may be decided without a request.
 
     ``session_timeout_ms``: ``broker.session.timeout.ms``. ``heartbeat_interval_ms``: how old the
@@ -113,8 +115,7 @@ class SessionSettings:
 # Events.
 
 
-@dataclass(frozen=True, slots=True)
-class Elected:
+class Elected(Struct, frozen=True):
     """This node leads and has applied an entry of its own term.
 
     ``silent_ms``: for how long the controller before this one was not heard, by its id.
@@ -124,34 +125,29 @@ class Elected:
     silent_ms: Mapping[int, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Resigned:
+class Resigned(Struct, frozen=True):
     """This node leads no more: everything it knew of lives is void."""
 
 
-@dataclass(frozen=True, slots=True)
-class SettingsChanged:
+class SettingsChanged(Struct, frozen=True):
     """Settings were changed while the node runs."""
 
     settings: SessionSettings
 
 
-@dataclass(frozen=True, slots=True)
-class ImageApplied:
+class ImageApplied(Struct, frozen=True):
     """The image moved on."""
 
     image: Image
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionLost:
+class ConnectionLost(Struct, frozen=True):
     """The broker's control stream broke, or there is other evidence that its process died."""
 
     broker_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Probed:
+class Probed(Struct, frozen=True):
     """The result of a probe. ``broker_epoch`` is that of the :class:`Probe`: one sent before the
     broker registered anew proves nothing of the new process; None: of the present one.
     """
@@ -161,8 +157,7 @@ class Probed:
     broker_epoch: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Decided:
+class Decided(Struct, frozen=True):
     """A decision was made and its records, if any, are applied; or it failed with ``error``."""
 
     decision: Decision
@@ -183,16 +178,14 @@ Event = (
 # Effects.
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(Struct, frozen=True):
     """Find out which incarnation is at the broker's node listener; report :class:`Probed`."""
 
     broker_id: int
     broker_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Decide:
+class Decide(Struct, frozen=True):
     """Make a decision in its turn and report :class:`Decided`; ``reason`` is for the log."""
 
     decision: Decision
@@ -202,8 +195,7 @@ class Decide:
 Effect = Probe | Decide | HeartbeatReply
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(Struct, frozen=True):
     """A partition that has no leader until ``missing`` have come back (rule 33).
 
     ``recovering``: all of its ISR restarted unclean; else its last member is not there.

@@ -8,9 +8,11 @@ Whether a broker is alive (heartbeats) is not in the image: the caller knows and
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Final
 from uuid import UUID
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kept.cluster.controller.partition_election import (
     UncleanAllowed,
@@ -43,8 +45,7 @@ PRODUCER_ID_BLOCK: Final = 1000
 """Producer ids given to a broker at a time; what a restart leaves unused is never given again."""
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterRequest:
+class RegisterRequest(Struct, frozen=True):
     """A broker's process presents itself. ``incarnation`` is random, one per process.
 
     ``clean_epoch``: the broker epoch of the process before, if all of its directories show that

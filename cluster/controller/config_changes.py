@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
+
+from msgspec import Struct
 
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import ConfigRecord, MetadataRecord, ResourceType
@@ -45,8 +46,7 @@ class AlterOp(IntEnum):
     SUBTRACT = 3
 
 
-@dataclass(frozen=True, slots=True)
-class AlterConfig:
+class AlterConfig(Struct, frozen=True):
     """One setting's incremental change."""
 
     name: str
@@ -54,8 +54,7 @@ class AlterConfig:
     value: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigSchema:
+class ConfigSchema(Struct, frozen=True):
     """What the decisions must know of settings.
 
     ``validate(resource_type, resource_name, values)`` raises InvalidConfig when those values, which

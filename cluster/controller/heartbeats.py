@@ -8,9 +8,10 @@ ours (rule 33).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
+
+from msgspec import Struct
 
 MAX_LOGS_PER_HEARTBEAT: Final = 1000
 """Reports in one heartbeat: some 40 KB. What does not fit goes with the next one."""
@@ -25,8 +26,7 @@ PartitionKey = tuple[UUID, int]
 """(topic id, partition)."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaLog:
+class ReplicaLog(Struct, frozen=True):
     """How far a replica's log goes, for an election by length.
 
     ``leader_epoch`` is that of the partition as the broker saw it: the report counts for that
@@ -50,8 +50,7 @@ class ReplicaLog:
         return self.last_epoch, self.log_end_offset
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatRequest:
+class HeartbeatRequest(Struct, frozen=True):
     """A broker lives and has applied the metadata up to ``applied_index``.
 
     ``wants_fence``: its logs are not open yet. ``logs``: those that it was to report (rule 33).
@@ -65,8 +64,7 @@ class HeartbeatRequest:
     logs: tuple[ReplicaLog, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatReply:
+class HeartbeatReply(Struct, frozen=True):
     """``fenced``: the broker takes no part yet, or no more. ``should_shut_down``: it may stop now.
     ``index``: the controller's image at the reply; whoever must act on the newest image waits until
     its own has come as far.

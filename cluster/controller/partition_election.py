@@ -10,9 +10,11 @@ epoch. A new leader means a new leader epoch, a new record a new partition epoch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 from uuid import UUID
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kept.cluster.controller.heartbeats import PartitionKey, ReplicaLog
 from kept.cluster.controller.unclean_recovery import longest
@@ -56,8 +58,7 @@ def unclean_allowed_by(image: Image, default: bool) -> UncleanAllowed:
     return allowed
 
 
-@dataclass(frozen=True, slots=True)
-class AlterIsr:
+class AlterIsr(Struct, frozen=True):
     """A leader asks for another ISR. ``base_published``: an unclean leader has published its base
     generation, which takes the mark off.
     """

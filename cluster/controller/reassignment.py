@@ -13,7 +13,9 @@ After ``PartitionReassignmentReplicas`` and ``PartitionReassignmentRevert``.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kept.cluster.controller.partition_election import advanced, completed
 from kept.cluster.controller.topics import check_assignment
@@ -29,8 +31,7 @@ from kept.storage.errors import (
 from kept.storage.types import TopicPartition
 
 
-@dataclass(frozen=True, slots=True)
-class OngoingReassignment:
+class OngoingReassignment(Struct, frozen=True):
     """A reassignment in progress. ``replicas`` holds the added and the removed ones, too."""
 
     topic: str

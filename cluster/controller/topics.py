@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
+
+from msgspec import Struct, field
 
 from kept.cluster.controller.config_changes import check_value
 from kept.cluster.controller.placement import place
@@ -55,8 +56,7 @@ ValidateConfigs = Callable[[Mapping[str, str]], None]
 """Raises InvalidConfig when a topic may not have these settings together."""
 
 
-@dataclass(frozen=True, slots=True)
-class CreateTopic:
+class CreateTopic(Struct, frozen=True):
     """A topic as a client asks for it; -1 takes the default.
 
     ``assignments``: partition -> replicas; then both counts must be -1.
@@ -70,12 +70,14 @@ class CreateTopic:
     configs: Mapping[str, str | None] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class TopicDefaults:
+class TopicDefaults(Struct, frozen=True):
     """``num.partitions`` and ``default.replication.factor``."""
 
     num_partitions: int = 1
     replication_factor: int = 1
+
+
+TOPIC_DEFAULTS: Final = TopicDefaults()
 
 
 def check_topic_name(name: str) -> None:
@@ -101,7 +103,7 @@ def check_topic_name(name: str) -> None:
 def create_topic(
     image: Image,
     request: CreateTopic,
-    defaults: TopicDefaults = TopicDefaults(),
+    defaults: TopicDefaults = TOPIC_DEFAULTS,
     validate: ValidateConfigs | None = None,
 ) -> list[MetadataRecord]:
     """The topic, its settings, its partitions.

@@ -24,7 +24,9 @@ loses what all of an ISR had in memory even if a member kept it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kept.cluster.controller.heartbeats import PartitionKey, ReplicaLog
 from kept.cluster.metadata.image import Delta, Image
@@ -135,8 +137,7 @@ def clear_elr(image: Image, known: Mapping[PartitionKey, int]) -> list[MetadataR
     return records
 
 
-@dataclass(frozen=True, slots=True)
-class UncleanElection:
+class UncleanElection(Struct, frozen=True):
     """What an unclean election gave up, as far as it is known.
 
     ``isr``: who was in sync before. ``logs``: (broker, last epoch, log end offset) as reported;

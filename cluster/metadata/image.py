@@ -18,9 +18,11 @@ Shape after ``org.apache.kafka.image``. Ours: one entry is one step, so ``index`
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from uuid import UUID
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kept.cluster.metadata.persistent_map import Draft, PersistentMap
 from kept.cluster.metadata.records import (
@@ -55,8 +57,7 @@ _NO_CONFIGS: Final[Mapping[str, str]] = {}
 _NOTHING_HOSTED: Final[PersistentMap[UUID, tuple[int, ...]]] = PersistentMap()
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerImage:
+class BrokerImage(Struct, frozen=True):
     """A registered broker. It takes part when it is neither fenced nor shutting down."""
 
     broker_id: int
@@ -78,8 +79,7 @@ class BrokerImage:
         return next((e for e in self.endpoints if e.name == listener_name), None)
 
 
-@dataclass(frozen=True, slots=True)
-class TopicImage:
+class TopicImage(Struct, frozen=True):
     """A topic. ``partitions[i]`` is the last record of partition i."""
 
     name: str
@@ -87,8 +87,7 @@ class TopicImage:
     partitions: tuple[PartitionRecord, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionChange:
+class PartitionChange(Struct, frozen=True):
     """A partition was created (``before`` None) or has a new state."""
 
     topic_partition: TopicPartition
@@ -96,8 +95,7 @@ class PartitionChange:
     after: PartitionRecord
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(Struct, frozen=True):
     """What one entry, or several in a row, changed.
 
     A topic that is deleted and created anew under its name appears in both lists, with both ids;
@@ -114,8 +112,7 @@ class Delta:
     voters: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Image:
+class Image(Struct, frozen=True):
     """The metadata after entry ``index`` (0: nothing yet).
 
     Its mappings are shared between images and must not be changed. ``next_producer_id`` is the

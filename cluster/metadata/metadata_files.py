@@ -19,6 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID
 
+from msgspec import Struct
+
 from kept.cluster.metadata.image import Delta, Image
 from kept.cluster.metadata.replica_history import ReplicaHistory, read_history, write_history
 from kept.cluster.metadata.snapshot import (
@@ -213,8 +215,7 @@ class Work:
             self.snapshot_error = str(error)
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryWrite:
+class HistoryWrite(Struct, frozen=True):
     """A history that is to be durable without a snapshot."""
 
     files: Files

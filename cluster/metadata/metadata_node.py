@@ -34,9 +34,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
 from uuid import UUID
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kept.cluster.metadata.image import Delta, Image
 from kept.cluster.metadata.metadata_files import Files, HistoryWrite, Work, open_files
@@ -83,8 +85,7 @@ Applied = tuple[Image, Delta, int]
 """The image after an entry, what the entry changed, its index."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """What came of a :class:`Work`."""
 
     messages: tuple[Message, ...] = ()
@@ -103,8 +104,7 @@ class Outcome:
     """Role, leader or :attr:`MetadataNode.controller_ready` are not what they were."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Proposal:
+class _Proposal(Struct, frozen=True):
     entry: Entry
     image: Image
     delta: Delta

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 from uuid import UUID
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kept.cluster.metadata.voters import Voter
 from kept.steps import Steps, finished
@@ -47,8 +49,7 @@ class ResourceType(IntEnum):
     BROKER = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(Struct, frozen=True):
     """Where a broker is reached: the listener's name, its security protocol, host and port."""
 
     name: str
@@ -57,23 +58,20 @@ class Endpoint:
     port: int
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterRecord:
+class ClusterRecord(Struct, frozen=True):
     """The cluster's id; committed once, by the first leader, and never changed."""
 
     cluster_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class FeatureRecord:
+class FeatureRecord(Struct, frozen=True):
     """A finalized feature level; level 0 removes the feature."""
 
     name: str
     level: int
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerRecord:
+class BrokerRecord(Struct, frozen=True):
     """A broker's registration. Its epoch is the index of the entry that holds this record.
 
     ``directories`` are the ids of the log directories that the process has locked.
@@ -88,8 +86,7 @@ class BrokerRecord:
     directories: tuple[UUID, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerChangeRecord:
+class BrokerChangeRecord(Struct, frozen=True):
     """A registered broker is fenced, unfenced, or shuts down in order."""
 
     broker_id: int
@@ -98,31 +95,27 @@ class BrokerChangeRecord:
     in_controlled_shutdown: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class UnregisterBrokerRecord:
+class UnregisterBrokerRecord(Struct, frozen=True):
     """A broker leaves for good."""
 
     broker_id: int
     broker_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class TopicRecord:
+class TopicRecord(Struct, frozen=True):
     """A topic exists. Its settings follow, then its partitions, in the same batch."""
 
     name: str
     topic_id: UUID
 
 
-@dataclass(frozen=True, slots=True)
-class RemoveTopicRecord:
+class RemoveTopicRecord(Struct, frozen=True):
     """A topic, its partitions and its settings are gone."""
 
     topic_id: UUID
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionRecord:
+class PartitionRecord(Struct, frozen=True):
     """The whole state of one partition; a later record replaces an earlier one.
 
     ``replicas`` are in order of preference. ``leader`` is :data:`NO_LEADER` when none can lead.
@@ -174,8 +167,7 @@ class PartitionRecord:
         return self.leader == NO_LEADER and bool(self.isr) and set(self.isr) <= set(self.elr)
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigRecord:
+class ConfigRecord(Struct, frozen=True):
     """A setting that was given explicitly; ``value`` None takes it back."""
 
     resource_type: int
@@ -184,8 +176,7 @@ class ConfigRecord:
     value: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerIdsRecord:
+class ProducerIdsRecord(Struct, frozen=True):
     """A broker was given a block of producer ids that ends below ``next_producer_id``."""
 
     broker_id: int
@@ -193,15 +184,13 @@ class ProducerIdsRecord:
     next_producer_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class VotersRecord:
+class VotersRecord(Struct, frozen=True):
     """Who votes from this entry on; the first record of its entry (``kept.cluster.raft``)."""
 
     voters: tuple[Voter, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NoOpRecord:
+class NoOpRecord(Struct, frozen=True):
     """Nothing; a new Raft leader commits it to commit what came before."""
 
 

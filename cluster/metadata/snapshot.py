@@ -15,8 +15,9 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
+
+from msgspec.structs import replace
 
 from kept.cluster.metadata.image import Delta, Image, PartitionChange
 from kept.cluster.metadata.records import decode_batch, encode_batch

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from uuid import UUID
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Voter:
+
+class Voter(Struct, frozen=True):
     """A voter is (node id, directory id): a node whose metadata disk was replaced is another one.
 
     ``host`` and ``port`` are those of its listener for other nodes; they may change without the

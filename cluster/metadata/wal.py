@@ -28,11 +28,11 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
 from crc32c import crc32c
+from msgspec import Struct
 
 from kept.storage.disk import Disk, File
 from kept.storage.errors import (
@@ -71,8 +71,7 @@ _IDENTITY = struct.Struct(">8sI16sB")
 _BEGAN_ALONE: Final = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One step of the metadata log."""
 
     term: int
@@ -80,8 +79,7 @@ class Entry:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class HardState:
+class HardState(Struct, frozen=True):
     """What a Raft node must never forget: its term, and its vote in it (id, directory id)."""
 
     term: int = 0
@@ -121,8 +119,7 @@ def write_hard_state(disk: Disk, directory: str, state: HardState) -> None:
     disk.write_atomic(f"{directory}/{HARD_STATE_NAME}", with_crc(body))
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(Struct, frozen=True):
     """Which disk this is: votes and acknowledgements are those of a node on a disk.
 
     ``began_alone``: the log was begun by a lone node of version 0.1.0, which wrote no voters into

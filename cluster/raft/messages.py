@@ -8,9 +8,10 @@ delayed, repeated and reordered; none is trusted to be new.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
+
+from msgspec import Struct
 
 from kept.cluster.metadata.voters import Voter
 from kept.cluster.metadata.wal import NO_DIRECTORY, Entry
@@ -19,8 +20,7 @@ NO_NODE: Final = -1
 """Instead of a node's id: nobody."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class Message(Struct, frozen=True, kw_only=True):
     """The head that all messages share."""
 
     term: int
@@ -29,8 +29,7 @@ class Message:
     directory_id: UUID = NO_DIRECTORY
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreVote(Message):
+class PreVote(Message, frozen=True, kw_only=True):
     """Would you vote for me in ``term``? Binds nobody.
 
     The sender's log ends with ``last_index`` of ``last_term``. ``suspect``: the leader that the
@@ -43,15 +42,13 @@ class PreVote(Message):
     suspect: int = NO_NODE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreVoteReply(Message):
+class PreVoteReply(Message, frozen=True, kw_only=True):
     """The answer to :class:`PreVote`: with the asked term when granted, else with one's own."""
 
     granted: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vote(Message):
+class Vote(Message, frozen=True, kw_only=True):
     """Vote for me in ``term``. ``transfer``: the leader asked me to take over."""
 
     last_index: int
@@ -59,15 +56,13 @@ class Vote(Message):
     transfer: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VoteReply(Message):
+class VoteReply(Message, frozen=True, kw_only=True):
     """The answer to :class:`Vote`."""
 
     granted: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Append(Message):
+class Append(Message, frozen=True, kw_only=True):
     """From the leader: ``entries`` follow the entry ``prev_index`` of ``prev_term``.
 
     Empty it is a heartbeat. ``commit_index`` is the leader's. ``round`` counts the leader's
@@ -85,8 +80,7 @@ class Append(Message):
     acknowledged_by: UUID | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppendReply(Message):
+class AppendReply(Message, frozen=True, kw_only=True):
     """The answer to :class:`Append`.
 
     Accepted: the sender's durable log equals the leader's up to ``match_index``. Refused:
@@ -101,8 +95,7 @@ class AppendReply(Message):
     round: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstallSnapshot(Message):
+class InstallSnapshot(Message, frozen=True, kw_only=True):
     """From the leader: the image after entry ``last_index`` of ``last_term``, instead of entries
     that the leader no longer has. ``image_bytes`` is the content of a snapshot file, ``voters``
     who votes after that entry.
@@ -115,21 +108,18 @@ class InstallSnapshot(Message):
     round: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotReply(Message):
+class SnapshotReply(Message, frozen=True, kw_only=True):
     """The snapshot is durable, or not needed: the logs are equal up to ``match_index``."""
 
     match_index: int
     round: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeoutNow(Message):
+class TimeoutNow(Message, frozen=True, kw_only=True):
     """From the leader: campaign now, you are to take over."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observe(Message):
+class Observe(Message, frozen=True, kw_only=True):
     """From a node that does not vote: send me the log, which here ends with ``last_index`` of
     ``last_term``; and who leads? Anyone answers with :class:`LeaderHint`.
     """
@@ -138,8 +128,7 @@ class Observe(Message):
     last_term: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaderHint(Message):
+class LeaderHint(Message, frozen=True, kw_only=True):
     """The answer to :class:`Observe`.
 
     ``leader_id`` is :data:`NO_NODE` when the sender knows no leader. ``last_index`` is the end of

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from kept.cluster.metadata.voters import Voter
 from kept.cluster.metadata.wal import Entry, HardState
@@ -22,8 +23,7 @@ class Role(Enum):
     LEADER = "leader"
 
 
-@dataclass(frozen=True, slots=True)
-class RaftSettings:
+class RaftSettings(Struct, frozen=True):
     """Limits and timers of the core. A tick is what the shell makes it: 50 ms in ``kept serve``."""
 
     election_ticks: int = 10
@@ -48,8 +48,7 @@ class RaftSettings:
     """A snapshot that is not answered for this long is sent again: 10 s for some megabytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """The state after the entry ``index`` of ``term``, as a snapshot file's content."""
 
     index: int
@@ -58,8 +57,7 @@ class Snapshot:
     voters: tuple[Voter, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(Struct, frozen=True):
     """What the shell must do now, in this order (:mod:`kept.cluster.raft` has all its duties):
 
     1. write ``hard_state``, durably;

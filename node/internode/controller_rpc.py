@@ -7,16 +7,16 @@ here, two messages and a line in the .proto, and a line in the table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
+
+from msgspec import Struct
 
 from kept.cluster.controller.brokers import RegisterRequest
 from kept.cluster.controller.heartbeats import HeartbeatReply, HeartbeatRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Struct, frozen=True):
     """An error of kept by its class, as one of several results
     (``kept.node.internode.rpc_errors``); ``leader_id`` is what NotController names.
     """
@@ -26,23 +26,20 @@ class Failure:
     leader_id: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterReply:
+class RegisterReply(Struct, frozen=True):
     """Registered; it takes part once it is unfenced by a heartbeat."""
 
     broker_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class IsrMember:
+class IsrMember(Struct, frozen=True):
     """A member of the ISR asked for, by its registration."""
 
     broker_id: int
     broker_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class IsrChange:
+class IsrChange(Struct, frozen=True):
     """The ISR that a leader asks for; compare-and-set on ``partition_epoch`` (rule 35)."""
 
     topic_id: UUID
@@ -53,8 +50,7 @@ class IsrChange:
     leader_recovery_state: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class AlterPartitionsRequest:
+class AlterPartitionsRequest(Struct, frozen=True):
     """ISR changes of one leader's partitions."""
 
     broker_id: int
@@ -62,8 +58,7 @@ class AlterPartitionsRequest:
     changes: tuple[IsrChange, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class IsrResult:
+class IsrResult(Struct, frozen=True):
     """What became of a change; the partition as it is now. ``failure`` None: done."""
 
     topic_id: UUID
@@ -76,31 +71,27 @@ class IsrResult:
     leader_recovery_state: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class AlterPartitionsReply:
+class AlterPartitionsReply(Struct, frozen=True):
     """One result for each change, in their order."""
 
     results: tuple[IsrResult, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AllocateProducerIdsRequest:
+class AllocateProducerIdsRequest(Struct, frozen=True):
     """A broker wants producer ids."""
 
     broker_id: int
     broker_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class AllocateProducerIdsReply:
+class AllocateProducerIdsReply(Struct, frozen=True):
     """``first`` and the ``count - 1`` ids above it, given to nobody else ever."""
 
     first: int
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardRequest:
+class ForwardRequest(Struct, frozen=True):
     """A client's admin request for the controller to answer: ``body`` without the header.
 
     ``tries`` are random ids of the attempts so far, this one's last: a controller that is asked
@@ -116,16 +107,14 @@ class ForwardRequest:
     tries: tuple[UUID, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardReply:
+class ForwardReply(Struct, frozen=True):
     """The response's body, without its header; ``index`` of the controller's image by then."""
 
     body: bytes
     index: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeVotersRequest:
+class ChangeVotersRequest(Struct, frozen=True):
     """Add or remove one voter. ``directory_id`` None: the one that the node presents."""
 
     add: bool
@@ -135,30 +124,26 @@ class ChangeVotersRequest:
     port: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeVotersReply:
+class ChangeVotersReply(Struct, frozen=True):
     """Index of the entry that holds the change."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class ConfirmRequest:
+class ConfirmRequest(Struct, frozen=True):
     """A broker asks whether its metadata is current: one that was replaced does not answer."""
 
     broker_id: int
     broker_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class ConfirmReply:
+class ConfirmReply(Struct, frozen=True):
     """What was committed before the question is in the image of this ``index``."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class PeerHttpRequest:
+class PeerHttpRequest(Struct, frozen=True):
     """A request to a node's ``/api/v1/`` that came to another node. ``query`` and
     ``body`` are JSON objects.
     """
@@ -169,8 +154,7 @@ class PeerHttpRequest:
     body: str
 
 
-@dataclass(frozen=True, slots=True)
-class PeerHttpReply:
+class PeerHttpReply(Struct, frozen=True):
     """The answer: an HTTP status, and the JSON that goes with it."""
 
     status: int

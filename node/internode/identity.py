@@ -7,9 +7,10 @@ the protocol, this node's own id, an id that was not the one wanted, voter lists
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
+
+from msgspec import Struct
 
 from kept.cluster.raft.message_guard import MAX_NODE_ID, MAX_VOTERS
 from kept.node.config.listeners import Voter
@@ -22,8 +23,7 @@ PROTOCOL_VERSION: Final = 2
 """Of the frames between nodes (1 was gRPC); nodes of different versions refuse each other."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Struct, frozen=True):
     """How a node presents itself.
 
     ``cluster_id`` is empty until it has heard of one; ``voters`` are those of its metadata log,

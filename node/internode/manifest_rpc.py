@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
+
+from msgspec import Struct
 
 from kept.node.internode.controller_rpc import Failure
 from kept.replication.manifests_events import ManifestRef
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestPull:
+class ManifestPull(Struct, frozen=True):
     """One partition of a pull (:class:`kept.replication.manifests_events.PullRequest`)."""
 
     topic_id: UUID
@@ -25,8 +25,7 @@ class ManifestPull:
     has: tuple[ManifestRef, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PullManifestsRequest:
+class PullManifestsRequest(Struct, frozen=True):
     """A follower says what it has, and asks what its leader has."""
 
     replica_id: int
@@ -34,8 +33,7 @@ class PullManifestsRequest:
     pulls: tuple[ManifestPull, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestBody:
+class ManifestBody(Struct, frozen=True):
     """A manifest; without ``data`` it is to be fetched in chunks. ``crc`` is of all of it."""
 
     name: ManifestRef
@@ -44,8 +42,7 @@ class ManifestBody:
     data: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestAnswer:
+class ManifestAnswer(Struct, frozen=True):
     """The answer for one partition."""
 
     failure: Failure | None = None
@@ -54,15 +51,13 @@ class ManifestAnswer:
     bodies: tuple[ManifestBody, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PullManifestsReply:
+class PullManifestsReply(Struct, frozen=True):
     """One answer for each pull, in their order."""
 
     answers: tuple[ManifestAnswer, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestChunkRequest:
+class ManifestChunkRequest(Struct, frozen=True):
     """A piece of a body."""
 
     topic_id: UUID
@@ -72,16 +67,14 @@ class ManifestChunkRequest:
     position: int
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestChunkReply:
+class ManifestChunkReply(Struct, frozen=True):
     """``crc`` is of ``data``."""
 
     data: bytes
     crc: int
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestNews:
+class ManifestNews(Struct, frozen=True):
     """There is something to pull for a partition."""
 
     topic_id: UUID
@@ -89,16 +82,14 @@ class ManifestNews:
     leader_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestNewsRequest:
+class ManifestNewsRequest(Struct, frozen=True):
     """A leader has something for a follower."""
 
     leader_id: int
     news: tuple[ManifestNews, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestNewsReply:
+class ManifestNewsReply(Struct, frozen=True):
     """It was received."""
 
 

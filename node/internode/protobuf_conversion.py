@@ -1,6 +1,6 @@
-"""Dataclasses to protobuf messages and back.
+"""Structs to protobuf messages and back.
 
-:class:`Codec` joins a dataclass to the message whose fields have the same names, once, when it is
+:class:`Codec` joins a Struct to the message whose fields have the same names, once, when it is
 made; what does not match is a bug found at the start, not at three in the morning. A UUID is 16
 bytes (none: no bytes), ``tuple[T, ...]`` repeated, ``T | None`` presence, a dataclass a message, a
 ManifestRef a ManifestName.
@@ -8,13 +8,15 @@ ManifestRef a ManifestName.
 
 from __future__ import annotations
 
-import dataclasses
 import types
 from collections.abc import Callable
 from enum import IntEnum
 from functools import cache, partial
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kept.cluster.raft import messages
 from kept.node.internode.controller_rpc import CALLS, Failure
@@ -58,14 +60,11 @@ def _manifest_ref(name: Any) -> ManifestRef:
 
 
 def _names(cls: Any) -> list[str]:
-    """Fields of a dataclass or NamedTuple; none of anything else."""
-    if dataclasses.is_dataclass(cls):
-        return [field.name for field in dataclasses.fields(cls)]
-    return list(getattr(cls, "_fields", ()))
+    """Fields of a Struct or NamedTuple; none of anything else."""
+    return list(getattr(cls, "__struct_fields__", getattr(cls, "_fields", ())))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Field:
+class _Field(Struct, frozen=True):
     """How one field travels. ``present``: the message says whether it is there."""
 
     name: str
@@ -76,7 +75,7 @@ class _Field:
 
 
 class Codec:
-    """One dataclass and its message."""
+    """One Struct and its message."""
 
     def __init__(self, cls: type, message: Any) -> None:
         self.cls = cls
@@ -126,7 +125,7 @@ class Codec:
         raise InvariantViolation(f"{self.cls.__name__}: no way to send {hint}")
 
     def encode(self, value: Any) -> Any:
-        """The message of a dataclass."""
+        """The message of a Struct."""
         given = {name: getattr(value, name) for name in self._plain}
         for field in self._other:
             found = getattr(value, field.name)
@@ -138,7 +137,7 @@ class Codec:
         return self.message(**given)
 
     def decode(self, message: Any) -> Any:
-        """The dataclass of a message. Raises CorruptMessage."""
+        """The Struct of a message. Raises CorruptMessage."""
         given = {name: getattr(message, name) for name in self._plain}
         for field in self._other:
             name = field.name
@@ -194,7 +193,7 @@ METHOD_NAMES: Final = {number: name for name, number in METHODS.items()}
 
 
 class Codecs:
-    """Every message between nodes, joined to its dataclass (:func:`codecs`)."""
+    """Every message between nodes, joined to its Struct (:func:`codecs`)."""
 
     def __init__(self) -> None:
         from kept.node.proto import controller_pb2, manifests_pb2, peers_pb2, raft_pb2
@@ -221,7 +220,7 @@ class Codecs:
 @cache
 def codecs() -> Codecs:
     """The codecs, made once: the first use loads protobuf (10 MB), which a lone node never does.
-    Raises InvariantViolation where a message and its dataclass differ.
+    Raises InvariantViolation where a message and its Struct differ.
     """
     return Codecs()
 
@@ -259,7 +258,7 @@ def decode_raft(data: bytes) -> messages.Message:
 def encode_snapshot_head(message: messages.InstallSnapshot) -> bytes:
     """An InstallSnapshot without its image, whose size is told instead."""
     known = codecs()
-    bare = dataclasses.replace(message, image_bytes=b"")
+    bare = replace(message, image_bytes=b"")
     head = known.snapshot_head(
         message=known.raft[messages.InstallSnapshot].encode(bare),
         size_bytes=len(message.image_bytes),

@@ -9,9 +9,10 @@ messages, calls, a broker's heartbeats, or on a connection of its own a large sn
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec.structs import replace
 
 from kept.node.internode import protobuf_conversion
 from kept.node.internode.connection import Connection
@@ -309,7 +310,7 @@ class _IncomingSnapshot:
         self._assembly.add(protobuf_conversion.decode_snapshot_chunk(body))
         if not self._assembly.whole:
             return None
-        return dataclasses.replace(self._message, image_bytes=self._assembly.image())
+        return replace(self._message, image_bytes=self._assembly.image())
 
 
 def check_speaker(hello: Hello, request: Any) -> None:

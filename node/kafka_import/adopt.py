@@ -12,9 +12,10 @@ One way: from the first start on kept's logs go their own way, and Kafka's metad
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 from uuid import NAMESPACE_OID, UUID, uuid5
+
+from msgspec.structs import replace
 
 from kept.cluster.metadata.snapshot import write_snapshot
 from kept.cluster.metadata.voters import Voter

@@ -15,8 +15,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
+
+from msgspec.structs import replace
 
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import (

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import permutations
 from uuid import UUID
 
 import pytest
+from msgspec.structs import replace
 
 from kept.cluster.controller import partition_election, topics
 from kept.cluster.controller.broker_decisions import decide as records_of

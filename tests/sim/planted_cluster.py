@@ -115,7 +115,7 @@ def serves_after_stall(original: Any) -> Any:
 
 def no_epoch_bump(original: Any) -> Any:
     """Another leader, the same epoch."""
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     def changed(state: Any, **kwargs: Any) -> Any:
         found = original(state, **kwargs)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from kept.cluster.metadata.wal import HardState
 from kept.cluster.raft.messages import NO_NODE, AppendReply

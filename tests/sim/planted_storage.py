@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from kept.cluster.controller.broker_decisions import Fence
 from kept.cluster.metadata.records import NO_LEADER

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kept.cluster.metadata.image import Image, PartitionChange
 from kept.cluster.metadata.records import (

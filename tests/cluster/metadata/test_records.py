@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kept.cluster.metadata import records
 from kept.cluster.metadata.records import (
@@ -118,7 +118,7 @@ def test_a_partition_that_needs_nothing_new_is_written_as_version_0() -> None:
     plain = PartitionRecord(ID, 1, (1, 2), (1, 2), 1, 0, 0)
     assert encode(plain)[1] == 0
     for field in ("adding", "removing", "elr"):
-        assert encode(dataclasses.replace(plain, **{field: (2,)}))[1] == 1
+        assert encode(replace(plain, **{field: (2,)}))[1] == 1
 
 
 def test_every_kind_of_record_is_in_the_golden_file() -> None:
@@ -182,5 +182,5 @@ def test_a_string_that_does_not_fit_is_a_bug() -> None:
 
 
 def test_records_are_immutable() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         EXAMPLES[0].cluster_id = "other"  # type: ignore[misc,union-attr]

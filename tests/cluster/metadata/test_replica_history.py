@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from uuid import UUID
 
 import pytest
+from msgspec.structs import replace
 
 from kept.cluster.metadata.dump import dump_metadata, is_metadata_file
 from kept.cluster.metadata.image import Image

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 from uuid import UUID
 
 import pytest
+from msgspec.structs import replace
 
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.metadata_node import MetadataNode

@@ -7,8 +7,9 @@ are delivered in order unless they are kept back, lost, or repeated by the test.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from uuid import UUID
+
+from msgspec.structs import replace
 
 from kept.cluster.metadata.records import ConfigRecord, encode_batch
 from kept.cluster.metadata.voters import Voter

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from kept.cluster.controller.heartbeats import HeartbeatReply, HeartbeatRequest
 from kept.cluster.metadata.wal import Entry

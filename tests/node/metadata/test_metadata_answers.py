@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
 import pytest
+from msgspec.structs import replace
 
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import (

@@ -6,9 +6,9 @@ import errno
 import os
 import shutil
 import uuid
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from kept.cluster.metadata import metadata_files
 from kept.cluster.metadata.records import (

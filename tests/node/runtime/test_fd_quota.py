@@ -6,9 +6,9 @@ import asyncio
 import errno
 import os
 import uuid
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from kept.cluster.metadata import metadata_files
 from kept.cluster.metadata.metadata_node import MetadataNode

@@ -6,10 +6,10 @@ import asyncio
 import urllib.request
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kept.client.core.metadata import Endpoint
 from kept.client.json_api import JsonApi

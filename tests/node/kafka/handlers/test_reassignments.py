@@ -5,10 +5,10 @@ The node is alone; brokers 1 to 3 are registered in its metadata log and nobody 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from uuid import UUID
 
 import pytest
+from msgspec.structs import replace
 
 from kept.cluster.metadata.records import BrokerChangeRecord, BrokerRecord, Endpoint
 from kept.node.kafka.handlers import reassignments

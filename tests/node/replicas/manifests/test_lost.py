@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from kept.compaction.manifest import manifest_store
 from kept.node.replicas.manifests import install, recover

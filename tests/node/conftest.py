@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -57,7 +58,7 @@ class Lone:
     def port(self) -> int:
         return self.node.parts.listeners[0].port
 
-    def ask(
+    async def request(
         self,
         key: int,
         version: int,
@@ -71,19 +72,17 @@ class Lone:
         assert served.min_version <= version <= served.max_version
         cls = protocol.message_type(key, version, EntityType.request)
         request, _ = protocol.decode(cls, protocol.encode(protocol.build(cls, values)))
-        context = api.RequestContext(
-            key,
-            version,
-            "test",
-            listener or self.node.parts.listeners[0].name,
-            tries=tries,
-        )
-
-        values = self.run(self.node.parts.handlers.complete(context, request))
+        listener = listener or self.node.parts.listeners[0].name
+        context = api.RequestContext(key, version, "test", listener, tries=tries)
+        values = await self.node.parts.handlers.complete(context, request)
         frame = protocol.encode_response(key, version, 7, values)
         return protocol.decode_response(key, version, frame[4:])[1]
 
-    def create(self, name: str, partitions: int = 1, **configs: str) -> Any:
+    def ask(self, key: int, version: int, **values: Any) -> Any:
+        """As :meth:`request`, from outside the loop."""
+        return self.run(self.request(key, version, **values))
+
+    async def created(self, name: str, partitions: int = 1, **configs: str) -> Any:
         """Create a topic; the CreateTopics result."""
         given = [{"name": k.replace("_", "."), "value": v} for k, v in configs.items()]
         topic = {
@@ -93,9 +92,14 @@ class Lone:
             "assignments": (),
             "configs": given,
         }
-        (result,) = self.ask(19, 7, topics=[topic], timeout=1000, validate_only=False).topics
+        response = await self.request(19, 7, topics=[topic], timeout=1000, validate_only=False)
+        (result,) = response.topics
         assert result.error_code.name == "none", result
         return result
+
+    def create(self, name: str, partitions: int = 1, **configs: str) -> Any:
+        """As :meth:`created`, from outside the loop."""
+        return self.run(self.created(name, partitions, **configs))
 
     def http(self, text: str) -> tuple[int, dict[str, str], bytes]:
         """Send raw bytes over HTTP and read the answer to the end: status, headers, body."""
@@ -170,3 +174,13 @@ def lone_node(tmp_path) -> Iterator[Any]:
 def lone(lone_node) -> Lone:
     """One node with default settings."""
     return lone_node()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: Any) -> bool | None:
+    """Run a test that is a coroutine function of a ``lone`` node on its loop."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj) or "lone" not in pyfuncitem.funcargs:
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    pyfuncitem.funcargs["lone"].run(pyfuncitem.obj(**given))
+    return True

@@ -76,14 +76,10 @@ async def later(*_):
 
 
 @pytest.mark.parametrize("handler", [in_place, in_steps, in_many_steps, later])
-def test_a_handler_without_a_response_closes_the_connection(lone, handler, monkeypatch, capfd):
+async def test_a_handler_without_response_closes_the_connection(lone, handler, monkeypatch, capfd):
     monkeypatch.setattr(RequestHandlers, "handler", lambda *_: handler)
-
-    async def go():
-        reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
-        writer.write(struct.pack(">ihhihi", 14, 3, 1, 7, -1, 0))
-        assert await asyncio.wait_for(reader.read(1), 60) == b""
-        writer.close()
-
-    lone.run(go())
+    reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+    writer.write(struct.pack(">ihhihi", 14, 3, 1, 7, -1, 0))
+    assert await asyncio.wait_for(reader.read(1), 60) == b""
+    writer.close()
     assert "metadata: no response" in capfd.readouterr().err

@@ -91,55 +91,42 @@ async def clients(lone: Any, *hosts: str):
             one.writer.close()
 
 
-def test_a_frame_that_is_announced_reserves_what_has_come(lone):
-    async def go():
-        async with clients(lone, "127.0.0.1", "127.0.0.1") as (client, _):
-            client.writer.write(struct.pack(">ihhih", 100_000_000, 0, 9, 1, -1) + bytes(300_000))
-            await until(lambda: client.mine(lone)._end >= 300_000)
-            assert lone.node.parts.budget.used_bytes <= KEPT_BUFFER_BYTES
-            client.writer.write(bytes(10_000_000))
-            await until(lambda: client.mine(lone)._end >= 10_000_000)
-            come = client.mine(lone)._end
-            assert (
-                come <= lone.node.parts.budget.used_bytes + BASE_BUFFER_BYTES <= 2 * come + 6 * MIB
-            )
-        await until(lambda: not lone.node.parts.budget.used_bytes)
-
-    lone.run(go())
+async def test_a_frame_that_is_announced_reserves_what_has_come(lone):
+    async with clients(lone, "127.0.0.1", "127.0.0.1") as (client, _):
+        client.writer.write(struct.pack(">ihhih", 100_000_000, 0, 9, 1, -1) + bytes(300_000))
+        await until(lambda: client.mine(lone)._end >= 300_000)
+        assert lone.node.parts.budget.used_bytes <= KEPT_BUFFER_BYTES
+        client.writer.write(bytes(10_000_000))
+        await until(lambda: client.mine(lone)._end >= 10_000_000)
+        come = client.mine(lone)._end
+        assert come <= lone.node.parts.budget.used_bytes + BASE_BUFFER_BYTES <= 2 * come + 6 * MIB
+    await until(lambda: not lone.node.parts.budget.used_bytes)
 
 
-def test_a_large_buffer_is_given_back_with_its_request(lone):
+async def test_a_large_buffer_is_given_back_with_its_request(lone):
     """A client that once sent much, and then little, held the buffer of the largest for ever."""
-    lone.create("t", max_message_bytes="20000000")
-
-    async def go():
-        async with clients(lone, "127.0.0.1") as (client,):
-            client.writer.write(frame(plain(900_000)))
-            assert (await client.produced()).error_code == 0
-            mine = client.mine(lone)
-            assert len(mine._buffer) >= 900_000, "the next one of its size finds room"
-            assert lone.node.parts.budget.used_bytes == len(mine._buffer) - BASE_BUFFER_BYTES
-            client.writer.write(frame(plain(9_000_000)))
-            assert (await client.produced()).error_code == 0
-            assert len(mine._buffer) == BASE_BUFFER_BYTES, "at once, not when it is idle"
-            assert lone.node.parts.budget.used_bytes == 0
-
-    lone.run(go())
+    await lone.created("t", max_message_bytes="20000000")
+    async with clients(lone, "127.0.0.1") as (client,):
+        client.writer.write(frame(plain(900_000)))
+        assert (await client.produced()).error_code == 0
+        mine = client.mine(lone)
+        assert len(mine._buffer) >= 900_000, "the next one of its size finds room"
+        assert lone.node.parts.budget.used_bytes == len(mine._buffer) - BASE_BUFFER_BYTES
+        client.writer.write(frame(plain(9_000_000)))
+        assert (await client.produced()).error_code == 0
+        assert len(mine._buffer) == BASE_BUFFER_BYTES, "at once, not when it is idle"
+        assert lone.node.parts.budget.used_bytes == 0
 
 
-def test_nothing_is_kept_between_requests_while_memory_is_short(lone):
-    lone.create("t")
-
-    async def go():
-        async with clients(lone, "127.0.0.1") as (client,):
-            held = lone.node.parts.budget.limit_bytes // 2 + 1
-            lone.node.parts.budget.force(held)
-            client.writer.write(frame(plain(900_000)))
-            assert (await client.produced()).error_code == 0
-            assert lone.node.parts.budget.used_bytes == held, "at once, not when it is idle"
-            lone.node.parts.budget.give(held)
-
-    lone.run(go())
+async def test_nothing_is_kept_between_requests_while_memory_is_short(lone):
+    await lone.created("t")
+    async with clients(lone, "127.0.0.1") as (client,):
+        held = lone.node.parts.budget.limit_bytes // 2 + 1
+        lone.node.parts.budget.force(held)
+        client.writer.write(frame(plain(900_000)))
+        assert (await client.produced()).error_code == 0
+        assert lone.node.parts.budget.used_bytes == held, "at once, not when it is idle"
+        lone.node.parts.budget.give(held)
 
 
 def test_frames_that_are_half_read_do_not_wait_for_each_other(lone_node):
@@ -185,52 +172,41 @@ def test_one_address_may_hold_its_part_and_others_go_on(lone_node):
     lone.run(go())
 
 
-def test_http_bodies_draw_on_the_budget(lone):
-    async def go():
-        async with clients(lone, "127.0.0.1", "127.0.0.1") as (first, second):
-            head = (
-                b"POST /api/v1/compaction/compact HTTP/1.1\r\nHost: localhost\r\nX-Kept: 1\r\n"
-                b"Content-Length: 900000\r\n\r\n"
-            )
-            first.writer.write(head + bytes(500_000))
-            await until(lambda: lone.node.parts.budget.used_bytes >= 500_000 - UNDRAWN_BYTES)
-            lone.node.parts.budget.force(lone.node.parts.budget.limit_bytes)
-            second.writer.write(head + bytes(500_000))
-            async with asyncio.timeout(PATIENCE_S):
-                assert (await second.reader.readline()).startswith(b"HTTP/1.1 503")
-            lone.node.parts.budget.give(lone.node.parts.budget.limit_bytes)
-        await until(lambda: not lone.node.parts.budget.used_bytes)
-
-    lone.run(go())
-
-
-def test_probes_and_metrics_are_answered_whatever_clients_hold(lone):
-    """A liveness probe that hears 503 has its node killed, by whoever sends half of a request."""
-
-    async def go():
+async def test_http_bodies_draw_on_the_budget(lone):
+    async with clients(lone, "127.0.0.1", "127.0.0.1") as (first, second):
+        head = (
+            b"POST /api/v1/compaction/compact HTTP/1.1\r\nHost: localhost\r\nX-Kept: 1\r\n"
+            b"Content-Length: 900000\r\n\r\n"
+        )
+        first.writer.write(head + bytes(500_000))
+        await until(lambda: lone.node.parts.budget.used_bytes >= 500_000 - UNDRAWN_BYTES)
         lone.node.parts.budget.force(lone.node.parts.budget.limit_bytes)
-        for path in (b"/healthz", b"/readyz", b"/metrics"):
-            async with clients(lone, "127.0.0.1") as (client,):
-                client.writer.write(b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
-                async with asyncio.timeout(PATIENCE_S):
-                    assert (await client.reader.readline()).startswith(b"HTTP/1.1 200"), path
+        second.writer.write(head + bytes(500_000))
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await second.reader.readline()).startswith(b"HTTP/1.1 503")
         lone.node.parts.budget.give(lone.node.parts.budget.limit_bytes)
+    await until(lambda: not lone.node.parts.budget.used_bytes)
 
-    lone.run(go())
 
-
-def test_the_buffer_of_a_closed_connection_goes_at_once(lone):
-    """It was given back to the budget, and stayed in memory until garbage was collected."""
-
-    async def go():
+async def test_probes_and_metrics_are_answered_whatever_clients_hold(lone):
+    """A liveness probe that hears 503 has its node killed, by whoever sends half of a request."""
+    lone.node.parts.budget.force(lone.node.parts.budget.limit_bytes)
+    for path in (b"/healthz", b"/readyz", b"/metrics"):
         async with clients(lone, "127.0.0.1") as (client,):
-            client.writer.write(struct.pack(">ihhih", 100_000_000, 0, 9, 1, -1) + bytes(3_000_000))
-            await until(lambda: client.mine(lone)._end >= 3_000_000)
-            mine = client.mine(lone)
-        await until(lambda: not lone.node.parts.budget.used_bytes)
-        assert not mine._buffer
+            client.writer.write(b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            async with asyncio.timeout(PATIENCE_S):
+                assert (await client.reader.readline()).startswith(b"HTTP/1.1 200"), path
+    lone.node.parts.budget.give(lone.node.parts.budget.limit_bytes)
 
-    lone.run(go())
+
+async def test_the_buffer_of_a_closed_connection_goes_at_once(lone):
+    """It was given back to the budget, and stayed in memory until garbage was collected."""
+    async with clients(lone, "127.0.0.1") as (client,):
+        client.writer.write(struct.pack(">ihhih", 100_000_000, 0, 9, 1, -1) + bytes(3_000_000))
+        await until(lambda: client.mine(lone)._end >= 3_000_000)
+        mine = client.mine(lone)
+    await until(lambda: not lone.node.parts.budget.used_bytes)
+    assert not mine._buffer
 
 
 # What batches inflate to.
@@ -267,24 +243,20 @@ def watched(monkeypatch):
 @pytest.mark.parametrize(
     "codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD], ids=lambda c: c.name
 )
-def test_small_batches_that_inflate_to_much_are_inflated_in_a_thread(lone, watched, codec, acks):
-    lone.create("t", max_message_bytes="3000000")
+async def test_small_batches_that_inflate_to_much_inflate_in_a_thread(lone, watched, codec, acks):
+    await lone.created("t", max_message_bytes="3000000")
     batch = bomb(codec)
-
-    async def go():
-        async with clients(lone, "127.0.0.1") as (client,):
-            client.writer.write(frame(batch, acks=acks) + frame(plain(10)))
-            found = await client.produced()
-            assert found.error_code == 0 and found.base_offset == acks ^ 1
-
-    lone.run(go())
+    async with clients(lone, "127.0.0.1") as (client,):
+        client.writer.write(frame(batch, acks=acks) + frame(plain(10)))
+        found = await client.produced()
+        assert found.error_code == 0 and found.base_offset == acks ^ 1
     assert all(limit <= LOOP_BYTES for on_loop, limit in watched if on_loop)
     assert any(not on_loop for on_loop, _ in watched)
     assert lone.node.parts.inflating.used_bytes == 0
 
 
-def test_a_thread_inflates_into_what_was_drawn(lone, watched, monkeypatch):
-    lone.create("t")
+async def test_a_thread_inflates_into_what_was_drawn(lone, watched, monkeypatch):
+    await lone.created("t")
     drawn, draw = [], BudgetShare.draw
 
     def spy(self, size_bytes, granted):
@@ -292,50 +264,38 @@ def test_a_thread_inflates_into_what_was_drawn(lone, watched, monkeypatch):
         draw(self, size_bytes, granted)
 
     monkeypatch.setattr(BudgetShare, "draw", spy)
-
-    async def go():
-        async with clients(lone, "127.0.0.1") as (client,):
-            client.writer.write(frame(untold(20 * MIB)))
-            assert (await client.produced()).error_code == 0
-
-    lone.run(go())
+    async with clients(lone, "127.0.0.1") as (client,):
+        client.writer.write(frame(untold(20 * MIB)))
+        assert (await client.produced()).error_code == 0
     limits = [limit for on_loop, limit in watched if not on_loop]
     assert limits == [8 * MIB, 64 * MIB]
     assert drawn == [2 * limit for limit in limits]
     assert lone.node.parts.inflating.used_bytes == 0
 
 
-def test_batches_wait_for_room_to_inflate_and_others_go_on(lone):
-    lone.create("t")
-
-    async def go():
-        inflating = lone.node.parts.inflating
-        inflating.draw(inflating.limit_bytes, lambda: None)
-        async with clients(lone, "127.0.0.1", "127.0.0.1") as (client, other):
-            client.writer.write(frame(bomb(Codec.GZIP)))
-            await until(lambda: inflating._queue)
-            other.writer.write(frame(plain(10)))
-            assert (await other.produced()).base_offset == 0
-            assert not client.answers()
-            inflating.give(inflating.limit_bytes)
-            assert (await client.produced()).base_offset == 1
-        assert inflating.used_bytes == 0
-
-    lone.run(go())
+async def test_batches_wait_for_room_to_inflate_and_others_go_on(lone):
+    await lone.created("t")
+    inflating = lone.node.parts.inflating
+    inflating.draw(inflating.limit_bytes, lambda: None)
+    async with clients(lone, "127.0.0.1", "127.0.0.1") as (client, other):
+        client.writer.write(frame(bomb(Codec.GZIP)))
+        await until(lambda: inflating._queue)
+        other.writer.write(frame(plain(10)))
+        assert (await other.produced()).base_offset == 0
+        assert not client.answers()
+        inflating.give(inflating.limit_bytes)
+        assert (await client.produced()).base_offset == 1
+    assert inflating.used_bytes == 0
 
 
-def test_inflating_does_not_wait_for_the_frames_that_wait_for_it(lone):
-    lone.create("t")
-
-    async def go():
-        budget = lone.node.parts.budget
-        async with clients(lone, "127.0.0.1") as (client,):
-            budget.force(budget.limit_bytes)
-            client.writer.write(frame(bomb(Codec.ZSTD)))
-            assert (await client.produced()).error_code == 0
-            budget.give(budget.limit_bytes)
-
-    lone.run(go())
+async def test_inflating_does_not_wait_for_the_frames_that_wait_for_it(lone):
+    await lone.created("t")
+    budget = lone.node.parts.budget
+    async with clients(lone, "127.0.0.1") as (client,):
+        budget.force(budget.limit_bytes)
+        client.writer.write(frame(bomb(Codec.ZSTD)))
+        assert (await client.produced()).error_code == 0
+        budget.give(budget.limit_bytes)
 
 
 def test_a_bomb_is_refused_and_the_rest_of_its_request_is_not(lone_node):
@@ -355,18 +315,14 @@ def test_a_bomb_is_refused_and_the_rest_of_its_request_is_not(lone_node):
     assert lone.node.parts.inflating.used_bytes == 0
 
 
-def test_many_batches_of_one_request_are_not_all_checked_on_the_loop(lone, watched):
-    lone.create("t", partitions=20)
+async def test_many_batches_of_one_request_are_not_all_checked_on_the_loop(lone, watched):
+    await lone.created("t", partitions=20)
     batch = bomb(Codec.ZSTD, 900_000)
-
-    async def go():
-        async with clients(lone, "127.0.0.1") as (client,):
-            client.writer.write(frame(*[batch] * 20))
-            response = protocol.decode_response(0, 9, await client.answer())[1]
-            found = response.responses[0].partition_responses
-            assert [int(one.error_code) for one in found] == [0] * 20
-
-    lone.run(go())
+    async with clients(lone, "127.0.0.1") as (client,):
+        client.writer.write(frame(*[batch] * 20))
+        response = protocol.decode_response(0, 9, await client.answer())[1]
+        found = response.responses[0].partition_responses
+        assert [int(one.error_code) for one in found] == [0] * 20
     on_loop = sum(1 for on_loop, _ in watched if on_loop)
     assert on_loop <= 6 and len(watched) == 20
 
@@ -394,37 +350,29 @@ def test_a_run_of_small_requests_is_broken_off(lone, watched):
     assert max(runs) <= 2 and sum(runs) == 12
 
 
-def test_a_large_batch_is_compressed_for_its_topic_in_a_thread(lone, watched):
-    lone.create("t", compression_type="gzip")
-
-    async def go():
-        async with clients(lone, "127.0.0.1") as (client,):
-            client.writer.write(frame(plain(900_000)))
-            assert (await client.produced()).error_code == 0
-
-    lone.run(go())
+async def test_a_large_batch_is_compressed_for_its_topic_in_a_thread(lone, watched):
+    await lone.created("t", compression_type="gzip")
+    async with clients(lone, "127.0.0.1") as (client,):
+        client.writer.write(frame(plain(900_000)))
+        assert (await client.produced()).error_code == 0
     assert watched[-1][0] is False
 
 
-def test_a_connection_that_goes_while_its_batch_waits_holds_its_bytes_until_then(lone):
-    lone.create("t")
-
-    async def go():
-        inflating = lone.node.parts.inflating
-        inflating.draw(inflating.limit_bytes, lambda: None)
-        mine = None
-        async with clients(lone, "127.0.0.1") as (client,):
-            noise = random.Random(1).randbytes(500_000) + bytes(5 * MIB)
-            client.writer.write(frame(build_batch([(0, b"k", noise, ())], codec=Codec.GZIP)))
-            await until(lambda: inflating._queue)
-            mine = client.mine(lone)
-            mine.abort()
-        await until(lambda: mine.transport is None)
-        assert lone.node.parts.budget.used_bytes > inflating.limit_bytes + 400_000
-        inflating.give(inflating.limit_bytes)
-        await until(lambda: not lone.node.parts.budget.used_bytes)
-
-    lone.run(go())
+async def test_a_connection_that_goes_while_its_batch_waits_holds_its_bytes_until_then(lone):
+    await lone.created("t")
+    inflating = lone.node.parts.inflating
+    inflating.draw(inflating.limit_bytes, lambda: None)
+    mine = None
+    async with clients(lone, "127.0.0.1") as (client,):
+        noise = random.Random(1).randbytes(500_000) + bytes(5 * MIB)
+        client.writer.write(frame(build_batch([(0, b"k", noise, ())], codec=Codec.GZIP)))
+        await until(lambda: inflating._queue)
+        mine = client.mine(lone)
+        mine.abort()
+    await until(lambda: mine.transport is None)
+    assert lone.node.parts.budget.used_bytes > inflating.limit_bytes + 400_000
+    inflating.give(inflating.limit_bytes)
+    await until(lambda: not lone.node.parts.budget.used_bytes)
 
 
 # What outlives its connection.
@@ -481,18 +429,15 @@ def fetch(count: int) -> bytes:
     return protocol.encode_request(1, 12, 1, "test", values)
 
 
-def test_a_client_that_goes_while_its_fetch_takes_slices_holds_nothing(lone):
-    async def go():
-        async with clients(lone, "127.0.0.1") as (client,):
-            client.writer.write(fetch(20_000))
-            mine = client.mine(lone)
-            await until(lambda: mine.parked and mine.blocked)
-            assert lone.node.parts.budget.used_bytes
-            mine.abort()
-            await until(lambda: mine.transport is None)
-            await until(lambda: not lone.node.parts.budget.used_bytes)
-
-    lone.run(go())
+async def test_a_client_that_goes_while_its_fetch_takes_slices_holds_nothing(lone):
+    async with clients(lone, "127.0.0.1") as (client,):
+        client.writer.write(fetch(20_000))
+        mine = client.mine(lone)
+        await until(lambda: mine.parked and mine.blocked)
+        assert lone.node.parts.budget.used_bytes
+        mine.abort()
+        await until(lambda: mine.transport is None)
+        await until(lambda: not lone.node.parts.budget.used_bytes)
 
 
 def test_a_large_fetch_session_is_none(lone_node):
@@ -585,20 +530,16 @@ def test_a_reader_holds_a_piece_of_a_batch(lone, monkeypatch):
     assert lone.run(go()) == 50_000
 
 
-def test_a_reader_that_is_given_up_gives_back(lone):
-    lone.create("t")
-
-    async def go():
-        inflating = lone.node.parts.inflating
-        gateway, reader = reading_of(lone)
-        inflating.draw(inflating.limit_bytes, lambda: None)
-        waiting = asyncio.ensure_future(reader._piece(tiny(50_000), 10))
-        await until(lambda: inflating._queue)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        inflating.give(inflating.limit_bytes)
-        await until(lambda: not inflating.used_bytes)
-        gateway.close()
-
-    lone.run(go())
+async def test_a_reader_that_is_given_up_gives_back(lone):
+    await lone.created("t")
+    inflating = lone.node.parts.inflating
+    gateway, reader = reading_of(lone)
+    inflating.draw(inflating.limit_bytes, lambda: None)
+    waiting = asyncio.ensure_future(reader._piece(tiny(50_000), 10))
+    await until(lambda: inflating._queue)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    inflating.give(inflating.limit_bytes)
+    await until(lambda: not inflating.used_bytes)
+    gateway.close()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final
 
 from kept.storage.errors import KeptError
 from kept.storage.types import Generation
 
-Token = Hashable
-"""Stands for somebody who waits; means nothing to the core."""
+Token = int
+"""Stands for somebody who waits; of two, the larger one came later."""
 
 UNKNOWN_OFFSET: Final = -1
 
@@ -31,7 +30,6 @@ class Elected:
     isr: tuple[int, ...]
     log_end_offset: int
     high_watermark: int
-    now_ms: int
     awaits_offer: bool = False
 
 
@@ -51,7 +49,6 @@ class Fetched:
 
     replica_id: int
     log_end_offset: int
-    now_ms: int
     broker_epoch: int = -1
 
 
@@ -121,7 +118,6 @@ class ManifestOffered:
     """The leader holds this manifest durably. ``applied``: it had applied it before its term."""
 
     generation: Generation | None
-    now_ms: int
     applied: bool = False
 
 

@@ -65,8 +65,8 @@ class FetchSession:
                 self.sent[tp] = request
         return tuple(news), tuple(forgotten)
 
-    def answered(self, answer: FetchAnswer) -> bool:
-        """Take the answer's head; False when the session is over and the answer says nothing."""
+    def accept(self, answer: FetchAnswer) -> bool:
+        """Step to the next epoch; False when the session is over and the response says nothing."""
         if answer.error != NONE:
             if answer.error == FETCH_SESSION_ID_NOT_FOUND:
                 self.session_id = NO_SESSION

@@ -251,7 +251,7 @@ class FetcherCore:
         asked = []
         for tp in tuple(self._awaiting_offsets):
             member = self._members[tp]
-            if member.core.state is not State.ASKING:
+            if member.core.state is not State.LISTING_OFFSETS:
                 del self._awaiting_offsets[tp]
             elif member.core.wants(now_ms):
                 asked.append((tp, member.topic_id, member.core.leader_epoch))
@@ -302,7 +302,7 @@ class FetcherCore:
             return ()
         self._clear_in_flight()
         session = self.session
-        if not session.answered(answer):
+        if not session.accept(answer):
             self._start_over(now_ms)
             return ()
         self.failures = self.retry_at_ms = 0
@@ -313,7 +313,7 @@ class FetcherCore:
             asked = session.sent.get(tp)
             if member is None or asked is None or asked.topic_id != member.topic_id:
                 continue
-            effects = member.core.answered(asked, part, now_ms)
+            effects = member.core.fetch_completed(asked, part, now_ms)
             self._follow_up(tp, member.core)
             if effects:
                 work.append((tp, effects))
@@ -350,7 +350,7 @@ class FetcherCore:
     def _follow_up(self, tp: TopicPartition, core: FollowerCore) -> None:
         """Look at the partition again: now, or when its back-off is over."""
         self._changed[tp] = None
-        if core.state is State.ASKING:
+        if core.state is State.LISTING_OFFSETS:
             self._awaiting_offsets[tp] = None
         else:
             self._awaiting_offsets.pop(tp, None)
@@ -390,7 +390,7 @@ class FetcherCore:
             core.check_invariants()
             if core.leader_id != self.leader_id:
                 raise InvariantViolation(f"{self} follows {core.leader_id} for {tp}")
-            if core.state is State.ASKING and tp not in self._awaiting_offsets:
+            if core.state is State.LISTING_OFFSETS and tp not in self._awaiting_offsets:
                 raise InvariantViolation(f"{self}: {tp} is not asked for its offsets")
         if self.failures and self.in_flight is None and self.retry_at_ms < 0:
             raise InvariantViolation(f"{self}: {self.failures} failures")

@@ -57,7 +57,7 @@ NO_LEADER: Final = -1
 OFFSET_BYTES: Final = 8
 """A batch begins with its base offset."""
 AGREED: Final = (-1, -1)
-"""Below every place where logs can part: see ``FollowerCore.parted_at``."""
+"""Below every place where logs can diverge: see ``FollowerCore.diverged_at``."""
 
 
 class FollowerLog(Protocol):
@@ -99,11 +99,11 @@ class BecameFollower:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """The leader's answer to what was asked of it."""
+class FetchCompleted:
+    """The leader's response to a fetch."""
 
-    asked: PartitionRequest
-    answer: PartitionAnswer
+    request: PartitionRequest
+    response: PartitionAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class StoppedFollowing:
     """This node leads, or hosts the partition no more."""
 
 
-Event = BecameFollower | Answered | OffsetsAnswered | EffectFailed | StoppedFollowing
+Event = BecameFollower | FetchCompleted | OffsetsAnswered | EffectFailed | StoppedFollowing
 
 
 # Effects.
@@ -158,19 +158,19 @@ class Append(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class AskOffsets:
-    """Ask the leader where its log starts and ends."""
+class ListOffsets:
+    """Ask the leader for the ends of its log, by ListOffsets."""
 
 
 @dataclass(frozen=True, slots=True)
-class AskAgain:
+class FetchAgain:
     """Fetch again at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Ask nothing of this partition before ``until_ms``; ``error`` is Kafka's code for why, and
-    ``why`` what is to be said, if anything.
+    """Fetch nothing of this partition before ``until_ms``; ``error`` is Kafka's code for why, and
+    ``why`` what is to be logged, if anything.
     """
 
     until_ms: int
@@ -178,7 +178,7 @@ class Backoff:
     why: str = ""
 
 
-Effect = TruncateTo | StartAt | Append | AskOffsets | AskAgain | Backoff
+Effect = TruncateTo | StartAt | Append | ListOffsets | FetchAgain | Backoff
 Effects = tuple[Effect, ...]
 
 
@@ -188,7 +188,7 @@ class State(Enum):
     IDLE = "idle"
     """There is no leader to follow."""
     FETCHING = "fetching"
-    ASKING = "asking for the leader's offsets"
+    LISTING_OFFSETS = "asking for the leader's offsets"
     FAILED = "failed"
     """Its disk failed; only another leader epoch starts it again."""
 
@@ -197,8 +197,8 @@ class State(Enum):
 class FollowerCore:
     """One partition's follower. Fields are read by the shell and moved only by events.
 
-    ``parted_at``: (log end, epoch) with which it asked when the logs parted last in this leader
-    epoch; ``oddities``: how often they did so without being any further down.
+    ``diverged_at``: (log end, epoch) of the last fetch in this leader epoch that diverged;
+    ``repeated_divergences``: how many diverged no further down than the one before.
     """
 
     log: FollowerLog
@@ -211,14 +211,14 @@ class FollowerCore:
     failures: int = 0
     agreed: bool = False
     leader_high_watermark: int = -1
-    parted_at: tuple[int, int] | None = None
-    oddities: int = 0
+    diverged_at: tuple[int, int] | None = None
+    repeated_divergences: int = 0
 
     def step(self, event: Event, now_ms: int) -> Effects:
         """Take one event; returns what the shell must do, in order."""
         match event:
-            case Answered():
-                return self.answered(event.asked, event.answer, now_ms)
+            case FetchCompleted():
+                return self.fetch_completed(event.request, event.response, now_ms)
             case BecameFollower():
                 return self._became_follower(event)
             case OffsetsAnswered():
@@ -238,24 +238,24 @@ class FollowerCore:
     def _became_follower(self, event: BecameFollower) -> Effects:
         if event.leader_epoch < self.leader_epoch:
             raise InvariantViolation(f"leader epoch {event.leader_epoch} after {self.leader_epoch}")
-        again = (event.leader_id, event.leader_epoch) == (self.leader_id, self.leader_epoch)
-        if again and self.state is not State.IDLE:
+        known = (event.leader_id, event.leader_epoch) == (self.leader_id, self.leader_epoch)
+        if known and self.state is not State.IDLE:
             return ()
         self.leader_id, self.leader_epoch = event.leader_id, event.leader_epoch
         self.agreed = False
         self.leader_high_watermark = -1
-        self.retry_at_ms = self.failures = self.oddities = 0
-        self.parted_at = None
+        self.retry_at_ms = self.failures = self.repeated_divergences = 0
+        self.diverged_at = None
         self.state = State.IDLE if event.leader_id == NO_LEADER else State.FETCHING
         return ()
 
-    # What it asks.
+    # Requests.
 
     def wants(self, now_ms: int) -> bool:
-        """It has something to ask now: of Fetch, or of ListOffsets (``state`` tells)."""
+        """It has a request to send now: Fetch, or ListOffsets (``state`` tells)."""
         if self.state is State.FETCHING:
             return now_ms >= self.retry_at_ms and not self.log.awaits_flush
-        return self.state is State.ASKING and now_ms >= self.retry_at_ms
+        return self.state is State.LISTING_OFFSETS and now_ms >= self.retry_at_ms
 
     @property
     def awaits_flush(self) -> bool:
@@ -264,58 +264,62 @@ class FollowerCore:
 
     @property
     def in_sync(self) -> bool:
-        """It had everything committed at the leader's last answer: replication is not throttled."""
+        """It had everything committed at the last response: replication is not throttled."""
         return 0 <= self.leader_high_watermark <= self.log.log_end_offset
 
-    # Answers.
+    # Responses.
 
-    def answered(self, asked: PartitionRequest, answer: PartitionAnswer, now_ms: int) -> Effects:
-        """The leader answered ``asked``."""
+    def fetch_completed(
+        self, request: PartitionRequest, response: PartitionAnswer, now_ms: int
+    ) -> Effects:
+        """As :class:`FetchCompleted`, for the path of every fetch."""
         log = self.log
         if (
             self.state is not State.FETCHING
-            or asked.leader_epoch != self.leader_epoch
-            or asked.fetch_offset != log.log_end_offset
-            or asked.last_fetched_epoch != log.latest_epoch
+            or request.leader_epoch != self.leader_epoch
+            or request.fetch_offset != log.log_end_offset
+            or request.last_fetched_epoch != log.latest_epoch
         ):
             return ()
-        if answer.error != NONE:
-            if answer.error == OFFSET_OUT_OF_RANGE:
-                self.state = State.ASKING
+        if response.error != NONE:
+            if response.error == OFFSET_OUT_OF_RANGE:
+                self.state = State.LISTING_OFFSETS
                 self.retry_at_ms = now_ms
-                return (AskOffsets(),)
-            return self._back_off(answer.error, answer.current_leader, now_ms)
+                return (ListOffsets(),)
+            return self._back_off(response.error, response.current_leader, now_ms)
         self.failures = self.retry_at_ms = 0
-        if answer.diverging is not None:
-            return self._parted(asked, answer.diverging, now_ms)
-        if len(answer.records) >= OFFSET_BYTES and log.log_start_offset < log.log_end_offset:
-            base_offset = int.from_bytes(answer.records[:OFFSET_BYTES], "big", signed=True)
+        if response.diverging is not None:
+            return self._diverged(request, response.diverging, now_ms)
+        if len(response.records) >= OFFSET_BYTES and log.log_start_offset < log.log_end_offset:
+            base_offset = int.from_bytes(response.records[:OFFSET_BYTES], "big", signed=True)
             if log.high_watermark <= base_offset < log.log_end_offset:
                 # The leader's batch reaches over our end: our last one is another. Its epochs do
                 # not tell where its log start lies inside of that batch.
                 self.agreed = False
-                return (self._cut(base_offset), AskAgain())
-        self.agreed, self.parted_at = True, AGREED
-        self.leader_high_watermark = answer.high_watermark
-        return (Append(answer.records, answer.high_watermark, answer.log_start_offset),)
+                return (self._cut(base_offset), FetchAgain())
+        self.agreed, self.diverged_at = True, AGREED
+        self.leader_high_watermark = response.high_watermark
+        return (Append(response.records, response.high_watermark, response.log_start_offset),)
 
-    def _parted(self, asked: PartitionRequest, diverging: tuple[int, int], now_ms: int) -> Effects:
-        """The logs part: cut ours, and ask again."""
-        at, before = (asked.fetch_offset, asked.last_fetched_epoch), self.parted_at
-        self.agreed, self.parted_at = False, at
-        cut = self._cut(self._parting(*diverging))
+    def _diverged(
+        self, request: PartitionRequest, diverging: tuple[int, int], now_ms: int
+    ) -> Effects:
+        """Cut our log, and fetch again."""
+        at, before = (request.fetch_offset, request.last_fetched_epoch), self.diverged_at
+        self.agreed, self.diverged_at = False, at
+        cut = self._cut(self._common_end(*diverging))
         if before is None or (at != before and at[0] <= before[0] and at[1] <= before[1]):
-            return (cut, AskAgain())
-        self.oddities += 1
+            return (cut, FetchAgain())
+        self.repeated_divergences += 1
         why = (
             f"parts from its leader at {cut.offset} once more in leader epoch {self.leader_epoch} "
             f"(there epoch {diverging[0]} ends at {diverging[1]}): is a leader-epoch-checkpoint "
             "damaged?"
         )
-        wait_ms = self._doubled_ms(self.oddities)
+        wait_ms = self._doubled_ms(self.repeated_divergences)
         return (cut, *self._wait(wait_ms, CORRUPT_MESSAGE, now_ms, why))
 
-    def _parting(self, epoch: int, end_offset: int) -> int:
+    def _common_end(self, epoch: int, end_offset: int) -> int:
         """Up to where both logs are the same at most; further rounds may find less (KIP-279)."""
         log_end_offset = self.log.log_end_offset
         own = self.log.own_end_offset(epoch)
@@ -332,22 +336,22 @@ class FollowerCore:
 
     def _offsets(self, event: OffsetsAnswered, now_ms: int) -> Effects:
         answer = event.answer
-        if self.state is not State.ASKING or event.leader_epoch != self.leader_epoch:
+        if self.state is not State.LISTING_OFFSETS or event.leader_epoch != self.leader_epoch:
             return ()
         if answer.error != NONE:
             return self._back_off(answer.error, answer.current_leader, now_ms)
         self.state = State.FETCHING
-        self.agreed, self.parted_at = False, None
+        self.agreed, self.diverged_at = False, None
         self.retry_at_ms = 0
         log_end_offset = self.log.log_end_offset
         if answer.log_end_offset < log_end_offset:
-            return (self._cut(answer.log_end_offset), AskAgain())
+            return (self._cut(answer.log_end_offset), FetchAgain())
         if answer.log_start_offset > log_end_offset:
-            return (StartAt(answer.log_start_offset), AskAgain())
+            return (StartAt(answer.log_start_offset), FetchAgain())
         # The leader has moved on meanwhile. A second time in a row waits.
         self.failures += 1
         if self.failures == 1:
-            return (AskAgain(),)
+            return (FetchAgain(),)
         return self._wait(self._growing_ms(), OFFSET_OUT_OF_RANGE, now_ms)
 
     # Errors.

@@ -105,7 +105,7 @@ class FollowerReplica:
                 self.start_at(offset)
             case follower.Backoff(why=why) if why:
                 logger.warning("%s: %s", self.replica.topic_partition, why)
-            case follower.AskOffsets() | follower.AskAgain() | follower.Backoff():
+            case follower.ListOffsets() | follower.FetchAgain() | follower.Backoff():
                 pass
 
     def append_fetched(

@@ -136,7 +136,7 @@ class ManifestCore:
     pulls: int = 0
     _published_after_store: ManifestRef | None = None
 
-    def step(self, event: Event, now_ms: int) -> Effects:
+    def step(self, event: Event, now_ms: int) -> Effects:  # noqa: ARG002
         """Take one event; returns what the shell must do, in order."""
         match event:
             case PullReceived():
@@ -148,10 +148,10 @@ class ManifestCore:
                     self.in_flight = None
                 return ()
             case Stored():
-                return self._stored(event.held, now_ms)
+                return self._stored(event.held)
             case StoreFailed():
                 self.storing = None
-                return self._offer_if_known(now_ms)
+                return self._offer_if_known()
             case Synced():
                 return self._synced(event)
             case Cut():
@@ -159,21 +159,25 @@ class ManifestCore:
             case Published():
                 return self._published(event)
             case Applied():
-                return self._applied(event.manifest, now_ms)
+                return self._applied(event.manifest)
             case ApplyEnded():
-                return self._apply_ended(event, now_ms)
+                return self._apply_ended(event)
             case PassDone():
                 return self._pass_done(event)
             case Retried():
                 return self._apply_next()
             case Damaged():
-                return self._damaged(event, now_ms)
+                return self._damaged(event)
             case Leads():
-                return self._leads(event, now_ms)
+                return self._leads(event)
             case Follows():
                 return self._follows(event)
             case BaseMade():
-                return self._base_made(event.manifest, now_ms)
+                return self._base_made(event.manifest)
+
+    def tick(self, now_ms: int) -> Effects:  # noqa: ARG002
+        """Nothing follows from time alone."""
+        return ()
 
     # Roles.
 
@@ -192,13 +196,13 @@ class ManifestCore:
         self.leader_published = self._published_after_store = self.in_flight = None
         self.synced = False
 
-    def _leads(self, event: Leads, now_ms: int) -> Effects:
+    def _leads(self, event: Leads) -> Effects:
         effects: Effects = ()
         if self.role is not Role.LEADER or event.leader_epoch != self.leader_epoch:
             effects = self._begin(Role.LEADER, event.leader_epoch)
             self.unclean = event.unclean
         self.alone = event.alone
-        return effects + self._offer_if_known(now_ms)
+        return effects + self._offer_if_known()
 
     def _follows(self, event: Follows) -> Effects:
         self.in_isr = event.in_isr
@@ -208,7 +212,7 @@ class ManifestCore:
 
     # Leader.
 
-    def _offer_if_known(self, now_ms: int) -> Effects:
+    def _offer_if_known(self) -> Effects:
         """Offer what is held, once it is known what that is."""
         waits = self.storing is not None or self.applying is not None or self.making_base
         unknown = self.lost and not (self.unclean or self.alone)
@@ -221,23 +225,23 @@ class ManifestCore:
         self.has_offered = True
         if self.held == self.applied:
             self.published = self.held
-        return (self._offer(now_ms),)
+        return (self._offer(),)
 
     def _made_in_this_epoch(self) -> bool:
         """It led in this epoch before a restart, and made its base then."""
         held = self.held
         return held is not None and held == self.applied and held.leader_epoch == self.leader_epoch
 
-    def _base_made(self, base: ManifestRef, now_ms: int) -> Effects:
+    def _base_made(self, base: ManifestRef) -> Effects:
         if not self.making_base:
             return ()
         self.making_base = self.lost = False
         self.held = self.applied = base
-        return (NoteManifest(CommitKnown(base.end_offset)), *self._offer_if_known(now_ms))
+        return (NoteManifest(CommitKnown(base.end_offset)), *self._offer_if_known())
 
-    def _offer(self, now_ms: int) -> NoteManifest:
+    def _offer(self) -> NoteManifest:
         generation = None if self.held is None else self.held.generation
-        return NoteManifest(ManifestOffered(generation, now_ms, applied=self.held == self.applied))
+        return NoteManifest(ManifestOffered(generation, applied=self.held == self.applied))
 
     @property
     def may_compute(self) -> bool:
@@ -328,13 +332,13 @@ class ManifestCore:
     def _accepts_held(self, offered: ManifestRef | None) -> bool:
         return offered != self.held or self.lost
 
-    def _stored(self, held: ManifestRef | None, now_ms: int) -> Effects:
+    def _stored(self, held: ManifestRef | None) -> Effects:
         self.storing = None
         self.held, self.lost = held, False
         if self.has_offered:
-            return (self._offer(now_ms),)
+            return (self._offer(),)
         self.leader_published, self._published_after_store = self._published_after_store, None
-        return self._offer_if_known(now_ms) or self._apply_next()
+        return self._offer_if_known() or self._apply_next()
 
     def _synced(self, event: Synced) -> Effects:
         if self.role is Role.FOLLOWER and event.leader_epoch == self.leader_epoch:
@@ -368,24 +372,24 @@ class ManifestCore:
         self.applying, self.cut_to = target, UNCUT
         return (NoteManifest(CommitKnown(target.end_offset)), Apply(target))
 
-    def _applied(self, manifest: ManifestRef, now_ms: int) -> Effects:
+    def _applied(self, manifest: ManifestRef) -> Effects:
         if manifest != self.applying:
             raise InvariantViolation(f"{manifest} was applied, not {self.applying}")
         self.applying = None
         if self.cut_to < manifest.end_offset:
             self.applied = None
-            return (ClearApplied(manifest), *self._offer_if_known(now_ms))
+            return (ClearApplied(manifest), *self._offer_if_known())
         self.applied = manifest
-        return self._offer_if_known(now_ms) or self._apply_next()
+        return self._offer_if_known() or self._apply_next()
 
-    def _apply_ended(self, event: ApplyEnded, now_ms: int) -> Effects:
+    def _apply_ended(self, event: ApplyEnded) -> Effects:
         self.applying = None
         if event.missing is None or self.leader_published != event.manifest:
-            return self._offer_if_known(now_ms)
+            return self._offer_if_known()
         self.missing = event.missing
         return (ReportMissing(event.manifest, event.missing), *self._cut_missing())
 
-    def _damaged(self, event: Damaged, now_ms: int) -> Effects:
+    def _damaged(self, event: Damaged) -> Effects:
         """A follower has it sent once more: with all that it holds, for a start would not know
         either. A leader that is the whole ISR begins anew, as after such a start.
         """
@@ -401,7 +405,7 @@ class ManifestCore:
             return ()
         self.replaces = manifest if manifest.leader_epoch == self.leader_epoch else None
         self.published, self.has_offered, self.lost, self.alone = None, False, True, True
-        return (NoteManifest(ManifestLost()), *self._offer_if_known(now_ms))
+        return (NoteManifest(ManifestLost()), *self._offer_if_known())
 
     def _cut_missing(self) -> Effects:
         """Fetch again what is missing; a member leaves the ISR first, by not acknowledging."""

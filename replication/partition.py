@@ -100,11 +100,15 @@ class Partition(Replica):
         elif self.offline is not None:
             callback(KafkaStorageError(f"{self.topic_partition}: {self.offline}"))
         else:
-            self._perform(core.commit_awaited(callback, end_offset))
+            self._last_token += 1
+            self._commits[self._last_token] = callback
+            self._perform(core.commit_awaited(self._last_token, end_offset))
 
     def forget_commit(self, callback: CommitCallback) -> None:
         """The waiter gave up (its request timed out): it is not called any more."""
-        self._perform(self.core.step(WaitEnded(callback), 0))
+        for token in [token for token, waiter in self._commits.items() if waiter == callback]:
+            del self._commits[token]
+            self._perform(self.core.step(WaitEnded(token), 0))
 
     # Reading.
 

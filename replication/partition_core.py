@@ -119,12 +119,12 @@ class PartitionCore:
         """Take one event; returns what the shell must do, in order."""
         match event:
             case Elected():
-                return self.elected(event)
+                return self.elected(event, now_ms)
             case Appended():
                 return self.appended(event.log_end_offset)
             case Fetched():
                 return self.fetched(
-                    event.replica_id, event.log_end_offset, event.now_ms, event.broker_epoch
+                    event.replica_id, event.log_end_offset, now_ms, event.broker_epoch
                 )
             case CommitKnown():
                 return self.commit_known(event.offset)
@@ -145,8 +145,10 @@ class PartitionCore:
                 self.broker_epochs = dict(event.epochs)
                 self._refused_until_ms = 0
                 return _joined(self._expand_known(), self._advance())
-            case ManifestOffered() | ManifestHeld() | ManifestApplied():
-                return self._manifest(event)
+            case ManifestOffered():
+                return self._manifest_offered(event, now_ms)
+            case ManifestHeld() | ManifestApplied():
+                return self._manifest_acknowledged(event)
             case ManifestLost():
                 self.awaits_offer = True
                 return ()
@@ -155,9 +157,9 @@ class PartitionCore:
             case Cut():
                 cut = min(self.high_watermark, event.log_end_offset)
                 self.high_watermark = max(cut, event.log_start_offset)
-                return self._note(self.manifests.step(event, now_ms))
+                return self._note(self.manifests.step(event, now_ms), now_ms)
             case _:
-                return self._note(self.manifests.step(event, now_ms))
+                return self._note(self.manifests.step(event, now_ms), now_ms)
 
     def tick(self, now_ms: int) -> Effects:
         """Time passed: members that lag leave the ISR."""
@@ -169,12 +171,12 @@ class PartitionCore:
                 proposal = self._propose(staying)
         return _joined(proposal, self._advance())
 
-    def _note(self, effects: manifests_events.Effects) -> Effects:
+    def _note(self, effects: manifests_events.Effects, now_ms: int) -> Effects:
         """Take note of what :attr:`manifests` says of them; the rest is the shell's."""
         done: Effects = ()
         for effect in effects:
             if isinstance(effect, NoteManifest):
-                done += self.step(effect.event, self._now_ms)
+                done += self.step(effect.event, now_ms)
                 if (
                     isinstance(effect.event, ManifestOffered)
                     and effect.event.generation is not None
@@ -186,7 +188,7 @@ class PartitionCore:
 
     # Leadership.
 
-    def elected(self, event: Elected) -> Effects:
+    def elected(self, event: Elected, now_ms: int) -> Effects:
         """Begin a term (or a new one right after the last)."""
         if event.leader_epoch < self.leader_epoch:
             raise InvariantViolation(f"leader epoch {event.leader_epoch} after {self.leader_epoch}")
@@ -203,7 +205,7 @@ class PartitionCore:
         self.pending_isr = None
         self.offered = self.published = None
         self.awaits_offer = event.awaits_offer
-        self._now_ms = event.now_ms
+        self._now_ms = now_ms
         self.followers = {}
         self._members(event.replicas, event.isr)
         effects = self._advance()
@@ -427,13 +429,14 @@ class PartitionCore:
 
     # Manifests: generations only.
 
-    def _manifest(self, event: ManifestOffered | ManifestHeld | ManifestApplied) -> Effects:
-        if isinstance(event, ManifestOffered):
-            self.awaits_offer = False
-            self.offered, self._offered_ms = event.generation, event.now_ms
-            if event.applied:
-                self.published = event.generation
-            return self._advance()
+    def _manifest_offered(self, event: ManifestOffered, now_ms: int) -> Effects:
+        self.awaits_offer = False
+        self.offered, self._offered_ms = event.generation, now_ms
+        if event.applied:
+            self.published = event.generation
+        return self._advance()
+
+    def _manifest_acknowledged(self, event: ManifestHeld | ManifestApplied) -> Effects:
         follower = self.followers.get(event.replica_id)
         if follower is None or event.broker_epoch != follower.broker_epoch:
             return ()
@@ -458,7 +461,7 @@ class PartitionCore:
     def _publish_held(self, offered: Generation) -> Effects:
         self.published = offered
         applies = self.manifests.step(Published(offered), self._now_ms)
-        return (ManifestPublished(offered), *self._note(applies))
+        return (ManifestPublished(offered), *self._note(applies, self._now_ms))
 
     def check_invariants(self) -> None:
         """Raises InvariantViolation for a state that must not exist."""

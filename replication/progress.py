@@ -68,11 +68,10 @@ class Follower:
 class CommitQueue:
     """Who waits for the high watermark, by the offset it must reach, then by arrival."""
 
-    __slots__ = ("_arrived", "_waiting")
+    __slots__ = ("_waiting",)
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[int, int, Token]] = deque()
-        self._arrived = 0
+        self._waiting: deque[tuple[int, Token]] = deque()
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -84,25 +83,23 @@ class CommitQueue:
 
     def add(self, token: Token, end_offset: int) -> None:
         """Somebody waits for ``end_offset``."""
-        self._arrived += 1
-        entry = (end_offset, self._arrived, token)
         if not self._waiting or self._waiting[-1][0] <= end_offset:
-            self._waiting.append(entry)
+            self._waiting.append((end_offset, token))
         else:
-            insort(self._waiting, entry, key=lambda waiter: waiter[:2])
+            insort(self._waiting, (end_offset, token))
 
     def forget(self, token: Token) -> None:
         """It waits no more."""
-        self._waiting = deque(waiter for waiter in self._waiting if waiter[2] != token)
+        self._waiting = deque(waiter for waiter in self._waiting if waiter[1] != token)
 
     def reached(self, high_watermark: int) -> Iterator[Token]:
         """Take out those whose offset is reached, in order."""
         waiting = self._waiting
         while waiting and waiting[0][0] <= high_watermark:
-            yield waiting.popleft()[2]
+            yield waiting.popleft()[1]
 
     def drain(self) -> list[Token]:
         """Take out all."""
-        tokens = [waiter[2] for waiter in self._waiting]
+        tokens = [waiter[1] for waiter in self._waiting]
         self._waiting.clear()
         return tokens

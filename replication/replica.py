@@ -17,6 +17,7 @@ from kept.replication.events import (
     IsrDecided,
     IsrRefused,
     ProposeIsr,
+    Token,
 )
 from kept.replication.follower import NO_LEADER
 from kept.replication.follower_replica import FollowerReplica
@@ -31,6 +32,7 @@ from kept.replication.partition_core import (
     PartitionCore,
 )
 from kept.replication.snapshots import (
+    CommitCallback,
     ProducerView,
     SegmentView,
     Waiter,
@@ -147,6 +149,8 @@ class Replica:
         """(leader epoch, partition epoch) of the proposal that the controller has answered."""
         self._waiters: dict[Waiter, None] = {}
         self._end_waiters: dict[Waiter, None] = {}
+        self._commits: dict[Token, CommitCallback] = {}
+        self._last_token = 0
         self.listener = listener
 
     def __repr__(self) -> str:
@@ -282,9 +286,9 @@ class Replica:
                 isr,
                 log.log_end_offset,
                 core.high_watermark,
-                now_ms,
                 awaits_offer,
-            )
+            ),
+            now_ms,
         )
         self.leader_id = self.node_id
         self._epoch_durable = not log.leader_epochs.dirty
@@ -489,7 +493,9 @@ class Replica:
                 if self._waiters:
                     self.wake()
             elif isinstance(effect, Acknowledge):
-                effect.token(self._said(effect.error))  # type: ignore[operator]
+                callback = self._commits.pop(effect.token, None)
+                if callback is not None:
+                    callback(self._commit_error(effect.error))
             else:
                 self.emit(effect)
 
@@ -498,7 +504,7 @@ class Replica:
         if self.listener is not None:
             self.listener.perform(effect)
 
-    def _said(self, error: type[KeptError] | None) -> KeptError | None:
+    def _commit_error(self, error: type[KeptError] | None) -> KeptError | None:
         if error is None:
             return None
         if self.offline:

@@ -1,6 +1,6 @@
 """Which logs the jobs on a clock look at, so that idle ones cost nothing however many there are.
 
-A log is :attr:`stirred` by its first change since it was last taken from there
+A log is :attr:`dirty` from its first change after :meth:`gather`
 (:meth:`kept.storage.log.log.Log.mark_dirty`): something was written, rolled, cut, replaced or
 configured anew. From then on each job has it among its own until that job finds nothing that could
 become due without another change; what time alone makes due (rolling) waits in a queue by that
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from kept.node.replicas.local_replica import LocalReplica
     from kept.storage.log.log import Log
 
-LOOK_AT: Final = 32
-"""Logs that are looked at between two looks at the clock, where a look costs next to nothing."""
+YIELD_EVERY: Final = 32
+"""Logs between two readings of the clock, where one costs next to nothing."""
 
 
 class DirtyLogs:
     """The logs of one node that jobs have to look at."""
 
     def __init__(self) -> None:
-        self.stirred: set[LocalReplica] = set()
+        self.dirty: set[LocalReplica] = set()
         self.unflushed: dict[LocalReplica, None] = {}
         """Something is to be made durable, or will be by ``flush.ms``."""
-        self.unsettled: dict[LocalReplica, None] = {}
+        self.uncheckpointed: dict[LocalReplica, None] = {}
         """The high watermark may have moved since it was checkpointed, or moves by itself."""
         self.written: set[LocalReplica] = set()
         """Something may have been written since its file was last looked for."""
@@ -46,62 +46,64 @@ class DirtyLogs:
 
     def begin(self, hosted: LocalReplica) -> None:
         """A log is here from now on."""
-        hosted.partition.log.on_dirty = partial(self.stirred.add, hosted)
-        self.stirred.add(hosted)
+        hosted.partition.log.on_dirty = partial(self.dirty.add, hosted)
+        self.dirty.add(hosted)
 
     def end(self, hosted: LocalReplica) -> None:
         """It is not here any more."""
         hosted.partition.log.is_idle = False
-        self.stirred.discard(hosted)
+        self.dirty.discard(hosted)
         self.written.discard(hosted)
-        for several in (self.unflushed, self.unsettled, self.leaving, self._roll_ms):
-            several.pop(hosted, None)
+        for jobs in (self.unflushed, self.uncheckpointed, self.leaving, self._roll_ms):
+            jobs.pop(hosted, None)
         self.left = True
 
     def gather(self, now_ms: int) -> Iterator[None]:
-        """Take in what stirred, in steps; from now on the next change of each is told again.
+        """Move the dirty logs to the jobs, in steps; the next change makes a log dirty again.
 
         ``now_ms``: of the clock that never jumps, for ``flush.ms``.
         """
         taken = 0
-        while self.stirred:
-            hosted = self.stirred.pop()
+        while self.dirty:
+            hosted = self.dirty.pop()
             log = hosted.partition.log
             log.is_idle = True
             if hosted not in self.unflushed:
                 self.unflushed[hosted] = None
                 log.durability.last_flush_ms = now_ms
             self.written.add(hosted)
-            self.unsettled[hosted] = self.leaving[hosted] = None
+            self.uncheckpointed[hosted] = self.leaving[hosted] = None
             due_ms = log.roll_due_ms
             if due_ms is not None and due_ms < self._roll_ms.get(hosted, MAX_INT64):
                 self._roll_ms[hosted] = due_ms
                 self._queued += 1
                 heappush(self._queue, (due_ms, self._queued, hosted))
             taken += 1
-            if taken % LOOK_AT == 0:
+            if taken % YIELD_EVERY == 0:
                 yield
-        if len(self._queue) > 2 * len(self._roll_ms) + LOOK_AT:
-            self._queue = [one for one in self._queue if self._roll_ms.get(one[2]) == one[0]]
+        if len(self._queue) > 2 * len(self._roll_ms) + YIELD_EVERY:
+            self._queue = [
+                entry for entry in self._queue if self._roll_ms.get(entry[2]) == entry[0]
+            ]
             heapify(self._queue)
 
-    def settle(self) -> None:
+    def begin_checkpoint(self) -> None:
         """High watermarks are about to be checkpointed: one that is at the end of its log moves no
         more before that end does.
         """
         self.left = False
-        for hosted in list(self.unsettled):
+        for hosted in list(self.uncheckpointed):
             partition = hosted.partition
             if partition.high_watermark >= partition.log.log_end_offset:
-                del self.unsettled[hosted]
+                del self.uncheckpointed[hosted]
 
-    def aged(self, now_ms: int) -> Iterator[LocalReplica]:
+    def due_to_roll(self, now_ms: int) -> Iterator[LocalReplica]:
         """The logs whose active segment may be due to be rolled, for its age alone."""
         while self._queue and self._queue[0][0] < now_ms:
             due_ms, _, hosted = heappop(self._queue)
             if self._roll_ms.get(hosted) == due_ms:
                 del self._roll_ms[hosted]
-                self.stirred.add(hosted)  # whatever comes of it, there is a next moment
+                self.dirty.add(hosted)  # whatever comes of it, there is a next moment
                 yield hosted
 
 

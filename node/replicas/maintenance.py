@@ -14,7 +14,7 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.node.replicas.dirty_logs import LOOK_AT, flushes_later
+from kept.node.replicas.dirty_logs import YIELD_EVERY, flushes_later
 from kept.node.runtime.clock import monotonic_ms
 from kept.node.runtime.logging import log
 from kept.storage import layout
@@ -175,10 +175,10 @@ class Maintenance:
         """replication-offset-checkpoint, where one can have moved."""
         dirty_logs = self._dirty_logs
         yield from dirty_logs.gather(self._runtime.now_ms())
-        if not dirty_logs.unsettled and not dirty_logs.left:
+        if not dirty_logs.uncheckpointed and not dirty_logs.left:
             return
         if not any(kind is Checkpoint.HIGH_WATERMARKS for _, kind in self._writing):
-            dirty_logs.settle()
+            dirty_logs.begin_checkpoint()
         yield from self._checkpoint(Checkpoint.HIGH_WATERMARKS, high_watermark)
 
     def checkpoint_recovery_points(self) -> Iterator[None]:
@@ -258,7 +258,7 @@ class Maintenance:
         dirty_logs = self._dirty_logs
         yield from dirty_logs.gather(monotonic_ms())
         yield from self._each(
-            lambda hosted: hosted.partition.log.maybe_roll(now_ms), dirty_logs.aged(now_ms)
+            lambda hosted: hosted.partition.log.maybe_roll(now_ms), dirty_logs.due_to_roll(now_ms)
         )
 
     def flush_due(self) -> Iterator[None]:
@@ -276,7 +276,7 @@ class Maintenance:
                 due.append(hosted)
             elif not flushes_later(log_):
                 dirty_logs.unflushed.pop(hosted, None)
-            if number % LOOK_AT == LOOK_AT - 1:
+            if number % YIELD_EVERY == YIELD_EVERY - 1:
                 yield
         yield from self._each(lambda hosted: hosted.directory.pool.flush(hosted.partition.log), due)
 
@@ -320,7 +320,7 @@ class Maintenance:
         chosen: dict[LocalDirectory, list[LocalReplica]] = {}
         for number, hosted in enumerate(list(dirty_logs.written)):
             chosen.setdefault(hosted.directory, []).append(hosted)
-            if number % LOOK_AT == LOOK_AT - 1:
+            if number % YIELD_EVERY == YIELD_EVERY - 1:
                 yield
         for directory in self._table.directories:
             if directory.offline is None and directory.name not in self._looking:

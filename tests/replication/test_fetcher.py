@@ -25,7 +25,7 @@ from kept.replication.fetcher import (
     RequestFailed,
     WorkFailed,
 )
-from kept.replication.follower import Append, AskOffsets, Backoff, StartAt
+from kept.replication.follower import Append, Backoff, ListOffsets, StartAt
 from kept.replication.quota import ReplicationQuota
 from kept.storage.errors import CorruptMessage
 from kept.storage.types import TopicPartition
@@ -244,7 +244,7 @@ def test_out_of_range_asks_for_the_offsets_first() -> None:
     fetcher, logs = made(2)
     out = PartitionAnswer(tp(0), 1)
     work = fetcher.step(FetchAnswered(fetcher.next_request(0), answer(out, data(1))), 0)
-    assert work[0] == (tp(0), (AskOffsets(),))
+    assert work[0] == (tp(0), (ListOffsets(),))
     perform(logs, work)
     request = fetcher.next_request(0)
     assert request == OffsetsRequest(((tp(0), TOPIC_ID, 4),))

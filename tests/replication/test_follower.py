@@ -96,9 +96,9 @@ def show(effect: core.Effect) -> str:
             return f"start at {offset}"
         case core.Append(records, high_watermark, log_start):
             return f"append {len(records)} (leader's hw={high_watermark} start={log_start})"
-        case core.AskOffsets():
+        case core.ListOffsets():
             return "ask where the leader's log starts and ends"
-        case core.AskAgain():
+        case core.FetchAgain():
             return "ask again"
         case core.Backoff(until, error, why):
             return f"back off until {until}: {NAMES[error]}" + (f": {why}" if why else "")
@@ -150,7 +150,7 @@ class Story:
                     pair(given.get("hint")),
                     bytes(int(given.get("records", 0))),
                 )
-                effects = self.core.step(core.Answered(asked, answer), at)
+                effects = self.core.step(core.FetchCompleted(asked, answer), at)
             case "offsets":
                 answer = OffsetsAnswer(
                     TP,

@@ -8,7 +8,7 @@ import pytest
 
 from kept.replication.events import BrokersChanged, CommitKnown, ProposeIsr
 from kept.replication.fetcher import FetcherCore
-from kept.replication.follower import NO_LEADER, Append, AskAgain, StartAt, TruncateTo
+from kept.replication.follower import NO_LEADER, Append, FetchAgain, StartAt, TruncateTo
 from kept.replication.follower_replica import perform_all
 from kept.replication.isr import REFUSED_PAUSE_MS
 from kept.replication.manifests_events import (
@@ -228,7 +228,7 @@ def test_only_followers_of_somebody_append(follower, tools) -> None:
 
 def test_effects_are_performed(follower) -> None:
     before = follower.size_bytes
-    follower.follower.perform(AskAgain(), 0)
+    follower.follower.perform(FetchAgain(), 0)
     data = batches((10, 12, 3))
     follower.follower.perform(Append(data, 0, 0), 0)
     assert follower.size_bytes == before + len(data)

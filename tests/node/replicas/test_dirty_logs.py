@@ -158,7 +158,7 @@ def test_a_segment_that_was_rolled_early_leaves_nothing_in_the_queue(kit):
         kit.append(hosted, size=900)
         kit.run(kit.timers.roll_idle)
     assert len(hosted.partition.log.segments) == 200
-    assert len(kit.dirty_logs._queue) <= 2 * maintenance.LOOK_AT
+    assert len(kit.dirty_logs._queue) <= 2 * maintenance.YIELD_EVERY
 
 
 def test_high_watermarks_that_move_by_themselves_are_looked_at(kit, monkeypatch):
@@ -191,14 +191,14 @@ def test_what_left_is_forgotten_and_leaves_the_checkpoint(kit):
     dirty_logs = kit.dirty_logs
     gone.partition.log.mark_dirty()
     for several in (
-        dirty_logs.stirred,
+        dirty_logs.dirty,
         dirty_logs.unflushed,
-        dirty_logs.unsettled,
+        dirty_logs.uncheckpointed,
         dirty_logs.leaving,
     ):
         assert gone not in several
     kit.ahead_ms += 61_000
-    assert gone not in list(dirty_logs.aged(kit.node.parts.runtime.now_ms()))
+    assert gone not in list(dirty_logs.due_to_roll(kit.node.parts.runtime.now_ms()))
 
 
 def test_files_that_wait_and_logs_that_are_cut_are_noticed_at_rest(kit):
@@ -224,7 +224,7 @@ def test_files_that_wait_and_logs_that_are_cut_are_noticed_at_rest(kit):
         log.truncate_to(2)
 
     kit.lone.run(cut())
-    assert hosted in kit.dirty_logs.stirred
+    assert hosted in kit.dirty_logs.dirty
 
 
 def test_a_segment_that_the_cleaner_rolls_is_flushed(kit):

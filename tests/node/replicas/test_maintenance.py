@@ -336,7 +336,7 @@ def test_an_error_in_a_thread_fails_its_directory_and_a_bug_is_told(kit, capsys,
     if job == "checkpoint":
         directory.directory.write_checkpoints = broken
         kit.on_loop(kit.timers.checkpoint_high_watermarks)
-        assert not dirty_logs.unsettled and not dirty_logs.left
+        assert not dirty_logs.uncheckpointed and not dirty_logs.left
     elif job == "purge":
         directory.directory.purge = broken
         kit.on_loop(kit.timers.delete_expired)
@@ -435,7 +435,7 @@ def test_jobs_over_many_logs_leave_the_loop_free_in_between(kit, monkeypatch, jo
         kit.append(topic)
     steps = []
     for at in (1, 2, 3):
-        monkeypatch.setattr(maintenance, "LOOK_AT", at)
+        monkeypatch.setattr(maintenance, "YIELD_EVERY", at)
         for topic in ("first", "second"):
             hosted = kit.hosted(topic)
             kit.node.parts.replicas.dirty_logs.unflushed[hosted] = None

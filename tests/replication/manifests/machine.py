@@ -304,7 +304,7 @@ class Machine:
         )
 
     def fetched(self, asked: PartitionRequest, answer: PartitionAnswer) -> None:
-        self.follower_did(self.follower.answered(asked, answer, self.world.now_ms))
+        self.follower_did(self.follower.fetch_completed(asked, answer, self.world.now_ms))
         self.step(ev.Synced(asked.leader_epoch, self.follower.agreed))
 
     def follower_did(self, effects: fol.Effects) -> None:

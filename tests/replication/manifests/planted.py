@@ -103,11 +103,11 @@ class AnyLife(AdmitsEarly):
 
     all_published = PartitionCore.all_published
 
-    def _manifest(self, event: Any) -> Any:
-        if not isinstance(event, ManifestOffered) and event.replica_id in self.followers:
+    def _manifest_acknowledged(self, event: Any) -> Any:
+        if event.replica_id in self.followers:
             known = self.followers[event.replica_id].broker_epoch
             event = replace(event, broker_epoch=known)
-        return super()._manifest(event)
+        return super()._manifest_acknowledged(event)
 
 
 class KnowsNoCommit(AnyLife):
@@ -123,9 +123,9 @@ class Broken(ManifestCore):
 
 
 class Trusts(Broken):
-    def _offer_if_known(self, now_ms: int) -> Any:
+    def _offer_if_known(self) -> Any:
         before = self.has_offered
-        effects = super()._offer_if_known(now_ms)
+        effects = super()._offer_if_known()
         if (
             self.has_offered
             and not before
@@ -133,7 +133,7 @@ class Trusts(Broken):
             and self.published != self.held
         ):
             self.published = self.held
-            told = NoteManifest(ManifestOffered(self.held.generation, now_ms, applied=True))
+            told = NoteManifest(ManifestOffered(self.held.generation, applied=True))
             return (told, *self._apply_next())
         return effects
 
@@ -187,17 +187,17 @@ class NoFence(Broken):
 
 
 class StoresLate(Broken):
-    def _offer_if_known(self, now_ms: int) -> Any:
+    def _offer_if_known(self) -> Any:
         storing, self.storing = self.storing, None
-        effects = super()._offer_if_known(now_ms)
+        effects = super()._offer_if_known()
         self.storing = storing if self.storing is None else self.storing
         return effects
 
-    def _stored(self, held: Any, now_ms: int) -> Any:
+    def _stored(self, held: Any) -> Any:
         if self.has_offered and held is not None and held.leader_epoch != self.leader_epoch:
             self.storing, self.held = None, held
             return ()
-        return super()._stored(held, now_ms)
+        return super()._stored(held)
 
 
 class ActsOnPersist(Broken):
@@ -219,36 +219,36 @@ class GoesDown(Broken):
 
 
 class KeepsHeld(Broken):
-    def _offer_if_known(self, now_ms: int) -> Any:
+    def _offer_if_known(self) -> Any:
         self.unclean = False
-        return super()._offer_if_known(now_ms)
+        return super()._offer_if_known()
 
 
 class TakesDamageForNothing(Broken):
-    def _offer_if_known(self, now_ms: int) -> Any:
+    def _offer_if_known(self) -> Any:
         self.lost = False
-        return super()._offer_if_known(now_ms)
+        return super()._offer_if_known()
 
 
 class SameName(Broken):
     """The base that replaces a lost manifest gets the name of any base."""
 
-    def _offer_if_known(self, now_ms: int) -> Any:
+    def _offer_if_known(self) -> Any:
         self.replaces = None
-        return super()._offer_if_known(now_ms)
+        return super()._offer_if_known()
 
 
 class BeginsAnewBesideOthers(Broken):
-    def _damaged(self, event: Any, now_ms: int) -> Any:
-        return super()._damaged(replace(event, alone=True), now_ms)
+    def _damaged(self, event: Any) -> Any:
+        return super()._damaged(replace(event, alone=True))
 
 
 class NoBase(Broken):
-    def _offer_if_known(self, now_ms: int) -> Any:
+    def _offer_if_known(self) -> Any:
         if self.unclean and not self.has_offered and self.storing is None and self.applying is None:
             self.held = self.applied = None
             self.unclean = False
-        return super()._offer_if_known(now_ms)
+        return super()._offer_if_known()
 
 
 @dataclass(frozen=True)

@@ -190,7 +190,7 @@ class World:
         machine.step(
             Elected(
                 image.epoch, image.partition_epoch, self.replicas, image.isr, end,
-                machine.high_watermark, self.now_ms, awaits_offer=True,
+                machine.high_watermark, awaits_offer=True,
             )
         )  # fmt: skip
         if self.bug("discard"):
@@ -260,7 +260,7 @@ class World:
         leader = self.followed(machine)
         if leader is None:
             return False
-        if machine.follower.state is fol.State.ASKING:
+        if machine.follower.state is fol.State.LISTING_OFFSETS:
             answer = OffsetsAnswer(TP, 0, 0, leader.log_end_offset)
             epoch = machine.follower.leader_epoch
             event = fol.OffsetsAnswered(epoch, answer)
@@ -283,7 +283,7 @@ class World:
             return PartitionAnswer(TP, fetch_messages.OFFSET_OUT_OF_RANGE)
         try:
             effects = leader.leader.step(
-                Fetched(machine.id, end, self.now_ms, machine.broker_epoch), self.now_ms
+                Fetched(machine.id, end, machine.broker_epoch), self.now_ms
             )
         except KeptError:
             return PartitionAnswer(TP, fetch_messages.NOT_LEADER_OR_FOLLOWER)

@@ -274,7 +274,7 @@ class Told:
     def __init__(self, monkeypatch) -> None:
         monkeypatch.setattr(notify, "REVIEW_S", 0.01)
         self.core = PartitionCore(LEADER)
-        self.core.step(Elected(3, 1, (1, 2), (1, 2), 10, 10, 0), 0)
+        self.core.step(Elected(3, 1, (1, 2), (1, 2), 10, 10), 0)
         self.core.step(BrokersChanged(frozenset({1, 2}), ((1, 4), (2, 5))), 0)
         self.sent: list[int] = []
         partition = SimpleNamespace(
@@ -301,11 +301,11 @@ def test_a_follower_is_told_until_it_has_applied_what_is_published(monkeypatch):
     async def go() -> None:
         told = Told(monkeypatch)
         core = told.core
-        core.step(ManifestOffered((3, 1), 0), 0)
+        core.step(ManifestOffered((3, 1)), 0)
         told.news.announce(told.hosted)
         await asyncio.sleep(0.05)
         assert told.sent == [], "what it says would not count before it has fetched"
-        core.step(Fetched(2, 10, 0, 5), 0)
+        core.step(Fetched(2, 10, 5), 0)
         async with asyncio.timeout(60):
             while len(told.sent) < 3:
                 await asyncio.sleep(0.005)
@@ -328,8 +328,8 @@ def test_one_that_came_back_with_less_is_told(monkeypatch):
     async def go() -> None:
         told = Told(monkeypatch)
         core = told.core
-        core.step(Fetched(2, 10, 0, 5), 0)
-        core.step(ManifestOffered((3, 1), 0), 0)
+        core.step(Fetched(2, 10, 5), 0)
+        core.step(ManifestOffered((3, 1)), 0)
         core.step(ManifestApplied(2, (3, 1), 5), 0)
         told.news.announce(told.hosted)
         await told.over()
@@ -337,7 +337,7 @@ def test_one_that_came_back_with_less_is_told(monkeypatch):
         core.step(BrokersChanged(frozenset({1, 2}), ((1, 4), (2, 6))), 0)
         told.news.announce(told.hosted)
         await asyncio.sleep(0.03)
-        core.step(Fetched(2, 0, 0, 6), 0)
+        core.step(Fetched(2, 0, 6), 0)
         async with asyncio.timeout(60):
             while not told.sent:
                 await asyncio.sleep(0.005)
@@ -355,8 +355,8 @@ def test_news_of_a_partition_that_was_closed_meanwhile_ends_nothing(monkeypatch)
         others = [Told(monkeypatch).hosted for _ in range(3)]
         hosted = told.table.hosted
         for number, one in enumerate([told.hosted, *others]):
-            one.partition.core.step(Fetched(2, 10, 0, 5), 0)
-            one.partition.core.step(ManifestOffered((3, 1), 0), 0)
+            one.partition.core.step(Fetched(2, 10, 5), 0)
+            one.partition.core.step(ManifestOffered((3, 1)), 0)
             one.partition.topic_partition = TopicPartition("t", number)
             hosted[one.partition.topic_partition] = one
         for one in others:
@@ -384,8 +384,8 @@ def test_news_of_a_partition_that_was_closed_meanwhile_ends_nothing(monkeypatch)
 def test_a_bug_does_not_keep_all_later_news_back(monkeypatch):
     async def go() -> None:
         told = Told(monkeypatch)
-        told.core.step(Fetched(2, 10, 0, 5), 0)
-        told.core.step(ManifestOffered((3, 1), 0), 0)
+        told.core.step(Fetched(2, 10, 5), 0)
+        told.core.step(ManifestOffered((3, 1)), 0)
         look = told.news._collect
         monkeypatch.setattr(told.news, "_collect", lambda *_: 1 // 0)
         told.news.announce(told.hosted)

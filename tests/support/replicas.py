@@ -10,14 +10,25 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
+from pyroaring import BitMap
+
+from kept.cluster.metadata.records import PartitionRecord
+from kept.compaction.manifest.manifest import Manifest, OutputSegment
 from kept.node.config.live_config import LiveConfig
 from kept.node.config.node_config import NodeConfig
 from kept.node.metadata.node_identity import NodeIdentity
+from kept.node.replicas.local_replica import LocalDirectory, LocalReplica
 from kept.node.replicas.log_dir_failures import LogDirFailureChannel
 from kept.node.replicas.manifests.context import ManifestContext
 from kept.node.replicas.replica_table import ReplicaTable
 from kept.node.runtime.counters import Counters
 from kept.node.runtime.uncompiled_kernels import Kernels
+from kept.replication.manifests import ManifestCore
+from kept.replication.partition import Partition
+from kept.storage.types import Generation
+from kept.testing.simulated_disk import SimulatedDisk
+from tests.support.logs import TOPIC_ID, open_log
+from tests.support.parts import Given
 
 Calls = list[Any]
 
@@ -188,3 +199,36 @@ def manifest_context(
         scheduler=RecordedScheduler(calls),
         appliers=asyncio.Semaphore(1),
     )
+
+
+class InlinePool:
+    """A directory's threads: what they are given runs at once."""
+
+    async def run(self, work: Callable[..., Any], *given: Any) -> Any:
+        return work(*given)
+
+
+def local_replica(
+    *, begins_at: int = 0, end: int = 0, manifests: ManifestCore | None = None
+) -> LocalReplica:
+    """A replica of t-0 on node 1 with an empty log on a disk of its own, following node 2."""
+    disk = SimulatedDisk()
+    disk.mkdir("/d")
+    log = open_log(disk)
+    log.truncate_fully_and_start_at(max(begins_at, end))
+    partition = Partition(log, 1, manifests=manifests)
+    partition.leader_id = 2
+    directory = LocalDirectory(cast("Any", Given(adopted=False)), cast("Any", InlinePool()), "/d")
+    return LocalReplica(partition, directory, cast("Any", Given()))
+
+
+def record(isr: tuple[int, ...] = (1, 2), leader_epoch: int = 3, **more: Any) -> PartitionRecord:
+    """What the image says of t-0: node 2 leads it."""
+    return PartitionRecord(TOPIC_ID, 0, (1, 2), isr, 2, leader_epoch, 1, **more)
+
+
+def manifest(generation: Generation, end_offset: int = 200) -> Manifest:
+    """One of t-0 in which every other record below its end survives."""
+    survivors = BitMap(range(0, end_offset, 2))
+    segment = OutputSegment(0, end_offset, survivors, digest=bytes(16))
+    return Manifest(TOPIC_ID, 0, generation, 0, 100, end_offset, 0, 0, (segment,))

@@ -1,23 +1,28 @@
 """When the shell of a replica's manifests tells its core, asks its leader, waits and gives up.
 
-The core, the partition and the node are made up: what each is told or asked is written down.
+What the core would be told, and what is asked of the node, is written down.
 """
 
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
 
+from kept.compaction.manifest.apply import CompactionState
 from kept.node.replicas.manifests import replica as shell
 from kept.node.replicas.manifests.failures import ManifestUnreadable, PassFailed
 from kept.node.replicas.manifests.replica import NEVER, ReplicaManifests
+from kept.node.replicas.manifests.retry import RetrySchedule
+from kept.node.replicas.manifests.store import Computing, Files, Made
 from kept.node.replicas.manifests.workers import Work
 from kept.replication import manifests_events as ev
-from kept.replication.manifests import Role
+from kept.replication.follower_replica import FollowerReplica
+from kept.replication.manifests import ManifestCore, Role
 from kept.replication.manifests_events import ManifestRef
+from kept.replication.partition_core import PartitionCore
 from kept.storage.errors import (
     KafkaStorageError,
     MachineError,
@@ -26,11 +31,30 @@ from kept.storage.errors import (
     ResourceExhausted,
 )
 from kept.storage.types import Generation, TopicPartition
-from tests.support.replicas import manifest_context
+from tests.support.replicas import local_replica, manifest, manifest_context, record
 
 TP: Final = TopicPartition("orders", 0)
 OLDER: Final = ManifestRef(Generation(1, 5), 100)
 NEWER: Final = ManifestRef(Generation(1, 6), 120)
+APPLIES: Final = {"role": Role.LEADER, "applied": None}
+"""A leader that has not applied what it holds, so that no pass may begin."""
+NOBODY: Final[Any] = None
+RESULT: Final[Any] = "result"
+
+
+class WrittenRetrySchedule(RetrySchedule):
+    """Writes down what failed."""
+
+    calls: list[Any]
+
+    def failed(self, what: str, generation: str, error: BaseException) -> None:
+        self.calls.append(("failed", what, generation))
+
+    def over(self) -> None:
+        self.calls.append("over")
+
+    def wait_no_longer(self) -> None:
+        self.calls.append("no wait")
 
 
 class Written(ReplicaManifests):
@@ -51,29 +75,37 @@ def calls() -> list[Any]:
 @pytest.fixture
 def replica(calls) -> Written:
     """A follower in epoch 3 that holds and applied OLDER, and whose log ends at 110."""
-
-    context = manifest_context(calls, record=SimpleNamespace(isr=(1, 2)))
-    partition = SimpleNamespace(
-        topic_partition=TP, log_end_offset=110, leader_id=2, offline=None, is_leader=False,
-        core=SimpleNamespace(leading=True, isr=(1,), pending_isr=None, lacking=(), manifests=None),
-        applied_end=100,
-        follower=SimpleNamespace(cut_to_fetch_again=lambda offset: calls.append(("cut", offset))),
+    manifests = ManifestCore(
+        1, OLDER, OLDER, role=Role.FOLLOWER, leader_epoch=3, published=OLDER, has_offered=True,
+        leader_published=OLDER, synced=True,
     )  # fmt: skip
-    hosted: Any = SimpleNamespace(partition=partition, directory="directory", compaction="state")
-    found = Written(context, hosted)
+    hosted = local_replica(end=110, manifests=manifests)
+    hosted.compaction = CompactionState()
+    hosted.partition.applied_end = 100
+    hosted.partition.core.leading, hosted.partition.core.isr = True, (1,)
+    found = Written(manifest_context(calls, record=record()), hosted)
     found.calls = calls
-    found.core = SimpleNamespace(  # type: ignore[assignment]
-        role=Role.FOLLOWER, leader_epoch=3, synced=True, held=OLDER, applied=OLDER,
-        leader_published=OLDER, published=OLDER, lost=False, has_offered=True, making_base=False,
-        storing=None, in_flight=None,
-        missing=None, in_isr=False, may_compute=False, applying=None, replaces=None,
-        pull=lambda *given: given, pull_response=lambda request: ("answer", request),
-    )  # fmt: skip
-    found.retry_schedule = SimpleNamespace(  # type: ignore[assignment]
-        count=0, reason="", failed=lambda *given: calls.append(("failed", *given[:2])),
-        over=lambda: calls.append("over"), wait_no_longer=lambda: calls.append("no wait"),
-    )  # fmt: skip
+    found.retry_schedule = WrittenRetrySchedule(
+        found._context.runtime, found._context.counters, TP, found.retry
+    )
+    found.retry_schedule.calls = calls
     return found
+
+
+def change(of: Any, **fields: Any) -> None:
+    for name, value in fields.items():
+        setattr(of, name, value)
+
+
+def move_end(replica: Written, end: int) -> None:
+    replica._partition.log.truncate_fully_and_start_at(end)
+
+
+def opened(replica: Written, **methods: Any) -> Files:
+    """Its files, with some of their methods made up."""
+    replica._opened_files = files = Files(replica._context, replica._hosted)
+    change(files, **methods)
+    return files
 
 
 # Fetches.
@@ -92,7 +124,7 @@ def replica(calls) -> Written:
     ],
 )
 def test_what_a_fetch_showed_is_told_once(replica, calls, *, core, agreed, epoch, expected) -> None:
-    vars(replica.core).update(core)
+    change(replica.core, **core)
     replica.fetched(epoch, agreed)
     assert calls == [one if not isinstance(one, str) else (one,) for one in expected]
 
@@ -100,7 +132,7 @@ def test_what_a_fetch_showed_is_told_once(replica, calls, *, core, agreed, epoch
 @pytest.mark.parametrize(("end", "asks"), [(119, 0), (120, 1), (121, 1)])
 def test_who_lacks_records_asks_once_they_have_come(replica, calls, *, end, asks) -> None:
     replica._awaited_end = 120
-    replica._partition.log_end_offset = end
+    move_end(replica, end)
     replica.fetched(3, True)
     replica.fetched(3, True)
     assert calls == [("pull",)] * asks
@@ -110,8 +142,8 @@ def test_who_lacks_records_asks_once_they_have_come(replica, calls, *, end, asks
 # Pulls.
 
 
-def request(end: int = 110) -> Any:
-    return SimpleNamespace(log_end_offset=end)
+def request(end: int = 110, number: int = 1) -> ev.PullRequest:
+    return ev.PullRequest(1, 9, 3, number, OLDER, OLDER, True, end, ())
 
 
 @pytest.mark.parametrize(
@@ -129,8 +161,8 @@ def test_an_answer_that_lacks_nothing_but_records_is_awaited(
     replica, calls, *, held, published, asked_end, end, awaited, asks
 ) -> None:
     replica.core.in_flight = asked = request(asked_end)
-    replica._partition.log_end_offset = end
-    answer: Any = SimpleNamespace(held=held, published=published)
+    move_end(replica, end)
+    answer = ev.PullResponse(held, published, ())
     replica.pulled(asked, answer, {})
     assert calls == [ev.Pulled(asked, answer), *[("pull",)] * asks]
     assert replica._awaited_end == awaited
@@ -138,13 +170,11 @@ def test_an_answer_that_lacks_nothing_but_records_is_awaited(
 
 def test_an_answer_to_another_question_is_none(replica, *, calls) -> None:
     replica.core.in_flight = request()
-    replica._opened_files = SimpleNamespace(bodies={})
-    replica.pulled(request(5), SimpleNamespace(held=NEWER, published=None), {NEWER: "body"})
-    assert calls == [] and replica._opened_files.bodies == {}
-    replica.pulled(
-        replica.core.in_flight, SimpleNamespace(held=None, published=None), {NEWER: "body"}
-    )
-    assert len(calls) == 1 and replica._opened_files.bodies == {NEWER: "body"}
+    files = opened(replica)
+    replica.pulled(request(5), ev.PullResponse(NEWER, None, ()), {NEWER: "body"})
+    assert calls == [] and files.bodies == {}
+    replica.pulled(replica.core.in_flight, ev.PullResponse(None, None, ()), {NEWER: "body"})
+    assert len(calls) == 1 and files.bodies == {NEWER: "body"}
 
 
 @pytest.mark.parametrize("why", ["", "closed", "no leader", "offline"])
@@ -152,15 +182,16 @@ def test_nothing_is_asked_without_a_leader_or_a_log(replica, *, why) -> None:
     replica._closed = why == "closed"
     replica._partition.leader_id = shell.NO_LEADER if why == "no leader" else 2
     replica._partition.offline = "broken" if why == "offline" else None
-    assert replica.pull() == (None if why else (110, 9))
+    asked = replica.pull()
+    assert asked is None if why else (asked.log_end_offset, asked.broker_epoch) == (110, 9)
 
 
 @pytest.mark.parametrize(("leads", "closed"), [(True, False), (False, False), (True, True)])
 def test_only_the_leader_answers(replica, calls, *, leads, closed) -> None:
-    replica._partition.is_leader, replica._closed = leads, closed
+    replica._partition._leading, replica._closed = leads, closed
     if leads and not closed:
-        assert replica.receive_pull(one := request()) == ("answer", one)
-        assert calls == [ev.PullReceived(one)]
+        assert replica.receive_pull(pull := request()) == ev.PullResponse(OLDER, OLDER, (OLDER,))
+        assert calls == [ev.PullReceived(pull)]
     else:
         with pytest.raises(NotLeaderOrFollower):
             replica.receive_pull(request())
@@ -169,8 +200,8 @@ def test_only_the_leader_answers(replica, calls, *, leads, closed) -> None:
 def test_only_a_follower_of_a_cluster_asks(replica, *, calls) -> None:
     replica.schedule_pull()
     assert calls.pop() == ("pull",)
-    for change in ({"role": Role.LEADER}, {"role": Role.NONE}):
-        vars(replica.core).update(change)
+    for fields in ({"role": Role.LEADER}, {"role": Role.NONE}):
+        change(replica.core, **fields)
         replica.schedule_pull()
     replica.core.role = Role.FOLLOWER
     replica._closed = True
@@ -209,12 +240,15 @@ def test_a_cut_waits_for_whoever_uses_the_files(replica, *, busy) -> None:
         (KafkaStorageError("offline"), []),
     ],
 )
-def test_a_log_is_cut_where_a_record_is_missing(replica, calls, *, error, then) -> None:
-    def refuse(_: int) -> None:
-        raise error
+def test_a_log_is_cut_where_a_record_is_missing(
+    replica, calls, monkeypatch, *, error, then
+) -> None:
+    def cut(_: Any, offset: int) -> None:
+        if error is not None:
+            raise error
+        calls.append(("cut", offset))
 
-    if error is not None:
-        replica._partition.follower.cut_to_fetch_again = refuse
+    monkeypatch.setattr(FollowerReplica, "cut_to_fetch_again", cut)
     replica.core.missing = 7
     replica._cut_log(8)
     replica.core.in_isr = True
@@ -239,18 +273,18 @@ def test_a_log_is_cut_where_a_record_is_missing(replica, calls, *, error, then) 
 def test_another_epoch_or_role_throws_away_what_was_done_for_the_old_one(
     replica, calls, *, core, begins, making_base
 ) -> None:
-    vars(replica.core).update(core, making_base=making_base)
+    change(replica.core, making_base=making_base, **core)
     replica._awaited_end, replica.renew = 120, True
     pass_, building = Work(), Work()
     replica._works.add(building)
-    replica._opened_files = SimpleNamespace(computing=SimpleNamespace(work=pass_))
-    replica.follow(SimpleNamespace(leader_epoch=3, isr=(1, 2)))
+    opened(replica).computing = Computing(pass_, over=NOBODY)
+    replica.follow(record())
     assert calls == [ev.Follows(3, True)]
     assert (replica._awaited_end, replica.renew) == ((NEVER, False) if begins else (120, True))
     assert pass_.cancelled is begins
     assert building.cancelled is (begins and making_base)
     replica.core.leader_epoch = 3
-    replica.follow(SimpleNamespace(leader_epoch=3, isr=(2,)))
+    replica.follow(record(isr=(2,)))
     assert calls[1:] == [ev.Follows(3, False)]
 
 
@@ -268,10 +302,10 @@ def test_another_epoch_or_role_throws_away_what_was_done_for_the_old_one(
 def test_who_leads_and_cannot_read_what_it_held_resigns(
     replica, calls, *, monkeypatch, core, alone, expected
 ) -> None:
-    vars(replica.core).update(core, role=Role.LEADER)
+    change(replica.core, role=Role.LEADER, **core)
     event = ev.Leads(3, False, alone)
     monkeypatch.setattr(shell, "leads", lambda *_: event)
-    replica.lead(SimpleNamespace(leader_epoch=3))
+    replica.lead(record())
     assert calls == [event, *[(name,) for name in expected]]
 
 
@@ -282,24 +316,23 @@ def test_who_leads_and_cannot_read_what_it_held_resigns(
     ("core", "isr", "more", "expected"),
     [
         ({}, (1, 2), {}, [ev.Damaged(OLDER), ("pull",)]),
-        ({"role": Role.LEADER, "may_compute": True}, (1, 2), {}, [("renew",)]),
-        ({"role": Role.LEADER}, (1, 2), {"renew": True}, [("renew",)]),
-        ({"role": Role.LEADER}, (1, 2), {}, [ev.Damaged(OLDER, alone=True)]),
-        ({"role": Role.LEADER}, (1, 2), {"pending": (1, 2)}, [("resign",)]),
-        ({"role": Role.LEADER}, (1,), {"pending": (1, 2)},
-         [("failed", "manifest not applied", "1.5")]),
-        ({"role": Role.LEADER, "may_compute": True, "applied": NEWER}, (1, 2),
+        ({"role": Role.LEADER}, (1, 2), {}, [("renew",)]),
+        (APPLIES, (1, 2), {"renew": True}, [("renew",)]),
+        (APPLIES, (1, 2), {}, [ev.Damaged(OLDER, alone=True)]),
+        (APPLIES, (1, 2), {"pending": (1, 2)}, [("resign",)]),
+        (APPLIES, (1,), {"pending": (1, 2)}, [("failed", "manifest not applied", "1.5")]),
+        ({"role": Role.LEADER, "held": NEWER, "applied": NEWER, "published": NEWER}, (1, 2),
          {"pending": (1, 2)}, [("resign",)]),
         ({"held": NEWER, "leader_published": NEWER, "published": NEWER}, (1, 2), {}, []),
         ({}, (1, 2), {"closed": True}, []),
     ],
 )  # fmt: skip
 def test_a_manifest_that_cannot_be_read(replica, calls, *, core, isr, more, expected) -> None:
-    vars(replica.core).update(core)
+    change(replica.core, **core)
     replica.renew = more.get("renew", False)
     replica._closed = more.get("closed", False)
     replica._partition.core.pending_isr = more.get("pending")
-    replica._context.metadata.image.record = SimpleNamespace(isr=isr)
+    replica._context.metadata.image.record = record(isr)
     replica._unreadable(OLDER, ManifestUnreadable("torn"))
     assert calls == expected
     assert replica.renew is (("renew",) in calls)
@@ -320,7 +353,7 @@ def test_a_failure_is_told_to_who_waits_and_tried_again(
     async def go() -> None:
         outcome = asyncio.get_running_loop().create_future()
         if waits:
-            replica._made = SimpleNamespace(outcome=outcome)
+            replica._made = Made(OLDER, RESULT, 0, 0, outcome)
         replica._failed("w", OLDER, error)
         assert outcome.done() is waits and replica._made is None
         if waits:
@@ -344,7 +377,7 @@ def test_a_failure_is_told_to_who_waits_and_tried_again(
     ],
 )
 def test_what_failed_is_tried_again(replica, calls, *, monkeypatch, core, count, expected) -> None:
-    vars(replica.core).update(core)
+    change(replica.core, **core)
     replica.retry_schedule.count = count
     monkeypatch.setattr(
         Written, "_make_base", lambda _, effect, work: ("base", effect.leader_epoch)
@@ -376,7 +409,7 @@ def test_what_was_applied_is_forgotten_even_if_the_disk_cannot(replica, calls, *
 @pytest.mark.parametrize(
     ("core", "reason", "why", "soon"),
     [
-        ({"may_compute": True}, "", None, False),
+        ({"applied": OLDER}, "", None, False),
         ({}, "stopped", "stopped", True),
         ({"role": Role.FOLLOWER}, "", "this node does not lead the partition", False),
         ({"lost": True}, "", "what this replica held is damaged: another one is to lead", False),
@@ -384,15 +417,15 @@ def test_what_was_applied_is_forgotten_even_if_the_disk_cannot(replica, calls, *
          "the base generation after an unclean election is being made", True),
         ({"applying": NEWER}, "", "generation 1.6 is being applied", True),
         ({}, "", "generation 1.5 is not published yet: it waits for this node", True),
-        ({"storing": SimpleNamespace(held=NEWER)}, "",
+        ({"storing": ev.Store(NEWER, None)}, "",
          "generation 1.6 is not published yet: it waits for this node", True),
     ],
 )  # fmt: skip
-def test_why_no_pass_may_begin(replica, *, core, reason, why, soon) -> None:
-    vars(replica.core).update({"role": Role.LEADER, **core})
+def test_why_no_pass_may_begin(replica, monkeypatch, *, core, reason, why, soon) -> None:
+    change(replica.core, **{**APPLIES, **core})
     replica.retry_schedule.reason = reason
     assert (replica.pass_blocked_by, replica.pass_expected) == (why, soon)
-    replica._partition.core.lacking = (2, 3)
+    monkeypatch.setattr(PartitionCore, "lacking", (2, 3))
     if why is not None and why.endswith("this node"):
         assert replica.pass_blocked_by == why.replace("this node", "2, 3")
 
@@ -412,13 +445,15 @@ def test_replicas_have_time_to_apply_but_not_for_ever(
     monkeypatch.setattr(shell, "monotonic_ms", lambda: 1_000_000 + passed_ms)
     monkeypatch.setattr(shell, "others_apply", lambda _: applies)
     replica._published_ms, replica._pass_ms = 1_000_000, pass_ms
-    replica._partition.config = SimpleNamespace(max_compaction_lag_ms=5_000)
+    config = replica._partition.config
+    replica._partition.log.update_config(replace(config, max_compaction_lag_ms=5_000))
     assert replica.waits_for_appliers(overdue=overdue) is gives
 
 
 def test_a_pass_begins_only_when_it_may(replica) -> None:
-    for may, closed in ((False, False), (True, True)):
-        replica.core.may_compute, replica._closed = may, closed
+    replica.core.role = Role.LEADER
+    for applied, closed in ((None, False), (OLDER, True)):
+        replica.core.applied, replica._closed = applied, closed
         with pytest.raises(NotLeaderOrFollower):
             replica.begin_pass(Work())
 
@@ -430,7 +465,7 @@ def test_a_manifest_that_travels_is_read_or_the_error_is_told(replica, calls, re
             raise ManifestUnreadable("torn")
         return b"body"
 
-    replica._opened_files = SimpleNamespace(encoded=encoded)
+    opened(replica, encoded=encoded)
     if readable:
         assert asyncio.run(replica.encoded(OLDER)) == b"body" and calls == []
         return
@@ -448,7 +483,7 @@ def test_an_apply_that_fails_is_told_once(replica, calls, capsys, *, error, miss
     async def bring(*_: Any) -> None:
         raise error
 
-    replica._opened_files = SimpleNamespace(bring=bring)
+    opened(replica, bring=bring)
     replica._works.add(work := Work())
     asyncio.run(replica._apply(OLDER, work))
     assert calls == [("failed", "manifest not applied", "1.5"), ev.ApplyEnded(OLDER, missing)]
@@ -475,20 +510,19 @@ def test_what_was_withdrawn_has_not_failed_unless_a_disk_has(
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_what_a_pass_made_is_of_the_log_as_it_begins(replica, calls, monkeypatch, closed) -> None:
-    computing = SimpleNamespace(over=asyncio.Future(loop=asyncio.new_event_loop()))
+    computing = Computing(Work(), asyncio.Future(loop=asyncio.new_event_loop()))
 
     async def made(result: Any) -> Any:
-        return SimpleNamespace(generation=Generation(3, 1), end_offset=110)
+        return manifest(Generation(3, 1), 110)
 
     async def go() -> None:
         replica._context.runtime.loop = asyncio.get_running_loop()
-        replica._opened_files = SimpleNamespace(made=made, computing=computing, bodies={})
-        segments = [SimpleNamespace(base_offset=offset) for offset in (7, 50)]
-        replica._partition.log = SimpleNamespace(segments=segments)
+        opened(replica, made=made).computing = computing
+        move_end(replica, 7)
         replica._closed = closed
         replica._pass_began_ms = 1_000
         monkeypatch.setattr(shell, "monotonic_ms", lambda: 1_500)
-        pass_ = asyncio.ensure_future(replica.pass_made("result", 3, OLDER, 2))
+        pass_ = asyncio.ensure_future(replica.pass_made(RESULT, 3, OLDER, 2))
         while not calls and not pass_.done():
             await asyncio.sleep(0)
         assert computing.over.done() and replica._opened_files.computing is None

@@ -2,64 +2,11 @@
 
 from __future__ import annotations
 
-import uuid
-from functools import partial
-from types import SimpleNamespace
-
 import pytest
 
 from kept.replication.partition import Partition
-from kept.storage.disk import Disk
-from kept.storage.log.log import Log
-from kept.storage.records import CheckRules, build_batch, check, records
-from kept.storage.types import MAX_INT64, LogConfig, TimestampType, TopicPartition
 from kept.testing.simulated_disk import SimulatedDisk
-
-NOW = 1_700_000_000_000
-TP = TopicPartition("t", 0)
-TOPIC_ID = uuid.UUID(int=5)
-RULES = CheckRules(
-    compacted=False,
-    max_batch_bytes=1 << 20,
-    max_inflated_bytes=1 << 24,
-    timestamp_type=TimestampType.CREATE_TIME,
-    timestamp_before_max_ms=MAX_INT64,
-    timestamp_after_max_ms=MAX_INT64,
-    compression_type="producer",
-)
-
-
-def checked(count: int = 1, *, timestamp: int = NOW, pid: int = -1, sequence: int = -1):
-    """A batch of ``count`` records with ascending timestamps, checked."""
-    rows = [(timestamp + i, b"k", b"v" * 20, ()) for i in range(count)]
-    epoch = 0 if pid >= 0 else -1
-    data = build_batch(rows, producer_id=pid, producer_epoch=epoch, base_sequence=sequence)
-    return check(memoryview(bytearray(data)), RULES, NOW)
-
-
-def produce(partition: Partition, count: int = 1, **fields):
-    info = partition.append(checked(count, **fields), NOW)
-    partition.write()
-    return info
-
-
-def open_log(disk: Disk, directory: str = "/d/t-0", **options) -> Log:
-    config = options.pop("config", LogConfig(segment_bytes=2000))
-    return Log.open(directory, TP, TOPIC_ID, config, disk, now_ms=NOW, **options)
-
-
-def lead(partition: Partition, epoch: int = 0, replicas=(0,), isr=None, version: int = 0) -> None:
-    ticket = partition.become_leader(epoch, version, isr or replicas, replicas, NOW)
-    if ticket is not None:
-        ticket.run()
-        ticket.done()
-
-
-def offsets(partition: Partition, fetched) -> list[int]:
-    """The offsets of the records in a fetched slice."""
-    if fetched.slice is None:
-        return []
-    return [record.offset for record in records(partition.log.disk.pread(*fetched.slice))]
+from tests.support.partitions import lead, open_log
 
 
 @pytest.fixture
@@ -84,25 +31,3 @@ def replicated(disk: SimulatedDisk) -> Partition:
     made = Partition(open_log(disk), 0)
     lead(made, 3, (0, 1, 2), (0, 1))
     return made
-
-
-TOOLS = SimpleNamespace(
-    NOW=NOW,
-    checked=checked,
-    produce=produce,
-    open_log=open_log,
-    lead=lead,
-    offsets=offsets,
-    config=partial(LogConfig, segment_bytes=2000),
-)
-
-
-@pytest.fixture
-def tools() -> SimpleNamespace:
-    return TOOLS
-
-
-@pytest.fixture(scope="session")
-def tools_factory() -> SimpleNamespace:
-    """The same for Hypothesis, which refuses fixtures of function scope."""
-    return TOOLS

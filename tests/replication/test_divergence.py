@@ -12,13 +12,14 @@ from kept.replication.effects import Losing, LostRecord, Truncated
 from kept.storage.checkpoints import read_epochs
 from kept.testing.simulated_disk import SimulatedCrash
 from tests.replication.trio import Node
+from tests.support import partitions as tools
 
 A, B, C = 0, 1, 2
 
 
 @pytest.fixture
-def nodes(tools) -> list[Node]:
-    return [Node(tools, i) for i in range(3)]
+def nodes() -> list[Node]:
+    return [Node(i) for i in range(3)]
 
 
 def restart(node: Node, **known) -> None:
@@ -33,7 +34,7 @@ def epochs(node: Node) -> list[tuple[int, int]]:
     return node.partition.log.leader_epochs.entries
 
 
-def test_kip_101_a_follower_that_restarts_keeps_what_its_leader_has(nodes, tools) -> None:
+def test_kip_101_a_follower_that_restarts_keeps_what_its_leader_has(nodes) -> None:
     """Scenario 1: B has m2 but not its HW, restarts, and A dies before B has fetched again.
 
     Cutting at the high watermark would lose m2, which was acknowledged.
@@ -60,7 +61,7 @@ def test_kip_101_a_follower_that_restarts_keeps_what_its_leader_has(nodes, tools
     assert a.partition.high_watermark == 2
 
 
-def test_kip_101_replicas_that_lost_power_do_not_mix_their_histories(nodes, tools) -> None:
+def test_kip_101_replicas_that_lost_power_do_not_mix_their_histories(nodes) -> None:
     """Scenario 2: both lose power; B comes back with m1 alone, leads, writes m3 at m2's offset.
 
     A, with m1 and m2, must end with m1 and m3.
@@ -84,7 +85,7 @@ def test_kip_101_replicas_that_lost_power_do_not_mix_their_histories(nodes, tool
     assert a.effects[0] == Truncated(0, 1, 1)
 
 
-def test_kip_279_fast_leader_changes_without_common_epochs(nodes, tools) -> None:
+def test_kip_279_fast_leader_changes_without_common_epochs(nodes) -> None:
     """Two leaders in turn write tails that nobody fetches; the last one has neither epoch.
 
     The follower's epoch 2 ends in the leader's eyes with epoch 0; its epoch 1 never was there.
@@ -117,7 +118,7 @@ def test_kip_279_fast_leader_changes_without_common_epochs(nodes, tools) -> None
         assert not [e for e in node.effects if isinstance(e, Losing)]
 
 
-def test_kip_279_the_leader_names_an_epoch_that_the_follower_never_had(nodes, tools) -> None:
+def test_kip_279_the_leader_names_an_epoch_that_the_follower_never_had(nodes) -> None:
     """The follower cuts at the end of its largest smaller epoch and asks again."""
     a, b, _ = nodes
     r = (A, B)
@@ -137,7 +138,7 @@ def test_kip_279_the_leader_names_an_epoch_that_the_follower_never_had(nodes, to
     assert a.batches() == b.batches() == [(0, 4, 0), (4, 13, 3)]
 
 
-def test_a_leader_that_wrote_nothing_leaves_no_epoch_behind(nodes, tools) -> None:
+def test_a_leader_that_wrote_nothing_leaves_no_epoch_behind(nodes) -> None:
     """Its entry at the log end would be asked about for ever."""
     a, b, _ = nodes
     r = (A, B)
@@ -158,7 +159,7 @@ def test_a_leader_that_wrote_nothing_leaves_no_epoch_behind(nodes, tools) -> Non
     assert a.batches() == b.batches()
 
 
-def test_an_unclean_election_is_reported_with_what_it_lost(nodes, tools) -> None:
+def test_an_unclean_election_is_reported_with_what_it_lost(nodes) -> None:
     a, b, _ = nodes
     r = (A, B)
     a.lead(1, r, (A,))
@@ -179,7 +180,7 @@ def test_an_unclean_election_is_reported_with_what_it_lost(nodes, tools) -> None
     assert (a.partition.high_watermark, a.partition.applied_end) == (4, 0)
 
 
-def test_what_is_cut_to_be_fetched_again_is_not_reported_as_lost(nodes, tools) -> None:
+def test_what_is_cut_to_be_fetched_again_is_not_reported_as_lost(nodes) -> None:
     """A record is missing or damaged here, so that a manifest cannot be applied: the leader has all
     that goes with it.
     """
@@ -198,7 +199,7 @@ def test_what_is_cut_to_be_fetched_again_is_not_reported_as_lost(nodes, tools) -
     assert b.batches() == a.batches() == [(0, 4, 1), (4, 7, 1)]
 
 
-def test_a_replica_that_was_away_for_long_starts_where_the_leader_does(nodes, tools) -> None:
+def test_a_replica_that_was_away_for_long_starts_where_the_leader_does(nodes) -> None:
     a, b, _ = nodes
     r = (A, B)
     a.lead(1, r, (A,))
@@ -215,7 +216,7 @@ def test_a_replica_that_was_away_for_long_starts_where_the_leader_does(nodes, to
     assert b.effects == [Truncated(43, 43, 43)]
 
 
-def test_a_log_that_starts_inside_the_leaders_first_batch_takes_it_whole(nodes, tools) -> None:
+def test_a_log_that_starts_inside_the_leaders_first_batch_takes_it_whole(nodes) -> None:
     a, b, _ = nodes
     r = (A, B)
     a.lead(1, r, (A,))
@@ -228,12 +229,12 @@ def test_a_log_that_starts_inside_the_leaders_first_batch_takes_it_whole(nodes, 
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_power_may_fail_at_every_step_of_a_cut(tools, seed) -> None:
+def test_power_may_fail_at_every_step_of_a_cut(seed) -> None:
     """Whatever is left, the next start and the next fetches bring it in line."""
     call = 0
     while True:
         call += 1
-        a, b = Node(tools, A), Node(tools, B)
+        a, b = Node(A), Node(B)
         r = (A, B)
         b.lead(1, r)
         tools.produce(b.partition, 30)
@@ -264,7 +265,7 @@ def test_power_may_fail_at_every_step_of_a_cut(tools, seed) -> None:
         return
 
 
-def led_alone(nodes, tools) -> tuple[Node, Node, Node]:
+def led_alone(nodes) -> tuple[Node, Node, Node]:
     """A leads alone and acknowledges 4 to 12, in two batches; its checkpoint knows 5."""
     a, b, c = nodes
     r = (A, B, C)
@@ -296,12 +297,12 @@ def spans(reports: list[Losing]) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("unclean_epoch", [2, 3])
 def test_all_that_may_have_been_acknowledged_is_reported_though_the_mark_is_cleared(
-    nodes, tools, unclean_epoch
+    nodes, unclean_epoch
 ) -> None:
     """The high watermark on disk is older than what was acknowledged. A clean election or two have
     come since; the image does not show the mark any more.
     """
-    a, b, _ = led_alone(nodes, tools)
+    a, b, _ = led_alone(nodes)
     b.lead(2, (A, B, C), (B,), 1)
     b.lead(3, (A, B, C), (B,), 2)
     tools.produce(b.partition, 6)
@@ -311,7 +312,7 @@ def test_all_that_may_have_been_acknowledged_is_reported_though_the_mark_is_clea
     assert a.batches() == b.batches()
 
 
-def test_what_nobody_acknowledged_is_not_reported_after_clean_elections(nodes, tools) -> None:
+def test_what_nobody_acknowledged_is_not_reported_after_clean_elections(nodes) -> None:
     a, b, _ = nodes
     r = (A, B)
     a.lead(1, r)
@@ -327,7 +328,7 @@ def test_what_nobody_acknowledged_is_not_reported_after_clean_elections(nodes, t
     assert a.batches() == b.batches()
 
 
-def test_what_was_appended_since_the_unclean_election_is_not_reported(nodes, tools) -> None:
+def test_what_was_appended_since_the_unclean_election_is_not_reported(nodes) -> None:
     """It had agreed with that leader: what goes now went after a clean election."""
     a, b, c = nodes
     r = (A, B, C)
@@ -344,8 +345,8 @@ def test_what_was_appended_since_the_unclean_election_is_not_reported(nodes, too
     assert a.partition.log_end_offset == 4
 
 
-def test_two_losses_in_a_row_are_both_reported(nodes, tools) -> None:
-    a, b, c = led_alone(nodes, tools)
+def test_two_losses_in_a_row_are_both_reported(nodes) -> None:
+    a, b, c = led_alone(nodes)
     b.lead(2, (A, B, C), (B,), 1)
     tools.produce(b.partition, 3)
     assert spans(cut(a, b, 2, 2)) == [(4, 12, 5)]
@@ -356,9 +357,9 @@ def test_two_losses_in_a_row_are_both_reported(nodes, tools) -> None:
     assert spans(cut(a, c, 3, 3)) == [(0, 7, 4)]
 
 
-def test_a_leader_whose_log_starts_behind_our_end_lost_what_we_have(nodes, tools) -> None:
+def test_a_leader_whose_log_starts_behind_our_end_lost_what_we_have(nodes) -> None:
     """Its retention went past our end; but at the offsets of ours it had other records."""
-    a, b, _ = led_alone(nodes, tools)
+    a, b, _ = led_alone(nodes)
     b.lead(2, (A, B, C), (B,), 1)
     tools.produce(b.partition, 40)
     b.partition.log.roll(tools.NOW)

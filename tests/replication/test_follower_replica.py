@@ -38,6 +38,7 @@ from kept.storage.errors import (
 )
 from kept.storage.records import build_batch
 from kept.storage.types import Generation, LogConfig
+from tests.support import partitions as tools
 from tests.support.listener import RecordedListener
 
 
@@ -52,7 +53,7 @@ def batches(*spans: tuple[int, int, int]) -> bytes:
 
 
 @pytest.fixture
-def follower(disk, tools) -> Partition:
+def follower(disk) -> Partition:
     """Node 0 follows node 1 in epoch 3 and is in the ISR; it has 0..10, committed to 6."""
     made = Partition(tools.open_log(disk), 0)
     made.become_follower(1, 3, 7, (1, 0), (1, 0, 2), 0)
@@ -114,7 +115,7 @@ def test_it_is_a_follower(follower) -> None:
     follower.check_invariants()
 
 
-def test_a_fresh_replica_is_neither(disk, tools) -> None:
+def test_a_fresh_replica_is_neither(disk) -> None:
     fresh = Partition(tools.open_log(disk), 0)
     assert not fresh.is_follower and not fresh.is_leader and not fresh.replicated
     assert fresh.latest_epoch == -1
@@ -130,7 +131,7 @@ def test_only_a_new_leader_or_epoch_is_news_for_the_fetcher(follower) -> None:
         become(1, 4, 9, (1,), (1, 0, 2), 0)
 
 
-def test_a_deposed_leader_tells_who_waits(replicated, tools) -> None:
+def test_a_deposed_leader_tells_who_waits(replicated) -> None:
     told: list = []
     tools.produce(replicated, 2)
     replicated.when_committed(2, told.append)
@@ -144,7 +145,7 @@ def test_a_deposed_leader_tells_who_waits(replicated, tools) -> None:
     assert len(told) == 2
 
 
-def test_a_follower_becomes_leader_with_the_high_watermark_it_knew(follower, tools) -> None:
+def test_a_follower_becomes_leader_with_the_high_watermark_it_knew(follower) -> None:
     tools.lead(follower, 4, (1, 0, 2), (0, 1), 8)
     assert (follower.high_watermark, follower.log_end_offset, follower.leader_id) == (6, 10, 0)
     assert follower.core.epoch_start_offset == 10
@@ -199,7 +200,7 @@ def test_an_answer_is_written_at_once_and_without_a_flush(follower, disk) -> Non
     follower.follower.append_fetched(batches((20, 21, 3)), 0, 0, 0)
 
 
-def test_the_epochs_are_durable_before_the_recovery_point_passes_them(follower, disk, tools):
+def test_the_epochs_are_durable_before_the_recovery_point_passes_them(follower, disk):
     follower.log.flush()
     follower.become_follower(2, 4, 8, (1, 0), (1, 0, 2), 0)
     follower.follower.append_fetched(batches((10, 12, 4)), 0, 0, 0)
@@ -214,7 +215,7 @@ def test_the_epochs_are_durable_before_the_recovery_point_passes_them(follower, 
         assert again.leader_epochs.entries == [(1, 0), (3, 5), (4, 10)]
 
 
-def test_only_followers_of_somebody_append(follower, tools) -> None:
+def test_only_followers_of_somebody_append(follower) -> None:
     follower.become_follower(NO_LEADER, 4, 8, (1, 0), (1, 0, 2), 0)
     with pytest.raises(NotLeaderOrFollower):
         follower.follower.append_fetched(b"", 0, 0, 0)
@@ -258,7 +259,7 @@ def test_a_failing_disk_takes_the_partition_offline_and_its_follower_with_it(
     perform_all(fetcher, work, {}, 0, 0)
 
 
-def test_flush_messages_holds_the_acknowledgement_back(disk, tools) -> None:
+def test_flush_messages_holds_the_acknowledgement_back(disk) -> None:
     partition = Partition(tools.open_log(disk, config=LogConfig(flush_messages=1)), 0)
     partition.become_follower(1, 3, 7, (1, 0), (1, 0), 0)
     assert not partition.follower.awaits_flush
@@ -273,7 +274,7 @@ def test_flush_messages_holds_the_acknowledgement_back(disk, tools) -> None:
 # Consumers at followers (KIP-392).
 
 
-def test_consumers_read_from_a_follower_in_sync_up_to_its_high_watermark(follower, tools) -> None:
+def test_consumers_read_from_a_follower_in_sync_up_to_its_high_watermark(follower) -> None:
     fetched = follower.fetch(0, 10_000, from_follower=True, current_leader_epoch=3)
     assert tools.offsets(follower, fetched) == [0, 1, 2, 3, 4], "the next batch ends above HW"
     assert follower.fetch(8, 100, from_follower=True).slice is None
@@ -299,16 +300,14 @@ def test_a_follower_outside_of_the_isr_sends_them_to_the_leader(follower) -> Non
     assert follower.readable_bytes(0) == PLENTY, "who is parked is answered, and told"
 
 
-def test_who_may_serve_a_consumer(replicated, tools) -> None:
+def test_who_may_serve_a_consumer(replicated) -> None:
     tools.produce(replicated, 3)
     replicated.fetch(2, 100, replica_id=1)
     assert replicated.readable_replicas(2) == (0, 1)
     assert replicated.readable_replicas(3) == (0,)
 
 
-def test_replicas_are_woken_by_the_log_end_and_consumers_by_the_high_watermark(
-    replicated, tools
-) -> None:
+def test_replicas_are_woken_by_the_log_end_and_consumers_by_the_high_watermark(replicated) -> None:
     heard: list[str] = []
     replicated.add_waiter(lambda: heard.append("consumer"))
     replica = lambda: heard.append("replica")  # noqa: E731
@@ -327,7 +326,7 @@ def test_replicas_are_woken_by_the_log_end_and_consumers_by_the_high_watermark(
 # Suspension.
 
 
-def test_a_suspended_leader_serves_nobody_until_it_is_resumed(replicated, tools) -> None:
+def test_a_suspended_leader_serves_nobody_until_it_is_resumed(replicated) -> None:
     told: list = []
     tools.produce(replicated, 2)
     replicated.when_committed(2, told.append)
@@ -354,7 +353,7 @@ def test_a_suspended_leader_serves_nobody_until_it_is_resumed(replicated, tools)
     assert told == [None]
 
 
-def test_an_epoch_that_becomes_durable_during_a_suspension(disk, tools) -> None:
+def test_an_epoch_that_becomes_durable_during_a_suspension(disk) -> None:
     partition = Partition(tools.open_log(disk), 0)
     ticket = partition.become_leader(2, 0, (0,), (0,), 0)
     partition.suspend()
@@ -378,7 +377,7 @@ def test_a_suspended_follower_serves_no_consumer(follower) -> None:
 # Retention, rule 43.
 
 
-def test_a_follower_deletes_only_what_lies_below_its_leaders_start(disk, tools) -> None:
+def test_a_follower_deletes_only_what_lies_below_its_leaders_start(disk) -> None:
     config = LogConfig(segment_bytes=2000, retention_bytes=1, retention_ms=1)
     partition = Partition(tools.open_log(disk, config=config), 0)
     partition.become_follower(1, 3, 7, (1, 0), (1, 0), 0)
@@ -399,7 +398,7 @@ def test_a_follower_deletes_only_what_lies_below_its_leaders_start(disk, tools) 
 
 
 @pytest.fixture
-def growing(disk, tools):
+def growing(disk):
     """Leader 0 alone in its ISR; follower 1, broker epoch 5, has just caught up."""
     effects: list = []
     partition = Partition(tools.open_log(disk), 0, listener=RecordedListener(effects))
@@ -418,7 +417,7 @@ def test_the_request_names_members_with_their_broker_epochs(growing) -> None:
     assert growing.alter_isr_request() == item, "nobody has answered"
 
 
-def test_a_member_that_restarts_before_the_answer_is_named_as_it_was(growing, tools) -> None:
+def test_a_member_that_restarts_before_the_answer_is_named_as_it_was(growing) -> None:
     tools.produce(growing, 3)
     growing.step(BrokersChanged(frozenset({1, 2}), ((1, 9), (2, 6))), 0)
     growing.fetch(0, 100, replica_id=1, broker_epoch=9, now_ms=tools.NOW)
@@ -428,7 +427,7 @@ def test_a_member_that_restarts_before_the_answer_is_named_as_it_was(growing, to
 
 
 @pytest.mark.parametrize("epoch", [-1, 0, 4, 6, 2**62])
-def test_a_broker_epoch_that_is_not_the_images_moves_nothing(growing, tools, epoch) -> None:
+def test_a_broker_epoch_that_is_not_the_images_moves_nothing(growing, epoch) -> None:
     """Neither the high watermark, nor when the follower was there, nor who may fetch next."""
     growing.become_leader(1, 5, (0, 1), (0, 1, 2), 0)
     tools.produce(growing, 3)
@@ -440,13 +439,13 @@ def test_a_broker_epoch_that_is_not_the_images_moves_nothing(growing, tools, epo
     assert growing.high_watermark == 3, "the replica itself is not locked out"
 
 
-def test_a_replica_whose_broker_the_image_does_not_know_moves_nothing(growing, tools) -> None:
+def test_a_replica_whose_broker_the_image_does_not_know_moves_nothing(growing) -> None:
     growing.step(BrokersChanged(frozenset({2}), ((2, 6),)), 0)
     with pytest.raises(NotLeaderOrFollower, match="it is -1"):
         growing.fetch(0, 100, replica_id=1, broker_epoch=5, now_ms=tools.NOW)
 
 
-def test_a_follower_that_the_image_shows_late_goes_on_when_it_does(growing, tools) -> None:
+def test_a_follower_that_the_image_shows_late_goes_on_when_it_does(growing) -> None:
     growing.become_leader(1, 5, (0, 1), (0, 1, 2), 0)
     tools.produce(growing, 3)
     with pytest.raises(NotLeaderOrFollower) as refused:
@@ -457,7 +456,7 @@ def test_a_follower_that_the_image_shows_late_goes_on_when_it_does(growing, tool
     assert growing.high_watermark == 3
 
 
-def test_an_accepted_change_holds_when_the_image_has_it(growing, tools) -> None:
+def test_an_accepted_change_holds_when_the_image_has_it(growing) -> None:
     growing.alter_isr_completed(growing.alter_isr_request(), None)
     assert growing.alter_isr_request() is None
     assert (growing.isr, growing.core.pending_isr) == ((0,), (0, 1))
@@ -474,7 +473,7 @@ def test_an_overtaken_change_waits_for_the_image(growing, error) -> None:
     assert growing.core.pending_isr == (0, 1)
 
 
-def test_a_late_answer_is_not_taken_for_that_of_the_next_proposal(growing, tools) -> None:
+def test_a_late_answer_is_not_taken_for_that_of_the_next_proposal(growing) -> None:
     first = growing.alter_isr_request()
     growing.become_leader(1, 5, (0, 1), (0, 1, 2), 0)
     growing.fetch(0, 100, replica_id=2, broker_epoch=6, now_ms=tools.NOW)
@@ -490,7 +489,7 @@ def test_an_unknown_outcome_stays_pending_and_is_asked_again(growing) -> None:
     assert growing.alter_isr_request() == item
 
 
-def test_a_member_refused_is_not_proposed_again_at_once(growing, tools) -> None:
+def test_a_member_refused_is_not_proposed_again_at_once(growing) -> None:
     item = growing.alter_isr_request()
     growing.alter_isr_completed(item, IneligibleReplica("fenced"))
     assert growing.core.pending_isr is None and growing.alter_isr_request() is None
@@ -512,7 +511,7 @@ def test_brokers_that_become_eligible_join_without_another_fetch(growing) -> Non
     assert growing.core.pending_isr == (0, 1)
 
 
-def test_who_said_that_it_follows_no_more_joins_when_it_fetches(growing, tools) -> None:
+def test_who_said_that_it_follows_no_more_joins_when_it_fetches(growing) -> None:
     """A replica whose log directory failed: what was known of it holds no more."""
     growing.alter_isr_completed(growing.alter_isr_request(), IneligibleReplica("fenced"))
     growing.follower_stopped(1)
@@ -523,7 +522,7 @@ def test_who_said_that_it_follows_no_more_joins_when_it_fetches(growing, tools) 
     assert growing.core.pending_isr == (0, 1)
 
 
-def test_a_replica_of_another_broker_epoch_may_not_join(growing, tools) -> None:
+def test_a_replica_of_another_broker_epoch_may_not_join(growing) -> None:
     growing.alter_isr_completed(growing.alter_isr_request(), IneligibleReplica("x"))
     late = tools.NOW + 10_000
     with pytest.raises(NotLeaderOrFollower):

@@ -9,13 +9,14 @@ import pytest
 from kept.replication.partition import Partition
 from kept.storage.errors import OffsetNotAvailable, OffsetOutOfRange, PolicyViolation
 from kept.storage.types import IsolationLevel, LogConfig
+from tests.support import partitions as tools
 
 LATEST, EARLIEST, MAX, EARLIEST_LOCAL, TIERED, PENDING = -1, -2, -3, -4, -5, -6
 NOTHING = (-1, -1, -1)
 
 
 @pytest.fixture
-def filled(partition, tools) -> Partition:
+def filled(partition) -> Partition:
     """Offsets 0..9; the largest timestamp is at offset 4."""
     tools.produce(partition, 5, timestamp=tools.NOW)
     tools.produce(partition, 5, timestamp=tools.NOW - 1000)
@@ -27,14 +28,14 @@ def test_latest(filled) -> None:
     assert filled.list_offset(LATEST, IsolationLevel.READ_COMMITTED) == (-1, 10, 0)
 
 
-def test_latest_is_the_last_stable_offset_for_read_committed(filled, tools) -> None:
+def test_latest_is_the_last_stable_offset_for_read_committed(filled) -> None:
     filled.log.producers.update(9, 0, 0, 0, 10, tools.NOW, True)
     tools.produce(filled)
     assert filled.list_offset(LATEST, IsolationLevel.READ_COMMITTED) == (-1, 10, 0)
     assert filled.list_offset(LATEST) == (-1, 11, 0)
 
 
-def test_earliest(filled, tools) -> None:
+def test_earliest(filled) -> None:
     assert filled.list_offset(EARLIEST) == filled.list_offset(EARLIEST_LOCAL) == (-1, 0, 0)
     filled.delete_records(7, tools.NOW)
     assert filled.list_offset(EARLIEST) == filled.list_offset(EARLIEST_LOCAL) == (-1, 7, 0)
@@ -45,11 +46,11 @@ def test_earliest_names_an_epoch_only_if_it_covers_the_start(filled) -> None:
     assert filled.list_offset(EARLIEST) == (-1, 0, -1)
 
 
-def test_max_timestamp_is_the_record(filled, tools) -> None:
+def test_max_timestamp_is_the_record(filled) -> None:
     assert filled.list_offset(MAX) == (tools.NOW + 4, 4, 0)
 
 
-def test_by_timestamp_is_the_first_record_not_older(filled, tools) -> None:
+def test_by_timestamp_is_the_first_record_not_older(filled) -> None:
     assert filled.list_offset(0) == (tools.NOW, 0, 0)
     assert filled.list_offset(tools.NOW + 3) == (tools.NOW + 3, 3, 0)
     assert filled.list_offset(tools.NOW + 5) == NOTHING
@@ -67,7 +68,7 @@ def test_an_empty_log(partition) -> None:
     assert partition.list_offset(MAX) == partition.list_offset(0) == NOTHING
 
 
-def test_what_is_not_committed_is_not_answered(replicated, tools) -> None:
+def test_what_is_not_committed_is_not_answered(replicated) -> None:
     tools.produce(replicated, 3)
     assert replicated.list_offset(0) == replicated.list_offset(MAX) == NOTHING
     assert replicated.list_offset(LATEST) == (-1, 0, 3)
@@ -75,7 +76,7 @@ def test_what_is_not_committed_is_not_answered(replicated, tools) -> None:
     assert replicated.list_offset(LATEST, None) == (-1, 3, 3)
 
 
-def test_not_available_until_the_epochs_start_is_committed(disk, tools) -> None:
+def test_not_available_until_the_epochs_start_is_committed(disk) -> None:
     partition = Partition(tools.open_log(disk), 0)
     tools.lead(partition, 0)
     tools.produce(partition, 4, timestamp=tools.NOW)
@@ -96,7 +97,7 @@ def test_not_available_until_the_epochs_start_is_committed(disk, tools) -> None:
 # DeleteRecords.
 
 
-def test_delete_records(filled, tools) -> None:
+def test_delete_records(filled) -> None:
     assert filled.delete_records(3, tools.NOW) == 3
     assert filled.delete_records(1, tools.NOW) == 3, "it never goes back"
     assert filled.delete_records(-1, tools.NOW) == 10
@@ -106,7 +107,7 @@ def test_delete_records(filled, tools) -> None:
     assert filled.log_start_offset == 10
 
 
-def test_not_above_the_high_watermark(replicated, tools) -> None:
+def test_not_above_the_high_watermark(replicated) -> None:
     tools.produce(replicated, 3)
     with pytest.raises(OffsetOutOfRange, match="high watermark is 0"):
         replicated.delete_records(1, tools.NOW)
@@ -117,7 +118,7 @@ def test_not_above_the_high_watermark(replicated, tools) -> None:
     ("policy", "allowed"),
     [({"compact"}, False), ({"compact", "delete"}, True), ({"delete"}, True), (set(), True)],
 )
-def test_a_topic_that_is_only_compacted_keeps_its_records(filled, tools, policy, allowed) -> None:
+def test_a_topic_that_is_only_compacted_keeps_its_records(filled, policy, allowed) -> None:
     filled.update_config(LogConfig(cleanup_policy=frozenset(policy)))
     if allowed:
         assert filled.delete_records(3, tools.NOW) == 3
@@ -129,14 +130,14 @@ def test_a_topic_that_is_only_compacted_keeps_its_records(filled, tools, policy,
 # Upkeep.
 
 
-def fill_segments(partition: Partition, tools) -> None:
+def fill_segments(partition: Partition) -> None:
     for _ in range(60):
         tools.produce(partition, timestamp=tools.NOW)
     assert len(partition.segments()) > 2
 
 
-def test_segments_are_shown(partition, tools) -> None:
-    fill_segments(partition, tools)
+def test_segments_are_shown(partition) -> None:
+    fill_segments(partition)
     views = partition.segments()
     assert [view.active for view in views] == [False] * (len(views) - 1) + [True]
     assert views[0].base_offset == 0 and views[-1].next_offset == 60
@@ -144,8 +145,8 @@ def test_segments_are_shown(partition, tools) -> None:
     assert sum(view.size_bytes for view in views) == partition.size_bytes
 
 
-def test_retention_by_size_moves_the_start_and_wakes_readers(partition, tools) -> None:
-    fill_segments(partition, tools)
+def test_retention_by_size_moves_the_start_and_wakes_readers(partition) -> None:
+    fill_segments(partition)
     partition.update_config(LogConfig(retention_bytes=2500, retention_ms=-1))
     heard = []
     partition.add_waiter(lambda: heard.append(partition.log_start_offset))
@@ -157,8 +158,8 @@ def test_retention_by_size_moves_the_start_and_wakes_readers(partition, tools) -
     assert partition.delete_expired(tools.NOW + 60_001) > 0
 
 
-def test_retention_never_passes_the_high_watermark(replicated, tools) -> None:
-    fill_segments(replicated, tools)
+def test_retention_never_passes_the_high_watermark(replicated) -> None:
+    fill_segments(replicated)
     replicated.update_config(LogConfig(retention_bytes=0, retention_ms=1))
     assert replicated.retention(tools.NOW + 10**9) == []
     replicated.fetch(30, 1000, replica_id=1)
@@ -166,14 +167,14 @@ def test_retention_never_passes_the_high_watermark(replicated, tools) -> None:
     assert 0 < replicated.log_start_offset <= 30
 
 
-def test_only_the_leader_applies_retention(partition, tools) -> None:
-    fill_segments(partition, tools)
+def test_only_the_leader_applies_retention(partition) -> None:
+    fill_segments(partition)
     partition.update_config(LogConfig(retention_bytes=0))
     partition.resign()
     assert partition.retention(tools.NOW) == [] and partition.log_start_offset == 0
 
 
-def test_an_idle_log_rolls(partition, tools) -> None:
+def test_an_idle_log_rolls(partition) -> None:
     partition.update_config(LogConfig(segment_ms=1000))
     tools.produce(partition, timestamp=tools.NOW)
     assert not partition.maybe_roll(tools.NOW + 1000)
@@ -182,7 +183,7 @@ def test_an_idle_log_rolls(partition, tools) -> None:
     assert len(partition.segments()) == 2
 
 
-def test_flush(partition, tools, disk) -> None:
+def test_flush(partition, disk) -> None:
     partition.update_config(LogConfig(flush_messages=3))
     tools.produce(partition, 2)
     assert not partition.flush_due(tools.NOW)
@@ -196,7 +197,7 @@ def test_flush(partition, tools, disk) -> None:
     assert partition.flush_ticket() is None
 
 
-def test_the_high_watermark_is_raised_before_a_swap(replicated, tools) -> None:
+def test_the_high_watermark_is_raised_before_a_swap(replicated) -> None:
     tools.produce(replicated, 4)
     heard = []
     replicated.add_waiter(lambda: heard.append(replicated.high_watermark))

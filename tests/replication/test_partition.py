@@ -22,12 +22,13 @@ from kept.storage.errors import (
 )
 from kept.storage.records import build_batch
 from kept.storage.types import IsolationLevel, LogConfig
+from tests.support import partitions as tools
 from tests.support.listener import RecordedListener
 
 COMMITTED = IsolationLevel.READ_COMMITTED
 
 
-def test_what_is_written_is_committed_and_read(tmp_path, tools) -> None:
+def test_what_is_written_is_committed_and_read(tmp_path) -> None:
     partition = Partition(tools.open_log(Disk(), str(tmp_path / "t-0")), 0)
     tools.lead(partition)
     info = tools.produce(partition, 3)
@@ -40,7 +41,7 @@ def test_what_is_written_is_committed_and_read(tmp_path, tools) -> None:
     partition.close(tools.NOW)
 
 
-def test_staged_batches_are_not_read_before_write(partition, tools) -> None:
+def test_staged_batches_are_not_read_before_write(partition) -> None:
     tools.produce(partition)
     partition.append(tools.checked(), tools.NOW)
     assert partition.high_watermark == 1 and partition.log_end_offset == 2
@@ -49,7 +50,7 @@ def test_staged_batches_are_not_read_before_write(partition, tools) -> None:
     assert tools.offsets(partition, partition.fetch(0, 1000)) == [0, 1]
 
 
-def test_sequences_are_checked(partition, tools) -> None:
+def test_sequences_are_checked(partition) -> None:
     first = tools.produce(partition, pid=7, sequence=0)
     again = tools.produce(partition, pid=7, sequence=0)
     assert again.duplicate and again.base_offset == first.base_offset
@@ -63,7 +64,7 @@ def test_sequences_are_checked(partition, tools) -> None:
 # Reading, rule 38.
 
 
-def test_offsets_out_of_range(partition, tools) -> None:
+def test_offsets_out_of_range(partition) -> None:
     tools.produce(partition, 5)
     assert tools.offsets(partition, partition.fetch(5, 1000)) == []
     for offset in (-1, 6):
@@ -76,7 +77,7 @@ def test_offsets_out_of_range(partition, tools) -> None:
     assert tools.offsets(partition, partition.fetch(3, 1000)) == [0, 1, 2, 3, 4], "a whole batch"
 
 
-def test_between_high_watermark_and_log_end_is_empty_without_error(replicated, tools) -> None:
+def test_between_high_watermark_and_log_end_is_empty_without_error(replicated) -> None:
     tools.produce(replicated, 4)
     assert (replicated.high_watermark, replicated.log_end_offset) == (0, 4)
     for offset in (0, 2, 4):
@@ -87,7 +88,7 @@ def test_between_high_watermark_and_log_end_is_empty_without_error(replicated, t
         replicated.fetch(5, 1000)
 
 
-def test_read_committed_stops_at_the_last_stable_offset(partition, tools) -> None:
+def test_read_committed_stops_at_the_last_stable_offset(partition) -> None:
     tools.produce(partition, 2)
     producers = partition.log.producers
     producers.update(9, 0, 0, 1, 3, tools.NOW, True)
@@ -102,7 +103,7 @@ def test_read_committed_stops_at_the_last_stable_offset(partition, tools) -> Non
 
 
 @pytest.mark.parametrize("kind", [0, 1], ids=["aborted", "committed"])
-def test_a_marker_that_is_not_committed_has_ended_nothing(replicated, tools, kind) -> None:
+def test_a_marker_that_is_not_committed_has_ended_nothing(replicated, kind) -> None:
     """The next leader may not have it: Apache Kafka's ``unreplicatedTxns``."""
     log = replicated.log
     log.append_as_follower(transactional(0, 9), tools.NOW)
@@ -124,7 +125,7 @@ def test_a_marker_that_is_not_committed_has_ended_nothing(replicated, tools, kin
     assert replicated.last_stable_offset == 6
 
 
-def test_a_follower_remembers_no_marker_that_is_committed(partition, tools) -> None:
+def test_a_follower_remembers_no_marker_that_is_committed(partition) -> None:
     partition.become_follower(1, 4, 1, (0, 1), (0, 1), tools.NOW)
     data = transactional(0, 9) + marker(2, 9, 1)
     partition.follower.append_fetched(data, 2, 0, tools.NOW)
@@ -151,7 +152,7 @@ def marker(base_offset: int, producer_id: int, kind: int, leader_epoch: int = 3)
     )  # fmt: skip
 
 
-def test_the_last_stable_offset_is_not_below_the_log_start(partition, tools) -> None:
+def test_the_last_stable_offset_is_not_below_the_log_start(partition) -> None:
     """DeleteRecords may cut into an open transaction."""
     log = partition.log
     log.append_as_follower(transactional(0, 9, 0), tools.NOW)
@@ -168,7 +169,7 @@ def test_the_last_stable_offset_is_not_below_the_log_start(partition, tools) -> 
     assert partition.last_stable_offset == 5, "nothing is left of the transaction"
 
 
-def test_a_fetch_lists_the_aborted_transactions_of_what_it_returns(partition, tools) -> None:
+def test_a_fetch_lists_the_aborted_transactions_of_what_it_returns(partition) -> None:
     log = partition.log
     for n in range(5):
         log.append_as_follower(transactional(3 * n, 9, 0), tools.NOW)
@@ -186,7 +187,7 @@ def test_a_fetch_lists_the_aborted_transactions_of_what_it_returns(partition, to
     assert partition.fetch(0, 1).aborted is None
 
 
-def test_max_bytes_gives_whole_batches_but_one_at_least(partition, tools) -> None:
+def test_max_bytes_gives_whole_batches_but_one_at_least(partition) -> None:
     for _ in range(5):
         tools.produce(partition)
     size = partition.readable_bytes(4)
@@ -195,7 +196,7 @@ def test_max_bytes_gives_whole_batches_but_one_at_least(partition, tools) -> Non
     assert tools.offsets(partition, partition.fetch(0, size * 2 + 1, at_least_one=False)) == [0, 1]
 
 
-def test_readable_bytes(partition, tools) -> None:
+def test_readable_bytes(partition) -> None:
     assert partition.readable_bytes(0) == 0
     tools.produce(partition)
     one = partition.readable_bytes(0)
@@ -204,7 +205,7 @@ def test_readable_bytes(partition, tools) -> None:
     assert [partition.readable_bytes(offset) for offset in (2, 3, -1)] == [0, 0, 0]
 
 
-def test_an_older_segment_has_plenty_to_read(partition, tools) -> None:
+def test_an_older_segment_has_plenty_to_read(partition) -> None:
     for _ in range(5):
         tools.produce(partition, 20)
     assert [segment.base_offset for segment in partition.segments()] == [0, 60]
@@ -212,7 +213,7 @@ def test_an_older_segment_has_plenty_to_read(partition, tools) -> None:
     assert partition.readable_bytes(60) == 2 * partition.readable_bytes(80) < PLENTY
 
 
-def test_the_end_of_a_segment_is_no_reason_to_wait_for_more(replicated, tools) -> None:
+def test_the_end_of_a_segment_is_no_reason_to_wait_for_more(replicated) -> None:
     for _ in range(4):
         tools.produce(replicated, 20)
     replicated.fetch(60, 1, replica_id=1)
@@ -221,7 +222,7 @@ def test_the_end_of_a_segment_is_no_reason_to_wait_for_more(replicated, tools) -
     assert replicated.readable_bytes(0) == PLENTY
 
 
-def test_the_nodes_own_readers_get_bytes_up_to_the_high_watermark(replicated, tools) -> None:
+def test_the_nodes_own_readers_get_bytes_up_to_the_high_watermark(replicated) -> None:
     tools.produce(replicated, 2)
     assert replicated.read_batches(0, 1000) == b""
     replicated.fetch(2, 1000, replica_id=1)
@@ -254,7 +255,7 @@ def test_the_peers_leader_epoch_is_checked(replicated, call) -> None:
         call(replicated, 3)
 
 
-def test_a_reader_that_diverged_is_told_where(disk, tools) -> None:
+def test_a_reader_that_diverged_is_told_where(disk) -> None:
     partition = Partition(tools.open_log(disk), 0)
     tools.lead(partition, 1)
     tools.produce(partition, 5)
@@ -276,7 +277,7 @@ def test_a_reader_that_diverged_is_told_where(disk, tools) -> None:
         fetch(5, 1000, last_fetched_epoch=1)
 
 
-def test_a_diverging_follower_moves_nothing(replicated, tools) -> None:
+def test_a_diverging_follower_moves_nothing(replicated) -> None:
     tools.produce(replicated, 5)
     told = replicated.fetch(9, 1000, replica_id=1, last_fetched_epoch=3)
     assert told.diverging == (3, 5)
@@ -290,7 +291,7 @@ def test_a_diverging_follower_moves_nothing(replicated, tools) -> None:
 # Waiting.
 
 
-def test_waiters_hear_until_removed(partition, tools) -> None:
+def test_waiters_hear_until_removed(partition) -> None:
     heard: list[int] = []
 
     def wake() -> None:
@@ -308,7 +309,7 @@ def test_waiters_hear_until_removed(partition, tools) -> None:
     assert heard == [1, 2, 2]
 
 
-def test_a_waiter_may_remove_itself_and_add_others(partition, tools) -> None:
+def test_a_waiter_may_remove_itself_and_add_others(partition) -> None:
     heard: list[str] = []
 
     def once() -> None:
@@ -334,7 +335,7 @@ def test_waiters_hear_of_leadership(partition) -> None:
     assert heard == [False, True]
 
 
-def test_a_follower_wakes_readers_when_the_high_watermark_moves(replicated, tools) -> None:
+def test_a_follower_wakes_readers_when_the_high_watermark_moves(replicated) -> None:
     tools.produce(replicated, 3)
     heard: list[int] = []
     replicated.add_waiter(lambda: heard.append(replicated.high_watermark))
@@ -345,7 +346,7 @@ def test_a_follower_wakes_readers_when_the_high_watermark_moves(replicated, tool
     assert heard == [2, 3]
 
 
-def test_commits_are_told_in_order(replicated, tools) -> None:
+def test_commits_are_told_in_order(replicated) -> None:
     told: list[str] = []
     tools.produce(replicated, 2)
     replicated.when_committed(2, lambda error: told.append(f"first {error}"))
@@ -359,14 +360,14 @@ def test_commits_are_told_in_order(replicated, tools) -> None:
     assert told[2:] == ["second None"]
 
 
-def test_alone_a_commit_is_told_at_once(partition, tools) -> None:
+def test_alone_a_commit_is_told_at_once(partition) -> None:
     told = []
     info = tools.produce(partition, 3)
     partition.when_committed(info.last_offset + 1, told.append)
     assert told == [None]
 
 
-def test_a_commit_that_was_forgotten_is_not_told(replicated, tools) -> None:
+def test_a_commit_that_was_forgotten_is_not_told(replicated) -> None:
     told = []
     tools.produce(replicated)
     replicated.when_committed(1, told.append)
@@ -375,7 +376,7 @@ def test_a_commit_that_was_forgotten_is_not_told(replicated, tools) -> None:
     assert told == []
 
 
-def test_who_waits_hears_that_leadership_ended(replicated, tools) -> None:
+def test_who_waits_hears_that_leadership_ended(replicated) -> None:
     told = []
     tools.produce(replicated)
     replicated.when_committed(1, told.append)
@@ -384,7 +385,7 @@ def test_who_waits_hears_that_leadership_ended(replicated, tools) -> None:
     assert [type(error) for error in told] == [NotLeaderOrFollower] * 2
 
 
-def test_too_few_replicas(disk, tools) -> None:
+def test_too_few_replicas(disk) -> None:
     config = LogConfig(min_insync_replicas=2)
     partition = Partition(tools.open_log(disk, config=config), 0)
     tools.lead(partition, 0, (0, 1), (0,))
@@ -405,7 +406,7 @@ def test_too_few_replicas(disk, tools) -> None:
 # Leadership, rule 24.
 
 
-def test_no_append_before_the_epoch_is_durable(disk, tools) -> None:
+def test_no_append_before_the_epoch_is_durable(disk) -> None:
     partition = Partition(tools.open_log(disk), 0)
     with pytest.raises(NotLeaderOrFollower):
         partition.append(tools.checked(), tools.NOW)
@@ -422,7 +423,7 @@ def test_no_append_before_the_epoch_is_durable(disk, tools) -> None:
         assert read_epochs(survivor, "/d/t-0/leader-epoch-checkpoint") == [(2, 0)]
 
 
-def test_the_ticket_of_an_older_epoch_opens_nothing(disk, tools) -> None:
+def test_the_ticket_of_an_older_epoch_opens_nothing(disk) -> None:
     partition = Partition(tools.open_log(disk), 0)
     old = partition.become_leader(1, 0, (0,), (0,), tools.NOW)
     old.run()
@@ -440,7 +441,7 @@ def test_leading_again_in_the_same_epoch_takes_the_new_isr(replicated) -> None:
     assert (replicated.isr, replicated.partition_epoch) == ((0,), 1)
 
 
-def test_high_watermark_after_a_restart(disk, tools) -> None:
+def test_high_watermark_after_a_restart(disk) -> None:
     partition = Partition(tools.open_log(disk), 0)
     tools.lead(partition)
     tools.produce(partition, 9)
@@ -462,7 +463,7 @@ def test_high_watermark_after_a_restart(disk, tools) -> None:
     assert alone.high_watermark == 10
 
 
-def test_effects_for_others_are_handed_on(disk, tools) -> None:
+def test_effects_for_others_are_handed_on(disk) -> None:
     effects = []
     partition = Partition(tools.open_log(disk), 0, listener=RecordedListener(effects))
     tools.lead(partition, 1, (0, 1), (0,))
@@ -481,7 +482,7 @@ def test_effects_for_others_are_handed_on(disk, tools) -> None:
 # Faults.
 
 
-def test_a_failed_write_takes_the_partition_offline(disk, tools) -> None:
+def test_a_failed_write_takes_the_partition_offline(disk) -> None:
     told, woken, listener = [], [], RecordedListener()
     partition = Partition(tools.open_log(disk), 0, listener=listener)
     tools.lead(partition, 0, (0, 1))
@@ -516,7 +517,7 @@ def test_a_failed_write_takes_the_partition_offline(disk, tools) -> None:
     assert again.log_end_offset == 2, "what was staged is not there"
 
 
-def test_a_batch_that_a_failed_roll_lost_is_not_acknowledged(disk, tools) -> None:
+def test_a_batch_that_a_failed_roll_lost_is_not_acknowledged(disk) -> None:
     partition = Partition(tools.open_log(disk), 0)
     tools.lead(partition)
     tools.produce(partition, 10)
@@ -529,7 +530,7 @@ def test_a_batch_that_a_failed_roll_lost_is_not_acknowledged(disk, tools) -> Non
         partition.write()
 
 
-def test_offline_by_the_directory(partition, tools) -> None:
+def test_offline_by_the_directory(partition) -> None:
     partition.mark_offline("directory /d is offline: EIO")
     partition.mark_offline("another reason")
     with pytest.raises(KafkaStorageError, match="t-0: directory /d is offline: EIO"):
@@ -537,7 +538,7 @@ def test_offline_by_the_directory(partition, tools) -> None:
     assert not partition.is_leader
 
 
-def test_a_failed_read_takes_the_partition_offline(disk, partition, tools) -> None:
+def test_a_failed_read_takes_the_partition_offline(disk, partition) -> None:
     tools.produce(partition, 3)
     disk.fail("read", ".log")
     with pytest.raises(KafkaStorageError):

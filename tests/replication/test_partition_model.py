@@ -12,6 +12,7 @@ from kept.replication.partition import Partition
 from kept.storage.errors import OffsetOutOfRange
 from kept.storage.records import headers
 from kept.testing.simulated_disk import SimulatedDisk
+from tests.support import partitions as tools
 
 ACTIONS = st.lists(
     st.one_of(
@@ -82,8 +83,7 @@ def check(partition: Partition, model: Model) -> None:
 
 @settings(max_examples=120, deadline=None)
 @given(ACTIONS, st.integers(0, 2**31))
-def test_a_lone_partition(tools_factory, actions, seed) -> None:
-    tools = tools_factory
+def test_a_lone_partition(actions, seed) -> None:
     disk = SimulatedDisk(seed=seed)
     disk.mkdir("/d")
     disk.fsync_dir("/")
@@ -109,14 +109,14 @@ def test_a_lone_partition(tools_factory, actions, seed) -> None:
                 assert model.start <= partition.log_start_offset <= model.end
                 model.start = partition.log_start_offset
             case "restart":
-                partition = restart(tools, disk, partition, value)
+                partition = restart(disk, partition, value)
                 disk = partition.log.disk
                 model.epoch += 1
                 tools.lead(partition, model.epoch)
         check(partition, model)
 
 
-def restart(tools, disk: SimulatedDisk, partition: Partition, how: str) -> Partition:
+def restart(disk: SimulatedDisk, partition: Partition, how: str) -> Partition:
     """The checkpoints of the directory are at hand: log start, recovery point, HW."""
     known = {
         "log_start_offset": partition.log_start_offset,

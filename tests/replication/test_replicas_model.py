@@ -22,6 +22,7 @@ from kept.replication.events import BrokersChanged
 from kept.replication.fetcher import RequestFailed
 from kept.storage.errors import IneligibleReplica, InvalidUpdateVersion, KeptError
 from tests.replication.trio import Node
+from tests.support import partitions as tools
 
 REPLICAS = (0, 1, 2)
 LAG_MS = 30_000
@@ -85,12 +86,11 @@ class Controller:
 
 
 class World:
-    def __init__(self, tools, seed: int) -> None:
-        self.tools = tools
+    def __init__(self, seed: int) -> None:
         self.seed = seed
         self.now_ms = 0
         self.controller = Controller()
-        self.nodes = [Node(tools, i) for i in REPLICAS]
+        self.nodes = [Node(i) for i in REPLICAS]
         self.known: list[dict] = [{} for _ in REPLICAS]
         self.wire: list = [None, None, None]
         self.past: list[list] = [[], [], []]
@@ -107,7 +107,7 @@ class World:
         node = self.nodes[self.controller.leader]
         if not node.partition.is_leader:
             return
-        info = self.tools.produce(node.partition, count)
+        info = tools.produce(node.partition, count)
         batch = (info.base_offset, info.last_offset + 1, node.partition.leader_epoch)
 
         def committed(error: KeptError | None) -> None:
@@ -203,7 +203,7 @@ class World:
         partition = self.nodes[self.controller.leader].partition
         if partition.is_leader and offset <= partition.high_watermark:
             partition.delete_records(offset, self.now_ms)
-            partition.retention(self.tools.NOW)
+            partition.retention(tools.NOW)
 
     def do(self, action: str, value: int) -> None:
         match action:
@@ -215,7 +215,7 @@ class World:
             case "flush":
                 self.nodes[value].partition.log.flush()
             case "roll":
-                self.nodes[value].partition.log.roll(self.tools.NOW)
+                self.nodes[value].partition.log.roll(tools.NOW)
             case "wait":
                 self.now_ms += value
                 for node in self.nodes:
@@ -294,21 +294,21 @@ EXAMPLES = int(os.environ.get("KEPT_HISTORIES", "150"))
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(ACTIONS, st.integers(0, 2**16))
-def test_three_replicas(tools_factory, actions, seed) -> None:
-    world = World(tools_factory, seed)
+def test_three_replicas(actions, seed) -> None:
+    world = World(seed)
     for action, value in actions:
         world.do(action, value)
     world.heal()
 
 
 @pytest.mark.parametrize("seed", [*range(12), 207, 275, 368, 1069, 5101, 5424, 6700, 7928])
-def test_long_histories(tools_factory, seed) -> None:
+def test_long_histories(seed) -> None:
     """Those above 200 found something once: epochs forgotten with a log start that went back, a
     proposed member that restarted empty before the controller decided (KIP-903), epochs of lost
     records that came back from their file, batches of the leader that reach over our end.
     """
     random = Random(seed)
-    world = World(tools_factory, seed)
+    world = World(seed)
     names = ["produce"] * 6 + ["step"] * 24 + ["image"] * 6 + ["isr"] * 4
     names += ["lose", "repeat", "replay", "elect", "kill", "power", "flush", "checkpoint"]
     names += ["delete", "wait", "roll"]

@@ -31,6 +31,7 @@ from kept.replication.partition import Partition
 from kept.storage import errors
 from kept.storage.records import headers
 from kept.testing.simulated_disk import SimulatedDisk
+from tests.support import partitions as tools
 from tests.support.listener import RecordedListener
 
 SESSION_IDS = count(1)
@@ -57,12 +58,11 @@ class Session:
 class Node:
     """One node; ``epoch`` is its broker epoch."""
 
-    def __init__(self, tools, node_id: int, disk: SimulatedDisk | None = None) -> None:
+    def __init__(self, node_id: int, disk: SimulatedDisk | None = None) -> None:
         if disk is None:
             disk = SimulatedDisk(seed=node_id)
             disk.mkdir("/d")
             disk.fsync_dir("/")
-        self.tools = tools
         self.node_id = node_id
         self.disk = disk
         self.epoch = FIRST_EPOCH
@@ -74,7 +74,7 @@ class Node:
         self.open()
 
     def open(self, **known) -> None:
-        log = self.tools.open_log(self.disk, **known)
+        log = tools.open_log(self.disk, **known)
         self.partition = Partition(
             log,
             self.node_id,

@@ -26,7 +26,7 @@ from kept.replication.partition import Partition
 from kept.replication.quota import ReplicationQuotas
 from kept.storage.records import records
 from kept.testing.simulated_disk import SimulatedDisk
-from tests.replication.conftest import TOOLS
+from tests.support import partitions as tools
 from tests.support.parts import Given
 
 TOPIC = bytes(16)
@@ -230,7 +230,7 @@ class World:
         disk = SimulatedDisk(seed=index)
         disk.mkdir("/d")
         disk.mkdir("/d/t-0")
-        partition = Partition(TOOLS.open_log(disk))
+        partition = Partition(tools.open_log(disk))
         ticket = partition.become_leader(0, 0, NODES, NODES, self.now_ms())
         assert ticket is not None
         ticket.run()
@@ -251,7 +251,7 @@ class World:
     def append(self, random: Random, index: int) -> None:
         partition = self.partitions[index]
         end = partition.log_end_offset
-        TOOLS.produce(partition, random.randint(1, 3))
+        tools.produce(partition, random.randint(1, 3))
         for reader in self.readers:
             if reader.blocked:
                 continue  # this partition may not be read yet
@@ -273,7 +273,7 @@ class World:
 
     def cut_start(self, random: Random, index: int) -> None:
         partition = self.partitions[index]
-        partition.delete_records(random.randint(0, partition.high_watermark), TOOLS.NOW)
+        partition.delete_records(random.randint(0, partition.high_watermark), tools.NOW)
 
     def step(self, random: Random) -> None:
         index = random.randrange(COUNT)
@@ -373,7 +373,7 @@ def test_nobody_starves(monkeypatch):
     follower = world.readers[0]
     for index in range(COUNT):
         for _ in range(10):
-            TOOLS.produce(world.partitions[index])
+            tools.produce(world.partitions[index])
     for asked in range(1, 10 * COUNT + 1):
         follower.ask(random)
         assert sum(follower.offsets.values()) == asked

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
 
 from kept.node.replicas.manifests.failures import ManifestUnreadable
 from kept.node.replicas.manifests.replica import ReplicaManifests
+from kept.node.replicas.manifests.store import Files
 from kept.node.replicas.manifests.workers import Work
 from kept.replication import manifests_events as ev
 from kept.replication.manifests_events import ManifestRef
-from kept.replication.partition_core import PartitionCore
 from kept.storage.errors import NotLeaderOrFollower
-from kept.storage.types import Generation, TopicPartition
-from tests.support.replicas import manifest_context
+from kept.storage.types import Generation
+from tests.support.replicas import local_replica, manifest, manifest_context
 
 OLDER: Final = ManifestRef(Generation(1, 5), 100)
 NEWER: Final = ManifestRef(Generation(1, 6), 120)
@@ -39,13 +38,10 @@ def replica() -> Telling:
     async def bring(*_: Any) -> None:
         raise ManifestUnreadable("no manifest 1.5")
 
-    tp = TopicPartition("orders", 0)
-    hosted: Any = SimpleNamespace(
-        partition=SimpleNamespace(topic_partition=tp, core=PartitionCore(1))
-    )
-    found = Telling(manifest_context([]), hosted)
+    found = Telling(manifest_context([]), local_replica())
     found.told = []
-    found._opened_files = SimpleNamespace(bring=bring)  # type: ignore[assignment]
+    found._opened_files = Files(found._context, found._hosted)
+    found._opened_files.bring = bring  # type: ignore[method-assign,assignment]
     return found
 
 
@@ -66,13 +62,13 @@ def test_a_manifest_whose_file_is_gone_is_asked_for_again(replica) -> None:
 
 def test_a_pass_of_a_leader_that_follows_now_does_not_take_what_came_from_the_next(replica) -> None:
     """Else what came is stored without its body, and that is called a failure."""
-    pass_, came = SimpleNamespace(generation=Generation(1, 6), end_offset=120), object()
+    came = object()
 
     async def made(_: Any) -> Any:
-        return pass_
+        return manifest(Generation(1, 6), 120)
 
-    replica._partition.log = SimpleNamespace(segments=[SimpleNamespace(base_offset=0)])
-    replica._opened_files = SimpleNamespace(made=made, computing=None, bodies={NEXT: came})
+    files = replica._opened_files
+    files.made, files.bodies = made, {NEXT: came}
 
     async def go() -> None:
         replica._context.runtime.loop = asyncio.get_running_loop()

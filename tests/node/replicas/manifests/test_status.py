@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from kept.cluster.metadata.image import Image
 from kept.node.replicas.manifests import status
 from kept.node.replicas.manifests.retry import RetrySchedule
 from kept.node.replicas.manifests.status import (
@@ -17,11 +18,15 @@ from kept.node.replicas.manifests.status import (
     others_apply,
 )
 from kept.replication import manifests_events as ev
+from kept.replication.manifests import ManifestCore
 from kept.replication.manifests_events import ManifestRef
+from kept.replication.partition_core import PartitionCore
+from kept.replication.progress import Follower
 from kept.storage.types import Generation, TopicPartition
-from tests.support.replicas import ManualLoop, manifest_context
+from tests.support.replicas import ManualLoop, local_replica, manifest_context, record
 
 REF = ManifestRef(Generation(3, 7), 100)
+OLD, NEW = Generation(3, 6), Generation(3, 7)
 
 
 class Clock:
@@ -96,23 +101,20 @@ def test_names_of_generations() -> None:
     ],
 )  # fmt: skip
 def test_who_is_alone(leading, isr, pending, alone) -> None:
-    core: Any = SimpleNamespace(leading=leading, isr=isr, pending_isr=pending)
+    core = PartitionCore(1, leading=leading, isr=isr, pending_isr=pending)
     assert is_alone(core, 1) is alone
 
 
 @pytest.mark.parametrize(
     ("held", "applied", "eligible", "applies"),
     [
-        ("new", "old", (2,), True), ("new", "new", (2,), False), ("old", "old", (2,), False),
-        ("new", "old", (3,), False),
+        (NEW, OLD, {2}, True), (NEW, NEW, {2}, False), (OLD, OLD, {2}, False),
+        (NEW, OLD, {3}, False),
     ],
 )  # fmt: skip
 def test_who_still_applies(held, applied, eligible, applies) -> None:
-    core: Any = SimpleNamespace(
-        followers={2: SimpleNamespace(held=held, applied=applied)},
-        published="new",
-        eligible=eligible,
-    )
+    follower = Follower(held=held, applied=applied)
+    core = PartitionCore(1, followers={2: follower}, published=NEW, eligible=frozenset(eligible))
     assert others_apply(core) is applies
 
 
@@ -123,12 +125,10 @@ def test_only_what_was_ever_compacted_begins_anew_after_an_unclean_election(
     monkeypatch, *, why, isr, unclean
 ) -> None:
     monkeypatch.setattr(status, "was_compacted", lambda image, topic: why == "once")
-    config = SimpleNamespace(compact=why == "configured")
-    partition: Any = SimpleNamespace(
-        log=SimpleNamespace(config=config), topic_partition=TopicPartition("t", 0)
-    )
-    record: Any = SimpleNamespace(leader_epoch=4, unclean=unclean, isr=isr)
-    core: Any = SimpleNamespace(held=REF if why == "held" else None, lost=why == "lost")
-    image: Any = None
+    partition = local_replica().partition
+    policy = frozenset({"compact" if why == "configured" else "delete"})
+    config = replace(partition.config, cleanup_policy=policy)
+    partition.log.update_config(config)
+    core = ManifestCore(1, held=REF if why == "held" else None, lost=why == "lost")
     expected = ev.Leads(4, unclean and why != "", isr == (1,))
-    assert leads(image, partition, record, core, 1) == expected
+    assert leads(Image(), partition, record(isr, 4, unclean=unclean), core, 1) == expected

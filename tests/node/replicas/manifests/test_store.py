@@ -6,11 +6,12 @@ Building, placing and the disk are made up; who is called with what is written d
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
 
+from kept.compaction.cleaner.cleaner_run import Result
+from kept.compaction.manifest.apply import CompactionState
 from kept.node.replicas.manifests import store
 from kept.node.replicas.manifests.failures import ManifestUnreadable, Withdrawn
 from kept.node.replicas.manifests.store import Computing, Files, Made
@@ -25,10 +26,12 @@ from kept.storage.errors import (
     NotLeaderOrFollower,
 )
 from kept.storage.types import Generation
-from tests.support.replicas import live_config, manifest_context
+from tests.support.parts import Given
+from tests.support.replicas import live_config, local_replica, manifest_context
 
 REF: Final = ManifestRef(Generation(1, 5), 100)
 OTHER: Final = ManifestRef(Generation(1, 6), 120)
+BASE: Final = Result(Generation(3, 0), 0, 100, *[0] * 9, {})
 EIO: Final = MachineError("/d", "read", OSError(5, "EIO"))
 
 
@@ -37,17 +40,14 @@ class Site:
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
-        self.first = SimpleNamespace(base_offset=0)
-        self.log = SimpleNamespace(directory="/d/t-0", truncations=3, segments=[self.first])
-        self.partition = SimpleNamespace(
-            log=self.log, topic_partition="t-0", applied_end=50,
-            raise_high_watermark=lambda offset: self.calls.append(("committed", offset)),
-        )  # fmt: skip
-        self.directory: Any = SimpleNamespace(
-            pool=SimpleNamespace(run=self.in_pool), offline=None, name="/d"
-        )
-        self.hosted: Any = SimpleNamespace(
-            partition=self.partition, directory=self.directory, compaction=None
+        self.hosted = local_replica()
+        self.partition, self.directory = self.hosted.partition, self.hosted.directory
+        self.log = self.partition.log
+        self.log.durability.truncations = 3
+        self.first = self.log.segments[0]
+        self.partition.applied_end = 50
+        self.partition.raise_high_watermark = (  # type: ignore[method-assign]
+            lambda offset: self.calls.append(("committed", offset))
         )
         self.context = manifest_context(
             self.calls,
@@ -57,9 +57,6 @@ class Site:
             log_cleaner_io_max_bytes_per_second="1000",
         )
         self.files = Files(self.context, self.hosted)
-
-    async def in_pool(self, work: Any, *given: Any) -> Any:
-        return work(*given)
 
     def made(self, **changes: Any) -> Made:
         given: dict[str, Any] = {"ref": REF, "truncations": 3, "begins_at": 0, **changes}
@@ -306,14 +303,14 @@ def test_small_logs_are_built_from_in_a_thread(
     monkeypatch.setattr(store.follow_worker, "run_here", lambda *given: ran("thread", *given))
     monkeypatch.setattr(store.follow_worker, "encode", lambda *given: given)
     monkeypatch.setattr(work, "run", run)
-    site.hosted.compaction = SimpleNamespace(applied="before")
+    site.hosted.compaction = CompactionState(OTHER.generation)
     job = (("job", ("manifest", REF), None, 7), 11)
     expected: list[Any] = [("discard", "/d/t-0", "disk")]
     if where == "thread":
-        expected += [("thread", job, "before", "disk")]
+        expected += [("thread", job, OTHER.generation, "disk")]
     else:
         expected += [
-            ("worker", store.follow_worker.COMMAND, (job, "before", 1000 / (threads or 1)))
+            ("worker", store.follow_worker.COMMAND, (job, OTHER.generation, 1000 / (threads or 1)))
         ]
         expected += [("lacks", ("kernel",))]
     if fails:
@@ -341,7 +338,7 @@ def test_a_base_is_committed_before_it_is_placed_and_ends_when_it_is_not_wanted(
 
     async def run(_: Work, *given: Any) -> Any:
         site.calls.append(("compute", *given))
-        return SimpleNamespace(end_offset=100)
+        return BASE
 
     for name in ("lose", "begun"):
         monkeypatch.setattr(
@@ -351,12 +348,12 @@ def test_a_base_is_committed_before_it_is_placed_and_ends_when_it_is_not_wanted(
     monkeypatch.setattr(store.jobs, "encode", lambda job: job)
     monkeypatch.setattr(store, "pass_limits", lambda *_: "limits")
     monkeypatch.setattr(Work, "run", run)
-    state = SimpleNamespace(applied="base")
+    state = CompactionState(REF.generation)
     placing(site, monkeypatch, (state, 0))
     site.hosted.compaction = "state"
     lose = ("lose", "/d/t-0", "disk")
     compute = ("compute", store.COMMAND, ("job", (3, 0), {"now_ms": 7, "limits": "limits"}))
-    begun = ("begun", "/d/t-0", "disk", "base")
+    begun = ("begun", "/d/t-0", "disk", REF.generation)
     if not unwanted_at:
         assert asyncio.run(site.files.base(Work(), (3, 0), wanted)) is state
         names = [call[0] for call in site.calls]
@@ -374,12 +371,12 @@ def test_a_base_is_committed_before_it_is_placed_and_ends_when_it_is_not_wanted(
 
 def test_a_checkpoint_is_of_the_logs_of_its_directory(site) -> None:
     written: list[Any] = []
-    site.directory.directory = SimpleNamespace(
+    site.directory.directory = Given(
         changes=4, write_checkpoints=lambda *given: written.append(given)
     )
-    here = SimpleNamespace(directory=site.directory, compaction=SimpleNamespace(clean_to=40))
-    plain = SimpleNamespace(directory=site.directory, compaction=None)
-    other = SimpleNamespace(directory=object(), compaction=SimpleNamespace(clean_to=50))
+    here, plain, other = (local_replica() for _ in range(3))
+    here.directory = plain.directory = site.directory
+    here.compaction, other.compaction = CompactionState(clean_to=40), CompactionState(clean_to=50)
     site.context.table.hosted.update({"here": here, "plain": plain, "other": other})
     asyncio.run(site.files.checkpoint_cleaned())
     assert written == [(Checkpoint.CLEANER, {"here": 40}, 4)]

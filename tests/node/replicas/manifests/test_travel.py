@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 import pytest
-from pyroaring import BitMap
 
 from kept.compaction.manifest import manifest_store
-from kept.compaction.manifest.manifest import Manifest, OutputSegment
+from kept.compaction.manifest.manifest import Manifest
 from kept.node.internode import manifest_rpc as calls
 from kept.node.metadata.node_identity import NodeIdentity
+from kept.node.replicas.local_replica import LocalReplica, LocalTopic
 from kept.node.replicas.manifests import notify, replicate
 from kept.node.replicas.replica_table import ReplicaTable
 from kept.replication import manifests_events as ev
@@ -28,19 +27,18 @@ from kept.replication.events import (
 )
 from kept.replication.manifests import ManifestCore
 from kept.replication.manifests_events import ManifestRef
-from kept.replication.partition_core import PartitionCore
 from kept.storage.errors import FencedLeaderEpoch, NetworkException, NotLeaderOrFollower
 from kept.storage.types import Generation, TopicPartition
-from tests.support.replicas import InlineRuntime, RecordedPeers
+from tests.support.logs import TOPIC_ID
+from tests.support.replicas import InlineRuntime, RecordedPeers, local_replica
+from tests.support.replicas import manifest as manifest_of
 
-TOPIC_ID = UUID(int=7)
 TP = TopicPartition("t", 0)
 LEADER = 1
 
 
-def manifest(generation: int, survivors: int = 100) -> Manifest:
-    segment = OutputSegment(0, 2 * survivors, BitMap(range(0, 2 * survivors, 2)), digest=bytes(16))
-    return Manifest(TOPIC_ID, 0, Generation(3, generation), 0, 100, 2 * survivors, 0, 0, (segment,))
+def manifest(generation: int) -> Manifest:
+    return manifest_of(Generation(3, generation))
 
 
 def ref_of(found: Manifest) -> ManifestRef:
@@ -98,23 +96,20 @@ class FollowerShell:
         raise AssertionError("nothing is held: it waits for news")
 
 
-def hosted(shell, leads: bool):
-    partition = SimpleNamespace(
-        topic_id=TOPIC_ID,
-        topic_partition=TP,
-        leader_id=LEADER,
-        leader_epoch=3,
-        is_leader=leads,
-        core=SimpleNamespace(manifests=shell.core),
-    )
-    return type("Hosted", (), {"manifests": shell, "partition": partition})()
+def hosted(shell, leads: bool) -> LocalReplica:
+    found = local_replica(manifests=shell.core)
+    found.manifests = shell
+    found.partition.leader_id, found.partition._leading = LEADER, leads
+    found.partition.core.leader_epoch = 3
+    return found
 
 
 class Pair:
     """A follower's Pulls and a leader's Answers, with calls that may fail between them."""
 
     def __init__(self, leader: LeaderShell) -> None:
-        topic = SimpleNamespace(name="t", partitions={0: hosted(leader, True)})
+        topic = LocalTopic("t", TOPIC_ID, 1)
+        topic.partitions[0] = hosted(leader, True)
         at_leader = ReplicaTable()
         at_leader.by_id[TOPIC_ID.bytes] = topic
         runtime: Any = InlineRuntime()
@@ -273,14 +268,11 @@ class Told:
 
     def __init__(self, monkeypatch) -> None:
         monkeypatch.setattr(notify, "REVIEW_S", 0.01)
-        self.core = PartitionCore(LEADER)
+        self.hosted = local_replica()
+        self.core = self.hosted.partition.core
         self.core.step(Elected(3, 1, (1, 2), (1, 2), 10, 10), 0)
         self.core.step(BrokersChanged(frozenset({1, 2}), ((1, 4), (2, 5))), 0)
         self.sent: list[int] = []
-        partition = SimpleNamespace(
-            topic_id=TOPIC_ID, topic_partition=TP, leader_epoch=3, core=self.core, replicated=True
-        )
-        self.hosted = type("Hosted", (), {"partition": partition})()
         runtime: Any = InlineRuntime()
         peers: Any = RecordedPeers(self.call)
         self.table = ReplicaTable()

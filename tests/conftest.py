@@ -45,6 +45,17 @@ takes both cores.
 """
 
 
+LONGEST = (
+    "tests/sim/test_planted.py",
+    "tests/node/runtime/test_stalls.py",
+    "tests/cluster/raft/test_properties.py",
+    "tests/testing/test_cluster.py",
+    "tests/node/replicas/test_damaged_files.py",
+    "tests/cli/",
+)
+"""These begin first: one that came last would run alone."""
+
+
 class ByFileAndTool(LoadScopeScheduling):
     """The tests of a file run one after the other, and so do those that share a tool."""
 
@@ -53,8 +64,15 @@ class ByFileAndTool(LoadScopeScheduling):
         return next((tool for path, tool in TOGETHER.items() if file.startswith(path)), file)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The order in which files are dealt out."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
     """How tests are dealt out to processes."""
+    config.option.loadscopereorder = False  # by count, of which most say nothing
     return ByFileAndTool(config, log)
 
 

@@ -268,6 +268,16 @@ def test_pages_name_files_that_are_there() -> None:
     assert not missing, missing
 
 
+def test_make_and_ci_name_files_that_are_there() -> None:
+    missing = [
+        f"{name}: {named}"
+        for name in ("Makefile", ".ci/run")
+        for named in re.findall(r"\b(?:tests|bench|examples)/[\w./-]+", (ROOT / name).read_text())
+        if not (ROOT / named).exists() and not named.startswith("bench/results")
+    ]
+    assert not missing, missing
+
+
 def test_what_the_code_cites_is_there() -> None:
     dangling = []
     for path in tracked("*.py", "*.pyx", "*.pxd", "*.h", "*.md"):

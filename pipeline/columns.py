@@ -7,13 +7,11 @@ are not read then, and may order them as it likes; it cannot change their types.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from kept.pipeline.optional import pa
 from kept.pipeline.options import BadOption
 from kept.storage.records import Binary, Block, Field, HeaderLists
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 TYPES: Final[Mapping[str, str]] = {
     "key": "binary",
@@ -70,8 +68,6 @@ class ArrowBatches:
     """Makes Arrow record batches of one partition's blocks, without copying what they hold."""
 
     def __init__(self, schema: pa.Schema, topic: str, partition: int) -> None:
-        import pyarrow as pa
-
         self.schema = schema
         self._constants = {
             "topic": pa.scalar(topic, pa.string()),
@@ -81,14 +77,10 @@ class ArrowBatches:
 
     def batch(self, block: Block) -> pa.RecordBatch:
         """The rows of a block."""
-        import pyarrow as pa
-
         arrays = [self._column(name, block) for name in self.schema.names]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _column(self, name: str, block: Block) -> pa.Array:
-        import pyarrow as pa
-
         kind = self.schema.field(name).type
         if name in self._constants:
             return self._constant(name, block.rows)
@@ -108,8 +100,6 @@ class ArrowBatches:
 
     def _constant(self, name: str, rows: int) -> pa.Array:
         """One value for every row, kept from batch to batch."""
-        import pyarrow as pa
-
         known = self._repeated.get(name)
         if known is None or len(known) < rows:
             known = self._repeated[name] = pa.repeat(self._constants[name], rows)
@@ -117,16 +107,12 @@ class ArrowBatches:
 
 
 def _strings(binary: Binary, count: int, kind: pa.DataType) -> pa.Array:
-    import pyarrow as pa
-
     validity = None if binary.validity is None else pa.py_buffer(binary.validity)
     buffers = [validity, pa.py_buffer(binary.offsets), pa.py_buffer(binary.data)]
     return pa.Array.from_buffers(kind, count, buffers, binary.nulls)
 
 
 def _lists(headers: HeaderLists, rows: int, kind: pa.DataType) -> pa.Array:
-    import pyarrow as pa
-
     struct = kind.value_type
     children = [
         _strings(headers.names, headers.total, struct.field("key").type),

@@ -166,9 +166,12 @@ class WriteOptions:
     version: int = 0
 
 
-_READ: Final = (
+_CONNECTION: Final = (
     "kafka.bootstrap.servers", "bootstrap", "kafka.client.id", "kafka.request.timeout.ms",
     "kafka.default.api.timeout.ms", "kafka.security.protocol",
+)  # fmt: skip
+_READ: Final = (
+    *_CONNECTION,
     "subscribe", "subscribePattern", "assign", "startingOffsets", "startingTimestamp",
     "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy",
     "failOnDataLoss", "includeHeaders", "minPartitions", "maxRecordsPerPartition",
@@ -182,8 +185,7 @@ _BATCH_READ: Final = (
 )  # fmt: skip
 _STREAMING_READ: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _WRITE: Final = (
-    "kafka.bootstrap.servers", "bootstrap", "kafka.client.id", "kafka.request.timeout.ms",
-    "kafka.default.api.timeout.ms", "kafka.security.protocol",
+    *_CONNECTION,
     "topic", "kafka.compression.type", "kafka.batch.size", "includeTimestamps", "includeHeaders",
     "kafka.acks", "kafka.enable.idempotence",
     "exactlyOnce", "ledgerTopic",
@@ -257,8 +259,11 @@ def parse_read(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     )
     if where is None:
         raise BadOption("what to read is missing: give subscribe, subscribePattern or assign")
-    starting = _starting(o, streaming)
-    ending = None if streaming else _ending(o)
+    if streaming:
+        starting, ending = _where(o, "starting", LATEST, nothing_at=None), None
+    else:
+        starting = _where(o, "starting", EARLIEST, nothing_at=LATEST)
+        ending = _where(o, "ending", LATEST, nothing_at=EARLIEST)
     per_trigger: dict[str, Any] = {}
     if streaming:
         per_trigger = {
@@ -370,42 +375,23 @@ def _connection(o: _Options) -> Connection:
     )
 
 
-def _starting(o: _Options, streaming: bool) -> Where:
+def _where(o: _Options, which: str, default: int, *, nothing_at: int | None) -> Where:
+    """Where to start or end, ``default`` where it is not said. At ``nothing_at`` is no record."""
     found = o.one_of(
-        "where to start",
+        f"where to {which.removesuffix('ing')}",
         {
-            "startingOffsets": _offsets,
-            "startingTimestamp": _timestamp,
-            "startingOffsetsByTimestamp": _timestamps,
+            f"{which}Offsets": _offsets,
+            f"{which}Timestamp": _timestamp,
+            f"{which}OffsetsByTimestamp": _timestamps,
         },
     )
     if found is None:
-        return AtOffsets("startingOffsets", LATEST if streaming else EARLIEST)
+        return AtOffsets(f"{which}Offsets", default)
     where = found[1]
-    at_end = isinstance(where, AtOffsets) and (
-        where.default == LATEST or LATEST in (where.by_partition or {}).values()
-    )
-    if at_end and not streaming:
-        raise BadOption("startingOffsets: a batch read that starts at latest (-1) has no records")
-    return where
-
-
-def _ending(o: _Options) -> Where:
-    found = o.one_of(
-        "where to end",
-        {
-            "endingOffsets": _offsets,
-            "endingTimestamp": _timestamp,
-            "endingOffsetsByTimestamp": _timestamps,
-        },
-    )
-    if found is None:
-        return AtOffsets("endingOffsets", LATEST)
-    where = found[1]
-    if isinstance(where, AtOffsets) and (
-        where.default == EARLIEST or EARLIEST in (where.by_partition or {}).values()
-    ):
-        raise BadOption("endingOffsets: a read that ends at earliest (-2) has no records")
+    given = (where.default, *(where.by_partition or {}).values())
+    if isinstance(where, AtOffsets) and nothing_at is not None and nothing_at in given:
+        at = {EARLIEST: "ends at earliest (-2)", LATEST: "starts at latest (-1)"}[nothing_at]
+        raise BadOption(f"{which}Offsets: a batch read that {at} has no records")
     return where
 
 
@@ -450,11 +436,16 @@ def _bootstrap(name: str, text: str) -> str:
     return text
 
 
-def _whole(name: str, text: str, least: int, most: int, wanted: str) -> int:
-    digits = text.strip()
-    if not _is_number(digits) or not least <= int(digits) <= most:
-        raise _bad(name, text, wanted)
-    return int(digits)
+def _number(least: int, most: int, wanted: str) -> Callable[[str, str], int]:
+    """A parser of whole numbers."""
+
+    def parse(name: str, text: str) -> int:
+        digits = text.strip()
+        if not _is_number(digits) or not least <= int(digits) <= most:
+            raise _bad(name, text, wanted)
+        return int(digits)
+
+    return parse
 
 
 def _is_number(digits: str) -> bool:
@@ -462,20 +453,11 @@ def _is_number(digits: str) -> bool:
     return digits.isascii() and digits.isdecimal() and len(digits) <= MAX_DIGITS
 
 
-def _positive(name: str, text: str) -> int:
-    return _whole(name, text, 1, MAX_INT64, "a whole number above 0")
-
-
-def _int32(name: str, text: str) -> int:
-    return _whole(name, text, 1, MAX_INT32, f"a whole number from 1 to {MAX_INT32}")
-
-
-def _node(name: str, text: str) -> int:
-    return _whole(name, text, 0, MAX_INT32, "the id of a node")
-
-
-def _version(name: str, text: str) -> int:
-    return _whole(name, text, 0, MAX_INT64, "a whole number, higher for each new write")
+_positive = _number(1, MAX_INT64, "a whole number above 0")
+_int32 = _number(1, MAX_INT32, f"a whole number from 1 to {MAX_INT32}")
+_node = _number(0, MAX_INT32, "the id of a node")
+_version = _number(0, MAX_INT64, "a whole number, higher for each new write")
+_milliseconds = _number(0, MAX_INT64, f"milliseconds since 1970, up to {MAX_INT64}")
 
 
 def _app(name: str, text: str) -> str:
@@ -539,8 +521,7 @@ def _offsets(name: str, text: str) -> Where:
 
 
 def _timestamp(name: str, text: str) -> Where:
-    wanted = f"milliseconds since 1970, up to {MAX_INT64}"
-    return AtTimestamps(name, _whole(name, text, 0, MAX_INT64, wanted))
+    return AtTimestamps(name, _milliseconds(name, text))
 
 
 def _timestamps(name: str, text: str) -> Where:

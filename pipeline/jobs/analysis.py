@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.compaction.strategy import rules
 from kept.pipeline.jobs import files, survivors
+from kept.pipeline.optional import f
 from kept.pipeline.options import BadOption
 from kept.pipeline.session import bounds_of, connect, records, register
 
@@ -117,8 +118,6 @@ def _new(spark: SparkSession, path: str) -> files.Store:
 
 def _judged(rows: DataFrame, strategy: Strategy, prefix_until: str) -> DataFrame:
     """A narrow row for every record: no values, but what a strategy that is not built in reads."""
-    from pyspark.sql import functions as f
-
     size = f.length("key"), f.length("value")
     headers = f.aggregate(
         f.transform(
@@ -146,8 +145,6 @@ def _prefix(until: str) -> Column:
     """Up to the first ``until`` in the key: found among its bytes, each a character of ISO-8859-1;
     shown as text where it is UTF-8.
     """
-    from pyspark.sql import functions as f
-
     end = until.encode("utf-8", "surrogateescape").decode("ISO-8859-1")
     key = f.decode("key", "ISO-8859-1")
     at = f.locate(end, key)
@@ -157,8 +154,6 @@ def _prefix(until: str) -> Column:
 
 
 def _frames(rows: DataFrame, taken_ms: int, partitions: int) -> dict[str, DataFrame]:
-    from pyspark.sql import functions as f
-
     figures = [f.expr(one) for one in _FIGURES]
     by_key = rows.filter("key is not null").groupBy("partition", "key")
     keys = by_key.agg(

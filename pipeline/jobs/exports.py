@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.compaction.strategy import Strategy, rules
 from kept.pipeline.jobs import files, survivors
+from kept.pipeline.optional import f
 from kept.pipeline.options import BadOption
 from kept.pipeline.session import Bounds, bounds_of, connect, records, register
 
@@ -168,8 +169,6 @@ def compact(
 
 def compacted(rows: DataFrame, strategy: Strategy, below: Mapping[int, int]) -> DataFrame:
     """The rows that are left when each partition is compacted up to that offset."""
-    from pyspark.sql import functions as f
-
     limit = f.create_map(*(f.lit(n) for pair in sorted(below.items()) for n in pair))
     rows = rows.withColumn("_clean", f.col("offset") < limit[f.col("partition")])
     old, new = rows.filter("_clean").drop("_clean"), rows.filter("not _clean").drop("_clean")
@@ -221,8 +220,6 @@ def _finish(
     compacted_to: Mapping[int, int] | None = None,
 ) -> Export:
     """Count what was written, and say that the export is whole, and up to where."""
-    from pyspark.sql import functions as f
-
     rows = _rows(store).groupBy("partition")
     counted = rows.agg(f.count("*"), f.max("offset"))
     there = {partition: (count, last + 1) for partition, count, last in counted.collect()}

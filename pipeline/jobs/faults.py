@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from kept.compaction.strategy import rules
 from kept.pipeline.jobs import survivors
+from kept.pipeline.optional import f
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -42,7 +43,6 @@ def held(rows: DataFrame, replica: int, strategy: Strategy) -> DataFrame:
     """The records that a replica holds: where, the key, a digest of everything in them, and what
     the strategy goes by.
     """
-    from pyspark.sql import functions as f
 
     def text(column: Column) -> Column:
         return f.coalesce(f.md5(column), f.lit("-"))
@@ -83,8 +83,6 @@ def find(
     One pass: the records of an offset come together, then those of a key, and then each offset says
     what is wrong with it.
     """
-    from pyspark.sql import functions as f
-
     each = _each(records, strategy, expected).withColumn("later", _later(expected))
     if compacted:
         # What came back counts for nothing, so it is judged apart.
@@ -122,8 +120,6 @@ def overtaken(
 
 def _each(records: DataFrame, strategy: Strategy, expected: Expected) -> DataFrame:
     """A row for every offset: the record there, who holds it, and who should and does not."""
-    from pyspark.sql import functions as f
-
     starts = _map({p: f.lit(o) for p, o in expected.starts.items()})
     nodes = _map({p: f.array(*(f.lit(n) for n in ns)) for p, ns in expected.nodes.items()})
     there = records.filter(f.col("offset") >= starts[f.col("partition")])
@@ -140,15 +136,11 @@ def _each(records: DataFrame, strategy: Strategy, expected: Expected) -> DataFra
 
 
 def _map(values: Mapping[int, Column]) -> Column:
-    from pyspark.sql import functions as f
-
     return f.create_map(*(c for p, v in sorted(values.items()) for c in (f.lit(p), v)))
 
 
 def _returned(expected: Expected) -> Column:
     """Whether a live record is at an offset that the reference is of, and has no record at."""
-    from pyspark.sql import functions as f
-
     if expected.covered is None:
         return f.lit(False)
     first = _map({p: f.lit(a) for p, (a, _) in expected.covered.items()})[f.col("partition")]
@@ -161,8 +153,6 @@ def _later(expected: Expected) -> Column:
     """Whether an offset is after what the reference is of. A tombstone that the reference alone has
     says nothing of it: it had expired, perhaps, before a record of a lower version was written.
     """
-    from pyspark.sql import functions as f
-
     if expected.covered is None:
         return f.lit(False)
     end = _map({p: f.lit(b) for p, (_, b) in expected.covered.items()})[f.col("partition")]
@@ -175,7 +165,6 @@ def _winners(judged: DataFrame) -> DataFrame:
     ``newest_on``, the replicas on which this record is the newest of its key; ``forgotten``,
     whether no replica has one that is as old.
     """
-    from pyspark.sql import functions as f
     from pyspark.sql.window import Window
 
     key = Window.partitionBy(*survivors.KEY)
@@ -197,8 +186,6 @@ def _no_winners(judged: DataFrame) -> DataFrame:
     """The same columns where a topic is not compacted: no record stands for another one there, and
     the records without a key, perhaps all, need not come together.
     """
-    from pyspark.sql import functions as f
-
     nothing = f.lit(None)
     return (
         judged.withColumn("deleted", nothing.cast("struct<offset:bigint,holders:array<int>>"))
@@ -209,8 +196,6 @@ def _no_winners(judged: DataFrame) -> DataFrame:
 
 
 def _fault(kind: str | Column, replica: Column, detail: Column) -> Column:
-    from pyspark.sql import functions as f
-
     named = f.lit(kind) if isinstance(kind, str) else kind
     return f.struct(
         named.alias("kind"), replica.cast("int").alias("replica"), detail.alias("detail")
@@ -219,14 +204,11 @@ def _fault(kind: str | Column, replica: Column, detail: Column) -> Column:
 
 def _only_if(condition: Column, faults: Column) -> Column:
     """The faults, or an empty list of them."""
-    from pyspark.sql import functions as f
-
     return f.filter(faults, lambda _: f.coalesce(condition, f.lit(False)))
 
 
 def _named(nodes: Column) -> Column:
     """``node 0, node 2`` or ``the reference``."""
-    from pyspark.sql import functions as f
 
     def name(node: Column) -> Column:
         return f.when(node == REFERENCE, f.lit("the reference")).otherwise(
@@ -237,8 +219,6 @@ def _named(nodes: Column) -> Column:
 
 
 def _divergent() -> Column:
-    from pyspark.sql import functions as f
-
     shown = f.transform(
         "digests",
         lambda r: f.concat(
@@ -253,8 +233,6 @@ def _divergent() -> Column:
 
 def _returns() -> Column:
     """What the reference had no longer: merely left over where a newer value stands above it."""
-    from pyspark.sql import functions as f
-
     kind = f.when(f.col("current") > f.col("offset"), "superseded").otherwise("resurrected")
     detail = f.lit("the reference has no record there any more: it came back")
     faults = f.transform("live", lambda node: _fault(kind, node, detail))
@@ -263,8 +241,6 @@ def _returns() -> Column:
 
 def _missing(compacted: bool) -> Column:
     """Where a topic is compacted, tombstones expire, on one replica before another."""
-    from pyspark.sql import functions as f
-
     detail = f.concat(f.lit("it must survive, and is on "), _named(f.col("holders")))
     faults = f.transform("absent", lambda node: _fault("missing", node, detail))
     stays = ~f.col("tombstone") if compacted else f.lit(True)
@@ -273,8 +249,6 @@ def _missing(compacted: bool) -> Column:
 
 def _outdated() -> Column:
     """Records that should be gone: alive where the key is deleted, or merely left over."""
-    from pyspark.sql import functions as f
-
     back = f.concat(
         f.lit("the newest of its key here; the tombstone at "),
         f.col("deleted.offset").cast("string"), f.lit(" is on "),

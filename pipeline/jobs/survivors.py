@@ -26,12 +26,12 @@ from kept.compaction.strategy import (
     resolve,
     rules,
 )
+from kept.pipeline.optional import f, pa
 from kept.storage.errors import InvalidConfig, KeptError
 from kept.storage.records import Record
 from kept.storage.types import LogConfig, TopicPartition
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
 KEY: Final = ("topic", "partition", "key")
@@ -54,8 +54,6 @@ def strategy_of(config: Mapping[str, str]) -> Strategy:
 
 def with_version(rows: DataFrame, known: Sequence[Rule]) -> DataFrame:
     """The rows with ``version``: a string that orders the records of a key as their rule does."""
-    from pyspark.sql import functions as f
-
     column: Column = f.lit(None).cast("string")
     for rule in reversed(known):
         here = f.lit("")
@@ -73,7 +71,6 @@ def surviving(
     """The rows with ``survives``: whether the record is what its rule keeps of its key. Expired
     tombstones are among them; a record without a key never survives.
     """
-    from pyspark.sql import functions as f
     from pyspark.sql.window import Window
 
     key = Window.partitionBy(*KEY)
@@ -111,8 +108,6 @@ def judged(rows: DataFrame, strategy: Strategy) -> DataFrame:
 
 
 def _has_prefix(prefix: bytes) -> Column:
-    from pyspark.sql import functions as f
-
     if not prefix:
         return f.lit(True)
     return f.substring("key", 1, len(prefix)) == f.lit(bytearray(prefix))
@@ -120,8 +115,6 @@ def _has_prefix(prefix: bytes) -> Column:
 
 def _sortable(number: Column) -> Column:
     """A whole number as a string of the same order, after the empty one: 40 digits and a sign."""
-    from pyspark.sql import functions as f
-
     lifted = (number + f.lit(str(2**63)).cast("decimal(20,0)")).cast("decimal(38,0)").cast("string")
     digits = number.cast("decimal(38,0)").cast("string")
     negative = f.concat(f.lit("0"), f.lpad(lifted, 40, "0"))
@@ -130,8 +123,6 @@ def _sortable(number: Column) -> Column:
 
 def _header_version(name: str) -> Column:
     """Decimal digits, or a big-endian integer of 4 or 8 bytes, in the last header of that name."""
-    from pyspark.sql import functions as f
-
     named = f.filter("headers", lambda header: header.getField("key") == name)
     value = f.try_element_at(named, f.lit(-1)).getField("value")
     size = f.length(value)
@@ -202,8 +193,6 @@ def _send(strategy: Strategy) -> _Sent:
 
 def _subjects(sent: _Sent) -> Any:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
         strategy = sent.received()
         for batch in batches:
             found: list[bytes | None] = []
@@ -292,8 +281,6 @@ def _flagged_history(strategy: Strategy, history: list[pa.RecordBatch]) -> Itera
 
 
 def _flagged(part: pa.RecordBatch, kept: set[int]) -> pa.RecordBatch:
-    import pyarrow as pa
-
     told = [offset in kept for offset in part.column("offset").to_pylist()]
     return part.append_column("survives", pa.array(told, pa.bool_()))
 
@@ -311,8 +298,6 @@ def _kept(verdict: Verdict, found: Sequence[Record], tombstones: set[int]) -> se
 
 def record_objects(batch: pa.RecordBatch) -> Iterator[Record]:
     """Rows as strategies take them."""
-    import pyarrow as pa
-
     columns = [batch.column(n).to_pylist() for n in ("offset", "key", "value", "headers")]
     stamps = batch.column("timestamp").cast(pa.int64()).to_pylist()
     for offset, key, value, headers, micros in zip(*columns, stamps, strict=True):

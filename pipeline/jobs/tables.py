@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.consume.positions import LATEST
 from kept.pipeline.jobs import files
+from kept.pipeline.optional import f
 from kept.pipeline.options import BadOption, Subscribe
 from kept.pipeline.read import offsets
 from kept.pipeline.session import (
@@ -57,8 +58,6 @@ _NAMED: Final = re.compile(r"table-(\d+)(?:-[0-9a-f]+)?")
 
 def latest(rows: DataFrame) -> DataFrame:
     """The newest row of every key, tombstones among them; rows without a key are left out."""
-    from pyspark.sql import functions as f
-
     fields = f.struct("value", "timestamp", "headers", "offset")
     by_partition = (
         rows.filter("key is not null")

@@ -12,19 +12,17 @@ import os
 import uuid
 from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kept.client.client import Client
 from kept.client.consume.fetch import FetchLimits
 from kept.client.consume.range_reader import RangeReader
 from kept.pipeline.columns import ArrowBatches, wanted_fields
+from kept.pipeline.optional import pa
 from kept.pipeline.options import Connection, ReadOptions
 from kept.pipeline.read.plan import MIN_INT64, Range
 from kept.storage.errors import CorruptMessage, InvalidRecord
 from kept.storage.records import read_block
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 logger = logging.getLogger("kept.pipeline")
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.client import Client
 from kept.pipeline.columns import HEADERS
+from kept.pipeline.optional import pa
 from kept.pipeline.options import BadOption, WriteOptions
 from kept.storage.errors import InvalidRecord, OutOfOrderSequenceNumber, PeerError
 from kept.storage.records import (
@@ -32,8 +33,6 @@ from kept.storage.records import (
 from kept.storage.types import MAX_INT32
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from kept.pipeline.write.ledger import Begun
 
 ACCEPTED: Final[Mapping[str, tuple[str, ...]]] = {
@@ -239,7 +238,6 @@ def rows_of(batch: pa.RecordBatch, options: WriteOptions, at_ms: int) -> Rows:
     """The rows of a record batch as the record kernel takes them; ``at_ms`` is their timestamp
     where they have none.
     """
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     there = set(batch.schema.names)
@@ -262,7 +260,6 @@ def rows_of(batch: pa.RecordBatch, options: WriteOptions, at_ms: int) -> Rows:
 
 def _milliseconds(batch: pa.RecordBatch, options: WriteOptions, at_ms: int) -> pa.Array:
     """Timestamps; rows without one take ``at_ms``."""
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     now = pa.scalar(at_ms, pa.int64())
@@ -278,8 +275,6 @@ def _numbers(column: pa.Array) -> Any:
 
 
 def _strings(column: pa.Array) -> Binary:
-    import pyarrow as pa
-
     column = _from_its_start(column.cast(pa.binary()))
     validity, offsets, data = column.buffers()
     return Binary(offsets, data or b"", validity, column.null_count)
@@ -299,6 +294,4 @@ def _headers(column: pa.Array) -> HeaderLists:
 
 def _from_its_start(column: pa.Array) -> pa.Array:
     """The same array in buffers that begin with it: a slice shares those of the whole."""
-    import pyarrow as pa
-
     return column if column.offset == 0 else pa.concat_arrays([column])

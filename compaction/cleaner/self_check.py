@@ -15,8 +15,8 @@ the log it notes where the records of their keys are (``watch.py``). Once the ou
 
 A pass for horizons, or a base generation, maps nothing: of it only the records drawn are checked.
 :func:`check_followed` does as much for a manifest of another replica: the records drawn, of
-segments that were rewritten, are there exactly if the manifest says so. That these are the right
-ones its leader has proved, and the digests carry that over.
+segments that were rewritten, are there exactly if the manifest says so, with its delete horizons.
+That these are the right ones its leader has proved, and the digests carry that over.
 
 Neither the survivors' bitmaps nor the maps are asked. How much is read is bounded by a share of the
 log, so that it costs less than three hundredths of the cleaning. :class:`CheckFailed` stops the
@@ -191,7 +191,10 @@ def check_followed(job: FollowJob, plan: SwapPlan, disk: Disk) -> int:
             continue
         if files.read_bytes > limit:
             break
-        problem = _compared(record, batch.header, files.output(offset), stays=stays)
+        horizon_ms = job.manifest.delete_horizon_of(batch.header.base_offset)
+        if horizon_ms is None:
+            horizon_ms = _horizon_ms(batch.header)
+        problem = _compared(record, horizon_ms, files.output(offset), stays=stays)
         if problem is not None:
             raise CheckFailed(f"{name}: {_said(record.key, offset, problem)}")
         checked += 1
@@ -352,7 +355,8 @@ class _Judge:
 
     def _compare(self, drawn: Drawn, offset: int, *, stays: bool, why: str) -> None:
         record, header = self._read(drawn, offset)
-        problem = _compared(record, header, self.files.output(offset), stays=stays)
+        horizon_ms = _horizon_ms(header)
+        problem = _compared(record, horizon_ms, self.files.output(offset), stays=stays)
         if problem is not None:
             self._fail(drawn, offset, f"{problem}; {why}")
 
@@ -363,10 +367,17 @@ class _Judge:
         )
 
 
+def _horizon_ms(header: BatchHeader) -> int | None:
+    return header.delete_horizon_ms if header.has_delete_horizon else None
+
+
 def _compared(
-    record: Record, header: BatchHeader, output: Batch | None, *, stays: bool
+    record: Record, horizon_ms: int | None, output: Batch | None, *, stays: bool
 ) -> str | None:
-    """What is wrong with the output of a record; None when it is as it must be."""
+    """What is wrong with the output of a record; None when it is as it must be.
+
+    ``horizon_ms`` is the delete horizon that its batch must have, if it must have a certain one.
+    """
     there = None if output is None else output.find(record.offset)
     if there is None or output is None:
         return "it must survive, and is not in the output" if stays else None
@@ -374,10 +385,10 @@ def _compared(
         return "it must be gone, and is in the output"
     if there != record:
         return "it is not the same record in the output"
-    if header.has_delete_horizon and record.value is None:
-        moved = output.header.delete_horizon_ms != header.delete_horizon_ms
-        if not output.header.has_delete_horizon or moved:
-            return f"its delete horizon was {header.delete_horizon_ms}, and is so no more"
+    if horizon_ms is not None and record.value is None:
+        built_ms = _horizon_ms(output.header)
+        if built_ms != horizon_ms:
+            return f"its delete horizon must be {horizon_ms}, and is {built_ms}"
     return None
 
 

@@ -148,6 +148,16 @@ class Manifest:
                 return offset - segment.base_offset in segment.survivors
         return None
 
+    def delete_horizon_of(self, batch_offset: int) -> int | None:
+        """The delete horizon of the batch with this base offset; None: it has none here."""
+        for segment in self.segments:
+            if segment.base_offset <= batch_offset < segment.end_offset:
+                place = batch_offset - segment.base_offset
+                return next(
+                    (ms for ms, places in segment.horizons.items() if place in places), None
+                )
+        return None
+
     def with_segments(self, segments: Iterable[OutputSegment]) -> Manifest:
         """The same pass with other output segments (cut or with digests)."""
         return replace(self, segments=tuple(segments))

@@ -194,7 +194,7 @@ def test_a_horizon_that_would_move(world, broken):
                 group.changed = True
 
     broken.survey(later)
-    refused(w, "its delete horizon was")
+    refused(w, "its delete horizon must be")
 
 
 def rewrite(find, put, crc=True):

@@ -54,6 +54,26 @@ def test_a_delete_horizon_is_set_where_nothing_else_changes(pair) -> None:
     assert [header.has_delete_horizon for header in both.follower.headers()] == [False, True]
 
 
+def test_the_leaders_delete_horizon_takes_the_place_of_ones_own(pair) -> None:
+    """As after adopting Apache Kafka, whose replicas are each cleaned at a time of their own."""
+    both = pair()
+    both.leader.append((b"kept", b"1"))
+    both.leader.append((b"deleted", None))
+    both.leader.roll()
+    both.fetch()
+    both.follower.roll()
+    before = both.follower.state
+    both.follower.clean()
+    both.follower.state = before
+    (mine,) = [h.delete_horizon_ms for h in both.follower.headers() if h.has_delete_horizon]
+    both.leader.now += 1000
+    both.leader.clean()
+    (theirs,) = [h.delete_horizon_ms for h in both.leader.headers() if h.has_delete_horizon]
+    result = both.build()  # its check reads the outputs, as those of a pass are checked
+    assert theirs == mine + 1000 and result.bytes_after > 0
+    assert result.keys_checked > 0
+
+
 def test_a_closed_segment_beyond_the_end_is_split(pair) -> None:
     both = pair()
     fill(both, 40, 5)

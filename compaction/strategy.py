@@ -211,10 +211,10 @@ class ByKeyPrefix(_ByRecordKey):
 
     def collect(self, state: Any) -> Mapping[bytes, Verdict]:
         """The verdicts of all."""
-        found: dict[bytes, Verdict] = {}
+        by_key: dict[bytes, Verdict] = {}
         for (_, strategy), part in zip(self._parts, state, strict=True):
-            found.update(strategy.collect(part))
-        return found
+            by_key.update(strategy.collect(part))
+        return by_key
 
 
 class Kind(IntEnum):
@@ -238,8 +238,10 @@ class Rule(NamedTuple):
 def rules(strategy: Strategy) -> tuple[Rule, ...] | None:
     """A strategy as rules for the kernel, the first matching one counts; None: not built in."""
     parts = strategy.parts if type(strategy) is ByKeyPrefix else [(b"", strategy)]
-    found = [_rule(prefix, part) for prefix, part in parts]
-    return None if None in found else tuple(rule for rule in found if rule is not None)
+    kernel_rules = [_rule(prefix, part) for prefix, part in parts]
+    return (
+        None if None in kernel_rules else tuple(rule for rule in kernel_rules if rule is not None)
+    )
 
 
 def _rule(prefix: bytes, strategy: Strategy) -> Rule | None:
@@ -326,7 +328,7 @@ def resolve(config: LogConfig) -> Strategy:
     from importlib.metadata import entry_points
 
     for entry_point in entry_points(group=ENTRY_POINT_GROUP, name=name):
-        found: Strategy = entry_point.load()(config)
-        return found
+        strategy: Strategy = entry_point.load()(config)
+        return strategy
     known = sorted({*BUILT_IN, *(e.name for e in entry_points(group=ENTRY_POINT_GROUP))})
     raise InvalidConfig(f"no compaction strategy {name!r}; there are {', '.join(known)}")

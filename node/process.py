@@ -54,7 +54,7 @@ async def serve(config: NodeConfig) -> str:
 
 def out_of_reach(config: NodeConfig, pid: int) -> tuple[str, str] | None:
     """Which clients do not reach the node though somebody may think so, and why."""
-    if not config.listeners or not all(one.is_loopback for one in config.listeners):
+    if not config.listeners or not all(listener.is_loopback for listener in config.listeners):
         return None
     listens = f"it listens on {', '.join(map(str, config.listeners))}"
     if pid == 1:
@@ -62,12 +62,14 @@ def out_of_reach(config: NodeConfig, pid: int) -> tuple[str, str] | None:
             "clients outside of this container do not reach the node",
             f"{listens}: set KEPT_LISTENERS and KEPT_ADVERTISED_LISTENERS",
         )
-    told = [str(one) for one in config.advertised_listeners if not one.is_loopback]
-    if not told:
+    advertised = [
+        str(listener) for listener in config.advertised_listeners if not listener.is_loopback
+    ]
+    if not advertised:
         return None
     return (
         "clients on other machines do not reach the node",
-        f"{listens}, and they are told {', '.join(told)}: set listeners, as in PLAINTEXT://:9092",
+        f"{listens}, and they are told {', '.join(advertised)}: set listeners, as in PLAINTEXT://:9092",
     )
 
 

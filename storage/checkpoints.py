@@ -171,7 +171,7 @@ def read_properties(disk: Disk, path: str) -> dict[str, str] | None:
         return None
     except UnicodeDecodeError as error:
         raise DamagedData(path, error.start, -1, "not text") from error
-    found: dict[str, str] = {}
+    properties: dict[str, str] = {}
     for line in text.splitlines():
         stripped = line.strip()
         if not stripped or stripped[0] in "#!":
@@ -179,5 +179,5 @@ def read_properties(disk: Disk, path: str) -> dict[str, str] | None:
         name, separator, value = stripped.partition("=")
         if not separator:
             raise DamagedData(path, -1, -1, f"line {stripped[:100]!r} is no property")
-        found[name.strip()] = value.strip().replace("\\:", ":").replace("\\=", "=")
-    return found
+        properties[name.strip()] = value.strip().replace("\\:", ":").replace("\\=", "=")
+    return properties

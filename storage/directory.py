@@ -70,8 +70,8 @@ def refuse_kafka(disk: Disk, path: str) -> None:
     To be asked before anything is created there, lock files included.
     """
     for place in (path.rstrip("/") or "/", parent(path)):
-        found = checkpoints.read_properties(disk, f"{place}/{layout.META_PROPERTIES}")
-        if found is None or OWNER in found or found.get("version") is None:
+        properties = checkpoints.read_properties(disk, f"{place}/{layout.META_PROPERTIES}")
+        if properties is None or OWNER in properties or properties.get("version") is None:
             continue
         if not disk.exists(f"{place}/{layout.ADOPTED}"):
             raise DirectoryRefused(
@@ -89,7 +89,7 @@ def previous_broker_epoch(directories: Iterable[LogDirectory]) -> int:
     that this broker lost nothing since it had that epoch: one directory that was not closed may
     have lost what was not flushed, and one with an older mark was not there the last time.
     """
-    epochs = {one.proven_epoch for one in directories}
+    epochs = {directory.proven_epoch for directory in directories}
     return epochs.pop() if len(epochs) == 1 else -1
 
 
@@ -242,9 +242,9 @@ class LogDirectory:
 
     def _read_running_mark(self) -> None:
         """A killed process leaves what it wrote in the page cache, until the machine restarts."""
-        found = checkpoints.read_running(self.disk, self._file(layout.RUNNING))
-        if found is not None and not self.missing and found[1] == self.disk.boot_id():
-            self.survived_epoch = found[0]
+        mark = checkpoints.read_running(self.disk, self._file(layout.RUNNING))
+        if mark is not None and not self.missing and mark[1] == self.disk.boot_id():
+            self.survived_epoch = mark[0]
 
     @property
     def proven_epoch(self) -> int:
@@ -283,7 +283,7 @@ class LogDirectory:
 
     def scan(self) -> list[FoundLog]:
         """The logs that are there. Names that are no log's are ignored with a log line."""
-        found = []
+        entries = []
         for name in self.disk.listdir(self.path):
             try:
                 is_directory = self.disk.stat(self._file(name)).is_directory
@@ -304,8 +304,8 @@ class LogDirectory:
             deleted, stray = (
                 parsed.state == state for state in (layout.DELETE_DIRECTORY, layout.STRAY_DIRECTORY)
             )
-            found.append(FoundLog(name, parsed.topic_partition, topic_id, deleted, stray))
-        return found
+            entries.append(FoundLog(name, parsed.topic_partition, topic_id, deleted, stray))
+        return entries
 
     def log_path(self, tp: TopicPartition) -> str:
         """Directory of a log."""
@@ -433,7 +433,7 @@ class LogDirectory:
         """Remove deleted logs whose ``file.delete.delay.ms`` is over; returns how many."""
         with self._deleting:
             due = [path for since, at, path in self._deleted if not since <= now_ms < at]
-            self._deleted = [one for one in self._deleted if one[0] <= now_ms < one[1]]
+            self._deleted = [entry for entry in self._deleted if entry[0] <= now_ms < entry[1]]
         for number, path in enumerate(due):
             try:
                 self.disk.remove_tree(path)
@@ -445,10 +445,10 @@ class LogDirectory:
 
     def purge_found(self) -> int:
         """Finish deletions that a stop interrupted; returns how many."""
-        found = [entry for entry in self.scan() if entry.is_delete]
-        for entry in found:
+        deleted = [entry for entry in self.scan() if entry.is_delete]
+        for entry in deleted:
             self.disk.remove_tree(self._file(entry.directory_name))
-        return len(found)
+        return len(deleted)
 
     def write_checkpoints(
         self, kind: Checkpoint, offsets: Mapping[TopicPartition, int], changes: int = MAX_INT64

@@ -138,12 +138,12 @@ class Lock:
         mounted over it: what is written to open files there is lost, or nobody finds it again.
         """
         try:
-            found = os.stat(self.path)
+            status = os.stat(self.path)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise vanished(self.path) from error
         except OSError as error:
             raise MachineError(self.path, "stat", error) from error
-        if self._fd >= 0 and (found.st_dev, found.st_ino) != self._key:
+        if self._fd >= 0 and (status.st_dev, status.st_ino) != self._key:
             raise vanished(self.path)
 
 
@@ -503,11 +503,11 @@ class Disk:
     def stat(self, path: str) -> FileStat:
         """Size, modification time and kind of a name; ``FileNotFoundError`` when absent."""
         try:
-            found = os.stat(path)
+            status = os.stat(path)
         except OSError as error:
             raise _failing(path, "stat", error) from error
-        is_directory = (found.st_mode & 0o170000) == 0o040000
-        return FileStat(found.st_size, found.st_mtime_ns // 1_000_000, is_directory)
+        is_directory = (status.st_mode & 0o170000) == 0o040000
+        return FileStat(status.st_size, status.st_mtime_ns // 1_000_000, is_directory)
 
     def exists(self, path: str) -> bool:
         """Whether the name is there."""
@@ -544,10 +544,10 @@ class Disk:
     def free_bytes(self, path: str) -> int:
         """Bytes that a process without privileges may still write there."""
         try:
-            found = os.statvfs(path)
+            statistics = os.statvfs(path)
         except OSError as error:
             raise _failing(path, "statvfs", error) from error
-        return found.f_bavail * found.f_frsize
+        return statistics.f_bavail * statistics.f_frsize
 
     def boot_id(self) -> str | None:
         """Names the run of the kernel that this process is in: as long as it is the same, the page
@@ -567,13 +567,13 @@ class Disk:
         and stays open: closing any descriptor of it would lose the lock.
         """
         try:
-            found = os.stat(path)
+            status = os.stat(path)
         except FileNotFoundError:
             pass
         except OSError as error:
             raise MachineError(path, "lock", error) from error
         else:
-            if (found.st_dev, found.st_ino) in _LOCKED:
+            if (status.st_dev, status.st_ino) in _LOCKED:
                 raise DirectoryInUse(f"{path} is held by this process already")
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
@@ -590,8 +590,8 @@ class Disk:
             ) from error
         except OSError as error:
             raise MachineError(path, "lock", error) from error
-        found = os.fstat(fd)
-        key = (found.st_dev, found.st_ino)
+        status = os.fstat(fd)
+        key = (status.st_dev, status.st_ino)
         _LOCKED[key] = path
         return Lock(fd, key, path)
 

@@ -58,10 +58,10 @@ class MachineError(KeptError):
     """
 
     def __init__(self, path: str, operation: str, cause: OSError) -> None:
-        said = f"{path}: {operation} failed: {cause.strerror or cause}"
+        message = f"{path}: {operation} failed: {cause.strerror or cause}"
         if cause.errno in (errno.EACCES, errno.EPERM):
-            said += f" (this process is user {os.geteuid()}: make the directory that user's)"
-        super().__init__(said)
+            message += f" (this process is user {os.geteuid()}: make the directory that user's)"
+        super().__init__(message)
         self.path = path
         self.operation = operation
         self.cause = cause

@@ -141,7 +141,7 @@ def may_be_misread(stored: uuid.UUID, wanted: uuid.UUID) -> bool:
     ids that were drawn differ in nearly all characters.
     """
     pairs = zip(encode_uuid(stored), encode_uuid(wanted), strict=True)
-    return sum(one != other for one, other in pairs) <= DAMAGED_CHARACTERS
+    return sum(a != other for a, other in pairs) <= DAMAGED_CHARACTERS
 
 
 def decode_uuid(text: str) -> uuid.UUID:

@@ -587,14 +587,14 @@ class BrokerSessions:
             state = image.partition(*key)
             if state is None:
                 continue
-            seen = self._seen.get(key)
-            if seen is None or seen[0] != state.partition_epoch:
-                seen = (state.partition_epoch, image.index, self._now_ms)
-                self._seen[key] = seen
+            evidence = self._seen.get(key)
+            if evidence is None or evidence[0] != state.partition_epoch:
+                evidence = (state.partition_epoch, image.index, self._now_ms)
+                self._seen[key] = evidence
             if state.leader == NO_LEADER:
                 self._leaderless_since.setdefault(key, self._now_ms)
                 leaderless = leaderless or not state.recovering
-            elif state.elr and self._leader_lives(state.leader, seen):
+            elif state.elr and self._leader_lives(state.leader, evidence):
                 proven[key] = state.partition_epoch
             reassigning = reassigning or state.reassigning
             if state.leader != NO_LEADER:

@@ -92,8 +92,8 @@ class ReplicaHistory:
                 self.unclean.pop(key, None)
                 continue
             moved = before is None or before.leader_epoch < after.leader_epoch
-            seen = before is not None and is_unclean(before, after)
-            if seen or (hidden and moved):
+            unclean = before is not None and is_unclean(before, after)
+            if unclean or (hidden and moved):
                 self.unclean[key] = after.leader_epoch
         self.observed_index = max(index, self.observed_index)
 

@@ -286,8 +286,8 @@ class _Run:
 
 
 def _array(bitmap: BitMap) -> array[int]:
-    found: array[int] = bitmap.to_array()
-    return found
+    offsets: array[int] = bitmap.to_array()
+    return offsets
 
 
 def discard(directory: str, disk: Disk) -> int:

@@ -71,17 +71,17 @@ def run_pass(job: Job, disk: Disk, progress: Progress = quiet) -> Result:
                 raise
     strategy = resolve(job.config)
     drawn = self_check.draw(job, disk, strategy)
-    keys = [one.key for one in drawn]
-    found = survey(job, disk, progress, previous, strategy=strategy, keys=keys)
+    keys = [record.key for record in drawn]
+    surveyed = survey(job, disk, progress, previous, strategy=strategy, keys=keys)
     disk.reach("compaction.surveyed")
     built = build(
-        found.manifest, found.groups, job.directory, job.config, disk,
+        surveyed.manifest, surveyed.groups, job.directory, job.config, disk,
         chunk_bytes=job.chunk_bytes, progress=progress,
-        cached=frozenset(f.source.base_offset for f in found.facts if f.cached),
+        cached=frozenset(f.source.base_offset for f in surveyed.facts if f.cached),
     )  # fmt: skip
     disk.reach("compaction.built")
-    checked = self_check.check(job, drawn, found, built, disk, strategy=strategy)
-    removed = removal_log.removals(found)
+    checked = self_check.check(job, drawn, surveyed, built, disk, strategy=strategy)
+    removed = removal_log.removals(surveyed)
     path = removal_log.new_path(job.directory, disk, job.generation)
     write_new(disk, path, removal_log.encode(removed))
     path = layout.manifest_file(job.directory, *job.generation)
@@ -93,15 +93,15 @@ def run_pass(job: Job, disk: Disk, progress: Progress = quiet) -> Result:
         generation=job.generation,
         clean_to=built.manifest.clean_to,
         end_offset=built.manifest.end_offset,
-        records_examined=sum(facts.records for facts in found.facts),
+        records_examined=sum(facts.records for facts in surveyed.facts),
         records_removed=sum(removed.counts().values()),
         bytes_before=sum(s.size_bytes for s in job.sources if s.base_offset in rewritten),
         bytes_after=built.bytes_written,
         segments_before=len(job.sources),
         segments_after=len(built.manifest.segments),
-        scans=found.scans,
-        keys=found.keys,
-        map_bytes=found.map_bytes,
+        scans=surveyed.scans,
+        keys=surveyed.keys,
+        map_bytes=surveyed.map_bytes,
         removed=removed.counts(),
         keys_checked=checked,
     )

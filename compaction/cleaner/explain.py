@@ -76,10 +76,10 @@ class KeyRecord:
     removable_at_ms: int | None = None
 
 
-def tombstones(found: Manifest) -> tuple[TombstoneOutlook, ...]:
+def tombstones(manifest: Manifest) -> tuple[TombstoneOutlook, ...]:
     """When each tombstone that a manifest keeps may go, the first ones first."""
     by_time: dict[int, list[int]] = {}
-    for segment in found.segments:
+    for segment in manifest.segments:
         for ms, offsets in segment.removable().items():
             low, high = segment.base_offset + offsets.min(), segment.base_offset + offsets.max()
             known = by_time.setdefault(ms, [0, low, high])
@@ -88,9 +88,9 @@ def tombstones(found: Manifest) -> tuple[TombstoneOutlook, ...]:
     return tuple(TombstoneOutlook(ms, *by_time[ms]) for ms in sorted(by_time))
 
 
-def removable_at_ms(found: Manifest, offset: int) -> int | None:
+def removable_at_ms(manifest: Manifest, offset: int) -> int | None:
     """When the tombstone at an offset may go; None where the manifest knows of none."""
-    for segment in found.segments:
+    for segment in manifest.segments:
         if segment.base_offset <= offset < segment.end_offset:
             for ms, offsets in segment.removable().items():
                 if offset - segment.base_offset in offsets:
@@ -102,26 +102,26 @@ def explain(
     job: Job, disk: Disk, progress: Progress = quiet, previous: Manifest | None = None
 ) -> tuple[Explanation, Survey]:
     """Survey the job and say what it found."""
-    found = survey(job, disk, progress, previous)
-    removed = removal_log.removals(found).counts()
-    segments = tuple(_outlooks(found))
+    surveyed = survey(job, disk, progress, previous)
+    removed = removal_log.removals(surveyed).counts()
+    segments = tuple(_outlooks(surveyed))
     return Explanation(
         first_dirty=job.first_dirty,
-        clean_to=found.manifest.clean_to,
+        clean_to=surveyed.manifest.clean_to,
         end_offset=job.end_offset,
         records=sum(segment.records for segment in segments),
         removed=removed,
         size_bytes=sum(segment.size_bytes for segment in segments),
         bytes_dropped=sum(segment.bytes_dropped for segment in segments),
         tombstones_kept=sum(segment.tombstones for segment in segments),
-        scans=found.scans,
-        keys=found.keys,
-        map_bytes=found.map_bytes,
+        scans=surveyed.scans,
+        keys=surveyed.keys,
+        map_bytes=surveyed.map_bytes,
         segments_before=len(job.sources),
-        segments_after=len(found.groups),
+        segments_after=len(surveyed.groups),
         segments=segments,
-        tombstones=tombstones(found.manifest),
-    ), found
+        tombstones=tombstones(surveyed.manifest),
+    ), surveyed
 
 
 def _outlooks(found: Survey) -> Iterator[SegmentOutlook]:

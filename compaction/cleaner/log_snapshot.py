@@ -147,13 +147,13 @@ def base_job(log: Log, generation: Generation, *, now_ms: int, limits: Limits) -
 
     if log.active_segment.size_bytes:
         log.roll(now_ms)
-    seen = view(log, CompactionState(), log.log_end_offset)
+    snapshot = view(log, CompactionState(), log.log_end_offset)
     whole = Plan(
-        log.topic_partition, log.log_end_offset, log.log_end_offset, "", seen.segments[:-1], 0, 0,
-        "base generation",
+        log.topic_partition, log.log_end_offset, log.log_end_offset, "", snapshot.segments[:-1],
+        0, 0, "base generation",
     )  # fmt: skip
-    found = job_for(log, whole, generation, now_ms=now_ms, hash_key=b"", limits=limits)
-    return replace(found, base=True, urgent=True)
+    job = job_for(log, whole, generation, now_ms=now_ms, hash_key=b"", limits=limits)
+    return replace(job, base=True, urgent=True)
 
 
 def _size(log: Log, path: str) -> int:
@@ -165,9 +165,9 @@ def _size(log: Log, path: str) -> int:
 
 def sources_from(log: Log, last_stable_offset: int, end_offset: int) -> list[Source]:
     """The segments of ``log`` from ``end_offset`` on, as far as they are written."""
-    seen = view(log, CompactionState(), last_stable_offset)
+    snapshot = view(log, CompactionState(), last_stable_offset)
     return [
         Source(s.base_offset, s.end_offset, s.size_bytes, s.mtime_ms)
-        for s in seen.segments
+        for s in snapshot.segments
         if s.base_offset >= end_offset and s.size_bytes
     ]

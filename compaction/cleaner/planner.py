@@ -67,7 +67,7 @@ class Plan:
     cleanable_bytes: int
     why: str
     overdue: bool = False
-    asked: bool = False
+    on_demand: bool = False
     horizons_only: bool = False
     rewrite: frozenset[int] = field(default_factory=frozenset)
     previous: Generation | None = None
@@ -170,12 +170,12 @@ def _covered(log: LogSnapshot) -> bool:
 
 
 def plan(
-    log: LogSnapshot, now_ms: int, limits: Limits, *, asked: bool = False, renew: bool = False
+    log: LogSnapshot, now_ms: int, limits: Limits, *, on_demand: bool = False, renew: bool = False
 ) -> Plan | NotNow:  # fmt: skip
     """What a pass would do now, or why none is due.
 
-    ``asked``: somebody wants one; ratio and lag do not matter then. ``renew``: the manifest that is
-    applied cannot be read, so that one is wanted even where there is nothing to clean.
+    ``on_demand``: an operator wants one, at any ratio and lag. ``renew``: the applied manifest
+    cannot be read, so that one is wanted even where there is nothing to clean.
     """
     tp = log.topic_partition
     if not log.config.compact:
@@ -188,39 +188,39 @@ def plan(
     overdue = cleanable > 0 and is_overdue(log, found.first_dirty, now_ms)
     passed = expired_segments(log, now_ms)
     due = dirty_ratio > log.config.min_cleanable_dirty_ratio
-    if cleanable and (asked or overdue or due):
-        why = "asked for" if asked else f"dirty ratio {dirty_ratio:.2f}"
-        if overdue and not asked:
+    if cleanable and (on_demand or overdue or due):
+        why = "asked for" if on_demand else f"dirty ratio {dirty_ratio:.2f}"
+        if overdue and not on_demand:
             why = "max.compaction.lag.ms has passed"
-        made = Plan(
+        candidate = Plan(
             tp, found.first_dirty, found.end_offset, found.bound,
             tuple(s for s in log.segments if s.base_offset < found.end_offset),
-            clean, cleanable, why, overdue=overdue, asked=asked, previous=log.state.applied,
+            clean, cleanable, why, overdue=overdue, on_demand=on_demand, previous=log.state.applied,
         )  # fmt: skip
     elif passed and _covered(log) and not renew:  # for the manifest that it would build on
         end = log.state.end_offset
-        made = Plan(
+        candidate = Plan(
             tp, found.first_dirty, end, found.bound,
             tuple(s for s in log.segments if s.base_offset < end), clean, cleanable,
-            "delete horizons have passed", asked=asked, horizons_only=True, rewrite=passed,
+            "delete horizons have passed", on_demand=on_demand, horizons_only=True, rewrite=passed,
             previous=log.state.applied,
         )  # fmt: skip
     elif renew and _covered(log) and log.last_stable_offset >= log.state.end_offset:
         end = log.state.end_offset
-        made = Plan(
+        candidate = Plan(
             tp, log.log_start_offset, end, found.bound,
             tuple(s for s in log.segments if s.base_offset < end), clean, cleanable,
-            "its manifest cannot be read", asked=asked,
+            "its manifest cannot be read", on_demand=on_demand,
         )  # fmt: skip
     else:
         return NotNow(tp, _why_not(log, found, cleanable, dirty_ratio), dirty_ratio)
-    if limits.free_bytes is not None and made.needs_bytes + RESERVE_BYTES > limits.free_bytes:
+    if limits.free_bytes is not None and candidate.needs_bytes + RESERVE_BYTES > limits.free_bytes:
         return NotNow(
             tp,
-            f"needs {made.needs_bytes + RESERVE_BYTES} bytes, {limits.free_bytes} are free",
+            f"needs {candidate.needs_bytes + RESERVE_BYTES} bytes, {limits.free_bytes} are free",
             dirty_ratio,
         )
-    return made
+    return candidate
 
 
 def _why_not(log: LogSnapshot, found: CleanableRange, cleanable: int, dirty_ratio: float) -> str:
@@ -241,12 +241,12 @@ def choose(
     """The pass to run next: what was asked for, overdue logs, then the highest dirty ratio."""
     busy = set(in_progress)
     ready = [
-        made
-        for made in plans
-        if made.topic_partition not in busy
-        and (failures is None or failures.may_try(made.topic_partition, now_ms))
+        candidate
+        for candidate in plans
+        if candidate.topic_partition not in busy
+        and (failures is None or failures.may_try(candidate.topic_partition, now_ms))
     ]
-    return max(ready, key=lambda p: (p.asked, p.overdue, p.dirty_ratio), default=None)
+    return max(ready, key=lambda p: (p.on_demand, p.overdue, p.dirty_ratio), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,8 +276,8 @@ class Failures:
         count = before.count + 1 if before else 1
         wait_ms = min(RETRY_BASE_MS << min(count - 1, 16), RETRY_MAX_MS)
         retry_at_ms = MAX_INT64 if stopped else now_ms + wait_ms
-        found = self._failures[tp] = Failure(reason, count, retry_at_ms, stopped)
-        return found
+        failure = self._failures[tp] = Failure(reason, count, retry_at_ms, stopped)
+        return failure
 
     def may_try(self, tp: TopicPartition, now_ms: int) -> bool:
         """Whether its back-off is over, or the clock was set back to before it began."""

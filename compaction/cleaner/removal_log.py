@@ -82,13 +82,13 @@ class Removals:
         return {r.value: sum(len(b) for _, b in parts) for r, parts in self.reasons.items()}
 
 
-def removals(found: Survey) -> Removals:
+def removals(survey: Survey) -> Removals:
     """What the pass of a survey removes."""
-    start = found.manifest.log_start_offset
+    start = survey.manifest.log_start_offset
     reasons: dict[Reason, list[tuple[int, BitMap]]] = {}
-    for facts in found.facts:
+    for facts in survey.facts:
         base = facts.source.base_offset
-        gone = facts.present - found.survivors[base]
+        gone = facts.present - survey.survivors[base]
         below = BitMap()
         if start > base:
             below = gone.copy()
@@ -96,7 +96,7 @@ def removals(found: Survey) -> Removals:
         for reason, bitmap in (
             (Reason.BELOW_LOG_START, below),
             (Reason.ABORTED, facts.aborted),
-            (Reason.CONTROL, found.markers[base].removed),
+            (Reason.CONTROL, survey.markers[base].removed),
             (Reason.KEYLESS, facts.keyless),
             (Reason.EXPIRED, facts.expired),
             (Reason.SUPERSEDED, gone),
@@ -105,7 +105,7 @@ def removals(found: Survey) -> Removals:
             if part:
                 reasons.setdefault(reason, []).append((base, part))
                 gone = gone - part
-    return Removals(found.manifest.generation, found.manifest.now_ms, reasons)
+    return Removals(survey.manifest.generation, survey.manifest.now_ms, reasons)
 
 
 def _parse(name: str) -> tuple[int, Generation] | None:
@@ -123,12 +123,12 @@ def _parse(name: str) -> tuple[int, Generation] | None:
 
 
 def _files(directory: str, disk: Disk, suffix: str = "") -> list[tuple[int, Generation, str]]:
-    found = [
+    journals = [
         (*parsed, f"{directory}/{name.removesuffix(suffix)}")
         for name in disk.listdir(directory)
         if name.endswith(suffix) and (parsed := _parse(name.removesuffix(suffix))) is not None
     ]
-    return sorted(found, key=lambda item: (item[0], item[1].number, item[1].leader_epoch))
+    return sorted(journals, key=lambda item: (item[0], item[1].number, item[1].leader_epoch))
 
 
 def files(directory: str, disk: Disk) -> list[tuple[Generation, str]]:
@@ -144,8 +144,8 @@ def new_path(directory: str, disk: Disk, generation: Generation) -> str:
 
 def find(directory: str, disk: Disk, generation: Generation, suffix: str = "") -> str | None:
     """The newest file of an generation, its name without ``suffix``; None when there is none."""
-    found = [path for _, one, path in _files(directory, disk, suffix) if one == generation]
-    return found[-1] if found else None
+    paths = [path for _, of_pass, path in _files(directory, disk, suffix) if of_pass == generation]
+    return paths[-1] if paths else None
 
 
 def explains(disk: Disk, known: str, followed: str) -> bool:

@@ -41,14 +41,14 @@ def group_sources(
 
 def _fits(job: Job, group: list[Source], source: Source, shares: Mapping[int, float]) -> bool:
     chosen = (*group, source)
-    if any(shares.get(one.base_offset, 1.0) >= 1.0 for one in chosen):
+    if any(shares.get(segment.base_offset, 1.0) >= 1.0 for segment in chosen):
         shares = {}
     size = index = time_index = 0.0
-    for one in chosen:
-        share = shares.get(one.base_offset, 1.0)
-        size += share * one.size_bytes
-        index += share * one.index_bytes
-        time_index += share * one.time_index_bytes
+    for segment in chosen:
+        share = shares.get(segment.base_offset, 1.0)
+        size += share * segment.size_bytes
+        index += share * segment.index_bytes
+        time_index += share * segment.time_index_bytes
     if size > job.config.segment_bytes:
         return False
     if max(index, time_index) > job.config.segment_index_bytes:

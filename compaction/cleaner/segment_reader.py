@@ -95,10 +95,10 @@ class SegmentReader:
             del at
             return header.last_offset >= offset
 
-        found = self._from(self._indexed(0, relative), stops)
-        if found is None or found.header.base_offset > offset:
-            found = self._from(self._extent.start_bytes, stops)
-        return found if found is not None and found.header.base_offset <= offset else None
+        batch_at = self._from(self._indexed(0, relative), stops)
+        if batch_at is None or batch_at.header.base_offset > offset:
+            batch_at = self._from(self._extent.start_bytes, stops)
+        return batch_at if batch_at is not None and batch_at.header.base_offset <= offset else None
 
     def at_position(self, position: int) -> Batch | None:
         """The batch that a byte of the file is in; None where no index leads near it."""
@@ -145,9 +145,9 @@ class SegmentReader:
         except (PeerError, ValueError) as error:
             raise DamagedData(*where, str(error)) from error
         self.read_bytes += len(columns.data)
-        found = Batch(header, columns)
-        self._last = (at, found)
-        return found
+        batch = Batch(header, columns)
+        self._last = (at, batch)
+        return batch
 
     def _indexed(self, field: int, value: int) -> int:
         """Position of the last entry that is not above ``value`` in a field; else the start."""

@@ -102,18 +102,18 @@ def draw(job: Job, disk: Disk, strategy: Strategy) -> list[Drawn]:
     sources = [s for s in job.sources if not job.horizons_only or s.base_offset in job.rewrite]
     wanted = wanted_keys(job.check_keys, job.source_bytes)
     seed = b"check" + (job.hash_key or str(job.generation).encode())
-    found: dict[bytes, Drawn] = {}
+    drawn: dict[bytes, Drawn] = {}
     draws = DRAWS_PER_KEY * wanted
     for source, batch, offset in _drawn(job.directory, disk, sources, _Dice(seed), draws):
-        if len(found) == wanted:
+        if len(drawn) == wanted:
             break
         record = batch.find(offset)
         if record is None or record.key is None or offset < job.log_start_offset:
             continue
         if not _aborted(batch.header, job.aborted):
             key = strategy.key(record)
-            found.setdefault(key, Drawn(source, offset, key))
-    return list(found.values())
+            drawn.setdefault(key, Drawn(source, offset, key))
+    return list(drawn.values())
 
 
 def _drawn(
@@ -157,19 +157,20 @@ def _aborted(header: BatchHeader, aborted: Sequence[AbortedTxn]) -> bool:
 
 
 def check(
-    job: Job, drawn: Sequence[Drawn], found: Survey, built: Built, disk: Disk, *, strategy: Strategy
+    job: Job, drawn: Sequence[Drawn], survey: Survey, built: Built, disk: Disk, *,
+    strategy: Strategy,
 ) -> int:  # fmt: skip
     """Check; returns for how many keys. Raises CheckFailed, DamagedData, MachineError."""
     after = [(segment.base_offset, segment.end_offset) for segment in built.manifest.segments]
     files = _Files(job.directory, disk, job.sources, after, built.plan)
     name = f"{job.topic_partition}: check of generation {job.generation}"
-    judge = _Judge(job, strategy, found, files, name)
+    judge = _Judge(job, strategy, survey, files, name)
     limit = read_limit(job.source_bytes)
     checked = 0
-    for one in drawn:
+    for record in drawn:
         if files.read_bytes > limit:
             break
-        checked += judge.is_right(one)
+        checked += judge.is_right(record)
     return checked
 
 
@@ -264,13 +265,13 @@ class _Judge:
         """False: too little is known of the key to tell. Raises CheckFailed."""
         if self.job.base or self.job.horizons_only or drawn.offset >= self.found.manifest.clean_to:
             return self._alone(drawn)
-        seen = self.found.seen.get(drawn.key)
-        if seen is None:
+        evidence = self.found.seen.get(drawn.key)
+        if evidence is None:
             return False
-        offsets, whole = seen
+        offsets, whole = evidence
         if drawn.offset not in offsets and (whole or drawn.offset > offsets[0]):
             self._fail(drawn, drawn.offset, f"it is not among those that the scan saw: {offsets}")
-        promised = self._promised(drawn, seen)
+        promised = self._promised(drawn, evidence)
         if promised is None:
             return False
         kept, gone = promised
@@ -292,10 +293,10 @@ class _Judge:
         self._compare(drawn, drawn.offset, stays=stays, why="nothing supersedes it")
         return True
 
-    def _promised(self, drawn: Drawn, seen: Seen) -> tuple[list[int], list[int]] | None:
+    def _promised(self, drawn: Drawn, evidence: Seen) -> tuple[list[int], list[int]] | None:
         """(offsets that must be there, those that must not); None: not enough is known."""
-        offsets, whole = seen
-        verdict = self._verdict(drawn, seen)
+        offsets, whole = evidence
+        verdict = self._verdict(drawn, evidence)
         if verdict is None:
             return None
         kept = [offset for offset in offsets if keeps(verdict, offset)]
@@ -313,9 +314,9 @@ class _Judge:
         kept = [offset for offset in kept if offset not in expired]
         return kept, [*expired, *gone[-GONE_CHECKED:]]
 
-    def _verdict(self, drawn: Drawn, seen: Seen) -> Verdict | None:
+    def _verdict(self, drawn: Drawn, evidence: Seen) -> Verdict | None:
         """What the strategy says of a key's records."""
-        offsets, whole = seen
+        offsets, whole = evidence
         if rules(self.strategy) is None:
             return self.found.said.get(drawn.key)
         strategy = self.strategy

@@ -141,7 +141,7 @@ class _Surveyor:
         noted = {key: joined(key, self.below, self.above) for key in self.above.keys}
         return Survey(
             manifest, groups, facts, self.survivors, markers, self.scans, self.map_bytes,
-            self.keys, carried, {key: seen for key, seen in noted.items() if seen is not None},
+            self.keys, carried, {key: entry for key, entry in noted.items() if entry is not None},
             self.said,
         )  # fmt: skip
 
@@ -153,17 +153,17 @@ class _Surveyor:
         facts = None
         if base not in self.facts:
             facts = self.facts[base] = ScanStats(source)
-        found = kernel.SegmentScan(
+        segment_scan = kernel.SegmentScan(
             base, now_ms=self.job.now_ms, producers=self.producers,
             uncleanable=self.job.end_offset, **options,  # type: ignore[arg-type]
         )  # fmt: skip
         drive(
-            found, source, job=self.job, disk=self.disk, aborted=self.aborted, facts=facts,
+            segment_scan, source, job=self.job, disk=self.disk, aborted=self.aborted, facts=facts,
             progress=self.progress,
         )  # fmt: skip
         if facts is not None:
-            facts.load(found)
-        return found
+            facts.load(segment_scan)
+        return segment_scan
 
     def _latest(self) -> int:
         """Map the dirty range, in as many scans as the map needs; returns ``clean_to``."""
@@ -196,11 +196,11 @@ class _Surveyor:
         dirty = sum(s.size_bytes for s in job.sources if s.end_offset > start)
         wanted = int(dirty / MIN_BYTES_PER_KEY / job.load_factor) + MIN_MAP_SLOTS
         slots = min(job.buffer_bytes // BYTES_PER_SLOT, wanted)
-        found = kernel.OffsetMap(slots, job.load_factor, job.hash_key)
-        if found.capacity < 1:
+        offset_map = kernel.OffsetMap(slots, job.load_factor, job.hash_key)
+        if offset_map.capacity < 1:
             raise _too_small(job)
-        self.map_bytes = found.size_bytes
-        return found
+        self.map_bytes = offset_map.size_bytes
+        return offset_map
 
     def _map_from(self, offset_map: kernel.OffsetMap, start: int) -> int:
         """Put the keys of ``start..`` into the map until it is full; returns where that ends."""
@@ -210,11 +210,11 @@ class _Surveyor:
         for source in job.sources:
             if source.end_offset <= start:
                 continue
-            found = self.scan(
+            filled = self.scan(
                 source, mode=kernel.MAP, map=offset_map, first=start, watch=self.above
             )
-            if found.full_at >= 0:
-                end = found.full_at
+            if filled.full_at >= 0:
+                end = filled.full_at
                 break
         self.keys += offset_map.size
         return end
@@ -226,12 +226,12 @@ class _Surveyor:
             if base >= start:
                 break
             alive = self.survivors.get(base)
-            found = self.scan(
+            lookup = self.scan(
                 source, mode=kernel.LOOKUP, map=offset_map, first=self.job.log_start_offset,
                 last=start, survivors=None if alive is None else alive.to_array(),
                 watch=self.below,
             )  # fmt: skip
-            self.survivors[base] = BitMap(found.kept())
+            self.survivors[base] = BitMap(lookup.kept())
 
     def _other(self, strategy: Strategy) -> int:
         """Any strategy but ``latest``: it sees every record (rule 4a)."""
@@ -239,9 +239,11 @@ class _Surveyor:
 
         for source in self.job.sources:
             self.scan(source)
-        found = verdicts(self.job, self.disk, strategy, self.facts, self.progress, watch=self.above)
-        self.survivors, self.scans, self.keys = found.survivors, found.scans, found.keys
-        self.said = found.said
+        others = verdicts(
+            self.job, self.disk, strategy, self.facts, self.progress, watch=self.above
+        )
+        self.survivors, self.scans, self.keys = others.survivors, others.scans, others.keys
+        self.said = others.said
         return self.job.end_offset
 
     def _scan_passed_horizons(self, previous: Manifest) -> frozenset[int]:
@@ -364,10 +366,10 @@ class _Surveyor:
 
 
 def _above(bitmap: BitMap, low: int) -> BitMap:
-    found = bitmap.copy()
+    above = bitmap.copy()
     if low > 0:
-        found.remove_range(0, low)
-    return found
+        above.remove_range(0, low)
+    return above
 
 
 def _joined(base: int, end: int, parts: Sequence[OutputSegment]) -> OutputSegment:

@@ -136,7 +136,7 @@ def publish(directory: str, disk: Disk, result: Result, expected: Generation | N
     if removals is None:
         raise InvariantViolation(f"{directory}: the pass {result.generation} left no journal")
     path = layout.manifest_file(directory, *result.generation)
-    found, plan = manifest.decode(path, disk.read(path + layout.TEMPORARY))
+    manifest_read, plan = manifest.decode(path, disk.read(path + layout.TEMPORARY))
     known = removal_log.find(directory, disk, result.generation)
     if known is not None and removal_log.explains(disk, known, removals + layout.TEMPORARY):
         disk.unlink(removals + layout.TEMPORARY)  # its maker died before anything was placed
@@ -145,7 +145,7 @@ def publish(directory: str, disk: Disk, result: Result, expected: Generation | N
     disk.rename(path + layout.TEMPORARY, path)
     disk.fsync_dir(directory)
     disk.reach("compaction.manifest")
-    return Published(found, plan)
+    return Published(manifest_read, plan)
 
 
 def begin(log: Log, published: Published) -> SegmentSwapper:
@@ -244,14 +244,14 @@ def clear(directory: str, disk: Disk) -> None:
 
 def manifests(directory: str, disk: Disk) -> list[Generation]:
     """The manifests in a directory."""
-    found = []
+    identities = []
     for name in disk.listdir(directory):
         epoch, dash, generation = name.removeprefix(layout.MANIFEST_PREFIX).partition("-")
         named = name.startswith(layout.MANIFEST_PREFIX) and dash
         parts = decimal_number(epoch), decimal_number(generation)
         if named and parts[0] is not None and parts[1] is not None:
-            found.append(Generation(parts[0], parts[1]))
-    return found
+            identities.append(Generation(parts[0], parts[1]))
+    return identities
 
 
 def _remove_older(directory: str, disk: Disk, current: Generation) -> None:

@@ -98,13 +98,13 @@ def job_for(
         )
     if log.active_segment.base_offset < found.end_offset:
         log.roll(now_ms)
-    made = tuple(pieces(log, found))
+    parts = tuple(pieces(log, found))
     aborted: tuple[AbortedTxn, ...] = ()
-    if made and made[-1].output is None:
-        end = made[-1].sources[-1].end_offset
+    if parts and parts[-1].output is None:
+        end = parts[-1].sources[-1].end_offset
         entries = log.aborted_transactions(found.end_offset, end)
         aborted = tuple(e for e in entries if found.end_offset <= e.last_offset < end)
-    return FollowJob(log.directory, found, made, log.config, previous, aborted)
+    return FollowJob(log.directory, found, parts, log.config, previous, aborted)
 
 
 def pieces(log: Log, found: Manifest) -> Iterator[Piece]:
@@ -303,9 +303,9 @@ class _Follower:
             for piece in changed:
                 self._look_for_missing(piece)
             raise
-        for piece, made in zip(changed, outputs, strict=True):
-            self._compare(piece, made)
-        return {made.base_offset: made for made in outputs}
+        for piece, output in zip(changed, outputs, strict=True):
+            self._compare(piece, output)
+        return {output.base_offset: output for output in outputs}
 
     def _compare(self, piece: Piece, made: OutputSegment) -> None:
         output = piece.output

@@ -66,16 +66,18 @@ def encode(job: FollowJob, previous: Generation | None, max_bytes_per_second: fl
 def decode(fields: Mapping[str, Any], disk: Disk) -> FollowJob:
     """The job in a line of JSON."""
     directory = fields["directory"]
-    found = manifest_store.decode("the job", base64.b64decode(fields["manifest"]))
+    manifest_read = manifest_store.decode("the job", base64.b64decode(fields["manifest"]))
     generation = fields["previous"]
     previous = _previous(directory, None if generation is None else Generation(*generation), disk)
     pieces = []
     for piece in fields["pieces"]:
         base = piece["base_offset"]
         sources = tuple(Source(**source) for source in piece["sources"])
-        pieces.append(Piece(base, sources, _output(found, base) if piece["covered"] else None))
+        pieces.append(
+            Piece(base, sources, _output(manifest_read, base) if piece["covered"] else None)
+        )
     return FollowJob(
-        directory, found, tuple(pieces), config_from(fields["config"]), previous,
+        directory, manifest_read, tuple(pieces), config_from(fields["config"]), previous,
         tuple(AbortedTxn(*entry) for entry in fields["aborted"]), fields["chunk_bytes"],
         fields["check_keys"], bytes.fromhex(fields["check_seed"]),
     )  # fmt: skip
@@ -94,14 +96,14 @@ def run_here(job: FollowJob, previous: Generation | None, disk: Disk) -> Result:
     return follow(replace(job, previous=_previous(job.directory, previous, disk)), disk)
 
 
-def _output(found: Manifest, base_offset: int) -> OutputSegment:
+def _output(manifest: Manifest, base_offset: int) -> OutputSegment:
     """The output, or the part of one, that begins at an offset."""
-    for output in found.segments:
+    for output in manifest.segments:
         if output.base_offset == base_offset:
             return output
         if output.base_offset < base_offset < output.end_offset:
             return output.part(base_offset, output.end_offset)
-    raise InvariantViolation(f"generation {found.generation} says nothing about {base_offset}")
+    raise InvariantViolation(f"generation {manifest.generation} says nothing about {base_offset}")
 
 
 def source_bytes(job: FollowJob) -> int:
@@ -123,10 +125,10 @@ def main() -> int:
         throttle = Throttle(out, 2 * source_bytes(job), fields["max_bytes_per_second"])
         result = follow(job, disk, throttle)
     except (KeptError, OSError, MemoryError) as error:
-        said: dict[str, Any] = {"error": str(error), "kind": type(error).__name__}
+        reply: dict[str, Any] = {"error": str(error), "kind": type(error).__name__}
         if isinstance(error, LogsDiffer):
-            said["offset"] = error.offset
-        write_message(out, said)
+            reply["offset"] = error.offset
+        write_message(out, reply)
         return 1
     write_message(out, {"result": asdict(result)})
     return 0

@@ -64,15 +64,15 @@ class OutputSegment:
     def removable(self) -> dict[int, BitMap]:
         """Its tombstones by the time from which a pass removes them."""
         batches = sorted((base, ms) for ms, bases in self.horizons.items() for base in bases)
-        found: dict[int, BitMap] = {}
+        by_horizon: dict[int, BitMap] = {}
         for index, (base, ms) in enumerate(batches):
             end = batches[index + 1][0] if index + 1 < len(batches) else _ALL
             if self.tombstones.range_cardinality(base, end):
                 there = self.tombstones.copy()
                 there.remove_range(0, base)
                 there.remove_range(end, _ALL)
-                found[ms] = found.get(ms, BitMap()) | there
-        return found
+                by_horizon[ms] = by_horizon.get(ms, BitMap()) | there
+        return by_horizon
 
     def next_horizon_ms(self, now_ms: int) -> int | None:
         """When the first of its tombstones or markers may go, seen from a pass at ``now_ms``.
@@ -99,13 +99,13 @@ class OutputSegment:
 
 def cut(bitmap: Any, low: int, high: int) -> Any:
     """Members in ``low..high``, relative to ``low``."""
-    found = bitmap.copy()
+    part = bitmap.copy()
     if bitmap:
         if low > 0:
-            found.remove_range(0, low)
+            part.remove_range(0, low)
         if bitmap.max() >= high:
-            found.remove_range(max(high, 0), bitmap.max() + 1)
-    return found.shift(-low) if low > 0 else found
+            part.remove_range(max(high, 0), bitmap.max() + 1)
+    return part.shift(-low) if low > 0 else part
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,16 +261,16 @@ class _Reader:
     def read(self, size: int) -> memoryview:
         if size < 0 or size > len(self._data) - self._at:
             raise DamagedData(self._path, self._at, -1, "the manifest is cut off")
-        found = self._data[self._at : self._at + size]
+        content = self._data[self._at : self._at + size]
         self._at += size
-        return found
+        return content
 
     def unpack(self, fields: struct.Struct) -> tuple[Any, ...]:
         return fields.unpack(self.read(fields.size))
 
     def number(self, code: str) -> int:
-        found: int = self.unpack(struct.Struct(f">{code}"))[0]
-        return found
+        value: int = self.unpack(struct.Struct(f">{code}"))[0]
+        return value
 
     def bitmap(self) -> BitMap:
         content = self.read(self.number("I"))
@@ -369,11 +369,11 @@ def decode_plan(path: str, data: memoryview) -> SwapPlan:
 def decode_tombstones(path: str, data: memoryview) -> dict[int, BitMap]:
     """Section ``TOMB``: tombstones by the base of their segment. Raises DamagedData."""
     reader = _Reader(path, data)
-    found = {}
+    horizons = {}
     while reader.has_more():
         base = reader.number("q")
-        found[base] = reader.bitmap()
-    return found
+        horizons[base] = reader.bitmap()
+    return horizons
 
 
 def decode(path: str, data: bytes) -> tuple[Manifest, SwapPlan]:
@@ -382,11 +382,11 @@ def decode(path: str, data: bytes) -> tuple[Manifest, SwapPlan]:
     if b"MANI" not in sections:
         raise DamagedData(path, 0, -1, "there is no manifest in the file")
     plan = decode_plan(path, sections[b"PLAN"]) if b"PLAN" in sections else SwapPlan(())
-    found = decode_manifest(path, sections[b"MANI"])
+    manifest_read = decode_manifest(path, sections[b"MANI"])
     if b"TOMB" in sections:
         tombstones = decode_tombstones(path, sections[b"TOMB"])
-        found = found.with_segments(
+        manifest_read = manifest_read.with_segments(
             replace(segment, tombstones=tombstones.get(segment.base_offset, BitMap()))
-            for segment in found.segments
+            for segment in manifest_read.segments
         )
-    return found, plan
+    return manifest_read, plan

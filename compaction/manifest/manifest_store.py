@@ -51,12 +51,11 @@ def decode(where: str, data: bytes) -> Manifest:
     return manifest.decode(where, data)[0]
 
 
-def store(directory: str, disk: Disk, held: Manifest | None, told: Manifest | None) -> None:
-    """Make ``held`` what this replica holds, durably; ``told`` is kept beside it. Blocks.
-
-    Before an acknowledgement of ``held`` leaves. What is applied needs no file.
+def store(directory: str, disk: Disk, held: Manifest | None, reported: Manifest | None) -> None:
+    """Make ``held`` what this replica holds, durably, before an acknowledgement of it leaves;
+    ``reported``, what the leader was told, is kept too. What is applied needs no file. Blocks.
     """
-    _put(directory, disk, TOLD, told)
+    _put(directory, disk, TOLD, reported)
     disk.reach("held.told")
     applied = applying.read_mark(directory, disk)
     if held is not None and held.generation == applied:
@@ -110,14 +109,14 @@ def body(directory: str, disk: Disk, generation: Generation) -> Manifest:
     for name in (HELD, TOLD, *(f"{layout.MANIFEST_PREFIX}{e}-{g}" for e, g in (generation,))):
         path = f"{directory}/{name}"
         try:
-            found = decode(path, disk.read(path))
+            held = decode(path, disk.read(path))
         except FileNotFoundError:
             continue
         except DamagedData as error:
             damage = error  # perhaps it is in another file
             continue
-        if found.generation == generation:
-            return found
+        if held.generation == generation:
+            return held
     if damage is not None:
         raise damage
     raise FileNotFoundError(f"{directory}: no manifest {generation}")

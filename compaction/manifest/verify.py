@@ -64,10 +64,10 @@ class Files:
         return there[0].base_offset, max(end, there[-1].end_offset)
 
 
-def covered(files: Files, found: Manifest, start: int) -> Iterator[Range]:
+def covered(files: Files, manifest: Manifest, start: int) -> Iterator[Range]:
     """The segments of an applied manifest that reach above ``start``, the highest log start."""
     by_base = {source.base_offset: source for source in files.sources}
-    for output in found.segments:
+    for output in manifest.segments:
         if output.end_offset <= start:
             continue
         if output.base_offset < start:
@@ -88,14 +88,14 @@ def _segment(files: Files, source: Source, output: OutputSegment) -> Range:
     here = Range(output.base_offset, output.end_offset, "", len(output.survivors))
     group = Group((source,), replace(output, digest=b""), changed=False)
     try:
-        made = digest_of(
+        segment_digest = digest_of(
             group, files.directory, LogConfig(), files.disk, chunk_bytes=DEFAULT_CHUNK_BYTES
         )
     except (KeptError, OSError) as error:
         here.wrong = str(error)
         return here
-    here.digest = made.digest.hex()
-    if output.digest and made.digest != output.digest:
+    here.digest = segment_digest.digest.hex()
+    if output.digest and segment_digest.digest != output.digest:
         here.wrong = "its records are not those of the generation"
     return here
 
@@ -169,17 +169,17 @@ def buckets(files: Files, start: int, end: int, parts: int) -> list[Bucket]:
     Raises DamagedData, CorruptMessage.
     """
     width = max(1, -(-(end - start) // parts))
-    found: list[Bucket] = []
+    filled: list[Bucket] = []
     hash_ = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for offset, digest in _entries(files, start, end):
         number = (offset - start) // width
-        if not found or found[-1].number != number:
+        if not filled or filled[-1].number != number:
             hash_ = hashlib.blake2b(digest_size=DIGEST_BYTES)
-            found.append(Bucket(number, "", 0, offset))
+            filled.append(Bucket(number, "", 0, offset))
         hash_.update(digest)
-        found[-1].count += 1
-        found[-1].digest = hash_.hexdigest()
-    return found
+        filled[-1].count += 1
+        filled[-1].digest = hash_.hexdigest()
+    return filled
 
 
 def _entries(files: Files, start: int, end: int) -> Iterator[tuple[int, bytes]]:
@@ -222,15 +222,19 @@ def digest_ranges(question: Mapping[str, Any], disk: Disk) -> dict[str, Any]:
     files = Files(question["directory"], disk, sources)
     start, end = question["start"], question["end"]
     if (parts := question["parts"]) is not None:
-        return {"buckets": [asdict(one) for one in buckets(files, start, end, parts)]}
+        return {
+            "buckets": [
+                asdict(covered_range) for covered_range in buckets(files, start, end, parts)
+            ]
+        }
     covers = start
     ranges: list[Range] = []
     if question["applied"] is not None:
-        found = read_manifest(files.directory, Generation(*question["applied"]), disk)
-        covers = max(start, found.end_offset)
-        ranges += covered(files, found, start)
+        applied = read_manifest(files.directory, Generation(*question["applied"]), disk)
+        covers = max(start, applied.end_offset)
+        ranges += covered(files, applied, start)
     return {
         "covered_end": covers,
-        "covered": [asdict(one) for one in ranges],
-        "tail": [asdict(one) for one in tail(files, covers, end)],
+        "covered": [asdict(covered_range) for covered_range in ranges],
+        "tail": [asdict(covered_range) for covered_range in tail(files, covers, end)],
     }

@@ -60,8 +60,8 @@ def clean(
             for record in log
             if class_of(_HASH_KEY, strategy.key(record), classes) == chosen
         ]
-        found = verdicts(strategy, part, room)
-        kept |= {record.offset for key, record in part if keeps(found.get(key), record.offset)}
+        survivors = verdicts(strategy, part, room)
+        kept |= {record.offset for key, record in part if keeps(survivors.get(key), record.offset)}
     return [record for record in log if record.offset in kept]
 
 
@@ -136,15 +136,15 @@ def law_tombstones(strategy: Strategy, log: Sequence[Record]) -> None:
 def law_progress(strategy: Strategy, log: Sequence[Record]) -> None:
     """With room for one key it takes one, goes on updating it, and says that others are refused."""
     state = strategy.init(1)
-    taken: set[bytes] = set()
+    used: set[bytes] = set()
     for record in log:
         key = strategy.key(record)
         full = strategy.reduce(state, key, record)
-        assert not (full and key in taken), f"{key!r} is known and was refused, in {log}"
-        assert not (full and not taken), f"the first key was refused, in {log}"
+        assert not (full and key in used), f"{key!r} is known and was refused, in {log}"
+        assert not (full and not used), f"the first key was refused, in {log}"
         if not full:
-            taken.add(key)
-    known = [record for record in log if strategy.key(record) in taken]
+            used.add(key)
+    known = [record for record in log if strategy.key(record) in used]
     alone = verdicts(strategy, [(strategy.key(r), r) for r in known], 1 << 30)
     assert dict(strategy.collect(state)).keys() == alone.keys(), f"keys got lost, in {log}"
 

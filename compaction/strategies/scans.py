@@ -152,20 +152,20 @@ class _Segments:
 
 def _by_rules(segments: _Segments, known: tuple[Rule, ...]) -> Verdicts:
     rule_map = _new_map(segments, known, segments.job.buffer_bytes)
-    found = segments.none_survives()
+    survivors = segments.none_survives()
     low, width = 0, CLASSES
     while low < CLASSES:
-        scans = found.scans + max(1, (CLASSES - low) // width)
+        scans = survivors.scans + max(1, (CLASSES - low) // width)
         if scans > MAX_CLASSES:
             raise segments.too_small(scans)
         rule_map.begin(low, min(low + width, CLASSES))
-        _scan_by_rules(segments, rule_map, found)
+        _scan_by_rules(segments, rule_map, survivors)
         if rule_map.capacity >= _MANY:
             width = (rule_map.high - low) * rule_map.capacity * 95 // (100 * rule_map.size + 1)
         low, width = rule_map.high, max(1, min(width, CLASSES))
-        found.scans += 1
-        found.keys += rule_map.size
-    return found
+        survivors.scans += 1
+        survivors.keys += rule_map.size
+    return survivors
 
 
 def _new_map(segments: _Segments, known: tuple[Rule, ...], buffer_bytes: int) -> kernel.RuleMap:
@@ -174,10 +174,10 @@ def _new_map(segments: _Segments, known: tuple[Rule, ...], buffer_bytes: int) ->
     records = sum(facts.records for facts in segments.facts.values())
     wanted = int(records / job.load_factor) + 2
     slots = min(buffer_bytes // (words * WORD_BYTES), wanted)
-    found = kernel.RuleMap(slots, job.load_factor, job.hash_key, known, words)
-    if found.capacity < 1:
+    rule_map = kernel.RuleMap(slots, job.load_factor, job.hash_key, known, words)
+    if rule_map.capacity < 1:
         raise segments.too_small(records)
-    return found
+    return rule_map
 
 
 def _fill(segments: _Segments, rule_map: kernel.RuleMap, watch: KeyTracker | None = None) -> None:
@@ -209,17 +209,17 @@ def _by_strategy(segments: _Segments, strategy: Strategy) -> Verdicts:
     classes, scans, keys = 1, 0, 0
     room = max_keys(segments.job.buffer_bytes)
     while True:
-        found = segments.none_survives()
+        survivors = segments.none_survives()
         share = 1.0
         try:
             for chosen in range(classes):
                 scans += 1
-                _Class(segments, strategy, chosen, classes).add_survivors(found)
+                _Class(segments, strategy, chosen, classes).add_survivors(survivors)
         except _Full as full:
             share = max(full.share, 1e-3)
         else:
-            found.scans = scans
-            return found
+            survivors.scans = scans
+            return survivors
         keys = keys or _record_keys(segments)
         classes = max(classes * 2, int(min(classes / share, keys * _SLACK / room)) + 1)
         if classes > MAX_CLASSES:

@@ -58,18 +58,18 @@ def cluster() -> None:
 def status(*, check: bool, as_json: bool, bootstrap: str) -> None:
     """Show the nodes, the controller, and partitions that lack a leader or a replica."""
     with open_client(bootstrap) as client:
-        found = _status(client)
-    unknown = found["quorum_unknown"]
+        cluster_status = _status(client)
+    unknown = cluster_status["quorum_unknown"]
     why = [] if unknown is None else [f"no controller answers ({unknown})"]
     if why and not check:
         echo(f"kept: {why[0]}; the rest is what the nodes knew last", err=True)
     if as_json:
-        show_json(found)
+        show_json(cluster_status)
     else:
-        _show(found)
-    partitions = found["partitions"]
+        _show(cluster_status)
+    partitions = cluster_status["partitions"]
     troubles = {
-        "fenced nodes": sum(node["fenced"] is True for node in found["nodes"]),
+        "fenced nodes": sum(node["fenced"] is True for node in cluster_status["nodes"]),
         "under-replicated partitions": len(partitions["under_replicated"]),
         "offline partitions": len(partitions["offline"]),
     }
@@ -84,8 +84,8 @@ def _status(client: Client) -> dict[str, Any]:
     replicas, leaders = reassignment_plan.counts(topics.values())
     under, offline = reassignment_plan.troubled(topics)
     reports = _node_reports(client)
-    brokers = [one for summary, _ in reports.values() for one in summary["brokers"]]
-    epochs = {one["node_id"]: one["epoch"] for one in brokers}
+    brokers = [broker for summary, _ in reports.values() for broker in summary["brokers"]]
+    epochs = {broker["node_id"]: broker["epoch"] for broker in brokers}
     quorum = described.quorum
     nodes = []
     members = {member.node_id: member for member in described.members}
@@ -166,10 +166,10 @@ def _state_of(tp: TopicPartition, topics: dict[str, TopicView]) -> dict[str, Any
     }
 
 
-def _show(found: dict[str, Any]) -> None:
-    controller = found["controller_id"]
-    term = "" if found["term"] is None else f", term {found['term']}"
-    write(f"Cluster: {found['cluster_id']}\n")
+def _show(cluster_status: dict[str, Any]) -> None:
+    controller = cluster_status["controller_id"]
+    term = "" if cluster_status["term"] is None else f", term {cluster_status['term']}"
+    write(f"Cluster: {cluster_status['cluster_id']}\n")
     write(f"Controller: {'none' if controller < 0 else f'node {controller}'}{term}\n\n")
     rows = [
         (
@@ -184,11 +184,11 @@ def _show(found: dict[str, Any]) -> None:
             node["leaders"],
             node["replicas"],
         )
-        for node in found["nodes"]
+        for node in cluster_status["nodes"]
     ]
     columns = ("node", "roles", "state", "address", "rack", "epoch", "quorum", "metadata lag")
     show_table((*columns, "leaders", "replicas"), rows)
-    for node in found["nodes"]:
+    for node in cluster_status["nodes"]:
         if node["uncompiled_kernels"]:
             slow = ", ".join(node["uncompiled_kernels"])
             write(f"\nNode {node['node_id']} is slow: kernels that are not compiled: {slow}\n")
@@ -199,14 +199,14 @@ def _show(found: dict[str, Any]) -> None:
             f"Node {node['node_id']} left replicas closed for want of open files",
             node["left_closed"],
         )
-    partitions = found["partitions"]
+    partitions = cluster_status["partitions"]
     write(f"\nPartitions: {partitions['total']}\n")
     for what in ("offline", "under_replicated"):
         troubled = partitions[what]
         write(f"{what.replace('_', '-').capitalize()}: {len(troubled)}\n")
-        for one in troubled[:LISTED]:
-            place = f"{one['topic']}-{one['partition']}"
-            write(f"  {place}: replicas {one['replicas']}, in sync {one['isr']}\n")
+        for partition in troubled[:LISTED]:
+            place = f"{partition['topic']}-{partition['partition']}"
+            write(f"  {place}: replicas {partition['replicas']}, in sync {partition['isr']}\n")
         if len(troubled) > LISTED:
             write(f"  and {len(troubled) - LISTED} more\n")
 
@@ -256,11 +256,11 @@ def remove(*, number: int, as_json: bool, bootstrap: str) -> None:
 
 
 def _change_voters(what: str, body: dict[str, Any], as_json: bool, bootstrap: str) -> None:
-    found = request_any(bootstrap, lambda api: api.post(f"voters/{what}", body))
+    changed = request_any(bootstrap, lambda api: api.post(f"voters/{what}", body))
     if as_json:
-        show_json(found)
+        show_json(changed)
     else:
-        write(f"the voters are {', '.join(map(str, found['voters']))}\n")
+        write(f"the voters are {', '.join(map(str, changed['voters']))}\n")
 
 
 @cluster.command(
@@ -295,32 +295,32 @@ def elect(
             if one.topic_partition.topic in topics
             and one.topic_partition.partition in topics[one.topic_partition.topic].partitions
         }
-    told = [_outcome(one) | {"leader": leaders.get(one.topic_partition)} for one in outcomes]
-    _report(told, outcomes, as_json, lambda one: f"node {one['leader']} leads")
+    rows = [_outcome(one) | {"leader": leaders.get(one.topic_partition)} for one in outcomes]
+    _report(rows, outcomes, as_json, lambda one: f"node {one['leader']} leads")
 
 
-def _outcome(one: Outcome) -> dict[str, Any]:
+def _outcome(outcome: Outcome) -> dict[str, Any]:
     return {
-        "topic": one.topic_partition.topic,
-        "partition": one.topic_partition.partition,
-        "changed": one.error is None and one.needed,
-        "error": None if one.error is None else str(one.error),
+        "topic": outcome.topic_partition.topic,
+        "partition": outcome.topic_partition.partition,
+        "changed": outcome.error is None and outcome.needed,
+        "error": None if outcome.error is None else str(outcome.error),
     }
 
 
 def _report(
-    told: list[dict[str, Any]], outcomes: Sequence[Outcome], as_json: bool, done: Any
+    rows: list[dict[str, Any]], outcomes: Sequence[Outcome], as_json: bool, done: Any
 ) -> None:
     """Print what became of each partition; a Failure when one was refused."""
     if as_json:
-        show_json(told)
+        show_json(rows)
     else:
-        for one in told:
-            said = one["error"] or (done(one) if one["changed"] else "nothing to do")
-            write(f"{one['topic']}-{one['partition']}: {said}\n")
-        if not told:
+        for row in rows:
+            result = row["error"] or (done(row) if row["changed"] else "nothing to do")
+            write(f"{row['topic']}-{row['partition']}: {result}\n")
+        if not rows:
             write("nothing to do\n")
-    failed = [one.error for one in outcomes if one.error is not None]
+    failed = [outcome.error for outcome in outcomes if outcome.error is not None]
     if failed:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         raise Failure(f"{failed[0]}{more}")
@@ -408,8 +408,8 @@ def _move(
     if throttle is not None:
         _throttle(client, throttle, {tp.topic for tp in plan})
     outcomes = _reassign(client, dict(plan)) if plan else []
-    told = [_outcome(o) | {"replicas": list(plan[o.topic_partition])} for o in outcomes]
-    _report(told, outcomes, as_json, lambda one: f"moves to {one['replicas']}")
+    rows = [_outcome(o) | {"replicas": list(plan[o.topic_partition])} for o in outcomes]
+    _report(rows, outcomes, as_json, lambda one: f"moves to {one['replicas']}")
     if wait:
         _await_moves(client, set(plan))
         if throttle:
@@ -448,11 +448,11 @@ def _show_moves(moving: dict[TopicPartition, Reassignment], as_json: bool) -> No
         {
             "topic": tp.topic,
             "partition": tp.partition,
-            "target": list(one.target),
-            "adding": list(one.adding),
-            "removing": list(one.removing),
+            "target": list(move.target),
+            "adding": list(move.adding),
+            "removing": list(move.removing),
         }
-        for tp, one in sorted(moving.items())
+        for tp, move in sorted(moving.items())
     ]
     if not rows and not as_json:
         write("nothing is being moved\n")
@@ -494,7 +494,7 @@ def drain(
             outcomes = client.run(
                 operations.elect_leaders(operations.PREFERRED, led, client.timeout_ms)
             )
-            failed = [one.error for one in outcomes if one.error is not None]
+            failed = [outcome.error for outcome in outcomes if outcome.error is not None]
             if failed:
                 raise Failure(f"{failed[0]} (of {len(failed)} that stay)")
 
@@ -509,7 +509,7 @@ def unregister(*, number: int, bootstrap: str) -> None:
         if described.unknown is not None:
             raise Failure(f"no controller answers: {described.unknown}")
         quorum = described.quorum
-        if quorum is not None and number in {one.node_id for one in quorum.voters}:
+        if quorum is not None and number in {replica.node_id for replica in quorum.voters}:
             raise Failure(f"node {number} votes: kept cluster voter remove {number}")
         replicas, _ = reassignment_plan.counts(client.metadata().topics.values())
         if held := replicas.get(number, 0):
@@ -541,10 +541,10 @@ def _known(view: TopicView, number: int) -> int:
 
 def _partitions(client: Client, targets: Sequence[str]) -> list[TopicPartition]:
     """Every partition that TOPIC or TOPIC:P names."""
-    found = []
+    tps = []
     for target in targets:
         topic, number = topic_and_partition(target)
         view = client.topic(topic)
         numbers = sorted(view.partitions) if number is None else [_known(view, number)]
-        found += [TopicPartition(topic, one) for one in numbers]
-    return found
+        tps += [TopicPartition(topic, p) for p in numbers]
+    return tps

@@ -156,11 +156,11 @@ def why_missing(
     reports = _lost(bootstrap, topic=topic, partition=partition, offset=offset)
     lost_here = [
         {
-            "node": one["node"],
-            "leader_epoch": one["leader_epoch"],
-            "keys": [r for r in one["records"] if r["offset"] == offset],
+            "node": report["node"],
+            "leader_epoch": report["leader_epoch"],
+            "keys": [r for r in report["records"] if r["offset"] == offset],
         }
-        for one in reports
+        for report in reports
     ]
     if lost_here:
         answer["lost_in_another_epoch"] = lost_here
@@ -189,17 +189,19 @@ def lost(*, topic: str | None, as_json: bool, bootstrap: str) -> None:
         return
     rows = [
         (
-            moment(one.get("at_ms")),
-            one.get("topic"),
-            one.get("partition"),
-            one.get("node"),
-            one.get("leader_epoch"),
-            f"{one['first_offset']}..{one['end_offset']}" if "first_offset" in one else None,
-            one.get("committed_to"),
-            _keys(one["records"]),
-            one["incomplete"],
+            moment(report.get("at_ms")),
+            report.get("topic"),
+            report.get("partition"),
+            report.get("node"),
+            report.get("leader_epoch"),
+            f"{report['first_offset']}..{report['end_offset']}"
+            if "first_offset" in report
+            else None,
+            report.get("committed_to"),
+            _keys(report["records"]),
+            report["incomplete"],
         )
-        for one in reports
+        for report in reports
     ]
     columns = (
         "cut at",
@@ -224,10 +226,10 @@ def _keys(records: list[dict[str, Any]]) -> str:
 
 def _lost(bootstrap: str, **asked: object) -> list[dict[str, Any]]:
     """The reports of all nodes that take part; a node without the topic's replica has none."""
-    found: list[dict[str, Any]] = []
+    reports: list[dict[str, Any]] = []
     for api in each_node(bootstrap, TIMEOUT_S).values():
-        found += api.get("compaction/lost", **asked)["reports"]
-    return sorted(found, key=lambda one: one.get("at_ms", 0))
+        reports += api.get("compaction/lost", **asked)["reports"]
+    return sorted(reports, key=lambda one: one.get("at_ms", 0))
 
 
 @compact.command(epilog=examples("kept compact retry users:0"))
@@ -286,11 +288,11 @@ def verify(*, target: str, patience: int, as_json: bool, bootstrap: str) -> None
     topic, partition = topic_and_partition(target)
     verdicts = _verdicts(bootstrap, topic, partition, patience)
     if as_json:
-        show_json({"partitions": [asdict(one) for one in verdicts]})
+        show_json({"partitions": [asdict(verdict) for verdict in verdicts]})
     else:
         _show_verdicts(verdicts)
-    unequal = sum(one.equal is False for one in verdicts)
-    open_ = sum(one.equal is None for one in verdicts)
+    unequal = sum(verdict.equal is False for verdict in verdicts)
+    open_ = sum(verdict.equal is None for verdict in verdicts)
     if unequal or open_:
         raise Failure(f"{unequal} partitions differ, {open_} could not be compared")
 
@@ -306,38 +308,39 @@ def _verdicts(
     return [
         replica_digests.verify(
             topic,
-            one["partition"],
-            {n: nodes[n] for n in one["replicas"] if n in nodes},
-            tuple(n for n in one["replicas"] if n not in nodes),
+            pair["partition"],
+            {n: nodes[n] for n in pair["replicas"] if n in nodes},
+            tuple(n for n in pair["replicas"] if n not in nodes),
             patience_s,
         )
-        for one in wanted
+        for pair in wanted
     ]
 
 
 def _show_verdicts(verdicts: list[Verdict]) -> None:
-    said = {True: "equal", False: "DIFFERENT", None: "not compared"}
+    words = {True: "equal", False: "DIFFERENT", None: "not compared"}
     rows = [
         (
-            one.topic,
-            one.partition,
-            said[one.equal],
-            one.generation,
-            f"{one.start_offset}..{one.covered_end}" if one.equal is not None else None,
-            f"{one.covered_end}..{one.end_offset}" if one.equal is not None else None,
-            ",".join(map(str, one.replicas)),
-            one.why or (f"away: {','.join(map(str, one.absent))}" if one.absent else None),
+            verdict.topic,
+            verdict.partition,
+            words[verdict.equal],
+            verdict.generation,
+            f"{verdict.start_offset}..{verdict.covered_end}" if verdict.equal is not None else None,
+            f"{verdict.covered_end}..{verdict.end_offset}" if verdict.equal is not None else None,
+            ",".join(map(str, verdict.replicas)),
+            verdict.why
+            or (f"away: {','.join(map(str, verdict.absent))}" if verdict.absent else None),
         )
-        for one in verdicts
+        for verdict in verdicts
     ]
     columns = ("topic", "partition", "replicas are", "generation", "compacted", "tail", "nodes")
     show_table((*columns, "note"), rows)
-    for one in verdicts:
-        for found in one.differences:
-            where = f"{found.base_offset}..{found.end_offset}"
-            first = "" if found.offset is None else f", first at offset {found.offset}"
-            echo(f"\n{one.topic}-{one.partition} {where}{first}")
-            for node, has in sorted(found.replicas.items()):
+    for verdict in verdicts:
+        for difference in verdict.differences:
+            where = f"{difference.base_offset}..{difference.end_offset}"
+            first = "" if difference.offset is None else f", first at offset {difference.offset}"
+            echo(f"\n{verdict.topic}-{verdict.partition} {where}{first}")
+            for node, has in sorted(difference.replicas.items()):
                 echo(f"  node {node}: {has}")
 
 
@@ -372,24 +375,24 @@ def _show_dry_run(partition: dict[str, Any]) -> None:
         write("\n")
         waiting = [
             (
-                one["tombstones"],
-                f"{one['first_offset']}..{one['last_offset']}",
-                moment(one["removable_at_ms"]),
+                tombstone["tombstones"],
+                f"{tombstone['first_offset']}..{tombstone['last_offset']}",
+                moment(tombstone["removable_at_ms"]),
             )
-            for one in tombstones
+            for tombstone in tombstones
         ]
         show_table(("tombstones", "offsets", "removable from"), waiting)
     if key:
         write("\n")
         rows = [
             (
-                one["offset"],
-                moment(one["timestamp"]),
-                "tombstone" if one["is_tombstone"] else f"{one['value_bytes']} B",
-                one["fate"],
-                moment(one.get("removable_at_ms")),
+                record["offset"],
+                moment(record["timestamp"]),
+                "tombstone" if record["is_tombstone"] else f"{record['value_bytes']} B",
+                record["fate"],
+                moment(record.get("removable_at_ms")),
             )
-            for one in key
+            for record in key
         ]
         show_table(("offset", "timestamp", "value", "fate", "removable from"), rows)
     elif key is not None:
@@ -411,7 +414,7 @@ def _status(nodes: Mapping[int, JsonApi], topic: str | None) -> list[dict[str, A
 
     Of its other ``replicas`` each says itself what fails there: ``reason``.
     """
-    found: dict[tuple[str, int], dict[str, Any]] = {}
+    by_partition: dict[tuple[str, int], dict[str, Any]] = {}
     fails: dict[tuple[str, int, int], str] = {}
     failed: HttpFailed | None = None
     silent: list[int] = []
@@ -424,17 +427,17 @@ def _status(nodes: Mapping[int, JsonApi], topic: str | None) -> list[dict[str, A
         except HttpFailed as error:
             failed = error  # it may be one that just died, or that has no replica
             continue
-        for one in partitions:
-            where = one["topic"], one["partition"]
-            if one["state"] == "uncleanable":
-                fails[*where, one["node"]] = one["reason"]
-            if one["leads"] or where not in found:
-                found[where] = one
+        for partition in partitions:
+            where = partition["topic"], partition["partition"]
+            if partition["state"] == "uncleanable":
+                fails[*where, partition["node"]] = partition["reason"]
+            if partition["leads"] or where not in by_partition:
+                by_partition[where] = partition
     if silent:
         warn_unanswered(silent, "of partitions led there this shows what others know")
-    if not found and failed is not None:
+    if not by_partition and failed is not None:
         raise failed
-    for where, one in found.items():
-        for replica in one["replicas"]:
+    for where, partition in by_partition.items():
+        for replica in partition["replicas"]:
             replica["reason"] = fails.get((*where, replica["replica"]))
-    return [one for _, one in sorted(found.items())]
+    return [partition for _, partition in sorted(by_partition.items())]

@@ -148,13 +148,13 @@ def _compare(
     """Warn when the first offset is not there to be read."""
     start, end = bounds
     if offset > end:
-        said = f"offset {offset} is above the end of {topic}-{partition}, which is {end}"
+        complaint = f"offset {offset} is above the end of {topic}-{partition}, which is {end}"
         if to_end:
-            raise Failure(f"{said}: there is nothing to read up to it")
-        echo(f"kept: {said}; waiting for records from the end on", err=True)
+            raise Failure(f"{complaint}: there is nothing to read up to it")
+        echo(f"kept: {complaint}; waiting for records from the end on", err=True)
     elif offset < start:
-        said = f"offset {offset} is below the log start of {topic}-{partition}"
-        echo(f"kept: {said}; reading from {start} on", err=True)
+        complaint = f"offset {offset} is below the log start of {topic}-{partition}"
+        echo(f"kept: {complaint}; reading from {start} on", err=True)
 
 
 def _of_group(
@@ -268,8 +268,8 @@ def _warn(rows: list[ConsumedRecord], keyless: int) -> None:
     """Warn on standard error of what makes a table misleading."""
     if keyless:
         echo(f"kept: {keyless} records without a key are not in the table", err=True)
-    seen: dict[bytes | None, int] = {}
-    twice = [r.key for r in rows if seen.setdefault(r.key, r.partition) != r.partition]
+    counts: dict[bytes | None, int] = {}
+    twice = [r.key for r in rows if counts.setdefault(r.key, r.partition) != r.partition]
     if twice:
         echo(
             f"kept: {len(twice)} keys are in more than one partition, such as {twice[0]!r}: "

@@ -56,9 +56,9 @@ def as_object(file: str, entry: Entry) -> dict[str, Any]:
         elif name == "headers":
             out[name] = []
             for header, content in value:
-                one: dict[str, Any] = {"key": header}
-                put_bytes(one, "value", content)
-                out[name].append(one)
+                record: dict[str, Any] = {"key": header}
+                put_bytes(record, "value", content)
+                out[name].append(record)
         else:
             out[name] = value
     return out
@@ -130,11 +130,11 @@ def _applied(path: str) -> Entry:
 
 
 def _removals(path: str) -> Iterator[Entry]:
-    found = removal_log.decode(path, _read(path))
-    values = {"identity": str(found.generation), "decided_ms": found.now_ms}
-    line = f"removals of generation {found.generation}, decided {moment(found.now_ms)}"
+    removals = removal_log.decode(path, _read(path))
+    values = {"identity": str(removals.generation), "decided_ms": removals.now_ms}
+    line = f"removals of generation {removals.generation}, decided {moment(removals.now_ms)}"
     yield Entry("removals", values, line)
-    for reason, parts in found.reasons.items():
+    for reason, parts in removals.reasons.items():
         for base, bitmap in parts:
             values = {"reason": reason.value, "base_offset": base, "records": len(bitmap)}
             line = f"| baseOffset: {base} {reason.value}: {len(bitmap)}"

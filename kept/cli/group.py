@@ -61,11 +61,11 @@ def describe(*, name: str, as_json: bool, bootstrap: str) -> None:
 
 
 def _describe(client: Client, name: str) -> dict[str, Any]:
-    found = client.describe_group(name)
+    described = client.describe_group(name)
     committed = client.committed(name)
-    if found.state == "Dead" and not committed:
+    if described.state == "Dead" and not committed:
         raise GroupIdNotFound(f"no group {name}; kept group list shows those that exist")
-    owners = {tp: m for m in found.members for tp in m.partitions}
+    owners = {tp: m for m in described.members for tp in m.partitions}
     tps = sorted({*committed, *owners})
     known = client.metadata(sorted({tp.topic for tp in tps})).topics if tps else {}
     there = [tp for tp in tps if tp.topic in known and _is_led(known[tp.topic], tp.partition)]
@@ -89,9 +89,9 @@ def _describe(client: Client, name: str) -> dict[str, Any]:
         )
     return {
         "group": name,
-        "state": found.state,
-        "protocol_type": found.protocol_type,
-        "protocol": found.protocol,
+        "state": described.state,
+        "protocol_type": described.protocol_type,
+        "protocol": described.protocol,
         "members": [
             {
                 "member_id": m.member_id,
@@ -100,7 +100,7 @@ def _describe(client: Client, name: str) -> dict[str, Any]:
                 "host": m.host,
                 "partitions": [list(tp) for tp in m.partitions],
             }
-            for m in found.members
+            for m in described.members
         ],
         "partitions": rows,
     }
@@ -190,8 +190,8 @@ def _offsets(
     first = client.list_offsets(dict.fromkeys(tps, EARLIEST))
     last = client.list_offsets(dict.fromkeys(tps, LATEST))
     if kind == "timestamp":
-        found = client.list_offsets(dict.fromkeys(tps, number))
-        return {tp: f.offset if f.offset >= 0 else last[tp].offset for tp, f in found.items()}
+        located = client.list_offsets(dict.fromkeys(tps, number))
+        return {tp: f.offset if f.offset >= 0 else last[tp].offset for tp, f in located.items()}
     if kind == "offset":
         return {tp: min(max(number, first[tp].offset), last[tp].offset) for tp in tps}
     chosen = first if kind == "earliest" else last

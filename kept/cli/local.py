@@ -184,12 +184,12 @@ def _role(node: _Node) -> str | None:
     if endpoint is None:
         return None
     try:
-        found = JsonApi(endpoint, ROLE_TIMEOUT_S).get("cluster")
+        summary = JsonApi(endpoint, ROLE_TIMEOUT_S).get("cluster")
     except HttpFailed:
         return None
-    if not found["ready"]:
-        return str(found["reason"])
-    return "controller" if found["controller_id"] == node.number else "broker"
+    if not summary["ready"]:
+        return str(summary["reason"])
+    return "controller" if summary["controller_id"] == node.number else "broker"
 
 
 @local.command(epilog=examples("kept local stop 0"))
@@ -219,7 +219,7 @@ def start(*, number: int, directory: str) -> None:
     if node.pid() is not None:
         raise Failure(f"node {number} runs already (pid {node.pid()})")
     members = _listed_nodes(directory)
-    running = 1 + sum(one.pid() is not None for one in members)
+    running = 1 + sum(member.pid() is not None for member in members)
     if 2 * running > len(members):
         _start([node])
         return

@@ -66,11 +66,11 @@ def check(*, directory: str, as_json: bool) -> None:
     except (FileNotFoundError, NotADirectoryError):
         raise Failure(f"{directory}: no such directory") from None
     if as_json:
-        show_json([one._asdict() for one in findings])
+        show_json([finding._asdict() for finding in findings])
     else:
-        for one in findings:
-            write(f"{one}\n")
-    damaged = sum(one.damaged for one in findings)
+        for finding in findings:
+            write(f"{finding}\n")
+    damaged = sum(finding.damaged for finding in findings)
     if damaged:
         raise Failure(f"{directory}: {damaged} place{'s'[: damaged != 1]} damaged")
     if not as_json:

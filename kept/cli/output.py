@@ -36,9 +36,9 @@ def reader_is_gone() -> bool:
     """Whether standard output is a pipe that nobody reads any more, before a write says so."""
     import select
 
-    asked = select.poll()
-    asked.register(sys.stdout.fileno(), 0)
-    return any(events & select.POLLERR for _, events in asked.poll(0))
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
 def show_json(value: Any) -> None:
@@ -48,8 +48,8 @@ def show_json(value: Any) -> None:
 
 def json_line(value: Any) -> str:
     """One line of JSON."""
-    made = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
-    return printable_text(made) + "\n"
+    line = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+    return printable_text(line) + "\n"
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -90,12 +90,12 @@ def show_tree(value: Any, indent: int = 0) -> None:
                 shown = moment(member) if dated else member
                 write(f"{pad}{label.removesuffix(' ms') if dated else label}: {_cell(shown)}\n")
     elif isinstance(value, list):
-        for one in value:
-            if isinstance(one, Mapping):
-                show_tree(one, indent)
-                write("\n" if indent == 0 else f"{pad}--\n" if one is not value[-1] else "")
+        for element in value:
+            if isinstance(element, Mapping):
+                show_tree(element, indent)
+                write("\n" if indent == 0 else f"{pad}--\n" if element is not value[-1] else "")
             else:
-                write(f"{pad}{_cell(one)}\n")
+                write(f"{pad}{_cell(element)}\n")
     else:
         write(f"{pad}{_cell(value)}\n")
 

@@ -172,30 +172,30 @@ class _Lines:
                 raise Failure(f"line {self._number}: {error}") from error
         key, value = None, line
         if self._separator is not None:
-            key, found, value = line.partition(self._separator)
-            if not found:
+            key, separator, value = line.partition(self._separator)
+            if not separator:
                 text = self._separator.decode()
                 raise Failure(f"line {self._number} has no key separator {text!r}")
         null = self._null is not None and value == self._null
         return OutRecord(key, None if null else value, partition=self._partition)
 
     def _from_json(self, line: bytes) -> OutRecord:
-        one = json.loads(line)
-        if not isinstance(one, dict):
+        row = json.loads(line)
+        if not isinstance(row, dict):
             raise ValueError("not a JSON object")
-        unknown = sorted(set(one) - _FIELDS)
+        unknown = sorted(set(row) - _FIELDS)
         if unknown:
             raise ValueError(f"unknown field {unknown[0]!r}")
         headers = []
-        for header in one.get("headers") or ():
+        for header in row.get("headers") or ():
             if not isinstance(header, dict) or not isinstance(header.get("key"), str):
                 raise ValueError("headers are objects with key and value")
             headers.append((header["key"], get_bytes(header, "value")))
-        where = one.get("partition") if self._partition is None else self._partition
-        when = one.get("timestamp")
+        where = row.get("partition") if self._partition is None else self._partition
+        when = row.get("timestamp")
         for name, number in (("partition", where), ("timestamp", when)):
             if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
                 raise ValueError(f"{name} is not a whole number")
         return OutRecord(
-            get_bytes(one, "key"), get_bytes(one, "value"), tuple(headers), when, where
+            get_bytes(row, "key"), get_bytes(row, "value"), tuple(headers), when, where
         )

@@ -148,10 +148,10 @@ class Failure(KeptError):
 def pairs(name: str, given: Sequence[str]) -> dict[str, str]:
     """``K=V`` arguments as a dict; a UsageError names the one that is not."""
     out: dict[str, str] = {}
-    for one in given:
-        key, equals, value = one.partition("=")
+    for pair in given:
+        key, equals, value = pair.partition("=")
         if not equals or not key.strip():
-            raise click.UsageError(f"{name} {one!r} is not KEY=VALUE")
+            raise click.UsageError(f"{name} {pair!r} is not KEY=VALUE")
         if key.strip() in out:
             raise click.UsageError(f"{name} {key.strip()} is given twice")
         out[key.strip()] = value.strip()
@@ -182,8 +182,8 @@ def run(arguments: list[str]) -> int:
     except (KeptError, OSError) as error:
         if os.environ.get("KEPT_TRACEBACK"):
             raise
-        said = str(error)
-        return _fail(said + NO_NODE if said.endswith("connection refused") else said)
+        message = str(error)
+        return _fail(message + NO_NODE if message.endswith("connection refused") else message)
     return status if isinstance(status, int) else 0
 
 

@@ -144,19 +144,19 @@ def table(
         if refresh is not None:
             done = asdict(jobs.refresh(session, bootstrap, topic, refresh))
             why = f"all of it: {done['whole']}" if done["whole"] else "only what is new"
-            said = f"{done['rows']} rows in {done['path']}, read {why}"
-            show_json(done) if as_json else echo(said)
+            message = f"{done['rows']} rows in {done['path']}, read {why}"
+            show_json(done) if as_json else echo(message)
             return
-        made = jobs.table(session, bootstrap, topic, as_of_offset=offset, as_of_ms=at_ms)
+        latest = jobs.table(session, bootstrap, topic, as_of_offset=offset, as_of_ms=at_ms)
         if out is not None:
             written = Observation()
-            counted = made.observe(written, f.count(f.lit(1)).alias("rows"))
+            counted = latest.observe(written, f.count(f.lit(1)).alias("rows"))
             counted.write.mode("errorifexists").parquet(out)
             count = written.get["rows"]
             show_json({"path": out, "rows": count}) if as_json else echo(f"{count} rows in {out}")
             return
         # As a number: Python has no moments after the year 9999, and would make them local time.
-        shown = made.withColumn("timestamp", f.unix_millis("timestamp")).orderBy("key")
+        shown = latest.withColumn("timestamp", f.unix_millis("timestamp")).orderBy("key")
         rows = (shown.limit(limit) if limit else shown).collect()
     if as_json:
         show_json({"topic": topic, "rows": [_row(row) for row in rows]})
@@ -207,22 +207,22 @@ def analyze(
     with _job(obj) as session:
         from kept.pipeline import jobs
 
-        found = jobs.analyze(
+        analysis = jobs.analyze(
             session, bootstrap, topic, out=out, prefix_until=prefix_until, config=settings
         )
     if report is not None:
         with open(report, "w", encoding="utf-8") as file:
-            file.write(jobs.page(found))
+            file.write(jobs.page(analysis))
     if as_json:
-        show_json(_plain({**asdict(found), "skew": found.skew}))
+        show_json(_plain({**asdict(analysis), "skew": analysis.skew}))
         return
-    total = found.totals
+    total = analysis.totals
     echo(
         f"{total['records']} records of {total['keys']} keys, {size(total['bytes'])}; compaction "
         f"would leave {total['kept_records']} records, {size(total['kept_bytes'])}; "
-        f"{total['tombstones']} tombstones; skew {found.skew:.2f}\n"
+        f"{total['tombstones']} tombstones; skew {analysis.skew:.2f}\n"
     )
-    for name, rows in (("partition", found.partitions), ("prefix", found.prefixes)):
+    for name, rows in (("partition", analysis.partitions), ("prefix", analysis.prefixes)):
         columns = ("records", "kept_records", "bytes", "kept_bytes", "tombstones", "keys")
         shown = [
             (_cut(_text(str(row[name]).encode())) or "-", *(row[c] for c in columns))
@@ -230,7 +230,7 @@ def analyze(
         ]
         show_table((name, *(c.replace("_", " ") for c in columns)), shown)
         echo()
-    hottest = [(_cut(_text(r["key"])), r["records"], r["bytes"]) for r in found.hottest[:10]]
+    hottest = [(_cut(_text(r["key"])), r["records"], r["bytes"]) for r in analysis.hottest[:10]]
     show_table(("hottest key", "records", "bytes"), hottest)
 
 
@@ -263,9 +263,9 @@ def audit(
     with _job(obj) as session:
         from kept.pipeline import jobs
 
-        found = jobs.audit(session, bootstrap, topic, reference=reference, patience_s=patience)
-    _show_audit(found, as_json)
-    return 0 if found.clean else 1
+        audited = jobs.audit(session, bootstrap, topic, reference=reference, patience_s=patience)
+    _show_audit(audited, as_json)
+    return 0 if audited.clean else 1
 
 
 def _check_report(path: str) -> None:
@@ -280,35 +280,37 @@ def _check_report(path: str) -> None:
         raise Failure(f"--report {path!r}: it cannot be written there")
 
 
-def _show_audit(found: Audit, as_json: bool) -> None:
+def _show_audit(audited: Audit, as_json: bool) -> None:
     if as_json:
-        said = {
-            "topic": found.topic, "clean": found.clean, "total": found.total,
-            "counts": found.counts(), "replicas": list(found.replicas), "absent": found.absent,
-            "records": found.records, "looks": found.looks, "reference": found.reference,
-            "findings": [one._asdict() for one in found.findings], "cannot_see": found.blind,
+        document = {
+            "topic": audited.topic, "clean": audited.clean, "total": audited.total,
+            "counts": audited.counts(), "replicas": list(audited.replicas),
+            "absent": audited.absent, "records": audited.records, "looks": audited.looks,
+            "reference": audited.reference,
+            "findings": [finding._asdict() for finding in audited.findings],
+            "cannot_see": audited.blind,
         }  # fmt: skip
-        show_json(_plain(said))
+        show_json(_plain(document))
         return
     rows = [
         (f.kind, f.partition, f.offset, _cut(_text(f.key)), f.replica if f.replica >= 0 else "all",
          f.detail)
-        for f in found.findings[:MOST_SHOWN]
+        for f in audited.findings[:MOST_SHOWN]
     ]  # fmt: skip
     if rows:
         show_table(("fault", "partition", "offset", "key", "node", "why"), rows)
-    if found.total > len(rows):
-        echo(f"and {found.total - len(rows)} more")
-    nodes = ", ".join(map(str, found.replicas))
-    verdict = "clean" if found.clean else f"{found.total} faults"
-    if found.reference is not None:
+    if audited.total > len(rows):
+        echo(f"and {audited.total - len(rows)} more")
+    nodes = ", ".join(map(str, audited.replicas))
+    verdict = "clean" if audited.clean else f"{audited.total} faults"
+    if audited.reference is not None:
         nodes += " and the reference"
-    echo(f"{found.topic}: {verdict}; {found.records} records of nodes {nodes} compared")
-    for partition, replicas in found.absent.items():
+    echo(f"{audited.topic}: {verdict}; {audited.records} records of nodes {nodes} compared")
+    for partition, replicas in audited.absent.items():
         echo(f"partition {partition}: not in sync and not read: {list(replicas)}")
     echo("This cannot see:")
-    for one in found.blind:
-        echo(f"  - {one}")
+    for limit in audited.blind:
+        echo(f"  - {limit}")
 
 
 @spark.command(epilog=examples("kept spark export users /data/users-2026-11-21"))
@@ -354,8 +356,8 @@ def restore(
         count = jobs.restore(
             session, bootstrap, directory, topic, replication_factor=replication_factor or -1
         )
-    said = {"topic": topic, "records": count}
-    show_json(said) if as_json else echo(f"{count} records in {topic}")
+    document = {"topic": topic, "records": count}
+    show_json(document) if as_json else echo(f"{count} records in {topic}")
 
 
 @spark.command(
@@ -388,17 +390,17 @@ def compact(
     with _job(obj) as session:
         from kept.pipeline import jobs
 
-        made = jobs.compact(session, directory, target, config=settings, below=limits)
-        _show_export(made, as_json)
+        exported = jobs.compact(session, directory, target, config=settings, below=limits)
+        _show_export(exported, as_json)
 
 
-def _show_export(made: Any, as_json: bool) -> None:
+def _show_export(written: Any, as_json: bool) -> None:
     from dataclasses import asdict
 
     if as_json:
-        show_json(asdict(made))
+        show_json(asdict(written))
         return
-    echo(f"{made.records} records of {made.topic} in {made.path}")
+    echo(f"{written.records} records of {written.topic} in {written.path}")
 
 
 # What they share.
@@ -406,7 +408,9 @@ def _show_export(made: Any, as_json: bool) -> None:
 
 def _need(bootstrap: str | None, topic: str | None) -> None:
     """Fail at once where Spark, Java, the cluster or the topic is not there."""
-    missing = [one for one in ("pyspark", "pyarrow") if importlib.util.find_spec(one) is None]
+    missing = [
+        package for package in ("pyspark", "pyarrow") if importlib.util.find_spec(package) is None
+    ]
     if missing:
         are = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not installed"
         raise Failure(f"{are}: {INSTALL}")
@@ -444,23 +448,25 @@ def _job(obj: dict[str, Any]) -> Iterator[SparkSession]:
     from kept.pipeline.session import session
 
     logging.getLogger().addFilter(_is_no_interrupt)
-    made: SparkSession | None = None
+    created: SparkSession | None = None
     died = False
     try:
         joined = SparkSession.getActiveSession() is not None
         try:
             with _interrupted_later():
                 os.environ["PYTHONSAFEPATH"] = "1"  # for workers of a JVM that starts here
-                made = session(obj["master"], {**NO_CODE_FROM_HERE, **obj["conf"]}, quiet=True)
-            yield made
+                created = session(obj["master"], {**NO_CODE_FROM_HERE, **obj["conf"]}, quiet=True)
+            yield created
         except (Py4JError, ConnectionError, EOFError) as error:
-            died = made is not None and not isinstance(error, Py4JJavaError) and _has_ended(made)
+            died = (
+                created is not None and not isinstance(error, Py4JJavaError) and _has_ended(created)
+            )
             if died:
                 raise Failure(DIED) from error
             raise
         finally:
-            if made is not None and not joined and not died:
-                made.stop()
+            if created is not None and not joined and not died:
+                created.stop()
     except (PySparkException, Py4JError) as error:
         if os.environ.get("KEPT_TRACEBACK"):
             raise
@@ -530,10 +536,10 @@ def _offset(given: str | None) -> int | dict[int, int] | None:
     if given is None:
         return None
     try:
-        found = json.loads(given)
-        if isinstance(found, dict):
-            return {_whole(p): _whole(o) for p, o in found.items()}
-        return _whole(found)
+        parsed = json.loads(given)
+        if isinstance(parsed, dict):
+            return {_whole(p): _whole(o) for p, o in parsed.items()}
+        return _whole(parsed)
     except (ValueError, TypeError):
         raise click.UsageError(
             f'{given!r} is neither an offset nor JSON such as {{"0": 10, "1": 12}}'
@@ -562,11 +568,11 @@ def _moment(given: str | None) -> int | None:
 
 
 def _row(row: Any) -> dict[str, Any]:
-    made: dict[str, Any] = {}
-    put_bytes(made, "key", bytes(row.key))
-    put_bytes(made, "value", bytes(row.value))
-    made |= {"partition": row.partition, "offset": row.offset, "timestamp": row.timestamp}
-    return made
+    fields: dict[str, Any] = {}
+    put_bytes(fields, "key", bytes(row.key))
+    put_bytes(fields, "value", bytes(row.value))
+    fields |= {"partition": row.partition, "offset": row.offset, "timestamp": row.timestamp}
+    return fields
 
 
 def _text(key: bytes | None) -> str:

@@ -175,12 +175,13 @@ def _compaction(
             answer = JsonApi(endpoint, PRESENT_S).get("compaction", topic=name)
         except HttpFailed:
             continue
-        for one in answer["partitions"]:
-            number = int(one["partition"])
+        for partition in answer["partitions"]:
+            number = int(partition["partition"])
             if leaders.get(number) != node:
                 continue
             out[number] = {
-                key: one[key] for key in ("dirty_ratio", "last_compaction_ms", "state", "reason")
+                key: partition[key]
+                for key in ("dirty_ratio", "last_compaction_ms", "state", "reason")
             }
     return out
 
@@ -259,11 +260,11 @@ def _refuse_unknown(names: tuple[str, ...], known: list[str]) -> None:
     """A misspelt name is an error here: deleting it is none for the broker, and does nothing."""
     from difflib import get_close_matches
 
-    for one in names:
-        if one not in known:
-            near = get_close_matches(one, known, n=1)
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise Failure(f"--delete-config {one}: there is no such topic setting{hint}")
+            raise Failure(f"--delete-config {name}: there is no such topic setting{hint}")
 
 
 @topic.command(epilog=examples("kept topic delete users"))

@@ -35,18 +35,21 @@ def wait_reporter(bootstrap: str) -> Callable[[KeptError], None]:
 def _controllers(bootstrap: str) -> str:
     """What nodes of kept know of their controller, and which of its voters are there."""
     try:
-        found = request_any(bootstrap, lambda api: api.get("cluster"), PRESENT_S)
+        summary = request_any(bootstrap, lambda api: api.get("cluster"), PRESENT_S)
     except HttpFailed:
         return ""
-    if found["controller_id"] >= 0:
-        return f": node {found['controller_id']} is taken for it"
-    at = {one["node_id"]: one["endpoints"][0].partition("://")[2] for one in found["brokers"]}
+    if summary["controller_id"] >= 0:
+        return f": node {summary['controller_id']} is taken for it"
+    at = {
+        broker["node_id"]: broker["endpoints"][0].partition("://")[2]
+        for broker in summary["brokers"]
+    }
     silent = [
         str(voter)
-        for voter in found["voters"]
+        for voter in summary["voters"]
         if voter in at and not JsonApi(parse_bootstrap(at[voter])[0]).is_there()
     ]
-    voters = ", ".join(map(str, found["voters"]))
+    voters = ", ".join(map(str, summary["voters"]))
     away = f", of which {', '.join(silent)} do{'es' * (len(silent) == 1)} not answer"
     return f": none is elected; the voters are nodes {voters}{away if silent else ''}"
 
@@ -70,23 +73,25 @@ def explained(bootstrap: str, topic: str) -> Iterator[None]:
     try:
         yield
     except (KafkaStorageError, NotLeaderOrFollower) as error:
-        found = _reasons(bootstrap, topic, set(str(error).replace(":", " ").split()))
-        if not found:
+        reasons = _reasons(bootstrap, topic, set(str(error).replace(":", " ").split()))
+        if not reasons:
             raise
-        raise Failure("; ".join([str(error), *found])) from error
+        raise Failure("; ".join([str(error), *reasons])) from error
 
 
 def _reasons(bootstrap: str, topic: str, named: set[str]) -> list[str]:
     """Why those partitions of a topic that are ``named`` are offline; nothing where nobody of kept
     is there to say.
     """
-    found: dict[str, None] = {}
+    reasons: dict[str, None] = {}
     try:
         for number, api in each_node(bootstrap, ANSWER_S).items():
-            for one in api.get(f"topics/{topic}", segments=0)["partitions"]:
-                concerned = f"{topic}-{one['partition']}" in named and number in one["replicas"]
-                if one["offline"] and concerned:
-                    found[f"node {number}: {one['offline']}"] = None
+            for partition in api.get(f"topics/{topic}", segments=0)["partitions"]:
+                concerned = (
+                    f"{topic}-{partition['partition']}" in named and number in partition["replicas"]
+                )
+                if partition["offline"] and concerned:
+                    reasons[f"node {number}: {partition['offline']}"] = None
     except HttpFailed:
         pass
-    return list(found)
+    return list(reasons)

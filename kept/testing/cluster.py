@@ -200,8 +200,8 @@ class Cluster:
 
     @staticmethod
     def _knows(client: Client, topic: str) -> bool:
-        found = client.metadata([topic]).topics.get(topic)
-        return found is not None and not found.error_code and bool(found.partitions)
+        view = client.metadata([topic]).topics.get(topic)
+        return view is not None and not view.error_code and bool(view.partitions)
 
     # Files.
 
@@ -248,9 +248,9 @@ class Cluster:
             try:
                 self._await_ready(node, position)
             except NodeFailed:
-                taken = not node.started and not node.running and not is_free(node.port)
+                is_busy = not node.started and not node.running and not is_free(node.port)
                 self._end(node, signal.SIGKILL)
-                if not taken or attempt == PORT_ATTEMPTS - 1:
+                if not is_busy or attempt == PORT_ATTEMPTS - 1:
                     raise
             else:
                 node.started = True
@@ -349,8 +349,8 @@ class Cluster:
                 for node in self._nodes:
                     self._end(node, signal.SIGKILL)
                     shutil.rmtree(self.data_dir(node.number), ignore_errors=True)
-                taken = any(not is_free(p) for node in dead for p in (node.port, node.node_port))
-                if not taken or attempt == PORT_ATTEMPTS - 1:
+                is_busy = any(not is_free(p) for node in dead for p in (node.port, node.node_port))
+                if not is_busy or attempt == PORT_ATTEMPTS - 1:
                     raise
             else:
                 for node in self._nodes:
@@ -358,13 +358,13 @@ class Cluster:
                 return
 
     def _choose_ports(self) -> None:
-        taken: set[int] = set()
+        used: set[int] = set()
         for node in self._nodes:
             port = free_port(above=[NODE_PORT_OFFSET])
-            while {port, port + NODE_PORT_OFFSET} & taken:
+            while {port, port + NODE_PORT_OFFSET} & used:
                 port = free_port(above=[NODE_PORT_OFFSET])
             node.port, node.node_port = port, port + NODE_PORT_OFFSET
-            taken |= {node.port, node.node_port}
+            used |= {node.port, node.node_port}
         self._shared = cluster_settings([node.node_port for node in self._nodes])
 
     def _close_all(self) -> None:

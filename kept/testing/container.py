@@ -59,8 +59,8 @@ class KeptContainer(DockerContainer):
     def start(self) -> Self:
         """Start it and wait until it is ready. Raises NodeFailed with the end of its log."""
         super().start()
-        told = f"OUTSIDE://{self.bootstrap},INSIDE://{self.inside}"
-        self.copy_into_container(told.encode(), _TOLD)
+        listeners = f"OUTSIDE://{self.bootstrap},INSIDE://{self.inside}"
+        self.copy_into_container(listeners.encode(), _TOLD)
         end = time.monotonic() + START_DEADLINE_S
         while (why := self._unready()) is not None:
             if self.status == "exited" or time.monotonic() > end:

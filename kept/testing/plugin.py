@@ -68,10 +68,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     cluster = item.session.stash.get(_SHARED, None)
     uses = "kept_broker" in getattr(item, "fixturenames", ())
     if cluster is not None and uses and not cluster.running():
-        told = "\n".join(cluster.log().splitlines()[-_TAIL_LINES:])
+        tail = "\n".join(cluster.log().splitlines()[-_TAIL_LINES:])
         cluster.start()
         pytest.fail(
-            f"the node that all tests share was dead before this one; its log ended with\n{told}",
+            f"the node that all tests share was dead before this one; its log ended with\n{tail}",
             pytrace=False,
         )
 

@@ -55,9 +55,9 @@ def free_port(above: Sequence[int] = ()) -> int:
     draw = random.Random(os.urandom(8))
     for _ in range(1000):
         port = draw.randint(LOWEST, HIGHEST)
-        several = [port + distance for distance in (0, *above)]
+        ports = [port + distance for distance in (0, *above)]
         with _drawing:
-            if _drawn.isdisjoint(several) and all(map(is_free, several)) and _reserve(several):
+            if _drawn.isdisjoint(ports) and all(map(is_free, ports)) and _reserve(ports):
                 return port
     raise OSError(f"no free port from {LOWEST} to {HIGHEST}")
 

@@ -73,13 +73,13 @@ def processes_in(directory: str) -> Iterator[int]:
 def reap(directory: str, remove: bool) -> None:
     """Kill what works in a directory, and remove it if asked to."""
     for _ in range(_ATTEMPTS):
-        found = list(processes_in(directory))
-        for number in found:
+        processes = list(processes_in(directory))
+        for number in processes:
             try:
                 os.kill(number, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        if not found:
+        if not processes:
             break
         time.sleep(_PAUSE_S)
     if remove:
@@ -90,11 +90,11 @@ def main() -> None:
     """The companion: read until the other side is gone, then reap."""
     watched: dict[str, bool] = {}
     for line in sys.stdin.buffer:
-        said = json.loads(line)
-        if "watch" in said:
-            watched[said["watch"]] = said["remove"]
+        request = json.loads(line)
+        if "watch" in request:
+            watched[request["watch"]] = request["remove"]
         else:
-            watched.pop(said["forget"], None)
+            watched.pop(request["forget"], None)
     for directory, remove in watched.items():
         reap(directory, remove)
 

@@ -289,7 +289,7 @@ class SimulatedDisk(Disk):
         return self.calls == self._crash_at
 
     def _inject(self, operation: str, path: str) -> Injection | None:
-        if any(path == one or path.startswith(f"{one}/") for one in self.broken):
+        if any(path == broken or path.startswith(f"{broken}/") for broken in self.broken):
             return Injection(operation, path, errno.EIO)
         for injection in self.injections:
             if injection.operation == operation and injection.path in path:

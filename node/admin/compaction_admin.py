@@ -128,7 +128,7 @@ class CompactionAdmin:
     def dirty_samples(self, topic: str, partition: int) -> DirtySamples:
         """Dirty ratios of a partition led here in the last hour. Raises UnknownTopicOrPartition."""
         tp = self.lookup.partition(topic, partition)
-        return DirtySamples(*tp, samples=[DirtySample(*one) for one in self.history.of(tp)])
+        return DirtySamples(*tp, samples=[DirtySample(*sample) for sample in self.history.of(tp)])
 
     async def compact_now(
         self, topic: str, partition: int | None, wait: bool, *, here: bool = False

@@ -242,9 +242,9 @@ class CompactionView:
         """Where a compacted partition stands; no log is read."""
         cleaner = self.cleaner.started
         known = cleaner.state(hosted)
-        seen = view(hosted.partition.log, known, hosted.partition.last_stable_offset)
-        found = cleanable_range(seen, self.runtime.now_ms())
-        clean, dirty = sizes(seen, found)
+        snapshot = view(hosted.partition.log, known, hosted.partition.last_stable_offset)
+        cleanable = cleanable_range(snapshot, self.runtime.now_ms())
+        clean, dirty = sizes(snapshot, cleanable)
         tp = hosted.partition.topic_partition
         cleaning = cleaner.status(tp)
         state, reason = _state(cleaning.next, dirty)
@@ -263,9 +263,9 @@ class CompactionView:
         return CompactionStatus(
             state=state,
             reason=reason,
-            first_dirty_offset=found.first_dirty,
-            cleanable_end_offset=found.end_offset,
-            bound=found.bound,
+            first_dirty_offset=cleanable.first_dirty,
+            cleanable_end_offset=cleanable.end_offset,
+            bound=cleanable.bound,
             clean_bytes=clean,
             dirty_bytes=dirty,
             dirty_ratio=_ratio(clean, dirty),
@@ -276,7 +276,7 @@ class CompactionView:
             else _retry_at_ms(cleaning.failure),
             failures=trouble.count if cleaning.failure is None else cleaning.failure.count,
             progress=progress,
-            tombstones_pending=known.tombstones_from(seen.segments[0].base_offset),
+            tombstones_pending=known.tombstones_from(snapshot.segments[0].base_offset),
             next_horizon_ms=min(known.horizons.values(), default=None),
             cleaning_to=None if cleaning.running is None else cleaning.running.plan.end_offset,
             node=self.identity.node_id,
@@ -308,7 +308,7 @@ class CompactionView:
     ) -> NothingCleanable | Explanation:
         cleaner, tp = self.cleaner.started, hosted.partition.topic_partition
         due = cleaner.plan_for(hosted)
-        plan = due if isinstance(due, Plan) else cleaner.plan_for(hosted, asked=True)
+        plan = due if isinstance(due, Plan) else cleaner.plan_for(hosted, on_demand=True)
         status = self.status(hosted)
         if isinstance(plan, NotNow):
             return NothingCleanable(
@@ -423,7 +423,7 @@ class CompactionView:
                 **bounds,
             )
 
-        found = await self.runtime.in_thread(find)
+        answer = await self.runtime.in_thread(find)
         winner: Mapping[str, Any] | Omitted | None = OMITTED
         if key is not None:
             history = await self.records_of(hosted, key)
@@ -431,10 +431,10 @@ class CompactionView:
         return MissingRecord(
             *partition.topic_partition,
             offset=offset,
-            fate=found.fate.value,
-            explanation=found.text,
-            reason=None if found.reason is None else found.reason.value,
-            generation=None if found.generation is None else str(found.generation),
+            fate=answer.fate.value,
+            explanation=answer.text,
+            reason=None if answer.reason is None else answer.reason.value,
+            generation=None if answer.generation is None else str(answer.generation),
             winner=winner,
         )
 
@@ -453,9 +453,13 @@ class CleanerView:
         cleaner, counters = self.cleaner.started, self.counters
         running = [
             RunningPass(
-                *tp, one.plan.why, round(one.plan.dirty_ratio, 4), one.progress, one.started_ms
+                *tp,
+                running_pass.plan.why,
+                round(running_pass.plan.dirty_ratio, 4),
+                running_pass.progress,
+                running_pass.started_ms,
             )
-            for tp, one in cleaner.running.items()
+            for tp, running_pass in cleaner.running.items()
         ]
         uncleanable = [
             UncleanableLog(
@@ -479,8 +483,8 @@ class CleanerView:
 def dirty_ratio(hosted: LocalReplica, now_ms: int) -> float:
     """How much of what a pass could clean is dirty: 0 to 1."""
     known = hosted.compaction or CompactionState()
-    seen = view(hosted.partition.log, known, hosted.partition.last_stable_offset)
-    return _ratio(*sizes(seen, cleanable_range(seen, now_ms)))
+    snapshot = view(hosted.partition.log, known, hosted.partition.last_stable_offset)
+    return _ratio(*sizes(snapshot, cleanable_range(snapshot, now_ms)))
 
 
 def _ratio(clean_bytes: int, dirty_bytes: int) -> float:
@@ -495,13 +499,13 @@ def _generations(hosted: LocalReplica) -> dict[str, Any]:
     """What is known of the manifests of all replicas."""
     leader = hosted.partition.core
     core = leader.manifests
-    found: dict[str, Any] = {
+    generations: dict[str, Any] = {
         "held": _named(None if core.held is None else core.held.generation),
         "published": _named(None if core.published is None else core.published.generation),
     }
     if leader.leading and leader.followers:
-        found["awaits"] = leader.lacking if leader.offered is not None else ()
-        found["replicas"] = tuple(
+        generations["awaits"] = leader.lacking if leader.offered is not None else ()
+        generations["replicas"] = tuple(
             ReplicaGenerations(
                 replica,
                 _named(follower.held),
@@ -510,7 +514,7 @@ def _generations(hosted: LocalReplica) -> dict[str, Any]:
             )
             for replica, follower in leader.followers.items()
         )
-    return found
+    return generations
 
 
 def _named(identity: Any) -> str | None:
@@ -529,10 +533,10 @@ def outcome(tp: TopicPartition, finished: asyncio.Future[Result | NotNow]) -> Pa
     error = finished.exception()
     if isinstance(error, KeptError):
         return PassOutcome(*tp, done=False, error=str(error))
-    found = finished.result()
-    if isinstance(found, NotNow):
-        return PassOutcome(*tp, done=False, reason=found.reason)
-    return PassOutcome(*tp, done=True, result=found)
+    result = finished.result()
+    if isinstance(result, NotNow):
+        return PassOutcome(*tp, done=False, reason=result.reason)
+    return PassOutcome(*tp, done=True, result=result)
 
 
 def _batch_of(hosted: LocalReplica, offset: int) -> FileSlice | None:

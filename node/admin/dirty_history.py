@@ -102,11 +102,11 @@ class DirtyHistory:
             line.add(number, self._ratio(hosted, line))
 
     def _ratio(self, hosted: LocalReplica, line: _Line) -> float:
-        seen = _identity(hosted)
+        identity = _identity(hosted)
         lag_ms = hosted.partition.log.config.min_compaction_lag_ms
-        if line.seen == seen and line.ratios and line.ratios[-1] != UNKNOWN and not lag_ms:
+        if line.seen == identity and line.ratios and line.ratios[-1] != UNKNOWN and not lag_ms:
             return line.ratios[-1]
-        line.seen = seen
+        line.seen = identity
         from kept.node.admin import compaction_status  # not before the node is ready
 
         return compaction_status.dirty_ratio(hosted, self._runtime.now_ms())

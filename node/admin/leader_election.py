@@ -44,9 +44,9 @@ class LeaderElection:
             outcomes = await client.run(operation, patience_s=ELECT_MS / 1000, retry=False)
         finally:
             client.close()
-        for one in outcomes:
-            if not one.needed:
+        for of_partition in outcomes:
+            if not of_partition.needed:
                 raise ElectionNotNeeded(f"ElectLeaders of {tp}: its preferred replica leads it")
-            if one.error is not None:
-                raise one.error
+            if of_partition.error is not None:
+                raise of_partition.error
         return Elected(*tp, elected=True)

@@ -234,10 +234,10 @@ class LeaderRouter:
         except KeptError as error:
             return _failed(topic, numbers, f"its leader, node {leader}, was asked: {error}")
         wanted = set(numbers)
-        progress = _Progress({one["partition"] for one in answer.get("started", ())} & wanted)
-        for one in answer.get("partitions", ()):
-            if one["partition"] in wanted:
-                progress.outcomes[one["partition"]] = Remote(one)
+        progress = _Progress({entry["partition"] for entry in answer.get("started", ())} & wanted)
+        for entry in answer.get("partitions", ()):
+            if entry["partition"] in wanted:
+                progress.outcomes[entry["partition"]] = Remote(entry)
         lost = sorted(wanted - progress.started - progress.outcomes.keys())
         why = f"node {leader} leads it no longer; ask again"
         progress.outcomes |= _failed(topic, lost, why).outcomes

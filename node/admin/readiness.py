@@ -85,9 +85,9 @@ class Readiness:
         if not self.caught_up:
             self._update(image)
         if self._awaited:
-            one = min(self._awaited)
-            topic = image.topics_by_id[one.topic_id]
-            where = TopicPartition(topic.name, one.partition)
+            partition = min(self._awaited)
+            topic = image.topics_by_id[partition.topic_id]
+            where = TopicPartition(topic.name, partition.partition)
             return f"{len(self._awaited)} replicas are not in their ISR yet, such as {where}"
         return None
 
@@ -105,7 +105,7 @@ class Readiness:
             self._awaited = self._behind(image, self._awaited)
 
     def _behind(self, image: Image, awaited: Iterable[_Awaited]) -> set[_Awaited]:
-        return {one for one in awaited if self._is_behind(image, *one)}
+        return {partition for partition in awaited if self._is_behind(image, *partition)}
 
     def _is_behind(self, image: Image, topic_id: UUID, partition: int) -> bool:
         record = image.partition(topic_id, partition)

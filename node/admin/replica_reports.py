@@ -55,14 +55,17 @@ class ReplicaReports:
 
         def read() -> list[dict[str, Any]]:
             disk = self.runtime.disk
-            return [one for path in directories for one in lost_records_report.reports(path, disk)]
+            return [
+                report for path in directories for report in lost_records_report.reports(path, disk)
+            ]
 
         reports = await self.runtime.in_thread(read)
         return LostRecords(
             [
-                one
-                for one in reports
-                if offset is None or one.get("first_offset", 0) <= offset < one.get("end_offset", 0)
+                report
+                for report in reports
+                if offset is None
+                or report.get("first_offset", 0) <= offset < report.get("end_offset", 0)
             ]
         )
 

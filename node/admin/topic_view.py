@@ -254,7 +254,7 @@ class TopicView:
             answer = await self.peer_http.get(leader, path, query)
         except KeptError as error:
             return {}, str(error)
-        return {one["partition"]: one for one in answer["partitions"]}, None
+        return {described["partition"]: described for described in answer["partitions"]}, None
 
 
 def _followers(partition: Partition) -> list[FollowerProgress]:

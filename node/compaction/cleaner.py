@@ -170,7 +170,7 @@ class Cleaner:
         return hosted.compaction or CompactionState()
 
     def plan_for(
-        self, hosted: LocalReplica, *, asked: bool = False, limits: Limits | None = None
+        self, hosted: LocalReplica, *, on_demand: bool = False, limits: Limits | None = None
     ) -> Plan | NotNow:
         """What a pass would do now, or why none is due."""
         partition = hosted.partition
@@ -182,7 +182,7 @@ class Cleaner:
         )
         limits = limits or self._limits(hosted)
         renew = hosted.manifests.renew
-        return plan(found, self._runtime.now_ms(), limits, asked=asked, renew=renew)
+        return plan(found, self._runtime.now_ms(), limits, on_demand=on_demand, renew=renew)
 
     def _limits(self, hosted: LocalReplica) -> Limits:
         return pass_limits(self._config.current, self._runtime.disk, hosted.directory.name)
@@ -288,43 +288,43 @@ class Cleaner:
         for tp, hosted in list(table.hosted.items()):
             yield
             partition = hosted.partition
-            asked = tp in self._requested
-            wanted = asked or (
+            on_demand = tp in self._requested
+            wanted = on_demand or (
                 enabled and len(partition.log.segments) > 1 and partition.config.compact
             )
             if not wanted or tp in self.running or table.hosted.get(tp) is not hosted:
                 continue
             if partition.offline is not None or not partition.is_leader:
-                if asked:
+                if on_demand:
                     self._complete(tp, NotNow(tp, "this node does not lead the partition"))
                 continue
-            if hosted.manifests.pass_expected or (asked and self._prepare(hosted)):
+            if hosted.manifests.pass_expected or (on_demand and self._prepare(hosted)):
                 continue
             if hosted.directory not in limits:
                 limits[hosted.directory] = self._limits(hosted)
-            found = self.plan_for(hosted, asked=asked, limits=limits[hosted.directory])
+            found = self.plan_for(hosted, on_demand=on_demand, limits=limits[hosted.directory])
             if isinstance(found, Plan):
-                if asked or not hosted.manifests.waits_for_appliers(overdue=found.overdue):
+                if on_demand or not hosted.manifests.waits_for_appliers(overdue=found.overdue):
                     plans.append(found)
-            elif asked:
+            elif on_demand:
                 self._complete(tp, found)
 
     def _prepare(self, hosted: LocalReplica) -> bool:
-        """Before an asked pass is planned: roll, and whether to wait for what is not committed."""
+        """Before a pass on demand: roll, and whether to wait for what is not committed."""
         partition, now_ms = hosted.partition, self._runtime.now_ms()
-        asked, log_ = self._requested[partition.topic_partition], partition.log
+        request, log_ = self._requested[partition.topic_partition], partition.log
         if not log_.config.compact or hosted.manifests.pass_blocked_by is not None:
             return False
-        if asked.end_offset < 0:
+        if request.end_offset < 0:
             if log_.active_segment.size_bytes:
                 log_.roll(now_ms)
-            asked.end_offset = log_.active_segment.base_offset
-            asked.patience_ms = now_ms + PATIENCE_MS
-        return partition.high_watermark < asked.end_offset and now_ms < asked.patience_ms
+            request.end_offset = log_.active_segment.base_offset
+            request.patience_ms = now_ms + PATIENCE_MS
+        return partition.high_watermark < request.end_offset and now_ms < request.patience_ms
 
     def _complete(self, tp: TopicPartition, outcome: Result | NotNow | BaseException) -> None:
-        asked = self._requested.pop(tp, None)
-        for waiter in asked.waiters if asked is not None else ():
+        request = self._requested.pop(tp, None)
+        for waiter in request.waiters if request is not None else ():
             if waiter.done():
                 continue
             if isinstance(outcome, BaseException):
@@ -336,7 +336,7 @@ class Cleaner:
 
     async def _pass(self, hosted: LocalReplica, running: Running) -> None:
         tp = running.plan.topic_partition
-        mine = self._requested.get(tp) if running.plan.asked else None
+        mine = self._requested.get(tp) if running.plan.on_demand else None
         try:
             result = await self._clean(hosted, running)
         except KeptError as error:

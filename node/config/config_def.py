@@ -205,8 +205,8 @@ def nearest(name: str, valid: Iterable[str]) -> str | None:
     """The valid name that looks most like ``name``; None when none does."""
     import difflib
 
-    found = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.6)
-    return found[0] if found else None
+    matches = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.6)
+    return matches[0] if matches else None
 
 
 T = TypeVar("T")

@@ -102,15 +102,15 @@ def parse_voters(entries: Sequence[str]) -> tuple[Voter, ...]:
                 f"controller.quorum.voters: {entry} is not id@host:port, as in 0@node-0:10092"
             )
         voters.append(Voter(int(match["id"]), match["v6"] or match["host"], int(match["port"])))
-    seen: dict[object, Voter] = {}
+    by_identity: dict[object, Voter] = {}
     for voter in voters:
-        other = seen.setdefault(voter.node_id, voter)
+        other = by_identity.setdefault(voter.node_id, voter)
         if other is not voter:
             raise ConfigurationError(
                 f"controller.quorum.voters: node id {voter.node_id} is given twice, {other} and "
                 f"{voter}: each voter has an id of its own"
             )
-        other = seen.setdefault((voter.host, voter.port), voter)
+        other = by_identity.setdefault((voter.host, voter.port), voter)
         if other is not voter:
             raise ConfigurationError(
                 f"controller.quorum.voters: {other} and {voter} have the same address; each node "
@@ -135,7 +135,7 @@ def parse_protocol_map(entries: Sequence[str]) -> dict[str, str]:
 
 
 def _parse(setting: str, entries: Sequence[str], protocols: dict[str, str]) -> list[Listener]:
-    found: list[Listener] = []
+    listeners: list[Listener] = []
     for entry in entries:
         match = _ADDRESS.fullmatch(entry)
         if match is None or int(match["port"]) > 65535:
@@ -153,12 +153,12 @@ def _parse(setting: str, entries: Sequence[str], protocols: dict[str, str]) -> l
             raise ConfigurationError(
                 f"{setting}: listener {name} is to speak {protocol}, but kept serves PLAINTEXT only"
             )
-        if any(other.name == name for other in found):
+        if any(other.name == name for other in listeners):
             raise ConfigurationError(f"{setting}: listener {name} is given twice")
-        found.append(
+        listeners.append(
             Listener(name, protocol, match["v6"] or match["host"] or "", int(match["port"]))
         )
-    return found
+    return listeners
 
 
 def _node_name(inter_broker: str | None, controllers: Sequence[str] | None) -> str | None:
@@ -228,27 +228,27 @@ def _advertised_node(
     """Where other nodes reach this one: as said, else as its own voter's entry has it, else where
     it listens, else on the host that clients get.
     """
-    found = by_name.get(node.name)
-    if found is None:
+    listener = by_name.get(node.name)
+    if listener is None:
         if voter is not None:
-            found = node._replace(host=voter.host)
+            listener = node._replace(host=voter.host)
         elif node.host not in _WILDCARDS:
-            found = node
+            listener = node
         else:
-            hosts = [by_name[one.name].host for one in client if one.name in by_name]
+            hosts = [by_name[listener.name].host for listener in client if listener.name in by_name]
             if not hosts:
                 raise ConfigurationError(
                     f"listener {node} is bound to every interface: advertised.listeners must say "
                     f"where other nodes reach it, as in {node.name}://host:{node.port}"
                 )
-            found = node._replace(host=hosts[0])
-    if voter is not None and found.port != voter.port:
+            listener = node._replace(host=hosts[0])
+    if voter is not None and listener.port != voter.port:
         raise ConfigurationError(
             f"controller.quorum.voters says {voter}, but the node listener of node "
-            f"{voter.node_id} is {found}: give both the same port (NODE in listeners, or in "
+            f"{voter.node_id} is {listener}: give both the same port (NODE in listeners, or in "
             "advertised.listeners where ports are mapped)"
         )
-    return found
+    return listener
 
 
 def _no_port_twice(bound: Sequence[Listener]) -> None:

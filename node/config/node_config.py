@@ -120,12 +120,12 @@ class NodeConfig(NodeSettings):
 
     def topic_defaults(self) -> dict[str, str]:
         """Topic settings that the broker's settings change, as text: for ``log_config``."""
-        found = {}
+        defaults = {}
         for name, setting in TOPIC_SETTINGS.items():
             text = default_from_broker(setting, BROKER_SETTINGS, self.layers)
             if text is not None:
-                found[name] = text
-        return found
+                defaults[name] = text
+        return defaults
 
     def text(self, name: str) -> str | None:
         """The effective value of a setting as DescribeConfigs shows it."""

@@ -51,14 +51,14 @@ def check_directories(config: NodeConfig) -> None:
 def _resolve(setting: str, listener: Listener) -> str:
     """The first address of a listener's host."""
     try:
-        found = socket.getaddrinfo(listener.host, listener.port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(listener.host, listener.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise ConfigurationError(
             f"{setting}: {listener}: {listener.host} is not a known host ({why}); give a name that "
             "resolves, or an address"
         ) from error
-    return str(found[0][4][0])
+    return str(addresses[0][4][0])
 
 
 def _check_bound(listener: Listener) -> None:

@@ -41,7 +41,7 @@ def variable(name: str) -> str:
 def from_environment(environ: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
     """Settings given by ``KEPT_…`` variables. Raises ConfigurationError for an unknown one."""
     by_variable = {variable(name): name for name in names}
-    found = {}
+    settings = {}
     kernel = environ.get("KEPT_KERNEL", "")
     if kernel and kernel not in KERNELS:
         raise ConfigurationError(f"KEPT_KERNEL={kernel} is not one of {', '.join(KERNELS)}")
@@ -50,12 +50,12 @@ def from_environment(environ: Mapping[str, str], names: Collection[str]) -> dict
             continue
         name = by_variable.get(key)
         if name is not None:
-            found[name] = text
+            settings[name] = text
         elif not _is_kubernetes(key, text):
             near = nearest(key[5:], [known[5:] for known in by_variable])  # KEPT_ is no likeness
             hint = f"; did you mean KEPT_{near}?" if near else ""
             raise ConfigurationError(f"environment variable {key} names no setting{hint}")
-    return found
+    return settings
 
 
 def _is_kubernetes(key: str, text: str) -> bool:
@@ -91,9 +91,9 @@ def from_file(path: str) -> dict[str, str]:
             )
         )
         raise ConfigurationError(f"{path}: not a mapping of names to values{hint}")
-    found: dict[str, str] = {}
-    _flatten(path, "", tree, found)
-    return found
+    settings: dict[str, str] = {}
+    _flatten(path, "", tree, settings)
+    return settings
 
 
 def _loader() -> Any:
@@ -113,17 +113,17 @@ def _loader() -> Any:
     return Loader
 
 
-def _flatten(path: str, prefix: str, tree: Mapping[Any, Any], found: dict[str, str]) -> None:
+def _flatten(path: str, prefix: str, tree: Mapping[Any, Any], flat: dict[str, str]) -> None:
     for key, value in tree.items():
         if not isinstance(key, str):
             raise ConfigurationError(f"{path}: {prefix}{key} is not a name")
         name = prefix + key
         if isinstance(value, dict):
-            _flatten(path, name + ".", value, found)
-        elif name in found:
+            _flatten(path, name + ".", value, flat)
+        elif name in flat:
             raise ConfigurationError(f"{path}: {name} is given twice, flat and nested")
         elif value is not None:
-            found[name] = _text(path, name, value)
+            flat[name] = _text(path, name, value)
 
 
 def _text(path: str, name: str, value: Any) -> str:
@@ -249,7 +249,7 @@ def _line(path: str, name: str) -> int | None:
         for key, value in node.value:
             whole = f"{prefix}{key.value}"
             if whole == name:
-                found: int = key.start_mark.line + 1
-                return found
+                line: int = key.start_mark.line + 1
+                return line
             pending.append((f"{whole}.", value))
     return None

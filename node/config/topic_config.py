@@ -167,15 +167,15 @@ def inherited_entries(broker_settings: Mapping[str, ConfigDef], layers: Layers) 
 
     ``layers`` are the broker's settings, dynamic ones first.
     """
-    found = {}
+    entries = {}
     for name in sorted(TOPIC_SETTINGS):
         setting = TOPIC_SETTINGS[name]
         synonyms = broker_synonyms(broker_settings, [s.name for s in setting.synonyms], layers)
         given = default_from_broker(setting, broker_settings, layers)
         value = setting.text(setting.parse_default()) if given is None else given
         source = synonyms[0].source if synonyms else Source.DEFAULT_CONFIG
-        found[name] = Entry(setting, value, source, False, synonyms)
-    return found
+        entries[name] = Entry(setting, value, source, False, synonyms)
+    return entries
 
 
 def describe_topic(overrides: Mapping[str, str], inherited: Mapping[str, Entry]) -> list[Entry]:

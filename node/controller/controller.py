@@ -293,8 +293,8 @@ class Controller:
 
         def change(image: Image) -> list[MetadataRecord]:
             nonlocal errors
-            asked = [_alter_isr(request, change) for change in request.changes]
-            records, errors = partition_election.alter_isrs(image, asked)
+            alterations = [_alter_isr(request, change) for change in request.changes]
+            records, errors = partition_election.alter_isrs(image, alterations)
             return records
 
         await self.decide(change)

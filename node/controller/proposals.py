@@ -52,8 +52,8 @@ async def resolve(change: Change, current: Callable[[], Image], slices: TimeSlic
         if not isinstance(records, Generator):
             return records
         pace = Pace()
-        found = await slices.finish(records)
+        resolved = await slices.finish(records)
         await pace.checkpoint()  # what follows checks them and writes them down, at a stretch
         if current() is image:
-            return found
+            return resolved
     raise NotController("the metadata moved while a change was decided")

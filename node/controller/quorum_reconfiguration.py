@@ -131,14 +131,14 @@ class QuorumReconfiguration:
         return await self._metadata.change_voters(tuple(together))
 
     def _live_follower(self, node_id: int) -> Progress:
-        found = self._member.progress.get(node_id)
-        if found is None or not self._member.is_alive(node_id):
+        progress = self._member.progress.get(node_id)
+        if progress is None or not self._member.is_alive(node_id):
             raise InvalidRequest(
                 f"node {node_id} does not follow the metadata log: start it with "
                 "process.roles=broker,controller and a controller.quorum.voters that names a "
                 "voter, and add it when kept cluster status shows it as an observer"
             )
-        return found
+        return progress
 
     def _address(self, request: ChangeVotersRequest, known: Voter | None) -> tuple[str, int]:
         """Where other nodes reach it: as asked, as it registered, as it was before."""

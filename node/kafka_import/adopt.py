@@ -84,11 +84,11 @@ def adopt(
     _refuse_used(disk, metadata)
     locks = _lock(disk, config.log_dirs)
     try:
-        found = [directories.read(disk, path, config.node_id) for path in config.log_dirs]
-        begun = _read(config, disk, found, kafka_metadata)
-        _check(config, disk, found, begun, ignore_security)
+        imports = [directories.read(disk, path, config.node_id) for path in config.log_dirs]
+        begun = _read(config, disk, imports, kafka_metadata)
+        _check(config, disk, imports, begun, ignore_security)
         if not dry:
-            _write(config, disk, found, begun)
+            _write(config, disk, imports, begun)
     finally:
         for lock in locks:
             lock.release()
@@ -126,18 +126,18 @@ def voters(config: NodeConfig, cluster_id: str) -> tuple[Voter, ...]:
     if not listed:
         return (Voter(config.node_id, directory_id(cluster_id, config.node_id)),)
     return tuple(
-        Voter(one.node_id, directory_id(cluster_id, one.node_id), one.host, one.port)
-        for one in sorted(listed, key=lambda one: one.node_id)
+        Voter(node.node_id, directory_id(cluster_id, node.node_id), node.host, node.port)
+        for node in sorted(listed, key=lambda node: node.node_id)
     )
 
 
 def _read(
-    config: NodeConfig, disk: Disk, found: Sequence[Found], kafka_metadata: str | None
+    config: NodeConfig, disk: Disk, imports: Sequence[Found], kafka_metadata: str | None
 ) -> Begun:
-    clusters = {one.cluster_id for one in found}
+    clusters = {directory.cluster_id for directory in imports}
     if len(clusters) > 1:
         raise DirectoryRefused(f"log.dirs belong to several clusters: {sorted(clusters)}")
-    cluster_id = found[0].cluster_id
+    cluster_id = imports[0].cluster_id
     places = [kafka_metadata] if kafka_metadata else list(config.log_dirs)
     paths = [f"{place}/{layout.METADATA_LOG}" for place in places]
     there = [path for path in paths if disk.exists(path)]
@@ -153,7 +153,7 @@ def _read(
 
 
 def _check(
-    config: NodeConfig, disk: Disk, found: Sequence[Found], begun: Begun, ignore_security: bool
+    config: NodeConfig, disk: Disk, imports: Sequence[Found], begun: Begun, ignore_security: bool
 ) -> None:
     translation = begun.translation
     reasons = list(translation.problems())
@@ -167,14 +167,14 @@ def _check(
                 )
     me = translation.brokers.get(config.node_id)
     registered = set() if me is None else set(me.log_dirs)
-    lacking = registered - {one.directory_id for one in found}
-    for one in sorted(lacking):
+    lacking = registered - {directory.directory_id for directory in imports}
+    for directory_id in sorted(lacking):
         reasons.append(
-            f"the log directory {layout.encode_uuid(one)}, with which node {config.node_id} was "
-            "registered, is not in log.dirs: name all that it had"
+            f"the log directory {layout.encode_uuid(directory_id)}, with which node "
+            f"{config.node_id} was registered, is not in log.dirs: name all that it had"
         )
-    reasons += _missing(config, found, begun)
-    reasons += directories.problems(disk, found)
+    reasons += _missing(config, imports, begun)
+    reasons += directories.problems(disk, imports)
     directories.refuse(reasons)
     held = sorted(NOT_SERVED.keys() & set(translation.topics.values()))
     states = (f"{NOT_SERVED[topic]}; {topic} stays as a topic" for topic in held)
@@ -182,10 +182,10 @@ def _check(
         log.warning("not taken over from Apache Kafka", what=what)
 
 
-def _missing(config: NodeConfig, found: Sequence[Found], begun: Begun) -> list[str]:
+def _missing(config: NodeConfig, imports: Sequence[Found], begun: Begun) -> list[str]:
     """Logs that this node must have, and others that a lone one would need."""
     here: dict[TopicPartition, UUID | None] = {}
-    for directory in found:
+    for directory in imports:
         here |= directory.logs
     translation, me = begun.translation, config.node_id
     alone = len(voters(config, "")) == 1
@@ -206,9 +206,9 @@ def _missing(config: NodeConfig, found: Sequence[Found], begun: Begun) -> list[s
     return reasons
 
 
-def _write(config: NodeConfig, disk: Disk, found: Sequence[Found], begun: Begun) -> None:
+def _write(config: NodeConfig, disk: Disk, imports: Sequence[Found], begun: Begun) -> None:
     metadata = config.metadata_log_dir
-    cluster_id = found[0].cluster_id
+    cluster_id = imports[0].cluster_id
     make_directory(disk, metadata)
     disk.write_atomic(f"{metadata}/{NOTE}", b"")
     for name in disk.listdir(metadata):
@@ -223,8 +223,8 @@ def _write(config: NodeConfig, disk: Disk, found: Sequence[Found], begun: Begun)
     write_hard_state(disk, metadata, replace(begun.hard_state, vote_directory=own))
     write_identity(disk, metadata, Identity(own))
     directory_ids.remember_cluster(disk, metadata, config.node_id, cluster_id)
-    for one in found:
-        directories.mark(disk, one.path, cluster_id)
+    for directory in imports:
+        directories.mark(disk, directory.path, cluster_id)
     disk.unlink(f"{metadata}/{NOTE}")
     disk.fsync_dir(metadata)
     translation = begun.translation
@@ -233,7 +233,7 @@ def _write(config: NodeConfig, disk: Disk, found: Sequence[Found], begun: Begun)
         cluster=cluster_id,
         topics=len(translation.topics),
         partitions=len(translation.partitions),
-        logs=sum(len(one.logs) for one in found),
+        logs=sum(len(directory.logs) for directory in imports),
         entries=begun.entries[-1].index if begun.entries else begun.image.index,
         metadata=metadata,
     )

@@ -57,10 +57,10 @@ class Found:
 
 def owner(disk: Disk, path: str) -> Owner:
     """Whose ``path`` is."""
-    found = checkpoints.read_properties(disk, f"{path}/{layout.META_PROPERTIES}")
-    if found is None:
+    properties = checkpoints.read_properties(disk, f"{path}/{layout.META_PROPERTIES}")
+    if properties is None:
         return Owner.NOBODY
-    if OWNER in found:
+    if OWNER in properties:
         return Owner.KEPT
     return Owner.ADOPTED if disk.exists(f"{path}/{layout.ADOPTED}") else Owner.KAFKA
 
@@ -75,8 +75,8 @@ def mark(disk: Disk, path: str, cluster_id: str) -> None:
 def read(disk: Disk, path: str, node_id: int) -> Found:
     """What Kafka says of its directory. Raises DirectoryRefused."""
     name = f"{path}/{layout.META_PROPERTIES}"
-    found = checkpoints.read_properties(disk, name) or {}
-    version = found.get("version")
+    properties = checkpoints.read_properties(disk, name) or {}
+    version = properties.get("version")
     if not version:
         raise DirectoryRefused(f"{name} is missing, empty or says no version: put it back")
     if version != META_VERSION:
@@ -85,13 +85,13 @@ def read(disk: Disk, path: str, node_id: int) -> Found:
             f"{name} has version {version}, which is {what}: only KRaft nodes of Apache Kafka 4.x "
             "are adopted; migrate to KRaft and upgrade first"
         )
-    if found.get("node.id") != str(node_id):
+    if properties.get("node.id") != str(node_id):
         raise DirectoryRefused(
-            f"{path} belongs to node.id {found.get('node.id')}, and this is node {node_id}: give "
-            "each node the node.id that it had in Apache Kafka"
+            f"{path} belongs to node.id {properties.get('node.id')}, and this is node {node_id}: "
+            "give each node the node.id that it had in Apache Kafka"
         )
     try:
-        directory_id = layout.decode_uuid(found.get("directory.id", ""))
+        directory_id = layout.decode_uuid(properties.get("directory.id", ""))
     except ValueError as error:
         raise DirectoryRefused(
             f"{name}: directory.id: {error}: start Apache Kafka 4.x once, which writes one"
@@ -108,7 +108,7 @@ def read(disk: Disk, path: str, node_id: int) -> Found:
             f"{path} was not stopped cleanly ({layout.CLEAN_SHUTDOWN} is missing): start Apache "
             "Kafka once more, and stop it with TERM"
         )
-    return Found(path, found.get("cluster.id", ""), directory_id, epoch, logs)
+    return Found(path, properties.get("cluster.id", ""), directory_id, epoch, logs)
 
 
 def _logs(disk: Disk, path: str) -> Iterator[tuple[TopicPartition, UUID | None]]:
@@ -126,9 +126,9 @@ def _logs(disk: Disk, path: str) -> Iterator[tuple[TopicPartition, UUID | None]]
             yield parsed.topic_partition, checkpoints.read_partition_metadata(disk, metadata)
 
 
-def problems(disk: Disk, found: Sequence[Found]) -> Iterator[str]:
+def problems(disk: Disk, imports: Sequence[Found]) -> Iterator[str]:
     """What in the logs could not be served."""
-    for directory in found:
+    for directory in imports:
         for tp in directory.logs:
             path = f"{directory.path}/{layout.directory_name(tp)}"
             yield from _log_problems(disk, path)

@@ -309,8 +309,8 @@ def decode_voters(value: bytes) -> tuple[int, ...]:
     """The ids in a VotersRecord (a control record, without frame)."""
     reader = _reader(value)
     reader.int16()
-    found = reader.array(lambda: _voter(reader))
-    return tuple(sorted(found))
+    voters = reader.array(lambda: _voter(reader))
+    return tuple(sorted(voters))
 
 
 def _voter(r: MessageReader) -> int:

@@ -83,9 +83,9 @@ class _Log:
         """(base offset, path), ascending."""
         parsed = ((layout.parse_segment_file(name), name) for name in self.names)
         return sorted(
-            (one.base_offset, f"{self.path}/{name}")
-            for one, name in parsed
-            if one is not None and one.kind == layout.LOG and not one.state
+            (parsed_name.base_offset, f"{self.path}/{name}")
+            for parsed_name, name in parsed
+            if parsed_name is not None and parsed_name.kind == layout.LOG and not parsed_name.state
         )
 
     def batches(self, path: str) -> Iterator[tuple[BatchHeader, bytes]]:
@@ -112,7 +112,7 @@ def _damaged(path: str, position: int, why: str) -> DamagedData:
 def _records(batch: bytes, header: BatchHeader) -> tuple[list[KafkaRecord], tuple[int, ...] | None]:
     """The records of a batch, and the voters where it is a control batch that names them."""
     columns = scan(batch)
-    found: list[KafkaRecord] = []
+    decoded: list[KafkaRecord] = []
     voters = None
     for row in range(columns.count):
         value = bytes(columns.value(row) or b"")
@@ -121,8 +121,8 @@ def _records(batch: bytes, header: BatchHeader) -> tuple[list[KafkaRecord], tupl
             if int.from_bytes(key[2:4], "big") == _VOTERS_KEY:
                 voters = kafka_records.decode_voters(value)
         elif (record := kafka_records.decode(value)) is not None:
-            found.append(record)
-    return found, voters
+            decoded.append(record)
+    return decoded, voters
 
 
 class _Reading:
@@ -217,15 +217,15 @@ def _quorum_state(disk: Disk, path: str) -> tuple[HardState, tuple[int, ...] | N
     """Kafka's term, a vote in it that lets nobody be elected in it again, and its voters."""
     name = f"{path}/{QUORUM_STATE}"
     try:
-        found = json.loads(disk.read(name))
-        epoch = int(found["leaderEpoch"])
-        named = found.get("currentVoters")
+        state = json.loads(disk.read(name))
+        epoch = int(state["leaderEpoch"])
+        named = state.get("currentVoters")
         voters = None if named is None else tuple(sorted(int(v["voterId"]) for v in named))
     except FileNotFoundError as error:
         raise DirectoryRefused(f"{name} is missing: this is no node of KRaft") from error
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedData(name, -1, -1, f"not Kafka's quorum state: {error!r}") from error
-    leader, voted = int(found.get("leaderId", -1)), int(found.get("votedId", -1))
+    leader, voted = int(state.get("leaderId", -1)), int(state.get("votedId", -1))
     vote = leader if leader >= 0 else voted
     return HardState(max(epoch, 0), vote if vote >= 0 else NO_VOTE), voters
 

@@ -44,18 +44,18 @@ def refuse_missing(
     last seen where one is ``broken`` now is still there.
     """
     known = _known(disk, metadata_directory)
-    found: set[str | None] = set(_last_seen_at(broken, known))
+    ids: set[str | None] = set(_last_seen_at(broken, known))
     unknown = ""
     for path in log_directories:
         if path in broken:
             continue
         name = f"{path}/{layout.META_PROPERTIES}"
         directory_id = (checkpoints.read_properties(disk, name) or {}).get("directory.id")
-        found.add(directory_id)
+        ids.add(directory_id)
         if directory_id not in known:
             unknown += f" ({name} has {directory_id or 'no directory.id'})"
     for directory_id, path in known.items():
-        if directory_id not in found:
+        if directory_id not in ids:
             raise DirectoryRefused(
                 f"the log directory {directory_id}, last seen at {path}, is not in log.dirs or is "
                 f"empty{unknown}: mount it or name it; to give up what it holds, take its line out "
@@ -86,11 +86,11 @@ def refuse_foreign(
     fresh = not disk.exists(f"{metadata_directory}/{WAL_NAME}")
     for path in log_directories:
         name = f"{path}/{layout.META_PROPERTIES}"
-        found = checkpoints.read_properties(disk, name)
-        if found is None:
+        properties = checkpoints.read_properties(disk, name)
+        if properties is None:
             continue
-        _refuse_incomplete(disk, metadata_directory, path, found, node_id)
-        owner, cluster_id = found.get("node.id"), found.get("cluster.id")
+        _refuse_incomplete(disk, metadata_directory, path, properties, node_id)
+        owner, cluster_id = properties.get("node.id"), properties.get("cluster.id")
         if owner != str(node_id):
             raise DirectoryRefused(
                 f"{path} belongs to node.id {owner!r}, not to {str(node_id)!r} (says {name})"
@@ -104,7 +104,7 @@ def refuse_foreign(
 
 
 def _refuse_incomplete(
-    disk: Disk, metadata_directory: str, path: str, found: Mapping[str, str], node_id: int
+    disk: Disk, metadata_directory: str, path: str, properties: Mapping[str, str], node_id: int
 ) -> None:
     """Raise DirectoryRefused for a meta.properties that is empty or lacks a line, with the lines
     that would be right, as far as the metadata directory knows them.
@@ -121,9 +121,9 @@ def _refuse_incomplete(
         "directory.id": ids[0] if ids else "(any 22 characters of base64, its own)",
         OWNER: "1",
     }
-    lacking = [name for name in right if not found.get(name) and name != OWNER]
+    lacking = [name for name in right if not properties.get(name) and name != OWNER]
     if lacking:
-        what = f"lacks {', '.join(lacking)}" if found else "is empty"
+        what = f"lacks {', '.join(lacking)}" if properties else "is empty"
         lines = ", ".join(f"{name}={text}" for name, text in right.items())
         raise DirectoryRefused(
             f"{path}/{layout.META_PROPERTIES} {what}: put it back, or write these lines into it: "

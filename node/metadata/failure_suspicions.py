@@ -56,10 +56,10 @@ class FailureSuspicions:
 
     def is_doubted(self, broker_id: int, image: Image, now: float) -> bool:
         """Whether clients should not be told that it leads."""
-        found = self._doubted.get(broker_id)
-        if found is None:
+        doubt = self._doubted.get(broker_id)
+        if doubt is None:
             return False
-        epoch, until = found
+        epoch, until = doubt
         broker = image.brokers.get(broker_id)
         if now < until and broker is not None and broker.broker_epoch == epoch:
             return True
@@ -71,7 +71,7 @@ class FailureSuspicions:
         if image.brokers is self._brokers:
             return  # nearly every entry: an image shares what did not change with the one before
         self._brokers = image.brokers
-        live = frozenset(one.broker_id for one in image.brokers.values() if not one.fenced)
+        live = frozenset(broker.broker_id for broker in image.brokers.values() if not broker.fenced)
         for gone in self._live - live:
             self._fenced[gone] = now + LINGER_S
         for back in live & self._fenced.keys():

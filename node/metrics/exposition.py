@@ -51,7 +51,7 @@ class FlatSamples(Sequence[Sample]):
     def __getitem__(self, index: slice) -> list[Sample]: ...
     def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
         if isinstance(index, slice):
-            return [self[one] for one in range(len(self))[index]]
+            return [self[i] for i in range(len(self))[index]]
         width = len(self._labels)
         start = range(0, len(self._flat), width + 1)[index]
         texts = self._flat[start : start + width]
@@ -142,8 +142,8 @@ def _family(row: Row, sources: Sources) -> Metric:
     family = of_kind(name, row.help, labels=row.labels)
     for labels, number in value if row.labels else [((), value)]:
         family.add_metric(labels, number)
-    made: Metric = family
-    return made
+    metric: Metric = family
+    return metric
 
 
 class _Single(Collector):

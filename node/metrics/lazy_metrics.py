@@ -25,8 +25,8 @@ class LazyMetrics:
     async def started(self) -> NodeMetrics:
         """The metrics, made when they are first needed."""
         if self._metrics is None:
-            made: NodeMetrics = await self._services.runtime.in_thread(self._make)
-            self._metrics = self._metrics or made
+            metrics: NodeMetrics = await self._services.runtime.in_thread(self._make)
+            self._metrics = self._metrics or metrics
         return self._metrics
 
     def _make(self) -> NodeMetrics:

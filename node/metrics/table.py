@@ -106,7 +106,7 @@ def _directories(size: str) -> Callable[[Sources], Iterator[tuple[tuple[str], in
 
 
 def _offline_directories(sources: Sources) -> int:
-    return sum(one.offline is not None for one in sources.directories)
+    return sum(directory.offline is not None for directory in sources.directories)
 
 
 def _requests(sources: Sources) -> Iterator[tuple[tuple[str], Histogram]]:

@@ -87,15 +87,15 @@ def batches(disk: Disk, path: str) -> Iterator[BatchAt]:
 def _whole_batches(disk: Disk, path: str, position: int) -> int:
     """How many whole batches, by their CRC, lie anywhere in the bytes from ``position`` on."""
     data = disk.pread(disk.open_read(path), position, SEARCH_BYTES)
-    found, at = 0, 0
+    count, at = 0, 0
     while (magic := data.find(b"\x02", at + MAGIC_POSITION)) >= 0:
         at = magic - MAGIC_POSITION
         try:
             at += check_replica(data, at).size_bytes
-            found += 1
+            count += 1
         except CorruptMessage:
             at += 1
-    return found
+    return count
 
 
 class _Segment(NamedTuple):

@@ -40,20 +40,20 @@ def append(
     return first, found[-1][3]
 
 
-def _up_to(found: list[ReplicaBatch], max_leader_epoch: int) -> list[ReplicaBatch]:
+def _up_to(batches: list[ReplicaBatch], max_leader_epoch: int) -> list[ReplicaBatch]:
     """Batches of later epochs, and all after them, were not there when the leader answered: it
     read its file after it had lost its leadership and was cut (KAFKA-18723).
     """
-    for i, batch in enumerate(found):
+    for i, batch in enumerate(batches):
         if batch[5] > max_leader_epoch:
-            return found[:i]
-    return found
+            return batches[:i]
+    return batches
 
 
-def _check_order(log: Log, found: list[ReplicaBatch]) -> None:
+def _check_order(log: Log, batches: list[ReplicaBatch]) -> None:
     next_offset = log.log_end_offset
     empty = next_offset == log.log_start_offset == log.segments.bases[0]
-    for _, _, base, last, _, _, _ in found:
+    for _, _, base, last, _, _, _ in batches:
         if base < next_offset and not (empty and last >= next_offset):
             raise OffsetOutOfRange(
                 f"{log.topic_partition}: batch {base}..{last} overlaps the log, which ends at "
@@ -63,12 +63,12 @@ def _check_order(log: Log, found: list[ReplicaBatch]) -> None:
         empty = False
 
 
-def _stage(log: Log, view: memoryview, found: list[ReplicaBatch], now_ms: int) -> None:
+def _stage(log: Log, view: memoryview, batches: list[ReplicaBatch], now_ms: int) -> None:
     tail = log.tail
     start = end = 0
     latest = log.leader_epochs.latest
     epoch = -1 if latest is None else latest
-    for at, size, base, last, timestamp, leader_epoch, producer_id in found:
+    for at, size, base, last, timestamp, leader_epoch, producer_id in batches:
         if leader_epoch > epoch:
             epoch = leader_epoch
             log.leader_epochs.enter(leader_epoch, base)

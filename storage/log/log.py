@@ -382,9 +382,9 @@ class Log:
         """
         tail = self.tail
         end_offset = min(end_offset, tail.written_end_offset)
-        found = tail.slice(offset, max_bytes, end_offset)
-        if found is not None:
-            return found
+        remembered = tail.slice(offset, max_bytes, end_offset)
+        if remembered is not None:
+            return remembered
         if not self.log_start_offset <= offset <= self.log_end_offset:
             raise OffsetOutOfRange(
                 f"{self.topic_partition}: offset {offset} is not within "
@@ -396,8 +396,8 @@ class Log:
 
     def read_batches(self, offset: int, max_bytes: int, end_offset: int) -> bytes:
         """The same as bytes; empty when there is nothing."""
-        found = self.read(offset, max_bytes, end_offset)
-        return b"" if found is None else self.disk.pread(*found)
+        file_slice = self.read(offset, max_bytes, end_offset)
+        return b"" if file_slice is None else self.disk.pread(*file_slice)
 
     def aborted_transactions(self, start: int, end: int) -> list[AbortedTxn]:
         """Aborted transactions that overlap ``start..end``."""

@@ -98,9 +98,9 @@ def find_timestamp(
             if batch[2] >= end_offset:
                 return None
             if batch[4] >= timestamp:
-                found = _record(disk, segment, batch, timestamp, log_start_offset)
-                if found is not None:
-                    return found
+                located = _record(disk, segment, batch, timestamp, log_start_offset)
+                if located is not None:
+                    return located
     return None
 
 
@@ -140,14 +140,14 @@ def _record(
 
 def aborted_transactions(segments: Segments, start: int, end: int) -> list[AbortedTxn]:
     """Aborted transactions that overlap ``start..end``, as Kafka collects them."""
-    found = []
+    overlapping = []
     for index in range(segments.floor(start), len(segments)):
         for entry in segments[index].aborted:
             if entry.last_offset >= start and entry.first_offset < end:
-                found.append(entry)
+                overlapping.append(entry)
             if entry.last_stable_offset >= end:
-                return found
-    return found
+                return overlapping
+    return overlapping
 
 
 def aborted_in_slice(

@@ -63,7 +63,7 @@ class _Opening:
 
     def find_segments(self) -> list[Segment]:
         """The segments whose ``.log`` is there; index files without one are removed."""
-        found: dict[int, Segment] = {}
+        by_base: dict[int, Segment] = {}
         others: list[tuple[int, str]] = []
         for name in self.disk.listdir(self.directory):
             parsed = layout.parse_segment_file(name)
@@ -71,18 +71,18 @@ class _Opening:
                 continue
             if parsed.kind == layout.LOG:
                 stat = self.disk.stat(f"{self.directory}/{name}")
-                found[parsed.base_offset] = Segment(
+                by_base[parsed.base_offset] = Segment(
                     self.disk, self.directory, parsed.base_offset, size_bytes=stat.size_bytes,
                     mtime_ms=stat.mtime_ms, index_interval_bytes=self.config.index_interval_bytes,
                 )  # fmt: skip
             elif parsed.kind != layout.SNAPSHOT:
                 others.append((parsed.base_offset, name))
         for base_offset, name in others:
-            if base_offset not in found:
+            if base_offset not in by_base:
                 self.orphans.add(base_offset)
                 logger.warning("%s/%s: removed, it has no .log", self.directory, name)
                 self.disk.unlink(f"{self.directory}/{name}")
-        return [found[base] for base in sorted(found)]
+        return [by_base[base] for base in sorted(by_base)]
 
     def open_clean(self, segment: Segment, next_base: int | None) -> bool:
         """Open a segment that is known to be whole; False when its tail is not."""

@@ -30,7 +30,7 @@ def deletable(
     Without ``by_policy`` only what lies below the log start is: that is a follower's part.
     """
     excess = sum(s.size_bytes for s in segments) - config.retention_bytes
-    found = []
+    due = []
     for i, segment in enumerate(segments):
         is_active = i + 1 == len(segments)
         end = log_end_offset if is_active else segments[i + 1].base_offset
@@ -47,8 +47,8 @@ def deletable(
         else:
             break
         excess -= segment.size_bytes
-        found.append((i, reason))
-    return found
+        due.append((i, reason))
+    return due
 
 
 class RetiredFiles:

@@ -50,12 +50,12 @@ class ProducerStateManager:
 
     def snapshot_offsets(self) -> list[int]:
         """End offsets of the snapshots that are there, ascending."""
-        found = []
+        offsets = []
         for name in self._disk.listdir(self._segments.directory):
             parsed = layout.parse_segment_file(name)
             if parsed is not None and parsed.kind == layout.SNAPSHOT and not parsed.state:
-                found.append(parsed.base_offset)
-        return found
+                offsets.append(parsed.base_offset)
+        return offsets
 
     def load(
         self, end_offset: int, *, scanned: list[Segment] | None = None, clean: bool = False

@@ -242,7 +242,7 @@ class ProducerStates:
         """Markers below that are committed: they need not be remembered."""
         ended = self._ended
         if ended and ended[0][1] < high_watermark:
-            self._ended = [one for one in ended if one[1] >= high_watermark]
+            self._ended = [entry for entry in ended if entry[1] >= high_watermark]
 
     def expire(self, now_ms: int) -> int:
         """Forget producers that were silent for too long; returns how many."""
@@ -269,10 +269,10 @@ class ProducerStates:
         if len(states) <= MOST_OF_A_LOG and self._quota.used <= self._quota.limit:
             return
         first = list(islice(states, min(CANDIDATES, len(states) - 1)))
-        silent = [one for one in first if states[one].txn_first_offset is None]
+        silent = [pid for pid in first if states[pid].txn_first_offset is None]
         if not silent:
             return
-        oldest = min(silent, key=lambda one: states[one].last_timestamp)
+        oldest = min(silent, key=lambda pid: states[pid].last_timestamp)
         del states[oldest]
         for producer_id in first:
             if producer_id != oldest:  # to the end: others are looked at next time

@@ -50,7 +50,7 @@ def decode(path: str, data: bytes) -> list[tuple[int, ProducerState]]:
         raise DamagedData(path, 2, -1, "the CRC does not match")
     if len(data) != _HEAD.size + count * _ENTRY.size:
         raise DamagedData(path, 6, -1, f"{len(data)} bytes do not hold {count} producers")
-    found = []
+    producers = []
     for values in _ENTRY.iter_unpack(data[_HEAD.size :]):
         producer_id, epoch, sequence, offset, delta, timestamp, coordinator, first = values
         state = ProducerState(epoch, timestamp)
@@ -59,5 +59,5 @@ def decode(path: str, data: bytes) -> list[tuple[int, ProducerState]]:
             state.batches.append(ProducerBatch(sequence, offset, delta, timestamp))
         if first != NO_OFFSET:
             state.txn_first_offset = first
-        found.append((producer_id, state))
-    return found
+        producers.append((producer_id, state))
+    return producers

@@ -101,8 +101,8 @@ class StringsBuilder:
 def bitmap(valid: list[bool]) -> bytes:
     """One bit for each, the lowest first."""
     out = bytearray((len(valid) + 7) // 8)
-    for i, one in enumerate(valid):
-        out[i >> 3] |= one << (i & 7)
+    for i, bit in enumerate(valid):
+        out[i >> 3] |= bit << (i & 7)
     return bytes(out)
 
 
@@ -111,8 +111,8 @@ def readable_names(names: Binary) -> Binary:
     offsets = memoryview(names.offsets).cast("i")
     strings = StringsBuilder()
     for i in range(len(offsets) - 1):
-        one = bytes(names.data[offsets[i] : offsets[i + 1]])
-        strings.add(one.decode("utf-8", "replace").encode())
+        name = bytes(names.data[offsets[i] : offsets[i + 1]])
+        strings.add(name.decode("utf-8", "replace").encode())
     return strings.binary()
 
 

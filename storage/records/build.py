@@ -224,7 +224,7 @@ def read_headers(data: Buffer, position: int, length: int) -> tuple[tuple[str, b
     """The headers in a header area that a scan has found to be whole."""
     end = position + length
     count, position = read_varint(data, position, end)
-    found = []
+    headers = []
     for _ in range(count):
         size, position = read_varint(data, position, end)
         name = str(data[position : position + size], "utf-8", "replace")
@@ -232,5 +232,5 @@ def read_headers(data: Buffer, position: int, length: int) -> tuple[tuple[str, b
         size, position = read_varint(data, position, end)
         content = None if size < 0 else bytes(data[position : position + size])
         position += max(size, 0)
-        found.append((name, content))
-    return tuple(found)
+        headers.append((name, content))
+    return tuple(headers)

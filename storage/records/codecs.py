@@ -100,9 +100,9 @@ def _trailing(codec: str) -> InvalidRecord:
 
 def _gzip_decompress(data: Buffer, limit: int) -> bytes:
     # The last four bytes are its size modulo 2**32: true, or the stream is refused at its end.
-    told = int.from_bytes(data[-4:], "little")
-    if told > limit:
-        raise _too_large(limit, told)
+    stated = int.from_bytes(data[-4:], "little")
+    if stated > limit:
+        raise _too_large(limit, stated)
     inflater = zlib.decompressobj(31)
     try:
         inflated = inflater.decompress(data, limit + 1)
@@ -197,9 +197,9 @@ def _lz4_decompress(data: Buffer, limit: int) -> bytes:
     if not data[len(LZ4_MAGIC)] & LZ4_INDEPENDENT_BIT:
         raise _damaged("lz4", "its blocks are linked, which Java's clients cannot read")
     if data[len(LZ4_MAGIC)] & LZ4_SIZED_BIT:
-        told = int.from_bytes(data[LZ4_SIZE_AT : LZ4_SIZE_AT + 8], "little")
-        if told > limit:
-            raise _too_large(limit, told)
+        stated = int.from_bytes(data[LZ4_SIZE_AT : LZ4_SIZE_AT + 8], "little")
+        if stated > limit:
+            raise _too_large(limit, stated)
     inflater = lz4.frame.LZ4FrameDecompressor()
     try:
         inflated = cast(bytes, inflater.decompress(data, _guess(data, limit)))

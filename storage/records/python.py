@@ -458,18 +458,18 @@ def iterate_area(area: Buffer, header: BatchHeader) -> Iterator[Record]:
     position = 0
     appended = header.timestamp_type == TimestampType.LOG_APPEND_TIME
     while position < len(area):
-        one = _read_record(area, position, len(area), strict=False)
-        key, value = one.key_start, one.value_start
+        record = _read_record(area, position, len(area), strict=False)
+        key, value = record.key_start, record.value_start
         yield Record(
-            wrap64(header.base_offset + one.offset_delta),
+            wrap64(header.base_offset + record.offset_delta),
             header.max_timestamp
             if appended
-            else wrap64(header.base_timestamp + one.timestamp_delta),
-            None if one.key_length < 0 else bytes(area[key : key + one.key_length]),
-            None if one.value_length < 0 else bytes(area[value : value + one.value_length]),
-            read_headers(area, one.headers_start, one.end - one.headers_start),
+            else wrap64(header.base_timestamp + record.timestamp_delta),
+            None if record.key_length < 0 else bytes(area[key : key + record.key_length]),
+            None if record.value_length < 0 else bytes(area[value : value + record.value_length]),
+            read_headers(area, record.headers_start, record.end - record.headers_start),
         )
-        position = one.end
+        position = record.end
 
 
 def _open_batches(

@@ -98,22 +98,24 @@ class _Columns:
         self.rows += header.record_count
         self.types.extend([int(header.timestamp_type)] * header.record_count)
 
-    def append(self, found: RecordColumns, header: BatchHeader, first: int, end: int) -> None:
+    def append(self, columns: RecordColumns, header: BatchHeader, first: int, end: int) -> None:
         """The records of one batch that are in the range."""
-        for i in range(found.count):
-            if not first <= found.offsets[i] < end:
+        for i in range(columns.count):
+            if not first <= columns.offsets[i] < end:
                 continue
             self.rows += 1
-            self.offsets.append(found.offsets[i])
-            self.timestamps.append(microseconds(found.timestamps[i]))
+            self.offsets.append(columns.offsets[i])
+            self.timestamps.append(microseconds(columns.timestamps[i]))
             self.types.append(int(header.timestamp_type))
-            self.key.add(found.key(i))
-            self.value.add(found.value(i))
+            self.key.add(columns.key(i))
+            self.value.add(columns.value(i))
             if self.wanted & Field.HEADERS:
-                self._headers(found, i)
+                self._headers(columns, i)
 
-    def _headers(self, found: RecordColumns, i: int) -> None:
-        pairs = read_headers(found.data.tobytes(), found.headers_start[i], found.headers_length[i])
+    def _headers(self, columns: RecordColumns, i: int) -> None:
+        pairs = read_headers(
+            columns.data.tobytes(), columns.headers_start[i], columns.headers_length[i]
+        )
         for name, value in pairs:
             self.names.add(name.encode())
             self.values.add(value)

@@ -113,27 +113,27 @@ class OffsetIndex:
 
     def floor(self, offset: int) -> int:
         """Position of the batch of the largest entry <= ``offset``; 0 when there is none."""
-        found = bisect_right(self.offsets, offset - self.base_offset)
-        return self.positions[found - 1] if found else 0
+        slot = bisect_right(self.offsets, offset - self.base_offset)
+        return self.positions[slot - 1] if slot else 0
 
     def floor_entry(self, offset: int) -> tuple[int, int] | None:
         """(last offset, position) of the largest entry <= ``offset``."""
-        found = bisect_right(self.offsets, offset - self.base_offset)
-        if not found:
+        slot = bisect_right(self.offsets, offset - self.base_offset)
+        if not slot:
             return None
-        return self.base_offset + self.offsets[found - 1], self.positions[found - 1]
+        return self.base_offset + self.offsets[slot - 1], self.positions[slot - 1]
 
     def ceiling_entry(self, offset: int) -> tuple[int, int] | None:
         """(last offset, position) of the smallest entry >= ``offset``."""
-        found = bisect_left(self.offsets, offset - self.base_offset)
-        if found == len(self.offsets):
+        slot = bisect_left(self.offsets, offset - self.base_offset)
+        if slot == len(self.offsets):
             return None
-        return self.base_offset + self.offsets[found], self.positions[found]
+        return self.base_offset + self.offsets[slot], self.positions[slot]
 
     def position_floor(self, position: int) -> int:
         """The largest batch start known that is <= ``position``; 0 is one always."""
-        found = bisect_right(self.positions, position)
-        return self.positions[found - 1] if found else 0
+        slot = bisect_right(self.positions, position)
+        return self.positions[slot - 1] if slot else 0
 
     def truncate(self, log_bytes: int) -> None:
         """Drop entries of batches at or above a position."""

@@ -114,7 +114,7 @@ def finish(disk: Disk, directory: str, plan: SwapPlan | None) -> set[int]:
 def _groups(disk: Disk, directory: str, plan: SwapPlan | None, swaps: set[int]) -> list[SwapGroup]:
     if plan is not None:
         return [group for group in plan.groups if swaps & set(group.output_bases)]
-    found = []
+    groups = []
     bases = [
         parsed.base_offset
         for parsed in map(layout.parse_segment_file, disk.listdir(directory))
@@ -123,8 +123,8 @@ def _groups(disk: Disk, directory: str, plan: SwapPlan | None, swaps: set[int]) 
     for base in sorted(swaps):
         end = _next_offset(disk, directory, base)
         inputs = tuple(b for b in bases if base <= b < end)
-        found.append(SwapGroup((base,), inputs))
-    return found
+        groups.append(SwapGroup((base,), inputs))
+    return groups
 
 
 def _next_offset(disk: Disk, directory: str, base: int) -> int:

@@ -114,8 +114,8 @@ class TimeIndex:
 
         No batch before that offset reaches ``timestamp``.
         """
-        found = bisect_left(self.timestamps, timestamp)
-        return self.base_offset + (self.offsets[found - 1] if found else 0)
+        slot = bisect_left(self.timestamps, timestamp)
+        return self.base_offset + (self.offsets[slot - 1] if slot else 0)
 
     def truncate(self, end_offset: int) -> None:
         """Drop entries of offsets at or above ``end_offset``."""

@@ -35,15 +35,15 @@ def decode(path: str, data: bytes, base_offset: int = 0) -> list[AbortedTxn]:
     """The entries of a file. Raises DamagedData."""
     if len(data) % ENTRY_BYTES:
         raise DamagedData(path, len(data), -1, f"size is no multiple of {ENTRY_BYTES}")
-    found: list[AbortedTxn] = []
+    entries: list[AbortedTxn] = []
     for version, *values in _ENTRY.iter_unpack(data):
         entry = AbortedTxn(*values)
-        position = len(found) * ENTRY_BYTES
+        position = len(entries) * ENTRY_BYTES
         if version != VERSION:
             raise DamagedData(path, position, -1, f"version {version}, expected {VERSION}")
         if entry.last_offset < base_offset or entry.first_offset > entry.last_offset:
             raise DamagedData(path, position, entry.last_offset, "offsets do not fit the segment")
-        if found and entry.last_offset <= found[-1].last_offset:
+        if entries and entry.last_offset <= entries[-1].last_offset:
             raise DamagedData(path, position, entry.last_offset, "entries do not ascend")
-        found.append(entry)
-    return found
+        entries.append(entry)
+    return entries

@@ -129,10 +129,10 @@ class World:
         self.disk.now_ms = self.now
         self.log.roll(self.now)
 
-    def plan(self, *, asked=True, lso=None, **limits):
+    def plan(self, *, on_demand=True, lso=None, **limits):
         lso = self.log.log_end_offset if lso is None else lso
         self.view = log_snapshot.view(self.log, self.state, lso)
-        return planner.plan(self.view, self.now, planner.Limits(**limits), asked=asked)
+        return planner.plan(self.view, self.now, planner.Limits(**limits), on_demand=on_demand)
 
     def job(self, made, **limits):
         generation = planner.next_generation(self.state.applied, 0)
@@ -141,9 +141,9 @@ class World:
             limits=planner.Limits(**limits),
         )  # fmt: skip
 
-    def clean(self, *, asked=True, lso=None, **limits):
+    def clean(self, *, on_demand=True, lso=None, **limits):
         """One pass if it is due; returns its result, or None."""
-        made = self.plan(asked=asked, lso=lso)
+        made = self.plan(on_demand=on_demand, lso=lso)
         if isinstance(made, planner.NotNow):
             return None
         discard(DIRECTORY, self.disk)

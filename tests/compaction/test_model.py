@@ -105,7 +105,7 @@ def run(world, history, strategy, append_time, segment_bytes):
                 w.clean_all(**limits)
                 log = model(log, end, w.now, horizons, pick)
             elif not asked and w.state.end_offset == w.state.clean_to == end:
-                w.clean(asked=False)
+                w.clean(on_demand=False)
                 log = [
                     r for r in log
                     if r.offset >= end or r.value is not None

@@ -114,12 +114,12 @@ def test_a_tombstone_gets_its_horizon_once_and_goes_when_it_has_passed(world):
     w.clean()
     assert w.headers()[1].delete_horizon_ms == first_horizon, "it never moves"
     w.now = first_horizon - 1
-    assert w.clean(asked=False) is None
+    assert w.clean(on_demand=False) is None
     w.now = first_horizon
-    result = w.clean(asked=False)
+    result = w.clean(on_demand=False)
     assert result is not None and result.removed == {"expired tombstone": 1}
     assert w.offsets() == [1, 3, 4]
-    assert w.clean(asked=False) is None, "the horizon that stays on the batch is not due again"
+    assert w.clean(on_demand=False) is None, "the horizon that stays on the batch is not due again"
 
 
 @pytest.mark.parametrize("timestamp", [0, -1, -2, 2**63 - 1])
@@ -154,9 +154,9 @@ def test_a_pass_for_horizons_touches_only_their_segments(world):
     w.clean()
     before = {name: inode for name, inode in w.disk.files() if name.endswith(".log")}
     w.now += 10
-    made = w.plan(asked=False)
+    made = w.plan(on_demand=False)
     assert made.horizons_only and made.rewrite == {2}
-    w.clean(asked=False)
+    w.clean(on_demand=False)
     after = {name: inode for name, inode in w.disk.files() if name.endswith(".log")}
     changed = [name for name in after if before.get(name) is not after[name]]
     assert changed == [f"/t-0/{2:020d}.log"]
@@ -174,7 +174,7 @@ def test_expired_tombstone_in_the_dirty_range_still_supersedes(world):
     w.clean()
     assert w.offsets() == [2]
     w.now += 11
-    w.clean(asked=False)
+    w.clean(on_demand=False)
     assert w.offsets() == []
 
 
@@ -424,7 +424,7 @@ def test_aborted_data_goes_at_once_and_its_marker_after_its_horizon(world):
     control = next(h for h in w.headers() if h.is_control)
     assert control.delete_horizon_ms == w.now + 100, "the data is gone: the horizon is set"
     w.now += 100
-    w.clean(asked=False)
+    w.clean(on_demand=False)
     assert not any(h.is_control for h in w.headers())
     assert not w.disk.exists(path)
     assert w.offsets() == [0, 4, 5]
@@ -495,7 +495,7 @@ def test_the_marker_of_a_producer_without_data_stays_for_its_epoch(world):
     w.roll()
     w.clean()
     w.now += 20
-    w.clean(asked=False)
+    w.clean(on_demand=False)
     first = w.headers()[0]
     assert first.is_control and first.record_count == 0 and first.producer_epoch == 3
 

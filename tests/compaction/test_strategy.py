@@ -208,7 +208,7 @@ def test_a_winning_tombstone_drops_all_older_under_any_strategy(world, monkeypat
     w.clean()
     assert w.offsets() == [2, 3]
     w.now += 11
-    w.clean(asked=False)
+    w.clean(on_demand=False)
     assert w.offsets() == [3], "and it does not come back"
 
 

@@ -156,7 +156,9 @@ class OffsetRequests:
         offsets = self._core.committed_of(event.group)
         topics = event.topics
         if topics is None:
-            topics = tuple(ev.FetchTopic(name, tuple(found)) for name, found in offsets.items())
+            topics = tuple(
+                ev.FetchTopic(name, tuple(partitions)) for name, partitions in offsets.items()
+            )
         return ev.FetchResult(
             topics=tuple(
                 (t.name, t.topic_id, self._fetch_topic(event, t, offsets.get(t.name, {})))
@@ -170,14 +172,14 @@ class OffsetRequests:
         fetched = []
         for partition in topic.partitions:
             key = OffsetCommitKey(event.group, topic.name, partition)
-            found = stored.get(partition)
+            offset = stored.get(partition)
             if event.require_stable and self._core.transactions.holds(key):
                 unstable = ErrorCode.unstable_offset_commit
                 fetched.append(ev.FetchedOffset(partition, error=unstable))
-            elif found is None or _is_other_topic(found.value.topic_id, topic.topic_id):
+            elif offset is None or _is_other_topic(offset.value.topic_id, topic.topic_id):
                 fetched.append(ev.FetchedOffset(partition))
             else:
-                v = found.value
+                v = offset.value
                 fetched.append(ev.FetchedOffset(partition, v.offset, v.leader_epoch, v.metadata))
         return tuple(fetched)
 

@@ -205,13 +205,13 @@ class Shard:
         failover: the image does not have them, or has them by another id.
         """
         topics = self._metadata.image.topics
-        found = set()
+        deleted = set()
         for key, stored in self.core.appended:
             topic = topics.get(key.topic)
             known = stored.value.topic_id
             if topic is None or known not in (NO_TOPIC_ID, topic.topic_id):
-                found.add((key.topic, known))
-        return found
+                deleted.add((key.topic, known))
+        return deleted
 
     def unload(self) -> None:
         """Write what is staged; pending requests get NOT_COORDINATOR."""

@@ -53,7 +53,7 @@ def test_tombstones_are_known_whatever_the_passes_do(world):
         assert w.state.tombstones_from(0) == len(kept)
     for _ in range(6):
         w.now += 400
-        w.clean(asked=False)
+        w.clean(on_demand=False)
         kept = [r.offset for r in w.records() if r.value is None]
         assert w.state.tombstones_from(0) == len(kept)
     assert w.state.tombstones_from(0) == 0

@@ -78,10 +78,10 @@ def test_the_end_never_goes_back_below_the_applied_one():
     config = replace(COMPACT, min_compaction_lag_ms=100)
     stamps = [(1, NOW), (1, NOW), (1, NOW)]
     view = log(0, 20, 50, config=config, stamps=stamps, state=state(10, 20))
-    waiting = plan(view, NOW, Limits(), asked=True)
+    waiting = plan(view, NOW, Limits(), on_demand=True)
     assert isinstance(waiting, NotNow)
     assert waiting.reason.endswith("from 10 on: min.compaction.lag.ms=100 begins below 20")
-    made = plan(view, NOW + 100, Limits(), asked=True)
+    made = plan(view, NOW + 100, Limits(), on_demand=True)
     assert (made.first_dirty, made.end_offset) == (10, 50)
 
 
@@ -92,10 +92,10 @@ def test_what_a_base_generation_covers_of_an_open_transaction_is_not_mapped(lso)
     view = log(0, 20, 50, lso=lso, state=base)
     found = cleanable_range(view, NOW)
     assert (found.end_offset, found.bound) == (0, "the last stable offset")
-    made = plan(view, NOW, Limits(), asked=True)
+    made = plan(view, NOW, Limits(), on_demand=True)
     assert made.horizons_only and made.end_offset == 50, "what is expired goes, nothing is mapped"
     view = log(0, 20, 50, lso=lso, state=replace(base, horizons={}))
-    waiting = plan(view, NOW, Limits(), asked=True, renew=True)
+    waiting = plan(view, NOW, Limits(), on_demand=True, renew=True)
     assert isinstance(waiting, NotNow)
     assert waiting.reason.endswith("from 0 on: the last stable offset begins below 50")
     ended = plan(log(0, 20, 50, lso=50, state=base), NOW, Limits())
@@ -139,18 +139,18 @@ def test_no_pass_for_horizons_over_segments_that_the_manifest_does_not_describe(
     """One reaches beyond its end: such a pass would take over what it says of another segment."""
     other = log(0, 20, 60, end=60, state=state(60, 50, horizons={20: NOW}))
     assert isinstance(plan(other, NOW, Limits()), NotNow)
-    assert isinstance(plan(other, NOW, Limits(), asked=True, renew=True), NotNow)
+    assert isinstance(plan(other, NOW, Limits(), on_demand=True, renew=True), NotNow)
 
 
 def test_a_log_that_is_not_compacted_or_has_nothing_dirty():
     assert "compact" in plan(log(0, 20, config=LogConfig()), NOW, Limits()).reason
     assert plan(log(0, end=0), NOW, Limits()).reason == "everything is clean"
-    assert "the active segment" in plan(log(0), NOW, Limits(), asked=True).reason
+    assert "the active segment" in plan(log(0), NOW, Limits(), on_demand=True).reason
 
 
 def test_asked_for_ignores_the_ratio():
-    made = plan(log(0, 20, 50, state=state(20)), NOW, Limits(), asked=True)
-    assert isinstance(made, Plan) and made.asked
+    made = plan(log(0, 20, 50, state=state(20)), NOW, Limits(), on_demand=True)
+    assert isinstance(made, Plan) and made.on_demand
 
 
 def test_free_space_is_checked_before():
@@ -171,7 +171,7 @@ def test_choice_overdue_first_then_the_highest_ratio():
     assert choose([low, high, late]) is late
     assert choose([low, high]) is high
     assert choose([low, high], in_progress=[high.topic_partition]) is low
-    assert choose([of("asked", 0, asked=True), late]).topic_partition.topic == "asked"
+    assert choose([of("asked", 0, on_demand=True), late]).topic_partition.topic == "asked"
     assert choose([]) is None
 
 
@@ -210,8 +210,8 @@ def test_identities_of_one_log_go_up():
 
 def test_a_manifest_that_cannot_be_read_is_made_anew_by_a_pass_over_all_that_is_clean():
     clean = log(0, 20, 50, end=50, start=3, state=state(50))
-    assert isinstance(plan(clean, NOW, Limits(), asked=True), NotNow)
-    made = plan(clean, NOW, Limits(), asked=True, renew=True)
+    assert isinstance(plan(clean, NOW, Limits(), on_demand=True), NotNow)
+    made = plan(clean, NOW, Limits(), on_demand=True, renew=True)
     assert (made.first_dirty, made.end_offset, made.previous) == (3, 50, None)
     assert [segment.base_offset for segment in made.segments] == [0, 20]
     assert not made.horizons_only
@@ -220,7 +220,7 @@ def test_a_manifest_that_cannot_be_read_is_made_anew_by_a_pass_over_all_that_is_
 def test_what_is_expired_is_no_reason_to_build_on_a_manifest_that_cannot_be_read():
     """A pass for horizons alone would fail for ever, and nobody could join the leader."""
     clean = log(0, 20, 50, end=50, start=3, state=state(50, horizons={0: 5}))
-    assert plan(clean, NOW, Limits(), asked=True).horizons_only
-    made = plan(clean, NOW, Limits(), asked=True, renew=True)
+    assert plan(clean, NOW, Limits(), on_demand=True).horizons_only
+    made = plan(clean, NOW, Limits(), on_demand=True, renew=True)
     assert (made.first_dirty, made.end_offset, made.previous) == (3, 50, None)
     assert not made.horizons_only

@@ -143,7 +143,7 @@ def test_a_sound_pass_is_found_sound(world, name):
     w.roll()
     assert w.clean().keys_checked >= 1
     w.now += 2 * HOUR_MS
-    assert w.clean(asked=False).records_removed == 1, "the tombstone"
+    assert w.clean(on_demand=False).records_removed == 1, "the tombstone"
     assert w.result.keys_checked >= 1
 
 

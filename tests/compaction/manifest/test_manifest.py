@@ -158,7 +158,7 @@ def cleaned(world):
     w.roll()
     w.clean()
     w.now += 20
-    w.clean(asked=False)
+    w.clean(on_demand=False)
     w.append((b"b", b"2"))
     w.roll()
     w.clean()

@@ -69,7 +69,8 @@ def out_of_reach(config: NodeConfig, pid: int) -> tuple[str, str] | None:
         return None
     return (
         "clients on other machines do not reach the node",
-        f"{listens}, and they are told {', '.join(advertised)}: set listeners, as in PLAINTEXT://:9092",
+        f"{listens}, and they are told {', '.join(advertised)}: set listeners, "
+        "as in PLAINTEXT://:9092",
     )
 
 

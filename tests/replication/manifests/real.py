@@ -212,7 +212,7 @@ class RealMachine(Machine):
         if log.active_segment.size_bytes:
             log.roll(self.clock)
         seen = log_snapshot.view(log, self.state, self.high_watermark)
-        plan = planner.plan(seen, self.clock, planner.Limits(), asked=True)
+        plan = planner.plan(seen, self.clock, planner.Limits(), on_demand=True)
         if isinstance(plan, planner.NotNow) or self.job is not None:
             return None
         applied = self.state.applied

@@ -94,7 +94,7 @@ REQUIRED: Final = {
     "nodes-compaction": (
         "batches committed", "processes started again", "power losses", "generations applied",
         "base generations", "nodes forsaken", "reassignments", "records deleted",
-        "unclean elections", "manifests damaged", "manifests: Damaged",
+        "unclean elections", "manifests damaged", "manifests: Damaged", "leaders left alone",
     ),
     "storage": (*_EVERYWHERE, *_DISKS, *_OPERATOR, "strays removed", "losses allowed"),
 }  # fmt: skip

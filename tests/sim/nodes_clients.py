@@ -324,6 +324,7 @@ class Operator(Client):
         super().__init__(history)
         kinds = ("reassign", "delete records", "volatile")
         self.kinds = [kind for kind in kinds if history.random.random() < 0.4]
+        self.busy = False
 
     async def create(self, topic: Topic) -> None:
         """Until it is there."""
@@ -331,7 +332,7 @@ class Operator(Client):
         wanted = {
             "name": topic.name,
             "num_partitions": topic.partitions,
-            "replication_factor": 3,
+            "replication_factor": history.replication,
             "assignments": (),
             "configs": [{"name": k, "value": v} for k, v in history.topic_configs.items()],
         }
@@ -357,6 +358,7 @@ class Operator(Client):
             if not self.kinds or not history.running:
                 continue
             kind = history.random.choice(self.kinds)
+            self.busy = True
             try:
                 if kind == "reassign":
                     await self._reassign()
@@ -368,12 +370,13 @@ class Operator(Client):
                     await asyncio.wait_for(self.create(volatile), REPLY_S)
             except (KeptError, TimeoutError):
                 history.world.counts["requests of the operator that failed"] += 1
+            self.busy = False
         self.close()
 
     async def _reassign(self) -> None:
         history = self.history
         tp = history.random.choice(history.partitions)
-        replicas = history.random.sample(range(len(history.machines)), 3)
+        replicas = history.random.sample(range(len(history.machines)), history.replication)
         wanted = {"partition_index": tp.partition, "replicas": replicas}
         values = {
             "timeout": 6000,

@@ -7,7 +7,8 @@ and delete a lot. :mod:`tests.sim.compaction_checks` judges what replicas show a
 
 Each history has some of these: records that are deleted, by an operator and by
 ``retention.bytes``, while passes compute and manifests are put into place; manifests that rot on
-disk, also under a process that needs them; unclean elections.
+disk, also under a process that needs them; unclean elections. With one of the last two there are
+two replicas, so that one node more than the other replica of a partition can be away.
 
 At the end of half of the histories one node stays down, once all else is well: the others must lose
 every tombstone that there was, and go on; then it returns with its old log (``tombstones``).
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
 
 KEYS: Final = 8
 RETAINED_BYTES: Final = ("6000", "12000", "-1")
+ALONE_S: Final = 6.0
+"""Longer than a session of a broker."""
+ROT_TIMES: Final = 60
 FORSAKEN_S: Final = 40.0
 """How long the tombstones of a cluster that misses a node may take to go."""
 
@@ -100,14 +104,18 @@ class NodesCompactionHistory(NodesHistory):
         moves: bool | None = None,
         rots: bool | None = None,
         unclean: bool | None = None,
+        forsakes: bool | None = None,
     ) -> None:
-        """``moves`` (log starts do), ``rots``, ``unclean``: drawn if None."""
+        """``moves`` (log starts do), ``rots``, ``unclean``, ``forsakes``: drawn if None."""
         super().__init__(seed, tracing=tracing, assertions=assertions)
         random = self.random
         drawn = random.random() < 0.4, random.random() < 0.3, random.random() < 0.3
         moves = drawn[0] if moves is None else moves
-        rots = drawn[1] if rots is None else rots
+        self.rots = drawn[1] if rots is None else rots
         self.checks.unclean = drawn[2] if unclean is None else unclean
+        if self.rots or self.checks.unclean:
+            self.replication = 2
+            self.topic_configs["min.insync.replicas"] = "1"
         self.settings |= {
             "log.cleaner.backoff.ms": "300",
             "log.retention.check.interval.ms": "700",
@@ -124,9 +132,9 @@ class NodesCompactionHistory(NodesHistory):
         }
         deletes = ["delete records"] if moves else []
         self.operator.kinds = [k for k in self.operator.kinds if k != "delete records"] + deletes
-        if rots:
+        if self.rots:
             self.kinds += ["rot"] * len(self.kinds)
-        self.forsakes = random.random() < 0.5
+        self.forsakes = random.random() < 0.5 if forsakes is None else forsakes
 
     def make_checks(self) -> CompactionChecks:
         """See :meth:`NodesHistory.make_checks`."""
@@ -211,9 +219,60 @@ class NodesCompactionHistory(NodesHistory):
         if self.checks.there(tp.topic) and not (
             self.checks.may_miss(tp) or self.checks.had_dropped(tp, topic_id, ref, offset)
         ):
-            raise Violation("survivor-missing", f"{tp}: {offset} of generation {ref}")
+            violation = Violation("survivor-missing", f"{tp}: {offset} of generation {ref}")
+            self.loop.escaped.append((None, "", violation))  # the node logs it, and goes on
+            raise violation
 
     # Faults.
+
+    async def suffer(self) -> None:
+        """As :meth:`NodesHistory.suffer`; then what takes too many things in a row to be drawn."""
+        await super().suffer()
+        if self.rots or self.checks.unclean:
+            self.heal()
+            kinds, self.operator.kinds = self.operator.kinds, []
+            tp = self.random.choice(self.partitions)
+            await self.until(
+                lambda: not self.operator.busy and self._in_isr(tp, 2), f"a full ISR of {tp}"
+            )
+            await self._alone(tp)
+            self.operator.kinds = kinds
+
+    async def _alone(self, tp: TopicPartition) -> None:
+        """A leader is left alone, and goes on cleaning. Then it dies as the other replica returns;
+        or it loses what it held, begins anew, and its manifests rot as the other one returns.
+        """
+        state = self.checks.register(tp).state
+        assert state is not None
+        leader = self.machines[state.leader]
+        (away,) = (self.machines[node_id] for node_id in state.replicas if node_id != state.leader)
+        away.kill()
+        await asyncio.sleep(ALONE_S)
+        self.check()
+        if not self._in_isr(tp, 1) or not self._led_by(tp, leader):
+            return  # it had lost what it held, and gave up leadership as the other one died
+        self.world.counts["leaders left alone"] += 1
+        if self.checks.unclean:
+            leader.kill()
+            away.start()
+            await self.until(lambda: self._led_by(tp, away), f"n{away.node_id} leads {tp}")
+            return
+        await self.until(lambda: self._rot(leader), f"n{leader.node_id} is at rest")
+        leader.kill()
+        leader.start()
+        away.start()
+        for _ in range(ROT_TIMES):
+            await asyncio.sleep(0.03)
+            self._rot(leader)
+
+    def _in_isr(self, tp: TopicPartition, count: int) -> bool:
+        state = self.checks.register(tp).state
+        moves = state is None or state.adding or state.removing
+        return state is not None and not moves and state.leader >= 0 and len(state.isr) == count
+
+    def _led_by(self, tp: TopicPartition, machine: Machine) -> bool:
+        state = self.checks.register(tp).state
+        return state is not None and state.leader == machine.node_id
 
     def _break(self, kind: str, machine: Machine) -> None:
         if kind == "rot":
@@ -221,21 +280,22 @@ class NodesCompactionHistory(NodesHistory):
         else:
             super()._break(kind, machine)
 
-    def _rot(self, machine: Machine) -> None:
-        """Manifests are damaged, but for those that a swap needs."""
+    def _rot(self, machine: Machine) -> bool:
+        """Manifests are damaged, but for those that a swap needs; False: there may be one."""
         kinds = [layout.HELD_MANIFEST]
-        if machine.alive:
+        if machine.ready:
             kinds += [manifest_store.TOLD, layout.MANIFEST_PREFIX]
             for replica in machine.hosted.values():
                 core = replica.manifests.core
                 if core.applying or core.storing or core.making_base:
-                    return
+                    return False
         self.note("disks", f"manifests of {machine.node_id} rot")
         for path, inode in list(machine.disk.files()):
             used = any(kind in path for kind in kinds) and not path.endswith(layout.TEMPORARY)
             if used and len(inode.data) > 20:
                 self.world.counts["manifests damaged"] += 1
-                machine.disk.flip_bit(path, 7 * len(inode.data) // 11)
+                machine.disk.flip_bit(path, self.random.randrange(20, len(inode.data)))
+        return True
 
     # The end.
 

@@ -60,6 +60,7 @@ class NodesHistory:
     durable_share = 0.5
     power_share = 0.4
     consumers = True
+    replication = VOTERS
 
     def __init__(self, seed: int, *, tracing: bool = False, assertions: bool = True) -> None:
         self.world = World(seed, tracing=tracing)

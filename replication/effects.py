@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Truncated:
+
+class Truncated(Struct, frozen=True):
     """The log was cut at its end, or emptied.
 
     The shell writes the recovery points of the directory durably before the call that reported it
@@ -29,8 +29,7 @@ class LostRecord(NamedTuple):
     tombstone: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Losing:
+class Losing(Struct, frozen=True):
     """A cut is about to take away ``start..end``; it comes before the cut.
 
     With unclean election off, and no power cut of a whole ISR, that is a bug.

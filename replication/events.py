@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from kept.storage.errors import KeptError
 from kept.storage.types import Generation
@@ -17,8 +18,7 @@ UNKNOWN_OFFSET: Final = -1
 # Events.
 
 
-@dataclass(frozen=True, slots=True)
-class Elected:
+class Elected(Struct, frozen=True):
     """This node leads: from the image. The high watermark is what it knew as replica.
 
     ``awaits_offer``: ManifestOffered follows; nobody may join the ISR before.
@@ -33,15 +33,13 @@ class Elected:
     awaits_offer: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
+class Appended(Struct, frozen=True):
     """Batches up to ``log_end_offset`` are in the log and readable."""
 
     log_end_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Fetched:
+class Fetched(Struct, frozen=True):
     """A follower asked for ``log_end_offset``: it has everything below.
 
     ``broker_epoch``: of the process that asks (Fetch v15 ReplicaState), -1: not said.
@@ -52,15 +50,13 @@ class Fetched:
     broker_epoch: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class CommitKnown:
+class CommitKnown(Struct, frozen=True):
     """Everything below ``offset`` is committed, because a published manifest covers it."""
 
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class IsrDecided:
+class IsrDecided(Struct, frozen=True):
     """The image has another ISR (or replicas) in the same leader epoch."""
 
     partition_epoch: int
@@ -68,8 +64,7 @@ class IsrDecided:
     isr: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class IsrRefused:
+class IsrRefused(Struct, frozen=True):
     """The controller said no to the proposal made at that partition epoch; it will not happen.
 
     ``pause_ms``: nobody is proposed again so soon, unless the brokers change.
@@ -79,30 +74,26 @@ class IsrRefused:
     pause_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class CommitAwaited:
+class CommitAwaited(Struct, frozen=True):
     """Somebody waits until HW >= ``end_offset``."""
 
     token: Token
     end_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class WaitEnded:
+class WaitEnded(Struct, frozen=True):
     """Somebody stopped waiting."""
 
     token: Token
 
 
-@dataclass(frozen=True, slots=True)
-class MinIsrChanged:
+class MinIsrChanged(Struct, frozen=True):
     """``min.insync.replicas`` of the topic."""
 
     min_insync_replicas: int
 
 
-@dataclass(frozen=True, slots=True)
-class BrokersChanged:
+class BrokersChanged(Struct, frozen=True):
     """Which brokers may join an ISR: unfenced, not shutting down.
 
     ``epochs``: (broker id, broker epoch) as registered; a replica whose requests carry another one
@@ -113,21 +104,18 @@ class BrokersChanged:
     epochs: tuple[tuple[int, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestOffered:
+class ManifestOffered(Struct, frozen=True):
     """The leader holds this manifest durably. ``applied``: it had applied it before its term."""
 
     generation: Generation | None
     applied: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestLost:
+class ManifestLost(Struct, frozen=True):
     """The leader cannot read what it has offered: nobody joins before it offers something else."""
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestHeld:
+class ManifestHeld(Struct, frozen=True):
     """A replica acknowledged a manifest in the leader's epoch.
 
     ``broker_epoch``: of the process that said so; it counts for that process only (KIP-903).
@@ -138,8 +126,7 @@ class ManifestHeld:
     broker_epoch: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestApplied:
+class ManifestApplied(Struct, frozen=True):
     """A replica has applied a manifest; ``broker_epoch`` as in ManifestHeld."""
 
     replica_id: int
@@ -147,8 +134,7 @@ class ManifestApplied:
     broker_epoch: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Resigned:
+class Resigned(Struct, frozen=True):
     """This node does not lead any more."""
 
 
@@ -174,23 +160,20 @@ Event = (
 # Effects.
 
 
-@dataclass(frozen=True, slots=True)
-class HighWatermarkMoved:
+class HighWatermarkMoved(Struct, frozen=True):
     """Consumers may read up to ``PartitionCore.high_watermark``, which is another one now. It comes
     before all else that the event caused.
     """
 
 
-@dataclass(frozen=True, slots=True)
-class Acknowledge:
+class Acknowledge(Struct, frozen=True):
     """Tell a waiter: committed, or why not."""
 
     token: Token
     error: type[KeptError] | None
 
 
-@dataclass(frozen=True, slots=True)
-class ProposeIsr:
+class ProposeIsr(Struct, frozen=True):
     """Ask the controller for another ISR, compare-and-set on the partition epoch."""
 
     isr: tuple[int, ...]
@@ -198,8 +181,7 @@ class ProposeIsr:
     partition_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestPublished:
+class ManifestPublished(Struct, frozen=True):
     """Every replica that holds back HW has the manifest: the leader may swap, and says so."""
 
     generation: Generation

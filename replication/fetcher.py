@@ -18,6 +18,8 @@ from heapq import heappop, heappush
 from typing import Final, NamedTuple
 from uuid import UUID
 
+from msgspec import Struct
+
 from kept.replication.fetch_messages import (
     REQUEST_TIMED_OUT,
     FetchAnswer,
@@ -88,8 +90,7 @@ class WorkFailed(NamedTuple):
 Event = FetchAnswered | OffsetsListed | RequestFailed | RequestAbandoned | WorkFailed
 
 
-@dataclass(frozen=True, slots=True)
-class FetchSettings:
+class FetchSettings(Struct, frozen=True):
     """Kafka's ``replica.fetch.*``. ``backoff_min_ms`` (ours) is the first wait after an error; it
     doubles up to ``backoff_max_ms``, Kafka's ``replica.fetch.backoff.ms``.
     """

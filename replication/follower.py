@@ -34,6 +34,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
+from msgspec import Struct
+
 from kept.replication.fetch_messages import (
     CORRUPT_MESSAGE,
     FENCED_LEADER_EPOCH,
@@ -90,39 +92,34 @@ class FollowerLog(Protocol):
 # Events.
 
 
-@dataclass(frozen=True, slots=True)
-class BecameFollower:
+class BecameFollower(Struct, frozen=True):
     """The image names a leader (NO_LEADER: none) in an epoch."""
 
     leader_id: int
     leader_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class FetchCompleted:
+class FetchCompleted(Struct, frozen=True):
     """The leader's response to a fetch."""
 
     request: PartitionRequest
     response: PartitionAnswer
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetsAnswered:
+class OffsetsAnswered(Struct, frozen=True):
     """Where the leader's log starts and ends, as asked in that epoch."""
 
     leader_epoch: int
     answer: OffsetsAnswer
 
 
-@dataclass(frozen=True, slots=True)
-class EffectFailed:
+class EffectFailed(Struct, frozen=True):
     """An effect could not be performed."""
 
     error: KeptError
 
 
-@dataclass(frozen=True, slots=True)
-class StoppedFollowing:
+class StoppedFollowing(Struct, frozen=True):
     """This node leads, or hosts the partition no more."""
 
 
@@ -132,8 +129,7 @@ Event = BecameFollower | FetchCompleted | OffsetsAnswered | EffectFailed | Stopp
 # Effects.
 
 
-@dataclass(frozen=True, slots=True)
-class TruncateTo:
+class TruncateTo(Struct, frozen=True):
     """Cut the log, durably. ``lost_committed``: below HW, which only an unclean election or a
     power cut explains: to be reported.
     """
@@ -142,8 +138,7 @@ class TruncateTo:
     lost_committed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StartAt:
+class StartAt(Struct, frozen=True):
     """Drop everything; the log starts at ``offset``."""
 
     offset: int
@@ -157,18 +152,15 @@ class Append(NamedTuple):
     log_start_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class ListOffsets:
+class ListOffsets(Struct, frozen=True):
     """Ask the leader for the ends of its log, by ListOffsets."""
 
 
-@dataclass(frozen=True, slots=True)
-class FetchAgain:
+class FetchAgain(Struct, frozen=True):
     """Fetch again at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
+class Backoff(Struct, frozen=True):
     """Fetch nothing of this partition before ``until_ms``; ``error`` is Kafka's code for why, and
     ``why`` what is to be logged, if anything.
     """

@@ -10,9 +10,10 @@ and counts in both directions (rule 30).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
+
+from msgspec import Struct
 
 from kept.storage.errors import (
     FencedLeaderEpoch,
@@ -39,8 +40,7 @@ OVERTAKEN: Final = (
 """The partition changed since, perhaps by an earlier try of ours: the image will tell."""
 
 
-@dataclass(frozen=True, slots=True)
-class AlterIsrItem:
+class AlterIsrItem(Struct, frozen=True):
     """One partition of an AlterPartition request. ``isr``: (broker id, broker epoch), -1: unknown.
 
     ``base_published``: nothing is left to be published of an unclean leader (rule 19).

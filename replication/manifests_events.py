@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from kept.replication.events import (
     CommitKnown,
     ManifestApplied,
@@ -30,8 +32,7 @@ class ManifestRef:
 # Messages between replicas: the bodies travel beside them.
 
 
-@dataclass(frozen=True, slots=True)
-class PullRequest:
+class PullRequest(Struct, frozen=True):
     """A follower asks the leader of ``leader_epoch``, and acknowledges ``held`` with it.
 
     ``synced``: a fetch in this epoch did not diverge; only then do ``applied`` and what the leader
@@ -50,8 +51,7 @@ class PullRequest:
     has: tuple[ManifestRef, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PullResponse:
+class PullResponse(Struct, frozen=True):
     """``held``: the leader's newest; ``published``: its newest published in this epoch.
 
     ``bodies``: which of the two come with it.
@@ -65,8 +65,7 @@ class PullResponse:
 # Events.
 
 
-@dataclass(frozen=True, slots=True)
-class Leads:
+class Leads(Struct, frozen=True):
     """This node leads from now on. ``unclean``: the controller's mark of the partition (rule 19).
 
     Follows ``Elected(awaits_offer=True)`` in the same turn. ``alone``: the ISR is this node; the
@@ -78,32 +77,28 @@ class Leads:
     alone: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Follows:
+class Follows(Struct, frozen=True):
     """The image names another leader, or none, or only another ISR."""
 
     leader_epoch: int
     in_isr: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Synced:
+class Synced(Struct, frozen=True):
     """``FollowerCore.agreed`` after an answer to a fetch in that epoch."""
 
     leader_epoch: int
     agreed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(Struct, frozen=True):
     """The log now ends there; ``log_start_offset``: where it starts, if all of it went."""
 
     log_end_offset: int
     log_start_offset: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PullReceived:
+class PullReceived(Struct, frozen=True):
     """A follower pulls from this leader; ``ManifestCore.pull_response`` makes the response.
 
     Raises FencedLeaderEpoch, UnknownLeaderEpoch, NotLeaderOrFollower.
@@ -112,35 +107,30 @@ class PullReceived:
     request: PullRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Pulled:
+class Pulled(Struct, frozen=True):
     """The leader answered; the bodies named are at hand."""
 
     request: PullRequest
     response: PullResponse
 
 
-@dataclass(frozen=True, slots=True)
-class PullFailed:
+class PullFailed(Struct, frozen=True):
     """There will be no answer to that request."""
 
     request: PullRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(Struct, frozen=True):
     """:class:`Store` was done, durably."""
 
     held: ManifestRef | None
 
 
-@dataclass(frozen=True, slots=True)
-class StoreFailed:
+class StoreFailed(Struct, frozen=True):
     """:class:`Store` was not done: what was held is still held."""
 
 
-@dataclass(frozen=True, slots=True)
-class PassDone:
+class PassDone(Struct, frozen=True):
     """A pass made ``manifest``, begun in ``leader_epoch`` when ``based_on`` was applied."""
 
     manifest: ManifestRef
@@ -148,35 +138,30 @@ class PassDone:
     based_on: ManifestRef | None
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(Struct, frozen=True):
     """The leader core says so (``ManifestPublished``)."""
 
     generation: Generation
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(Struct, frozen=True):
     """All segments of the manifest are in place, and the mark says so, durably."""
 
     manifest: ManifestRef
 
 
-@dataclass(frozen=True, slots=True)
-class ApplyEnded:
+class ApplyEnded(Struct, frozen=True):
     """Nothing was put into place. ``missing``: a survivor that is not in the log."""
 
     manifest: ManifestRef
     missing: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Retried:
+class Retried(Struct, frozen=True):
     """Try again what failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Damaged:
+class Damaged(Struct, frozen=True):
     """The file of a manifest cannot be read, or is gone.
 
     ``alone``: this leader is the whole ISR, and has asked for nobody else: whoever acknowledged
@@ -187,8 +172,7 @@ class Damaged:
     alone: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class BaseMade:
+class BaseMade(Struct, frozen=True):
     """The base generation is durable, and counts as applied (rule 19)."""
 
     manifest: ManifestRef
@@ -217,8 +201,7 @@ Event = (
 # Effects.
 
 
-@dataclass(frozen=True, slots=True)
-class NoteManifest:
+class NoteManifest(Struct, frozen=True):
     """For the :class:`kept.replication.partition_core.PartitionCore` that this is a part of, at
     once; no shell sees it.
     """
@@ -226,13 +209,11 @@ class NoteManifest:
     event: ManifestOffered | ManifestLost | ManifestHeld | ManifestApplied | CommitKnown
 
 
-@dataclass(frozen=True, slots=True)
-class AnnounceManifest:
+class AnnounceManifest(Struct, frozen=True):
     """This leader has something for its followers: tell them to pull."""
 
 
-@dataclass(frozen=True, slots=True)
-class Store:
+class Store(Struct, frozen=True):
     """Make ``held`` durable, and keep the body of ``published`` beside it.
 
     Their bodies are in the response, from a pass, or here already. ``published`` is written first,
@@ -244,15 +225,13 @@ class Store:
     published: ManifestRef | None
 
 
-@dataclass(frozen=True, slots=True)
-class Discard:
+class Discard(Struct, frozen=True):
     """Throw away the result of a pass."""
 
     manifest: ManifestRef
 
 
-@dataclass(frozen=True, slots=True)
-class Apply:
+class Apply(Struct, frozen=True):
     """Bring the log to this manifest; :class:`Applied` or :class:`ApplyEnded` follows.
 
     The high watermark, raised by the effect before this one, is checkpointed first (rule 12).
@@ -261,15 +240,13 @@ class Apply:
     manifest: ManifestRef
 
 
-@dataclass(frozen=True, slots=True)
-class CancelApply:
+class CancelApply(Struct, frozen=True):
     """Stop it if no segment is in place yet, else finish it; the answer is still owed."""
 
     manifest: ManifestRef
 
 
-@dataclass(frozen=True, slots=True)
-class MakeBase:
+class MakeBase(Struct, frozen=True):
     """Forget all manifests; make durable one in which every record below the log end survives,
     with ``clean_to`` at the log start. :class:`BaseMade` follows.
 
@@ -280,28 +257,24 @@ class MakeBase:
     replaces: ManifestRef | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ClearApplied:
+class ClearApplied(Struct, frozen=True):
     """The log was cut below the end of ``manifest``: durably, nothing is applied (rule 19)."""
 
     manifest: ManifestRef
 
 
-@dataclass(frozen=True, slots=True)
-class MarkLost:
+class MarkLost(Struct, frozen=True):
     """Durably, nothing is applied, and what is held is not known: the leader is to be asked."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReportMissing:
+class ReportMissing(Struct, frozen=True):
     """A record that the leader has is not here: corruption, or the trace of an unclean election."""
 
     manifest: ManifestRef
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class CutLog:
+class CutLog(Struct, frozen=True):
     """Cut the log there and fetch again; :class:`Cut` follows."""
 
     offset: int

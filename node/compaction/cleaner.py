@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
+
 from kept.compaction.cleaner import job as jobs
 from kept.compaction.cleaner.cleaner_run import Result, discard
 from kept.compaction.cleaner.log_snapshot import job_for, view
@@ -76,8 +78,7 @@ class Running:
         return round(self.work.done_bytes / total, 3) if total else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(Struct, frozen=True):
     """One compacted log: what is due or why not, what runs, what was done, what failed."""
 
     topic_partition: TopicPartition

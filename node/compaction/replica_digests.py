@@ -7,8 +7,10 @@ time. Answers count only if nothing was put into place or cut meanwhile
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
 
 from kept.compaction.cleaner.log_snapshot import sources_from
 from kept.node.compaction.consistent_read import ConcurrentlyModified, generation, read_once
@@ -21,8 +23,7 @@ if TYPE_CHECKING:
 MAX_PARTS: Final = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaState:
+class ReplicaState(Struct, frozen=True):
     """How far a replica is. ``generation`` is the one applied, None before the first."""
 
     node: int
@@ -44,8 +45,7 @@ def state(node_id: int, hosted: LocalReplica) -> ReplicaState:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """Digests of ``start..end`` at a generation; with ``parts`` of so many equal parts of it."""
 
     generation: str | None

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, Generic, Self, TypeVar, overload
+
+from msgspec import Struct
 
 from kept.storage.errors import InvalidConfig
 from kept.storage.types import MAX_INT32, MAX_INT64
@@ -52,16 +53,14 @@ _BOUNDS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Synonym:
+class Synonym(Struct, frozen=True):
     """A broker setting that gives a topic setting its default; ``factor`` converts the unit."""
 
     name: str
     factor: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigDef:
+class ConfigDef(Struct, frozen=True):
     """One setting of a topic or a broker.
 
     ``default`` is text as a user would write it; None means unset (Kafka's null). ``low`` and
@@ -333,8 +332,7 @@ def unknown_name(what: str, name: str, valid: Iterable[str]) -> str:
     return f"Unknown {what} config name: {name}{hint}"
 
 
-@dataclass(frozen=True, slots=True)
-class SynonymEntry:
+class SynonymEntry(Struct, frozen=True):
     """One place that a value may come from, strongest first in :class:`Entry`."""
 
     name: str
@@ -342,8 +340,7 @@ class SynonymEntry:
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One setting as DescribeConfigs shows it. ``value`` is None for sensitive ones."""
 
     setting: ConfigDef

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from kept.storage.errors import ConfigurationError
 
@@ -69,8 +70,7 @@ class Voter(NamedTuple):
         return f"{self.node_id}@{host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class Listeners:
+class Listeners(Struct, frozen=True):
     """Where a node listens for clients and what it tells them; ``node`` is for other nodes, and
     ``advertised_node`` what those get. A lone node has neither.
     """
@@ -81,8 +81,7 @@ class Listeners:
     advertised_node: Listener | None
 
 
-@dataclass(frozen=True, slots=True)
-class Role:
+class Role(Struct, frozen=True):
     """What the addresses depend on: ``voter`` is this node's entry in the list of voters, if it has
     one; ``alone`` a cluster of one that names nobody else; ``broker`` False: a controller only.
     """

@@ -8,6 +8,8 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, Final
 
+from msgspec import Struct
+
 from kept.node.admin.results import OMITTED, Remote
 from kept.node.runtime.time_slices import checkpoint
 from kept.storage.types import Generation
@@ -29,14 +31,16 @@ def plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    if is_dataclass(value):
+    if isinstance(value, Struct) or is_dataclass(value):
         return {name: plain(member) for name, member in _members(value)}
     return value
 
 
 @cache
-def _fields(of: type) -> tuple[tuple[str, str, bool], ...]:
-    """Of a dataclass' fields: the name, the name in JSON, and whether it is inlined."""
+def _fields(of: Any) -> tuple[tuple[str, str, bool], ...]:
+    """Of a Struct's or a dataclass' fields: the name, the name in JSON, whether it is inlined."""
+    if issubclass(of, Struct):
+        return tuple((name, name, False) for name in of.__struct_fields__)
     listed: tuple[Any, ...] = fields(of)
     return tuple(
         (field.name, field.metadata.get("json", field.name), field.metadata.get("inline", False))

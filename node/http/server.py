@@ -348,8 +348,8 @@ class HttpConnection(asyncio.Protocol):
                     await self._respond(request, await self._response_to(request))
             else:
                 await self._respond(request, await self._response_to(request))
-        except h11.LocalProtocolError as error:
-            log.exception("http answer failed", error)
+        except Exception as error:  # noqa: BLE001 - a response that cannot be completed ends here
+            log.exception("http response failed", error, path=request.target.decode("latin-1"))
             self._transport.abort()
             return
         self._task = None

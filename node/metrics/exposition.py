@@ -8,9 +8,9 @@ so ``kept.node.metrics.lazy_metrics`` has this module imported in a thread.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast, overload
 
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,

@@ -11,8 +11,10 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 import kept
 from kept.node.kafka import api
@@ -32,8 +34,7 @@ GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
 PARTITION: Final = ("topic", "partition")
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
+class Sources(Struct, frozen=True):
     """Where values come from."""
 
     counters: Counters
@@ -49,8 +50,7 @@ class Sources:
 Value = Callable[[Sources], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """One metric."""
 
     name: str

@@ -8,9 +8,10 @@ left to follow. Answers are taken apart in place; appends happen on the loop, as
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
+
+from msgspec import Struct
 
 from kept.client.node_connection import NodeConnection
 from kept.client.protocol.api_keys import ApiKey
@@ -60,8 +61,7 @@ EXHAUSTED_RETRY_S: Final = 1.0
 """What was not flushed for want of a descriptor is tried again after this."""
 
 
-@dataclass(frozen=True, slots=True)
-class FetchContext:
+class FetchContext(Struct, frozen=True):
     """What all streams of fetches work with. ``quota`` limits what replicas out of sync fetch."""
 
     runtime: Runtime

@@ -7,10 +7,10 @@ carry them out. ``request`` is the number that the shell gave the request.
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
+from msgspec import Struct
 
 from kept.node.coordinator.groups.group import Protocols
 from kept.node.coordinator.groups.records import NO_TOPIC_ID, GroupRecord
@@ -30,8 +30,7 @@ MEMBER_NAME_LENGTH: Final = 1000
 """So many characters of the client's name go into a member id, which a STRING must hold."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupSettings:
+class GroupSettings(Struct, frozen=True):
     """The node's settings for groups; names, units and defaults are Kafka's, but for ours of
     memory: ``kept.group.max.bytes`` and ``kept.groups.max.bytes``.
     """
@@ -55,8 +54,7 @@ class GroupSettings:
 # Events of clients.
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
+class Join(Struct, frozen=True):
     """A JoinGroup. ``uuid`` is fresh random text, for the id of a member that has none.
 
     ``requires_known_member_id`` from v4 on (KIP-394), ``supports_skipping_assignment`` from v9 on.
@@ -77,16 +75,14 @@ class Join:
     supports_skipping_assignment: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class JoinAbandoned:
+class JoinAbandoned(Struct, frozen=True):
     """The connection of a pending JoinGroup is closed: its response reaches nobody."""
 
     group: str
     request: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sync:
+class Sync(Struct, frozen=True):
     """A SyncGroup; the leader's brings the assignment of every member."""
 
     request: int
@@ -99,8 +95,7 @@ class Sync:
     protocol: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(Struct, frozen=True):
     """A Heartbeat."""
 
     request: int
@@ -110,8 +105,7 @@ class Heartbeat:
     group_instance_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(Struct, frozen=True):
     """A LeaveGroup of (member id, instance id): either may be missing."""
 
     request: int
@@ -119,8 +113,7 @@ class Leave:
     members: tuple[tuple[str, str | None], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CommitPartition:
+class CommitPartition(Struct, frozen=True):
     """One partition's offset to commit."""
 
     partition: int
@@ -129,8 +122,7 @@ class CommitPartition:
     metadata: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CommitTopic:
+class CommitTopic(Struct, frozen=True):
     """One topic's offsets to commit; the topic exists."""
 
     name: str
@@ -138,8 +130,7 @@ class CommitTopic:
     partitions: tuple[CommitPartition, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CommitOffsets:
+class CommitOffsets(Struct, frozen=True):
     """An OffsetCommit. ``generation`` -1 is a simple commit, by nobody's leave.
 
     ``knows_missing_groups``: from v9 on a missing group is GROUP_ID_NOT_FOUND.
@@ -155,8 +146,7 @@ class CommitOffsets:
     knows_missing_groups: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class FetchTopic:
+class FetchTopic(Struct, frozen=True):
     """One topic whose offsets are requested; zero id: whatever topic has the name."""
 
     name: str
@@ -164,8 +154,7 @@ class FetchTopic:
     topic_id: uuid.UUID = NO_TOPIC_ID
 
 
-@dataclass(frozen=True, slots=True)
-class FetchOffsets:
+class FetchOffsets(Struct, frozen=True):
     """An OffsetFetch of one group; ``topics`` None: all."""
 
     request: int
@@ -174,8 +163,7 @@ class FetchOffsets:
     require_stable: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteOffsets:
+class DeleteOffsets(Struct, frozen=True):
     """An OffsetDelete of (topic, partitions)."""
 
     request: int
@@ -183,8 +171,7 @@ class DeleteOffsets:
     topics: tuple[tuple[str, tuple[int, ...]], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteGroups:
+class DeleteGroups(Struct, frozen=True):
     """A DeleteGroups."""
 
     request: int
@@ -194,22 +181,19 @@ class DeleteGroups:
 # Events of the node.
 
 
-@dataclass(frozen=True, slots=True)
-class TopicsDeleted:
+class TopicsDeleted(Struct, frozen=True):
     """Topics (name, id) are gone, and with them their offsets."""
 
     topics: tuple[tuple[str, uuid.UUID], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AppendCommitted:
+class AppendCommitted(Struct, frozen=True):
     """The records of an :class:`Append` are safe."""
 
     append: int
 
 
-@dataclass(frozen=True, slots=True)
-class AppendRejected:
+class AppendRejected(Struct, frozen=True):
     """The records of an :class:`Append` were not written, and are undone. Comes before any other
     event after the Append.
     """
@@ -218,8 +202,7 @@ class AppendRejected:
     error: ErrorCode
 
 
-@dataclass(frozen=True, slots=True)
-class AppendTimedOut:
+class AppendTimedOut(Struct, frozen=True):
     """The records were written but not committed in time (yet); the client gets ``error``."""
 
     append: int
@@ -235,8 +218,7 @@ Event = (
 # Effects.
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
+class Append(Struct, frozen=True):
     """Append these records, then step one of the three Append events with this number.
 
     ``atomic``: in one batch. The others may be spread over several.
@@ -247,24 +229,21 @@ class Append:
     atomic: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(Struct, frozen=True):
     """Respond to a request with one of the results below."""
 
     request: int
     result: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(Struct, frozen=True):
     """Something for the node's log: a group, what happened, why."""
 
     group: str
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class OutOfMemory:
+class OutOfMemory(Struct, frozen=True):
     """A request of a group was refused because of ``setting``."""
 
     group: str
@@ -277,8 +256,7 @@ Effect = Append | Response | Note | OutOfMemory
 # Results.
 
 
-@dataclass(frozen=True, slots=True)
-class JoinedMember:
+class JoinedMember(Struct, frozen=True):
     """A member as the leader sees it."""
 
     member: str
@@ -286,8 +264,7 @@ class JoinedMember:
     metadata: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class JoinResult:
+class JoinResult(Struct, frozen=True):
     """Response to :class:`Join`; ``members`` is for the leader only."""
 
     error: ErrorCode = NO_ERROR
@@ -300,8 +277,7 @@ class JoinResult:
     members: tuple[JoinedMember, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SyncResult:
+class SyncResult(Struct, frozen=True):
     """Response to :class:`Sync`."""
 
     error: ErrorCode = NO_ERROR
@@ -310,23 +286,20 @@ class SyncResult:
     assignment: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatResult:
+class HeartbeatResult(Struct, frozen=True):
     """Response to :class:`Heartbeat`."""
 
     error: ErrorCode = NO_ERROR
 
 
-@dataclass(frozen=True, slots=True)
-class LeaveResult:
+class LeaveResult(Struct, frozen=True):
     """Response to :class:`Leave`: (member id, instance id, error) as requested."""
 
     error: ErrorCode = NO_ERROR
     members: tuple[tuple[str, str | None, ErrorCode], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CommitResult:
+class CommitResult(Struct, frozen=True):
     """Response to :class:`CommitOffsets`: (topic, id, (partition, error)...).
 
     ``error`` concerns all partitions and leaves ``topics`` empty.
@@ -336,8 +309,7 @@ class CommitResult:
     topics: tuple[tuple[str, uuid.UUID, tuple[tuple[int, ErrorCode], ...]], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class FetchedOffset:
+class FetchedOffset(Struct, frozen=True):
     """One partition's committed offset; -1 where there is none."""
 
     partition: int
@@ -347,24 +319,21 @@ class FetchedOffset:
     error: ErrorCode = NO_ERROR
 
 
-@dataclass(frozen=True, slots=True)
-class FetchResult:
+class FetchResult(Struct, frozen=True):
     """Response to :class:`FetchOffsets`: (topic, id as requested, offsets)."""
 
     error: ErrorCode = NO_ERROR
     topics: tuple[tuple[str, uuid.UUID, tuple[FetchedOffset, ...]], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteOffsetsResult:
+class DeleteOffsetsResult(Struct, frozen=True):
     """Response to :class:`DeleteOffsets`: (topic, (partition, error)...)."""
 
     error: ErrorCode = NO_ERROR
     topics: tuple[tuple[str, tuple[tuple[int, ErrorCode], ...]], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteGroupsResult:
+class DeleteGroupsResult(Struct, frozen=True):
     """Response to :class:`DeleteGroups`: (group, error)."""
 
     groups: tuple[tuple[str, ErrorCode], ...] = ()
@@ -380,8 +349,7 @@ def failed(result: Any, error: ErrorCode) -> Any:
     return type(result)(error)
 
 
-@dataclass(frozen=True, slots=True)
-class ListedGroup:
+class ListedGroup(Struct, frozen=True):
     """A group in a list."""
 
     group: str
@@ -390,8 +358,7 @@ class ListedGroup:
     group_type: str
 
 
-@dataclass(frozen=True, slots=True)
-class DescribedMember:
+class DescribedMember(Struct, frozen=True):
     """A member in a description; ``metadata`` is empty unless the group is stable."""
 
     member: str
@@ -402,8 +369,7 @@ class DescribedMember:
     assignment: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class DescribedGroup:
+class DescribedGroup(Struct, frozen=True):
     """A group in full; state Dead if there is none of that name."""
 
     group: str

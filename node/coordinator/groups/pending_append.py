@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+
 from kept.node.coordinator.groups import events as ev
 
 if TYPE_CHECKING:
@@ -16,15 +18,13 @@ if TYPE_CHECKING:
     from kept.node.coordinator.groups.records import GroupRecord, OffsetCommitKey
 
 
-@dataclass(frozen=True, slots=True)
-class GroupCreation:
+class GroupCreation(Struct, frozen=True):
     """A group exists once its first record is committed."""
 
     group: Group
 
 
-@dataclass(frozen=True, slots=True)
-class FormerStaticMember:
+class FormerStaticMember(Struct, frozen=True):
     """What a static member was before it came back, and who led."""
 
     member_id: str
@@ -34,8 +34,7 @@ class FormerStaticMember:
     session_timeout_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class StaticMemberReplacement:
+class StaticMemberReplacement(Struct, frozen=True):
     """A static member that came back in a stable group gets its assignment under its new id."""
 
     group: Group
@@ -43,8 +42,7 @@ class StaticMemberReplacement:
     before: FormerStaticMember
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(Struct, frozen=True):
     """A generation's assignment (member id to its part), which makes the group stable."""
 
     group: Group
@@ -78,8 +76,7 @@ class PendingAppend:
     late: ErrorCode | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DeferredResponse:
+class DeferredResponse(Struct, frozen=True):
     """A response that waits for ``append``; ``result`` may be a FetchOffsets to carry out then."""
 
     append: int

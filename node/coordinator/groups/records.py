@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import struct
 import uuid
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from kept.node.runtime.message_reader import MessageReader
 from kept.storage.errors import CorruptMessage
@@ -42,8 +43,7 @@ MEMBER_RECORD_BYTES: Final = 256
 """A member in a record without what it brought, about."""
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetCommitKey:
+class OffsetCommitKey(Struct, frozen=True):
     """Whose offset: group, topic, partition."""
 
     group: str
@@ -51,15 +51,13 @@ class OffsetCommitKey:
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
-class GroupMetadataKey:
+class GroupMetadataKey(Struct, frozen=True):
     """Which group."""
 
     group: str
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetCommitValue:
+class OffsetCommitValue(Struct, frozen=True):
     """A committed offset.
 
     ``leader_epoch`` is -1 where the client did not know it, ``expire_timestamp`` -1 where the
@@ -75,8 +73,7 @@ class OffsetCommitValue:
     topic_id: uuid.UUID = NO_TOPIC_ID
 
 
-@dataclass(frozen=True, slots=True)
-class MemberMetadata:
+class MemberMetadata(Struct, frozen=True):
     """A member as its group's record holds it; timeouts in ms, -1 = that of the session."""
 
     member_id: str
@@ -95,8 +92,7 @@ class MemberMetadata:
         return MEMBER_RECORD_BYTES + ids + len(self.subscription) + len(self.assignment)
 
 
-@dataclass(frozen=True, slots=True)
-class GroupMetadataValue:
+class GroupMetadataValue(Struct, frozen=True):
     """A stable or empty group. ``protocol_type`` is empty for a group that never had members."""
 
     protocol_type: str
@@ -110,8 +106,7 @@ class GroupMetadataValue:
 Key = OffsetCommitKey | GroupMetadataKey
 
 
-@dataclass(frozen=True, slots=True)
-class GroupRecord:
+class GroupRecord(Struct, frozen=True):
     """One record of the log: ``value`` None deletes what ``key`` names."""
 
     key: Key

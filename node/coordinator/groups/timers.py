@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class SessionExpiry:
+class SessionExpiry(Struct, frozen=True):
     """A member was not heard of for its session timeout."""
 
     group: str
     member: str
 
 
-@dataclass(frozen=True, slots=True)
-class JoinDeadline:
+class JoinDeadline(Struct, frozen=True):
     """Members had their rebalance timeout to rejoin.
 
     In the first rebalance of a group (``initial``) it is how long to wait for more members:
@@ -28,16 +27,14 @@ class JoinDeadline:
     remaining_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SyncDeadline:
+class SyncDeadline(Struct, frozen=True):
     """Members had their rebalance timeout to ask for their assignment."""
 
     group: str
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class ExpireOffsets:
+class ExpireOffsets(Struct, frozen=True):
     """Look for offsets and groups whose time is over."""
 
 

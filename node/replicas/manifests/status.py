@@ -5,8 +5,9 @@ The shell of the node (:mod:`.replica`) and the simulator's use the same.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from kept.cluster.controller.config_changes import was_compacted
 from kept.replication import manifests_events as ev
@@ -26,8 +27,7 @@ APPLY_PASSES: Final = 4
 or so many times as long as its pass took."""
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestStatus:
+class ManifestStatus(Struct, frozen=True):
     """What a start found: manifests held and applied; ``lost``: they could not be read."""
 
     held: ManifestRef | None = None

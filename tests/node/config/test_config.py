@@ -3,10 +3,10 @@
 import json
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kept.node.config import node_config as config
 from kept.node.config.config_def import Kind, Source

@@ -361,7 +361,7 @@ def during_a_pass(reader):
     """Of a pass that began and does not move."""
     parts, tp = reader.lone.node.parts, TopicPartition("t", 0)
     cleaner, now_ms = parts.cleaner.started, parts.runtime.now_ms()
-    plan = cleaner.plan_for(parts.table.hosted[tp], asked=True)
+    plan = cleaner.plan_for(parts.table.hosted[tp], on_demand=True)
     cleaner.running[tp] = Running(plan, now_ms, leader_epoch=0, truncations=0)
     assert reader.get("cleaner")["running"]
     (one,) = reader.get("compaction", topic="t")["partitions"]

@@ -1,6 +1,7 @@
 """HTTP on the client port: routes, refusals, limits. Raw bytes over a real socket."""
 
 import asyncio
+import contextlib
 import json
 import socket
 import threading
@@ -11,7 +12,7 @@ import h11
 import pytest
 
 from kept.node.admin.cluster_view import ClusterView
-from kept.node.http import lazy_server
+from kept.node.http import json_results, lazy_server
 from kept.node.http.server import _is_held, host_is_known, status_of
 from kept.node.internode.controller_rpc import PeerHttpRequest
 from kept.storage import errors
@@ -483,6 +484,22 @@ def test_a_bug_of_ours_is_one_answer(lone, monkeypatch):
     assert status == 500
     assert "secret" not in message
     assert lone.http(GET.format("/healthz"))[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/api/v1/cluster", "/api/v1/topics"], ids=["whole", "chunks"])
+def test_a_response_that_cannot_be_encoded_ends_the_connection(lone, monkeypatch, path):
+    monkeypatch.setattr(json_results, "plain", lambda _: object())
+    lone.create("t")
+
+    async def read():
+        reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+        writer.write(GET.format(path).encode())
+        data = await asyncio.wait_for(reader.read(), 30)
+        writer.close()
+        return data
+
+    with contextlib.suppress(ConnectionResetError):
+        assert not lone.run(read()).endswith(b"0\r\n\r\n")
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,10 @@ has a seed whose history shows it, and the property that breaks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec.structs import replace
 
 from kept.replication.events import ManifestLost, ManifestOffered
 from kept.replication.manifests import ManifestCore

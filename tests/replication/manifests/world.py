@@ -7,8 +7,10 @@ are wiped. :mod:`tests.replication.manifests.checks` looks on after each step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kept.replication import fetch_messages
 from kept.replication import follower as fol
@@ -31,8 +33,7 @@ from tests.replication.manifests.logs import Body, Committed, Rec, Violation
 from tests.replication.manifests.machine import TP, Machine, PassJob
 
 
-@dataclass(frozen=True)
-class Image:
+class Image(Struct, frozen=True):
     """What the controller says; ``version`` counts all changes, ``partition_epoch`` the ISR's."""
 
     leader: int

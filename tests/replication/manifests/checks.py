@@ -68,10 +68,9 @@ def _equal(one, other) -> None:
 # In the end.
 
 
-def check_liveness(world: World, down: tuple[int, ...] = (), *, copied: bool = True) -> None:
+def check_liveness(world: World, down: tuple[int, ...] = ()) -> None:
     """Heal a copy of the world but for ``down``; all must come together, and go on cleaning."""
-    if copied:
-        world = copy.deepcopy(world)
+    world = copy.deepcopy(world)
     for node in down:
         world.crash(node)
     if not _settle(world, down):
@@ -97,7 +96,7 @@ def check_liveness(world: World, down: tuple[int, ...] = (), *, copied: bool = T
             if applied is None or applied.end_offset < end:
                 raise Violation(f"L1 replica {machine.id} stays at {applied}")
             left = [r for r in machine.disk.log if r.key != logs.EMPTY and not r.live]
-            if any(rec.offset < end and not (world.two_passes and rec.horizon) for rec in left):
+            if any(rec.offset < end for rec in left):
                 raise Violation(f"L1 a tombstone stays at {machine.id}: {left}")
 
 

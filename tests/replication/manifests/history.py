@@ -45,7 +45,7 @@ class History:
         self.names = list(self.weights)
         self.odds = list(self.weights.values())
 
-    def run(self, steps: int = STEPS, *, in_the_end: bool = True) -> None:
+    def run(self, steps: int = STEPS) -> None:
         """Raises Violation; the state is then as it was when it showed."""
         world, rnd = self.world, self.random
         done = 0
@@ -58,10 +58,9 @@ class History:
                 done += 1
                 if done == steps:
                     break
-        if in_the_end:
-            self.trace.append(("liveness",))
-            check_liveness(world)
-            check_liveness(world, (rnd.choice(world.replicas),))
+        self.trace.append(("liveness",))
+        check_liveness(world)
+        check_liveness(world, (rnd.choice(world.replicas),))
 
     def do(self, name: str, node: int) -> bool:
         """One step, if it can happen."""
@@ -134,8 +133,7 @@ def _fetch_all(world: World) -> None:
 
 def play(
     seed: int, *, replicas: int = 3, unclean: bool = False, steps: int = STEPS,
-    in_the_end: bool = True, failing: bool = False,
-    tearing: bool = False, policies: bool = False, **broken: Any,
+    failing: bool = False, tearing: bool = False, policies: bool = False, **broken: Any,
 ) -> World:  # fmt: skip
     """A whole history. Raises Violation, with the seed and what happened last."""
     rnd = random.Random(seed)
@@ -152,7 +150,7 @@ def play(
     prepare(world, rnd.choice((0, 1, 1, 2)), rnd)
     try:
         check(world)
-        history.run(steps, in_the_end=in_the_end)
+        history.run(steps)
     except Violation as violation:
         violation.add_note(f"seed {seed}, {replicas} replicas, after {history.trace[-25:]}")
         raise

@@ -62,11 +62,9 @@ class NumberOnly(Generation):
 class World:
     """See the module. ``bugs`` name mistakes of the shell, for the tests of the checks.
 
-    ``two_passes``: a tombstone gets its horizon from one pass and goes with another. ``compacts``:
-    the topic's policy, which anybody may change; ``compacted``: it was so once.
+    ``compacts``: the topic's policy, which anybody may change; ``compacted``: it was so once.
     """
 
-    two_passes = False
     compacts = compacted = True
 
     def __init__(

@@ -68,15 +68,9 @@ ifdef MINUTES
 else ifdef SEEDS
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --seeds $(SEEDS)
 else
-	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage scripted --seeds 20
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage raft --seeds 1000
-	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage cores --seeds 200
-	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage storage --seeds 150
-	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage directories --seeds 24
-	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage crashes --seeds 24
-	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage strangers --seeds 24
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage node --seeds 30
-	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage nodes --seeds 8
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage nodes --seeds 20
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage nodes-compaction --seeds 14
 endif
 

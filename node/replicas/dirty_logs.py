@@ -28,12 +28,12 @@ class DirtyLogs:
     """The logs of one node that jobs have to look at."""
 
     def __init__(self) -> None:
-        self.dirty: set[LocalReplica] = set()
+        self.dirty: dict[LocalReplica, None] = {}
         self.unflushed: dict[LocalReplica, None] = {}
         """Something is to be made durable, or will be by ``flush.ms``."""
         self.uncheckpointed: dict[LocalReplica, None] = {}
         """The high watermark may have moved since it was checkpointed, or moves by itself."""
-        self.written: set[LocalReplica] = set()
+        self.written: dict[LocalReplica, None] = {}
         """Something may have been written since its file was last looked for."""
         self.left = False
         """A log left this node since then: it is to leave the checkpoint."""
@@ -46,14 +46,14 @@ class DirtyLogs:
 
     def begin(self, hosted: LocalReplica) -> None:
         """A log is here from now on."""
-        hosted.partition.log.on_dirty = partial(self.dirty.add, hosted)
-        self.dirty.add(hosted)
+        hosted.partition.log.on_dirty = partial(self.dirty.setdefault, hosted)
+        self.dirty[hosted] = None
 
     def end(self, hosted: LocalReplica) -> None:
         """It is not here any more."""
         hosted.partition.log.is_idle = False
-        self.dirty.discard(hosted)
-        self.written.discard(hosted)
+        self.dirty.pop(hosted, None)
+        self.written.pop(hosted, None)
         for jobs in (self.unflushed, self.uncheckpointed, self.leaving, self._roll_ms):
             jobs.pop(hosted, None)
         self.left = True
@@ -65,13 +65,13 @@ class DirtyLogs:
         """
         taken = 0
         while self.dirty:
-            hosted = self.dirty.pop()
+            hosted, _ = self.dirty.popitem()
             log = hosted.partition.log
             log.is_idle = True
             if hosted not in self.unflushed:
                 self.unflushed[hosted] = None
                 log.durability.last_flush_ms = now_ms
-            self.written.add(hosted)
+            self.written[hosted] = None
             self.uncheckpointed[hosted] = self.leaving[hosted] = None
             due_ms = log.roll_due_ms
             if due_ms is not None and due_ms < self._roll_ms.get(hosted, MAX_INT64):
@@ -103,7 +103,7 @@ class DirtyLogs:
             due_ms, _, hosted = heappop(self._queue)
             if self._roll_ms.get(hosted) == due_ms:
                 del self._roll_ms[hosted]
-                self.dirty.add(hosted)  # whatever comes of it, there is a next moment
+                self.dirty[hosted] = None  # whatever comes of it, there is a next moment
                 yield hosted
 
 

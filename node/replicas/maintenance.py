@@ -316,7 +316,7 @@ class Maintenance:
         """
         dirty_logs = self._dirty_logs
         yield from dirty_logs.gather(monotonic_ms())
-        dirty_logs.written.update(self._next_idle())
+        dirty_logs.written.update(dict.fromkeys(self._next_idle()))
         chosen: dict[LocalDirectory, list[LocalReplica]] = {}
         for number, hosted in enumerate(list(dirty_logs.written)):
             chosen.setdefault(hosted.directory, []).append(hosted)
@@ -325,7 +325,8 @@ class Maintenance:
         for directory in self._table.directories:
             if directory.offline is None and directory.name not in self._looking:
                 several = chosen.get(directory, [])[:FILES_A_JOB]
-                dirty_logs.written.difference_update(several)
+                for hosted in several:
+                    dirty_logs.written.pop(hosted, None)
                 self._look_for(directory, several)
                 yield
 

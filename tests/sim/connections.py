@@ -1,10 +1,9 @@
 """In-memory sockets and transports of :class:`tests.sim.loop.SimLoop`.
 
-A connection is TCP's: bytes arrive in order, some time later, cut into pieces anywhere. Between
-two hosts that are cut off from each other nothing arrives until they are joined again; then
-everything does. Who writes faster than the other side reads is told (``pause_writing``). What a
-process gave to a connection arrives even if the process dies after that; what comes last is then a
-reset.
+A connection is TCP's: bytes arrive in order, some time later, cut into pieces anywhere. What is
+sent over a link that is cut, one way or both, arrives when it is whole again. Who writes faster
+than the other side reads is told (``pause_writing``). What a process gave to a connection arrives
+even if the process dies after that; what comes last is then a reset.
 """
 
 from __future__ import annotations
@@ -40,14 +39,15 @@ class Accepting:
 
 
 class Network:
-    """Who listens where, and which hosts are cut off from each other."""
+    """Who listens where, and which hosts are cut off from which."""
 
     def __init__(self, loop: SimLoop) -> None:
         self.loop = loop
         self.client_host = "10.0.0.100"
         self.listeners: dict[tuple[str, int], Accepting] = {}
         self.bound: set[tuple[str, int]] = set()
-        self.cuts: set[frozenset[str]] = set()
+        self.cuts: set[tuple[str, str]] = set()
+        """(source, target): nothing that one sends arrives at the other."""
         self.delay_s = DELAY_S
         self._next_port = FIRST_PORT
 
@@ -55,9 +55,9 @@ class Network:
         """How long something travels."""
         return self.loop.random.uniform(*self.delay_s)
 
-    def is_cut(self, one: str, other: str) -> bool:
-        """Whether nothing passes between two hosts."""
-        return bool(self.cuts) and frozenset((one, other)) in self.cuts
+    def is_cut(self, source: str, target: str) -> bool:
+        """Whether nothing passes from one host to another."""
+        return (source, target) in self.cuts
 
     def free_port(self) -> int:
         """A port that nobody had."""

@@ -220,7 +220,7 @@ class SimLoop(asyncio.BaseEventLoop):
         process = PROCESS.get()
         own_host = self.network.client_host if process is None else process.host
         await asyncio.sleep(self.network.delay())
-        while self.network.is_cut(own_host, host):
+        while self.network.is_cut(own_host, host) or self.network.is_cut(host, own_host):
             await asyncio.sleep(self.network.delay())
         accept = self.network.listeners.get((host, port))
         if accept is None:

@@ -52,16 +52,11 @@ class Machine:
         self.retired = False
         """It is not started any more."""
         self.stalled = False
-        self.slept_us = 0
         self.rate = 1.0
         self.wall_offset_ms = 0
         self.deaths: list[tuple[int, str]] = []
         self.boot_errors = 0
         self.on_death: list[Callable[[Machine, str], None]] = []
-        self.slept_us = 0
-        self.slept_since_us = 0
-        self.woke: tuple[int, dict[Any, int]] = (0, {})
-        self.on_wake: Callable[[Machine], dict[Any, int]] = lambda machine: {}
         self._held: list[tuple[int, Callable[..., None], tuple[Any, ...]]] = []
         self._death_kind = "kill"
         network.machines[node_id] = self
@@ -155,7 +150,6 @@ class Machine:
         if self.app is not None and not self.stalled:
             self.world.note(self.name, "stalls")
             self.stalled = True
-            self.slept_since_us = self.world.now_us
 
     def resume(self) -> None:
         """SIGCONT: what was held is delivered now, in order."""
@@ -164,8 +158,6 @@ class Machine:
         self.world.note(self.name, f"resumes with {len(self._held)} events held")
         self.stalled = False
         self.world.counts["stalls with events held"] += bool(self._held)
-        self.slept_us = self.world.now_us - self.slept_since_us
-        self.woke = (self.world.now_us, self.on_wake(self))
         held, self._held = self._held, []
         delay = 0
         for generation, action, args in held:

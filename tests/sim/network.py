@@ -28,11 +28,6 @@ class _Refused:
         return "refused"
 
 
-HELD_US: Final = 8_000_000
-LOOK_US: Final = 50 * MS
-HELD_METHODS: Final = frozenset({"register", "heartbeat", "alter_isrs"})
-"""What brokers ask of controllers: TCP sends it again once the link is whole, however late."""
-
 NO_ANSWER: Final = _NoAnswer()
 """What a caller hears after its timeout."""
 REFUSED: Final = _Refused()
@@ -60,11 +55,6 @@ class Network:
     cuts: set[tuple[int, int]] = field(default_factory=set)
     sent: int = 0
     arrivals: dict[tuple[int, int], int] = field(default_factory=dict)
-    holds: float = 0.0
-    """How often a request that is cut off is held and carried out late, long given up."""
-    late_ms: tuple[int, int] = (1, 2000)
-    late_next: tuple[int, str] | None = None
-    """(source, method) of a request that is to take ``late_ms``, for scripts."""
 
     def heal(self) -> None:
         """Every link is whole and quick again; what is under way arrives as it was drawn."""
@@ -91,16 +81,6 @@ class Network:
             world.counts["messages delayed"] += 1
             return world.between(*faults.slow_us)
         return world.between(*faults.delay_us)
-
-    def _in_order(self, source: int, target: int) -> int:
-        """The delay of a request: those of one client to one node do not overtake each other."""
-        delay = self._delay()
-        if source < 0:
-            now = self.world.now_us
-            last = self.arrivals.get((source, target), 0)
-            self.arrivals[source, target] = max(last, now + delay)
-            return max(last, now + delay) - now
-        return delay
 
     def _carry(self, source: int, target: int, action: Callable[..., None], *args: Any) -> None:
         """Carry something over one link, or lose it, or twice. A cut counts at both ends."""
@@ -141,22 +121,6 @@ class Network:
     ) -> None:
         if (source, target) not in self.cuts:
             action(*args)
-
-    def _hold(self, source: int, target: int, arrive: Callable[[], None], until_us: int) -> None:
-        """Carry it once both ways are open, to the process that is there now."""
-        machine = self.machines.get(target)
-        process = None if machine is None else machine.generation
-
-        def look() -> None:
-            if machine is None or machine.generation != process or self.world.now_us > until_us:
-                return  # the connection is gone with its process, or given up
-            if self.passes(source, target):
-                self.world.counts["requests that came late"] += 1
-                self.world.after(self.world.extra.randint(*self.late_ms) * MS, arrive)
-            else:
-                self.world.after(LOOK_US, look)
-
-        self.world.after(LOOK_US, look)
 
     def send(self, source: int, target: int, message: object) -> None:
         """A message to the process on ``target``; it gets ``receive(source, message)``."""
@@ -209,12 +173,6 @@ class Network:
             machine.deliver(f"serve_{method}", source, request, reply)
 
         self.sent += 1
-        if self.late_next == (source, method):
-            self.late_next = None
-            self.world.counts["requests that came late"] += 1
-            self.world.after(self.late_ms[1] * MS, arrive)
-        elif self._leaves(source, target):
-            self.world.after(self._in_order(source, target), arrive)
-        elif method in HELD_METHODS and self.world.extra.random() < self.holds:
-            self._hold(source, target, arrive, self.world.now_us + HELD_US)
+        if self._leaves(source, target):
+            self.world.after(self._delay(), arrive)
         self.world.after(timeout_ms * MS, hear, NO_ANSWER)

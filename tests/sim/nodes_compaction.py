@@ -94,6 +94,7 @@ class NodesCompactionHistory(NodesHistory):
 
     checks: CompactionChecks
     consumers = False
+    more = False
 
     def __init__(
         self,
@@ -133,7 +134,8 @@ class NodesCompactionHistory(NodesHistory):
         deletes = ["delete records"] if moves else []
         self.operator.kinds = [k for k in self.operator.kinds if k != "delete records"] + deletes
         if self.rots:
-            self.kinds += ["rot"] * len(self.kinds)
+            self.faults.kinds += ["rot"] * len(self.faults.kinds)
+            self.faults.others["rot"] = self._rot
         self.forsakes = random.random() < 0.5 if forsakes is None else forsakes
 
     def make_checks(self) -> CompactionChecks:
@@ -229,7 +231,7 @@ class NodesCompactionHistory(NodesHistory):
         """As :meth:`NodesHistory.suffer`; then what takes too many things in a row to be drawn."""
         await super().suffer()
         if self.rots or self.checks.unclean:
-            self.heal()
+            self.faults.heal()
             kinds, self.operator.kinds = self.operator.kinds, []
             tp = self.random.choice(self.partitions)
             await self.until(
@@ -274,12 +276,6 @@ class NodesCompactionHistory(NodesHistory):
         state = self.checks.register(tp).state
         return state is not None and state.leader == machine.node_id
 
-    def _break(self, kind: str, machine: Machine) -> None:
-        if kind == "rot":
-            self._rot(machine)
-        else:
-            super()._break(kind, machine)
-
     def _rot(self, machine: Machine) -> bool:
         """Manifests are damaged, but for those that a swap needs; False: there may be one."""
         kinds = [layout.HELD_MANIFEST]
@@ -316,7 +312,7 @@ class NodesCompactionHistory(NodesHistory):
             await asyncio.sleep(0.25)
         gone.start()
         since = self.loop.time()
-        await self.until(lambda: self._led(since), "all well after the return of one")
+        await self.until(lambda: self.led(since), "all well after the return of one")
 
     def _tombstones(self, below: dict[TopicPartition, int]) -> list[Any]:
         found: list[Any] = []

@@ -23,7 +23,7 @@ import asyncio
 import gc
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
@@ -35,6 +35,7 @@ from kept.storage.types import TopicPartition
 from tests.sim import batches
 from tests.sim.loop import SLOW_JOB_S, SimLoop
 from tests.sim.nodes_clients import Client, Consumer, Operator, Producer, Topic, _Sending
+from tests.sim.nodes_faults import Faults
 from tests.sim.nodes_machine import VOTERS, Machine
 from tests.sim.process import Process
 from tests.sim.replica_checks import ReplicaChecks
@@ -45,11 +46,8 @@ if TYPE_CHECKING:
     from kept.node.replicas.local_replica import LocalReplica
     from tests.sim.batches import Batch
 
-RUN_S: Final = 10.0
 HEAL_S: Final = 90.0
 """From the end of all faults to a cluster at rest, at most."""
-CALLS: Final = 200
-KINDS: Final = ("kill", "disk call", "all", "cut", "isolate", "stop")
 PARTITIONS: Final = 2
 
 
@@ -61,24 +59,42 @@ class NodesHistory:
     power_share = 0.4
     consumers = True
     replication = VOTERS
+    more = True
+    """Kinds of fault, settings and trials that few histories have."""
 
-    def __init__(self, seed: int, *, tracing: bool = False, assertions: bool = True) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        tracing: bool = False,
+        assertions: bool = True,
+        durable: bool | None = None,
+        trial: str | None = None,
+    ) -> None:
+        """``durable`` (power losses, and ``flush.messages=1``), ``trial``: drawn if None."""
         self.world = World(seed, tracing=tracing)
         self.assertions = assertions
         self.random = random = self.world.random
+        extra = self.world.extra
         self.loop = SimLoop(random.getrandbits(32))
         if random.random() < 0.2:
             self.loop.job_s = SLOW_JOB_S
             self.world.counts["slow disks"] += 1
-        self.power = random.random() < self.power_share
-        self.durable = self.power and random.random() < self.durable_share
-        self.kinds = [kind for kind in KINDS if random.random() < 0.6] or ["kill"]
-        self.pace_s = random.choice((0.3, 1.0, 2.0))
+        power = random.random() < self.power_share or bool(durable)
+        self.durable = power and (random.random() < self.durable_share or bool(durable))
+        self.faults = Faults(self, power=power)
         self.checks = self.make_checks()
+        self.log_dirs = extra.choice((1, 1, 2, 3)) if self.more else 1
+        if self.more:
+            self.log_dirs = 2 if trial == "device" else self.log_dirs
+            self.faults.draw_more(self.log_dirs)
+        self.faults.trial = self.faults.trial if trial is None else trial
         count = VOTERS + (random.random() < 0.3)
         self.machines = [Machine(self, i, seed * 4 + i) for i in range(count)]
         self.settings: dict[str, str] = {"log.segment.bytes": "4096"}
         self.topic_configs = {"min.insync.replicas": random.choice(("1", "2", "2"))}
+        if self.more:
+            self._draw_more()
         if self.durable:
             self.topic_configs["flush.messages"] = "1"
         self.partitions = [TopicPartition(self.topic, i) for i in range(PARTITIONS)]
@@ -92,15 +108,29 @@ class NodesHistory:
         self._number = 0
         self._producer_ids = 0
 
+    def _draw_more(self) -> None:
+        """What few histories have."""
+        extra = self.world.extra
+        if extra.random() < 0.12:
+            self.checks.unclean = True
+            self.topic_configs["unclean.leader.election.enable"] = "true"
+        if extra.random() < 0.2:
+            self.topic_configs["retention.bytes"] = "30000"
+            self.settings["log.retention.check.interval.ms"] = "1000"
+        if self.faults.trial == "limp":
+            self.settings["replica.lag.time.max.ms"] = "5000"
+        if extra.random() < 0.3:
+            for machine in self.machines:
+                machine.disk.boots = None
+
     def make_checks(self) -> ReplicaChecks:
         """Who judges replicas."""
         return ReplicaChecks(self.world, durable=self.durable)
 
     def __repr__(self) -> str:
         return (
-            f"{len(self.machines)} nodes, {self.topic_configs}, "
-            f"{'power losses, ' if self.power else ''}{', '.join(self.kinds)} every {self.pace_s} s"
-            f", operator: {', '.join(self.operator.kinds) or 'none'}"
+            f"{len(self.machines)} nodes, {self.log_dirs} log directories, {self.topic_configs}, "
+            f"{self.faults}, operator: {', '.join(self.operator.kinds) or 'none'}"
         )
 
     def counts(self) -> dict[str, int]:
@@ -243,9 +273,9 @@ class NodesHistory:
         clients.append(self.loop.create_task(self.operator.run()))
         clients += [self.loop.create_task(one.run()) for one in self._clients()]
         await self.suffer()
-        self.heal()
+        self.faults.heal()
         healed = self.loop.time()
-        await self.until(lambda: self._led(healed), "leaders, full ISRs, acknowledged producers")
+        await self.until(lambda: self.led(healed), "leaders, full ISRs, acknowledged producers")
         await self.at_rest()
         self.running = False
         done, late = await asyncio.wait(clients, timeout=HEAL_S)
@@ -258,18 +288,17 @@ class NodesHistory:
         await self.verify()
         self.world.counts["checks of all records"] += 1
 
-    def heal(self) -> None:
-        """No fault any more."""
-        self.loop.network.cuts.clear()
-        self.note("all", "heals")
-        for machine in self.machines:
-            machine.disk.crash_at(0)
-            if machine.process is not None and machine.process.stopped:
-                machine.process.resume(self.loop)
-            machine.start()
+    async def suffer(self) -> None:
+        """Faults for a while."""
+        await self.faults.suffer()
 
     async def at_rest(self) -> None:
         """A last trial, while producers produce."""
+        await self.faults.try_last()
+
+    def watch(self, work: Coroutine[Any, Any, None]) -> None:
+        """Something that happens beside; what it finds ends the history."""
+        self._tasks.append(self.loop.create_task(work))
 
     async def until(self, done: Any, what: str) -> None:
         """Wait until ``done()``. Raises Violation."""
@@ -277,11 +306,12 @@ class NodesHistory:
         while not done():
             self.check()
             if self.loop.time() > deadline:
-                raise Violation("liveness", f"{what}: not within {HEAL_S} s; {self._state()}")
+                raise Violation("liveness", f"{what}: not within {HEAL_S} s; {self.described()}")
             await asyncio.sleep(0.05)
         self.check()
 
-    def _state(self) -> str:
+    def described(self) -> str:
+        """How things are."""
         registers = self.checks.registers.items()
         states = [f"{tp}: {register.state}, {register.end}" for tp, register in registers]
         waiting = [f"{p.producer_id} waits for {len(p.queue)}" for p in self.producers if p.queue]
@@ -316,64 +346,9 @@ class NodesHistory:
             found.append((now_ms, None, value, ()))
         return found
 
-    # Faults.
-
-    async def suffer(self) -> None:
-        """Faults for a while."""
-        random = self.random
-        end = self.loop.time() + RUN_S
-        while self.loop.time() < end:
-            await asyncio.sleep(random.uniform(0.05, 2 * self.pace_s))
-            self.check()
-            if random.random() < 0.5:
-                self._mend()
-            else:
-                self._break(random.choice(self.kinds), random.choice(self.machines))
-
-    def _mend(self) -> None:
-        random, network = self.random, self.loop.network
-        for machine in self.machines:
-            if not machine.alive and random.random() < 0.7:
-                self.world.counts["processes started again"] += 1
-                machine.start()
-            elif machine.process is not None and machine.process.stopped:
-                machine.process.resume(self.loop)
-                self.note("links", f"{machine.node_id} goes on")
-        if network.cuts and random.random() < 0.7:
-            network.cuts.clear()
-            self.note("links", "are whole")
-
-    def _break(self, kind: str, machine: Machine) -> None:
-        random, network, counts = self.random, self.loop.network, self.world.counts
-        power = self.power and random.random() < 0.6
-        others = [m for m in self.machines if m is not machine]
-        if kind == "kill" and machine.alive:
-            machine.kill(power=power)
-            counts["processes killed between two disk calls"] += 1
-        elif kind == "disk call" and machine.alive:
-            machine.kill_within_disk_call(random.randint(1, CALLS), power=power)
-            counts["processes to die within a disk call"] += 1
-        elif kind == "all" and random.random() < 0.5:
-            counts["times all died"] += 1
-            for one in self.machines:
-                one.kill(power=power)
-        elif kind == "cut":
-            other = random.choice(others)
-            network.cuts.add(frozenset((machine.host, other.host)))
-            self.note("links", f"{machine.node_id} and {other.node_id} are cut off")
-            counts["links cut"] += 1
-        elif kind == "isolate":
-            network.cuts |= {frozenset((machine.host, other.host)) for other in others}
-            self.note("links", f"{machine.node_id} is cut off from all")
-            counts["nodes isolated"] += 1
-        elif kind == "stop" and machine.process is not None and machine.alive:
-            machine.process.stopped = True
-            self.note("links", f"{machine.node_id} is stopped")
-            counts["processes stopped"] += 1
-
     # What must be true.
 
-    def _led(self, since_s: float) -> bool:
+    def led(self, since_s: float) -> bool:
         """All partitions are led with full ISRs, and every producer was acknowledged since."""
         states = [r.state for r in self.checks.registers.values() if r.state is not None]
         return (

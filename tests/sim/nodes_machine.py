@@ -10,6 +10,7 @@ import contextvars
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from kept.cluster.raft.ready import Role
 from kept.node.config.node_config import NodeConfig
 from kept.node.node import Node
 from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
@@ -35,6 +36,7 @@ class History(Protocol):
     checks: ReplicaChecks
     assertions: bool
     settings: dict[str, str]
+    log_dirs: int
 
     def note(self, who: str, what: str, *details: object) -> None: ...
     def state(self, replica: LocalReplica) -> tuple[Any, ...]: ...
@@ -81,6 +83,10 @@ class Machine:
         self.starting: asyncio.Task[None] | None = None
         self.dead: list[Process] = []
         self.life = 0
+        self.log_dirs = ["/data/log", "/data/log2", "/data/log3"][: history.log_dirs]
+        self.clock_s = 0.0
+        self.troubled = False
+        """A device of it failed, or was full: its process may give up."""
         self.loses_power = False
         """The death that comes takes what was not synced."""
         self._history = history
@@ -111,6 +117,7 @@ class Machine:
         self.loses_power = False
         process = WatchedProcess(f"n{self.node_id}.{self.life}", self.host, self._watch)
         self.process = process
+        process.clock_s = self.clock_s
         disk = self.disk = ProcessDisk(self.disk, history.world.random.getrandbits(30), process)
         process.on_death = self._died
 
@@ -121,6 +128,37 @@ class Machine:
 
         history.note(process.name, "starts")
         self.starting = history.loop.spawn(process, start)
+
+    @property
+    def controls(self) -> bool:
+        """It leads the metadata's Raft."""
+        return (
+            self.ready
+            and self.node is not None
+            and self.node.parts.metadata.member.role is Role.LEADER
+        )
+
+    def set_clock(self, ahead_s: float) -> None:
+        """Its wall clock jumps."""
+        self.clock_s = ahead_s
+        if self.process is not None:
+            self.process.clock_s = ahead_s
+
+    def break_device(self, path: str) -> None:
+        """The device of a log directory is gone."""
+        self.troubled = True
+        self.disk.broken.add(path)
+
+    def fill(self, left_bytes: int) -> None:
+        """There is room for so much."""
+        self.troubled = True
+        self.disk.capacity_bytes = self.disk.used_bytes() + left_bytes
+
+    def repair(self) -> None:
+        """Its devices are there, and have room."""
+        self.troubled = False
+        self.disk.broken.clear()
+        self.disk.capacity_bytes = None
 
     def kill(self, *, power: bool = False) -> None:
         """The process dies between two disk calls."""
@@ -141,6 +179,7 @@ class Machine:
         history.loop.keep_tasks(process)
         self.dead.append(process)
         self.node = self.starting = None
+        broken, capacity_bytes = self.disk.broken, self.disk.capacity_bytes
         if self.loses_power:
             counts["power losses"] += 1
             counts["power losses with writes not synced"] += any(
@@ -149,6 +188,7 @@ class Machine:
             self.disk = self.disk.after_power_loss(history.world.random.getrandbits(30))
         else:
             self.disk = self.disk.after_kill()
+        self.disk.broken, self.disk.capacity_bytes = broken, capacity_bytes
         history.checks.died(self.node_id, "power" if self.loses_power else "kill")
 
     def _watch(self) -> None:
@@ -179,7 +219,7 @@ class Machine:
             "listeners": f"PLAINTEXT://{self.host}:{PORT}",
             "controller.quorum.voters": voters,
             "default.replication.factor": str(VOTERS),
-            "log.dirs": "/data/log",
+            "log.dirs": ",".join(self.log_dirs),
             "metadata.log.dir": "/data/meta",
             "broker.session.timeout.ms": "3000",
             "broker.heartbeat.interval.ms": "300",
@@ -188,7 +228,10 @@ class Machine:
         return NodeConfig.load(None, settings, {})
 
     def check(self) -> None:
-        """Raises Violation when it gave up by itself."""
+        """Raises Violation when it gave up by itself, but for a device that failed."""
+        if self.troubled and self._gave_up():
+            self._history.note(f"n{self.node_id}", "gives up")
+            self.kill()
         if self.node is not None and (failure := self.node.parts.shutdown.failure):
             raise Violation("stopped", f"node {self.node_id} stops by itself: {failure}")
         starting = self.starting
@@ -196,3 +239,9 @@ class Machine:
             raise Violation(
                 "stopped", f"node {self.node_id} does not start: {starting.exception()!r}"
             )
+
+    def _gave_up(self) -> bool:
+        starting = self.starting
+        return (self.node is not None and bool(self.node.parts.shutdown.failure)) or (
+            starting is not None and starting.done() and starting.exception() is not None
+        )

@@ -55,16 +55,13 @@ def plant(
 
 
 from tests.sim import (  # noqa: E402
-    planted_checks,
-    planted_cluster,
     planted_compaction,
     planted_node,
     planted_raft,
-    planted_storage,
-    planted_strangers,
+    planted_replicas,
 )
 
 __all__ = [
-    "PLANTED", "Bug", "plant", "planted_checks", "planted_cluster",
-    "planted_compaction", "planted_node", "planted_raft", "planted_storage", "planted_strangers",
+    "PLANTED", "Bug", "plant", "planted_compaction", "planted_node", "planted_raft",
+    "planted_replicas",
 ]  # fmt: skip

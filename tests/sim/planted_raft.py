@@ -177,6 +177,29 @@ def snapshot_skips(original: Any) -> Any:
     return take
 
 
+def drops_its_last(original: Any) -> Any:
+    """A leader takes back what it has not committed."""
+
+    def tick(self: Any) -> None:
+        log = self.state.log
+        if log.last_index > max(log.commit_index, self.first_of_term):
+            log.truncate_from(log.last_index)
+        original(self)
+
+    return tick
+
+
+def another_cluster(original: Any) -> Any:
+    """A member takes its own cluster for another one once it is in the log."""
+
+    def check(self: Any) -> None:
+        original(self)
+        if self.image.cluster_id is not None:
+            self.refusal = "it belongs to another cluster"
+
+    return check
+
+
 plant(
     "term-forgotten",
     "raft",
@@ -335,3 +358,13 @@ plant(
     "a read waits until a majority still follows (read barrier)",
     (f"{REPLICATOR}._confirm_reads", reads_at_once),
 )
+plant(
+    "leader-takes-back", "raft", 2, "leader-append-only",
+    "a leader never changes its own log (Raft 5.3)",
+    (f"{REPLICATOR}.tick", drops_its_last),
+)  # fmt: skip
+plant(
+    "foreign-to-itself", "raft", 1, "refusal",
+    "a member is refused by what it is, not by chance (34)",
+    (f"{MEMBER}._check_identity", another_cluster),
+)  # fmt: skip

@@ -22,6 +22,8 @@ class Process:
         self.name = name
         self.host = host
         self.alive = True
+        self.clock_s = 0.0
+        """What its wall clock is ahead."""
         self.context = contextvars.copy_context()
         self.context.run(PROCESS.set, self)
         self.on_death: Callable[[Process], None] = _nothing

@@ -20,12 +20,6 @@ from tests.sim.world import Violation
 
 STAGES: Final = {
     "raft": ("tests.sim.raft_cluster", "RaftHistory"),
-    "cores": ("tests.sim.cluster", "CoresHistory"),
-    "storage": ("tests.sim.cluster", "StorageHistory"),
-    "directories": ("tests.sim.cluster", "DirectoriesHistory"),
-    "strangers": ("tests.sim.strangers", "StrangersHistory"),
-    "crashes": ("tests.sim.crashes", "CrashesHistory"),
-    "scripted": ("tests.sim.scripts", "ScriptedHistory"),
     "node": ("tests.sim.node_history", "NodeHistory"),
     "nodes": ("tests.sim.nodes_history", "NodesHistory"),
     "nodes-compaction": ("tests.sim.nodes_compaction", "NodesCompactionHistory"),

@@ -34,6 +34,7 @@ class ProcessDisk(SimulatedDisk):
 
     def __init__(self, before: SimulatedDisk, seed: int, process: Process) -> None:
         super().__init__(before.root, seed, before.boots)
+        self.broken, self.capacity_bytes = before.broken, before.capacity_bytes
         self._process = process
         self.now_ms = EPOCH_S * 1000
 
@@ -68,7 +69,9 @@ def simulated(loop: SimLoop, seed: int, on_line: Line) -> Iterator[None]:
     """See the module."""
     drawn = random.Random(f"bytes {seed}")
     fakes: dict[str, Callable[..., Any]] = {
-        "time": lambda: EPOCH_S + loop.time(),
+        "time": lambda: (
+            EPOCH_S + loop.time() + (0.0 if (p := PROCESS.get()) is None else p.clock_s)
+        ),
         "monotonic": loop.time,
         "perf_counter": loop.time,
         "clock_gettime": lambda _: loop.time(),

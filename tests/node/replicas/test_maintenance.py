@@ -439,7 +439,7 @@ def test_jobs_over_many_logs_leave_the_loop_free_in_between(kit, monkeypatch, jo
         for topic in ("first", "second"):
             hosted = kit.hosted(topic)
             kit.node.parts.replicas.dirty_logs.unflushed[hosted] = None
-            kit.node.parts.replicas.dirty_logs.written.add(hosted)
+            kit.node.parts.replicas.dirty_logs.written[hosted] = None
         steps.append(kit.lone.run(counted(getattr(kit.timers, job))))
         kit.drain()
     assert [one - steps[2] for one in steps] == [2, 1, 0]

@@ -74,6 +74,15 @@ def test_saving_and_loading() -> None:
     assert LeaderEpochCache.load(disk, PATH).entries == [(1, 0), (4, 7)]
     disk.write_file(PATH, b"")
     assert LeaderEpochCache.load(disk, PATH).entries == []
+
+
+def test_the_cache_of_a_deleted_log_saves_nothing() -> None:
+    disk = SimulatedDisk()
+    epochs = LeaderEpochCache.load(disk, PATH)
+    epochs.assign(1, 0)
+    epochs.retire()
+    epochs.save()
+    assert not disk.exists(PATH), "it may be another log's by now"
     for damage in (b"0\n2\n4 7\n1 0\n", b"0\n1\n1\n", b"0\n2\n1 5\n2 3\n", b"1\n0\n"):
         disk.write_file(PATH, damage)
         with pytest.raises(DamagedData):

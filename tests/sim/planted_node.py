@@ -111,5 +111,5 @@ plant(
 plant(
     "nodes-ack-after-leadership", "nodes", 2, "acknowledged lost order",
     "a callback of a leadership that is over acknowledges nothing",
-    ("kept.replication.replica.Replica._said", told_that_all_is_well),
+    ("kept.replication.replica.Replica._commit_error", told_that_all_is_well),
 )  # fmt: skip

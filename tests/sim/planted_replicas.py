@@ -78,10 +78,10 @@ def never_cut(_: Any) -> Any:
 def cut_to_own_end(_: Any) -> Any:
     """A diverging follower keeps all that it has."""
 
-    def parting(self: Any, epoch: int, end_offset: int) -> int:
+    def common_end(self: Any, epoch: int, end_offset: int) -> int:
         return int(self.log.log_end_offset)
 
-    return parting
+    return common_end
 
 
 def no_epoch_bump(original: Any) -> Any:
@@ -184,7 +184,7 @@ plant(
 plant(
     "cuts-to-own-end", "nodes", 1, DIFFERS,
     "the cut is the least of three ends (27)",
-    (f"{FOLLOWER}._parting", cut_to_own_end),
+    (f"{FOLLOWER}._common_end", cut_to_own_end),
 )  # fmt: skip
 plant(
     "no-divergence", "nodes", 1, DIFFERS,

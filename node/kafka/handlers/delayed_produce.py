@@ -18,7 +18,13 @@ from kept.node.kafka import api
 from kept.node.kafka.codec import encode_run
 from kept.node.kafka.codec import produce as codec
 from kept.node.kafka.handlers.leader_hints import PRODUCE_HINTS, LeaderHints
-from kept.node.kafka.handlers.produce_errors import after_refused, failure, needs_proof, refusal
+from kept.node.kafka.handlers.produce_errors import (
+    after_refused,
+    failure,
+    needs_proof,
+    refusal,
+    refused_result,
+)
 from kept.node.kafka.response_slot import ResponseSlot
 from kept.node.runtime import error_codes
 from kept.node.runtime.time_slices import SlicedTask
@@ -130,18 +136,16 @@ class DelayedProduce:
     def refused(self, index: int, error: KeptError, hosted: LocalReplica | None) -> None:
         """A batch was not taken; ``hosted`` where it should have gone, if that is here."""
         results = self._topics[-1][1]
-        if hosted is not None and self.acks != 0:
-            error = after_refused(
-                self._connection, error, hosted, self._context.runtime.loop.time()
-            )
-            if needs_proof(error, hosted):
+        if hosted is not None:
+            now_s = self._context.runtime.loop.time()
+            error = after_refused(self._connection, error, hosted, now_s)
+            if self.acks != 0 and needs_proof(error, hosted):
                 epoch = hosted.partition.leader_epoch
                 doubt = UnprovenRefusal(hosted, epoch, error, len(self._topics) - 1, len(results))
                 self._unproven.append(doubt)
                 results.append(codec.PartitionResult(index, error_codes.NOT_LEADER_OR_FOLLOWER))
                 return
-        now_s = self._context.runtime.loop.time()
-        results.append(refusal(self._connection, index, error, hosted, now_s))
+        results.append(refused_result(index, error, hosted))
 
     def written(self, failed: dict[Partition, KeptError]) -> None:
         """The event's writes are done, except for ``failed`` ones: wait for what is still due."""

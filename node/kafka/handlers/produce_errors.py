@@ -61,6 +61,15 @@ def refusal(
     """The result of a batch that ``hosted`` did not take; it says where the log starts."""
     if hosted is not None:
         error = after_refused(connection, error, hosted, now_s)
+    return refused_result(index, error, hosted)
+
+
+def refused_result(
+    index: int, error: KeptError, hosted: LocalReplica | None
+) -> codec.PartitionResult:
+    """As :func:`refusal`, of an error from :func:`after_refused`. Given to that again, a refusal
+    that stands for another would keep itself alive, and a producer send its batch for ever.
+    """
     result = failure(index, error)
     if hosted is None or isinstance(error, _NOT_JUDGED):
         return result

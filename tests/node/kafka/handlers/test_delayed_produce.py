@@ -356,3 +356,13 @@ def test_what_was_sent_behind_a_refused_batch_is_refused_alike(asker, monkeypatc
     monkeypatch.setattr(produce_errors, "BEHIND_S", 0.0)
     assert told(other, first("as yet")) == code
     assert told(other, gap) == 45, "nothing is on its way any more"
+
+
+def test_a_refusal_that_stands_for_another_does_not_keep_itself_alive(asker):
+    """A producer whose batches before this one are gone hears so in the end."""
+    hosted = Doubtful()
+    refused(asker, NotEnoughReplicas, hosted)
+    (until,) = asker.turned_away.values()
+    request, _ = refused(asker, OutOfOrderSequenceNumber, hosted)
+    assert code_of(request) == 19
+    assert list(asker.turned_away.values()) == [until]

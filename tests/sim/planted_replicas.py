@@ -177,17 +177,17 @@ plant(
     (f"{LEADER}._advance", hw_back),
 )  # fmt: skip
 plant(
-    "never-truncates", "nodes", 1, DIFFERS,
+    "never-truncates", "nodes", 5, DIFFERS,
     "a deposed leader's tail is cut (27)",
     ("kept.replication.follower_replica.FollowerReplica.truncate_to", never_cut),
 )  # fmt: skip
 plant(
-    "cuts-to-own-end", "nodes", 1, DIFFERS,
+    "cuts-to-own-end", "nodes", 5, DIFFERS,
     "the cut is the least of three ends (27)",
     (f"{FOLLOWER}._common_end", cut_to_own_end),
 )  # fmt: skip
 plant(
-    "no-divergence", "nodes", 1, DIFFERS,
+    "no-divergence", "nodes", 5, DIFFERS,
     "a diverging fetch gets no data (26)",
     ("kept.replication.partition.diverging_epoch", returns(None)),
 )  # fmt: skip
@@ -217,7 +217,7 @@ plant(
     (f"{PARTITION}.fetch", skips),
 )  # fmt: skip
 plant(
-    "slow-stay-in-isr", "nodes", 1, "liveness",
+    "slow-stay-in-isr", "nodes", 5, "liveness",
     "a member that lags leaves the ISR (30)",
     (f"{LEADER}._lags", waits_for_all),
     trial="limp",

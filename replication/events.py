@@ -11,6 +11,8 @@ from kept.storage.types import Generation
 
 Token = int
 """Stands for somebody who waits; of two, the larger one came later."""
+NO_TOKEN: Final = 0
+"""Stands for nobody."""
 
 UNKNOWN_OFFSET: Final = -1
 

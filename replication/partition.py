@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Collection
 from typing import Final
 
-from kept.replication.events import CommitKnown, MinIsrChanged, WaitEnded
+from kept.replication.events import NO_TOKEN, CommitKnown, MinIsrChanged, Token, WaitEnded
 from kept.replication.offsets import diverging_epoch, list_offset
 from kept.replication.replica import EpochTicket, Replica
 from kept.replication.snapshots import CommitCallback, ListedOffset, PartitionFetch
@@ -88,11 +88,11 @@ class Partition(Replica):
             if self._end_waiters:
                 self._wake_replicas()
 
-    def when_committed(self, end_offset: int, callback: CommitCallback) -> None:
+    def when_committed(self, end_offset: int, callback: CommitCallback) -> Token:
         """Call back once HW >= ``end_offset``: at once when it is, else when it moves there.
 
         With an error: NotEnoughReplicasAfterAppend (committed, but by too few), NotLeaderOrFollower
-        or KafkaStorageError (nobody knows).
+        or KafkaStorageError (nobody knows). Returns what :meth:`forget_commit` knows it by.
         """
         core = self.core
         if core.alone and core.high_watermark >= end_offset:
@@ -102,12 +102,14 @@ class Partition(Replica):
         else:
             self._last_token += 1
             self._commits[self._last_token] = callback
-            self._perform(core.commit_awaited(self._last_token, end_offset))
+            token = self._last_token
+            self._perform(core.commit_awaited(token, end_offset))
+            return token
+        return NO_TOKEN
 
-    def forget_commit(self, callback: CommitCallback) -> None:
+    def forget_commit(self, token: Token) -> None:
         """The waiter gave up (its request timed out): it is not called any more."""
-        for token in [token for token, waiter in self._commits.items() if waiter == callback]:
-            del self._commits[token]
+        if self._commits.pop(token, None) is not None:
             self._perform(self.core.step(WaitEnded(token), 0))
 
     # Reading.

@@ -68,10 +68,12 @@ class Follower:
 class CommitQueue:
     """Who waits for the high watermark, by the offset it must reach, then by arrival."""
 
-    __slots__ = ("_waiting",)
+    __slots__ = ("_forgotten", "_waiting")
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, Token]] = deque()
+        self._forgotten: set[Token] = set()
+        """They are taken out of ``_waiting`` together, when half of it was forgotten."""
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -79,7 +81,7 @@ class CommitQueue:
     @property
     def ends(self) -> list[int]:
         """The offsets waited for, in the order of answers."""
-        return [waiter[0] for waiter in self._waiting]
+        return [end for end, token in self._waiting if token not in self._forgotten]
 
     def add(self, token: Token, end_offset: int) -> None:
         """Somebody waits for ``end_offset``."""
@@ -89,17 +91,26 @@ class CommitQueue:
             insort(self._waiting, (end_offset, token))
 
     def forget(self, token: Token) -> None:
-        """It waits no more."""
-        self._waiting = deque(waiter for waiter in self._waiting if waiter[1] != token)
+        """It waits no more; one that does not wait must not be forgotten."""
+        forgotten = self._forgotten
+        forgotten.add(token)
+        if 2 * len(forgotten) >= len(self._waiting):
+            self._waiting = deque(entry for entry in self._waiting if entry[1] not in forgotten)
+            forgotten.clear()
 
     def reached(self, high_watermark: int) -> Iterator[Token]:
         """Take out those whose offset is reached, in order."""
         waiting = self._waiting
         while waiting and waiting[0][0] <= high_watermark:
-            yield waiting.popleft()[1]
+            token = waiting.popleft()[1]
+            if token not in self._forgotten:
+                yield token
+            else:
+                self._forgotten.discard(token)
 
     def drain(self) -> list[Token]:
         """Take out all."""
-        tokens = [waiter[1] for waiter in self._waiting]
+        tokens = [token for _, token in self._waiting if token not in self._forgotten]
         self._waiting.clear()
+        self._forgotten.clear()
         return tokens

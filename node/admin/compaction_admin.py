@@ -180,7 +180,9 @@ class CompactionAdmin:
         """
         tp = self.lookup.partition(topic, partition)
         query = {"offset": str(offset), **_key_query(key)}
-        remote = await self.leaders.from_leader(tp, leader_router.WHY_MISSING, query, here=here)
+        remote = await self.leaders.from_leader(
+            tp, leader_router.WHY_MISSING, query, here=here, timeout_s=dry_run.TIMEOUT_S
+        )
         if remote is None:
             missing = await self.view.why_missing(self.lookup.hosted(tp), offset, key)
             return missing if here else await self.leaders.better_journal(tp, missing)
@@ -198,7 +200,9 @@ class CompactionAdmin:
             partition = partition_for_key(key, len(self.lookup.topic(topic).partitions))
         tp = self.lookup.partition(topic, partition)
         path, query = "/api/v1/records/key", _key_query(key)
-        remote = await self.leaders.from_leader(tp, path, query, here=here)
+        remote = await self.leaders.from_leader(
+            tp, path, query, here=here, timeout_s=dry_run.TIMEOUT_S
+        )
         if remote is not None:
             return Remote(remote)
         hosted = self.lookup.hosted(tp)

@@ -370,8 +370,8 @@ def test_alone_a_commit_is_told_at_once(partition) -> None:
 def test_a_commit_that_was_forgotten_is_not_told(replicated) -> None:
     told = []
     tools.produce(replicated)
-    replicated.when_committed(1, told.append)
-    replicated.forget_commit(told.append)
+    token = replicated.when_committed(1, told.append)
+    replicated.forget_commit(token)
     replicated.fetch(1, 1000, replica_id=1)
     assert told == []
 

@@ -37,11 +37,19 @@ class Bug:
         """The bug is in the code while this is open."""
         with ExitStack() as stack:
             for name, make in self.patches:
-                holder, _, attribute = name.rpartition(".")
-                target = resolve_name(holder)
-                original = target.__dict__[attribute]
+                target, attribute, original = resolved(name)
                 stack.enter_context(mock.patch.object(target, attribute, make(original)))
             yield
+
+
+def resolved(name: str) -> tuple[Any, str, Any]:
+    """The holder of what a patch replaces, its attribute, and what it is.
+
+    Raises ImportError, AttributeError or KeyError where nothing has that name (any more).
+    """
+    holder, _, attribute = name.rpartition(".")
+    target = resolve_name(holder)
+    return target, attribute, target.__dict__[attribute]
 
 
 PLANTED: dict[str, Bug] = {}
@@ -50,7 +58,9 @@ PLANTED: dict[str, Bug] = {}
 def plant(
     name: str, stage: str, seed: int, checks: str, rule: str, *patches: Patch, **options: Any
 ) -> None:
-    """Register a bug."""
+    """Register a bug. A name that was changed since is noticed here."""
+    for patched, _ in patches:
+        resolved(patched)
     PLANTED[name] = Bug(name, stage, seed, tuple(checks.split()), rule, patches, options)
 
 

@@ -48,6 +48,16 @@ def starts_anew(original: Any) -> Any:
     return job_for
 
 
+def applied_twice(original: Any) -> Any:
+    """Two tasks put one manifest into place."""
+
+    async def apply(self: Any, ref: Any, work: Any) -> None:
+        self._spawn(original(self, ref, self._begin_work()))
+        await original(self, ref, work)
+
+    return apply
+
+
 plant(
     "rest-dropped", STAGE, 1, "survivor-missing value-lost isr-holds kill-lost committed-lost "
     "crash liveness invariants escaped",
@@ -64,4 +74,9 @@ plant(
     "a replica's log start does not go back (43)",
     (f"{FOLLOW}.job_for", starts_anew),
     moves=True,
+)  # fmt: skip
+plant(
+    "nodes-applied-twice", STAGE, 1, "escaped",
+    "one task at a time works on a manifest's files",
+    ("kept.node.replicas.manifests.replica.ReplicaManifests._apply", applied_twice),
 )  # fmt: skip

@@ -113,3 +113,20 @@ plant(
     "a callback of a leadership that is over acknowledges nothing",
     ("kept.replication.replica.Replica._commit_error", told_that_all_is_well),
 )  # fmt: skip
+
+
+def lost_while_busy(original: Any) -> Any:
+    """What is added while a call is under way is not sent after it."""
+
+    def add(self: Any, key: Any) -> None:
+        if self._task is None or key in self._waiting:
+            original(self, key)
+
+    return add
+
+
+plant(
+    "nodes-wake-up-lost", "nodes", 2, "liveness",
+    "what comes while a task works is worked on after it",
+    ("kept.node.runtime.tasks.Batcher.add", lost_while_busy),
+)  # fmt: skip

@@ -28,6 +28,7 @@ from kept.node.kafka.handlers.produce_errors import (
 from kept.node.kafka.response_slot import ResponseSlot
 from kept.node.runtime import error_codes
 from kept.node.runtime.time_slices import SlicedTask
+from kept.replication.events import NO_TOKEN
 from kept.steps import Steps, finished
 from kept.storage.errors import KeptError, NotEnoughReplicasAfterAppend, NotLeaderOrFollower
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from kept.node.metadata.leadership_barrier import LeadershipBarrier
     from kept.node.replicas.local_replica import LocalReplica
     from kept.node.runtime.runtime import Runtime
+    from kept.replication.events import Token
     from kept.replication.partition import Partition
     from kept.storage.log.log import AppendInfo
 
@@ -286,8 +288,8 @@ class DelayedProduceRun(ResponseSlot):
         self._started = connection.event_started
         self._errors: dict[int, codec.PartitionResult] = {}
         """By place in ``entries``."""
-        self._commits: dict[LocalReplica, Any] = {}
-        """Who waits for the high watermark, and how it is called back."""
+        self._commits: dict[LocalReplica, Token] = {}
+        """The partitions whose high watermark is waited for."""
         self._flushes: set[LocalReplica] = set()
         self._timer: Any = None
 
@@ -310,11 +312,14 @@ class DelayedProduceRun(ResponseSlot):
             if hosted.partition in failed:
                 continue
             if self.acks == -1 and hosted.partition.high_watermark < end_offset:
-                self._commits[hosted] = partial(self._committed, hosted)
+                self._commits[hosted] = NO_TOKEN
             if hosted.sync:
                 self._flushes.add(hosted)
-        for hosted, committed in tuple(self._commits.items()):
-            hosted.partition.when_committed(ends[hosted], committed)
+        for hosted in tuple(self._commits):
+            callback = partial(self._committed, hosted)
+            token = hosted.partition.when_committed(ends[hosted], callback)
+            if hosted in self._commits:
+                self._commits[hosted] = token
         for hosted in tuple(self._flushes):
             hosted.flush(ends[hosted], partial(self._flushed, hosted))
         if self._commits or self._flushes:
@@ -361,8 +366,8 @@ class DelayedProduceRun(ResponseSlot):
             )
             if is_late and place not in self._errors:
                 self._errors[place] = codec.PartitionResult(one[5], late)
-        for hosted, committed in self._commits.items():
-            hosted.partition.forget_commit(committed)
+        for hosted, token in self._commits.items():
+            hosted.partition.forget_commit(token)
         self._answer()
 
     def _answer(self) -> None:

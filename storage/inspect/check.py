@@ -221,18 +221,29 @@ def check_partition(path: str, disk: Disk | None = None) -> list[Finding]:
             findings += check_index(disk, files[layout.INDEX, base], segment, is_last)
         if (layout.TIME_INDEX, base) in files:
             findings += check_time_index(disk, files[layout.TIME_INDEX, base], segment, is_last)
+    snapshot_ends = sorted(end for kind, end in files if kind == layout.SNAPSHOT)
     for (kind, base), name in sorted(files.items()):
         if kind not in (layout.LOG, layout.SNAPSHOT) and (layout.LOG, base) not in files:
             findings.append(Finding(name, -1, base, "there is no .log beside it", False))
         if kind == layout.TXN_INDEX:
-            findings += _read(name, partial(_txn_index, disk, name, base))
+            reading, newest = partial(_txn_index, disk, name, base), bases[-2:]
         elif kind == layout.SNAPSHOT:
-            findings += _read(name, partial(_snapshot, disk, name))
+            reading, newest = partial(_snapshot, disk, name), snapshot_ends[-1:]
+        else:
+            continue
+        unfinished = not clean and base in newest
+        findings += [_unfinished(f) if unfinished else f for f in _read(name, reading)]
     epochs = f"{path}/{layout.LEADER_EPOCHS}"
     findings += _read(epochs, lambda: checkpoints.read_epochs(disk, epochs))
     metadata = f"{path}/{layout.PARTITION_METADATA}"
     findings += _read(metadata, lambda: checkpoints.read_partition_metadata(disk, metadata))
     return findings
+
+
+def _unfinished(finding: Finding) -> Finding:
+    """A file is written when its segment is rolled: the process may have been killed at it."""
+    why = f"{finding.why}; the log was not closed, and the next start makes it anew"
+    return finding._replace(why=why, damaged=False)
 
 
 def _txn_index(disk: Disk, path: str, base_offset: int) -> object:

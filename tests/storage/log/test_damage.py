@@ -206,6 +206,20 @@ def test_check_calls_a_torn_tail_a_note(kit) -> None:
     assert not finding.damaged and "cuts the log here" in finding.why
 
 
+def test_check_calls_an_unfinished_snapshot_a_note(kit) -> None:
+    """The process was killed between its creation and its writing."""
+    disk, _ = written(kit, close=False)
+    older, newest = files(disk, ".snapshot")[-2:]
+    disk.write_file(newest, b"")
+    (finding,) = check_partition(DIRECTORY, disk)
+    assert not finding.damaged and "the next start makes it anew" in finding.why
+    disk.write_file(older, b"")
+    assert [f.path for f in check_partition(DIRECTORY, disk) if f.damaged] == [older]
+    disk.write_file("/d/.kafka_cleanshutdown", b"")
+    damaged = {f.path for f in check_partition(DIRECTORY, disk) if f.damaged}
+    assert damaged >= {older, newest}
+
+
 @pytest.mark.parametrize("what", ["rot", "torn"])
 def test_after_a_clean_stop_a_bad_end_is_damage(kit, what) -> None:
     disk, _ = written(kit, close=False)

@@ -1,0 +1,99 @@
+"""Events and effects that every :class:`~.core.ShardCore` has: its appends and its responses."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from kio.schema.errors import ErrorCode
+from msgspec import Struct
+
+
+class Record(Protocol):
+    """A record of the log."""
+
+    def encode(self) -> tuple[bytes, bytes | None]:
+        """Key and value; a tombstone has no value."""
+        ...
+
+
+class Producer(Struct, frozen=True):
+    """In whose open transaction records are appended: as a transactional batch."""
+
+    producer_id: int
+    epoch: int
+
+
+class EndMarker(Struct, frozen=True):
+    """The end of a producer's transaction, as WriteTxnMarkers brings it.
+
+    ``version`` is that of the transaction, 0 or 2; ``coordinator_epoch`` the leader epoch of who
+    coordinates it.
+    """
+
+    producer_id: int
+    epoch: int
+    coordinator_epoch: int
+    is_commit: bool
+    version: int = 0
+
+
+# Events.
+
+
+class AppendStaged(Struct, frozen=True):
+    """The records of an :class:`Append` have offsets from ``base_offset`` on, but are not written
+    yet. Comes before any other event after the Append.
+    """
+
+    append: int
+    base_offset: int
+
+
+class AppendRejected(Struct, frozen=True):
+    """The records of an :class:`Append` were not written, and are undone. Comes before any other
+    event after the Append.
+    """
+
+    append: int
+    error: ErrorCode
+
+
+class AppendCommitted(Struct, frozen=True):
+    """The records of an :class:`Append` are safe."""
+
+    append: int
+
+
+class AppendTimedOut(Struct, frozen=True):
+    """The records were written but not committed in time (yet); the client gets ``error``."""
+
+    append: int
+    error: ErrorCode
+
+
+AppendEvent = AppendStaged | AppendRejected | AppendCommitted | AppendTimedOut
+
+
+# Effects.
+
+
+class Append(Struct, frozen=True):
+    """Append these records, or a marker alone; then step AppendStaged or AppendRejected at once,
+    and AppendCommitted or AppendTimedOut later, with this number.
+
+    ``atomic``: in one batch. The others may be spread over several. ``producer``: the batch is
+    part of its transaction.
+    """
+
+    append: int
+    records: tuple[Record, ...] = ()
+    atomic: bool = True
+    producer: Producer | None = None
+    marker: EndMarker | None = None
+
+
+class Response(Struct, frozen=True):
+    """Respond to a request; what ``result`` may be is the matter of the core."""
+
+    request: int
+    result: Any

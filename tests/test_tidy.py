@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import subprocess
@@ -40,6 +41,11 @@ SOURCES = tracked("*.py", "*.pyx")
 MODULES = [p for p in SOURCES if p.suffix == ".py"]
 
 
+@functools.cache
+def text_of(path: Path) -> str:
+    return path.read_text()
+
+
 def is_test(path: Path) -> bool:
     return path.relative_to(ROOT).parts[0] == "tests"
 
@@ -57,10 +63,20 @@ def functions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
             yield from functions(inner)
 
 
+@functools.cache
+def parsed(path: Path) -> tuple[list[tuple[str, int, int]], list[str]]:
+    """Name, first line and length of each function, and the public names without a docstring."""
+    tree = ast.parse(text_of(path))
+    lengths = [(f.name, f.lineno, (f.end_lineno or 0) - f.lineno + 1) for f in functions(tree)]
+    things = [("the module", tree), *public_things(tree)]
+    bare = [name for name, node in things if not ast.get_docstring(node)]  # type: ignore[arg-type]
+    return lengths, bare
+
+
 def test_modules_are_small() -> None:
     offenders = []
     for path in SOURCES:
-        text, where = path.read_text(), path.relative_to(ROOT)
+        text, where = text_of(path), path.relative_to(ROOT)
         lines = text.splitlines()
         most = TEST_MODULE_LINES if is_test(path) else MODULE_LINES
         if len(lines) > most and LONG_BECAUSE not in text.split('"""')[1]:
@@ -75,10 +91,10 @@ def test_modules_are_small() -> None:
 
 def test_functions_fit_a_screen() -> None:
     offenders = [
-        f"{path.relative_to(ROOT)}:{node.lineno}: {node.name} is over {FUNCTION_LINES} lines"
+        f"{path.relative_to(ROOT)}:{line}: {name} is over {FUNCTION_LINES} lines"
         for path in MODULES
-        for node in functions(ast.parse(path.read_text()))
-        if (node.end_lineno or 0) - node.lineno + 1 > FUNCTION_LINES
+        for name, line, length in parsed(path)[0]
+        if length > FUNCTION_LINES
     ]
     assert not offenders, "\n".join(offenders)
 
@@ -101,15 +117,11 @@ def public_things(tree: ast.Module) -> list[tuple[str, ast.AST]]:
 
 
 def test_public_names_have_docstrings() -> None:
-    offenders = []
-    for path in filter(product, MODULES):
-        tree = ast.parse(path.read_text())
-        things = [("the module", tree), *public_things(tree)]
-        offenders += [
-            f"{path.relative_to(ROOT)}: {name} has no docstring"
-            for name, node in things
-            if not ast.get_docstring(node)  # type: ignore[arg-type]
-        ]
+    offenders = [
+        f"{path.relative_to(ROOT)}: {name} has no docstring"
+        for path in filter(product, MODULES)
+        for name in parsed(path)[1]
+    ]
     assert not offenders, "\n".join(offenders)
 
 
@@ -147,7 +159,7 @@ def test_operating_system_calls_for_files_are_in_one_module() -> None:
             continue
         if path.name in ("disk.py", "disk_linux.py"):
             continue
-        for number, line in enumerate(path.read_text().splitlines(), 1):
+        for number, line in enumerate(text_of(path).splitlines(), 1):
             if forbidden.search(line.split("#")[0]):
                 offenders.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
     assert not offenders, "\n".join(offenders)
@@ -160,7 +172,7 @@ def test_children_take_no_code_from_the_working_directory() -> None:
         f"{p.relative_to(ROOT)}: {found[0]}: start it with -P"
         for p in SOURCES
         if product(p) or p.relative_to(ROOT).parts[0] in ("examples", "deploy")
-        for found in unsafe.finditer(p.read_text())
+        for found in unsafe.finditer(text_of(p))
     ]
     assert not offenders, "\n".join(offenders)
 
@@ -174,7 +186,7 @@ def test_no_test_is_skipped_but_by_the_one_way_that_ci_can_forbid() -> None:
         f"{p.relative_to(ROOT)}:{i}: use cannot_run or need of tests/tools/needs.py"
         for p in SOURCES
         if is_test(p) and p not in allowed
-        for i, line in enumerate(p.read_text().splitlines(), 1)
+        for i, line in enumerate(text_of(p).splitlines(), 1)
         if words.search(line) or words_imported.search(line) or "unittest.skip" in line
     ]
     assert not offenders, "\n".join(offenders)
@@ -196,7 +208,7 @@ def test_test_modules_do_not_import_each_other() -> None:
         (str(p.relative_to(ROOT)), name)
         for p in SOURCES
         if is_test(p)
-        for name in imported.findall(p.read_text())
+        for name in imported.findall(text_of(p))
     }
     offenders = sorted(pair for pair in found if pair[1] not in SHARED_TEST_MODULES)
     assert not offenders, f"move what they share to tests/support or a conftest: {offenders}"
@@ -210,7 +222,7 @@ SIMPLE_NAMESPACES = 142
 
 def test_fakes_without_a_type_become_fewer() -> None:
     mentions = sum(
-        p.read_text().count("SimpleNamespace")
+        text_of(p).count("SimpleNamespace")
         for p in SOURCES
         if is_test(p) and p != Path(__file__).resolve()
     )
@@ -228,7 +240,8 @@ def test_no_empty_promises() -> None:
         f"{p.relative_to(ROOT)}:{i}"
         for p in SOURCES
         if p != Path(__file__).resolve()
-        for i, line in enumerate(p.read_text().splitlines(), 1)
+        if words.search(text_of(p))
+        for i, line in enumerate(text_of(p).splitlines(), 1)
         if words.search(line)
     ]
     assert not offenders
@@ -261,7 +274,7 @@ FOLDERS = (*PARTS, "kept", "tests", "bench", "docs", "examples", "deploy")
 def test_pages_name_files_that_are_there() -> None:
     missing = []
     for page in tracked("*.md"):
-        for named in re.findall(r"`([\w.-]+/[\w./-]+)`", page.read_text()):
+        for named in re.findall(r"`([\w.-]+/[\w./-]+)`", text_of(page)):
             known = named.split("/")[0] in FOLDERS and not named.startswith("bench/results")
             if known and not ((ROOT / named).exists() or (ROOT / f"{named}.py").exists()):
                 missing.append(f"{page.relative_to(ROOT)}: {named}")
@@ -283,7 +296,7 @@ def test_what_the_code_cites_is_there() -> None:
     for path in tracked("*.py", "*.pyx", "*.pxd", "*.h", "*.md"):
         if path == Path(__file__):
             continue
-        text = path.read_text()
+        text = text_of(path)
         where = path.relative_to(ROOT)
         for cited in CITED_RULES.findall(text):
             numbers = re.findall(r"\d+a?", cited)

@@ -35,7 +35,7 @@ from kept.replication.follower import (
     Effects,
     FollowerCore,
     FollowerLog,
-    OffsetsAnswered,
+    OffsetsReceived,
     State,
     StoppedFollowing,
 )
@@ -54,7 +54,7 @@ Work = tuple[tuple[TopicPartition, Effects], ...]
 """What to do to the logs, by partition, in order."""
 
 
-class FetchAnswered(NamedTuple):
+class FetchResponseReceived(NamedTuple):
     """The leader's answer to a Fetch. Ignored if ``request`` is not the one in flight."""
 
     request: FetchRequest
@@ -62,7 +62,7 @@ class FetchAnswered(NamedTuple):
 
 
 class OffsetsListed(NamedTuple):
-    """The leader's answers to a ListOffsets, as :class:`FetchAnswered`."""
+    """The leader's answers to a ListOffsets, as :class:`FetchResponseReceived`."""
 
     request: OffsetsRequest
     answers: tuple[OffsetsAnswer, ...]
@@ -87,7 +87,7 @@ class WorkFailed(NamedTuple):
     error: KeptError
 
 
-Event = FetchAnswered | OffsetsListed | RequestFailed | RequestAbandoned | WorkFailed
+Event = FetchResponseReceived | OffsetsListed | RequestFailed | RequestAbandoned | WorkFailed
 
 
 class FetchSettings(Struct, frozen=True):
@@ -147,7 +147,7 @@ class FetcherCore:
     def step(self, event: Event, now_ms: int) -> Work:
         """Take one event; returns what to do to the logs before the next request is made."""
         match event:
-            case FetchAnswered(request, answer):
+            case FetchResponseReceived(request, answer):
                 return self._fetch_answered(request, answer, now_ms)
             case OffsetsListed(request, answers):
                 return self._offsets_listed(request, answers, now_ms)
@@ -342,7 +342,7 @@ class FetcherCore:
             epoch = epochs.get(answer.tp)
             if member is None or epoch is None:
                 continue
-            effects = member.core.step(OffsetsAnswered(epoch, answer), now_ms)
+            effects = member.core.step(OffsetsReceived(epoch, answer), now_ms)
             self._follow_up(answer.tp, member.core)
             if effects:
                 work.append((answer.tp, effects))

@@ -106,7 +106,7 @@ class FetchCompleted(Struct, frozen=True):
     response: PartitionAnswer
 
 
-class OffsetsAnswered(Struct, frozen=True):
+class OffsetsReceived(Struct, frozen=True):
     """Where the leader's log starts and ends, as asked in that epoch."""
 
     leader_epoch: int
@@ -123,7 +123,7 @@ class StoppedFollowing(Struct, frozen=True):
     """This node leads, or hosts the partition no more."""
 
 
-Event = BecameFollower | FetchCompleted | OffsetsAnswered | EffectFailed | StoppedFollowing
+Event = BecameFollower | FetchCompleted | OffsetsReceived | EffectFailed | StoppedFollowing
 
 
 # Effects.
@@ -213,7 +213,7 @@ class FollowerCore:
                 return self.fetch_completed(event.request, event.response, now_ms)
             case BecameFollower():
                 return self._became_follower(event)
-            case OffsetsAnswered():
+            case OffsetsReceived():
                 return self._offsets(event, now_ms)
             case EffectFailed():
                 return self._effect_failed(event, now_ms)
@@ -326,7 +326,7 @@ class FollowerCore:
         log = self.log
         return TruncateTo(offset, max(offset, log.log_start_offset) < log.high_watermark)
 
-    def _offsets(self, event: OffsetsAnswered, now_ms: int) -> Effects:
+    def _offsets(self, event: OffsetsReceived, now_ms: int) -> Effects:
         answer = event.answer
         if self.state is not State.LISTING_OFFSETS or event.leader_epoch != self.leader_epoch:
             return ()

@@ -17,8 +17,8 @@ from kept.replication.fetch_messages import (
 from kept.replication.fetcher import (
     NEVER,
     PATIENCE_MS,
-    FetchAnswered,
     FetcherCore,
+    FetchResponseReceived,
     FetchSettings,
     OffsetsListed,
     RequestAbandoned,
@@ -84,26 +84,26 @@ def test_a_session_carries_only_changes() -> None:
     assert (first.session_id, first.session_epoch, asked(first)) == (0, 0, {0: 0, 1: 0, 2: 0})
     assert (first.partitions[0].leader_epoch, first.partitions[0].topic_id) == (4, TOPIC_ID)
     assert fetcher.next_request(0) is None, "one in flight"
-    perform(logs, fetcher.step(FetchAnswered(first, answer(data(0), data(1), data(2))), 0))
+    perform(logs, fetcher.step(FetchResponseReceived(first, answer(data(0), data(1), data(2))), 0))
     second = fetcher.next_request(0)
     assert (second.session_id, second.session_epoch) == (SESSION, 1)
     assert asked(second) == {0: 3, 1: 3, 2: 3}
-    perform(logs, fetcher.step(FetchAnswered(second, answer(data(1))), 0))
+    perform(logs, fetcher.step(FetchResponseReceived(second, answer(data(1))), 0))
     third = fetcher.next_request(0)
     assert (third.session_epoch, asked(third), third.forgotten) == (2, {1: 6}, ())
-    assert fetcher.step(FetchAnswered(third, answer()), 0) == ()
+    assert fetcher.step(FetchResponseReceived(third, answer()), 0) == ()
     idle = fetcher.next_request(0)
     assert (idle.session_epoch, idle.partitions, idle.forgotten) == (3, (), ())
 
 
 def test_partitions_come_and_go_within_a_session() -> None:
     fetcher, _ = made(2)
-    fetcher.step(FetchAnswered(fetcher.next_request(0), answer()), 0)
+    fetcher.step(FetchResponseReceived(fetcher.next_request(0), answer()), 0)
     fetcher.remove(tp(0))
     fetcher.add(tp(7), TOPIC_ID, FakeLog(log_end_offset=9), 4)
     request = fetcher.next_request(0)
     assert asked(request) == {7: 9} and request.forgotten == ((tp(0), TOPIC_ID),)
-    late = fetcher.step(FetchAnswered(request, answer(data(0), data(1))), 0)
+    late = fetcher.step(FetchResponseReceived(request, answer(data(0), data(1))), 0)
     assert [partition for partition, _ in late] == [tp(1)]
     fetcher.remove(tp(0))
     assert tp(0) not in fetcher and tp(7) in fetcher and len(fetcher) == 2
@@ -111,7 +111,7 @@ def test_partitions_come_and_go_within_a_session() -> None:
 
 def test_a_topic_made_anew_is_another_one() -> None:
     fetcher, logs = made(1)
-    fetcher.step(FetchAnswered(fetcher.next_request(0), answer()), 0)
+    fetcher.step(FetchResponseReceived(fetcher.next_request(0), answer()), 0)
     new = uuid.UUID(int=6)
     fetcher.add(tp(0), new, logs[0], 0)
     request = fetcher.next_request(0)
@@ -122,9 +122,9 @@ def test_a_topic_made_anew_is_another_one() -> None:
 @pytest.mark.parametrize("error", [70, 71, 106])
 def test_a_refused_session_begins_anew_with_everything(error) -> None:
     fetcher, _ = made(2)
-    fetcher.step(FetchAnswered(fetcher.next_request(0), answer()), 0)
+    fetcher.step(FetchResponseReceived(fetcher.next_request(0), answer()), 0)
     refused = fetcher.next_request(0)
-    assert fetcher.step(FetchAnswered(refused, answer(data(0), error=error)), 0) == ()
+    assert fetcher.step(FetchResponseReceived(refused, answer(data(0), error=error)), 0) == ()
     again = fetcher.next_request(0)
     assert again.session_id == (0 if error == 70 else SESSION), "closed by the same request"
     assert (again.session_epoch, asked(again)) == (0, {0: 0, 1: 0})
@@ -132,16 +132,16 @@ def test_a_refused_session_begins_anew_with_everything(error) -> None:
 
 def test_a_leader_without_room_for_sessions_is_sent_everything() -> None:
     fetcher, _ = made(2)
-    fetcher.step(FetchAnswered(fetcher.next_request(0), answer(session=0)), 0)
+    fetcher.step(FetchResponseReceived(fetcher.next_request(0), answer(session=0)), 0)
     again = fetcher.next_request(0)
     assert (again.session_id, again.session_epoch, asked(again)) == (0, 0, {0: 0, 1: 0})
 
 
 def test_the_epoch_of_a_session_wraps() -> None:
     fetcher, _ = made(1)
-    fetcher.step(FetchAnswered(fetcher.next_request(0), answer()), 0)
+    fetcher.step(FetchResponseReceived(fetcher.next_request(0), answer()), 0)
     fetcher.session.epoch = 2**31 - 1
-    fetcher.step(FetchAnswered(fetcher.next_request(0), answer()), 0)
+    fetcher.step(FetchResponseReceived(fetcher.next_request(0), answer()), 0)
     assert fetcher.next_request(0).session_epoch == 1
 
 
@@ -160,47 +160,47 @@ def test_a_lost_connection_waits_longer_each_time() -> None:
     assert waits == [0, 10, 20, 35, 35, 35]
     request = fetcher.next_request(now)
     assert request.session_epoch == 0
-    fetcher.step(FetchAnswered(request, answer()), now)
+    fetcher.step(FetchResponseReceived(request, answer()), now)
     assert fetcher.failures == 0
 
 
 def test_answers_to_other_requests_are_ignored() -> None:
     fetcher, logs = made(1)
     first = fetcher.next_request(0)
-    perform(logs, fetcher.step(FetchAnswered(first, answer(data(0))), 0))
-    assert fetcher.step(FetchAnswered(first, answer(data(0))), 0) == (), "twice"
+    perform(logs, fetcher.step(FetchResponseReceived(first, answer(data(0))), 0))
+    assert fetcher.step(FetchResponseReceived(first, answer(data(0))), 0) == (), "twice"
     second = fetcher.next_request(0)
-    assert fetcher.step(FetchAnswered(first, answer(data(0))), 0) == (), "late"
+    assert fetcher.step(FetchResponseReceived(first, answer(data(0))), 0) == (), "late"
     assert fetcher.in_flight is second
     fetcher.step(RequestFailed(first), 0)
     assert fetcher.in_flight is second
-    assert fetcher.step(FetchAnswered(second, answer(data(5))), 0) == (), "never asked"
+    assert fetcher.step(FetchResponseReceived(second, answer(data(5))), 0) == (), "never asked"
 
 
 def test_a_partition_that_backs_off_is_forgotten_and_comes_back() -> None:
     fetcher, _ = made(2)
-    fetcher.step(FetchAnswered(fetcher.next_request(0), answer()), 0)
+    fetcher.step(FetchResponseReceived(fetcher.next_request(0), answer()), 0)
     refused = PartitionAnswer(tp(0), 6)
-    work = fetcher.step(FetchAnswered(fetcher.next_request(100), answer(refused)), 100)
+    work = fetcher.step(FetchResponseReceived(fetcher.next_request(100), answer(refused)), 100)
     assert work == ((tp(0), (Backoff(110, 6),)),)
     without = fetcher.next_request(100)
     assert without.max_wait_ms == 10, "it is asked for again as soon as it may be"
     assert (without.partitions, without.forgotten) == ((), ((tp(0), TOPIC_ID),))
-    fetcher.step(FetchAnswered(without, answer()), 105)
+    fetcher.step(FetchResponseReceived(without, answer()), 105)
     assert asked(fetcher.next_request(109)) == {}
-    fetcher.step(FetchAnswered(fetcher.in_flight, answer()), 110)
+    fetcher.step(FetchResponseReceived(fetcher.in_flight, answer()), 110)
     assert asked(fetcher.next_request(110)) == {0: 0}
 
 
 def test_with_nothing_to_ask_it_sleeps_until_there_is() -> None:
     fetcher, logs = made(1)
     refused = PartitionAnswer(tp(0), 6)
-    fetcher.step(FetchAnswered(fetcher.next_request(100), answer(refused)), 100)
+    fetcher.step(FetchResponseReceived(fetcher.next_request(100), answer(refused)), 100)
     assert fetcher.next_request(100) is None
     assert fetcher.wake_at_ms() == 110
     assert fetcher.next_request(110) is not None
     assert fetcher.wake_at_ms() == NEVER, "in flight"
-    fetcher.step(FetchAnswered(fetcher.in_flight, answer()), 111)
+    fetcher.step(FetchResponseReceived(fetcher.in_flight, answer()), 111)
     assert fetcher.wake_at_ms() <= 111
     logs[0].awaits_flush = True
     fetcher.nudge(tp(0))
@@ -218,7 +218,7 @@ def test_what_awaits_its_flush_is_named_to_the_shell() -> None:
     assert fetcher.unflushed() == [tp(1)], "a tail from before a restart"
     logs[1].awaits_flush = False
     assert fetcher.unflushed() == []
-    fetcher.step(FetchAnswered(fetcher.next_request(0), answer(data(0))), 0)
+    fetcher.step(FetchResponseReceived(fetcher.next_request(0), answer(data(0))), 0)
     logs[0].awaits_flush = True
     assert fetcher.unflushed() == [tp(0)], "what was just appended"
     logs[0].awaits_flush = False
@@ -231,11 +231,11 @@ def test_what_awaits_its_flush_is_named_to_the_shell() -> None:
 
 def test_what_fails_here_backs_off_and_the_others_go_on() -> None:
     fetcher, _ = made(2)
-    fetcher.step(FetchAnswered(fetcher.next_request(0), answer(data(0))), 0)
+    fetcher.step(FetchResponseReceived(fetcher.next_request(0), answer(data(0))), 0)
     fetcher.step(WorkFailed(tp(0), CorruptMessage("crc")), 0)
     request = fetcher.next_request(0)
     assert request.forgotten == ((tp(0), TOPIC_ID),)
-    fetcher.step(FetchAnswered(request, answer()), 0)
+    fetcher.step(FetchResponseReceived(request, answer()), 0)
     assert asked(fetcher.next_request(10)) == {0: 0}
     fetcher.step(WorkFailed(tp(9), CorruptMessage("gone")), 0)
 
@@ -243,7 +243,7 @@ def test_what_fails_here_backs_off_and_the_others_go_on() -> None:
 def test_out_of_range_asks_for_the_offsets_first() -> None:
     fetcher, logs = made(2)
     out = PartitionAnswer(tp(0), 1)
-    work = fetcher.step(FetchAnswered(fetcher.next_request(0), answer(out, data(1))), 0)
+    work = fetcher.step(FetchResponseReceived(fetcher.next_request(0), answer(out, data(1))), 0)
     assert work[0] == (tp(0), (ListOffsets(),))
     perform(logs, work)
     request = fetcher.next_request(0)
@@ -261,7 +261,9 @@ def test_out_of_range_asks_for_the_offsets_first() -> None:
 
 def test_an_offsets_answer_that_leaves_one_out_is_asked_later() -> None:
     fetcher, _ = made(1)
-    fetcher.step(FetchAnswered(fetcher.next_request(0), answer(PartitionAnswer(tp(0), 1))), 0)
+    fetcher.step(
+        FetchResponseReceived(fetcher.next_request(0), answer(PartitionAnswer(tp(0), 1))), 0
+    )
     request = fetcher.next_request(0)
     assert fetcher.step(OffsetsListed(request, ()), 0) == ((tp(0), (Backoff(10, 7),)),)
     assert fetcher.next_request(9) is None
@@ -272,7 +274,8 @@ def test_an_offsets_answer_that_leaves_one_out_is_asked_later() -> None:
 def test_who_got_records_goes_to_the_end_of_the_line() -> None:
     fetcher, logs = made(3)
     perform(
-        logs, fetcher.step(FetchAnswered(fetcher.next_request(0), answer(data(0), session=0)), 0)
+        logs,
+        fetcher.step(FetchResponseReceived(fetcher.next_request(0), answer(data(0), session=0)), 0),
     )
     assert list(asked(fetcher.next_request(0))) == [1, 2, 0]
 
@@ -281,7 +284,9 @@ def test_another_epoch_of_the_same_leader() -> None:
     fetcher, logs = made(1)
     request = fetcher.next_request(0)
     fetcher.add(tp(0), TOPIC_ID, logs[0], 5)
-    assert fetcher.step(FetchAnswered(request, answer(data(0))), 0) == (), "it was of epoch 4"
+    assert fetcher.step(FetchResponseReceived(request, answer(data(0))), 0) == (), (
+        "it was of epoch 4"
+    )
     assert fetcher.next_request(0).partitions[0].leader_epoch == 5
 
 
@@ -296,7 +301,7 @@ def test_new_partitions_do_not_wait_behind_a_request_that_the_leader_holds() -> 
     assert fetcher.impatient_at_ms == NEVER
     request = fetcher.next_request(120)
     assert (request.session_epoch, asked(request)) == (0, {0: 0, 5: 0, 6: 0})
-    assert fetcher.step(FetchAnswered(held, answer(data(0))), 120) == ()
+    assert fetcher.step(FetchResponseReceived(held, answer(data(0))), 120) == ()
 
 
 # Throttles (KIP-73).
@@ -309,12 +314,12 @@ def test_a_throttled_partition_out_of_sync_waits_for_its_rate() -> None:
     logs.extend([FakeLog()] * 9)
     request = fetcher.next_request(0)
     assert asked(request) == {0: 0, 9: 0}
-    fetcher.step(FetchAnswered(request, answer(data(9, 5000, hw=9000))), 0)
+    fetcher.step(FetchResponseReceived(request, answer(data(9, 5000, hw=9000))), 0)
     request = fetcher.next_request(0)
     assert request.forgotten == ((tp(9), TOPIC_ID),)
-    fetcher.step(FetchAnswered(request, answer()), 0)
+    fetcher.step(FetchResponseReceived(request, answer()), 0)
     assert asked(fetcher.next_request(100)) == {}
-    fetcher.step(FetchAnswered(fetcher.in_flight, answer()), 12_000)
+    fetcher.step(FetchResponseReceived(fetcher.in_flight, answer()), 12_000)
     assert asked(fetcher.next_request(12_000)) == {9: 0}, "the window has passed"
 
 
@@ -323,7 +328,7 @@ def test_in_sync_or_unlisted_replicas_are_never_throttled() -> None:
     quota.record(10_000, 0)
     fetcher, logs = made(1, quota=quota)
     assert asked(fetcher.next_request(0)) == {0: 0}
-    fetcher.step(FetchAnswered(fetcher.in_flight, answer(PartitionAnswer(tp(0), 0, 0))), 0)
+    fetcher.step(FetchResponseReceived(fetcher.in_flight, answer(PartitionAnswer(tp(0), 0, 0))), 0)
     fetcher.set_throttled(tp(0), True)
     logs[0].log_end_offset = 1
     assert asked(fetcher.next_request(0)) == {0: 1}
@@ -346,10 +351,10 @@ def test_a_log_that_somebody_else_cut_is_asked_for_anew():
     log.log_end_offset = 21
     request = fetcher.next_request(0)
     assert asked(request) == {0: 21, 1: 0}
-    fetcher.step(FetchAnswered(request, answer()), 0)
+    fetcher.step(FetchResponseReceived(request, answer()), 0)
     log.log_end_offset = 3
     request = fetcher.next_request(0)
     assert asked(request) == {}, "nobody has told"
-    fetcher.step(FetchAnswered(request, answer()), 0)
+    fetcher.step(FetchResponseReceived(request, answer()), 0)
     fetcher.nudge(tp(0))
     assert asked(fetcher.next_request(0)) == {0: 3}

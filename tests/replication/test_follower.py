@@ -158,7 +158,7 @@ class Story:
                     int(given.get("start", -1)),
                     int(given.get("end", -1)),
                 )
-                effects = self.core.step(core.OffsetsAnswered(epoch, answer), at)
+                effects = self.core.step(core.OffsetsReceived(epoch, answer), at)
             case "failed":
                 error = CorruptMessage() if "crc" in words else KafkaStorageError()
                 effects = self.core.step(core.EffectFailed(error), at)

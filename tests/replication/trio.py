@@ -25,7 +25,7 @@ from kept.replication.fetch_messages import (
     PartitionAnswer,
     PartitionRequest,
 )
-from kept.replication.fetcher import FetchAnswered, FetcherCore, OffsetsListed
+from kept.replication.fetcher import FetcherCore, FetchResponseReceived, OffsetsListed
 from kept.replication.follower_replica import perform_all
 from kept.replication.partition import Partition
 from kept.storage import errors
@@ -174,7 +174,7 @@ class Node:
         if isinstance(request, OffsetsRequest):
             work = fetcher.step(OffsetsListed(request, answer), now_ms)
         else:
-            work = fetcher.step(FetchAnswered(request, answer), now_ms)
+            work = fetcher.step(FetchResponseReceived(request, answer), now_ms)
         perform_all(fetcher, work, {tp: self.partition for tp, _ in work}, now_ms, now_ms)
         fetcher.check_invariants()
         self.partition.check_invariants()

@@ -262,7 +262,7 @@ class World:
         if machine.follower.state is fol.State.LISTING_OFFSETS:
             answer = OffsetsAnswer(TP, 0, 0, leader.log_end_offset)
             epoch = machine.follower.leader_epoch
-            event = fol.OffsetsAnswered(epoch, answer)
+            event = fol.OffsetsReceived(epoch, answer)
             machine.follower_did(machine.follower.step(event, self.now_ms))
             return True
         asked = machine.fetch_request()

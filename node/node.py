@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from kept.cluster.controller.brokers import RegisterRequest
+from kept.cluster.controller.features import SUPPORTED
 from kept.cluster.metadata.records import ResourceType
 from kept.cluster.metadata.voters import Voter
 from kept.cluster.metadata.wal import NO_DIRECTORY
@@ -102,6 +103,7 @@ class Node:
             self.config.broker_rack,
             parts.log_dirs.clean_epoch,
             tuple(d.directory.directory_id for d in table.directories if d.offline is None),
+            SUPPORTED,
         )
 
     def _open_metadata(self) -> None:

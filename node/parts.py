@@ -337,6 +337,7 @@ class NodeParts:
             open_files=self.open_files,
             lease=self.lease,
             table=table,
+            metadata=metadata,
             produce=ProduceHandler(
                 table,
                 self.lease,

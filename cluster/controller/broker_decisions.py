@@ -11,7 +11,13 @@ from typing import ClassVar, Final
 
 from msgspec import Struct, field
 
-from kept.cluster.controller import brokers, partition_election, reassignment, unclean_recovery
+from kept.cluster.controller import (
+    brokers,
+    features,
+    partition_election,
+    reassignment,
+    unclean_recovery,
+)
 from kept.cluster.controller.heartbeats import PartitionKey
 from kept.cluster.controller.partition_election import unclean_allowed_by
 from kept.cluster.controller.unclean_recovery import Reports
@@ -90,6 +96,15 @@ class BalanceLeaders(Struct, frozen=True):
     broker_id: ClassVar[int] = -1
 
 
+class FinalizeFeatures(Struct, frozen=True):
+    """All registered brokers, by their epochs, serve these levels of features."""
+
+    name: ClassVar[str] = "finalize-features"
+    levels: Mapping[str, int]
+    brokers: Mapping[int, int]
+    broker_id: ClassVar[int] = -1
+
+
 Decision = (
     Fence
     | Unfence
@@ -99,6 +114,7 @@ Decision = (
     | ElectUnclean
     | FinishReassignments
     | BalanceLeaders
+    | FinalizeFeatures
 )
 
 
@@ -131,6 +147,11 @@ def decide(image: Image, decision: Decision) -> list[MetadataRecord]:
             return partition_election.elect_offline(image, unclean_allowed_by(image, default))
         case FinishReassignments():
             return reassignment.finish_reassignments(image)
+        case FinalizeFeatures(levels, served_by):
+            registered = {b: broker.broker_epoch for b, broker in image.brokers.items()}
+            if registered != served_by:
+                return []
+            return [*features.raise_levels(image, levels)]
         case BalanceLeaders(percentage):
             return partition_election.balance_preferred(
                 image, percentage=percentage, limit=MAX_PARTITIONS_PER_DECISION

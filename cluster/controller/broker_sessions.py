@@ -43,7 +43,13 @@ from uuid import UUID
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from kept.cluster.controller import brokers, partition_election, reassignment, unclean_recovery
+from kept.cluster.controller import (
+    brokers,
+    features,
+    partition_election,
+    reassignment,
+    unclean_recovery,
+)
 from kept.cluster.controller.broker_decisions import (
     MAX_PARTITIONS_PER_DECISION,
     BalanceLeaders,
@@ -51,6 +57,7 @@ from kept.cluster.controller.broker_decisions import (
     Decision,
     ElectUnclean,
     Fence,
+    FinalizeFeatures,
     FinishReassignments,
     Recover,
     ShutDown,
@@ -230,6 +237,7 @@ class _Session:
     last_contact_ms: int
     unfence_at: int
     applied_index: int = -1
+    features: tuple[features.Feature, ...] = ()
     connected: bool = False
     contacted: bool = False  # a heartbeat of this process arrived in this controller's time
     dead: str = ""  # the evidence of its death
@@ -381,7 +389,9 @@ class BrokerSessions:
         session.applied_index = max(session.applied_index, beat.applied_index)
         session.wants_shutdown = beat.wants_shutdown
         self._probe_concluded(beat.broker_id)
+        session.features = beat.features
         self._record_reports(beat)
+        self._finalize_features()
         broker = self.image.brokers[beat.broker_id]
         may_stop = False
         if broker.fenced:
@@ -394,6 +404,15 @@ class BrokerSessions:
         elif beat.wants_shutdown:
             may_stop = self._shut_down(broker, session)
         self._effects.append(HeartbeatReply(broker.fenced, may_stop, self.image.index))
+
+    def _finalize_features(self) -> None:
+        """Once every registered broker has said what it serves."""
+        sessions = self._sessions
+        if all(session.contacted for session in sessions.values()):
+            levels = features.common(session.features for session in sessions.values())
+            if features.raise_levels(self.image, levels):
+                epochs = {b: session.broker_epoch for b, session in sessions.items()}
+                self._decide(FinalizeFeatures(levels, epochs), str(levels))
 
     def _probed(self, event: Probed) -> None:
         broker_id, result = event.broker_id, event.result

@@ -14,6 +14,7 @@ from uuid import UUID
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kept.cluster.controller.features import Feature, missing
 from kept.cluster.controller.partition_election import (
     UncleanAllowed,
     active,
@@ -38,6 +39,7 @@ from kept.storage.errors import (
     InvalidRequest,
     InvariantViolation,
     StaleBrokerEpoch,
+    UnsupportedVersion,
 )
 from kept.storage.types import MAX_INT64
 
@@ -51,7 +53,8 @@ class RegisterRequest(Struct, frozen=True):
     ``clean_epoch``: the broker epoch of the process before, if all of its directories show that
     nothing which that one wrote was lost (it stopped cleanly, or was killed on a machine that runs
     still); -1 without proof. ``log_dirs``: the ids of its log directories, which it has
-    locked: two processes that name the same one are one after the other.
+    locked: two processes that name the same one are one after the other. ``features``: what it
+    serves.
     """
 
     broker_id: int
@@ -60,6 +63,7 @@ class RegisterRequest(Struct, frozen=True):
     rack: str | None = None
     clean_epoch: int = -1
     log_dirs: tuple[UUID, ...] = ()
+    features: tuple[Feature, ...] = ()
 
 
 def register_broker(
@@ -77,7 +81,8 @@ def register_broker(
     flushed (rule 33). With ``fenced`` False (a lone node) it takes part at once, and what has no
     leader gets one: each partition it leads has a new leader epoch. The same incarnation again
     changes nothing. Raises DuplicateBrokerRegistration while another one is alive
-    (``session_live``), InvalidRequest for an id that cannot be one.
+    (``session_live``), InvalidRequest for an id that cannot be one, UnsupportedVersion for a
+    process that does not serve a feature at its finalized level.
     """
     broker_id = registration.broker_id
     if broker_id < 0:
@@ -91,6 +96,11 @@ def register_broker(
                 f"a live broker is registered with id {broker_id}, at "
                 f"{address_of(known.endpoints)}: each needs its own node.id"
             )
+    if lacks := missing(image, registration.features):
+        raise UnsupportedVersion(
+            f"broker {broker_id} does not serve {', '.join(lacks)} at the level that this cluster "
+            "has finalized: run the version of kept that the other nodes run"
+        )
     record = BrokerRecord(
         broker_id,
         image.index + 1,

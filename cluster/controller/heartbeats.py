@@ -13,6 +13,8 @@ from uuid import UUID
 
 from msgspec import Struct
 
+from kept.cluster.controller.features import Feature
+
 MAX_LOGS_PER_HEARTBEAT: Final = 1000
 """Reports in one heartbeat: some 40 KB. What does not fit goes with the next one."""
 
@@ -54,6 +56,7 @@ class HeartbeatRequest(Struct, frozen=True):
     """A broker lives and has applied the metadata up to ``applied_index``.
 
     ``wants_fence``: its logs are not open yet. ``logs``: those that it was to report (rule 33).
+    ``features``: what it serves.
     """
 
     broker_id: int
@@ -62,6 +65,7 @@ class HeartbeatRequest(Struct, frozen=True):
     wants_fence: bool = False
     wants_shutdown: bool = False
     logs: tuple[ReplicaLog, ...] = ()
+    features: tuple[Feature, ...] = ()
 
 
 class HeartbeatReply(Struct, frozen=True):

@@ -13,19 +13,23 @@ What is advertised works (semantics.md, rule 39): a golden test compares version
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.wire import read_uvarint, skip_tags, uvarint
+from kept.cluster.controller.features import SUPPORTED, TRANSACTION_VERSION
 from kept.node.runtime import error_codes
 from kept.steps import Steps
 
 if TYPE_CHECKING:
     from uuid import UUID
+
+    from kept.cluster.metadata.image import Image
 
 PRODUCE: Final = ApiKey.PRODUCE
 FETCH: Final = ApiKey.FETCH
@@ -37,6 +41,8 @@ SOFTWARE_NAME: Final = re.compile(rb"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?"
 LONGEST_SOFTWARE_NAME: Final = 32_768
 """A string of Kafka's is 32,767 bytes at most; as a varint's value that is one more."""
 
+NO_LEVELS: Final[Mapping[str, int]] = {}
+
 Answer = Mapping[str, Any] | bytes | Awaitable[Any] | Steps[Any]
 """A response as values, one that is encoded already, or what comes to that: an awaitable, or the
 steps of a request of many entries (``kept.node.runtime.time_slices``)."""
@@ -45,6 +51,7 @@ steps of a request of many entries (``kept.node.runtime.time_slices``)."""
 class Api(NamedTuple):
     """One API: versions are inclusive; ``refused_below`` versions are advertised but not served.
 
+    ``max_before``: the newest version below level 2 of transaction.version, where that matters.
     ``handler`` is the module and class below ``kept.node.kafka.handlers`` whose method of the API's
     name serves it; empty where the connection does.
     """
@@ -55,6 +62,13 @@ class Api(NamedTuple):
     handler: str
     flexible_from: int
     refused_below: int = 0
+    max_before: int | None = None
+
+    def newest(self, levels: Mapping[str, int]) -> int:
+        """The newest version that is advertised at finalized ``levels`` of features."""
+        if self.max_before is None or levels.get(TRANSACTION_VERSION, 0) >= 2:
+            return self.max_version
+        return self.max_before
 
     @property
     def name(self) -> str:
@@ -196,28 +210,55 @@ def preload() -> None:
         import_module(f"kept.node.{name}")
 
 
-def _api_versions_body(version: int, error_code: int) -> bytes:
-    """ApiVersionsResponse. Features are absent: none of Kafka's finalized ones is served (rule
-    39).
+def _compact(text: str) -> bytes:
+    return uvarint(len(text) + 1) + text.encode()
+
+
+def _tag(number: int, body: bytes) -> bytes:
+    return uvarint(number) + uvarint(len(body)) + body
+
+
+def _features(version: int, levels: Mapping[str, int], epoch: int) -> bytes:
+    """The tagged fields: what this node supports (before v4 without what begins at 0, KIP-584), and
+    what is finalized, as known at ``epoch``.
     """
+    tags = []
+    if version >= 4 and SUPPORTED:
+        each = [
+            _compact(feature.name) + struct.pack(">hh", 0, feature.max_level) + b"\0"
+            for feature in SUPPORTED
+        ]
+        tags.append(_tag(0, uvarint(len(each) + 1) + b"".join(each)))
+    if levels:
+        each = [_compact(name) + struct.pack(">hh", at, at) + b"\0" for name, at in levels.items()]
+        tags.append(_tag(1, struct.pack(">q", epoch)))
+        tags.append(_tag(2, uvarint(len(each) + 1) + b"".join(each)))
+    return uvarint(len(tags)) + b"".join(tags)
+
+
+def _api_versions_body(
+    version: int, error_code: int, levels: Mapping[str, int] = NO_LEVELS, epoch: int = -1
+) -> bytes:
+    """ApiVersionsResponse."""
     flexible = version >= 3
     apis = served().values()
     out = bytearray(error_code.to_bytes(2, "big"))
     out += uvarint(len(apis) + 1) if flexible else len(apis).to_bytes(4, "big")
     for api in apis:
-        for value in (api.key, api.min_version, api.max_version):
+        for value in (api.key, api.min_version, api.newest(levels)):
             out += value.to_bytes(2, "big")
         if flexible:
             out += b"\0"
     if version >= 1:
         out += bytes(4)
     if flexible:
-        out += b"\0"
+        out += _features(version, levels, epoch)
     return bytes(out)
 
 
-def api_versions_response(version: int, body: memoryview) -> bytes:
-    """The answer to ApiVersions, in the version asked for.
+def api_versions_response(version: int, body: memoryview, image: Image) -> bytes:
+    """The answer to ApiVersions, in the version asked for, with the features of ``image``, whose
+    index is their epoch: producers look again at what is finalized when it has grown.
 
     An unknown version gets a v0 answer with UNSUPPORTED_VERSION (KIP-511), from which the client
     learns what to ask; an illegal software name or version gets INVALID_REQUEST.
@@ -234,9 +275,9 @@ def api_versions_response(version: int, body: memoryview) -> bytes:
                 return _api_versions_body(version, error_codes.INVALID_REQUEST)
             position += size - 1
         skip_tags(body, position)
-    return _answer(version)
+    return _answer(version, tuple(image.features.items()), image.index if image.features else -1)
 
 
-@cache
-def _answer(version: int) -> bytes:
-    return _api_versions_body(version, error_codes.NONE)
+@lru_cache(maxsize=8)
+def _answer(version: int, levels: tuple[tuple[str, int], ...], epoch: int) -> bytes:
+    return _api_versions_body(version, error_codes.NONE, dict(levels), epoch)

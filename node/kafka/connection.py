@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
     from kept.node.kafka.codec.produce import PlainRequest
     from kept.node.kafka.listener import HandedOver, Listener
+    from kept.node.metadata.metadata_log import Metadata
     from kept.node.metadata.serving_lease import ServingLease
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.counters import Counters
@@ -140,6 +141,7 @@ class ServerContext:
     open_files: OpenFiles
     lease: ServingLease
     table: ReplicaTable
+    metadata: Metadata
     produce: ProduceServer
     fetch: RequestServer
     messages: MessageServer
@@ -436,7 +438,9 @@ class Connection(asyncio.BufferedProtocol):
             if key == api.FETCH:
                 self.context.fetch.handle(self, version, correlation_id, frame, position)
             elif key == api.API_VERSIONS:
-                body = api.api_versions_response(version, frame[position:])
+                body = api.api_versions_response(
+                    version, frame[position:], self.context.metadata.image
+                )
                 self.reply([struct.pack(">ii", len(body) + 4, correlation_id) + body])
             else:
                 name = bytes(buffer[client_start:position]) if client >= 0 else None

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from kept.cluster.controller import broker_lifecycle
+from kept.cluster.controller import broker_lifecycle, features
 from kept.cluster.controller.broker_lifecycle import SUSPENDED, BrokerLifecycle, State
 from kept.cluster.controller.brokers import RegisterRequest
 from kept.cluster.controller.heartbeats import (
@@ -236,6 +236,7 @@ class BrokerLifecycleManager:
             wants_fence=effect.wants_fence,
             wants_shutdown=effect.wants_shutdown,
             logs=tuple(self._replicas.replica_logs(effect.report)),
+            features=features.SUPPORTED,
         )
         asked_at = self._runtime.loop.time()
         try:

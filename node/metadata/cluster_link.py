@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from kept.cluster.controller import brokers
+from kept.cluster.controller import brokers, features
 from kept.node.config import listeners
 from kept.node.metadata import directory_ids, quorum_check
 from kept.node.metadata.broker_lifecycle import BrokerLifecycleManager
@@ -132,7 +132,10 @@ class ClusterLink:
 
     def register_alone(self, registration: RegisterRequest) -> None:
         """A lone node takes part at once. Blocks."""
-        records = brokers.register_broker(self._metadata.image, registration, fenced=False)
+        image = self._metadata.image
+        records = brokers.register_broker(image, registration, fenced=False)
+        if image.brokers.keys() <= {registration.broker_id}:
+            records += features.raise_levels(image, features.common([features.SUPPORTED]))
         self._metadata.propose_now(records)
         broker = self._metadata.image.brokers[self._identity.node_id]
         self._identity.broker_epoch = broker.broker_epoch

@@ -5,6 +5,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kept.cluster.controller import partition_election, reassignment, topics
 from kept.cluster.controller.broker_decisions import Fence
@@ -25,12 +26,19 @@ from kept.cluster.controller.broker_sessions import (
     SettingsChanged,
 )
 from kept.cluster.controller.brokers import RegisterRequest, register_broker
+from kept.cluster.controller.features import Feature
 from kept.cluster.controller.heartbeats import HeartbeatReply, ReplicaLog
 from kept.cluster.controller.partition_election import alter_isr
 from kept.cluster.controller.topics import create_topic
 from kept.cluster.metadata.image import Image
-from kept.cluster.metadata.records import NO_LEADER
-from kept.storage.errors import BrokerIdNotRegistered, KeptError, NotController, StaleBrokerEpoch
+from kept.cluster.metadata.records import NO_LEADER, FeatureRecord
+from kept.storage.errors import (
+    BrokerIdNotRegistered,
+    KeptError,
+    NotController,
+    StaleBrokerEpoch,
+    UnsupportedVersion,
+)
 
 TOPIC = UUID(int=7)
 KEY = (TOPIC, 0)
@@ -554,3 +562,63 @@ def test_nobody_is_fenced_without_evidence_or_silence(history) -> None:
         newly = {n for n in (1, 2, 3) if c.fenced(n)} - before
         assert all(n in evidence or quiet[n] >= 9000 for n in newly)
         assert all(c.fenced(n) for n in quiet if quiet[n] > 9100)
+
+
+def serving(level):
+    return (Feature("transaction.version", level),)
+
+
+def test_a_feature_is_finalized_when_every_registered_broker_serves_it():
+    c = Controller()
+    c.heartbeat(1, features=serving(2))
+    c.heartbeat(2, features=serving(2))
+    assert c.image.features == {}
+    c.heartbeat(3, features=serving(1))
+    assert (c.image.features, c.made) == ({"transaction.version": 1}, ["finalize-features -1"])
+    c.heartbeat(3, features=serving(2))
+    assert c.image.features == {"transaction.version": 2}
+    c.heartbeat(3, features=serving(1))
+    assert c.image.features == {"transaction.version": 2}, "never lowered"
+
+
+def test_a_new_controller_waits_for_the_word_of_all_before_it_finalizes():
+    c = Controller()
+    c.heartbeat(1, features=serving(2))
+    c.heartbeat(2, features=serving(2))
+    c.step(Elected(c.image))
+    c.heartbeat(3, features=serving(2))
+    assert c.image.features == {}
+    c.heartbeat(1, features=serving(2))
+    c.heartbeat(2, features=serving(2))
+    assert c.image.features == {"transaction.version": 2}
+
+
+def test_a_broker_that_registers_before_the_decision_is_heard_first():
+    c = Controller(nodes=(1,))
+    c.held = []
+    c.heartbeat(1, features=serving(2))
+    (decision,) = c.held
+    c.held = None
+    c.register(2)
+    c.make(decision)
+    assert c.image.features == {}
+    c.heartbeat(2)
+    c.heartbeat(1, features=serving(2))
+    assert c.image.features == {}
+
+
+def test_the_first_broker_finalizes_before_it_takes_part():
+    c = Controller(nodes=())
+    c.register(1)
+    c.heartbeat(1, features=serving(2))
+    assert c.made == ["finalize-features -1", "unfence 1"]
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_who_does_not_serve_what_is_finalized_is_not_registered(level):
+    c = Controller()
+    c.apply([FeatureRecord("transaction.version", 2)])
+    who = RegisterRequest(4, UUID(int=4), (), features=serving(level)[: level + 1])
+    with pytest.raises(UnsupportedVersion, match=r"broker 4 does not serve transaction.version"):
+        register_broker(c.image, who)
+    assert register_broker(c.image, replace(who, features=serving(2)))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kept.cluster.controller.features import Feature
 from kept.cluster.controller.heartbeats import ReplicaLog
 from kept.cluster.metadata.records import Endpoint
 from kept.cluster.metadata.voters import Voter
@@ -65,8 +66,10 @@ CALL_VALUES = [
         3, ID, (Endpoint("PLAINTEXT", "PLAINTEXT", "h", 9092),), "rack", 77, (OTHER,)
     ),
     rpc.RegisterRequest(0, ID, (), None, -1, ()),
+    rpc.RegisterRequest(0, ID, (), None, -1, (), (Feature("transaction.version", 2),)),
     rpc.RegisterReply(5),
     rpc.HeartbeatRequest(3, 5, 90, True, True, (ReplicaLog(ID, 1, 2, -1, 0),)),
+    rpc.HeartbeatRequest(3, 5, 90, features=(Feature("transaction.version", 2), Feature("f", 0))),
     rpc.HeartbeatReply(True, True, 91),
     rpc.AlterPartitionsRequest(
         3, 5, (rpc.IsrChange(ID, 4, 2, 9, (rpc.IsrMember(3, 5), rpc.IsrMember(1, 2)), 1),)

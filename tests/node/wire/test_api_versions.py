@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from kept.client.protocol import messages as protocol
+from kept.cluster.controller.features import Feature
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.records import FeatureRecord
 from kept.node.kafka import api
 
 GOLDEN = json.loads(
@@ -61,6 +64,30 @@ def test_what_is_served_is_served_as_kafka_does(wire, version):
 def test_no_feature_is_claimed(wire, version):
     response = wire.ask(18, version, client_software_name="x", client_software_version="1.0")
     assert (response.supported_features, response.finalized_features) == ((), ())
+
+
+BARE = b"\2x\2y\0"
+"""A software name and version, without tags."""
+
+
+@pytest.mark.parametrize("version", range(5))
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_features_are_served_as_far_as_the_version_knows_them(monkeypatch, version, level):
+    monkeypatch.setattr(api, "SUPPORTED", (Feature("transaction.version", 2),))
+    api._answer.cache_clear()
+    image, _ = Image().apply([FeatureRecord("transaction.version", level)])
+    body = api.api_versions_response(version, memoryview(BARE), image)
+    api._answer.cache_clear()
+    _, response = protocol.decode_response(18, version, bytes(4) + body)
+    assert int(response.error_code) == 0
+    if version >= 3:
+        assert [(f.name, f.min_version, f.max_version) for f in response.supported_features] == [
+            ("transaction.version", 0, 2)
+        ] * (version >= 4)
+        assert [
+            (f.name, f.min_version_level, f.max_version_level) for f in response.finalized_features
+        ] == [("transaction.version", level, level)] * (level > 0)
+        assert response.finalized_features_epoch == (image.index if level else -1)
 
 
 def test_an_unknown_version_is_answered_in_version_0(wire):

@@ -20,7 +20,7 @@ from kept.node.compaction.dry_run import DryRuns
 from kept.node.compaction.lazy_cleaner import LazyCleaner
 from kept.node.config.live_config import LiveConfig
 from kept.node.controller.controller import Controller
-from kept.node.coordinator.groups.coordinator import Coordinator
+from kept.node.coordinator.sharding.shards import Coordinator
 from kept.node.grpc.lazy_server import LazyServer
 from kept.node.http.lazy_server import LazyHttpServer
 from kept.node.internode.hello import PREFACE

@@ -49,7 +49,7 @@ from kept.node.coordinator.groups.records import (
     OffsetCommitKey,
     OffsetCommitValue,
 )
-from kept.node.coordinator.groups.timers import (
+from kept.node.coordinator.sharding.timers import (
     ExpireOffsets,
     JoinDeadline,
     SessionExpiry,

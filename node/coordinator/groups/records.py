@@ -24,6 +24,7 @@ from typing import Final
 from msgspec import Struct
 
 from kept.node.runtime.message_reader import MessageReader
+from kept.node.runtime.message_writer import MessageWriter
 from kept.storage.errors import CorruptMessage
 
 OFFSET_COMMIT_LEGACY_KEY: Final = 0
@@ -157,66 +158,15 @@ def partition_for(group_id: str, partitions: int) -> int:
     return (0 if value == -(1 << 31) else abs(value)) % partitions
 
 
-class _Writer:
-    """Writes one key or value."""
-
-    __slots__ = ("flexible", "parts")
-
-    def __init__(self, version: int, flexible: bool = False) -> None:
-        self.parts: list[bytes] = [struct.pack(">h", version)]
-        self.flexible = flexible
-
-    def number(self, layout: str, value: int) -> None:
-        self.parts.append(struct.pack(layout, value))
-
-    def uvarint(self, value: int) -> None:
-        out = bytearray()
-        while value > 0x7F:
-            out.append(value & 0x7F | 0x80)
-            value >>= 7
-        out.append(value)
-        self.parts.append(bytes(out))
-
-    def string(self, text: str | None) -> None:
-        data = b"" if text is None else text.encode()
-        if self.flexible:
-            self.uvarint(0 if text is None else len(data) + 1)
-        else:
-            self.number(">h", -1 if text is None else len(data))
-        self.parts.append(data)
-
-    def blob(self, data: bytes) -> None:
-        self.count(len(data))
-        self.parts.append(data)
-
-    def count(self, size: int) -> None:
-        if self.flexible:
-            self.uvarint(size + 1)
-        else:
-            self.number(">i", size)
-
-    def tags(self, tags: dict[int, bytes] | None = None) -> None:
-        if not self.flexible:
-            return
-        self.uvarint(len(tags or {}))
-        for tag, data in sorted((tags or {}).items()):
-            self.uvarint(tag)
-            self.uvarint(len(data))
-            self.parts.append(data)
-
-    def done(self) -> bytes:
-        return b"".join(self.parts)
-
-
 def encode_key(key: Key) -> bytes:
     """A key as Kafka writes it: type 1 for offsets, 2 for groups."""
     if isinstance(key, OffsetCommitKey):
-        out = _Writer(OFFSET_COMMIT_KEY)
+        out = MessageWriter(OFFSET_COMMIT_KEY)
         out.string(key.group)
         out.string(key.topic)
         out.number(">i", key.partition)
     else:
-        out = _Writer(GROUP_METADATA_KEY)
+        out = MessageWriter(GROUP_METADATA_KEY)
         out.string(key.group)
     return out.done()
 
@@ -239,7 +189,7 @@ def encode_offset_commit(value: OffsetCommitValue, version: int | None = None) -
         version = (
             OFFSET_COMMIT_VALUE_VERSION_WITH_EXPIRY if expires else OFFSET_COMMIT_VALUE_VERSION
         )
-    out = _Writer(version, flexible=version >= FIRST_FLEXIBLE_VERSION)
+    out = MessageWriter(version, flexible=version >= FIRST_FLEXIBLE_VERSION)
     out.number(">q", value.offset)
     if version >= 3:
         out.number(">i", value.leader_epoch)
@@ -278,7 +228,7 @@ def encode_group_metadata(
     value: GroupMetadataValue, version: int = GROUP_METADATA_VALUE_VERSION
 ) -> bytes:
     """A group."""
-    out = _Writer(version, flexible=version >= FIRST_FLEXIBLE_VERSION)
+    out = MessageWriter(version, flexible=version >= FIRST_FLEXIBLE_VERSION)
     out.string(value.protocol_type)
     out.number(">i", value.generation)
     out.string(value.protocol)

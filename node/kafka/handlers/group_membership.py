@@ -24,7 +24,7 @@ from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
-    from kept.node.coordinator.groups.coordinator import Coordinator
+    from kept.node.coordinator.sharding.shards import Coordinator
     from kept.node.kafka.api import RequestContext
     from kept.node.kafka.topic_creation import TopicCreation
     from kept.node.metadata.address_book import AddressBook

@@ -17,16 +17,16 @@ from kio.schema.errors import ErrorCode
 
 from kept.client.protocol.messages import milliseconds
 from kept.node.coordinator.groups import events as ev
-from kept.node.coordinator.groups.leadership_check import still_leads
 from kept.node.coordinator.groups.records import NO_TOPIC_ID
-from kept.node.coordinator.groups.shard import group_error
+from kept.node.coordinator.sharding.leadership_check import still_leads
+from kept.node.coordinator.sharding.shard import group_error
 from kept.node.kafka.handlers.group_requests import Answer, submit
 from kept.storage.errors import KeptError, RetriableError
 
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import TopicImage
     from kept.node.config.live_config import LiveConfig
-    from kept.node.coordinator.groups.coordinator import Coordinator
+    from kept.node.coordinator.sharding.shards import Coordinator
     from kept.node.kafka.api import RequestContext
     from kept.node.kafka.fetch_sessions import FetchSessions
     from kept.node.metadata.cluster_link import ClusterLink

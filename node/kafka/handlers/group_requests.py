@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from kio.schema.errors import ErrorCode
 
-from kept.node.coordinator.groups.shard import group_error
+from kept.node.coordinator.sharding.shard import group_error
 from kept.node.runtime.logging import log
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
-    from kept.node.coordinator.groups.coordinator import Coordinator, MakeEvent
+    from kept.node.coordinator.sharding.shards import Coordinator, MakeEvent
     from kept.node.kafka.api import RequestContext
 
 Answer = dict[str, Any] | asyncio.Future[dict[str, Any]]

@@ -12,8 +12,8 @@ from kio.schema.errors import ErrorCode
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import PartitionRecord, RemoveTopicRecord, TopicRecord
 from kept.node.coordinator.groups import events as ev
-from kept.node.coordinator.groups.coordinator import Coordinator
 from kept.node.coordinator.groups.records import partition_for
+from kept.node.coordinator.sharding.shards import Coordinator
 from kept.node.kafka.api import RequestContext
 from kept.node.kafka.handlers.describe_groups import DescribeGroupsHandler
 from kept.node.kafka.handlers.group_membership import GroupMembershipHandler

@@ -17,16 +17,16 @@ from kio.schema.errors import ErrorCode
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import TopicRecord
 from kept.node.coordinator.groups import events as ev
-from kept.node.coordinator.groups import shard as shard_module
 from kept.node.coordinator.groups.core import GroupCore
-from kept.node.coordinator.groups.log_loader import LOAD_SLICE_BYTES, load, replay
 from kept.node.coordinator.groups.records import (
     GroupMetadataKey,
     GroupRecord,
     OffsetCommitKey,
     OffsetCommitValue,
 )
-from kept.node.coordinator.groups.shard import STALL_MS, Shard, group_error
+from kept.node.coordinator.sharding import shard as shard_module
+from kept.node.coordinator.sharding.log_loader import LOAD_SLICE_BYTES, load, replay
+from kept.node.coordinator.sharding.shard import STALL_MS, Shard, group_error
 from kept.node.metadata.leadership_barrier import LeadershipBarrier
 from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.runtime.runtime import Runtime

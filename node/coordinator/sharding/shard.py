@@ -17,9 +17,9 @@ from kio.schema.errors import ErrorCode
 
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.core import GroupCore
-from kept.node.coordinator.groups.log_loader import load
 from kept.node.coordinator.groups.memory_limit import GroupMemory
 from kept.node.coordinator.groups.records import NO_TOPIC_ID, GroupRecord
+from kept.node.coordinator.sharding.log_loader import load
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.runtime.error_codes import code_for
 from kept.node.runtime.logging import log

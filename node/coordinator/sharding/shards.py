@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.memory_limit import GroupMemory
 from kept.node.coordinator.groups.records import partition_for
-from kept.node.coordinator.groups.shard import Shard
+from kept.node.coordinator.sharding.shard import Shard
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.runtime.logging import log
 from kept.node.runtime.time_slices import ITEMS_PER_SLICE, Pace

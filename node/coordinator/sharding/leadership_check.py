@@ -22,7 +22,7 @@ from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 
 if TYPE_CHECKING:
     from kept.node.config.node_config import NodeConfig
-    from kept.node.coordinator.groups.shard import Shard
+    from kept.node.coordinator.sharding.shard import Shard
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.runtime.runtime import Runtime
 

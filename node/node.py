@@ -67,7 +67,7 @@ class Node:
                 parts.roles.serving = True
             await parts.replicas.start(parts.metadata.begin())
             parts.metadata.act(self._act_on)
-            parts.groups.start()
+            parts.groups.shards.start()
             if not self.config.alone and self.config.is_broker:
                 await parts.cluster_link.register(self._registration())
             for listener in parts.listeners:
@@ -188,7 +188,7 @@ class Node:
         await parts.grpc.stop()
         await parts.dirty_history.stop()
         await parts.cleaner.stop(parts.replicas.close_manifests)
-        await parts.groups.stop()
+        await parts.groups.shards.stop()
         # A lone node's decision ends first; others ask the next controller.
         async with parts.controller.turn if self.config.alone else nullcontext():
             for listener in parts.all_listeners:

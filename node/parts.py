@@ -20,7 +20,7 @@ from kept.node.compaction.dry_run import DryRuns
 from kept.node.compaction.lazy_cleaner import LazyCleaner
 from kept.node.config.live_config import LiveConfig
 from kept.node.controller.controller import Controller
-from kept.node.coordinator.sharding.shards import Coordinator
+from kept.node.coordinator.groups.coordinator import GroupCoordinator
 from kept.node.grpc.lazy_server import LazyServer
 from kept.node.http.lazy_server import LazyHttpServer
 from kept.node.internode.hello import PREFACE
@@ -244,7 +244,7 @@ class NodeParts:
     def _build_services(self, config: NodeConfig) -> None:
         """Whom it serves: clients, other nodes, operators."""
         live = self.live_config
-        self.groups = Coordinator(
+        self.groups = GroupCoordinator(
             runtime=self.runtime,
             config=live,
             metadata=self.metadata,
@@ -402,9 +402,9 @@ class NodeParts:
             self.controller.metadata_moved,
             self.readiness.moved,
         ]
-        self.replicas.on_gone += [self.cleaner.forget, self.groups.partition_gone]
+        self.replicas.on_gone += [self.cleaner.forget, self.groups.shards.partition_gone]
         self.replicas.on_directory_failed = self.readiness.moved
-        self.roles.on_roles_taken = self.groups.roles_taken
+        self.roles.on_roles_taken = self.groups.shards.roles_taken
         pulls = PullServer(self.runtime, self.table)
         for method, answer in (
             ("Forward", self.handlers.serve_forwarded),

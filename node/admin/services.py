@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kept.node.compaction.dry_run import DryRuns
     from kept.node.compaction.lazy_cleaner import LazyCleaner
     from kept.node.config.live_config import LiveConfig
-    from kept.node.coordinator.sharding.shards import Coordinator
+    from kept.node.coordinator.groups.coordinator import GroupCoordinator
     from kept.node.internode.peers import Peers
     from kept.node.kafka.forwarding_manager import ForwardingManager
     from kept.node.metadata.address_book import AddressBook
@@ -70,7 +70,7 @@ class AdminServices:
     cleaner: LazyCleaner
     dry_runs: DryRuns
     history: DirtyHistory
-    groups: Coordinator
+    groups: GroupCoordinator
 
     def __post_init__(self) -> None:
         self._build_cluster()

@@ -1,1 +1,1 @@
-"""Coordinators: consumer groups."""
+"""Coordinators, whose state is kept in internal topics: consumer groups."""

@@ -15,7 +15,7 @@ from kept.storage.errors import NotController
 if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
     from kept.node.controller.controller import Controller
-    from kept.node.coordinator.sharding.shards import Coordinator
+    from kept.node.coordinator.groups.coordinator import GroupCoordinator
     from kept.node.kafka.fetch_sessions import FetchSessions
     from kept.node.kafka.forwarding_manager import ForwardingManager
     from kept.node.kafka.metadata_changes import MetadataChanges
@@ -46,7 +46,7 @@ class Collaborators:
     controller: Controller
     table: ReplicaTable
     fetch_sessions: FetchSessions
-    groups: Coordinator
+    groups: GroupCoordinator
     producer_ids: ProducerIds
     changes: MetadataChanges
     topics: TopicCreation

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kept.cluster.metadata.records import PartitionRecord
     from kept.node.admin.compaction_status import CompactionStatus, CompactionView
     from kept.node.config.live_config import LiveConfig
-    from kept.node.coordinator.sharding.shards import Coordinator
+    from kept.node.coordinator.groups.coordinator import GroupCoordinator
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.replicas.replica_table import ReplicaTable
@@ -65,7 +65,7 @@ class Surveyor:
     metadata: Metadata
     table: ReplicaTable
     compaction: CompactionView
-    groups: Coordinator
+    groups: GroupCoordinator
 
     async def survey(self, pace: Pace) -> Survey:
         """Collect everything once; ``pace`` lets others run."""

@@ -1,11 +1,11 @@
 """The state machine of one partition of ``__consumer_offsets``: all its groups and their offsets.
 
-A :class:`kept.state_machine.StateMachine`; :attr:`GroupCore.next_deadline_ms` says when to call
+A :class:`~..sharding.core.ShardCore`; :attr:`GroupCore.next_deadline_ms` says when to call
 :meth:`GroupCore.tick` next. ``now_ms`` everywhere is a clock that never jumps, so that no session
 ends because somebody set the time; what goes into records is the wall clock, which the shell keeps
 as :attr:`GroupCore.wall_offset_ms`.
 
-Duties of the shell, in this order: carry out effects as they come; an :class:`~.events.Append` that
+Duties of the shell, in this order: carry out effects as they come; an Append that
 fails is followed at once by AppendRejected, before any other event; appends commit in their order.
 
 Kafka keeps a snapshot per log offset; we keep two offset stores, appended and committed, and undo
@@ -23,7 +23,7 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from kept.node.coordinator.groups import events as ev
-from kept.node.coordinator.groups.events import NO_ERROR, Append, Effect, Event, Note, Response
+from kept.node.coordinator.groups.events import NO_ERROR, Effect, Event, Note
 from kept.node.coordinator.groups.group import CLASSIC_GROUP_TYPE, DEAD_STATE, EMPTY, STABLE, Group
 from kept.node.coordinator.groups.join_group import GroupMembership
 from kept.node.coordinator.groups.memory_limit import GroupMemory, GroupTable, records_bytes
@@ -49,13 +49,21 @@ from kept.node.coordinator.groups.records import (
     OffsetCommitKey,
     OffsetCommitValue,
 )
-from kept.node.coordinator.sharding.timers import (
+from kept.node.coordinator.groups.timers import (
     ExpireOffsets,
     JoinDeadline,
     SessionExpiry,
     SyncDeadline,
-    Timers,
+    Timer,
 )
+from kept.node.coordinator.sharding.events import (
+    Append,
+    AppendCommitted,
+    AppendRejected,
+    AppendTimedOut,
+    Response,
+)
+from kept.node.coordinator.sharding.timers import Timers
 from kept.storage.errors import InvariantViolation
 
 EXPIRY_KEY: Final = ("expire-offsets",)
@@ -74,7 +82,7 @@ class GroupCore:
         self.appended = OffsetStore(self.memory)
         self.committed = OffsetStore(self.memory)
         self.transactions = OpenTransactions()
-        self.timers = Timers()
+        self.timers: Timers[Timer] = Timers()
         self.pending: dict[int, PendingAppend] = {}
         self._deferred: list[DeferredResponse] = []
         self._last_append = 0
@@ -121,11 +129,12 @@ class GroupCore:
         self._schedule_expiry()
         return self._drain_effects()
 
-    def restart_timeouts(self, now_ms: int) -> None:
+    def restart_timeouts(self, now_ms: int) -> tuple[Effect, ...]:
         """This process did not run for a while: timeouts of members begin anew."""
         self.now_ms = now_ms
         for group in self.groups.values():
             self.membership.restart_timeouts(group)
+        return self._drain_effects()
 
     def unload(self) -> tuple[Effect, ...]:
         """Another node leads the partition now: whoever waits gets NOT_COORDINATOR."""
@@ -171,11 +180,11 @@ class GroupCore:
                 self._delete_groups(event)
             case ev.TopicsDeleted():
                 self._offsets.topics_deleted(event)
-            case ev.AppendCommitted():
+            case AppendCommitted():
                 self._append_committed(event)
-            case ev.AppendRejected():
+            case AppendRejected():
                 self._append_rejected(event)
-            case ev.AppendTimedOut():
+            case AppendTimedOut():
                 self._append_timed_out(event)
         return self._drain_effects()
 
@@ -329,7 +338,7 @@ class GroupCore:
         self.memory.count_records(-pending.size_bytes)
         return pending
 
-    def _append_committed(self, event: ev.AppendCommitted) -> None:
+    def _append_committed(self, event: AppendCommitted) -> None:
         pending = self._pop_pending(event.append)
         for record in pending.records:
             key, value = record.key, record.value
@@ -340,7 +349,7 @@ class GroupCore:
         self._finish(pending, NO_ERROR)
         self._respond_committed()
 
-    def _append_rejected(self, event: ev.AppendRejected) -> None:
+    def _append_rejected(self, event: AppendRejected) -> None:
         pending = self._pop_pending(event.append)
         for key, before in reversed(pending.replaced):
             self.appended.put(key, before)
@@ -354,7 +363,7 @@ class GroupCore:
         self._fail_deferred(event.append, event.error)
         self._respond_committed()
 
-    def _append_timed_out(self, event: ev.AppendTimedOut) -> None:
+    def _append_timed_out(self, event: AppendTimedOut) -> None:
         pending = self.pending.get(event.append)
         if pending is not None:
             pending.late = event.error

@@ -13,7 +13,8 @@ from kio.schema.errors import ErrorCode
 from msgspec import Struct
 
 from kept.node.coordinator.groups.group import Protocols
-from kept.node.coordinator.groups.records import NO_TOPIC_ID, GroupRecord
+from kept.node.coordinator.groups.records import NO_TOPIC_ID
+from kept.node.coordinator.sharding.events import Append, AppendEvent, Response
 
 NO_ERROR: Final = ErrorCode.none
 UNKNOWN_MEMBER_ID: Final = ""
@@ -187,53 +188,13 @@ class TopicsDeleted(Struct, frozen=True):
     topics: tuple[tuple[str, uuid.UUID], ...]
 
 
-class AppendCommitted(Struct, frozen=True):
-    """The records of an :class:`Append` are safe."""
-
-    append: int
-
-
-class AppendRejected(Struct, frozen=True):
-    """The records of an :class:`Append` were not written, and are undone. Comes before any other
-    event after the Append.
-    """
-
-    append: int
-    error: ErrorCode
-
-
-class AppendTimedOut(Struct, frozen=True):
-    """The records were written but not committed in time (yet); the client gets ``error``."""
-
-    append: int
-    error: ErrorCode
-
-
 Event = (
     Join | JoinAbandoned | Sync | Heartbeat | Leave | CommitOffsets | FetchOffsets | DeleteOffsets
-    | DeleteGroups | TopicsDeleted | AppendCommitted | AppendRejected | AppendTimedOut
+    | DeleteGroups | TopicsDeleted | AppendEvent
 )  # fmt: skip
 
 
 # Effects.
-
-
-class Append(Struct, frozen=True):
-    """Append these records, then step one of the three Append events with this number.
-
-    ``atomic``: in one batch. The others may be spread over several.
-    """
-
-    append: int
-    records: tuple[GroupRecord, ...]
-    atomic: bool = True
-
-
-class Response(Struct, frozen=True):
-    """Respond to a request with one of the results below."""
-
-    request: int
-    result: Any
 
 
 class Note(Struct, frozen=True):

@@ -38,7 +38,7 @@ from kept.node.coordinator.groups.pending_append import (
     GroupCreation,
     StaticMemberReplacement,
 )
-from kept.node.coordinator.sharding.timers import JoinDeadline, SessionExpiry, SyncDeadline
+from kept.node.coordinator.groups.timers import JoinDeadline, SessionExpiry, SyncDeadline
 from kept.storage.errors import InvariantViolation
 
 if TYPE_CHECKING:

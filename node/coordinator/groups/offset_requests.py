@@ -33,6 +33,7 @@ from kept.node.coordinator.groups.records import (
     OffsetCommitValue,
     utf16_length,
 )
+from kept.node.coordinator.sharding.events import Response
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -99,7 +100,7 @@ class OffsetRequests:
         if group is None:
             core.groups[event.group] = Group(event.group)
         created = event.group if group is None else None
-        core.append(tuple(records), ev.Response(event.request, result), created=created)
+        core.append(tuple(records), Response(event.request, result), created=created)
 
     def _validate_commit(self, group: Group | None, event: ev.CommitOffsets) -> None:
         if group is None:
@@ -208,7 +209,7 @@ class OffsetRequests:
                     records.append(GroupRecord(key, None))
         result = ev.DeleteOffsetsResult(topics=tuple(topics))
         if records:
-            core.append(tuple(records), ev.Response(event.request, result))
+            core.append(tuple(records), Response(event.request, result))
         else:
             # An offset that is not there any more may have a tombstone that is not committed.
             core.respond_when_committed(event.request, result)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from kept.node.coordinator.groups import events as ev
+from kept.node.coordinator.sharding.events import Response
 
 if TYPE_CHECKING:
     from kio.schema.errors import ErrorCode
@@ -50,7 +51,7 @@ class Assignment(Struct, frozen=True):
     assignments: Mapping[str, bytes]
 
 
-Sequel = ev.Response | GroupCreation | StaticMemberReplacement | Assignment
+Sequel = Response | GroupCreation | StaticMemberReplacement | Assignment
 """A response becomes what :func:`~.events.failed` makes of it if the append fails."""
 
 

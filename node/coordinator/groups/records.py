@@ -17,7 +17,6 @@ as they are. See docs/formats/consumer-offsets.md. Source: the ``OffsetCommit*.j
 
 from __future__ import annotations
 
-import struct
 import uuid
 from typing import Final
 
@@ -137,25 +136,6 @@ class GroupRecord(Struct, frozen=True):
 def utf16_length(text: str) -> int:
     """Length as Java's ``String.length()`` counts: in UTF-16 units."""
     return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
-
-
-def java_hash(text: str) -> int:
-    """Java's ``String.hashCode()``: a signed int32 over the UTF-16 units."""
-    value = 0
-    units = text.encode("utf-16-le", "surrogatepass")
-    for (unit,) in struct.iter_unpack("<H", units):
-        value = (31 * value + unit) & 0xFFFFFFFF
-    return value - (1 << 32) if value >= 1 << 31 else value
-
-
-def partition_for(group_id: str, partitions: int) -> int:
-    """The partition of ``__consumer_offsets`` that holds a group, as every Kafka broker computes
-    it.
-
-    ``Utils.abs``: the smallest int32, whose absolute value is no int32, counts as 0.
-    """
-    value = java_hash(group_id)
-    return (0 if value == -(1 << 31) else abs(value)) % partitions
 
 
 def encode_key(key: Key) -> bytes:

@@ -18,8 +18,6 @@ import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
-
 if TYPE_CHECKING:
     from kept.node.config.node_config import NodeConfig
     from kept.node.coordinator.sharding.shard import Shard
@@ -43,13 +41,14 @@ async def still_leads(
     config: NodeConfig,
     metadata: Metadata,
     sessions: FollowerSessions,
-    shard: Shard,
+    shard: Shard[Any],
 ) -> bool:
     """Whether all in-sync replicas follow this node in the shard's epoch, as the module says."""
-    topic = metadata.image.topics.get(CONSUMER_OFFSETS)
+    name, number = shard.tp
+    topic = metadata.image.topics.get(name)
     if topic is None:
         return False
-    names = {(topic.topic_id.bytes, shard.number), (topic.name.encode(), shard.number)}
+    names = {(topic.topic_id.bytes, number), (name.encode(), number)}
     before = _fetches(sessions, shard, names)
     patience_s = FETCHES * config.replica_fetch_wait_max_ms / 1000 + SPARE_S
     deadline = runtime.loop.time() + patience_s
@@ -73,7 +72,7 @@ async def still_leads(
 
 
 def _fetches(
-    sessions: FollowerSessions, shard: Shard, names: set[tuple[bytes, int]]
+    sessions: FollowerSessions, shard: Shard[Any], names: set[tuple[bytes, int]]
 ) -> dict[int, tuple[int, int]]:
     """Follower -> (its session, its fetches in it), of those that follow in this epoch."""
     return {

@@ -1,4 +1,4 @@
-"""Reading a partition of ``__consumer_offsets`` into a core.
+"""Reading a partition of an internal topic into a core.
 
 Records of one slice are replayed at once, then the loop has its turn: a large partition takes as
 long as it takes, but no client of this node waits for more than a slice.
@@ -7,12 +7,10 @@ long as it takes, but no client of this node waits for more than a slice.
 from __future__ import annotations
 
 import asyncio
-import struct
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from kept.node.coordinator.groups.core import GroupCore
-from kept.node.coordinator.groups.records import decode_record
-from kept.storage.records import RecordColumns, headers, scan
+from kept.storage.records import BatchHeader, headers, scan
 
 if TYPE_CHECKING:
     from kept.replication.partition import Partition
@@ -22,11 +20,13 @@ LOAD_SLICE_BYTES: Final = 16 * 1024
 own. Kafka's ``offsets.load.buffer.size`` is larger, since a thread does it there."""
 MAX_INFLATED_BYTES: Final = 128 << 20
 """Inflated records of one batch: a group has thousands of members at most."""
-CONTROL_TYPE_COMMIT: Final = 1
+
+Replay = Callable[[BatchHeader, int, memoryview | None, memoryview | None], None]
+"""Given each record: its batch, offset, key, value; those of control batches, too."""
 
 
-async def load(partition: Partition, core: GroupCore) -> int:
-    """Replay what is committed in ``partition`` into ``core``; the number of records.
+async def load(partition: Partition, replay: Replay) -> int:
+    """Replay what is committed in ``partition``; the number of records.
 
     Raises DamagedData, CorruptMessage (records of a newer Kafka, or damaged ones),
     KafkaStorageError.
@@ -38,32 +38,15 @@ async def load(partition: Partition, core: GroupCore) -> int:
             break
         for _, header in headers(data):
             offset = max(offset, header.next_offset)
-        count += replay(data, core)
+        count += replay_batches(data, replay)
         await asyncio.sleep(0)
     return count
 
 
-def replay(data: bytes, core: GroupCore) -> int:
+def replay_batches(data: bytes, replay: Replay) -> int:
     """Replay whole batches; the number of records."""
     columns = scan(data, inflate_limit=MAX_INFLATED_BYTES)
     for index in range(columns.count):
         batch = columns.batches[columns.batch_index[index]]
-        key, value = _fields(columns, index)
-        if batch.is_control:
-            (kind,) = struct.unpack_from(">h", key or b"\0\0\xff\xff", 2)
-            core.end_transaction(batch.producer_id, is_commit=kind == CONTROL_TYPE_COMMIT)
-        elif key is not None:
-            record = decode_record(key, value)
-            if record is not None:
-                producer_id = batch.producer_id if batch.is_transactional else -1
-                core.replay(record, columns.offsets[index], producer_id)
+        replay(batch, columns.offsets[index], columns.key(index), columns.value(index))
     return columns.count
-
-
-def _fields(columns: RecordColumns, index: int) -> tuple[bytes | None, bytes | None]:
-    data = columns.data
-    key_start, key_length = columns.key_start[index], columns.key_length[index]
-    value_start, value_length = columns.value_start[index], columns.value_length[index]
-    key = None if key_length < 0 else bytes(data[key_start : key_start + key_length])
-    value = None if value_length < 0 else bytes(data[value_start : value_start + value_length])
-    return key, value

@@ -1,9 +1,13 @@
-"""The shell of one partition of ``__consumer_offsets``: performs the effects of its core.
+"""The shell of one partition of an internal topic: performs the effects of its core.
 
 Appends of one turn of the loop are staged as they come and written together at its end; the core
 gets an event when each is committed. A batch that cannot be staged is rejected at once. One that is
-not committed within ``offsets.commit.timeout.ms`` fails its request, and may still be committed. If
-the write itself fails, the log directory goes offline and this shard is unloaded.
+not committed in time fails its request, and may still be committed. If the write itself fails, the
+log directory goes offline and this shard is unloaded.
+
+It waits until the high watermark reaches the log end offset of the election: what an earlier leader
+acknowledged is below that, and may be above the high watermark of a follower. Then it reads the log
+in slices, so that the node goes on serving.
 """
 
 from __future__ import annotations
@@ -11,16 +15,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from kio.schema.errors import ErrorCode
 
-from kept.node.coordinator.groups import events as ev
-from kept.node.coordinator.groups.core import GroupCore
-from kept.node.coordinator.groups.memory_limit import GroupMemory
-from kept.node.coordinator.groups.records import NO_TOPIC_ID, GroupRecord
+from kept.node.coordinator.sharding.core import ShardCore
+from kept.node.coordinator.sharding.events import (
+    Append,
+    AppendCommitted,
+    AppendRejected,
+    AppendTimedOut,
+    Response,
+)
 from kept.node.coordinator.sharding.log_loader import load
-from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.runtime.error_codes import code_for
 from kept.node.runtime.logging import log
 from kept.storage.errors import (
@@ -30,25 +37,17 @@ from kept.storage.errors import (
     RequestTimedOut,
 )
 from kept.storage.records import build_batch, check
-from kept.storage.types import Codec
 
 if TYPE_CHECKING:
-    import uuid
-
-    from kept.node.config.live_config import LiveConfig
-    from kept.node.metadata.leadership_barrier import LeadershipBarrier
-    from kept.node.metadata.metadata_log import Metadata
     from kept.node.replicas.local_replica import LocalReplica
     from kept.node.runtime.runtime import Runtime
+    from kept.storage.records import BatchHeader
+    from kept.storage.types import TopicPartition
 
 PART_BYTES: Final = 256 * 1024
 """Size of the batches over which tombstones are spread that need not be in one."""
 RECORD_OVERHEAD_BYTES: Final = 32
 """More than a record's framing takes."""
-BARRIER_RETRY_S: Final = 0.5
-"""Between two questions to the controller whether the image is whole."""
-NOISE_INTERVAL_MS: Final = 10_000
-"""At most one line about requests refused for memory in this time."""
 STALL_MS: Final = 1_000
 """A timer that is later than that is late because this process stood still."""
 
@@ -63,40 +62,76 @@ _TRANSLATED: Final = {
     ErrorCode.record_list_too_large: ErrorCode.unknown_server_error,
     ErrorCode.invalid_record: ErrorCode.unknown_server_error,
 }
-"""What a failed append means to the clients of a group, who know nothing of its log."""
+"""What a failed append means to the clients of a coordinator, who know nothing of its log."""
+
+Core = TypeVar("Core", bound=ShardCore[Any, Any])
+MakeEvent = Callable[[int], Any]
+"""Makes the event of a request from the number that the shard gives it."""
 
 
-def group_error(error: BaseException) -> ErrorCode:
-    """The code that a group's client gets for a failed append."""
+class CoordinatorKind(Protocol[Core]):
+    """What one kind of coordinator adds to the shells of its shards."""
+
+    @property
+    def topic(self) -> str:
+        """The internal topic."""
+        ...
+
+    def new_core(self) -> Core:
+        """A core without records."""
+        ...
+
+    def commit_timeout_ms(self) -> int:
+        """How long a request waits for its records to be committed."""
+        ...
+
+    def replay(
+        self,
+        core: Core,
+        batch: BatchHeader,
+        offset: int,
+        key: memoryview | None,
+        value: memoryview | None,
+    ) -> None:
+        """Apply one record of the log. Raises CorruptMessage."""
+        ...
+
+    async def prepare(self, shard: Shard[Core]) -> None:
+        """All is replayed: return when the shard may serve. Not called for an empty log."""
+        ...
+
+    def first_events(self, shard: Shard[Core]) -> Iterable[Any]:
+        """What the core gets before any other event, when it serves."""
+        ...
+
+    def perform(self, shard: Shard[Core], effect: Any) -> None:
+        """Carry out an effect that is neither Append nor Response."""
+        ...
+
+
+def coordinator_error(error: BaseException) -> ErrorCode:
+    """The code that a coordinator's client gets for a failed append."""
     code = ErrorCode(code_for(error))
     return _TRANSLATED.get(code, code)
 
 
-class Shard:
+class Shard(Generic[Core]):
     """A core with its log, timers and pending requests. ``failed`` says why it could not load."""
 
     def __init__(
         self,
-        *,
         runtime: Runtime,
-        config: LiveConfig,
-        metadata: Metadata,
-        barrier: LeadershipBarrier,
-        number: int,
+        kind: CoordinatorKind[Core],
+        tp: TopicPartition,
         hosted: LocalReplica,
         leader_epoch: int,
-        settings: ev.GroupSettings,
-        memory: GroupMemory | None = None,
     ) -> None:
         self._runtime = runtime
-        self._config = config
-        self._metadata = metadata
-        self._barrier = barrier
-        self.number = number
+        self._kind = kind
+        self.tp = tp
         self._hosted = hosted
         self.leader_epoch = leader_epoch
-        self.core = GroupCore(settings, memory)
-        self._quiet_until_ms = 0
+        self.core = kind.new_core()
         self.is_active = False
         self.failed: str | None = None
         self._loading: asyncio.Task[None] | None = None
@@ -109,8 +144,8 @@ class Shard:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_deadline_ms: int | None = None
         self._unloaded = False
-        self._deleted_while_loading: list[tuple[str, uuid.UUID]] = []
-        """Topics that were deleted while we were loading."""
+        self._held_back: list[Any] = []
+        """Events of the node that came while we were loading."""
 
     @property
     def leads(self) -> bool:
@@ -139,16 +174,15 @@ class Shard:
         partition = self._hosted.partition
         try:
             await self._await_committed(partition.epoch_start_offset)
-            count = await load(partition, self.core)
+            count = await load(partition, partial(self._kind.replay, self.core))
         except NotLeaderOrFollower as error:
             self.failed = str(error)
             return
         except KeptError as error:
             self.failed = str(error)
-            log.error("groups not loaded", partition=self.number, error=str(error))
+            log.error("coordinator not loaded", partition=str(self.tp), error=str(error))
             return
-        if self._deleted_topics():
-            await self._await_current_image()
+        await self._kind.prepare(self)
         if not self._unloaded:
             self._loaded(count, started)
 
@@ -170,48 +204,16 @@ class Shard:
         self._hosted.partition.when_committed(end_offset, resolve)
         await done
 
-    async def _await_current_image(self) -> None:
-        """A read barrier: return when this node has acted on all that was decided by now.
-
-        A topic that an older image lacks may have been made, or made again, since, and offsets of
-        it committed: they must not go. Nor may a namesake's offsets be shown meanwhile, so the
-        groups stay unloaded.
-        """
-        while True:
-            answer: asyncio.Future[bool] = self._runtime.loop.create_future()
-            self._barrier.confirm(partial(_resolve_once, answer))
-            if await answer:
-                return
-            await asyncio.sleep(BARRIER_RETRY_S)
-
     def _loaded(self, count: int, started_ms: int) -> None:
         now_ms = self._now_ms()
         self.is_active = True
         self._sync_clock(now_ms)
         self._perform(self.core.loaded(now_ms))
-        for topic in (*self._deleted_while_loading, *self._deleted_topics()):
-            self.topics_deleted([topic])
+        for event in (*self._held_back, *self._kind.first_events(self)):
+            self.step(event)
         if count:
-            log.info(
-                "groups loaded",
-                partition=self.number,
-                records=count,
-                groups=len(self.core.groups),
-                ms=now_ms - started_ms,
-            )
-
-    def _deleted_topics(self) -> set[tuple[str, uuid.UUID]]:
-        """Topics with offsets here that were deleted while nobody led this partition, as after a
-        failover: the image does not have them, or has them by another id.
-        """
-        topics = self._metadata.image.topics
-        deleted = set()
-        for key, stored in self.core.appended:
-            topic = topics.get(key.topic)
-            known = stored.value.topic_id
-            if topic is None or known not in (NO_TOPIC_ID, topic.topic_id):
-                deleted.add((key.topic, known))
-        return deleted
+            took_ms = now_ms - started_ms
+            log.info("coordinator loaded", partition=str(self.tp), records=count, ms=took_ms)
 
     def unload(self) -> None:
         """Write what is staged; pending requests get NOT_COORDINATOR."""
@@ -230,33 +232,36 @@ class Shard:
             handle.cancel()
         self._uncommitted.clear()
         for effect in self.core.unload():
-            if isinstance(effect, ev.Response):
+            if isinstance(effect, Response):
                 self._respond(effect)
+            elif not isinstance(effect, Append):
+                self._kind.perform(self, effect)
 
     # Events.
 
-    def submit(self, make_event: Callable[[int], ev.Event]) -> asyncio.Future[Any]:
+    def submit(self, make_event: MakeEvent) -> asyncio.Future[Any]:
         """Step an event for a request; the future is its result."""
         self._last_request += 1
         future: asyncio.Future[Any] = self._runtime.loop.create_future()
         self._requests[self._last_request] = future
-        self._step(make_event(self._last_request))
+        self.step(make_event(self._last_request))
         return future
 
-    def join_abandoned(self, group: str, future: asyncio.Future[Any]) -> None:
-        """The connection of a JoinGroup that waits for ``future`` is gone."""
+    def follow_up(self, future: asyncio.Future[Any], make_event: MakeEvent) -> None:
+        """Step an event about the request that waits for ``future``, if one does."""
         request = next((n for n, waiting in self._requests.items() if waiting is future), None)
         if request is not None:
-            self._step(ev.JoinAbandoned(group, request))
+            self.step(make_event(request))
 
-    def topics_deleted(self, topics: Iterable[tuple[str, uuid.UUID]]) -> None:
-        """Forget the offsets of topics that are gone."""
-        if not self.is_active:
-            self._deleted_while_loading += topics
-            return
-        self._step(ev.TopicsDeleted(tuple(topics)))
+    def notify(self, event: Any) -> None:
+        """Step an event of the node: now, or when the log is read."""
+        if self.is_active:
+            self.step(event)
+        elif not self._unloaded:
+            self._held_back.append(event)
 
-    def _step(self, event: ev.Event) -> None:
+    def step(self, event: Any) -> None:
+        """Step an event that concerns no request."""
         if self._unloaded:
             return
         now_ms = self._now_ms()
@@ -271,34 +276,22 @@ class Shard:
 
     # Effects.
 
-    def _perform(self, effects: tuple[ev.Effect, ...]) -> None:
+    def _perform(self, effects: tuple[Any, ...]) -> None:
         for effect in effects:
-            if isinstance(effect, ev.Response):
+            if isinstance(effect, Response):
                 self._respond(effect)
-            elif isinstance(effect, ev.Append):
+            elif isinstance(effect, Append):
                 self._append(effect)
-            elif isinstance(effect, ev.OutOfMemory):
-                self._refused_for_memory(effect)
             else:
-                log.info("group", group=effect.group, what=effect.text)
+                self._kind.perform(self, effect)
         self._schedule_tick()
 
-    def _refused_for_memory(self, effect: ev.OutOfMemory) -> None:
-        """Log it, at most once in :data:`NOISE_INTERVAL_MS`."""
-        now_ms = self._now_ms()
-        if now_ms >= self._quiet_until_ms:
-            self._quiet_until_ms = now_ms + NOISE_INTERVAL_MS
-            used = self.core.memory.used_bytes
-            log.warning(
-                "group request refused", group=effect.group, setting=effect.setting, used_bytes=used
-            )
-
-    def _respond(self, effect: ev.Response) -> None:
+    def _respond(self, effect: Response) -> None:
         future = self._requests.pop(effect.request, None)
         if future is not None and not future.done():
             future.set_result(effect.result)
 
-    def _append(self, effect: ev.Append) -> None:
+    def _append(self, effect: Append) -> None:
         """Stage an append; a refusal goes to the core before anything else does."""
         partition, rules = self._hosted.partition, self._hosted.rules
         wall_ms = self._runtime.now_ms()
@@ -306,22 +299,19 @@ class Shard:
         try:
             for part in _parts(effect):
                 records = [(wall_ms, key, value, ()) for key, value in part]
-                batch = build_batch(records, codec=self._codec)
+                batch = build_batch(
+                    records,
+                )
                 info = partition.append(check(batch, rules, wall_ms), wall_ms, acks=-1)
                 end_offset = info.last_offset + 1
         except KeptError as error:
-            code = group_error(error)
-            log.warning("group records not appended", partition=self.number, error=str(error))
-            self._step(ev.AppendRejected(effect.append, code))
+            log.warning("coordinator's records refused", partition=str(self.tp), error=str(error))
+            self.step(AppendRejected(effect.append, coordinator_error(error)))
             return
         self._staged.append((effect.append, end_offset))
         if not self._write_scheduled:
             self._write_scheduled = True
             self._runtime.loop.call_soon(self._write)
-
-    @property
-    def _codec(self) -> Codec:
-        return Codec(int(getattr(self._config.current, "offsets_topic_compression_codec", 0)))
 
     def _write(self) -> None:
         """Write what was staged in this turn, and wait for it to be committed."""
@@ -333,7 +323,7 @@ class Shard:
             self._hosted.partition.write()
         except KeptError as error:
             # The partition is offline now: nothing of this can be undone.
-            log.error("group records not written", partition=self.number, error=str(error))
+            log.error("coordinator's records lost", partition=str(self.tp), error=str(error))
             self.failed = str(error)
             self.unload()
             return
@@ -354,8 +344,8 @@ class Shard:
                 self._append_committed(append)
 
         if self._hosted.partition.high_watermark < end_offset or self._hosted.sync:
-            timeout_s = self._config.current.offsets_commit_timeout_ms / 1000
-            late = RequestTimedOut(f"{CONSUMER_OFFSETS}-{self.number}: not committed in time")
+            timeout_s = self._kind.commit_timeout_ms() / 1000
+            late = RequestTimedOut(f"{self.tp}: not committed in time")
             self._uncommitted[append] = self._runtime.loop.call_later(
                 timeout_s, self._timed_out, append, late
             )
@@ -364,13 +354,13 @@ class Shard:
             self._hosted.flush(end_offset, step_done)
 
     def _timed_out(self, append: int, error: BaseException) -> None:
-        self._step(ev.AppendTimedOut(append, group_error(error)))
+        self.step(AppendTimedOut(append, coordinator_error(error)))
 
     def _append_committed(self, append: int) -> None:
         timer = self._uncommitted.pop(append, None)
         if timer is not None:
             timer.cancel()
-        self._step(ev.AppendCommitted(append))
+        self.step(AppendCommitted(append))
 
     # Timers.
 
@@ -393,28 +383,19 @@ class Shard:
         now_ms = self._now_ms()
         self._sync_clock(now_ms)
         if deadline_ms is not None and now_ms - deadline_ms > STALL_MS:
-            self.core.restart_timeouts(now_ms)
+            self._perform(self.core.restart_timeouts(now_ms))
         self._perform(self.core.tick(now_ms))
 
 
-def _resolve_once(future: asyncio.Future[bool], value: bool) -> None:
-    if not future.done():  # whoever waited may have gone
-        future.set_result(value)
-
-
-def _parts(effect: ev.Append) -> Iterable[list[tuple[bytes, bytes | None]]]:
+def _parts(effect: Append) -> Iterable[list[tuple[bytes, bytes | None]]]:
     """The records of each batch to append: all in one, or spread over several."""
     part: list[tuple[bytes, bytes | None]] = []
     size = 0
     for record in effect.records:
-        key, value = _encoded(record)
+        key, value = record.encode()
         if part and not effect.atomic and size > PART_BYTES:
             yield part
             part, size = [], 0
         part.append((key, value))
         size += len(key) + len(value or b"") + RECORD_OVERHEAD_BYTES
     yield part
-
-
-def _encoded(record: GroupRecord) -> tuple[bytes, bytes | None]:
-    return record.encode()

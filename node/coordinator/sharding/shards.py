@@ -1,49 +1,34 @@
-"""The shell of the group coordinator: one :class:`Shard` per partition of ``__consumer_offsets``.
+"""The shards of one internal topic that this node has: one for each partition that it leads.
 
-A shard is loaded when this node leads its partition. It waits until the high watermark reaches the
-log end offset of the election: what an earlier leader acknowledged is below that, and may be above
-the high watermark of a follower. Then it reads the log in slices, so that the node goes on serving;
-meanwhile requests for its groups get COORDINATOR_LOAD_IN_PROGRESS. Afterwards each request is an
-event. Records are appended with acks=all, those of one turn of the loop with one write, and
-responses are sent when the high watermark passes their records (and the fsync, with
-``flush.messages``). The shard is unloaded when the partition or its leadership goes; requests get
+A shard is loaded when this node leads its partition; meanwhile requests get
+COORDINATOR_LOAD_IN_PROGRESS. It is unloaded when the partition or its leadership goes: requests get
 NOT_COORDINATOR then, and also while this node may not act on what it leads (rule 35: the process
 did not run for a while, and others may lead by now).
 
 Kafka reads to the log end at once and answers from what it believes committed, so that for a
 moment after a failover a group may see offsets older than it was told were committed.
 
-Source: Kafka's ``GroupCoordinatorService`` and ``CoordinatorRuntime``.
+Source: Kafka's ``CoordinatorRuntime``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic
 
-from kept.node.coordinator.groups import events as ev
-from kept.node.coordinator.groups.memory_limit import GroupMemory
-from kept.node.coordinator.groups.records import partition_for
-from kept.node.coordinator.sharding.shard import Shard
-from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
+from kept.node.coordinator.sharding.partitioner import partition_for
+from kept.node.coordinator.sharding.shard import CoordinatorKind, Core, MakeEvent, Shard
 from kept.node.runtime.logging import log
-from kept.node.runtime.time_slices import ITEMS_PER_SLICE, Pace
-from kept.steps import Steps
+from kept.node.runtime.time_slices import Pace
 from kept.storage.errors import CoordinatorLoadInProgress, NotCoordinator
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import Delta, Image
-    from kept.node.config.live_config import LiveConfig
-    from kept.node.metadata.leadership_barrier import LeadershipBarrier
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.metadata.node_identity import NodeIdentity
-    from kept.node.replicas.local_replica import LocalReplica
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.runtime import Runtime
     from kept.replication.partition import Partition
@@ -52,23 +37,20 @@ FIND_WAIT_S: Final = 3.0
 """How long FindCoordinator waits for a partition that is being created or read: clients take
 seconds to come back after a refusal, and this is mostly a matter of milliseconds."""
 
-MakeEvent = Callable[[int], ev.Event]
-"""Makes the event of a request from the number that the shard gives it."""
-
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class Coordinator:
-    """The group coordinator of a node."""
+class Shards(Generic[Core]):
+    """The shards of ``kind``; a *key* is what a partition keeps: a group, a transactional id."""
 
     runtime: Runtime
-    config: LiveConfig
     metadata: Metadata
     identity: NodeIdentity
     table: ReplicaTable
-    barrier: LeadershipBarrier
+    kind: CoordinatorKind[Core]
 
     def __post_init__(self) -> None:
-        self._shards: dict[int, Shard] = {}
+        self._topic = self.kind.topic
+        self._shards: dict[int, Shard[Core]] = {}
         self._waiting: list[asyncio.Future[None]] = []
 
     # What the node calls.
@@ -89,22 +71,23 @@ class Coordinator:
         self._follow(image)
 
     def metadata_changed(self, image: Image, delta: Delta) -> None:
-        """Load and unload with leadership; forget the offsets of topics that are gone."""
-        touched = any(p.topic_partition.topic == CONSUMER_OFFSETS for p in delta.partitions)
-        gone = [(t.name, t.topic_id) for t in delta.topics_deleted]
-        if touched or any(name == CONSUMER_OFFSETS for name, _ in gone):
+        """Load and unload with leadership."""
+        touched = any(p.topic_partition.topic == self._topic for p in delta.partitions)
+        if touched or any(t.name == self._topic for t in delta.topics_deleted):
             self._follow(image)
-        if gone:
-            for shard in self._shards.values():
-                shard.topics_deleted(gone)
 
     def partition_gone(self, tp: TopicPartition, _: BaseException | None = None) -> None:
         """A partition was deleted or its directory failed."""
-        if tp.topic == CONSUMER_OFFSETS:
+        if tp.topic == self._topic:
             self._drop(tp.partition)
 
+    def notify(self, event: Any) -> None:
+        """Have every core step an event of the node."""
+        for shard in self._shards.values():
+            shard.notify(event)
+
     def _follow(self, image: Image) -> None:
-        topic = image.topics.get(CONSUMER_OFFSETS)
+        topic = image.topics.get(self._topic)
         records = () if topic is None else topic.partitions
         mine = {r.partition: r for r in records if r.leader == self.identity.node_id}
         for number in list(self._shards):
@@ -112,108 +95,86 @@ class Coordinator:
             if number not in mine or mine[number].leader_epoch != epoch:
                 self._drop(number)
         for number, record in mine.items():
-            hosted = self.table.hosted.get(TopicPartition(CONSUMER_OFFSETS, number))
+            tp = TopicPartition(self._topic, number)
+            hosted = self.table.hosted.get(tp)
             if hosted is None or number in self._shards:
                 continue
             if not _leads(hosted.partition, record.leader_epoch):
                 continue
-            shard = self._shard(number, hosted, record.leader_epoch)
+            shard = Shard(self.runtime, self.kind, tp, hosted, record.leader_epoch)
             self._shards[number] = shard
             shard.load(self._wake)
         self._wake()
-
-    @cached_property
-    def memory(self) -> GroupMemory:
-        """What the groups of all shards hold."""
-        return GroupMemory(self.settings().groups_max_bytes)
-
-    def _shard(self, number: int, hosted: LocalReplica, leader_epoch: int) -> Shard:
-        return Shard(
-            runtime=self.runtime,
-            config=self.config,
-            metadata=self.metadata,
-            barrier=self.barrier,
-            number=number,
-            hosted=hosted,
-            leader_epoch=leader_epoch,
-            settings=self.settings(),
-            memory=self.memory,
-        )
 
     def _drop(self, number: int) -> None:
         shard = self._shards.pop(number, None)
         if shard is not None:
             shard.unload()
 
-    def settings(self) -> ev.GroupSettings:
-        """The node's settings for groups."""
-        config = self.config.current
-        return ev.GroupSettings(
-            group_min_session_timeout_ms=config.group_min_session_timeout_ms,
-            group_max_session_timeout_ms=config.group_max_session_timeout_ms,
-            group_initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
-            group_max_size=config.group_max_size,
-            group_max_bytes=config.group_max_bytes,
-            groups_max_bytes=config.groups_max_bytes,
-            offset_metadata_max_bytes=config.offset_metadata_max_bytes,
-            offsets_retention_minutes=config.offsets_retention_minutes,
-            offsets_retention_check_interval_ms=config.offsets_retention_check_interval_ms,
-        )
-
     # What handlers call.
 
-    def shard(self, group: str) -> Shard:
-        """The shard of a group. Raises NotCoordinator, CoordinatorLoadInProgress."""
-        number = self.partition_of(group)
-        shard = None if number is None else self._shards.get(number)
+    def shard(self, key: str) -> Shard[Core]:
+        """The shard of a key. Raises NotCoordinator, CoordinatorLoadInProgress."""
+        number = self.partition_of(key)
+        if number is None:
+            raise NotCoordinator(f"there is no {self._topic} yet, so nobody coordinates {key!r}")
+        return self.shard_of_partition(number)
+
+    def shard_of_partition(self, number: int) -> Shard[Core]:
+        """The shard of a partition. Raises NotCoordinator, CoordinatorLoadInProgress."""
+        shard = self._shards.get(number)
+        tp = TopicPartition(self._topic, number)
         if shard is None:
-            if not self._needs_no_wait(group):
-                raise CoordinatorLoadInProgress(f"{CONSUMER_OFFSETS}-{number} is being opened")
-            raise NotCoordinator(f"this node does not coordinate group {group!r}")
+            if not self._needs_no_wait(number):
+                raise CoordinatorLoadInProgress(f"{tp} is being opened")
+            raise NotCoordinator(f"this node does not coordinate what is kept in {tp}")
         if shard.failed is not None:
-            raise NotCoordinator(f"{CONSUMER_OFFSETS}-{number}: {shard.failed}")
+            raise NotCoordinator(f"{tp}: {shard.failed}")
         if not shard.leads:
-            raise NotCoordinator(f"{CONSUMER_OFFSETS}-{number} may be led by another node")
+            raise NotCoordinator(f"{tp} may be led by another node")
         if not shard.is_active:
-            raise CoordinatorLoadInProgress(f"{CONSUMER_OFFSETS}-{number} is being read")
+            raise CoordinatorLoadInProgress(f"{tp} is being read")
         return shard
 
-    def submit(self, group: str, make_event: MakeEvent) -> asyncio.Future[Any]:
-        """A group's core steps an event. Raises NotCoordinator, CoordinatorLoadInProgress."""
-        return self.shard(group).submit(make_event)
+    def submit(self, key: str, make_event: MakeEvent) -> asyncio.Future[Any]:
+        """A key's core steps an event. Raises NotCoordinator, CoordinatorLoadInProgress."""
+        return self.shard(key).submit(make_event)
 
-    def join_abandoned(self, group: str, result: asyncio.Future[Any]) -> None:
-        """The connection is gone of a JoinGroup that waits for ``result``."""
-        number = self.partition_of(group)
+    def follow_up(self, key: str, result: asyncio.Future[Any], make_event: MakeEvent) -> None:
+        """A key's core steps an event about the request that waits for ``result``, if one does."""
+        number = self.partition_of(key)
         shard = None if number is None else self._shards.get(number)
         if shard is not None:
-            shard.join_abandoned(group, result)
+            shard.follow_up(result, make_event)
 
-    def partition_of(self, group: str) -> int | None:
-        """The partition that a group lives in; None while there is no ``__consumer_offsets``."""
-        topic = self.metadata.image.topics.get(CONSUMER_OFFSETS)
+    def partition_of(self, key: str) -> int | None:
+        """The partition that keeps a key; None while there is no topic."""
+        topic = self.metadata.image.topics.get(self._topic)
         if topic is None or not topic.partitions:
             return None
-        return partition_for(group, len(topic.partitions))
+        return partition_for(key, len(topic.partitions))
 
-    def leader_of(self, group: str) -> int | None:
-        """The broker that coordinates a group; None while there is none."""
-        number = self.partition_of(group)
-        if number is None:
-            return None
-        record = self.metadata.image.partition(CONSUMER_OFFSETS, number)
+    def leader_of(self, key: str) -> int | None:
+        """The broker that coordinates a key; None while there is none."""
+        number = self.partition_of(key)
+        return None if number is None else self._leader(number)
+
+    def _leader(self, number: int) -> int | None:
+        record = self.metadata.image.partition(self._topic, number)
         return None if record is None or record.leader < 0 else record.leader
 
-    async def wait_for(self, groups: Iterable[str]) -> None:
-        """Wait until groups that this node is to coordinate are served, but not for long."""
+    async def wait_for(self, keys: Iterable[str]) -> None:
+        """Wait until keys that this node is to coordinate are served, but not for long."""
         loop = self.runtime.loop
         deadline = loop.time() + FIND_WAIT_S
-        by_partition: dict[int | None, str] = {}
+        partitions: set[int] = set()
         pace = Pace()
-        for group in groups:
-            by_partition.setdefault(self.partition_of(group), group)
+        for key in keys:
+            number = self.partition_of(key)
+            if number is not None:
+                partitions.add(number)
             await pace.checkpoint()
-        while not all(map(self._needs_no_wait, by_partition.values())):
+        while not all(map(self._needs_no_wait, partitions)):
             waiting = loop.create_future()
             self._waiting.append(waiting)
             try:
@@ -222,15 +183,14 @@ class Coordinator:
             except TimeoutError:
                 return
 
-    def _needs_no_wait(self, group: str) -> bool:
+    def _needs_no_wait(self, number: int) -> bool:
         """Whether waiting would change nothing: it is served, or failed, or is another node's."""
-        number = self.partition_of(group)
-        if number is None or self.leader_of(group) != self.identity.node_id:
+        if self._leader(number) != self.identity.node_id:
             return True
         shard = self._shards.get(number)
         if shard is not None:
             return shard.is_active or shard.failed is not None
-        topic = self.table.by_name.get(CONSUMER_OFFSETS.encode())
+        topic = self.table.by_name.get(self._topic.encode())
         return topic is not None and number in topic.offline
 
     def _wake(self) -> None:
@@ -239,46 +199,23 @@ class Coordinator:
             if not future.done():
                 future.set_result(None)
 
-    def list_groups(
-        self, states: Collection[str] = (), types: Collection[str] = ()
-    ) -> Steps[list[ev.ListedGroup]]:
-        """Groups that this node coordinates, in one of the states and of one of the types, both in
-        lower case; none given: of all. Raises CoordinatorLoadInProgress.
+    def serving(self) -> Iterator[Shard[Core]]:
+        """Shards that are loaded."""
+        return (shard for shard in tuple(self._shards.values()) if shard.is_active)
+
+    def leading(self) -> Iterator[Shard[Core]]:
+        """Shards of all partitions that this node leads, without those that could not be read.
+        Raises CoordinatorLoadInProgress while one is being read.
         """
-        groups: list[ev.ListedGroup] = []
-        for shard in tuple(self._active_shards()):
-            listed = shard.core.list_groups(states, types)
-            while part := tuple(islice(listed, ITEMS_PER_SLICE)):
-                groups += part
-                yield
-        return groups
-
-    def describe(self, group: str) -> ev.DescribedGroup:
-        """A group in full. Raises NotCoordinator, CoordinatorLoadInProgress."""
-        return self.shard(group).core.describe(group)
-
-    def committed(self) -> Iterator[tuple[str, str, int, int]]:
-        """(group, topic, partition, offset) of every committed offset here: for metrics."""
-        for shard in self._shards.values():
-            if shard.is_active:
-                for key, stored in shard.core.committed:
-                    yield key.group, key.topic, key.partition, stored.value.offset
-
-    def _active_shards(self) -> Iterator[Shard]:
-        for number, shard in self._shards.items():
+        for shard in tuple(self._shards.values()):
             if shard.failed is not None:
-                log.warning("groups of a partition are missing", partition=number, why=shard.failed)
+                log.warning("no coordinator", partition=str(shard.tp), why=shard.failed)
             elif not shard.leads:
                 continue
             elif not shard.is_active:
-                raise CoordinatorLoadInProgress(f"{CONSUMER_OFFSETS}-{number} is being read")
+                raise CoordinatorLoadInProgress(f"{shard.tp} is being read")
             else:
                 yield shard
-
-    @staticmethod
-    def new_uuid() -> str:
-        """Fresh text for a member id."""
-        return str(uuid.uuid4())
 
 
 def _leads(partition: Partition, leader_epoch: int) -> bool:

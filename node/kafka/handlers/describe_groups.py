@@ -10,15 +10,16 @@ from kio.schema.errors import ErrorCode
 
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.group import DEAD_STATE
-from kept.node.coordinator.sharding.shard import group_error
+from kept.node.coordinator.sharding.shard import coordinator_error
 from kept.node.kafka.handlers.group_requests import Answer
 from kept.node.runtime.error_codes import shortened
 from kept.node.runtime.time_slices import ITEMS_PER_SLICE
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
-    from kept.node.coordinator.sharding.shard import Shard
-    from kept.node.coordinator.sharding.shards import Coordinator, MakeEvent
+    from kept.node.coordinator.groups.coordinator import GroupCoordinator
+    from kept.node.coordinator.groups.core import GroupCore
+    from kept.node.coordinator.sharding.shard import MakeEvent, Shard
     from kept.node.kafka.api import RequestContext
     from kept.steps import Steps
 
@@ -35,7 +36,7 @@ there is no authorizer."""
 class DescribeGroupsHandler:
     """Groups as a whole."""
 
-    groups: Coordinator
+    groups: GroupCoordinator
 
     def describe_groups(self, ctx: RequestContext, request: Any) -> Steps[Answer]:
         """Groups with their members."""
@@ -54,7 +55,7 @@ class DescribeGroupsHandler:
         try:
             group = self.groups.describe(group_id)
         except KeptError as refusal:
-            error, message = group_error(refusal), shortened(str(refusal))
+            error, message = coordinator_error(refusal), shortened(str(refusal))
             group = ev.DescribedGroup(group_id, "")
         if group.state == DEAD_STATE and ctx.api_version >= NOT_FOUND_FROM:
             error, message = ErrorCode.group_id_not_found, shortened(f"Group {group_id} not found.")
@@ -88,7 +89,7 @@ class DescribeGroupsHandler:
         try:
             listed = yield from self.groups.list_groups(states, types)
         except KeptError as refusal:
-            return {"error_code": group_error(refusal), "groups": ()}
+            return {"error_code": coordinator_error(refusal), "groups": ()}
         groups = []
         for number, g in enumerate(listed):
             if number % ITEMS_PER_SLICE == 0:
@@ -105,14 +106,14 @@ class DescribeGroupsHandler:
 
     def delete_groups(self, _ctx: RequestContext, request: Any) -> Steps[Answer]:
         """Delete groups that have no members, with their offsets."""
-        by_shard: dict[Shard, list[str]] = {}
+        by_shard: dict[Shard[GroupCore], list[str]] = {}
         refused: list[tuple[str, ErrorCode]] = []
         for group in dict.fromkeys(request.groups_names):
             yield
             try:
-                by_shard.setdefault(self.groups.shard(group), []).append(group)
+                by_shard.setdefault(self.groups.shards.shard(group), []).append(group)
             except KeptError as refusal:
-                refused.append((group, group_error(refusal)))
+                refused.append((group, coordinator_error(refusal)))
         results = []
         for shard, groups in by_shard.items():
             for begin in range(0, len(groups), GROUPS_PER_DELETION):

@@ -8,6 +8,7 @@ log it).
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +25,7 @@ from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
-    from kept.node.coordinator.sharding.shards import Coordinator
+    from kept.node.coordinator.groups.coordinator import GroupCoordinator
     from kept.node.kafka.api import RequestContext
     from kept.node.kafka.topic_creation import TopicCreation
     from kept.node.metadata.address_book import AddressBook
@@ -57,7 +58,7 @@ class GroupMembershipHandler:
     config: LiveConfig
     metadata: Metadata
     addresses: AddressBook
-    groups: Coordinator
+    groups: GroupCoordinator
     topics: TopicCreation
 
     async def find_coordinator(self, ctx: RequestContext, request: Any) -> dict[str, Any]:
@@ -71,7 +72,7 @@ class GroupMembershipHandler:
             coordinators = [(code, why, NO_NODE)] * len(keys)
         else:
             await self._ensure_topic()
-            await self.groups.wait_for(keys)
+            await self.groups.shards.wait_for(keys)
             coordinators, pace = [], Pace()
             for key in keys:
                 coordinators.append(self._coordinator(ctx, key))
@@ -98,7 +99,7 @@ class GroupMembershipHandler:
     def _coordinator(
         self, ctx: RequestContext, group: str
     ) -> tuple[ErrorCode, str, dict[str, Any]]:
-        leader = self.groups.leader_of(group)
+        leader = self.groups.shards.leader_of(group)
         endpoint = None if leader is None else self.addresses.broker(leader, ctx.listener_name)
         if leader is None or endpoint is None:
             why = f"{CONSUMER_OFFSETS} has no leader for group {group!r}"
@@ -131,14 +132,16 @@ class GroupMembershipHandler:
             return ev.Join(
                 number, request.group_id, request.member_id, ctx.client_id or "",
                 f"/{ctx.client_host}", session_ms, rebalance_ms, request.protocol_type, protocols,
-                groups.new_uuid(), instance,
+                str(uuid.uuid4()), instance,
                 requires_known_member_id=version >= 4, supports_skipping_assignment=version >= 9,
             )  # fmt: skip
 
         def given_up(result: Any) -> None:
             groups.join_abandoned(request.group_id, result)
 
-        return submit(self.groups, ctx, request.group_id, event, answer, refuse, given_up=given_up)
+        return submit(
+            self.groups.shards, ctx, request.group_id, event, answer, refuse, given_up=given_up
+        )
 
     def sync_group(self, ctx: RequestContext, request: Any) -> Answer:
         """Assign partitions (the leader), or wait for one's part; it is in the log then."""
@@ -158,7 +161,7 @@ class GroupMembershipHandler:
                 assignments, getattr(request, "group_instance_id", None), protocol_type, protocol,
             )  # fmt: skip
 
-        return submit(self.groups, ctx, request.group_id, event, _synced, refuse)
+        return submit(self.groups.shards, ctx, request.group_id, event, _synced, refuse)
 
     def heartbeat(self, ctx: RequestContext, request: Any) -> Answer:
         """Stay a member; the error says when to rejoin."""
@@ -175,7 +178,12 @@ class GroupMembershipHandler:
             return {"error_code": ev.NO_ERROR if loading else error}
 
         return submit(
-            self.groups, ctx, request.group_id, event, lambda r: {"error_code": r.error}, refuse
+            self.groups.shards,
+            ctx,
+            request.group_id,
+            event,
+            lambda r: {"error_code": r.error},
+            refuse,
         )
 
     def leave_group(self, ctx: RequestContext, request: Any) -> Answer:
@@ -202,7 +210,7 @@ class GroupMembershipHandler:
             return ev.Leave(number, request.group_id, members)
 
         return submit(
-            self.groups,
+            self.groups.shards,
             ctx,
             request.group_id,
             event,

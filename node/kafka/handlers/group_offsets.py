@@ -19,14 +19,14 @@ from kept.client.protocol.messages import milliseconds
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.records import NO_TOPIC_ID
 from kept.node.coordinator.sharding.leadership_check import still_leads
-from kept.node.coordinator.sharding.shard import group_error
+from kept.node.coordinator.sharding.shard import coordinator_error
 from kept.node.kafka.handlers.group_requests import Answer, submit
 from kept.storage.errors import KeptError, RetriableError
 
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import TopicImage
     from kept.node.config.live_config import LiveConfig
-    from kept.node.coordinator.sharding.shards import Coordinator
+    from kept.node.coordinator.groups.coordinator import GroupCoordinator
     from kept.node.kafka.api import RequestContext
     from kept.node.kafka.fetch_sessions import FetchSessions
     from kept.node.metadata.cluster_link import ClusterLink
@@ -92,7 +92,7 @@ class GroupOffsetsHandler:
     metadata: Metadata
     cluster_link: ClusterLink
     fetch_sessions: FetchSessions
-    groups: Coordinator
+    groups: GroupCoordinator
 
     def _topic(self, ctx: RequestContext, topic: Any) -> tuple[str, uuid.UUID, TopicImage | None]:
         """(name, id, the topic) of a topic in a request; name empty for an unknown id."""
@@ -168,7 +168,9 @@ class GroupOffsetsHandler:
         def refuse(error: ErrorCode) -> dict[Any, Refused]:
             return answer(ev.CommitResult(error))
 
-        return submit(self.groups, ctx, request.group_id, event, answer, refuse, needs_name=False)
+        return submit(
+            self.groups.shards, ctx, request.group_id, event, answer, refuse, needs_name=False
+        )
 
     def offset_fetch(self, ctx: RequestContext, request: Any) -> Steps[Answer]:
         """Committed offsets of one group (up to v7) or several."""
@@ -235,7 +237,7 @@ class GroupOffsetsHandler:
         if group.topics is not None:
             return []
         try:
-            found = self.groups.shard(group.group_id).core.committed_of(group.group_id)
+            found = self.groups.shards.shard(group.group_id).core.committed_of(group.group_id)
         except KeptError:
             return []  # the group's core is asked nevertheless, and refused with the reason
         return [(name, tuple(partitions)) for name, partitions in found.items()]
@@ -253,16 +255,18 @@ class GroupOffsetsHandler:
             return ev.FetchOffsets(number, group.group_id, asked, stable)
 
         def asked_now() -> Answer:
-            return submit(self.groups, ctx, group.group_id, event, answer, refuse, needs_name=False)
+            return submit(
+                self.groups.shards, ctx, group.group_id, event, answer, refuse, needs_name=False
+            )
 
         if not self.cluster_link.may_be_fenced:
             return asked_now()
 
         async def asked_if_it_leads() -> dict[str, Any]:
             try:
-                shard = self.groups.shard(group.group_id)
+                shard = self.groups.shards.shard(group.group_id)
             except RetriableError as error:
-                return refuse(group_error(error))
+                return refuse(coordinator_error(error))
             config = self.config.current
             if not await still_leads(
                 self.runtime, config, self.metadata, self.fetch_sessions, shard
@@ -344,7 +348,7 @@ class GroupOffsetsHandler:
             return ev.DeleteOffsets(number, request.group_id, tuple(valid))
 
         return submit(
-            self.groups,
+            self.groups.shards,
             ctx,
             request.group_id,
             event,

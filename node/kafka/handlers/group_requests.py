@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from kio.schema.errors import ErrorCode
 
-from kept.node.coordinator.sharding.shard import group_error
+from kept.node.coordinator.sharding.shard import coordinator_error
 from kept.node.runtime.logging import log
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
-    from kept.node.coordinator.sharding.shards import Coordinator, MakeEvent
+    from kept.node.coordinator.sharding.shard import MakeEvent
+    from kept.node.coordinator.sharding.shards import Shards
     from kept.node.kafka.api import RequestContext
 
 Answer = dict[str, Any] | asyncio.Future[dict[str, Any]]
@@ -40,9 +41,9 @@ class Waiting:
 
 
 def submit(  # noqa: PLR0917
-    groups: Coordinator,
+    shards: Shards[Any],
     ctx: RequestContext,
-    group: str,
+    key: str,
     make_event: MakeEvent,
     answer: Callable[[Any], dict[str, Any]],
     refuse: Callable[[ErrorCode], dict[str, Any]],
@@ -56,14 +57,14 @@ def submit(  # noqa: PLR0917
     commits, fetches, descriptions. ``given_up`` is called with the result that was waited for when
     the connection goes before it is there.
     """
-    if needs_name and not group:
+    if needs_name and not key:
         return refuse(ErrorCode.invalid_group_id)
     try:
-        result = groups.submit(group, make_event)
+        result = shards.submit(key, make_event)
     except KeptError as error:
-        code = group_error(error)
+        code = coordinator_error(error)
         if code is ErrorCode.unknown_server_error:
-            log.exception("group request failed", error, group=group)
+            log.exception("request to a coordinator failed", error, key=key)
         return refuse(code)
     if given_up is not None and ctx.parked is not None and not result.done():
         parked, waiting = ctx.parked, Waiting(result, given_up)

@@ -24,6 +24,13 @@ from kept.node.coordinator.groups.records import (
     OffsetCommitKey,
     OffsetCommitValue,
 )
+from kept.node.coordinator.sharding.events import (
+    Append,
+    AppendCommitted,
+    AppendRejected,
+    AppendTimedOut,
+    Response,
+)
 
 TOPIC_IDS = {name: uuid.uuid5(uuid.NAMESPACE_DNS, name) for name in ("orders", "users")}
 
@@ -69,7 +76,7 @@ class History:
         self.uuid = 0
         self.hold = False
         self.log: list[GroupRecord] = []
-        self.held: list[ev.Append] = []
+        self.held: list[Append] = []
         self.lines: list[str] = []
         self.core = self._new_core()
 
@@ -87,7 +94,7 @@ class History:
     def _perform(self, effects: tuple[ev.Effect, ...]) -> None:
         for effect in effects:
             self.lines += describe(effect)
-            if isinstance(effect, ev.Append):
+            if isinstance(effect, Append):
                 self.held.append(effect)
                 if not self.hold:
                     self._commit_oldest()
@@ -95,7 +102,7 @@ class History:
     def _commit_oldest(self) -> None:
         append = self.held.pop(0)
         self.log += append.records
-        self._perform(self.core.step(ev.AppendCommitted(append.append), self.now))
+        self._perform(self.core.step(AppendCommitted(append.append), self.now))
 
     def _next_request(self) -> int:
         self.request += 1
@@ -171,7 +178,7 @@ class History:
         while self.now < until:
             self._perform(self.core.tick(self.now))
             responses = self.core.step(ev.Heartbeat(0, group, member, generation), self.now)
-            assert responses == (ev.Response(0, ev.HeartbeatResult()),)
+            assert responses == (Response(0, ev.HeartbeatResult()),)
             self.now += milliseconds("20m")
 
     def do_leave(self, words: Words) -> None:
@@ -251,11 +258,11 @@ class History:
     def do_reject(self, words: Words) -> None:
         append = self.held.pop()
         error = ErrorCode[words.words[1]]
-        self._perform(self.core.step(ev.AppendRejected(append.append, error), self.now))
+        self._perform(self.core.step(AppendRejected(append.append, error), self.now))
 
     def do_time(self, words: Words) -> None:
         error = ErrorCode[words.words[2]]
-        self._perform(self.core.step(ev.AppendTimedOut(self.held[0].append, error), self.now))
+        self._perform(self.core.step(AppendTimedOut(self.held[0].append, error), self.now))
 
     def do_list(self, words: Words) -> None:
         states, types = words.option("states", ""), words.option("types", "")
@@ -307,7 +314,7 @@ def reread(record: GroupRecord) -> GroupRecord:
 
 def describe(effect: ev.Effect) -> list[str]:
     """An effect as a line of a history."""
-    if isinstance(effect, ev.Append):
+    if isinstance(effect, Append):
         in_parts = not effect.atomic and len(effect.records) > 1
         kind = "append in parts" if in_parts else "append"
         return [f"{kind} {describe_record(record)}" for record in effect.records]

@@ -12,8 +12,8 @@ from kio.schema.errors import ErrorCode
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import PartitionRecord, RemoveTopicRecord, TopicRecord
 from kept.node.coordinator.groups import events as ev
-from kept.node.coordinator.groups.records import partition_for
-from kept.node.coordinator.sharding.shards import Coordinator
+from kept.node.coordinator.groups.coordinator import GroupCoordinator
+from kept.node.coordinator.sharding.partitioner import partition_for
 from kept.node.kafka.api import RequestContext
 from kept.node.kafka.handlers.describe_groups import DescribeGroupsHandler
 from kept.node.kafka.handlers.group_membership import GroupMembershipHandler
@@ -51,7 +51,7 @@ class FakeNode:
         self.runtime = Runtime(Disk())
         self.metadata = KnownMetadata()
         self.table = ReplicaTable()
-        self.groups = Coordinator(
+        self.groups = GroupCoordinator(
             runtime=self.runtime,
             config=live_config(offsets_commit_timeout_ms="60000"),
             metadata=cast("Any", self.metadata),
@@ -59,7 +59,7 @@ class FakeNode:
             table=self.table,
             barrier=confirming(self.runtime, self.metadata),
         )
-        self.groups.start()
+        self.groups.shards.start()
 
     @property
     def image(self) -> Image:
@@ -115,17 +115,17 @@ def group_in(number: int) -> str:
 
 def commit(node: FakeNode, group: str) -> asyncio.Future[Any]:
     topic = ev.CommitTopic("orders", uuid.UUID(int=9), (ev.CommitPartition(0, 5),))
-    return node.groups.submit(group, lambda n: ev.CommitOffsets(n, group, (topic,)))
+    return node.groups.shards.submit(group, lambda n: ev.CommitOffsets(n, group, (topic,)))
 
 
 @run
 async def test_without_the_topic_nobody_coordinates() -> None:
     node = FakeNode()
-    assert node.groups.leader_of("g") is None
+    assert node.groups.shards.leader_of("g") is None
     with pytest.raises(NotCoordinator):
-        node.groups.shard("g")
+        node.groups.shards.shard("g")
     assert finished(node.groups.list_groups()) == []
-    await node.groups.wait_for(["g"])
+    await node.groups.shards.wait_for(["g"])
 
 
 @run
@@ -135,8 +135,8 @@ async def test_what_is_being_opened_is_waited_for() -> None:
     node.apply(*node.created())
     group = group_in(2)
     with pytest.raises(CoordinatorLoadInProgress):
-        node.groups.shard(group)
-    waiting = asyncio.ensure_future(node.groups.wait_for([group]))
+        node.groups.shards.shard(group)
+    waiting = asyncio.ensure_future(node.groups.shards.wait_for([group]))
     await asyncio.sleep(0)
     assert not waiting.done()
     node.host(2)
@@ -153,7 +153,7 @@ async def test_what_is_being_read_is_in_progress() -> None:
     node.apply(*node.created())
     group = group_in(2)
     with pytest.raises(CoordinatorLoadInProgress):
-        node.groups.submit(group, lambda n: ev.Heartbeat(n, group, "m", 1))
+        node.groups.shards.submit(group, lambda n: ev.Heartbeat(n, group, "m", 1))
     request: Any = Given(group_id=group, generation_id=1, member_id="m")
     # Kafka lets members go on meanwhile.
     assert node.heartbeat(request) == {"error_code": ErrorCode.none}
@@ -161,7 +161,7 @@ async def test_what_is_being_read_is_in_progress() -> None:
     assert listed["error_code"] is ErrorCode.coordinator_load_in_progress
     described: Any = node.described(6, "describe_groups", Given(groups=[group]))
     assert described["groups"][0]["error_code"] is ErrorCode.coordinator_load_in_progress
-    await result(node.groups.wait_for([group]))
+    await result(node.groups.shards.wait_for([group]))
     assert node.groups.describe(group).state == "Dead"
 
 
@@ -169,9 +169,9 @@ async def test_what_is_being_read_is_in_progress() -> None:
 async def test_another_nodes_groups_are_refused() -> None:
     node = FakeNode()
     node.apply(*node.created(leader=1))
-    assert node.groups.leader_of("g") == 1
+    assert node.groups.shards.leader_of("g") == 1
     with pytest.raises(NotCoordinator):
-        node.groups.shard("g")
+        node.groups.shards.shard("g")
 
 
 @run
@@ -186,10 +186,10 @@ async def test_leadership_comes_and_goes() -> None:
     node.apply(partition_record(3, 1, 1))
     assert (await result(waiting)).error is ErrorCode.not_coordinator
     with pytest.raises(NotCoordinator):
-        node.groups.shard(group)
+        node.groups.shards.shard(group)
     partition.commit()
     node.apply(partition_record(3, ME, 2))
-    await result(node.groups.wait_for([group]))
+    await result(node.groups.shards.wait_for([group]))
     assert [g.group for g in finished(node.groups.list_groups())] == [group]
 
 
@@ -203,10 +203,10 @@ async def test_a_partition_is_not_read_before_it_is_led() -> None:
     node.apply(*node.created())
     group = group_in(2)
     with pytest.raises(CoordinatorLoadInProgress):
-        node.groups.shard(group)
+        node.groups.shards.shard(group)
     partition.is_leader, partition.leader_epoch = True, 0
-    node.groups.roles_taken(node.image)
-    await result(node.groups.wait_for([group]))
+    node.groups.shards.roles_taken(node.image)
+    await result(node.groups.shards.wait_for([group]))
     assert (await result(commit(node, group))).error is ErrorCode.none
 
 
@@ -220,10 +220,10 @@ async def test_a_node_that_stood_still_answers_for_no_group() -> None:
     assert (await result(commit(node, group))).error is ErrorCode.none
     partition.is_leader = False  # suspended
     with pytest.raises(NotCoordinator):
-        node.groups.shard(group)
+        node.groups.shards.shard(group)
     assert finished(node.groups.list_groups()) == []
     partition.is_leader = True
-    node.groups.roles_taken(node.image)
+    node.groups.shards.roles_taken(node.image)
     assert [g.group for g in finished(node.groups.list_groups())] == [group]
 
 
@@ -239,11 +239,11 @@ async def test_a_lost_partition_takes_its_groups_along() -> None:
     topic = LocalTopic(tp.topic, TOPIC, PARTITIONS)
     topic.offline[0] = "disk"
     node.table.by_name[tp.topic.encode()] = topic
-    node.groups.partition_gone(tp)
+    node.groups.shards.partition_gone(tp)
     assert (await result(waiting)).error is ErrorCode.not_coordinator
     with pytest.raises(NotCoordinator):
-        node.groups.shard(group)
-    await node.groups.wait_for([group])
+        node.groups.shards.shard(group)
+    await node.groups.shards.wait_for([group])
 
 
 @run
@@ -258,8 +258,8 @@ async def test_offsets_go_with_their_topic_and_groups_with_theirs() -> None:
     await turns()
     assert list(node.groups.committed()) == []
     node.apply(RemoveTopicRecord(TOPIC))
-    assert node.groups.leader_of(group) is None
-    await node.groups.stop()
+    assert node.groups.shards.leader_of(group) is None
+    await node.groups.shards.stop()
 
 
 @run
@@ -269,5 +269,5 @@ async def test_stopping_answers_those_who_wait() -> None:
         node.host(number).hold = True
     node.apply(*node.created())
     waiting = [commit(node, group_in(number)) for number in range(PARTITIONS)]
-    await node.groups.stop()
+    await node.groups.shards.stop()
     assert {(await result(w)).error for w in waiting} == {ErrorCode.not_coordinator}

@@ -13,6 +13,13 @@ from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.core import GroupCore
 from kept.node.coordinator.groups.group import Group
 from kept.node.coordinator.groups.memory_limit import GROUP_BYTES, GroupMemory, GroupTable
+from kept.node.coordinator.sharding.events import (
+    Append,
+    AppendCommitted,
+    AppendRejected,
+    AppendTimedOut,
+    Response,
+)
 
 TOPIC_ID = uuid.UUID(int=9)
 
@@ -32,10 +39,10 @@ class Shell:
     def carry_out(self, effects: tuple[ev.Effect, ...]) -> None:
         for effect in effects:
             match effect:
-                case ev.Response():
+                case Response():
                     self.answers[effect.request] = effect.result
-                case ev.Append() if not self.hold:
-                    self.step(ev.AppendCommitted(effect.append))
+                case Append() if not self.hold:
+                    self.step(AppendCommitted(effect.append))
                 case ev.OutOfMemory():
                     self.refusals.append(effect.setting)
         self.core.check_invariants()
@@ -75,8 +82,8 @@ class Shell:
         (answered,) = result.topics
         return [error.name for _, error in answered[2]]
 
-    def end_appends(self, end: Any = ev.AppendCommitted, *more: Any) -> None:
-        for append in sorted(self.core.pending, reverse=end is ev.AppendRejected):
+    def end_appends(self, end: Any = AppendCommitted, *more: Any) -> None:
+        for append in sorted(self.core.pending, reverse=end is AppendRejected):
             self.step(end(append, *more))
 
     @property
@@ -193,7 +200,7 @@ def test_an_assignment_is_kept_for_members_only() -> None:
     member = shell.answers[first].member
     wanted = ((member, b"mine"), ("nobody", bytes(5_000_000)))
     effects = shell.core.step(ev.Sync(900, "g", member, 1, wanted), shell.now_ms)
-    (append,) = [effect for effect in effects if isinstance(effect, ev.Append)]
+    (append,) = [effect for effect in effects if isinstance(effect, Append)]
     assert sum(len(record.encode()[1] or b"") for record in append.records) < 1000
     shell.carry_out(effects)
     assert shell.answers[900].assignment == b"mine"
@@ -247,7 +254,7 @@ def test_commits_that_wait_for_replicas_are_refused_above_the_limit() -> None:
     )
     assert shell.commit("new", 20) == ["coordinator_not_available"]
     assert "new" not in shell.core.groups
-    shell.end_appends(ev.AppendTimedOut, ErrorCode.coordinator_not_available)
+    shell.end_appends(AppendTimedOut, ErrorCode.coordinator_not_available)
     assert commit_until_refused(shell, "mine", 10) == 0, "what is late is held as before"
     shell.end_appends()
     assert shell.used == before
@@ -263,7 +270,7 @@ def test_records_that_wait_are_counted_out_when_they_fail_or_the_shard_goes(end:
     shell.join("c")
     assert memory.records_bytes > 20 * 512
     if end == "rejected":
-        shell.end_appends(ev.AppendRejected, ErrorCode.not_coordinator)
+        shell.end_appends(AppendRejected, ErrorCode.not_coordinator)
     else:
         shell.carry_out(shell.core.unload())
     assert memory.used_bytes == memory.records_bytes == 0
@@ -305,9 +312,9 @@ def test_what_goes_is_counted_out(undo: bool) -> None:
     if undo:
         held = shell.used
         effects = shell.core.step(ev.DeleteGroups(50, ("g",)), shell.now_ms)
-        append = next(effect for effect in effects if isinstance(effect, ev.Append))
+        append = next(effect for effect in effects if isinstance(effect, Append))
         error = ErrorCode.coordinator_not_available
-        shell.step(ev.AppendRejected(append.append, error))
+        shell.step(AppendRejected(append.append, error))
         assert shell.used == held
     shell.step(ev.DeleteGroups(51, ("g",)))
     assert shell.used == before

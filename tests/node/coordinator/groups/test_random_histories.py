@@ -19,6 +19,7 @@ from kept.node.coordinator.groups.core import GroupCore
 from kept.node.coordinator.groups.group import STABLE
 from kept.node.coordinator.groups.offsets import LIVE_RECORD_OFFSET
 from kept.node.coordinator.groups.records import NO_TOPIC_ID, GroupRecord, decode_record
+from kept.node.coordinator.sharding.events import Append, AppendCommitted, AppendRejected, Response
 
 GROUPS = ("alpha", "beta")
 TOPICS = ("orders", "users")
@@ -45,7 +46,7 @@ class Simulation:
         self.ids: dict[str, list[str]] = {group: ["", "stranger"] for group in GROUPS}
         self.written: list[GroupRecord] = []
         self.committed = 0
-        self.in_flight: list[ev.Append] = []
+        self.in_flight: list[Append] = []
         self.settings = ev.GroupSettings(
             group_initial_rebalance_delay_ms=self.random.choice((0, 3_000)),
             group_max_size=self.random.choice((2, 100)),
@@ -56,19 +57,19 @@ class Simulation:
 
     def perform(self, effects: tuple[ev.Effect, ...]) -> None:
         for effect in effects:
-            if isinstance(effect, ev.Response):
+            if isinstance(effect, Response):
                 assert effect.request in self.requests, "an answer to nobody"
                 self.answers[effect.request] += 1
                 assert self.answers[effect.request] == 1, "answered twice"
                 self.learn(effect)
-            elif isinstance(effect, ev.Append):
+            elif isinstance(effect, Append):
                 self.append(effect)
         self.core.check_invariants()
 
-    def append(self, effect: ev.Append) -> None:
+    def append(self, effect: Append) -> None:
         if self.random.random() < 0.1:
             error = ErrorCode.coordinator_not_available
-            self.perform(self.core.step(ev.AppendRejected(effect.append, error), self.now))
+            self.perform(self.core.step(AppendRejected(effect.append, error), self.now))
             return
         self.written += effect.records
         self.in_flight.append(effect)
@@ -79,9 +80,9 @@ class Simulation:
         while self.in_flight:
             effect = self.in_flight.pop(0)
             self.committed += len(effect.records)
-            self.perform(self.core.step(ev.AppendCommitted(effect.append), self.now))
+            self.perform(self.core.step(AppendCommitted(effect.append), self.now))
 
-    def learn(self, answer: ev.Response) -> None:
+    def learn(self, answer: Response) -> None:
         if isinstance(answer.result, ev.JoinResult):
             request = self.requests[answer.request]
             assert isinstance(request, ev.Join)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from kept.node.coordinator.groups import records as r
 from kept.node.coordinator.groups.group import Group, subscription_topics
+from kept.node.coordinator.sharding.partitioner import java_hash, partition_for
 from kept.storage.errors import CorruptMessage
 from kept.storage.records import records as read_records
 
@@ -147,8 +148,8 @@ def test_newer_versions_are_refused() -> None:
     [("", 0), ("a", 97), ("hello", 99162322), ("polygenelubricants", -(2**31)), ("😀", 1772899)],
 )
 def test_hash_is_javas(group: str, hashed: int) -> None:
-    assert r.java_hash(group) == hashed
-    assert r.partition_for(group, 50) == (0 if hashed == -(2**31) else abs(hashed) % 50)
+    assert java_hash(group) == hashed
+    assert partition_for(group, 50) == (0 if hashed == -(2**31) else abs(hashed) % 50)
 
 
 def test_length_is_javas() -> None:

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -16,7 +17,9 @@ from kio.schema.errors import ErrorCode
 
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import TopicRecord
+from kept.node.coordinator.groups import coordinator as coordinator_module
 from kept.node.coordinator.groups import events as ev
+from kept.node.coordinator.groups.coordinator import GroupCoordinator, replay
 from kept.node.coordinator.groups.core import GroupCore
 from kept.node.coordinator.groups.records import (
     GroupMetadataKey,
@@ -24,11 +27,12 @@ from kept.node.coordinator.groups.records import (
     OffsetCommitKey,
     OffsetCommitValue,
 )
-from kept.node.coordinator.sharding import shard as shard_module
-from kept.node.coordinator.sharding.log_loader import LOAD_SLICE_BYTES, load, replay
-from kept.node.coordinator.sharding.shard import STALL_MS, Shard, group_error
+from kept.node.coordinator.sharding.events import AppendCommitted, AppendRejected
+from kept.node.coordinator.sharding.log_loader import LOAD_SLICE_BYTES, load, replay_batches
+from kept.node.coordinator.sharding.shard import STALL_MS, Shard, coordinator_error
 from kept.node.metadata.leadership_barrier import LeadershipBarrier
 from kept.node.metadata.node_identity import NodeIdentity
+from kept.node.replicas.replica_table import ReplicaTable
 from kept.node.runtime.runtime import Runtime
 from kept.storage.disk import Disk
 from kept.storage.errors import (
@@ -42,6 +46,7 @@ from kept.storage.errors import (
 )
 from kept.storage.records import CheckRules, build_batch, headers, patch
 from kept.storage.records import records as read_records
+from kept.storage.types import TopicPartition
 from tests.support.metadata import HeldBarrier, KnownMetadata
 from tests.support.replicas import live_config
 
@@ -159,16 +164,21 @@ class Fixture:
         self.hosted = FakeReplica(self.partition, self.flushes)
         self.runtime = Runtime(Disk())
         self.metadata = KnownMetadata(image_of(TOPIC_ID))
-        self.shard = Shard(
+        settings = {
+            "offsets_commit_timeout_ms": "60000",
+            "group_initial_rebalance_delay_ms": "0",
+            **config,
+        }
+        kind = GroupCoordinator(
             runtime=self.runtime,
-            config=live_config(**{"offsets_commit_timeout_ms": "60000", **config}),
+            config=live_config(**settings),
             metadata=cast("Any", self.metadata),
+            identity=NodeIdentity(0),
+            table=ReplicaTable(),
             barrier=barrier or confirming(self.runtime, self.metadata),
-            number=0,
-            hosted=cast("Any", self.hosted),
-            leader_epoch=leader_epoch,
-            settings=ev.GroupSettings(group_initial_rebalance_delay_ms=0),
         )
+        tp = TopicPartition(kind.topic, 0)
+        self.shard = Shard(self.runtime, kind, tp, cast("Any", self.hosted), leader_epoch)
         self.read = False
         self.shard.load(lambda: setattr(self, "read", True))
 
@@ -263,7 +273,7 @@ async def test_a_member_that_was_told_it_left_has_left_after_a_crash() -> None:
     assert (await result(left)).members == ((member, None, ErrorCode.none),)
     assert (await result(again)).members == ((member, None, ErrorCode.unknown_member_id),)
     successor = GroupCore(ev.GroupSettings())
-    await load(f.partition, successor)  # type: ignore[arg-type]
+    await load(f.partition, partial(replay, successor))  # type: ignore[arg-type]
     assert not successor.groups["g"].members
 
 
@@ -300,7 +310,7 @@ async def test_a_refused_append_changes_nothing() -> None:
     ):
         f.partition.refuse = error
         assert (await result(f.commit(offset=2))).error is code
-        assert group_error(error) is code
+        assert coordinator_error(error) is code
     f.partition.refuse = None
     assert offsets(await result(f.fetch())) == [1]
     f.shard.core.check_invariants()
@@ -373,7 +383,7 @@ async def test_many_tombstones_are_spread_over_batches() -> None:
         done = f.shard.submit(lambda n, t=topic: ev.CommitOffsets(n, "g", (t,)))
         assert (await result(done)).error is ErrorCode.none
     batches = len(list(headers(f.partition.log)))
-    f.shard.topics_deleted([("orders", TOPIC_ID)])
+    f.shard.notify(ev.TopicsDeleted((("orders", TOPIC_ID),)))
     assert offsets(await result(f.fetch(stable=True))) == []
     sizes = [header.size_bytes for _, header in headers(f.partition.log)][batches:]
     assert len(sizes) > 1 and max(sizes) < 1_000_000
@@ -487,7 +497,7 @@ async def test_members_outlive_a_process_that_stood_still() -> None:
 async def test_topics_deleted_while_loading_are_not_forgotten() -> None:
     f = Fixture(await filled(500))
     assert not f.shard.is_active
-    f.shard.topics_deleted(iter([("orders", TOPIC_ID)]))
+    f.shard.notify(ev.TopicsDeleted((("orders", TOPIC_ID),)))
     await until(lambda: f.shard.is_active)
     assert offsets(await result(f.fetch("group-1", stable=True))) == []
 
@@ -525,7 +535,7 @@ async def test_offsets_of_a_topic_are_forgotten_behind_a_read_barrier_only() -> 
     whole = f.metadata.image
     f.metadata.image = Image()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard_module, "BARRIER_RETRY_S", 0)
+        patch.setattr(coordinator_module, "BARRIER_RETRY_S", 0)
         for _ in range(2):  # at first nobody can say
             await until(lambda: asked)
             assert not f.shard.is_active, "it would show the offsets of a namesake"
@@ -606,7 +616,7 @@ def plain(base: int, *kv: tuple[bytes, bytes | None]) -> bytes:
 
 def loaded(*batches: bytes) -> GroupCore:
     core = GroupCore(ev.GroupSettings())
-    replay(b"".join(batches), core)
+    replay_batches(b"".join(batches), partial(replay, core))
     core.loaded(0)
     core.check_invariants()
     return core
@@ -639,9 +649,9 @@ def test_a_rejected_tombstone_voids_nothing_of_an_open_transaction(rejected: boo
     core = loaded(plain(0, offset_record(1)), transactional(1, 7, offset_record(5)))
     (append,) = core.step(ev.DeleteGroups(1, ("g",)), 0)
     if rejected:
-        core.step(ev.AppendRejected(append.append, ErrorCode.not_coordinator), 0)
+        core.step(AppendRejected(append.append, ErrorCode.not_coordinator), 0)
     else:
-        core.step(ev.AppendCommitted(append.append), 0)
+        core.step(AppendCommitted(append.append), 0)
     core.end_transaction(7, is_commit=True)
     stored = core.appended.get(OffsetCommitKey("g", "orders", 0))
     assert (stored.value.offset if stored else None) == (5 if rejected else None)
@@ -668,7 +678,7 @@ def test_damage_is_reported(cut: int) -> None:
     key, value = offset_record(3)
     core = GroupCore(ev.GroupSettings())
     with pytest.raises(CorruptMessage):
-        replay(plain(0, (key, (value or b"")[:-cut])), core)
+        replay_batches(plain(0, (key, (value or b"")[:-cut])), partial(replay, core))
 
 
 @run
@@ -676,5 +686,5 @@ async def test_a_load_reads_committed_records_only() -> None:
     partition = await filled(10)
     partition.high_watermark = 4
     core = GroupCore(ev.GroupSettings())
-    found = await load(partition, core)  # type: ignore[arg-type]
+    found = await load(partition, partial(replay, core))  # type: ignore[arg-type]
     assert 4 <= found <= 10 and found == len(core.groups)

@@ -1,0 +1,210 @@
+"""The group coordinator of a node: what its shards do that not every coordinator's do.
+
+Source: Kafka's ``GroupCoordinatorService``, ``GroupCoordinatorShard``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import uuid
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from kept.node.coordinator.groups import events as ev
+from kept.node.coordinator.groups.core import GroupCore
+from kept.node.coordinator.groups.memory_limit import GroupMemory
+from kept.node.coordinator.groups.records import NO_TOPIC_ID, decode_record
+from kept.node.coordinator.sharding.shard import Shard
+from kept.node.coordinator.sharding.shards import Shards
+from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
+from kept.node.runtime.logging import log
+from kept.node.runtime.time_slices import ITEMS_PER_SLICE
+from kept.steps import Steps
+
+if TYPE_CHECKING:
+    from kept.cluster.metadata.image import Delta, Image
+    from kept.node.config.live_config import LiveConfig
+    from kept.node.metadata.leadership_barrier import LeadershipBarrier
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.node_identity import NodeIdentity
+    from kept.node.replicas.replica_table import ReplicaTable
+    from kept.node.runtime.runtime import Runtime
+    from kept.storage.records import BatchHeader
+
+BARRIER_RETRY_S: Final = 0.5
+"""Between two questions to the controller whether the image is whole."""
+NOISE_INTERVAL_MS: Final = 10_000
+"""At most one line about requests refused for memory in this time."""
+CONTROL_TYPE_COMMIT: Final = 1
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class GroupCoordinator:
+    """The groups of a node; a :class:`~..sharding.shard.CoordinatorKind` to its ``shards``."""
+
+    topic: ClassVar[str] = CONSUMER_OFFSETS
+
+    runtime: Runtime
+    config: LiveConfig
+    metadata: Metadata
+    identity: NodeIdentity
+    table: ReplicaTable
+    barrier: LeadershipBarrier
+
+    def __post_init__(self) -> None:
+        self._quiet_until_ms = 0
+        self.shards: Shards[GroupCore] = Shards(
+            runtime=self.runtime,
+            metadata=self.metadata,
+            identity=self.identity,
+            table=self.table,
+            kind=self,
+        )
+
+    def metadata_changed(self, image: Image, delta: Delta) -> None:
+        """Load and unload with leadership; forget the offsets of topics that are gone."""
+        self.shards.metadata_changed(image, delta)
+        if delta.topics_deleted:
+            gone = tuple((t.name, t.topic_id) for t in delta.topics_deleted)
+            self.shards.notify(ev.TopicsDeleted(gone))
+
+    @cached_property
+    def memory(self) -> GroupMemory:
+        """What the groups of all shards hold."""
+        return GroupMemory(self.settings().groups_max_bytes)
+
+    def settings(self) -> ev.GroupSettings:
+        """The node's settings for groups."""
+        config = self.config.current
+        return ev.GroupSettings(
+            group_min_session_timeout_ms=config.group_min_session_timeout_ms,
+            group_max_session_timeout_ms=config.group_max_session_timeout_ms,
+            group_initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
+            group_max_size=config.group_max_size,
+            group_max_bytes=config.group_max_bytes,
+            groups_max_bytes=config.groups_max_bytes,
+            offset_metadata_max_bytes=config.offset_metadata_max_bytes,
+            offsets_retention_minutes=config.offsets_retention_minutes,
+            offsets_retention_check_interval_ms=config.offsets_retention_check_interval_ms,
+        )
+
+    # What shards call.
+
+    def new_core(self) -> GroupCore:
+        """A core without groups, whose memory counts with that of the others."""
+        return GroupCore(self.settings(), self.memory)
+
+    def commit_timeout_ms(self) -> int:
+        """``offsets.commit.timeout.ms``."""
+        return self.config.current.offsets_commit_timeout_ms
+
+    def replay(
+        self,
+        core: GroupCore,
+        batch: BatchHeader,
+        offset: int,
+        key: memoryview | None,
+        value: memoryview | None,
+    ) -> None:
+        """Apply one record of the log. Raises CorruptMessage."""
+        replay(core, batch, offset, key, value)
+
+    async def prepare(self, shard: Shard[GroupCore]) -> None:
+        """Behind offsets of topics that are gone, a read barrier: return when this node has acted
+        on all that was decided by now.
+
+        A topic that an older image lacks may have been made, or made again, since, and offsets of
+        it committed: they must not go. Nor may a namesake's offsets be shown meanwhile, so the
+        groups stay unloaded.
+        """
+        is_current = not self._deleted_topics(shard.core)
+        while not is_current:
+            answer: asyncio.Future[bool] = self.runtime.loop.create_future()
+            self.barrier.confirm(partial(_resolve_once, answer))
+            is_current = await answer
+            if not is_current:
+                await asyncio.sleep(BARRIER_RETRY_S)
+
+    def first_events(self, shard: Shard[GroupCore]) -> Iterable[ev.Event]:
+        """Forgets the offsets of topics that were deleted while nobody led the partition."""
+        return [ev.TopicsDeleted((topic,)) for topic in self._deleted_topics(shard.core)]
+
+    def _deleted_topics(self, core: GroupCore) -> set[tuple[str, uuid.UUID]]:
+        """Topics with offsets that the image does not have, or has by another id."""
+        topics = self.metadata.image.topics
+        deleted = set()
+        for key, stored in core.appended:
+            topic = topics.get(key.topic)
+            known = stored.value.topic_id
+            if topic is None or known not in (NO_TOPIC_ID, topic.topic_id):
+                deleted.add((key.topic, known))
+        return deleted
+
+    def perform(self, shard: Shard[GroupCore], effect: Any) -> None:
+        """Log it; requests refused for memory at most once in :data:`NOISE_INTERVAL_MS`."""
+        if isinstance(effect, ev.Note):
+            log.info("group", group=effect.group, what=effect.text)
+            return
+        now_ms = int(self.runtime.loop.time() * 1000)
+        if now_ms >= self._quiet_until_ms:
+            self._quiet_until_ms = now_ms + NOISE_INTERVAL_MS
+            used = shard.core.memory.used_bytes
+            log.warning(
+                "group request refused", group=effect.group, setting=effect.setting, used_bytes=used
+            )
+
+    # What handlers call.
+
+    def join_abandoned(self, group: str, result: asyncio.Future[Any]) -> None:
+        """The connection is gone of a JoinGroup that waits for ``result``."""
+        self.shards.follow_up(group, result, partial(ev.JoinAbandoned, group))
+
+    def list_groups(
+        self, states: Collection[str] = (), types: Collection[str] = ()
+    ) -> Steps[list[ev.ListedGroup]]:
+        """Groups that this node coordinates, in one of the states and of one of the types, both in
+        lower case; none given: of all. Raises CoordinatorLoadInProgress.
+        """
+        groups: list[ev.ListedGroup] = []
+        for shard in tuple(self.shards.leading()):
+            listed = shard.core.list_groups(states, types)
+            while part := tuple(islice(listed, ITEMS_PER_SLICE)):
+                groups += part
+                yield
+        return groups
+
+    def describe(self, group: str) -> ev.DescribedGroup:
+        """A group in full. Raises NotCoordinator, CoordinatorLoadInProgress."""
+        return self.shards.shard(group).core.describe(group)
+
+    def committed(self) -> Iterator[tuple[str, str, int, int]]:
+        """(group, topic, partition, offset) of every committed offset here: for metrics."""
+        for shard in self.shards.serving():
+            for key, stored in shard.core.committed:
+                yield key.group, key.topic, key.partition, stored.value.offset
+
+
+def replay(
+    core: GroupCore,
+    batch: BatchHeader,
+    offset: int,
+    key: memoryview | None,
+    value: memoryview | None,
+) -> None:
+    """Apply one record of the log to a core. Raises CorruptMessage."""
+    if batch.is_control:
+        (kind,) = struct.unpack_from(">h", key or b"\0\0\xff\xff", 2)
+        core.end_transaction(batch.producer_id, is_commit=kind == CONTROL_TYPE_COMMIT)
+    elif key is not None:
+        record = decode_record(key, value)
+        if record is not None:
+            core.replay(record, offset, batch.producer_id if batch.is_transactional else -1)
+
+
+def _resolve_once(future: asyncio.Future[bool], value: bool) -> None:
+    if not future.done():  # whoever waited may have gone
+        future.set_result(value)

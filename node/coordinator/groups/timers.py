@@ -1,0 +1,39 @@
+"""The deadlines of a :class:`~.core.GroupCore`."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class SessionExpiry(Struct, frozen=True):
+    """A member was not heard of for its session timeout."""
+
+    group: str
+    member: str
+
+
+class JoinDeadline(Struct, frozen=True):
+    """Members had their rebalance timeout to rejoin.
+
+    In the first rebalance of a group (``initial``) it is how long to wait for more members:
+    ``delay_ms`` was waited, ``remaining_ms`` may still be.
+    """
+
+    group: str
+    initial: bool = False
+    delay_ms: int = 0
+    remaining_ms: int = 0
+
+
+class SyncDeadline(Struct, frozen=True):
+    """Members had their rebalance timeout to ask for their assignment."""
+
+    group: str
+    generation: int
+
+
+class ExpireOffsets(Struct, frozen=True):
+    """Look for offsets and groups whose time is over."""
+
+
+Timer = SessionExpiry | JoinDeadline | SyncDeadline | ExpireOffsets

@@ -536,6 +536,21 @@ class NodeSettings:
         "How long a commit waits for the replicas."
     )
 
+    # Transactions.
+
+    transaction_state_log_num_partitions = _integer("50", low=1).means(
+        "Partitions of __transaction_state; fixed once it exists."
+    )
+    transaction_state_log_replication_factor = _short("3", low=1).means(
+        "Replicas of __transaction_state; no more than there are brokers."
+    )
+    transaction_state_log_min_isr = _integer("2", low=1).means(
+        "min.insync.replicas of __transaction_state; capped by its replicas."
+    )
+    transaction_state_log_segment_bytes = _integer("104857600", low=1024).means(
+        "Segment size of __transaction_state."
+    )
+
     # What the node says of itself.
 
     log_format = _string("text", choices=("text", "json"), ours=True).means(

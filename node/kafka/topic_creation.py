@@ -1,4 +1,4 @@
-"""Topics that this node makes by itself: because a client named one, or for groups."""
+"""Topics that this node makes by itself: because a client named one, or for coordinators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.core.broker_errors import failure
 from kept.client.protocol.api_keys import ApiKey
-from kept.cluster.controller.topics import INTERNAL_TOPICS
 from kept.node.kafka.api import RequestContext
 from kept.node.metadata import internal_topics
 from kept.node.runtime import error_codes
@@ -66,13 +65,13 @@ class TopicCreation:
         image, config = self.metadata.image, self.config.current
         if name in image.topics:
             return
-        defaults = internal_topics.defaults(image, config)
+        defaults = internal_topics.defaults(name, image, config)
         try:
             await self.create(
                 name,
                 num_partitions=defaults.num_partitions,
                 replication_factor=defaults.replication_factor,
-                configs=internal_topics.settings(config, {}),
+                configs=internal_topics.settings(name, config, {}),
             )
         except TopicAlreadyExists:
             return
@@ -82,7 +81,7 @@ class TopicCreation:
         the reason of a PolicyViolation is logged, since Metadata has no place for it.
         """
         try:
-            if name in INTERNAL_TOPICS:
+            if name in internal_topics.COORDINATED:
                 await self.create_internal(name)
             else:
                 await self.create(name)

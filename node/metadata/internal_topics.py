@@ -1,9 +1,9 @@
-"""``__consumer_offsets``: how it is made, whoever asks for it first.
+"""``__consumer_offsets`` and ``__transaction_state``: how they are made, whoever asks first.
 
-The node makes it when a group first needs it; an administrator may make it before. Either way it
-has the settings that keep committed offsets: compacted and nothing else, in segments that are soon
-cleaned. Apache Kafka takes what the administrator says, and a topic made with its defaults loses
-offsets after a week.
+The node makes one when it first needs it; an administrator may make it before. Either way it has
+the settings that keep what coordinators wrote: compacted and nothing else, in segments that are
+soon cleaned. Apache Kafka takes what the administrator says, and a topic made with its defaults
+loses offsets after a week.
 """
 
 from __future__ import annotations
@@ -19,34 +19,60 @@ if TYPE_CHECKING:
     from kept.node.config.node_config import NodeConfig
 
 CONSUMER_OFFSETS: Final = "__consumer_offsets"
+TRANSACTION_STATE: Final = "__transaction_state"
+COORDINATED: Final = frozenset((CONSUMER_OFFSETS, TRANSACTION_STATE))
+"""The topics whose leaders coordinate: their names."""
+
 POLICY: Final = "cleanup.policy"
+_FIXED: Final[Mapping[str, Mapping[str, str]]] = {
+    CONSUMER_OFFSETS: {POLICY: "compact"},
+    # A lost record here is a transaction that half its partitions know as ended.
+    TRANSACTION_STATE: {
+        POLICY: "compact",
+        "compression.type": "uncompressed",
+        "unclean.leader.election.enable": "false",
+    },
+}
 
 
-def defaults(image: Image, config: NodeConfig) -> TopicDefaults:
+def defaults(name: str, image: Image, config: NodeConfig) -> TopicDefaults:
     """Partitions, and replicas as far as there are brokers for them.
 
     Brokers that are down count, and so do the voters of a node that is both voter and broker, as
     they will be, too: who comes first does not make a topic with one replica for ever. Until so
-    many have registered the topic is not made, and groups wait.
+    many have registered the topic is not made, and clients wait.
     """
+    if name == CONSUMER_OFFSETS:
+        wanted = config.offsets_topic_replication_factor
+        partitions = config.offsets_topic_num_partitions
+    else:
+        wanted = config.transaction_state_log_replication_factor
+        partitions = config.transaction_state_log_num_partitions
     both = {"broker", "controller"} <= set(config.process_roles)
     voters = {voter.node_id for voter in config.controller_quorum_voters} if both else set()
     brokers = len(voters | image.brokers.keys())
-    factor = min(config.offsets_topic_replication_factor, max(brokers, 1))
-    return TopicDefaults(config.offsets_topic_num_partitions, factor)
+    return TopicDefaults(partitions, min(wanted, max(brokers, 1)))
 
 
-def settings(config: NodeConfig, given: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Its settings, with those given over them. Raises InvalidConfig for another policy."""
-    policy = given.get(POLICY, "compact")
-    if policy != "compact":
-        raise InvalidConfig(
-            f"{CONSUMER_OFFSETS} holds committed offsets: its {POLICY} must be compact, "
-            f"not {policy}"
-        )
-    return {
-        POLICY: "compact",
-        "compression.type": "producer",
-        "segment.bytes": str(config.offsets_topic_segment_bytes),
-        **given,
-    }
+def settings(
+    name: str, config: NodeConfig, given: Mapping[str, str | None]
+) -> dict[str, str | None]:
+    """Its settings, with those given over them. Raises InvalidConfig for what must not differ."""
+    fixed = _FIXED[name]
+    for setting, value in fixed.items():
+        if given.get(setting, value) != value:
+            raise InvalidConfig(
+                f"{name} holds what coordinators must not lose: its {setting} must be {value}, "
+                f"not {given[setting]}"
+            )
+    if name == CONSUMER_OFFSETS:
+        usual = {
+            "compression.type": "producer",
+            "segment.bytes": str(config.offsets_topic_segment_bytes),
+        }
+    else:
+        usual = {
+            "min.insync.replicas": str(config.transaction_state_log_min_isr),
+            "segment.bytes": str(config.transaction_state_log_segment_bytes),
+        }
+    return {**fixed, **usual, **given}

@@ -21,7 +21,7 @@ from kept.cluster.controller.heartbeats import ReplicaLog
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import PartitionRecord, ResourceType
 from kept.node.config.topic_config import log_config
-from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
+from kept.node.metadata.internal_topics import COORDINATED
 from kept.node.replicas.dirty_logs import DirtyLogs
 from kept.node.replicas.local_replica import LocalDirectory, LocalReplica, LocalTopic
 from kept.node.replicas.log_lifecycle import LogLifecycle
@@ -264,14 +264,14 @@ class ReplicaManager:
         await self._open_all(openings)
 
     def _within_limit(self, openings: list[_Opening]) -> list[_Opening]:
-        """Those that the limit of open files leaves room for: the groups' first, then what no other
-        node has. The others stay closed, and are said.
+        """Those that the limit of open files leaves room for: coordinators' first, then what no
+        other node has. The others stay closed, and are said.
         """
         limit = replica_limit()
         if len(openings) <= limit:
             return openings
         openings.sort(
-            key=lambda one: (one.tp.topic != CONSUMER_OFFSETS, len(one.record.replicas) > 1)
+            key=lambda one: (one.tp.topic not in COORDINATED, len(one.record.replicas) > 1)
         )
         why = (
             f"left closed: {len(openings)} replicas are here, and {file_limit()} open files leave "
@@ -368,7 +368,7 @@ class ReplicaManager:
             openings.append(opening)
         if openings:
             await self._open_all(openings)
-        if CONSUMER_OFFSETS in configs:
+        if COORDINATED & configs.keys():
             self.roles.on_roles_taken(self.image)
 
     def _put_back(self, opening: _Opening) -> bool:

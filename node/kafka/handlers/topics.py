@@ -27,7 +27,7 @@ from kept.cluster.metadata.records import ConfigRecord, MetadataRecord, Resource
 from kept.node.kafka.handlers.config_schema import check_topic, entry_values, topic_entries
 from kept.node.kafka.metadata_changes import Decided
 from kept.node.metadata import internal_topics
-from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
+from kept.node.metadata.internal_topics import COORDINATED
 from kept.node.runtime.error_codes import error_values
 from kept.node.runtime.fd_quota import FdQuota
 from kept.steps import Steps
@@ -157,9 +157,9 @@ class TopicsHandler:
         config = self.config.current
         settings = {entry.name: entry.value for entry in topic.configs}
         defaults = TopicDefaults(config.num_partitions, config.default_replication_factor)
-        if topic.name == CONSUMER_OFFSETS:
-            settings = internal_topics.settings(config, settings)
-            defaults = internal_topics.defaults(image, config)
+        if topic.name in COORDINATED:
+            settings = internal_topics.settings(topic.name, config, settings)
+            defaults = internal_topics.defaults(topic.name, image, config)
         records = controller_topics.create_topic(
             image,
             CreateTopic(

@@ -1,4 +1,4 @@
-"""``__consumer_offsets``: how many replicas it gets."""
+"""How internal topics are made: their replicas and settings."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ def config(voters: int, roles: str = "broker,controller", *, factor: int = 3) ->
             "controller.quorum.voters": ",".join(f"{n}@host:{10092 + n}" for n in range(voters)),
             "listeners": "PLAINTEXT://host:9092",
             "offsets.topic.replication.factor": str(factor),
+            "transaction.state.log.replication.factor": str(factor),
         }
     )
 
@@ -48,12 +49,32 @@ def image(*brokers: int) -> Image:
     ],
 )
 def test_replicas_as_far_as_there_are_brokers(brokers, asked, replicas):
-    found = internal_topics.defaults(image(*brokers), asked)
-    assert (found.num_partitions, found.replication_factor) == (50, replicas)
+    for name in internal_topics.COORDINATED:
+        found = internal_topics.defaults(name, image(*brokers), asked)
+        assert (found.num_partitions, found.replication_factor) == (50, replicas)
 
 
-def test_it_is_compacted_whatever_is_asked():
-    made = internal_topics.settings(config(1), {"segment.bytes": "2048"})
+@pytest.mark.parametrize("name", sorted(internal_topics.COORDINATED))
+def test_it_is_compacted_whatever_is_asked(name):
+    made = internal_topics.settings(name, config(1), {"segment.bytes": "2048"})
     assert (made["cleanup.policy"], made["segment.bytes"]) == ("compact", "2048")
-    with pytest.raises(InvalidConfig):
-        internal_topics.settings(config(1), {"cleanup.policy": "delete"})
+    with pytest.raises(InvalidConfig, match=f"{name} .* cleanup.policy must be compact"):
+        internal_topics.settings(name, config(1), {"cleanup.policy": "delete"})
+
+
+def test_transactions_are_not_lost_to_an_unclean_election_nor_compressed():
+    name, alone = internal_topics.TRANSACTION_STATE, config(1)
+    made = internal_topics.settings(name, alone, {})
+    assert made == {
+        "cleanup.policy": "compact",
+        "compression.type": "uncompressed",
+        "unclean.leader.election.enable": "false",
+        "min.insync.replicas": "2",
+        "segment.bytes": "104857600",
+    }
+    for setting, value in (
+        ("compression.type", "zstd"),
+        ("unclean.leader.election.enable", "true"),
+    ):
+        with pytest.raises(InvalidConfig, match=setting):
+            internal_topics.settings(name, alone, {setting: value})

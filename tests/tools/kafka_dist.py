@@ -18,7 +18,7 @@ import sys
 import time
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 VERSION = os.environ.get("KAFKA_VERSION", "4.3.0")
@@ -113,12 +113,14 @@ def new_id() -> str:
 class Broker:
     """One Apache Kafka node (broker and controller) on 127.0.0.1, files in ``directory/data``.
 
-    The controller listens on the port above that of the broker.
+    The controller listens on the port above that of the broker. ``features`` are levels that are
+    finalized at first, where they are not the highest.
     """
 
     def __init__(
-        self, directory: Path, port: int, cluster_id: str | None = None, **properties: object
-    ) -> None:
+        self, directory: Path, port: int, cluster_id: str | None = None,
+        features: Mapping[str, int] | None = None, **properties: object,
+    ) -> None:  # fmt: skip
         self.directory = directory
         self.data = directory / "data"
         self.bootstrap = f"127.0.0.1:{port}"
@@ -147,6 +149,7 @@ class Broker:
             "kafka.tools.StorageTool", "format", "-t", cluster_id or new_id(), "-c",
             str(self._config),
             "--ignore-formatted",
+            *(f"--feature={name}={level}" for name, level in (features or {}).items()),
         )  # fmt: skip
 
     def start(self) -> None:

@@ -43,10 +43,14 @@ class Connection:
 
     def receive(self) -> Any:
         api, version, expected = self.sent.pop(0)
-        (size,) = struct.unpack(">i", self._exactly(4))
-        correlation_id, body = decode_response(api, version, self._exactly(size))
+        correlation_id, body = decode_response(api, version, self.frame())
         assert correlation_id == expected
         return body
+
+    def frame(self) -> bytes:
+        """The next response without its length."""
+        (size,) = struct.unpack(">i", self._exactly(4))
+        return self._exactly(size)
 
     def ask(self, api: int, version: int, **values: Any) -> Any:
         self.send(api, version, **values)

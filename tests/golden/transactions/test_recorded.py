@@ -1,0 +1,67 @@
+"""The scripts of this folder: whole in themselves, and true of Apache Kafka 4.3.
+
+``record.py`` wrote their answers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from kept.testing.ports import free_port
+from tests.golden.transactions import script
+from tests.golden.transactions.verbs import Verbs
+
+
+@pytest.mark.parametrize("path", script.files(), ids=lambda path: path.stem)
+def test_every_step_has_its_answers(path: Path) -> None:
+    steps = script.parse(path.read_text())
+    assert script.render(steps) == path.read_text()
+    for step in steps:
+        answered = step.levels if step.words and step.words[0] not in script.SETUP else ()
+        assert sorted(step.kafka) == list(answered), step.line
+        assert all(step.kept[level] != step.kafka[level] for level in step.kept), step.line
+
+
+def test_a_line_that_is_no_step_is_refused() -> None:
+    with pytest.raises(ValueError, match="line 2: no step is called 'ini'"):
+        script.parse("# text\nini bank v4\n")
+    with pytest.raises(ValueError, match="an answer of kept alone ends with its"):
+        script.parse("init bank v4\n  kept: p1/0\n")
+
+
+def test_an_answer_is_of_a_level_and_of_kept() -> None:
+    text = "end bank p1/0 commit v4\n  level 0: none\n  level 2: x\n  kept level 2: y [reason]\n"
+    (step,) = script.parse(text)
+    assert [step.expected(level, of_kept=True) for level in (0, 2)] == ["none", "y"]
+    assert [step.expected(level, of_kept=False) for level in (0, 2)] == ["none", "x"]
+    assert script.render([step]) == text
+
+
+@pytest.mark.java
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("level", script.LEVELS)
+def test_apache_kafka_answers_so(kafka_dist: ModuleType, tmp_path: Path, level: int) -> None:
+    features = {"transaction.version": level}
+    port = free_port(above=[1])
+    with kafka_dist.Broker(tmp_path, port, features=features, **script.SETTINGS) as broker:
+        check(broker.bootstrap, level, of_kept=False)
+
+
+def check(bootstrap: str, level: int, *, of_kept: bool) -> None:
+    """Play all scripts and compare; all differences at once."""
+    verbs = Verbs(bootstrap)
+    try:
+        verbs.ready()
+        differences = [
+            f"{path.stem}: {step.line}\n    {answer}\n    not {step.expected(level, of_kept)}"
+            for path in script.files()
+            for step, answer in script.play(script.parse(path.read_text()), verbs, level)
+            if answer != step.expected(level, of_kept)
+        ]
+    finally:
+        verbs.close()
+    assert not differences, "\n".join(differences)

@@ -152,7 +152,11 @@ class UnknownProducerId(PeerError):
 
 
 class InvalidTxnState(PeerError):
-    """A transactional batch without an open transaction."""
+    """A batch and its producer's transactions do not agree: none is open, or one is."""
+
+
+class TransactionCoordinatorFenced(PeerError):
+    """A marker from a coordinator that has been replaced."""
 
 
 # Reading.

@@ -17,6 +17,7 @@ NO_TIMESTAMP: Final = -1
 NO_PRODUCER_ID: Final = -1
 NO_SEQUENCE: Final = -1
 NO_LEADER_EPOCH: Final = -1
+MAX_INT16: Final = 2**15 - 1
 MAX_INT32: Final = 2**31 - 1
 MAX_INT64: Final = 2**63 - 1
 
@@ -60,6 +61,13 @@ class TimestampType(IntEnum):
 
     CREATE_TIME = 0
     LOG_APPEND_TIME = 1
+
+
+class AppendOrigin(IntEnum):
+    """Who appends to a log as its leader. Kafka's third, a replica, has calls of its own."""
+
+    CLIENT = 0
+    COORDINATOR = 1
 
 
 class IsolationLevel(IntEnum):

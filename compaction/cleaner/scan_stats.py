@@ -19,12 +19,19 @@ from pyroaring import BitMap
 from kept.compaction.cleaner.job import CACHED_BYTES, INFLATE_LIMIT, Job, Source
 from kept.storage.disk import Disk, File
 from kept.storage.errors import DamagedData, PeerError
-from kept.storage.records import HEADER_BYTES, BatchHeader, decompress, headers, read_header, scan
+from kept.storage.records import (
+    HEADER_BYTES,
+    BatchHeader,
+    decompress,
+    headers,
+    read_header,
+    read_marker,
+    scan,
+)
+from kept.storage.records.control import ABORT, COMMIT
 from kept.storage.segments.txn_index import AbortedTxn
 from kept.storage.types import Codec
 
-ABORT: Final = 0
-COMMIT: Final = 1
 OTHER: Final = -1
 EMPTY: Final = -2
 """Kinds of control batches; the marker of an empty one is gone."""
@@ -246,12 +253,8 @@ def _special(
 def _control(segment_base: int, batch: memoryview, header: BatchHeader) -> Control:
     kind = EMPTY
     if header.record_count:
-        columns = scan(batch, inflate_limit=INFLATE_LIMIT)
-        key = columns.key(0)
-        kind = OTHER
-        if key is not None and len(key) >= 4:
-            found = int.from_bytes(key[2:4], "big")
-            kind = found if found in (ABORT, COMMIT) else OTHER
+        marker = read_marker(scan(batch, inflate_limit=INFLATE_LIMIT).key(0), None)
+        kind = OTHER if marker is None else COMMIT if marker.is_commit else ABORT
     first = header.base_offset - segment_base
     return Control(
         first, first + header.last_offset_delta, header.producer_id, header.producer_epoch, kind,

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pyroaring import BitMap
 
 from kept.compaction.cleaner.job import Job, Producer
-from kept.compaction.cleaner.scan_stats import ABORT, COMMIT, EMPTY, Control, ScanStats
+from kept.compaction.cleaner.scan_stats import EMPTY, Control, ScanStats
+from kept.storage.records.control import ABORT, COMMIT
 from kept.storage.segments.txn_index import AbortedTxn
 
 

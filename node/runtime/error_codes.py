@@ -56,6 +56,7 @@ _NAMES: Final[dict[str, int]] = {
     "OutOfOrderSequenceNumber": 45,
     "UnknownProducerId": 59,
     "InvalidTxnState": 48,
+    "TransactionCoordinatorFenced": 52,
     "OffsetOutOfRange": OFFSET_OUT_OF_RANGE,
     "OffsetNotAvailable": 78,
     "NotLeaderOrFollower": NOT_LEADER_OR_FOLLOWER,

@@ -36,7 +36,7 @@ def append(
     first = found[0][2]
     if first < log.log_end_offset:
         log.truncate_fully_and_start_at(first)
-    _stage(log, memoryview(batches), found, now_ms)
+    stage(log, memoryview(batches), found, now_ms)
     return first, found[-1][3]
 
 
@@ -63,7 +63,8 @@ def _check_order(log: Log, batches: list[ReplicaBatch]) -> None:
         empty = False
 
 
-def _stage(log: Log, view: memoryview, batches: list[ReplicaBatch], now_ms: int) -> None:
+def stage(log: Log, view: memoryview, batches: list[ReplicaBatch], now_ms: int) -> None:
+    """Stage batches at the log's end that have their offsets and epochs, whatever they hold."""
     tail = log.tail
     start = end = 0
     latest = log.leader_epochs.latest

@@ -13,7 +13,7 @@ What holds, always:
 A :class:`Log` keeps its parts in step: the :class:`~kept.storage.log.tail.Tail` that is appended
 to, the :class:`~kept.storage.log.durability.Durability` of what is written, segments, leader
 epochs, producers. The append path does no work per record and creates no object beyond its answer
-(:class:`AppendInfo`).
+(:class:`AppendInfo`). Long because whoever uses a log does it here, and its parts only here.
 """
 
 from __future__ import annotations
@@ -50,12 +50,21 @@ from kept.storage.log.log_reader import TimestampOffset
 from kept.storage.log.retention import RetiredFiles
 from kept.storage.log.tail import Tail
 from kept.storage.producers.producer_states import ProducerQuota
-from kept.storage.records import CheckedBatch
+from kept.storage.producers.verification import VerificationGuard
+from kept.storage.records import CheckedBatch, EndTxnMarker, build_control_batch
 from kept.storage.segments.log_segments import Segments
 from kept.storage.segments.segment import Segment
 from kept.storage.segments.swap import SwapPlan
 from kept.storage.segments.txn_index import AbortedTxn
-from kept.storage.types import MAX_INT64, NO_TIMESTAMP, LogConfig, TimestampType, TopicPartition
+from kept.storage.types import (
+    MAX_INT64,
+    NO_SEQUENCE,
+    NO_TIMESTAMP,
+    AppendOrigin,
+    LogConfig,
+    TimestampType,
+    TopicPartition,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -227,12 +236,19 @@ class Log:
 
     # Appending.
 
-    def append(self, checked: CheckedBatch, leader_epoch: int, now_ms: int) -> AppendInfo:
+    def append(
+        self,
+        checked: CheckedBatch,
+        leader_epoch: int,
+        now_ms: int,
+        guard: VerificationGuard | None = None,
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+    ) -> AppendInfo:
         """Stage a checked batch: offsets and epoch are written into it, producer state moves.
 
-        ``checked.data`` must not change until :meth:`write`. Raises RecordListTooLarge,
-        OutOfOrderSequenceNumber, InvalidProducerEpoch (nothing staged), MachineError when rolling
-        fails.
+        ``checked.data`` must not change until :meth:`write`. ``guard``: of a transaction that is
+        not open here yet. Raises RecordListTooLarge, OutOfOrderSequenceNumber,
+        InvalidProducerEpoch, InvalidTxnState (nothing staged), MachineError when rolling fails.
         """
         if self.failed is not None:
             raise KafkaStorageError(str(self.failed))
@@ -247,9 +263,16 @@ class Log:
         timestamp = checked.max_timestamp
         append_time = timestamp if self._log_append_time else NO_TIMESTAMP
         if producer_id >= 0:
-            again = self.producers.check(
-                producer_id, checked.producer_epoch, checked.base_sequence, count
-            )
+            if checked.is_transactional:
+                client = origin is AppendOrigin.CLIENT
+                again = self.producers.check_transactional(
+                    producer_id, checked.producer_epoch,
+                    checked.base_sequence if client else NO_SEQUENCE, count, guard,
+                )  # fmt: skip
+            else:
+                again = self.producers.check(
+                    producer_id, checked.producer_epoch, checked.base_sequence, count
+                )
             if again is not None:
                 return AppendInfo(
                     again.first_offset, again.last_offset,
@@ -260,10 +283,7 @@ class Log:
         base = tail.end_offset
         last = base + count - 1
         if leader_epoch != self._epoch:
-            self._epoch = -1
-            self.leader_epochs.enter(leader_epoch, base)
-            self.leader_epochs.save()
-            self._epoch = leader_epoch
+            self._enter_epoch(leader_epoch)
         if not tail.has_room(tail.staged_bytes, size, last, timestamp, now_ms):
             self.roll(now_ms)
         data: Bytes = checked.data
@@ -280,6 +300,43 @@ class Log:
                 timestamp, checked.is_transactional,
             )  # fmt: skip
         return _made(AppendInfo, (base, last, append_time, self.log_start_offset, False))
+
+    def _enter_epoch(self, leader_epoch: int) -> None:
+        self._epoch = -1
+        self.leader_epochs.enter(leader_epoch, self.log_end_offset)
+        self.leader_epochs.save()
+        self._epoch = leader_epoch
+
+    def append_marker(
+        self,
+        marker: EndTxnMarker,
+        producer_id: int,
+        producer_epoch: int,
+        leader_epoch: int,
+        now_ms: int,
+        *,
+        is_tv2: bool = False,
+    ) -> AppendInfo:
+        """Stage the end of a producer's transaction, which need not have begun here.
+
+        ``is_tv2``: its epoch is a new one. Raises InvalidProducerEpoch,
+        TransactionCoordinatorFenced (nothing staged), MachineError when rolling fails.
+        """
+        if self.failed is not None:
+            raise KafkaStorageError(str(self.failed))
+        self.producers.check_marker(
+            producer_id, producer_epoch, marker.coordinator_epoch, is_tv2=is_tv2
+        )
+        if leader_epoch != self._epoch:
+            self._enter_epoch(leader_epoch)
+        base = self.log_end_offset
+        batch = build_control_batch(
+            marker, producer_id, producer_epoch, now_ms, base_offset=base,
+            leader_epoch=leader_epoch, timestamp_type=self._config.message_timestamp_type,
+        )  # fmt: skip
+        found = (0, len(batch), base, base, now_ms, leader_epoch, producer_id)
+        follower_append.stage(self, memoryview(batch), [found], now_ms)
+        return AppendInfo(base, base, NO_TIMESTAMP, self.log_start_offset, False)
 
     def append_as_follower(
         self, batches: Bytes, now_ms: int | None = None, *, max_leader_epoch: int | None = None

@@ -109,5 +109,5 @@ def _start_at(log: Log, offset: int) -> None:
     log.log_start_offset = offset
     log.durability.cut(offset)
     log.tail.reset(offset)
-    log.producers.clear(offset)
+    log.producers.clear()
     log.disk.fsync_dir(log.directory)

@@ -22,7 +22,7 @@ from kept.storage.producers.producer_states import (
     ProducerState,
     ProducerStates,
 )
-from kept.storage.records import BatchHeader, read_header, scan
+from kept.storage.records import BatchHeader, read_header, read_marker, scan
 from kept.storage.records.header import LENGTH_PREFIX_BYTES
 from kept.storage.segments.log_segments import Segments
 from kept.storage.segments.segment import Segment
@@ -30,7 +30,6 @@ from kept.storage.segments.txn_index import AbortedTxn
 
 TAIL_BYTES: Final = 8 << 20
 """How far back a clean start looks for the last five batches of each producer in the snapshot."""
-_MARKER_ABORT: Final = 0
 _LENGTH_AND_PRODUCER: Final = Struct(">8xi31xq")
 """batchLength and producerId of a header."""
 
@@ -70,7 +69,7 @@ class ProducerStateManager:
         rebuilt = scanned or []
         for segment in rebuilt:
             segment.reset_aborted([])
-        states.clear(segments.bases[0])
+        states.clear()
         wanted = min((s.base_offset for s in rebuilt), default=end_offset)
         start = segments.bases[0]
         available = self.snapshot_offsets()
@@ -81,8 +80,7 @@ class ProducerStateManager:
                 entries = self._read(offset)
                 if entries is None:
                     continue
-                for producer_id, state in entries:
-                    states.put(producer_id, state)
+                states.restore(entries)
                 start = offset
                 break
         else:
@@ -99,7 +97,6 @@ class ProducerStateManager:
             _replay(segment, states, start, any(segment is s for s in rebuilt))
         if start == end_offset and len(states):
             _fill_last_batches(segments.active, states)
-        states.end_offset = end_offset
         for segment in rebuilt:
             if segment is not segments.active:
                 segment.save_aborted()
@@ -199,13 +196,12 @@ def note_producer(
     if not header.record_count:
         return None
     columns = scan(memoryview(data)[position : position + header.size_bytes])
-    key, value = columns.key(0), columns.value(0)
-    if key is None or len(key) < 4 or key[1] != 0 or key[3] > 1:
+    marker = read_marker(columns.key(0), columns.value(0))
+    if marker is None:
         return None
-    coordinator_epoch = int.from_bytes(value[2:6], "big", signed=True) if value else -1
     completed = producers.update_marker(
         header.producer_id, header.producer_epoch, header.base_offset, header.max_timestamp,
-        coordinator_epoch, key[3] == _MARKER_ABORT,
+        marker.coordinator_epoch, not marker.is_commit,
     )  # fmt: skip
     if completed is None or not completed.aborted:
         return None

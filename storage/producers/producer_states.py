@@ -8,8 +8,14 @@ Rules are Apache Kafka's (``ProducerStateManager``, ``ProducerAppendInfo``):
 - within an epoch sequences follow one another and wrap after 2^31 - 1, the first is 0, also after
   a transaction's marker that brought the epoch; a producer without state here (expired, or its
   records are gone) may start anywhere (KIP-360);
+- the first batch of a transaction needs a guard (:mod:`kept.storage.producers.verification`), and a
+  plain batch none of its producer's transactions open; a batch of a newer epoch joins one that is;
+- a marker is of no older epoch, nor of an older coordinator, than is known;
 - a producer with no open transaction is forgotten ``producer.id.expiration.ms`` after its last
-  batch.
+  batch or marker.
+
+Batches of a coordinator (offsets that are committed in a transaction) have no sequences. What comes
+from a leader is not judged at all.
 
 Ours: anybody may invent producer ids, so a log remembers :data:`MOST_OF_A_LOG` and all logs that
 share a :class:`ProducerQuota` together what that allows. One more makes its log forget one that has
@@ -17,19 +23,25 @@ been silent for long, as if its time were over: it loses the recognition of its 
 else.
 
 State is rebuilt from a snapshot and the batches above it, so it never decides what is in the log.
-Transactions are understood, for logs that Apache Kafka wrote: the first unstable offset and the
-index of aborted transactions follow from the markers.
+The first unstable offset and the index of aborted transactions follow from the markers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from threading import Lock
 from typing import Final, NamedTuple
 
-from kept.storage.errors import InvalidProducerEpoch, InvariantViolation, OutOfOrderSequenceNumber
-from kept.storage.types import MAX_INT32, NO_LEADER_EPOCH, NO_OFFSET, NO_SEQUENCE
+from kept.storage.errors import (
+    InvalidProducerEpoch,
+    InvalidTxnState,
+    InvariantViolation,
+    OutOfOrderSequenceNumber,
+    TransactionCoordinatorFenced,
+)
+from kept.storage.producers.verification import VerificationGuard, VerificationGuards
+from kept.storage.types import MAX_INT16, MAX_INT32, NO_LEADER_EPOCH, NO_OFFSET, NO_SEQUENCE
 
 BATCHES_KEPT: Final = 5
 """Batches a producer may have in flight, so as many are remembered (Kafka's limit)."""
@@ -113,18 +125,21 @@ class CompletedTxn(NamedTuple):
 
 
 class ProducerStates:
-    """All producers of a log, by producer id. ``end_offset``: the state covers all below it."""
+    """All producers of a log, by producer id."""
 
-    __slots__ = ("_counted", "_ended", "_open", "_quota", "_states", "end_offset", "expiration_ms")
+    __slots__ = (
+        "_counted", "_ended", "_open", "_quota", "_states", "expiration_ms", "guards",
+    )  # fmt: skip
 
     def __init__(self, expiration_ms: int, quota: ProducerQuota | None = None) -> None:
         self.expiration_ms = expiration_ms
         self._quota = quota or ProducerQuota()
         self._counted = 0
         """How many of :attr:`_states` are counted there."""
-        self.end_offset = 0
         self._states: dict[int, ProducerState] = {}
+        self.guards = VerificationGuards()
         self._open: dict[int, int] = {}
+        """First offset of each open transaction, ascending."""
         self._ended: list[tuple[int, int]] = []
         """(first offset, marker's offset) of transactions whose marker may not be committed."""
 
@@ -145,35 +160,100 @@ class ProducerStates:
     def check(
         self, producer_id: int, epoch: int, first_sequence: int, record_count: int
     ) -> ProducerBatch | None:
-        """Whether a batch from a client may be appended; a duplicate's first writing if it is one.
+        """Whether a plain batch from a client may be appended; a duplicate's first writing if it is
+        one.
 
-        Raises InvalidProducerEpoch and OutOfOrderSequenceNumber.
+        Raises InvalidProducerEpoch, OutOfOrderSequenceNumber, InvalidTxnState.
         """
         state = self._states.get(producer_id)
         if state is None:
             return None
-        if epoch != state.epoch:
-            if epoch < state.epoch:
-                raise InvalidProducerEpoch(
-                    f"producer {producer_id} has epoch {state.epoch}, the batch {epoch}"
+        if epoch != state.epoch or first_sequence != (state.last_sequence + 1) & MAX_INT32:
+            again = _check_sequence(producer_id, state, epoch, first_sequence, record_count)
+            if again is not None:
+                return again
+        if state.txn_first_offset is not None:
+            raise InvalidTxnState(
+                f"producer {producer_id} has a transaction open since offset "
+                f"{state.txn_first_offset}, and the batch is not part of it"
+            )
+        return None
+
+    def check_transactional(
+        self,
+        producer_id: int,
+        epoch: int,
+        first_sequence: int,
+        record_count: int,
+        guard: VerificationGuard | None,
+    ) -> ProducerBatch | None:
+        """The same for a batch of a transaction; ``guard`` is proof that its coordinator was asked.
+
+        A negative ``first_sequence``: it is of a coordinator. Raises InvalidProducerEpoch,
+        InvalidTxnState, OutOfOrderSequenceNumber.
+        """
+        again = self.find_duplicate(producer_id, epoch, first_sequence, record_count)
+        if again is not None:
+            return again
+        state = self._states.get(producer_id)
+        if not self.is_open(producer_id, epoch):
+            if guard is None or self.guards.get(producer_id) is not guard:
+                raise InvalidTxnState(
+                    f"producer {producer_id} epoch {epoch} has no transaction open here, and none "
+                    "was verified since the last one ended"
                 )
-            if first_sequence != 0:
+            if first_sequence > guard.lowest_sequence >= 0 or (
+                guard.is_tv2 and state is None and first_sequence > 0
+            ):
                 raise OutOfOrderSequenceNumber(
-                    f"producer {producer_id} begins epoch {epoch} with sequence "
-                    f"{first_sequence}; expected 0"
+                    f"producer {producer_id} epoch {epoch}: sequence {first_sequence} begins a "
+                    f"transaction here; expected {0 if guard.is_tv2 else guard.lowest_sequence}"
                 )
+        if state is not None and first_sequence >= 0:
+            _check_sequence(producer_id, state, epoch, first_sequence, record_count)
+        return None
+
+    def find_duplicate(
+        self, producer_id: int, epoch: int, first_sequence: int, record_count: int
+    ) -> ProducerBatch | None:
+        """The first writing of a batch that is here already. Raises InvalidProducerEpoch."""
+        state = self._states.get(producer_id)
+        if state is None:
             return None
-        last = state.last_sequence
-        if first_sequence == (last + 1) & MAX_INT32:
+        _check_epoch(producer_id, state, epoch)
+        if epoch != state.epoch or first_sequence < 0:
             return None
-        last_sequence = (first_sequence + record_count - 1) & MAX_INT32
-        for batch in reversed(state.batches):
-            if batch.last_sequence == last_sequence and batch.first_sequence == first_sequence:
-                return batch
-        raise OutOfOrderSequenceNumber(
-            f"producer {producer_id} epoch {epoch}: sequence {first_sequence} after {last}; "
-            f"expected {(last + 1) & MAX_INT32}"
-        )
+        return _find_duplicate(state, first_sequence, record_count)
+
+    def is_open(self, producer_id: int, epoch: int) -> bool:
+        """A transaction of that epoch is open here."""
+        state = self._states.get(producer_id)
+        return state is not None and state.txn_first_offset is not None and state.epoch == epoch
+
+    def check_marker(
+        self, producer_id: int, epoch: int, coordinator_epoch: int, *, is_tv2: bool
+    ) -> None:
+        """Whether a marker may be appended.
+
+        In version 2 it brings a new epoch; one that is there already came twice, unless it ends
+        something (that of an exhausted epoch does). Raises InvalidProducerEpoch,
+        TransactionCoordinatorFenced.
+        """
+        state = self._states.get(producer_id)
+        if state is None:
+            return
+        known = state.epoch
+        ends_another = is_tv2 and epoch == known != MAX_INT16 and state.txn_first_offset is not None
+        if epoch < known or ends_another:
+            raise InvalidProducerEpoch(
+                f"producer {producer_id} has epoch {known} and "
+                f"{'an open' if ends_another else 'no'} transaction, the marker epoch {epoch}"
+            )
+        if coordinator_epoch < state.coordinator_epoch:
+            raise TransactionCoordinatorFenced(
+                f"producer {producer_id}: the marker is of coordinator epoch {coordinator_epoch}, "
+                f"the last one was of {state.coordinator_epoch}"
+            )
 
     def update(  # noqa: PLR0917
         self, producer_id: int, epoch: int, first_sequence: int, offset_delta: int,
@@ -196,8 +276,10 @@ class ProducerStates:
         if len(batches) > BATCHES_KEPT:
             del batches[0]
         state.last_timestamp = timestamp
-        if is_transactional and state.txn_first_offset is None:
-            state.txn_first_offset = self._open[producer_id] = last_offset - offset_delta
+        if is_transactional:
+            if state.txn_first_offset is None:
+                state.txn_first_offset = self._open[producer_id] = last_offset - offset_delta
+            self.guards.appended(producer_id, epoch)
 
     def update_marker(  # noqa: PLR0917
         self, producer_id: int, epoch: int, offset: int, timestamp: int,
@@ -211,6 +293,7 @@ class ProducerStates:
         elif epoch != state.epoch:
             state.epoch = epoch
             state.batches.clear()
+        self.guards.ended(producer_id, epoch)
         state.coordinator_epoch = coordinator_epoch
         state.last_timestamp = timestamp
         first, state.txn_first_offset = state.txn_first_offset, None
@@ -223,7 +306,7 @@ class ProducerStates:
     @property
     def first_unstable_offset(self) -> int | None:
         """First offset of the oldest open transaction."""
-        return min(self._open.values()) if self._open else None
+        return next(iter(self._open.values()), None)
 
     def first_undecided_offset(self, high_watermark: int, log_start_offset: int) -> int | None:
         """First readable offset of the oldest transaction that is open, or whose marker is not
@@ -247,6 +330,7 @@ class ProducerStates:
     def expire(self, now_ms: int) -> int:
         """Forget producers that were silent for too long; returns how many."""
         horizon = now_ms - self.expiration_ms
+        self.guards.expire(horizon)
         gone = [
             producer_id
             for producer_id, state in self._states.items()
@@ -282,31 +366,37 @@ class ProducerStates:
     def __del__(self) -> None:
         self._quota.add(-self._counted)
 
-    def clear(self, end_offset: int) -> None:
-        """Forget everything; the state now covers all below ``end_offset``."""
+    def clear(self) -> None:
+        """Forget everything."""
         self._states.clear()
         self._count()
         self._open.clear()
         self._ended.clear()
-        self.end_offset = end_offset
 
-    def put(self, producer_id: int, state: ProducerState) -> None:
-        """Take a producer over from a snapshot."""
-        self._states[producer_id] = state
-        if state.txn_first_offset is not None:
-            self._open[producer_id] = state.txn_first_offset
+    def restore(self, producers: Iterable[tuple[int, ProducerState]]) -> None:
+        """Take over the producers of a snapshot; there are no others."""
+        self._states.update(producers)
+        self._count()
+        began = ((pid, state.txn_first_offset) for pid, state in self._states.items())
+        found = [(first, pid) for pid, first in began if first is not None]
+        self._open.update((pid, first) for first, pid in sorted(found))
 
     def truncate_from_start(self, log_start_offset: int) -> None:
-        """The log now starts there: transactions open below it are no longer readable."""
+        """The log now starts there: a transaction all of whose records are below it is forgotten,
+        as if it had none. The next batch of its producer begins it anew. (A start of the log after
+        that lets it begin at the log start, where nothing of it is: that hides too much, not too
+        little.)
+        """
         for producer_id, first in list(self._open.items()):
-            if first < log_start_offset:
-                state = self._states[producer_id]
-                if state.last_offset < log_start_offset:
-                    state.txn_first_offset = None
-                    del self._open[producer_id]
+            state = self._states[producer_id]
+            if first < log_start_offset and state.last_offset < log_start_offset:
+                state.txn_first_offset = None
+                del self._open[producer_id]
 
     def check_invariants(self) -> None:
         """Raises InvariantViolation."""
+        if list(self._open.values()) != sorted(self._open.values()):
+            raise InvariantViolation("open transactions do not ascend")
         for producer_id, state in self._states.items():
             last = NO_OFFSET
             for batch in state.batches:
@@ -317,3 +407,45 @@ class ProducerStates:
                 raise InvariantViolation(f"producer {producer_id}: too many batches kept")
             if (state.txn_first_offset is None) == (producer_id in self._open):
                 raise InvariantViolation(f"producer {producer_id}: open transactions disagree")
+
+
+def _check_epoch(producer_id: int, state: ProducerState, epoch: int) -> None:
+    if epoch < state.epoch:
+        raise InvalidProducerEpoch(
+            f"producer {producer_id} has epoch {state.epoch}, the batch {epoch}"
+        )
+
+
+def _find_duplicate(
+    state: ProducerState, first_sequence: int, record_count: int
+) -> ProducerBatch | None:
+    last_sequence = (first_sequence + record_count - 1) & MAX_INT32
+    for batch in reversed(state.batches):
+        if batch.last_sequence == last_sequence and batch.first_sequence == first_sequence:
+            return batch
+    return None
+
+
+def _check_sequence(
+    producer_id: int, state: ProducerState, epoch: int, first_sequence: int, record_count: int
+) -> ProducerBatch | None:
+    """Whether a batch follows what is known; the first writing of one that is here."""
+    _check_epoch(producer_id, state, epoch)
+    if epoch > state.epoch:
+        if first_sequence != 0:
+            raise OutOfOrderSequenceNumber(
+                f"producer {producer_id} begins epoch {epoch} with sequence "
+                f"{first_sequence}; expected 0"
+            )
+        return None
+    last = state.last_sequence
+    expected = (last + 1) & MAX_INT32
+    if first_sequence == expected:
+        return None
+    again = _find_duplicate(state, first_sequence, record_count)
+    if again is None:
+        raise OutOfOrderSequenceNumber(
+            f"producer {producer_id} epoch {epoch}: sequence {first_sequence} after {last}; "
+            f"expected {expected}"
+        )
+    return again

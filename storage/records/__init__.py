@@ -24,6 +24,7 @@ from kept.storage.records.columns import (
     Record,
     RecordColumns,
 )
+from kept.storage.records.control import EndTxnMarker, build_control_batch, read_marker
 from kept.storage.records.header import (
     HEADER_BYTES,
     BatchHeader,
@@ -77,6 +78,7 @@ __all__ = [
     "Buffer",
     "CheckRules",
     "CheckedBatch",
+    "EndTxnMarker",
     "Field",
     "HeaderLists",
     "Record",
@@ -86,6 +88,7 @@ __all__ = [
     "Rows",
     "build_area_batch",
     "build_batch",
+    "build_control_batch",
     "check",
     "check_replica",
     "check_replicas",
@@ -97,6 +100,7 @@ __all__ = [
     "patch",
     "read_block",
     "read_header",
+    "read_marker",
     "read_piece",
     "records",
     "scan",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from uuid import UUID
 
 from kept.compaction.cleaner.job import Job, Source
-from kept.compaction.cleaner.scan_stats import COMMIT, Control, ScanStats
+from kept.compaction.cleaner.scan_stats import Control, ScanStats
 from kept.compaction.cleaner.transactions import Markers, decide
+from kept.storage.records.control import COMMIT
 from kept.storage.types import Generation, LogConfig
 
 NOW, PASSED = 10_000, 9_000

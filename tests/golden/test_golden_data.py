@@ -272,7 +272,7 @@ def test_the_examples_of_a_segment():
     assert aborted == example("segment.md", "txnindex")
     states, state = ProducerStates(1), ProducerState(1, NOW)
     state.batches.append(ProducerBatch(4, 104, 4, NOW))
-    states.put(7, state)
+    states.restore([(7, state)])
     assert snapshots.encode(states) == example("segment.md", "snapshot")
 
 

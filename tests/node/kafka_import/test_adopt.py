@@ -122,7 +122,7 @@ def _open_transaction(kafka: Path) -> None:
     states = ProducerStates(1)
     state = ProducerState(0, 1)
     state.txn_first_offset = 3
-    states.put(5, state)
+    states.restore([(5, state)])
     (kafka / "plain-1" / f"{9:020d}.snapshot").write_bytes(snapshots.encode(states))
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from struct import pack
 
 import pytest
 
 from kept.storage.disk import Disk
-from kept.storage.records import build_batch, headers
+from kept.storage.records import EndTxnMarker, build_batch, build_control_batch, headers
+from kept.storage.records.control import ABORT, COMMIT
 from kept.storage.segments.txn_index import AbortedTxn
 from kept.storage.types import LogConfig
 
 CONFIG = LogConfig(segment_bytes=600, index_interval_bytes=100)
-ABORT, COMMIT = 0, 1
 
 
 class Feed:
@@ -37,10 +36,9 @@ class Feed:
         return made
 
     def marker(self, pid: int, kind: int) -> bytes:
-        row = (self.kit.NOW, pack(">hh", 0, kind), pack(">hi", 0, 4), ())
-        made = build_batch(
-            [row], base_offset=self.offset, producer_id=pid, producer_epoch=0,
-            is_transactional=True, is_control=True, leader_epoch=0,
+        made = build_control_batch(
+            EndTxnMarker(kind == COMMIT, 4), pid, 0, self.kit.NOW, base_offset=self.offset,
+            leader_epoch=0,
         )  # fmt: skip
         self.offset += 1
         return made

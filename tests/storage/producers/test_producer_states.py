@@ -6,18 +6,44 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kept.storage.errors import DamagedData, InvalidProducerEpoch, OutOfOrderSequenceNumber
+from kept.storage.errors import (
+    DamagedData,
+    InvalidProducerEpoch,
+    InvalidTxnState,
+    OutOfOrderSequenceNumber,
+    TransactionCoordinatorFenced,
+)
 from kept.storage.producers import producer_states as producers
-from kept.storage.producers import snapshots
+from kept.storage.producers import snapshots, verification
 from kept.storage.producers.producer_states import BATCHES_KEPT, ProducerQuota, ProducerStates
+from kept.storage.producers.verification import VerificationGuard
 from kept.storage.segments import txn_index
 from kept.storage.segments.txn_index import AbortedTxn
 from kept.storage.types import MAX_INT32
 
 
+def guard(
+    states: ProducerStates,
+    epoch: int = 0,
+    sequence: int = 0,
+    *,
+    pid: int = 1,
+    is_tv2: bool = False,
+    leader_epoch: int = 0,
+    now: int = 0,
+) -> VerificationGuard:
+    return states.guards.obtain(
+        pid, epoch, sequence, is_tv2=is_tv2, leader_epoch=leader_epoch, now_ms=now
+    )
+
+
 def send(states: ProducerStates, offset: int, sequence: int, count: int = 1, *, epoch: int = 0,
          pid: int = 1, now: int = 0, txn: bool = False):  # fmt: skip
-    again = states.check(pid, epoch, sequence, count)
+    if txn:
+        proof = guard(states, epoch, sequence, pid=pid)
+        again = states.check_transactional(pid, epoch, sequence, count, proof)
+    else:
+        again = states.check(pid, epoch, sequence, count)
     if again is None:
         states.update(pid, epoch, sequence, count - 1, offset + count - 1, now, txn)
     states.check_invariants()
@@ -58,7 +84,7 @@ def test_logs_share_the_room_for_producers_and_give_it_back() -> None:
     assert room.used == sum(map(len, several)) <= 30 + len(several)
     assert 1 in several[0], "its transaction is open"
     several[1].expire(10_000)
-    several[2].clear(7)
+    several[2].clear()
     assert room.used == len(several[0])
     several.clear()
     states = None
@@ -192,8 +218,176 @@ def test_sequences_begin_at_zero_after_a_marker() -> None:
     with pytest.raises(OutOfOrderSequenceNumber):
         send(states, 8, 9, epoch=5, pid=2)
     copied = ProducerStates(1000)
-    for pid, state in snapshots.decode("x", snapshots.encode(states)):
-        copied.put(pid, state)
+    copied.restore(snapshots.decode("x", snapshots.encode(states)))
     with pytest.raises(OutOfOrderSequenceNumber):
         copied.check(2, 5, 9, 1)
     assert copied.check(2, 5, 0, 1) is None
+
+
+FENCED, SEQUENCE, STATE, COORDINATOR = (
+    InvalidProducerEpoch, OutOfOrderSequenceNumber, InvalidTxnState, TransactionCoordinatorFenced,
+)  # fmt: skip
+
+UNKNOWN = ()
+OPEN = (("data", 3, 0),)
+"""Epoch 3 with sequence 0, its transaction open."""
+ENDED = (("data", 3, 0), ("marker", 3, 7))
+"""The same, ended in version 1 by coordinator epoch 7."""
+BUMPED = (("data", 3, 0), ("marker", 4, 7))
+"""Ended in version 2."""
+EXHAUSTED = (("data", 32767, 0),)
+
+
+def built(history: tuple[tuple[str, int, int], ...]) -> ProducerStates:
+    """Producer 1 after batches (epoch, sequence) and markers (epoch, coordinator epoch)."""
+    states = ProducerStates(1000)
+    for offset, (kind, epoch, number) in enumerate(history):
+        if kind == "data":
+            send(states, offset, number, epoch=epoch, txn=True)
+        else:
+            states.update_marker(1, epoch, offset, 0, number, False)
+    states.check_invariants()
+    return states
+
+
+@pytest.mark.parametrize(
+    ("history", "epoch", "sequence", "asked", "expected"),
+    [
+        # asked: None nobody was, else (epoch, sequence, version 2) of the guard that is shown.
+        (UNKNOWN, 3, 0, None, STATE),
+        (UNKNOWN, 3, 0, (3, 0, False), None),
+        (UNKNOWN, 3, 9, (3, 9, False), None),  # KIP-360: its records may be gone
+        (UNKNOWN, 3, 9, (3, 9, True), SEQUENCE),
+        (UNKNOWN, 3, 9, (3, 4, False), SEQUENCE),  # one before it was refused meanwhile
+        (OPEN, 3, 1, None, None),
+        (OPEN, 3, 2, None, SEQUENCE),
+        (OPEN, 2, 1, (2, 1, False), FENCED),
+        (OPEN, 4, 0, None, STATE),
+        (OPEN, 4, 0, (4, 0, True), None),  # joins what is open
+        (OPEN, 4, 1, (4, 1, True), SEQUENCE),
+        (ENDED, 3, 1, None, STATE),
+        (ENDED, 3, 1, (3, 1, False), None),
+        (ENDED, 3, 2, (3, 2, False), SEQUENCE),
+        (ENDED, 2, 1, None, FENCED),  # before it is said that nothing is open
+        (BUMPED, 3, 1, None, FENCED),
+        (BUMPED, 4, 0, (4, 0, True), None),
+        (BUMPED, 4, 1, (4, 1, True), SEQUENCE),
+        (BUMPED, 4, 0, None, STATE),
+    ],
+)
+def test_the_first_batch_of_a_transaction(history, epoch, sequence, asked, expected) -> None:
+    states = built(history)
+    proof = None if asked is None else guard(states, *asked[:2], is_tv2=asked[2])
+    if expected is None:
+        assert states.check_transactional(1, epoch, sequence, 1, proof) is None
+    else:
+        with pytest.raises(expected):
+            states.check_transactional(1, epoch, sequence, 1, proof)
+
+
+def test_batches_of_a_coordinator_have_no_sequences_and_no_duplicates() -> None:
+    states = built(OPEN)
+    states.check_transactional(1, 3, -1, 1, None)
+    with pytest.raises(STATE):
+        states.check_transactional(2, 0, -1, 1, None)
+    states.check_transactional(2, 0, -1, 1, guard(states, 0, -1, pid=2))
+    with pytest.raises(FENCED):
+        states.check_transactional(1, 2, -1, 1, None)
+
+
+@pytest.mark.parametrize(
+    ("history", "epoch", "sequence", "expected"),
+    [
+        (OPEN, 3, 1, STATE),
+        (OPEN, 4, 0, STATE),
+        (OPEN, 3, 2, SEQUENCE),
+        (OPEN, 2, 1, FENCED),
+        (ENDED, 3, 1, None),
+        (BUMPED, 4, 0, None),
+    ],
+)
+def test_a_plain_batch_inside_a_transaction(history, epoch, sequence, expected) -> None:
+    states = built(history)
+    if expected is None:
+        assert states.check(1, epoch, sequence, 1) is None
+    else:
+        with pytest.raises(expected):
+            states.check(1, epoch, sequence, 1)
+
+
+def test_duplicates_are_known_before_anybody_is_asked() -> None:
+    for history in (OPEN, ENDED):
+        states = built(history)
+        assert states.find_duplicate(1, 3, 0, 1).first_offset == 0
+        assert states.check_transactional(1, 3, 0, 1, None).first_offset == 0
+        assert (
+            states.find_duplicate(1, 3, 1, 1) is None and states.find_duplicate(2, 0, 0, 1) is None
+        )
+    with pytest.raises(FENCED):
+        built(BUMPED).find_duplicate(1, 3, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("history", "epoch", "coordinator", "is_tv2", "expected"),
+    [
+        (UNKNOWN, 0, 0, False, None),
+        (UNKNOWN, 0, 0, True, None),
+        (OPEN, 3, 7, False, None),
+        (OPEN, 2, 7, False, FENCED),
+        (OPEN, 4, 7, False, None),  # fenced: the epoch grew by that
+        (OPEN, 3, 7, True, FENCED),  # it ended the one before
+        (OPEN, 4, 7, True, None),
+        (ENDED, 3, 7, True, None),
+        (BUMPED, 4, 7, True, None),  # the same once more
+        (BUMPED, 3, 7, True, FENCED),
+        (BUMPED, 4, 6, True, COORDINATOR),
+        (BUMPED, 3, 6, False, FENCED),
+        (ENDED, 3, 6, False, COORDINATOR),
+        (ENDED, 4, 8, False, None),
+        (EXHAUSTED, 32767, 7, True, None),
+    ],
+)
+def test_which_markers_are_taken(history, epoch, coordinator, is_tv2, expected) -> None:
+    states = built(history)
+    if expected is None:
+        states.check_marker(1, epoch, coordinator, is_tv2=is_tv2)
+    else:
+        with pytest.raises(expected):
+            states.check_marker(1, epoch, coordinator, is_tv2=is_tv2)
+
+
+def test_what_lets_a_guard_go() -> None:
+    """An answer that was on its way when its transaction ended is not of the next one."""
+    states = built(ENDED)
+    held = guard(states, 3, 1)
+    assert guard(states, 3, 4) is held and held.lowest_sequence == 1
+    assert guard(states, 3, 0) is held and held.lowest_sequence == 0
+    states.update_marker(1, 3, 5, 0, 7, False)
+    for sequence in (-1, 1):
+        with pytest.raises(STATE):
+            states.check_transactional(1, 3, sequence, 1, held)
+    assert guard(states, 3, 1) is not held
+    held = guard(states, 3, 1)
+    assert guard(states, 4, 0) is not held, "of a newer epoch"
+    assert guard(states, 3, 1).epoch == 4, "an older one asks with it, and is told so"
+    held = guard(states, 4, 0)
+    assert guard(states, 4, 0, leader_epoch=1) is not held
+    states.update(1, 4, 0, 0, 6, 0, True)
+    assert states.guards.get(1) is None
+    for is_tv2, epoch, stays in ((False, 5, False), (True, 5, True), (True, 6, False)):
+        held = guard(states, 5, 0, is_tv2=is_tv2)
+        states.update_marker(1, epoch, 7, 0, 7, False)
+        assert (states.guards.get(1) is held) is stays, (is_tv2, epoch)
+        states.guards.clear()
+    guard(states, 6, 0, now=500)
+    states.expire(1499)
+    assert len(states.guards) == 1
+    states.expire(1500)
+    assert len(states.guards) == 0
+
+
+def test_a_log_has_so_many_guards(monkeypatch) -> None:
+    monkeypatch.setattr(verification, "MOST_OF_A_LOG", 3)
+    states = ProducerStates(1000)
+    held = [guard(states, pid=pid) for pid in range(5)]
+    assert [states.guards.get(pid) for pid in range(5)] == [None, None, *held[2:]]

@@ -1,0 +1,101 @@
+"""Guards of transactions that a log has not seen a batch of yet (KIP-890).
+
+The first batch of a transaction is appended only after its coordinator was asked whether the
+transaction is open, and holds this partition. Until the answer is here the transaction may have
+ended, its marker may be in the log, and the next one may have begun: an old answer must not count
+for that one. So whoever asks holds a :class:`VerificationGuard`, by its identity; what settles the
+matter lets it go, and an append with a guard that is gone is refused.
+
+Guards are in the memory of a leader only. Kafka: ``VerificationStateEntry``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MOST_OF_A_LOG: Final = 10_000
+"""Guards of a log; one more makes the oldest go."""
+
+
+class VerificationGuard:
+    """One producer whose coordinator is asked. The object itself is the proof, not its values.
+
+    ``lowest_sequence``: of the batches that were asked for in ``epoch``; -1 for batches of a
+    coordinator, which have none. A batch that was refused while a later one was verified would
+    otherwise never fit. ``leader_epoch``: of the leader that made it. ``is_tv2``: the producer's
+    epoch grows with every transaction (transaction version 2).
+    """
+
+    __slots__ = ("created_ms", "epoch", "is_tv2", "leader_epoch", "lowest_sequence")
+
+    def __init__(
+        self, epoch: int, sequence: int, *, is_tv2: bool, leader_epoch: int, now_ms: int
+    ) -> None:
+        self.epoch = epoch
+        self.lowest_sequence = sequence
+        self.is_tv2 = is_tv2
+        self.leader_epoch = leader_epoch
+        self.created_ms = now_ms
+
+
+class VerificationGuards:
+    """The guards of a log by producer id, the oldest first."""
+
+    __slots__ = ("_guards",)
+
+    def __init__(self) -> None:
+        self._guards: dict[int, VerificationGuard] = {}
+
+    def __len__(self) -> int:
+        return len(self._guards)
+
+    def get(self, producer_id: int) -> VerificationGuard | None:
+        """The guard of a producer; None: nobody asked since it was settled."""
+        return self._guards.get(producer_id)
+
+    def obtain(
+        self,
+        producer_id: int,
+        epoch: int,
+        sequence: int,
+        *,
+        is_tv2: bool,
+        leader_epoch: int,
+        now_ms: int,
+    ) -> VerificationGuard:
+        """The guard to ask with: the one that is there, unless ``epoch`` is newer."""
+        guard = self._guards.get(producer_id)
+        if guard is None or epoch > guard.epoch or guard.leader_epoch != leader_epoch:
+            self._guards.pop(producer_id, None)
+            if len(self._guards) >= MOST_OF_A_LOG:
+                del self._guards[next(iter(self._guards))]
+            guard = self._guards[producer_id] = VerificationGuard(
+                epoch, sequence, is_tv2=is_tv2, leader_epoch=leader_epoch, now_ms=now_ms
+            )
+        elif epoch == guard.epoch:
+            guard.lowest_sequence = min(guard.lowest_sequence, sequence)
+        return guard
+
+    def appended(self, producer_id: int, epoch: int) -> None:
+        """A batch of a transaction is in the log: it is open here, and nobody needs to ask."""
+        guard = self._guards.get(producer_id)
+        if guard is not None and guard.epoch <= epoch:
+            del self._guards[producer_id]
+
+    def ended(self, producer_id: int, epoch: int) -> None:
+        """A marker is in the log: what was asked was asked of the transaction that it ended, or of
+        none. In version 2 the marker has the epoch of the next one, which may have been asked for.
+        """
+        guard = self._guards.get(producer_id)
+        if guard is not None and not (guard.is_tv2 and guard.epoch == epoch):
+            del self._guards[producer_id]
+
+    def expire(self, horizon_ms: int) -> None:
+        """Let go of guards that are as old as ``horizon_ms``."""
+        old = [pid for pid, guard in self._guards.items() if guard.created_ms <= horizon_ms]
+        for producer_id in old:
+            del self._guards[producer_id]
+
+    def clear(self) -> None:
+        """Let all go: this node does not lead any more, or leads anew."""
+        self._guards.clear()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection
-from typing import Final
+from typing import Final, NoReturn
 
 from kept.replication.events import NO_TOKEN, CommitKnown, MinIsrChanged, Token, WaitEnded
 from kept.replication.offsets import diverging_epoch, list_offset
@@ -30,8 +30,9 @@ from kept.storage.errors import (
 )
 from kept.storage.log.durability import FlushTicket
 from kept.storage.log.log import AppendInfo
-from kept.storage.records import CheckedBatch
-from kept.storage.types import MAX_INT32, IsolationLevel, LogConfig
+from kept.storage.producers.verification import VerificationGuard
+from kept.storage.records import CheckedBatch, EndTxnMarker
+from kept.storage.types import MAX_INT32, AppendOrigin, IsolationLevel, LogConfig
 
 __all__ = ["AppendInfo", "EpochTicket", "ListedOffset", "Partition", "PartitionFetch"]
 
@@ -46,25 +47,95 @@ class Partition(Replica):
 
     # Writing.
 
-    def append(self, checked: CheckedBatch, now_ms: int, acks: int = 1) -> AppendInfo:
+    def append(
+        self,
+        checked: CheckedBatch,
+        now_ms: int,
+        acks: int = 1,
+        guard: VerificationGuard | None = None,
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+    ) -> AppendInfo:
         """Stage a checked batch; readable, and in HW, after :meth:`write`.
 
-        Raises NotLeaderOrFollower, KafkaStorageError, NotEnoughReplicas (``acks`` -1 below the
-        minimum ISR), OutOfOrderSequenceNumber, InvalidProducerEpoch; then nothing was staged.
+        ``guard``: what :meth:`verification_guard` gave for it. Raises NotLeaderOrFollower,
+        KafkaStorageError, NotEnoughReplicas (``acks`` -1 below the minimum ISR),
+        OutOfOrderSequenceNumber, InvalidProducerEpoch, InvalidTxnState; then nothing was staged.
         """
+        core = self.core
+        if not self._appendable or (acks == -1 and core.below_min_isr):
+            self._refuse_append()
+        if guard is not None and guard.leader_epoch != core.leader_epoch:
+            raise NotLeaderOrFollower(
+                f"{self.topic_partition}: was verified in leader epoch {guard.leader_epoch}, here "
+                f"{core.leader_epoch}"
+            )
+        try:
+            return self.log.append(checked, core.leader_epoch, now_ms, guard, origin)
+        except MachineError as error:
+            self.failed(error)
+
+    def _refuse_append(self) -> NoReturn:
         core = self.core
         if not self._appendable:
             self._check_leader()
             raise NotLeaderOrFollower(
                 f"{self.topic_partition}: leader epoch {core.leader_epoch} is not durable yet"
             )
-        if acks == -1 and core.below_min_isr:
-            raise NotEnoughReplicas(
-                f"{self.topic_partition}: the ISR {core.isr} is below the minimum of "
-                f"{core.effective_min_isr}"
-            )
+        raise NotEnoughReplicas(
+            f"{self.topic_partition}: the ISR {core.isr} is below the minimum of "
+            f"{core.effective_min_isr}"
+        )
+
+    def verification_guard(
+        self,
+        producer_id: int,
+        epoch: int,
+        sequence: int,
+        record_count: int = 1,
+        *,
+        is_tv2: bool,
+        now_ms: int,
+    ) -> VerificationGuard | None:
+        """What :meth:`append` must be shown for a transactional batch, once its coordinator said
+        that the transaction is open and holds this partition.
+
+        None: nobody needs to be asked, it is open here, or the batch is a duplicate. A negative
+        ``sequence``: the batch is of a coordinator. Raises NotLeaderOrFollower, KafkaStorageError,
+        InvalidProducerEpoch.
+        """
+        self._check_leader()
+        producers = self.log.producers
+        if producers.find_duplicate(producer_id, epoch, sequence, record_count) is not None:
+            return None
+        if producers.is_open(producer_id, epoch):
+            return None
+        return producers.guards.obtain(
+            producer_id, epoch, sequence, is_tv2=is_tv2, leader_epoch=self.core.leader_epoch,
+            now_ms=now_ms,
+        )  # fmt: skip
+
+    def append_marker(
+        self,
+        marker: EndTxnMarker,
+        producer_id: int,
+        producer_epoch: int,
+        now_ms: int,
+        *,
+        is_tv2: bool = False,
+    ) -> AppendInfo:
+        """Stage the end of a transaction, which may hold nothing here, as with ``acks`` -1.
+
+        ``is_tv2``: by version 2, in which an end brings a new epoch. Raises NotLeaderOrFollower,
+        KafkaStorageError, NotEnoughReplicas, InvalidProducerEpoch, TransactionCoordinatorFenced;
+        then nothing was staged.
+        """
+        core = self.core
+        if not self._appendable or core.below_min_isr:
+            self._refuse_append()
         try:
-            return self.log.append(checked, core.leader_epoch, now_ms)
+            return self.log.append_marker(
+                marker, producer_id, producer_epoch, core.leader_epoch, now_ms, is_tv2=is_tv2
+            )
         except MachineError as error:
             self.failed(error)
 

@@ -352,6 +352,7 @@ class Replica:
 
     def _stop_leading(self, error: type[KeptError]) -> None:
         self._epoch_durable = False
+        self.log.producers.guards.clear()
         if self.leader_id == self.node_id:
             self.leader_id = NO_LEADER
         effects = self.core.resigned(error)

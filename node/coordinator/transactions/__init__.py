@@ -1,11 +1,14 @@
 """The transaction coordinator: transactional ids, kept in ``__transaction_state``.
 
-=======================  ==========================================================================
-:mod:`.records`          Kafka's record formats: what the log keeps of a transactional id
-:mod:`.transaction`      the transitions of one id, each a new frozen value
-:mod:`.requests`         what a request does to one id, as a function of its state
-:mod:`.events`           what happens to a core, what it wants done, what it answers
-=======================  ==========================================================================
+=========================  ========================================================================
+:mod:`.records`            Kafka's record formats: what the log keeps of a transactional id
+:mod:`.transaction`        the transitions of one id, each a new frozen value
+:mod:`.requests`           what a request does to one id, as a function of its state
+:mod:`.events`             what happens to a core, what it wants done, what it answers
+:mod:`.transactional_id`   what a core holds of one id, and of a pending append
+:mod:`.core`               the state machine of one partition: ``step(event) -> effects``
+:mod:`.markers`            which markers go to which node, and what their answers mean
+=========================  ========================================================================
 
 The behavior is that of Apache Kafka 4.3 (``TransactionCoordinator``, ``TransactionStateManager``,
 ``TransactionMarkerChannelManager``); each module says where we differ.

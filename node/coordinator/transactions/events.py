@@ -101,7 +101,8 @@ class EndTransaction(Struct, frozen=True):
     connection: Connection | None = None
 
 
-ClientRequest = InitProducerId | AddPartitions | VerifyPartitions | EndTransaction
+Change = InitProducerId | AddPartitions | EndTransaction
+ClientRequest = Change | VerifyPartitions
 
 # Events of the node.
 
@@ -151,9 +152,9 @@ class WriteMarkers(Struct, frozen=True):
 
 
 class Note(Struct, frozen=True):
-    """Something for the node's log: a transactional id, and what happened."""
+    """Something for the node's log: a transactional id, or a producer, and what happened."""
 
-    transactional_id: str
+    subject: str
     text: str
 
 

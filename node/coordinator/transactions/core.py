@@ -1,0 +1,593 @@
+"""The state machine of one partition of ``__transaction_state``: its transactional ids.
+
+A :class:`~kept.node.coordinator.sharding.core.ShardCore`. A transition is *pending* from the moment
+it is decided until its record is committed; only then does it count, and only then do responses and
+markers leave. One that the log refuses is undone. A transaction whose end is committed stays
+pending, as it were, until all of its markers are written and its completion is committed.
+
+Where we differ from Kafka's ``TransactionStateManager`` and ``TransactionCoordinator``:
+
+* An append that is late stays pending until it is committed, or this node leads no more: Kafka
+  forgets it, though the log may have it, and decides anew.
+* A transaction times out by a clock that never jumps, from the commit of its first record on; what
+  a stall took is given back.
+* Requests of a TV1 client that come over a connection older than its newest are stale, and dropped:
+  they would end, or begin, a later transaction of the same epoch (KAFKA-17754).
+* Partitions that a broker adds while a transition is pending wait for its end, up to
+  ``add.partitions.to.txn.retry.backoff.max.ms``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+from msgspec import Struct
+
+from kept.node.coordinator.sharding.events import (
+    Append,
+    AppendCommitted,
+    AppendRejected,
+    AppendStaged,
+    AppendTimedOut,
+    EndMarker,
+    Response,
+)
+from kept.node.coordinator.sharding.timers import Timers
+from kept.node.coordinator.transactions import events as ev
+from kept.node.coordinator.transactions import requests as rq
+from kept.node.coordinator.transactions import transaction as txn
+from kept.node.coordinator.transactions.records import (
+    TransactionMetadata,
+    TransactionRecord,
+    TransactionState,
+)
+from kept.node.coordinator.transactions.transactional_id import PendingAppend, TransactionalId
+from kept.storage.errors import InvariantViolation
+from kept.storage.types import MAX_INT32, NO_PRODUCER_ID
+
+TOMBSTONES_PER_APPEND: Final = 500
+COMPLETION_RETRY_MS: Final = 100
+"""Until a completion that the log refused is tried again."""
+
+
+# Timers.
+
+
+class AbortTimedOut(Struct, frozen=True):
+    """Look for transactions that are open for too long."""
+
+
+class RemoveExpired(Struct, frozen=True):
+    """Look for ids that nobody has used for too long."""
+
+
+class ParkedTooLong(Struct, frozen=True):
+    """A parked request gets its refusal."""
+
+    transactional_id: str
+    request: int
+
+
+class RetryCompletion(Struct, frozen=True):
+    """Append the completion of a transaction again."""
+
+    transactional_id: str
+
+
+class Timeout(Struct, frozen=True):
+    """A transaction that timed out waits for a fresh producer id."""
+
+    transactional_id: str
+
+
+Timer = AbortTimedOut | RemoveExpired | ParkedTooLong | RetryCompletion
+
+ABORT_KEY: Final = ("abort-timed-out",)
+EXPIRE_KEY: Final = ("remove-expired",)
+
+
+class TransactionCore:
+    """The ids of partition ``state_partition``; markers carry ``coordinator_epoch``, in which this
+    node leads it.
+    """
+
+    def __init__(
+        self, settings: ev.TransactionSettings, state_partition: int, coordinator_epoch: int
+    ) -> None:
+        self.settings = settings
+        self.state_partition = state_partition
+        self.coordinator_epoch = coordinator_epoch
+        self.now_ms = 0
+        """When the present event happens."""
+        self.wall_offset_ms = 0
+        self.ids: dict[str, TransactionalId] = {}
+        self.timers: Timers[Timer] = Timers()
+        self.pending: dict[int, PendingAppend] = {}
+        self.counts: Counter[str] = Counter()
+        """Transactions ``started``, ``committed``, ``aborted``, ``timed_out`` since the load."""
+        self._ending: dict[tuple[int, int], str] = {}
+        """Ids whose transaction ends, by producer id and epoch of the marker."""
+        self._awaiting_producer_id: deque[ev.ClientRequest | Timeout] = deque()
+        self._fresh_producer_id: int | None = None
+        self._last_append = 0
+        self._effects: list[ev.Effect] = []
+
+    # Loading.
+
+    def replay(self, record: TransactionRecord) -> None:
+        """Apply one committed record of the log."""
+        if record.metadata is None:
+            self.ids.pop(record.transactional_id, None)
+        else:
+            self.ids[record.transactional_id] = TransactionalId(record.metadata)
+
+    def loaded(self, now_ms: int) -> tuple[ev.Effect, ...]:
+        """All records are replayed: timeouts begin, and transactions that were ending go on."""
+        self.now_ms = now_ms
+        for transactional_id, held in self.ids.items():
+            metadata = held.committed
+            if metadata is None:
+                continue
+            if metadata.state is txn.ONGOING and metadata.timeout_ms != MAX_INT32:
+                open_ms = max(0, self.wall_ms - metadata.start_ms)
+                remaining_ms = metadata.timeout_ms - open_ms
+                least_ms = self.settings.abort_timed_out_interval_ms
+                held.deadline_ms = now_ms + max(remaining_ms, least_ms)
+            elif metadata.state.is_prepared:
+                self._write_markers(transactional_id, held, metadata)
+        self._schedule(ABORT_KEY)
+        self._schedule(EXPIRE_KEY)
+        return self._drain_effects()
+
+    def unload(self) -> tuple[ev.Effect, ...]:
+        """Another node leads the partition now: whoever waits gets NOT_COORDINATOR."""
+        waiting = [p.request for p in self.pending.values() if p.request is not None]
+        waiting += [e for held in self.ids.values() for e in held.parked.values()]
+        waiting += [e for e in self._awaiting_producer_id if not isinstance(e, Timeout)]
+        for event in waiting:
+            self._respond_failed(event, ErrorCode.not_coordinator)
+        self.ids.clear()
+        self.pending.clear()
+        self.timers = Timers()
+        self._ending.clear()
+        self._awaiting_producer_id.clear()
+        return self._drain_effects()
+
+    def restart_timeouts(self, now_ms: int) -> tuple[ev.Effect, ...]:
+        """This process did not run for a while: open transactions get the time back."""
+        due_ms = self.timers.next_deadline_ms
+        ran_ms = self.now_ms if due_ms is None else min(self.now_ms, due_ms)
+        self.now_ms = now_ms
+        for held in self.ids.values():
+            if held.deadline_ms is not None:
+                held.deadline_ms += max(0, now_ms - ran_ms)
+        return ()
+
+    # Events.
+
+    def step(self, event: ev.Event, now_ms: int) -> tuple[ev.Effect, ...]:
+        """Handle an event; the effects, in the order in which to carry them out."""
+        self.now_ms = now_ms
+        match event:
+            case AppendStaged():
+                pass
+            case AppendCommitted():
+                self._append_committed(event)
+            case AppendRejected():
+                self._append_rejected(event)
+            case AppendTimedOut():
+                self._append_timed_out(event)
+            case ev.MarkersWritten():
+                self._markers_written(event)
+            case ev.ProducerIdDrawn():
+                self._producer_id_drawn(event)
+            case ev.ProducerIdNotDrawn():
+                self._producer_id_not_drawn(event)
+            case _:
+                self._request(event)
+        return self._drain_effects()
+
+    def tick(self, now_ms: int) -> tuple[ev.Effect, ...]:
+        """Fire the timers that are due."""
+        self.now_ms = now_ms
+        while (timer := self.timers.pop_due(now_ms)) is not None:
+            match timer:
+                case AbortTimedOut():
+                    self._schedule(ABORT_KEY)
+                    self._abort_timed_out()
+                case RemoveExpired():
+                    self._schedule(EXPIRE_KEY)
+                    self._remove_expired()
+                case ParkedTooLong():
+                    event = self.ids[timer.transactional_id].parked.pop(timer.request)
+                    self._respond_failed(event, rq.CONCURRENT)
+                case RetryCompletion():
+                    held = self.ids[timer.transactional_id]
+                    self._complete_if_written(timer.transactional_id, held)
+        return self._drain_effects()
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        """When to call :meth:`tick` next."""
+        return self.timers.next_deadline_ms
+
+    @property
+    def wall_ms(self) -> int:
+        """The wall clock at ``now_ms``."""
+        return self.now_ms + self.wall_offset_ms
+
+    # Requests.
+
+    def _request(self, event: ev.ClientRequest) -> None:
+        refused = rq.refuse_malformed(event, self.settings.transaction_max_timeout_ms)
+        if refused is not None:
+            self._respond_failed(event, refused.error)
+            return
+        held = self.ids.get(event.transactional_id) or TransactionalId()
+        if isinstance(event, ev.VerifyPartitions):
+            self._respond(event.request, rq.decide_verify(event, held.committed))
+        elif self._is_stale(event, held):
+            self._respond(event.request, ev.StaleConnection())
+        elif isinstance(event, ev.AddPartitions) and self._parks(event, held):
+            key = _parked_key(event.request)
+            deadline_ms = self.now_ms + self.settings.add_partitions_retry_backoff_max_ms
+            held.parked[event.request] = event
+            self.timers.set(key, deadline_ms, ParkedTooLong(event.transactional_id, event.request))
+        else:
+            self._decide(event, held)
+
+    def _decide(
+        self,
+        event: ev.Change,
+        held: TransactionalId,
+    ) -> None:
+        decision = self._decision(event, held)
+        if isinstance(decision, rq.Transition):
+            self._use_producer_id(decision.metadata)
+            self._append(
+                {event.transactional_id: decision.metadata},
+                event,
+                _result(event, decision.metadata, decision.error),
+            )
+        elif isinstance(decision, rq.ProducerIdNeeded):
+            self._awaiting_producer_id.append(event)
+            self._effects.append(ev.DrawProducerId())
+        elif isinstance(decision, rq.Refused):
+            self._respond_failed(event, decision.error)
+        elif held.committed is not None:
+            self._respond(event.request, _result(event, held.committed, ev.NO_ERROR))
+
+    def _decision(
+        self,
+        event: ev.Change,
+        held: TransactionalId,
+    ) -> rq.Decision:
+        pending, now_ms = held.is_pending, self.wall_ms
+        if isinstance(event, ev.AddPartitions):
+            return rq.decide_add(event, held.committed, pending=pending, now_ms=now_ms)
+        fresh = self._fresh_producer_id
+        if isinstance(event, ev.EndTransaction):
+            return rq.decide_end(
+                event, held.committed, pending=pending, fresh_producer_id=fresh, now_ms=now_ms
+            )
+        return rq.decide_init(
+            event,
+            held.committed,
+            pending=pending,
+            fresh_producer_id=fresh,
+            server_version=self.settings.transaction_version,
+            now_ms=now_ms,
+        )
+
+    def _is_stale(
+        self,
+        event: ev.Change,
+        held: TransactionalId,
+    ) -> bool:
+        """Whether its producer has come again over a newer connection than this request came."""
+        if isinstance(event, ev.InitProducerId) or event.connection is None:
+            return False
+        producer = (event.producer_id, event.epoch)
+        metadata = held.committed
+        if metadata is None or producer != (metadata.producer_id, metadata.epoch):
+            return False
+        if held.connections_of != producer:
+            held.connections_of = producer
+            held.connections.clear()
+        ordinal, api_key = event.connection.ordinal, event.connection.api_key
+        newest = held.connections.setdefault(api_key, ordinal)
+        held.connections[api_key] = max(newest, ordinal)
+        return ordinal < newest and self.settings.closes_stale_connections
+
+    def _parks(self, event: ev.AddPartitions, held: TransactionalId) -> bool:
+        """Whether a broker's request waits for the end of a pending transition."""
+        waits = self.settings.add_partitions_retry_backoff_max_ms > 0
+        return event.client_version >= txn.TV2 and held.is_pending and waits
+
+    def _unpark(self, held: TransactionalId) -> None:
+        """Decide what was parked, as far as nothing is pending again."""
+        while held.parked and not held.is_pending:
+            request = next(iter(held.parked))
+            self.timers.cancel(_parked_key(request))
+            self._decide(held.parked.pop(request), held)
+
+    # Fresh producer ids.
+
+    def _use_producer_id(self, metadata: TransactionMetadata) -> None:
+        if self._fresh_producer_id in (metadata.producer_id, metadata.next_producer_id):
+            self._fresh_producer_id = None
+
+    def _producer_id_drawn(self, event: ev.ProducerIdDrawn) -> None:
+        self._fresh_producer_id = event.producer_id
+        if self._awaiting_producer_id:
+            waiting = self._awaiting_producer_id.popleft()
+            if isinstance(waiting, Timeout):
+                self._fence_timed_out(waiting.transactional_id)
+            else:
+                self._request(waiting)
+
+    def _producer_id_not_drawn(self, event: ev.ProducerIdNotDrawn) -> None:
+        if self._awaiting_producer_id:
+            waiting = self._awaiting_producer_id.popleft()
+            if not isinstance(waiting, Timeout):
+                self._respond_failed(waiting, event.error)
+
+    # Appends.
+
+    def _append(
+        self,
+        changes: Mapping[str, TransactionMetadata | None],
+        request: ev.ClientRequest | None = None,
+        result: Any = None,
+    ) -> None:
+        """Emit an append; the changes are pending until it is committed."""
+        self._last_append += 1
+        version = 1 if self.settings.transaction_version >= 1 else 0
+        for transactional_id, metadata in changes.items():
+            held = self.ids.setdefault(transactional_id, TransactionalId())
+            if held.pending is not None:
+                raise InvariantViolation(f"{transactional_id!r} has two pending transitions")
+            txn.check_transition(held.committed, metadata)
+            held.pending = self._last_append
+        self.pending[self._last_append] = PendingAppend(changes, request, result)
+        records = tuple(TransactionRecord(i, m, version) for i, m in changes.items())
+        self._effects.append(Append(self._last_append, records, atomic=len(records) == 1))
+
+    def _append_committed(self, event: AppendCommitted) -> None:
+        pending = self.pending.pop(event.append)
+        if pending.request is not None:
+            self._respond(pending.request.request, pending.result)
+        for transactional_id, metadata in pending.changes.items():
+            held = self.ids[transactional_id]
+            held.pending = None
+            self._commit(transactional_id, held, metadata)
+            self._unpark(held)
+
+    def _append_rejected(self, event: AppendRejected) -> None:
+        pending = self.pending.pop(event.append)
+        if pending.request is not None:
+            self._respond_failed(pending.request, event.error)
+        for transactional_id in pending.changes:
+            held = self.ids[transactional_id]
+            held.pending = None
+            if held.committed is not None and held.committed.state.is_prepared:
+                self.counts["append_retries"] += 1
+                retry = RetryCompletion(transactional_id)
+                deadline_ms = self.now_ms + COMPLETION_RETRY_MS
+                self.timers.set(_completion_key(transactional_id), deadline_ms, retry)
+            elif held.committed is None:
+                del self.ids[transactional_id]
+            self._unpark(held)
+
+    def _append_timed_out(self, event: AppendTimedOut) -> None:
+        """It may still be committed, so it stays pending; who waits for it does not."""
+        pending = self.pending.get(event.append)
+        if pending is not None and pending.request is not None:
+            self._respond_failed(pending.request, event.error)
+            pending.request = None
+
+    def _commit(
+        self, transactional_id: str, held: TransactionalId, metadata: TransactionMetadata | None
+    ) -> None:
+        """A transition is committed: memory takes it, and what follows from it happens."""
+        before, held.committed = held.committed, metadata
+        if metadata is None:
+            del self.ids[transactional_id]
+            return
+        began = metadata.state is txn.ONGOING
+        if before is not None and before.state is txn.ONGOING and not began:
+            held.deadline_ms = None
+        elif began and (before is None or before.state is not txn.ONGOING):
+            self.counts["started"] += 1
+            if metadata.timeout_ms != MAX_INT32:
+                held.deadline_ms = self.now_ms + metadata.timeout_ms
+        if metadata.state.is_prepared:
+            self._write_markers(transactional_id, held, metadata)
+        elif before is not None and before.state.is_prepared:
+            del self._ending[before.producer_id, before.epoch]
+            committed = metadata.state is txn.COMPLETE_COMMIT
+            self.counts["committed" if committed else "aborted"] += 1
+
+    # Ends.
+
+    def _write_markers(
+        self, transactional_id: str, held: TransactionalId, metadata: TransactionMetadata
+    ) -> None:
+        self._ending[metadata.producer_id, metadata.epoch] = transactional_id
+        held.unwritten = set(metadata.partitions)
+        if metadata.partitions:
+            marker = EndMarker(
+                metadata.producer_id,
+                metadata.epoch,
+                self.coordinator_epoch,
+                metadata.state is txn.PREPARE_COMMIT,
+                metadata.client_version,
+            )
+            self._effects.append(ev.WriteMarkers(self.state_partition, marker, metadata.partitions))
+        self._complete_if_written(transactional_id, held)
+
+    def _markers_written(self, event: ev.MarkersWritten) -> None:
+        marker = event.marker
+        transactional_id = self._ending.get((marker.producer_id, marker.epoch))
+        if transactional_id is not None and marker.coordinator_epoch == self.coordinator_epoch:
+            held = self.ids[transactional_id]
+            held.unwritten -= event.partitions
+            self._complete_if_written(transactional_id, held)
+
+    def _complete_if_written(self, transactional_id: str, held: TransactionalId) -> None:
+        metadata = held.committed
+        if metadata is not None and not held.unwritten and held.pending is None:
+            self._append({transactional_id: txn.prepare_complete(metadata, self.wall_ms)})
+
+    # Timeouts and expiry.
+
+    def _abort_timed_out(self) -> None:
+        for transactional_id, held in tuple(self.ids.items()):
+            if held.deadline_ms is not None and held.deadline_ms < self.now_ms:
+                self._fence_timed_out(transactional_id)
+
+    def _fence_timed_out(self, transactional_id: str) -> None:
+        held = self.ids.get(transactional_id)
+        if held is None or held.pending is not None or held.committed is None:
+            return
+        if held.deadline_ms is None or held.deadline_ms >= self.now_ms:
+            return
+        version = self.settings.transaction_version
+        decision = rq.decide_fence(held.committed, self._fresh_producer_id, version, self.wall_ms)
+        if isinstance(decision, rq.Transition):
+            self._use_producer_id(decision.metadata)
+            self.counts["timed_out"] += 1
+            self._effects.append(ev.Note(transactional_id, "its transaction timed out"))
+            self._append({transactional_id: decision.metadata})
+        elif (waiting := Timeout(transactional_id)) not in self._awaiting_producer_id:
+            self._awaiting_producer_id.append(waiting)
+            self._effects.append(ev.DrawProducerId())
+
+    def _remove_expired(self) -> None:
+        oldest_ms = self.wall_ms - self.settings.transactional_id_expiration_ms
+        expired = [
+            transactional_id
+            for transactional_id, held in self.ids.items()
+            if held.committed is not None
+            and not held.is_pending
+            and txn.is_idle(held.committed)
+            and held.committed.last_update_ms < oldest_ms
+        ]
+        for start in range(0, len(expired), TOMBSTONES_PER_APPEND):
+            self._append(dict.fromkeys(expired[start : start + TOMBSTONES_PER_APPEND]))
+
+    def _schedule(self, key: tuple[str, ...]) -> None:
+        settings = self.settings
+        if key is ABORT_KEY:
+            deadline_ms = self.now_ms + settings.abort_timed_out_interval_ms
+            self.timers.set(key, deadline_ms, AbortTimedOut())
+        else:
+            deadline_ms = self.now_ms + settings.remove_expired_interval_ms
+            self.timers.set(key, deadline_ms, RemoveExpired())
+
+    # Queries of what is committed.
+
+    def list_transactions(
+        self, wanted: ev.TransactionFilter, now_ms: int
+    ) -> Iterator[ev.ListedTransaction]:
+        """Ids that ``wanted`` lets through; ``now_ms`` is of the wall clock. Those that there are
+        when the first is taken.
+        """
+        for transactional_id, held in tuple(self.ids.items()):
+            metadata = held.committed
+            if metadata is None:
+                continue
+            if (
+                (not wanted.states or metadata.state in wanted.states)
+                and (not wanted.producer_ids or metadata.producer_id in wanted.producer_ids)
+                and (
+                    wanted.longer_than_ms < 0 or now_ms - metadata.start_ms > wanted.longer_than_ms
+                )
+                and (wanted.pattern is None or wanted.pattern.fullmatch(transactional_id))
+            ):
+                yield ev.ListedTransaction(transactional_id, metadata.producer_id, metadata.state)
+
+    def describe(self, transactional_id: str) -> ev.DescribedTransaction | None:
+        """An id in full; None if there is no such id."""
+        held = self.ids.get(transactional_id)
+        metadata = None if held is None else held.committed
+        if held is None or metadata is None:
+            return None
+        ending = metadata.state.is_prepared
+        partitions = frozenset(held.unwritten) if ending else metadata.partitions
+        return ev.DescribedTransaction(
+            transactional_id,
+            metadata.state,
+            metadata.timeout_ms,
+            metadata.producer_id,
+            metadata.epoch,
+            partitions,
+            metadata.start_ms,
+        )
+
+    def count_states(self) -> Counter[TransactionState]:
+        """How many ids are in each state."""
+        return Counter(h.committed.state for h in self.ids.values() if h.committed is not None)
+
+    # The rest.
+
+    def _respond(self, request: int, result: Any) -> None:
+        self._effects.append(Response(request, result))
+
+    def _respond_failed(self, event: ev.ClientRequest, error: ErrorCode) -> None:
+        self._respond(event.request, ev.failed(event, error))
+
+    def _drain_effects(self) -> tuple[ev.Effect, ...]:
+        effects, self._effects = self._effects, []
+        return tuple(effects)
+
+    def check_invariants(self) -> None:
+        """Raise InvariantViolation when the state contradicts itself."""
+        pending = {i: n for n, append in self.pending.items() for i in append.changes}
+        if pending != {i: h.pending for i, h in self.ids.items() if h.pending is not None}:
+            raise InvariantViolation("pending appends and pending transitions differ")
+        producers = Counter(
+            p
+            for h in self.ids.values()
+            if (m := h.committed) is not None
+            for p in {m.producer_id, m.next_producer_id} - {NO_PRODUCER_ID}
+        )
+        if producers and producers.most_common(1)[0][1] > 1:
+            raise InvariantViolation(f"two ids share a producer id: {producers.most_common(1)}")
+        ending = {
+            (m.producer_id, m.epoch): i
+            for i, h in self.ids.items()
+            if (m := h.committed) is not None and m.state.is_prepared
+        }
+        if ending != self._ending:
+            raise InvariantViolation(f"ending are {ending}, not {self._ending}")
+        for transactional_id, held in self.ids.items():
+            held.check_invariants(transactional_id)
+
+
+def _result(
+    event: ev.Change,
+    metadata: TransactionMetadata,
+    error: ErrorCode,
+) -> Any:
+    """The result of a request once ``metadata`` is what is held."""
+    if error is not ev.NO_ERROR:
+        return ev.failed(event, error)
+    if isinstance(event, ev.AddPartitions):
+        return ev.AddPartitionsResult()
+    if isinstance(event, ev.InitProducerId):
+        return ev.InitProducerIdResult(ev.NO_ERROR, metadata.producer_id, metadata.epoch)
+    if metadata.state.is_prepared:
+        metadata = txn.prepare_complete(metadata, metadata.last_update_ms)
+    return ev.EndTransactionResult(ev.NO_ERROR, metadata.producer_id, metadata.epoch)
+
+
+def _parked_key(request: int) -> tuple[str, ...]:
+    return ("parked", str(request))
+
+
+def _completion_key(transactional_id: str) -> tuple[str, ...]:
+    return ("completion", transactional_id)

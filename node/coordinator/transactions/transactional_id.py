@@ -1,0 +1,69 @@
+"""What a core holds of one transactional id, and of an append that is not committed yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kept.node.coordinator.transactions import events as ev
+from kept.node.coordinator.transactions import transaction as txn
+from kept.node.coordinator.transactions.records import TransactionMetadata
+from kept.storage.errors import InvariantViolation
+from kept.storage.types import MAX_INT32, NO_PRODUCER_ID, TopicPartition
+
+
+@dataclass(slots=True)
+class TransactionalId:
+    """What is held of one id; ``committed`` None until its first record is committed.
+
+    ``pending`` is the append of its pending transition. ``unwritten`` are the partitions of a
+    transaction that ends which have no marker yet. ``deadline_ms``: when an open one times out.
+    ``connections``: newest by API key, of the producer id and epoch in ``connections_of``.
+    """
+
+    committed: TransactionMetadata | None = None
+    pending: int | None = None
+    unwritten: set[TopicPartition] = field(default_factory=set)
+    deadline_ms: int | None = None
+    parked: dict[int, ev.AddPartitions] = field(default_factory=dict)
+    connections: dict[int, int] = field(default_factory=dict)
+    connections_of: tuple[int, int] | None = None
+
+    @property
+    def is_pending(self) -> bool:
+        """No request may change it now."""
+        ending = self.committed is not None and self.committed.state.is_prepared
+        return ending or self.pending is not None
+
+    def check_invariants(self, name: str) -> None:
+        """Raise InvariantViolation when its state contradicts itself."""
+        metadata = self.committed
+        if self.parked and not self.is_pending:
+            raise InvariantViolation(f"requests of {name!r} are parked for nothing")
+        if metadata is None:
+            if self.pending is None:
+                raise InvariantViolation(f"{name!r} is held without a state")
+            return
+        state = metadata.state
+        if state is txn.EMPTY and (metadata.partitions or metadata.start_ms >= 0):
+            raise InvariantViolation(f"{name!r} is empty, yet has {metadata}")
+        if self.unwritten and not (state.is_prepared and self.unwritten <= metadata.partitions):
+            raise InvariantViolation(f"{name!r} writes markers in {state.name}")
+        times_out = state is txn.ONGOING and metadata.timeout_ms != MAX_INT32
+        if times_out != (self.deadline_ms is not None):
+            raise InvariantViolation(f"{name!r} in {state.name} has the wrong deadline")
+        rotates = metadata.next_producer_id != NO_PRODUCER_ID
+        if rotates and not (state.is_prepared and metadata.epoch == txn.LAST_EPOCH):
+            raise InvariantViolation(f"{name!r} has a next producer id: {metadata}")
+
+
+@dataclass(slots=True)
+class PendingAppend:
+    """Transitions of ids (None: forgotten) that are appended, and the request that waits for them,
+    with its result.
+    """
+
+    changes: Mapping[str, TransactionMetadata | None]
+    request: ev.ClientRequest | None = None
+    result: Any = None

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from kept.node.coordinator.groups import events as ev
@@ -137,7 +137,7 @@ class GroupCoordinator:
         """Topics with offsets that the image does not have, or has by another id."""
         topics = self.metadata.image.topics
         deleted = set()
-        for key, stored in core.appended:
+        for key, stored in chain(core.appended, core.transactions):
             topic = topics.get(key.topic)
             known = stored.value.topic_id
             if topic is None or known not in (NO_TOPIC_ID, topic.topic_id):

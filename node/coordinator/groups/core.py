@@ -6,11 +6,16 @@ ends because somebody set the time; what goes into records is the wall clock, wh
 as :attr:`GroupCore.wall_offset_ms`.
 
 Duties of the shell, in this order: carry out effects as they come; an Append that
-fails is followed at once by AppendRejected, before any other event; appends commit in their order.
+fails is followed at once by AppendRejected, one that is staged by AppendStaged, before any other
+event; appends commit in their order.
 
-Kafka keeps a snapshot per log offset; we keep two offset stores, appended and committed, and undo
-what an append that failed had changed. A group that was created shows in lists when its first
-record is committed; one that was deleted is gone as soon as its tombstone is appended.
+Kafka keeps a snapshot per log offset; we keep two offset stores, appended and committed, which
+change when an append is staged and when it is committed, and undo what else one that failed had
+changed. A group that was created shows in lists when its first record is committed; one that was
+deleted is gone as soon as its tombstone is appended.
+
+What a transaction commits is kept apart until its end: the marker makes offsets of it, or forgets
+it. Until the marker is committed, such an offset is unstable.
 
 Source: Kafka's ``GroupCoordinatorShard``, ``OffsetMetadataManager``.
 """
@@ -28,12 +33,7 @@ from kept.node.coordinator.groups.group import CLASSIC_GROUP_TYPE, DEAD_STATE, E
 from kept.node.coordinator.groups.join_group import GroupMembership
 from kept.node.coordinator.groups.memory_limit import GroupMemory, GroupTable, records_bytes
 from kept.node.coordinator.groups.offset_requests import OffsetRequests
-from kept.node.coordinator.groups.offsets import (
-    LIVE_RECORD_OFFSET,
-    OffsetStore,
-    OpenTransactions,
-    StoredOffset,
-)
+from kept.node.coordinator.groups.offsets import OffsetStore, OpenTransactions, StoredOffset
 from kept.node.coordinator.groups.pending_append import (
     Assignment,
     DeferredResponse,
@@ -60,7 +60,10 @@ from kept.node.coordinator.sharding.events import (
     Append,
     AppendCommitted,
     AppendRejected,
+    AppendStaged,
     AppendTimedOut,
+    EndMarker,
+    Producer,
     Response,
 )
 from kept.node.coordinator.sharding.timers import Timers
@@ -81,9 +84,11 @@ class GroupCore:
         self.groups: dict[str, Group] = GroupTable(self.memory)
         self.appended = OffsetStore(self.memory)
         self.committed = OffsetStore(self.memory)
-        self.transactions = OpenTransactions()
+        self.transactions = OpenTransactions(self.memory)
         self.timers: Timers[Timer] = Timers()
         self.pending: dict[int, PendingAppend] = {}
+        self._undecided: dict[int, set[OffsetCommitKey]] = {}
+        """Offsets that open transactions committed, by the append that ends or voids those."""
         self._deferred: list[DeferredResponse] = []
         self._last_append = 0
         self._effects: list[Effect] = []
@@ -113,11 +118,10 @@ class GroupCore:
             self.transactions.add(producer_id, key, stored)
 
     def end_transaction(self, producer_id: int, *, is_commit: bool) -> None:
-        """Apply the end of a producer's transaction."""
-        for key, stored in self.transactions.end(producer_id):
-            present = self.appended.get(key)
-            if is_commit and (present is None or present.record_offset < stored.record_offset):
-                self.appended.put(key, stored)
+        """Apply a marker of the log: the end of a producer's transaction."""
+        offsets = self.transactions.end(producer_id)
+        if is_commit:
+            self.appended.put_later(offsets)
 
     def loaded(self, now_ms: int) -> tuple[Effect, ...]:
         """All records are replayed: sessions of the members begin."""
@@ -148,10 +152,12 @@ class GroupCore:
         for group in self.groups.values():
             self.membership.unload(group, error)
         self.pending.clear()
+        self._undecided.clear()
         self._deferred.clear()
         self.groups.clear()
         self.appended.clear()
         self.committed.clear()
+        self.transactions.clear()
         return self._drain_effects()
 
     # Events.
@@ -174,12 +180,17 @@ class GroupCore:
                 self._offsets.commit(event)
             case ev.FetchOffsets():
                 self._fetch(event)
+            case ev.EndTransaction():
+                result = ev.EndTransactionResult()
+                self.append((), Response(event.request, result), marker=event.marker)
             case ev.DeleteOffsets():
                 self._offsets.delete(event)
             case ev.DeleteGroups():
                 self._delete_groups(event)
             case ev.TopicsDeleted():
                 self._offsets.topics_deleted(event)
+            case AppendStaged():
+                self._append_staged(event)
             case AppendCommitted():
                 self._append_committed(event)
             case AppendRejected():
@@ -229,6 +240,11 @@ class GroupCore:
         group = self.groups.get(group_id)
         exists = group is not None and group.is_durable
         return self.committed.of_group(group_id) if exists else {}
+
+    def is_unstable(self, key: OffsetCommitKey) -> bool:
+        """Whether a transaction commits that offset whose end is not certain yet."""
+        undecided = self._undecided.values()
+        return self.transactions.holds(key) or any(key in keys for keys in undecided)
 
     def describe(self, group_id: str) -> ev.DescribedGroup:
         """A group in full."""
@@ -301,26 +317,22 @@ class GroupCore:
         records: tuple[GroupRecord, ...],
         sequel: Sequel | None = None,
         *,
+        producer: Producer | None = None,
+        marker: EndMarker | None = None,
         created: str | None = None,
         removed: tuple[Group, ...] = (),
         atomic: bool = True,
     ) -> None:
-        """Emit an append, let its records take effect on what decisions see, and remember what
-        follows it. ``created``, ``removed``: groups to undo when it is rejected.
+        """Emit an append and remember what follows it. Its offsets take effect when it is staged.
+        ``created``, ``removed``: groups to undo when it is rejected.
         """
         self._last_append += 1
         size_bytes = records_bytes(records)
-        pending = PendingAppend(records, sequel, size_bytes, created, removed)
-        for record in records:
-            key = record.key
-            if isinstance(key, OffsetCommitKey):
-                stored = _stored(record.value)
-                pending.replaced.append((key, self.appended.put(key, stored)))
-                if stored is None:
-                    pending.voided += self.transactions.forget(key)
+        self.pending[self._last_append] = PendingAppend(
+            records, sequel, size_bytes, producer, marker, created, removed
+        )
         self.memory.count_records(size_bytes)
-        self.pending[self._last_append] = pending
-        self._effects.append(Append(self._last_append, records, atomic))
+        self._effects.append(Append(self._last_append, records, atomic, producer, marker))
 
     def append_in_background(
         self, records: tuple[GroupRecord, ...], removed: tuple[Group, ...] = ()
@@ -338,23 +350,42 @@ class GroupCore:
         self.memory.count_records(-pending.size_bytes)
         return pending
 
+    def _append_staged(self, event: AppendStaged) -> None:
+        """Decisions see its offsets from now on: nothing undoes them but the loss of leadership."""
+        pending = self.pending[event.append]
+        pending.base_offset = event.base_offset
+        undecided: set[OffsetCommitKey] = set()
+        if pending.marker is not None:
+            pending.ended = self.transactions.end(pending.marker.producer_id)
+            undecided.update(pending.ended)
+            if pending.marker.is_commit:
+                self.appended.put_later(pending.ended)
+        for key, stored in pending.offsets():
+            if pending.producer is not None and stored is not None:
+                self.transactions.add(pending.producer.producer_id, key, stored)
+                continue
+            self.appended.put(key, stored)
+            if stored is None and self.transactions.forget(key):
+                undecided.add(key)
+        if undecided:
+            self._undecided[event.append] = undecided
+
     def _append_committed(self, event: AppendCommitted) -> None:
         pending = self._pop_pending(event.append)
+        self._undecided.pop(event.append, None)
+        if pending.marker is not None and pending.marker.is_commit:
+            self.committed.put_later(pending.ended)
+        if pending.producer is None:
+            for key, stored in pending.offsets():
+                self.committed.put(key, stored)
         for record in pending.records:
-            key, value = record.key, record.value
-            if isinstance(key, OffsetCommitKey):
-                self.committed.put(key, _stored(value))
-            if value is not None and key.group in self.groups:
-                self.groups[key.group].is_durable = True
+            if record.value is not None and record.key.group in self.groups:
+                self.groups[record.key.group].is_durable = True
         self._finish(pending, NO_ERROR)
         self._respond_committed()
 
     def _append_rejected(self, event: AppendRejected) -> None:
         pending = self._pop_pending(event.append)
-        for key, before in reversed(pending.replaced):
-            self.appended.put(key, before)
-        for voided in pending.voided:
-            self.transactions.add(*voided)
         for group in reversed(pending.removed):
             self.groups[group.group_id] = group
         if pending.created is not None:
@@ -456,17 +487,14 @@ class GroupCore:
                 raise InvariantViolation(f"group {group.group_id} is filed under {group_id}")
             group.check_invariants()
             self.membership.check_invariants(group)
-        orphans = self.appended.groups() - self.groups.keys()
-        if orphans:
+        self.transactions.check_invariants()
+        unstaged = [pending for pending in self.pending.values() if pending.base_offset < 0]
+        deleted = {group.group_id for pending in unstaged for group in pending.removed}
+        orphans = self.appended.groups() | self.transactions.groups()
+        if orphans := orphans - self.groups.keys() - deleted:
             raise InvariantViolation(f"offsets without a group: {sorted(orphans)}")
         if not self.pending:
             if dict(self.appended) != dict(self.committed):
                 raise InvariantViolation("nothing is pending, yet readers see other offsets")
-            if self._deferred:
-                raise InvariantViolation("a response waits for an append that is over")
-
-
-def _stored(value: object) -> StoredOffset | None:
-    if isinstance(value, OffsetCommitValue):
-        return StoredOffset(value, LIVE_RECORD_OFFSET)
-    return None
+            if self._deferred or self._undecided:
+                raise InvariantViolation("something waits for an append that is over")

@@ -14,7 +14,13 @@ from msgspec import Struct
 
 from kept.node.coordinator.groups.group import Protocols
 from kept.node.coordinator.groups.records import NO_TOPIC_ID
-from kept.node.coordinator.sharding.events import Append, AppendEvent, Response
+from kept.node.coordinator.sharding.events import (
+    Append,
+    AppendEvent,
+    EndMarker,
+    Producer,
+    Response,
+)
 
 NO_ERROR: Final = ErrorCode.none
 UNKNOWN_MEMBER_ID: Final = ""
@@ -132,9 +138,10 @@ class CommitTopic(Struct, frozen=True):
 
 
 class CommitOffsets(Struct, frozen=True):
-    """An OffsetCommit. ``generation`` -1 is a simple commit, by nobody's leave.
+    """An OffsetCommit or, with ``producer``, a TxnOffsetCommit in its transaction. ``generation``
+    -1 is a simple commit, by nobody's leave.
 
-    ``knows_missing_groups``: from v9 on a missing group is GROUP_ID_NOT_FOUND.
+    ``knows_missing_groups``: from v9 of OffsetCommit on a missing group is GROUP_ID_NOT_FOUND.
     """
 
     request: int
@@ -145,6 +152,14 @@ class CommitOffsets(Struct, frozen=True):
     group_instance_id: str | None = None
     retention_ms: int = -1
     knows_missing_groups: bool = True
+    producer: Producer | None = None
+
+
+class EndTransaction(Struct, frozen=True):
+    """A WriteTxnMarkers for this partition: what the transaction has committed counts, or not."""
+
+    request: int
+    marker: EndMarker
 
 
 class FetchTopic(Struct, frozen=True):
@@ -189,8 +204,8 @@ class TopicsDeleted(Struct, frozen=True):
 
 
 Event = (
-    Join | JoinAbandoned | Sync | Heartbeat | Leave | CommitOffsets | FetchOffsets | DeleteOffsets
-    | DeleteGroups | TopicsDeleted | AppendEvent
+    Join | JoinAbandoned | Sync | Heartbeat | Leave | CommitOffsets | EndTransaction | FetchOffsets
+    | DeleteOffsets | DeleteGroups | TopicsDeleted | AppendEvent
 )  # fmt: skip
 
 
@@ -268,6 +283,12 @@ class CommitResult(Struct, frozen=True):
 
     error: ErrorCode = NO_ERROR
     topics: tuple[tuple[str, uuid.UUID, tuple[tuple[int, ErrorCode], ...]], ...] = ()
+
+
+class EndTransactionResult(Struct, frozen=True):
+    """Response to :class:`EndTransaction`."""
+
+    error: ErrorCode = NO_ERROR
 
 
 class FetchedOffset(Struct, frozen=True):

@@ -5,6 +5,7 @@ A part of :class:`.core.GroupCore`. Source: Kafka's ``OffsetMetadataManager``.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from kio.schema.errors import ErrorCode
@@ -21,10 +22,10 @@ from kept.node.coordinator.groups.group import (
 )
 from kept.node.coordinator.groups.memory_limit import GROUP_BYTES, GroupMemory, records_bytes
 from kept.node.coordinator.groups.offsets import (
-    LIVE_RECORD_OFFSET,
     StoredOffset,
     is_expired,
     offset_bytes,
+    value_bytes,
 )
 from kept.node.coordinator.groups.records import (
     NO_TOPIC_ID,
@@ -49,9 +50,9 @@ class _Room:
         self.spent_bytes = 0
         self.refused = False
 
-    def admits(self, stored: StoredOffset, before: StoredOffset | None) -> bool:
-        """Whether there is room for ``stored`` in the place of ``before``."""
-        more = 2 * (offset_bytes(stored) - offset_bytes(before))
+    def admits(self, value: OffsetCommitValue, before: StoredOffset | None) -> bool:
+        """Whether there is room for ``value`` in the place of ``before``."""
+        more = 2 * (value_bytes(value) - offset_bytes(before))
         if more > 0 and not self._memory.admits_offsets(self.spent_bytes + more):
             self.refused = True
             return False
@@ -76,7 +77,8 @@ class OffsetRequests:
         except GroupError as refusal:
             core.respond(event.request, ev.CommitResult(refusal.code))
             return
-        if group is not None and group.state in (STABLE, PREPARING_REBALANCE):
+        is_plain = event.producer is None
+        if is_plain and group is not None and group.state in (STABLE, PREPARING_REBALANCE):
             core.membership.restart_session(group, group.members[event.member])
         records: list[GroupRecord] = []
         room = _Room(core.memory)
@@ -100,7 +102,8 @@ class OffsetRequests:
         if group is None:
             core.groups[event.group] = Group(event.group)
         created = event.group if group is None else None
-        core.append(tuple(records), Response(event.request, result), created=created)
+        response = Response(event.request, result)
+        core.append(tuple(records), response, producer=event.producer, created=created)
 
     def _validate_commit(self, group: Group | None, event: ev.CommitOffsets) -> None:
         if group is None:
@@ -114,11 +117,13 @@ class OffsetRequests:
             return
         anonymous = not event.member and event.group_instance_id is None
         if event.generation < 0 and anonymous:
+            if event.producer is not None:
+                return  # old clients do not say who they are: their transactional id fences them
             raise GroupError(ErrorCode.unknown_member_id)
         group.validate_member(event.member, event.group_instance_id)
         if event.generation != group.generation:
             raise GroupError(ErrorCode.illegal_generation)
-        if group.state is COMPLETING_REBALANCE:
+        if group.state is COMPLETING_REBALANCE and event.producer is None:
             raise GroupError(ErrorCode.rebalance_in_progress)
 
     def _commit_topic(
@@ -141,9 +146,8 @@ class OffsetRequests:
                 p.offset, metadata, wall_ms, max(p.leader_epoch, -1), expires, topic.topic_id
             )
             key = OffsetCommitKey(event.group, topic.name, p.partition)
-            if not room.admits(
-                StoredOffset(value, LIVE_RECORD_OFFSET), self._core.appended.get(key)
-            ):
+            before = None if event.producer else self._core.appended.get(key)
+            if not room.admits(value, before):
                 results.append((p.partition, ErrorCode.invalid_commit_offset_size))
                 continue
             records.append(GroupRecord(key, value))
@@ -174,7 +178,7 @@ class OffsetRequests:
         for partition in topic.partitions:
             key = OffsetCommitKey(event.group, topic.name, partition)
             offset = stored.get(partition)
-            if event.require_stable and self._core.transactions.holds(key):
+            if event.require_stable and self._core.is_unstable(key):
                 unstable = ErrorCode.unstable_offset_commit
                 fetched.append(ev.FetchedOffset(partition, error=unstable))
             elif offset is None or _is_other_topic(offset.value.topic_id, topic.topic_id):
@@ -225,13 +229,9 @@ class OffsetRequests:
         core = self._core
         gone = dict(event.topics)
         keys: dict[OffsetCommitKey, None] = {}
-        for key, stored in core.appended:
+        for key, stored in chain(core.appended, core.transactions):
             if key.topic in gone and not _is_other_topic(stored.value.topic_id, gone[key.topic]):
                 keys[key] = None
-        for topic, topic_id in event.topics:
-            for key, stored in core.transactions.keys_of_topic(topic):
-                if not _is_other_topic(stored.value.topic_id, topic_id):
-                    keys[key] = None
         if keys:
             core.append_in_background(tuple(GroupRecord(key, None) for key in keys))
 

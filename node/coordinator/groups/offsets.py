@@ -6,38 +6,36 @@ that was appended, which decisions use, and one with what is committed, which re
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final, NamedTuple
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 from kept.node.coordinator.groups.group import EMPTY, STABLE, Group
 from kept.node.coordinator.groups.memory_limit import OFFSET_BYTES, SHORT_METADATA, GroupMemory
 from kept.node.coordinator.groups.records import OffsetCommitKey, OffsetCommitValue
-from kept.storage.types import MAX_INT64
-
-LIVE_RECORD_OFFSET: Final = MAX_INT64
-"""Record offset of what was committed after loading: newer than all that was loaded."""
+from kept.storage.errors import InvariantViolation
 
 
 class StoredOffset(NamedTuple):
-    """A committed offset and where in the log it was found."""
+    """A committed offset and where in the log its record is: of two the later one counts, even if
+    the transaction of the earlier one ends after it.
+    """
 
     value: OffsetCommitValue
     record_offset: int
 
 
-class TransactionalOffset(NamedTuple):
-    """An offset that an open transaction of a producer commits."""
-
-    producer_id: int
-    key: OffsetCommitKey
-    stored: StoredOffset
+TransactionalOffsets = dict[OffsetCommitKey, StoredOffset]
+"""What one transaction commits."""
 
 
 def offset_bytes(stored: StoredOffset | None) -> int:
     """What a store holds for an offset, about."""
-    if stored is None:
-        return 0
-    return OFFSET_BYTES + max(0, len(stored.value.metadata) - SHORT_METADATA)
+    return 0 if stored is None else value_bytes(stored.value)
+
+
+def value_bytes(value: OffsetCommitValue) -> int:
+    """The same for an offset that is to be stored."""
+    return OFFSET_BYTES + max(0, len(value.metadata) - SHORT_METADATA)
 
 
 class OffsetStore:
@@ -53,23 +51,30 @@ class OffsetStore:
         """What is stored for a partition."""
         return self._groups.get(key.group, {}).get(key.topic, {}).get(key.partition)
 
-    def put(self, key: OffsetCommitKey, stored: StoredOffset | None) -> StoredOffset | None:
-        """Store or, with None, remove; what was there before."""
+    def put(self, key: OffsetCommitKey, stored: StoredOffset | None) -> None:
+        """Store or, with None, remove."""
         if stored is None:
-            return self._remove(key)
+            self._remove(key)
+            return
         topics = self._groups.setdefault(key.group, {})
         partitions = topics.setdefault(key.topic, {})
         before = partitions.get(key.partition)
         partitions[key.partition] = stored
         if self._memory is not None:
             self._memory.used_bytes += offset_bytes(stored) - offset_bytes(before)
-        return before
 
-    def _remove(self, key: OffsetCommitKey) -> StoredOffset | None:
+    def put_later(self, offsets: TransactionalOffsets) -> None:
+        """Store those of a transaction that is committed, unless a later record is here."""
+        for key, stored in offsets.items():
+            present = self.get(key)
+            if present is None or present.record_offset < stored.record_offset:
+                self.put(key, stored)
+
+    def _remove(self, key: OffsetCommitKey) -> None:
         topics = self._groups.get(key.group)
         partitions = None if topics is None else topics.get(key.topic)
         if topics is None or partitions is None:
-            return None
+            return
         before = partitions.pop(key.partition, None)
         if self._memory is not None:
             self._memory.used_bytes -= offset_bytes(before)
@@ -77,7 +82,6 @@ class OffsetStore:
             del topics[key.topic]
             if not topics:
                 del self._groups[key.group]
-        return before
 
     def clear(self) -> None:
         """Forget all."""
@@ -110,44 +114,81 @@ class OffsetStore:
 
 
 class OpenTransactions:
-    """Offsets of transactions whose end was not found in the log, by producer id."""
+    """Offsets that open transactions commit, by producer id; ``memory`` counts them."""
 
-    __slots__ = ("_producers",)
+    __slots__ = ("_holders", "_memory", "_producers")
 
-    def __init__(self) -> None:
-        self._producers: dict[int, OffsetStore] = {}
+    def __init__(self, memory: GroupMemory) -> None:
+        self._producers: dict[int, TransactionalOffsets] = {}
+        self._holders: dict[str, dict[OffsetCommitKey, set[int]]] = {}
+        """Whose transactions commit an offset, by group."""
+        self._memory = memory
 
     def add(self, producer_id: int, key: OffsetCommitKey, stored: StoredOffset) -> None:
         """A commit inside a transaction."""
-        self._producers.setdefault(producer_id, OffsetStore()).put(key, stored)
+        offsets = self._producers.setdefault(producer_id, {})
+        self._memory.used_bytes += offset_bytes(stored) - offset_bytes(offsets.get(key))
+        offsets[key] = stored
+        self._holders.setdefault(key.group, {}).setdefault(key, set()).add(producer_id)
 
-    def forget(self, key: OffsetCommitKey) -> list[TransactionalOffset]:
-        """A tombstone for a partition: commits inside open transactions are void; which these are,
-        for :meth:`add`, should the tombstone not reach the log.
-        """
-        return [
-            TransactionalOffset(producer_id, key, stored)
-            for producer_id, store in self._producers.items()
-            if (stored := store.put(key, None)) is not None
-        ]
+    def forget(self, key: OffsetCommitKey) -> bool:
+        """A tombstone for a partition voids commits inside open transactions; whether any is."""
+        producers = tuple(self._holders.get(key.group, {}).get(key, ()))
+        for producer_id in producers:
+            self._remove(producer_id, key)
+        return bool(producers)
 
-    def end(self, producer_id: int) -> list[tuple[OffsetCommitKey, StoredOffset]]:
+    def end(self, producer_id: int) -> TransactionalOffsets:
         """The transaction of a producer is over: what it had committed."""
-        store = self._producers.pop(producer_id, None)
-        return [] if store is None else list(store)
+        offsets = dict(self._producers.get(producer_id, {}))
+        for key in offsets:
+            self._remove(producer_id, key)
+        return offsets
+
+    def _remove(self, producer_id: int, key: OffsetCommitKey) -> None:
+        offsets = self._producers[producer_id]
+        self._memory.used_bytes -= offset_bytes(offsets.pop(key))
+        if not offsets:
+            del self._producers[producer_id]
+        holders = self._holders[key.group]
+        holders[key].discard(producer_id)
+        if not holders[key]:
+            del holders[key]
+            if not holders:
+                del self._holders[key.group]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._memory.used_bytes -= sum(offset_bytes(stored) for _, stored in self)
+        self._producers.clear()
+        self._holders.clear()
 
     def holds(self, key: OffsetCommitKey) -> bool:
         """Whether an open transaction commits that partition's offset."""
-        return any(store.get(key) is not None for store in self._producers.values())
+        return key in self._holders.get(key.group, ())
 
-    def keys_of(self, group: str) -> set[OffsetCommitKey]:
-        """Partitions of a group whose offsets open transactions commit."""
-        return {key for store in self._producers.values() for key in store.keys_of(group)}
+    def keys_of(self, group: str) -> Collection[OffsetCommitKey]:
+        """Partitions of a group whose offsets open transactions commit; not to be changed."""
+        return self._holders.get(group, {}).keys()
 
-    def keys_of_topic(self, topic: str) -> Iterator[tuple[OffsetCommitKey, StoredOffset]]:
-        """The same for a topic, over all groups."""
-        for store in self._producers.values():
-            yield from ((key, stored) for key, stored in store if key.topic == topic)
+    def groups(self) -> set[str]:
+        """Groups that have such offsets."""
+        return set(self._holders)
+
+    def __iter__(self) -> Iterator[tuple[OffsetCommitKey, StoredOffset]]:
+        for offsets in self._producers.values():
+            yield from offsets.items()
+
+    def check_invariants(self) -> None:
+        """Raise InvariantViolation when the two tables disagree."""
+        held = {
+            (producer_id, key)
+            for keys in self._holders.values()
+            for key, producers in keys.items()
+            for producer_id in producers
+        }
+        if held != {(pid, key) for pid, offsets in self._producers.items() for key in offsets}:
+            raise InvariantViolation("who holds an offset in a transaction is filed wrongly")
 
 
 def is_expired(group: Group, stored: StoredOffset, now_ms: int, retention_ms: int) -> bool | None:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from kept.node.coordinator.groups import events as ev
-from kept.node.coordinator.sharding.events import Response
+from kept.node.coordinator.groups.offsets import StoredOffset, TransactionalOffsets
+from kept.node.coordinator.groups.records import OffsetCommitKey, OffsetCommitValue
+from kept.node.coordinator.sharding.events import EndMarker, Producer, Response
 
 if TYPE_CHECKING:
     from kio.schema.errors import ErrorCode
 
     from kept.node.coordinator.groups.group import Group, Protocols
-    from kept.node.coordinator.groups.offsets import StoredOffset, TransactionalOffset
-    from kept.node.coordinator.groups.records import GroupRecord, OffsetCommitKey
+    from kept.node.coordinator.groups.records import GroupRecord
 
 
 class GroupCreation(Struct, frozen=True):
@@ -59,22 +60,33 @@ Sequel = Response | GroupCreation | StaticMemberReplacement | Assignment
 class PendingAppend:
     """An append that is not committed yet, with what follows it and what undoes it.
 
-    ``replaced``: offsets that it overwrote, in order. ``voided``: offsets of open transactions that
-    its tombstones dropped. ``created``: a group that was made for it.
-    ``removed``: groups that it deletes. ``is_over``: its sequel has happened. ``late``: the error
-    of an append that was not committed in time; it may still be. ``size_bytes`` is what is counted
-    of it while it waits.
+    ``producer``: its offsets are part of that transaction. ``marker``: it ends a transaction, which
+    had committed ``ended``. ``created``: a group that was made for it. ``removed``: groups that it
+    deletes. ``base_offset`` of its records; -1 until it is staged, and without effect on offsets.
+    ``is_over``: its sequel has happened. ``late``: the error of an append that was not committed in
+    time; it may still be. ``size_bytes`` is what is counted of it while it waits.
     """
 
     records: tuple[GroupRecord, ...]
     sequel: Sequel | None
     size_bytes: int
+    producer: Producer | None = None
+    marker: EndMarker | None = None
     created: str | None = None
     removed: tuple[Group, ...] = ()
-    replaced: list[tuple[OffsetCommitKey, StoredOffset | None]] = field(default_factory=list)
-    voided: list[TransactionalOffset] = field(default_factory=list)
+    base_offset: int = -1
+    ended: TransactionalOffsets = field(default_factory=dict)
     is_over: bool = False
     late: ErrorCode | None = None
+
+    def offsets(self) -> Iterator[tuple[OffsetCommitKey, StoredOffset | None]]:
+        """Offsets that its records commit or, with None, delete."""
+        for record_offset, record in enumerate(self.records, self.base_offset):
+            if isinstance(record.key, OffsetCommitKey):
+                if isinstance(record.value, OffsetCommitValue):
+                    yield record.key, StoredOffset(record.value, record_offset)
+                else:
+                    yield record.key, None
 
 
 class DeferredResponse(Struct, frozen=True):

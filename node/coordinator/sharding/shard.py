@@ -24,6 +24,7 @@ from kept.node.coordinator.sharding.events import (
     Append,
     AppendCommitted,
     AppendRejected,
+    AppendStaged,
     AppendTimedOut,
     Response,
 )
@@ -295,14 +296,13 @@ class Shard(Generic[Core]):
         """Stage an append; a refusal goes to the core before anything else does."""
         partition, rules = self._hosted.partition, self._hosted.rules
         wall_ms = self._runtime.now_ms()
-        end_offset = 0
+        base_offset = end_offset = 0
         try:
             for part in _parts(effect):
-                records = [(wall_ms, key, value, ()) for key, value in part]
-                batch = build_batch(
-                    records,
-                )
+                batch = build_batch([(wall_ms, key, value, ()) for key, value in part])
                 info = partition.append(check(batch, rules, wall_ms), wall_ms, acks=-1)
+                if end_offset == 0:
+                    base_offset = info.base_offset
                 end_offset = info.last_offset + 1
         except KeptError as error:
             log.warning("coordinator's records refused", partition=str(self.tp), error=str(error))
@@ -312,6 +312,7 @@ class Shard(Generic[Core]):
         if not self._write_scheduled:
             self._write_scheduled = True
             self._runtime.loop.call_soon(self._write)
+        self.step(AppendStaged(effect.append, base_offset))
 
     def _write(self) -> None:
         """Write what was staged in this turn, and wait for it to be committed."""

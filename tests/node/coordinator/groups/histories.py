@@ -2,7 +2,8 @@
 
 A command is a line that starts at the margin; what the core does about it follows, indented by two
 spaces. ``#`` begins a comment. Appends commit at once unless ``hold appends`` was said; then
-``commit append``, ``reject append ERROR`` and ``time out append ERROR`` end the oldest one.
+``commit append`` and ``time out append ERROR`` end the oldest one, and ``reject append ERROR`` the
+one of the command before.
 KEPT_REWRITE_HISTORIES=1 writes the effects anew into the file; read them before you commit them.
 """
 
@@ -28,7 +29,10 @@ from kept.node.coordinator.sharding.events import (
     Append,
     AppendCommitted,
     AppendRejected,
+    AppendStaged,
     AppendTimedOut,
+    EndMarker,
+    Producer,
     Response,
 )
 
@@ -75,8 +79,11 @@ class History:
         self.request = 0
         self.uuid = 0
         self.hold = False
-        self.log: list[GroupRecord] = []
+        self.log: list[tuple[GroupRecord, int] | EndMarker] = []
+        """What is committed, record by record with the producer of its transaction, or -1."""
         self.held: list[Append] = []
+        self.unstaged: Append | None = None
+        self.end_offset = 0
         self.lines: list[str] = []
         self.core = self._new_core()
 
@@ -87,6 +94,8 @@ class History:
         """Carry out one command; the effects, one a line."""
         self.lines = []
         words = shlex.split(line)
+        if words[0] != "reject":
+            self._stage()
         getattr(self, "do_" + words[0])(Words(words[1:]))
         self.core.check_invariants()
         return self.lines
@@ -95,13 +104,26 @@ class History:
         for effect in effects:
             self.lines += describe(effect)
             if isinstance(effect, Append):
+                self._stage()
                 self.held.append(effect)
+                self.unstaged = effect
                 if not self.hold:
+                    self._stage()
                     self._commit_oldest()
+
+    def _stage(self) -> None:
+        append, self.unstaged = self.unstaged, None
+        if append is not None:
+            base_offset = self.end_offset
+            self.end_offset += len(append.records) or 1
+            self._perform(self.core.step(AppendStaged(append.append, base_offset), self.now))
 
     def _commit_oldest(self) -> None:
         append = self.held.pop(0)
-        self.log += append.records
+        producer_id = -1 if append.producer is None else append.producer.producer_id
+        self.log += [(record, producer_id) for record in append.records]
+        if append.marker is not None:
+            self.log.append(append.marker)
         self._perform(self.core.step(AppendCommitted(append.append), self.now))
 
     def _next_request(self) -> int:
@@ -129,7 +151,7 @@ class History:
     def do_stall(self, words: Words) -> None:
         """The process stands still: time passes, and nothing happens meanwhile."""
         self.now += milliseconds(words.words[0])
-        self.core.restart_timeouts(self.now)
+        self._perform(self.core.restart_timeouts(self.now))
         self._perform(self.core.tick(self.now))
 
     def do_join(self, words: Words) -> None:
@@ -196,6 +218,8 @@ class History:
         member, generation = words.option("as", ""), int(words.option("generation", "-1"))
         metadata, retention = words.option("metadata"), words.option("retention")
         instance, version = words.option("static"), int(words.option("version", "10"))
+        inside = words.option("in")
+        producer = None if inside is None else Producer(int(inside), 0)
         topics: dict[str, list[ev.CommitPartition]] = {}
         for word in words.words[1:]:
             where, _, offset = word.partition("=")
@@ -207,9 +231,15 @@ class History:
             self._next_request(), words.words[0],
             tuple(ev.CommitTopic(t, TOPIC_IDS[t], tuple(p)) for t, p in topics.items()),
             member, generation, instance, milliseconds(retention) if retention else -1,
-            version >= 9,
+            version >= 9 and producer is None, producer,
         )  # fmt: skip
         self._perform(self.core.step(event, self.now))
+
+    def do_end(self, words: Words) -> None:
+        """The end of a transaction comes to this partition: ``end 7 commit``."""
+        producer_id, result = words.words
+        marker = EndMarker(int(producer_id), 0, 0, {"commit": True, "abort": False}[result])
+        self._perform(self.core.step(ev.EndTransaction(self._next_request(), marker), self.now))
 
     def do_fetch(self, words: Words) -> None:
         stable = words.flag("stable")
@@ -257,6 +287,8 @@ class History:
 
     def do_reject(self, words: Words) -> None:
         append = self.held.pop()
+        assert append is self.unstaged, "refused before anything else, or not at all"
+        self.unstaged = None
         error = ErrorCode[words.words[1]]
         self._perform(self.core.step(AppendRejected(append.append, error), self.now))
 
@@ -292,15 +324,20 @@ class History:
     def do_restart(self, _: Words) -> None:
         """The node dies and reads the log again, as bytes."""
         self.held.clear()
+        self.end_offset = len(self.log)
         self.core = self._new_core()
-        for offset, record in enumerate(self.log):
-            self.core.replay(reread(record), offset)
+        for offset, entry in enumerate(self.log):
+            if isinstance(entry, EndMarker):
+                self.core.end_transaction(entry.producer_id, is_commit=entry.is_commit)
+            else:
+                self.core.replay(reread(entry[0]), offset, entry[1])
         self._perform(self.core.loaded(self.now))
 
     def do_unload(self, _: Words) -> None:
         self._perform(self.core.unload())
         self.core = self._new_core()
         self.held.clear()
+        self.end_offset = len(self.log)
 
 
 def reread(record: GroupRecord) -> GroupRecord:
@@ -317,6 +354,11 @@ def describe(effect: ev.Effect) -> list[str]:
     if isinstance(effect, Append):
         in_parts = not effect.atomic and len(effect.records) > 1
         kind = "append in parts" if in_parts else "append"
+        if effect.producer is not None:
+            kind += f" in {effect.producer.producer_id}"
+        if effect.marker is not None:
+            result = "commit" if effect.marker.is_commit else "abort"
+            return [f"append {result} of {effect.marker.producer_id}"]
         return [f"{kind} {describe_record(record)}" for record in effect.records]
     if isinstance(effect, ev.Note):
         return [f"note: {effect.group} {effect.text}"]

@@ -17,7 +17,10 @@ from kept.node.coordinator.sharding.events import (
     Append,
     AppendCommitted,
     AppendRejected,
+    AppendStaged,
     AppendTimedOut,
+    EndMarker,
+    Producer,
     Response,
 )
 
@@ -25,7 +28,9 @@ TOPIC_ID = uuid.UUID(int=9)
 
 
 class Shell:
-    """A core whose appends are committed at once, or by :meth:`end_appends` where it holds them."""
+    """A core whose appends are committed at once, or by :meth:`end_appends` where it holds them, or
+    refused with an error.
+    """
 
     def __init__(self, memory: GroupMemory | None = None, **settings: int) -> None:
         settings = {"group_initial_rebalance_delay_ms": 0, **settings}
@@ -35,14 +40,21 @@ class Shell:
         self.now_ms = 0
         self._request = 0
         self.hold = False
+        self.refuse: ErrorCode | None = None
+        self.end_offset = 0
 
     def carry_out(self, effects: tuple[ev.Effect, ...]) -> None:
         for effect in effects:
             match effect:
                 case Response():
                     self.answers[effect.request] = effect.result
-                case Append() if not self.hold:
-                    self.step(AppendCommitted(effect.append))
+                case Append() if self.refuse is not None:
+                    self.step(AppendRejected(effect.append, self.refuse))
+                case Append():
+                    self.step(AppendStaged(effect.append, self.end_offset))
+                    self.end_offset += len(effect.records)
+                    if not self.hold:
+                        self.step(AppendCommitted(effect.append))
                 case ev.OutOfMemory():
                     self.refusals.append(effect.setting)
         self.core.check_invariants()
@@ -68,11 +80,13 @@ class Shell:
     def abandon(self, request: int, group: str = "g") -> None:
         self.step(ev.JoinAbandoned(group, request))
 
-    def commit(self, group: str, partitions: int, metadata: str = "") -> list[str]:
+    def commit(
+        self, group: str, partitions: int, metadata: str = "", producer: Producer | None = None
+    ) -> list[str]:
         self._request += 1
         wanted = tuple(ev.CommitPartition(n, 5, -1, metadata) for n in range(partitions))
         topic = ev.CommitTopic("t", TOPIC_ID, wanted)
-        event = ev.CommitOffsets(self._request, group, (topic,))
+        event = ev.CommitOffsets(self._request, group, (topic,), producer=producer)
         self.step(event)
         if self._request not in self.answers:
             return ["waits"]
@@ -83,7 +97,7 @@ class Shell:
         return [error.name for _, error in answered[2]]
 
     def end_appends(self, end: Any = AppendCommitted, *more: Any) -> None:
-        for append in sorted(self.core.pending, reverse=end is AppendRejected):
+        for append in sorted(self.core.pending):
             self.step(end(append, *more))
 
     @property
@@ -264,15 +278,13 @@ def test_commits_that_wait_for_replicas_are_refused_above_the_limit() -> None:
 @pytest.mark.parametrize("end", ["rejected", "unloaded"])
 def test_records_that_wait_are_counted_out_when_they_fail_or_the_shard_goes(end: str) -> None:
     shell = Shell(memory := GroupMemory(1 << 20))
-    shell.hold = True
+    shell.hold = end == "unloaded"
+    shell.refuse = ErrorCode.not_coordinator if end == "rejected" else None
     for group in ("a", "b"):
-        assert shell.commit(group, 10) == ["waits"]
+        assert shell.commit(group, 10) == ["waits" if shell.hold else "not_coordinator"]
     shell.join("c")
-    assert memory.records_bytes > 20 * 512
-    if end == "rejected":
-        shell.end_appends(AppendRejected, ErrorCode.not_coordinator)
-    else:
-        shell.carry_out(shell.core.unload())
+    assert (memory.records_bytes > 20 * 512) == shell.hold
+    shell.carry_out(shell.core.unload())
     assert memory.used_bytes == memory.records_bytes == 0
 
 
@@ -311,13 +323,29 @@ def test_what_goes_is_counted_out(undo: bool) -> None:
     assert shell.used > before + 50 * 2 * 256
     if undo:
         held = shell.used
-        effects = shell.core.step(ev.DeleteGroups(50, ("g",)), shell.now_ms)
-        append = next(effect for effect in effects if isinstance(effect, Append))
-        error = ErrorCode.coordinator_not_available
-        shell.step(AppendRejected(append.append, error))
+        shell.refuse = ErrorCode.coordinator_not_available
+        shell.step(ev.DeleteGroups(50, ("g",)))
         assert shell.used == held
+        shell.refuse = None
     shell.step(ev.DeleteGroups(51, ("g",)))
     assert shell.used == before
+
+
+@pytest.mark.parametrize("is_commit", [False, True])
+def test_offsets_of_transactions_are_limited_and_counted_out(is_commit: bool) -> None:
+    shell = Shell(GroupMemory(1 << 20))
+    assert shell.commit("g", 1) == ["none"]
+    before = shell.used
+    for n in range(100):
+        shell.commit("g", 100, "note" * 100, Producer(n, 0))
+    assert shell.refusals[0] == "kept.groups.max.bytes" and shell.used <= 1 << 20
+    assert shell.used > (1 << 20) // 2
+    for n in range(100):
+        shell.step(ev.EndTransaction(900 + n, EndMarker(n, 0, 0, is_commit)))
+    assert (shell.used > before + 50 * 2 * 256) == is_commit
+    assert is_commit or shell.used == before
+    shell.carry_out(shell.core.unload())
+    assert shell.used == 0
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from kept.node.coordinator.groups.records import (
     OffsetCommitKey,
     OffsetCommitValue,
 )
-from kept.node.coordinator.sharding.events import AppendCommitted, AppendRejected
+from kept.node.coordinator.sharding.events import AppendCommitted, AppendRejected, AppendStaged
 from kept.node.coordinator.sharding.log_loader import LOAD_SLICE_BYTES, load, replay_batches
 from kept.node.coordinator.sharding.shard import STALL_MS, Shard, coordinator_error
 from kept.node.metadata.leadership_barrier import LeadershipBarrier
@@ -56,6 +56,7 @@ TOPIC_ID = uuid.UUID(int=5)
 class Appended(NamedTuple):
     """What an append tells."""
 
+    base_offset: int
     last_offset: int
 
 
@@ -80,8 +81,9 @@ class FakePartition:
         batch = bytearray(checked.data)
         patch(batch, 0, self.log_end_offset, 0)
         self.staged.append(bytes(batch))
+        base_offset = self.log_end_offset
         self.log_end_offset += checked.record_count
-        return Appended(self.log_end_offset - 1)
+        return Appended(base_offset, self.log_end_offset - 1)
 
     def write(self) -> None:
         if self.broken is not None:
@@ -651,6 +653,7 @@ def test_a_rejected_tombstone_voids_nothing_of_an_open_transaction(rejected: boo
     if rejected:
         core.step(AppendRejected(append.append, ErrorCode.not_coordinator), 0)
     else:
+        core.step(AppendStaged(append.append, 2), 0)
         core.step(AppendCommitted(append.append), 0)
     core.end_transaction(7, is_commit=True)
     stored = core.appended.get(OffsetCommitKey("g", "orders", 0))

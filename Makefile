@@ -31,7 +31,8 @@ demo: setup
 	@$(BIN)/python examples/spark_git_tree.py --repo "$(REPO)" --if-possible
 
 test: setup
-	$(PYTEST) -q -m "not slow" -n 2 --dist loadfile
+	@# Three: tests wait for real nodes a sixth of their time.
+	$(PYTEST) -q -m "not slow" -n 3 --dist loadfile
 
 # The pure cores and the formats: no node is started.
 QUICK = tests/storage tests/compaction tests/replication tests/cluster tests/test_tidy.py \

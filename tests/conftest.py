@@ -8,6 +8,7 @@ Fixtures come from the plugin that an installed kept brings (``kept.testing.plug
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -46,7 +47,15 @@ takes both cores.
 
 
 LONGEST = (
-    "tests/sim/test_planted.py",
+    "tests/sim/",
+    "tests/compaction/kernels/test_rule_map.py",
+    "tests/node/wire/test_limits.py",
+    "tests/node/wire/test_faults.py",
+    "tests/compat/",
+    "tests/replication/manifests/test_histories.py",
+    "tests/golden/test_golden_data.py",
+    "tests/node/wire/test_cleaner.py",
+    "tests/node/wire/test_open_files.py",
     "tests/node/runtime/test_stalls.py",
     "tests/cluster/raft/test_properties.py",
     "tests/testing/test_cluster.py",
@@ -68,6 +77,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """The order in which files are dealt out."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: every later collection of garbage passes it over."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:

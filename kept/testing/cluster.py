@@ -34,6 +34,7 @@ HEARD_S: Final = 10.0
 """How long a new topic may take to be known to a node, and a node to answer that it is."""
 PORT_ATTEMPTS: Final = 5
 _POLL_S: Final = 0.005
+_LONGEST_POLL_S: Final = 0.05
 _TAIL_LINES: Final = 30
 
 
@@ -292,12 +293,14 @@ class Cluster:
     ) -> None:
         """Ask ``condition`` until it is true; NodeFailed with ``what`` after the deadline."""
         end = time.monotonic() + deadline_s
+        pause = _POLL_S
         while not condition():
             if time.monotonic() > end:
                 raise NodeFailed(
                     self._explain(self._nodes[0], f"after {deadline_s} s not so: {what}")
                 )
-            time.sleep(_POLL_S)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_POLL_S)  # the nodes want the processor, too
 
     def close(self) -> None:
         """End all nodes and remove their files. May be called twice."""

@@ -93,6 +93,7 @@ class NodeParts:
         self.kernels = Kernels()
         self.budget = MemoryBudget(config.inflight_max_bytes, config.inflight_max_bytes_per_ip)
         self.inflating = BudgetShare(self.budget, config.inflating_max_bytes)
+        self.waiting = MemoryBudget(config.waiting_max_bytes, config.waiting_max_bytes // 4)
         self.producer_quota = ProducerQuota(config.producers_max)
         self._build_cluster(config)
         self._build_replicas(config)
@@ -334,6 +335,7 @@ class NodeParts:
             config=live,
             counters=self.counters,
             budget=self.budget,
+            waiting=self.waiting,
             open_files=self.open_files,
             lease=self.lease,
             table=table,

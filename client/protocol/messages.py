@@ -325,14 +325,16 @@ def decode_request(
 
 
 def check_request(
-    api_key: int, version: int, data: bytes | memoryview, position: int, max_entries: int
-) -> None:
-    """Check the lengths of a request that another codec decodes, and count its entries. Raises as
-    :func:`decode_request`.
-    """
+    api_key: int,
+    version: int,
+    data: bytes | memoryview,
+    position: int,
+    max_entries: int = NO_LIMIT,
+) -> int:
+    """Check the lengths of a request, and count its entries. Raises as :func:`decode_request`."""
     cls: Any = message_type(api_key, version, EntityType.request)
     try:
-        program(cls).check(data, position, max_entries)
+        return program(cls).check(data, position, max_entries)[1]
     except InvalidRequest as error:
         raise InvalidRequest(f"a {cls.__name__} v{version} of {error}") from None
 

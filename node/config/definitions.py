@@ -394,8 +394,8 @@ class NodeSettings:
     )
     fetch_sessions_max_partitions = _integer("250000", low=1000, ours=True).means(
         "Partitions of all fetch sessions, and of other fetches that wait for records; each costs "
-        "0.4 to 0.9 KB. Above, larger sessions give way to smaller ones, whose clients then name "
-        "all their partitions with every fetch."
+        "0.4 to 0.9 KB, and a fetch that waits counts as three more. Above, larger sessions give "
+        "way to smaller ones, whose clients then name all their partitions with every fetch."
     )
     producers_max = _long("500000", low=1000, ours=True).means(
         "Idempotent producers that all logs of this node remember, some 0.5 KB each, to recognize "
@@ -418,6 +418,13 @@ class NodeSettings:
     inflating_max_bytes = Row[int](Kind.LONG, None, low=1 << 18, ours=True).means(
         "Bytes of kept.inflight.max.bytes that threads may hold inflated batches in; further "
         "batches wait their turn, and one that needs more is alone. Default: a quarter of it."
+    )
+    waiting_max_bytes = Row[int](Kind.LONG, None, low=1 << 18, ours=True).means(
+        "Bytes that requests hold which wait for replicas, an fsync or other nodes, 1 KB each and "
+        "128 to 512 bytes for each of their entries; one address may hold a quarter of it. Above, "
+        "what comes behind such a request, and requests of more than 512 bytes, are not read. For "
+        "fetches there is kept.fetch.sessions.max.partitions. Default: a quarter of "
+        "kept.inflight.max.bytes."
     )
     connection_inflight_max_bytes = _integer("16777216", low=1024, ours=True).means(
         "Bytes of responses that one connection's client has not taken; its next requests wait "

@@ -163,7 +163,7 @@ class NodeConfig(NodeSettings):
         here["advertised_node_listener"] = addresses.advertised_node
         if "group.initial.rebalance.delay.ms" not in self.given and self.alone:
             here["group_initial_rebalance_delay_ms"] = 0
-        for name in ("inflight_max_bytes_per_ip", "inflating_max_bytes"):
+        for name in ("inflight_max_bytes_per_ip", "inflating_max_bytes", "waiting_max_bytes"):
             if here[name] is None:
                 here[name] = self.inflight_max_bytes // 4
         self._check_times()
@@ -294,6 +294,7 @@ _RESOLVED: Final = frozenset(
         "group.initial.rebalance.delay.ms",
         "kept.inflight.max.bytes.per.ip",
         "kept.inflating.max.bytes",
+        "kept.waiting.max.bytes",
     }
 )
 """Settings whose value, when none is given, follows from others."""

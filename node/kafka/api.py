@@ -118,6 +118,9 @@ FORWARDED: Final = frozenset(
 whoever was asked.
 """
 
+GROUP_MEMBERS: Final = frozenset({ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP})
+"""What of these waits is memory of groups (``kept.groups.max.bytes``)."""
+
 NEVER: Final = 32767
 """``flexible_from`` of an API without flexible versions."""
 

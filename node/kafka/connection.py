@@ -10,8 +10,11 @@ Limits: a frame may be ``socket.request.max.bytes``; beyond
 ``kept.connection.inflight.max.requests`` unanswered requests, or
 ``kept.connection.inflight.max.bytes`` of responses that the client does not take, no further
 request is served, those that were read already included. What its buffer holds beyond
-:data:`BASE_BUFFER_BYTES` and unsent responses draw on the node's :class:`Budget`, by the account of
-the peer's address. Anything that is not a request closes the connection with one line.
+:data:`BASE_BUFFER_BYTES` and unsent responses draw on the node's :class:`MemoryBudget`, by the
+account of the peer's address; requests that wait draw on one of their own, since those that they
+wait for must come in meanwhile. While that is used up, no further request of a connection is served
+behind one that waits, and none of more than :data:`SMALL_FRAME_BYTES`, but for those of nodes.
+Anything that is not a request closes the connection with one line.
 
 Long because reading, back-pressure and answering share one buffer and one state.
 """
@@ -33,7 +36,13 @@ from kept.client.protocol.wire import skip_tags
 from kept.node.kafka import api
 from kept.node.kafka.codec import parse_run
 from kept.node.kafka.codec.produce import frame_end
-from kept.node.kafka.response_slot import ResponseRun, ResponseSlot, Segment
+from kept.node.kafka.response_slot import (
+    WAITING_ENTRY_BYTES,
+    WAITING_REQUEST_BYTES,
+    ResponseRun,
+    ResponseSlot,
+    Segment,
+)
 from kept.node.kafka.response_writer import ResponseWriter, TransportWriter
 from kept.node.runtime import error_codes
 from kept.node.runtime.logging import log
@@ -76,6 +85,8 @@ EXACT_FRAME_BYTES: Final = 64 * 1024
 """From this size on a read stops at the end of the frame, so that the next one is not moved."""
 SPARE_BYTES: Final = 1024
 """With less room than this the rest of a frame goes elsewhere: to the front, or to more room."""
+SMALL_FRAME_BYTES: Final = 512
+"""A request of no more bytes cannot hold much while it waits."""
 MIN_FRAME_BYTES: Final = 8
 """API key, version, correlation id: nothing shorter is a request."""
 TURN_S: Final = 0.005
@@ -137,7 +148,9 @@ class ServerContext:
     config: LiveConfig
     counters: Counters
     budget: MemoryBudget
-    """What requests and responses hold."""
+    """What requests and responses hold as they come and go."""
+    waiting: MemoryBudget
+    """What requests hold that wait for others: replicas, disks, the controller, producers."""
     open_files: OpenFiles
     lease: ServingLease
     table: ReplicaTable
@@ -177,6 +190,8 @@ class Connection(asyncio.BufferedProtocol):
         self._end = 0
         self.account = self.context.budget
         """What this peer's address may hold of the node's budget."""
+        self.waiting_account = self.context.waiting
+        """The same of what its waiting requests hold."""
         self._reserved_bytes = 0
         """What the request buffer has drawn on it: its size beyond the base buffer."""
         self._lent = False
@@ -217,6 +232,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self.last_active = self.context.runtime.loop.time()
         self.account = self.context.budget.account(self.host)
+        self.waiting_account = self.context.waiting.account(self.host)
         if sock is None:
             self._sender = TransportWriter(transport, self.context.runtime.disk, self.abort)
             return
@@ -245,6 +261,9 @@ class Connection(asyncio.BufferedProtocol):
         for pending in tuple(self.parked):
             pending.cancel()
         self.parked.clear()
+        self.account.forget(self.unblock)
+        self.waiting_account.forget(self._unblock_soon)
+        self.waiting_account.forget(self._regulate_soon)
         if self._sender is not None:
             self._sender.close()
         if not self._lent:
@@ -375,6 +394,8 @@ class Connection(asyncio.BufferedProtocol):
                 if turned and perf_counter() >= turn_end:
                     self._stalled = True
                     break
+                if size > SMALL_FRAME_BYTES and not self._may_wait():
+                    break
                 turned = True
                 self._partial_since = 0.0
                 most = room if room < RUN_FRAMES else RUN_FRAMES
@@ -484,7 +505,14 @@ class Connection(asyncio.BufferedProtocol):
         except Exception as error:  # noqa: BLE001
             self._fail(served, version, error)
             return
-        self._answer(served, version, correlation_id, answer, None, self.last_active)
+        held = 0
+        if not isinstance(answer, dict | bytes) and served.key not in api.GROUP_MEMBERS:
+            size = len(frame) - position
+            entries = size // 8
+            if size > SMALL_FRAME_BYTES:
+                entries = protocol.check_request(served.key, version, frame, position)
+            held = WAITING_REQUEST_BYTES + size + WAITING_ENTRY_BYTES * entries
+        self._answer(served, version, correlation_id, answer, None, self.last_active, held)
 
     def _answer(  # noqa: PLR0917
         self,
@@ -494,10 +522,12 @@ class Connection(asyncio.BufferedProtocol):
         answer: Any,
         reply: ResponseSlot | None,
         started: float,
+        held_bytes: int = 0,
     ) -> None:
         """Send a handler's answer: values, or a body that is encoded already, or a future or
-        coroutine of either. ``reply`` is its place, once it has one. None would leave the client
-        without a response, and closes the connection: every API here has one.
+        coroutine of either, which holds ``held_bytes`` until it is done. ``reply`` is its place,
+        once it has one. None would leave the client without a response, and closes the connection:
+        every API here has one.
 
         While a request of many entries is worked off in slices, those behind it wait (rule 41): it
         has the effect that it would have had at once.
@@ -533,9 +563,13 @@ class Connection(asyncio.BufferedProtocol):
         blocks = reply is None and isinstance(future, SlicedTask)
         if blocks:
             self._block()
+        elif held_bytes:
+            waiting = self.waiting_account
+            waiting.force(held_bytes)
+            future.add_done_callback(lambda _: waiting.give(held_bytes))
 
         def answered(values: Any) -> None:
-            self._answer(served, version, correlation_id, values, place, started)
+            self._answer(served, version, correlation_id, values, place, started, held_bytes)
             if blocks:
                 self.unblock()
 
@@ -678,6 +712,9 @@ class Connection(asyncio.BufferedProtocol):
         """How many more requests may be served; none while too much is owed."""
         sender = self._sender
         listener = self.listener
+        if self._replies and self.waiting_account.exhausted and not listener.between_nodes:
+            self.waiting_account.available(self._regulate_soon)
+            return 0
         if sender.busy:  # type: ignore[union-attr]
             unsent = sender.unsent_bytes  # type: ignore[union-attr]
             if (
@@ -690,6 +727,23 @@ class Connection(asyncio.BufferedProtocol):
         if self.run is not None:
             owed += len(self.run.entries) - 1
         return listener.max_replies - owed
+
+    def _may_wait(self) -> bool:
+        """Whether a large request may be served, which may have to wait; if not, it is later."""
+        if self.listener.between_nodes or not self.waiting_account.exhausted:
+            return True
+        if self.waiting_account.available(self._unblock_soon):
+            return True
+        self._block()
+        return False
+
+    def _unblock_soon(self) -> None:
+        """Bytes came back, in the middle of what others are doing."""
+        self.context.runtime.loop.call_soon(self.unblock)
+
+    def _regulate_soon(self) -> None:
+        """The same, where its responses are waited for as well."""
+        self.context.runtime.loop.call_soon(self._regulate)
 
     def _regulate(self) -> None:
         """Read or do not read, by what is owed; go on with requests that waited for answers."""

@@ -35,6 +35,8 @@ SLOTS: Final = 1000
 is 0.6 MB, a follower's 0.9."""
 MAX_PARTITIONS: Final = 250_000
 """kept.fetch.sessions.max.partitions: 0.4 KB each, if its topic is unknown, to 0.9."""
+PARKED_PARTITIONS: Final = 3
+"""A fetch that waits counts as so many partitions more: 2.7 KB with its first one."""
 EVICTION_MS: Final = 120_000
 MAX_EPOCH: Final = 2**31 - 1
 INITIAL_EPOCH: Final = 0
@@ -263,18 +265,16 @@ class FetchSessions:
         return error_codes.NONE, session
 
     def park(self, session: Session) -> bool:
-        """Whether a fetch may wait: without a session it is remembered only for as long."""
-        if session.id != SESSIONLESS:
-            return True
-        if self.held_partitions + len(session.partitions) > self._max_partitions:
+        """Whether a fetch may wait; a follower's always may."""
+        cost = _parked(session)
+        if session.replica_id < 0 and self.held_partitions + cost > self._max_partitions:
             return False
-        self.held_partitions += len(session.partitions)
+        self.held_partitions += cost
         return True
 
     def unpark(self, session: Session) -> None:
         """A fetch that was parked waits no more."""
-        if session.id == SESSIONLESS:
-            self.held_partitions -= len(session.partitions)
+        self.held_partitions -= _parked(session)
 
     def _create(self, request: codec.FetchRequest, uses_ids: bool, now_ms: int) -> Session | None:
         size = sum(len(partitions) for _, partitions in request.topics)
@@ -330,3 +330,8 @@ class FetchSessions:
         if session is not None:
             self.held_partitions -= len(session.partitions)
             session.close()
+
+
+def _parked(session: Session) -> int:
+    """What a fetch counts for that waits: without a session its partitions are remembered, too."""
+    return PARKED_PARTITIONS + (len(session.partitions) if session.id == SESSIONLESS else 0)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from kept.storage.disk import FileSlice
 
 Segment = bytes | FileSlice
 """What a response consists of: bytes, and slices of log files."""
+
+
+WAITING_REQUEST_BYTES: Final = 1024
+"""About what a request holds until it is answered: its place, timer and waiters."""
+WAITING_ENTRY_BYTES: Final = 128
+"""About what it holds for each decoded entry, besides its bytes."""
+WAITING_BATCH_BYTES: Final = 512
+"""About what a Produce holds for each batch: its result, where the batch went, and its waiter."""
 
 
 class ResponseSlot:

@@ -52,7 +52,8 @@ class MemoryBudget:
         self.account_limit_bytes = account_limit_bytes
         self.parent = parent
         self.used_bytes = 0
-        self._waiters: deque[Callable[[], None]] = deque()
+        self._waiters: dict[Callable[[], None], None] = {}
+        """Each once, the first to come first."""
         self._passing: object | None = None
         """Who may pass the limit, since it holds a part of what it needs."""
         self._refused_by: MemoryBudget | None = None
@@ -113,13 +114,30 @@ class MemoryBudget:
         if self.parent is not None:
             self.parent.give(size_bytes, holder)
         if self._waiters and (passed or self.used_bytes < self.limit_bytes):
-            waiters, self._waiters = self._waiters, deque()
+            waiters, self._waiters = self._waiters, {}
             for waiter in waiters:
                 waiter()
 
     def wait(self, callback: Callable[[], None]) -> None:
         """After a refusal: call back once, when bytes have come back; the caller takes again."""
-        (self._refused_by or self)._waiters.append(callback)
+        (self._refused_by or self)._waiters[callback] = None
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Who waited is gone."""
+        level: MemoryBudget | None = self
+        while level is not None:
+            level._waiters.pop(callback, None)
+            level = level.parent
+
+    def available(self, callback: Callable[[], None]) -> bool:
+        """Whether something is left; if not, call back once when bytes have come back."""
+        level: MemoryBudget | None = self
+        while level is not None:
+            if level.used_bytes >= level.limit_bytes:
+                level._waiters[callback] = None
+                return False
+            level = level.parent
+        return True
 
     @property
     def exhausted(self) -> bool:

@@ -25,7 +25,11 @@ from kept.node.kafka.handlers.produce_errors import (
     refusal,
     refused_result,
 )
-from kept.node.kafka.response_slot import ResponseSlot
+from kept.node.kafka.response_slot import (
+    WAITING_BATCH_BYTES,
+    WAITING_REQUEST_BYTES,
+    ResponseSlot,
+)
 from kept.node.runtime import error_codes
 from kept.node.runtime.time_slices import SlicedTask
 from kept.replication.events import NO_TOKEN
@@ -84,11 +88,13 @@ class DelayedProduce:
         "_connection",
         "_context",
         "_correlation_id",
+        "_held_bytes",
         "_reply",
         "_started",
         "_timer",
         "_topics",
         "_unproven",
+        "_waiters",
         "_waits",
         "acks",
         "timeout_ms",
@@ -115,6 +121,9 @@ class DelayedProduce:
         """(partition, its end offset after the append, topic's place, result's place)"""
         self._unproven: list[UnprovenRefusal] = []
         self._waits = 0
+        self._waiters = 0
+        """Commits and fsyncs that will call back, also after the time is up."""
+        self._held_bytes = 0
         self._timer: Any = None
         self._started = connection.event_started
         self._reply = connection.expect() if acks != 0 else None
@@ -159,10 +168,8 @@ class DelayedProduce:
                 self._set_error(topic, place, failed[partition])
                 continue
             if self.acks == -1 and partition.high_watermark < end_offset:
-                self._waits += 1
                 partition.when_committed(end_offset, self._waiter(topic, place))
             if hosted.sync and self.acks != 0:
-                self._waits += 1
                 hosted.flush(end_offset, self._waiter(topic, place))
         if self._unproven:
             self._waits += 1
@@ -171,11 +178,21 @@ class DelayedProduce:
         if self._waits == 0:
             self._answer()
         elif self._reply is not None:
+            batches = sum(len(results) for _, results in self._topics)
+            self._held_bytes = WAITING_REQUEST_BYTES + WAITING_BATCH_BYTES * batches
+            self._connection.waiting_account.force(self._held_bytes)
             loop = self._context.runtime.loop
             self._timer = loop.call_later(max(self.timeout_ms, 0) / 1000, self._expire)
 
     def _waiter(self, topic: int, place: int) -> Any:
+        self._waits += 1
+        self._waiters += 1
+
         def done(error: BaseException | None) -> None:
+            self._waiters -= 1
+            if self._waits < 0:
+                self._release()
+                return
             if error is not None:
                 self._set_error(topic, place, error)
             self._waits -= 1
@@ -183,6 +200,12 @@ class DelayedProduce:
                 self._answer()
 
         return done
+
+    def _release(self) -> None:
+        """It is answered: give back what it held, once nothing will call back."""
+        if not self._waiters and self._held_bytes:
+            self._connection.waiting_account.give(self._held_bytes)
+            self._held_bytes = 0
 
     def _confirmed(self, confirmed: bool) -> None:
         """This node knew who leads when it refused, or that can't be said."""
@@ -224,7 +247,10 @@ class DelayedProduce:
         connection = self._connection
         connection.count_served(api.PRODUCE, 1, self._started)
         if self._reply is not None:
+            self._release()
             self._encode(self._reply)
+            if self._waiters:  # which keep this object
+                self._topics, self._appended = [], []
             return
         for name, results in self._topics:
             for result in results:
@@ -267,6 +293,7 @@ class DelayedProduceRun(ResponseSlot):
         "_context",
         "_errors",
         "_flushes",
+        "_held_bytes",
         "_started",
         "_timer",
         "acks",
@@ -291,6 +318,8 @@ class DelayedProduceRun(ResponseSlot):
         self._commits: dict[LocalReplica, Token] = {}
         """The partitions whose high watermark is waited for."""
         self._flushes: set[LocalReplica] = set()
+        """Those whose fsync is; it calls back also after the time is up."""
+        self._held_bytes = 0
         self._timer: Any = None
 
     def written(self, failed: dict[Partition, KeptError]) -> None:
@@ -323,6 +352,8 @@ class DelayedProduceRun(ResponseSlot):
         for hosted in tuple(self._flushes):
             hosted.flush(ends[hosted], partial(self._flushed, hosted))
         if self._commits or self._flushes:
+            self._held_bytes = WAITING_REQUEST_BYTES + WAITING_BATCH_BYTES * len(self.entries)
+            self._connection.waiting_account.force(self._held_bytes)
             delay = max(self.timeout_ms, 0) / 1000
             self._timer = self._context.runtime.loop.call_later(delay, self._expire)
         elif self.segments is None:
@@ -340,6 +371,8 @@ class DelayedProduceRun(ResponseSlot):
 
     def _flushed(self, hosted: LocalReplica, error: BaseException | None) -> None:
         if self.segments is not None:
+            self._flushes.discard(hosted)
+            self._release()
             return
         if error is not None:
             self._fail(hosted, error)
@@ -349,6 +382,12 @@ class DelayedProduceRun(ResponseSlot):
     def _maybe_answer(self) -> None:
         if not self._commits and not self._flushes:
             self._answer()
+
+    def _release(self) -> None:
+        """As :meth:`DelayedProduce._release`."""
+        if not self._flushes and self._held_bytes:
+            self._connection.waiting_account.give(self._held_bytes)
+            self._held_bytes = 0
 
     def _fail(self, hosted: LocalReplica, error: BaseException, committed: int = 0) -> None:
         """Note an error for a partition's batches that end above ``committed``."""
@@ -378,6 +417,7 @@ class DelayedProduceRun(ResponseSlot):
         entries = self.entries
         connection.count_served(api.PRODUCE, len(entries), self._started)
         frames = self._frames() if self._errors else encode_run(entries)
+        self._release()
         connection.complete(self, [frames])
 
     def _frames(self) -> bytes:

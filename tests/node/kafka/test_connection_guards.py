@@ -7,7 +7,11 @@ import struct
 
 import pytest
 
+from kept.client.protocol import messages as protocol
+from kept.client.protocol.api_keys import ApiKey
+from kept.node.kafka.connection import SMALL_FRAME_BYTES
 from kept.node.kafka.request_handlers import RequestHandlers
+from kept.node.kafka.response_slot import WAITING_ENTRY_BYTES, WAITING_REQUEST_BYTES
 
 
 class Transport:
@@ -83,3 +87,96 @@ async def test_a_handler_without_response_closes_the_connection(lone, handler, m
     assert await asyncio.wait_for(reader.read(1), 60) == b""
     writer.close()
     assert "metadata: no response" in capfd.readouterr().err
+
+
+def metadata_of(*topics: str) -> bytes:
+    """A Metadata request for topics that do not exist."""
+    values = {"topics": [{"name": name} for name in topics], "allow_auto_topic_creation": False}
+    return protocol.encode_request(ApiKey.METADATA, 4, 1, "c", values)
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def answer(lone, monkeypatch):
+    """What all requests of the lone node wait for."""
+    future = lone.node.parts.runtime.loop.create_future()
+    monkeypatch.setattr(RequestHandlers, "handler", lambda *_: lambda *_: future)
+    return future
+
+
+async def test_behind_what_waits_nobody_is_served_while_waiting_memory_is_used_up(lone, answer):
+    waiting, listener = lone.node.parts.waiting, lone.node.parts.listeners[0]
+    _, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+    writer.write(metadata_of("none"))
+    await until(lambda: waiting.used_bytes)
+    (connection,) = listener.connections
+    assert connection._room() > 0
+    waiting.force(waiting.limit_bytes)
+    writer.write(metadata_of("none"))
+    await until(lambda: connection._stalled)
+    assert connection._room() == 0 and len(connection._replies) == 1
+    listener.between_nodes = True
+    assert connection._room() > 0, "replicas fetch whatever waits for them"
+    listener.between_nodes = False
+    waiting.give(waiting.limit_bytes)
+    await until(lambda: len(connection._replies) == 2)
+    writer.close()
+    await until(lambda: not listener.connections)
+    assert waiting.used_bytes, "it goes on, though its client has gone"
+    answer.set_result(b"")
+    await until(lambda: not waiting.used_bytes)
+
+
+async def test_a_large_request_waits_until_waiting_memory_comes_back(lone):
+    waiting, listener = lone.node.parts.waiting, lone.node.parts.listeners[0]
+    waiting.force(waiting.limit_bytes)
+    large = metadata_of(*(f"none-{number:04}" for number in range(100)))
+    small = metadata_of("none")
+    assert len(small) <= SMALL_FRAME_BYTES < len(large)
+    reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+    writer.write(small)
+    (size,) = struct.unpack(">i", await asyncio.wait_for(reader.readexactly(4), 60))
+    await reader.readexactly(size)
+    writer.write(large)
+    await until(lambda: waiting._waiters)
+    (stays,) = listener.connections
+    gone = (await asyncio.open_connection("127.0.0.1", lone.port))[1]
+    gone.write(large)
+    await until(lambda: len(waiting._waiters) == 2)
+    for connection in listener.connections - {stays}:
+        connection.abort()
+    await until(lambda: len(listener.connections) == 1)
+    assert len(waiting._waiters) == 1, "who is gone is not remembered"
+    gone.close()
+    waiting.give(waiting.limit_bytes)
+    assert len(await asyncio.wait_for(reader.readexactly(4), 60)) == 4
+    writer.close()
+
+
+@pytest.mark.parametrize("key", [ApiKey.METADATA, ApiKey.JOIN_GROUP])
+async def test_an_answer_that_is_waited_for_is_counted_by_its_entries(lone, answer, key):
+    """But for members of groups, which are counted as such."""
+    waiting, listener = lone.node.parts.waiting, lone.node.parts.listeners[0]
+    _, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+    if key == ApiKey.METADATA:
+        frame = metadata_of(*(f"none-{number:04}" for number in range(100)))
+    else:
+        frame = protocol.encode_request(key, 0, 1, "c", JOINING)
+    writer.write(frame)
+    await until(lambda: any(connection._replies for connection in listener.connections))
+    held = WAITING_REQUEST_BYTES + len(frame) - 4 - 10 - 1 + 100 * WAITING_ENTRY_BYTES
+    assert waiting.used_bytes == (held if key == ApiKey.METADATA else 0)
+    writer.close()
+
+
+JOINING = {
+    "group_id": "g",
+    "session_timeout": 6000,
+    "member_id": "",
+    "protocol_type": "consumer",
+    "protocols": [{"name": f"p{number}", "metadata": b"x" * 10} for number in range(100)],
+}

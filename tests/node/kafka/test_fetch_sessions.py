@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
+
 from kept.node.kafka import fetch_sessions as fs
 from kept.node.kafka.codec.fetch import FetchPartition, FetchRequest, PartitionData
 
@@ -161,7 +163,19 @@ def test_no_slots_are_no_sessions():
 def test_a_sessionless_fetch_is_counted_while_it_is_parked():
     sessions = small_cache()
     session = fs.Session(fs.SESSIONLESS, named(600), False, 0)
-    assert sessions.park(session) and sessions.held_partitions == 600
+    assert sessions.park(session) and sessions.held_partitions == 600 + fs.PARKED_PARTITIONS
     assert not sessions.park(fs.Session(fs.SESSIONLESS, named(500), False, 0))
     sessions.unpark(session)
+    assert sessions.held_partitions == 0
+
+
+@pytest.mark.parametrize("replica", [-1, 1])
+def test_fetches_of_sessions_are_counted_while_they_are_parked_and_followers_always_are(replica):
+    sessions = small_cache()
+    session = fs.Session(7, named(1, replica=replica), False, 0)
+    most = sessions._max_partitions // fs.PARKED_PARTITIONS
+    assert all(sessions.park(session) for _ in range(most))
+    assert sessions.park(session) is (replica >= 0)
+    for _ in range(most + (replica >= 0)):
+        sessions.unpark(session)
     assert sessions.held_partitions == 0

@@ -132,3 +132,22 @@ def test_a_share_never_waits_for_the_rest_of_the_budget():
     assert order == ["a", "b"]
     share.give(5)
     assert (share.used_bytes, budget.used_bytes) == (0, 100)
+
+
+def test_who_finds_nothing_left_is_called_once_when_something_is():
+    budget = MemoryBudget(100, 60)
+    account, woken = budget.account("a"), []
+    back, gone = (lambda: woken.append("back")), (lambda: woken.append("gone"))
+    assert account.available(back)
+    budget.force(100)
+    assert not account.available(back) and not account.available(back), "the whole is used up"
+    assert not account.available(gone)
+    account.forget(gone)
+    budget.give(1)
+    budget.give(1)
+    assert woken == ["back"]
+    account.force(60)
+    budget.give(98)
+    assert not account.available(back), "the account is"
+    account.give(1)
+    assert woken == ["back", "back"]

@@ -11,7 +11,11 @@ from kept.client.protocol import messages as protocol
 from kept.node.kafka.handlers import produce_errors
 from kept.node.kafka.handlers.delayed_produce import DelayedProduce, DelayedProduceRun
 from kept.node.kafka.handlers.produce import ProduceHandler
-from kept.node.kafka.response_slot import ResponseSlot
+from kept.node.kafka.response_slot import (
+    WAITING_BATCH_BYTES,
+    WAITING_REQUEST_BYTES,
+    ResponseSlot,
+)
 from kept.node.runtime.memory_budget import BudgetShare, MemoryBudget
 from kept.node.runtime.time_slices import TimeSlices
 from kept.storage.errors import (
@@ -42,6 +46,7 @@ class Asker:
             config__current__inflated_max_bytes=1 << 20,
         )
         self.peer = "asker"
+        self.waiting_account = MemoryBudget(1 << 30)
         self.listener = Given(name="P")
         self.unwritten: list[Any] = []
         self.turned_away: dict[Any, Any] = {}
@@ -172,6 +177,38 @@ def test_a_request_of_acks_1_waits_for_no_commit(asker):
     partition = Committing()
     committing_request(asker, 1, partition)
     assert partition.commits == [] and asker.happened == ["answered"]
+
+
+@pytest.mark.parametrize("as_run", [False, True])
+def test_what_waits_is_counted_until_nothing_will_call_back(asker, as_run):
+    """Also after its time is up: an fsync that hangs keeps what it will call."""
+    hosted = Committing(sync=True)
+    if as_run:
+        request = run_of(asker, -1, (hosted, 0), (hosted, 5))
+        request.written({})
+    else:
+        request = committing_request(asker, -1, hosted, hosted)
+    held = WAITING_REQUEST_BYTES + 2 * WAITING_BATCH_BYTES
+    assert asker.waiting_account.used_bytes == held
+    request._expire()
+    assert asker.happened == ["answered"]
+    callbacks = [late for _, late in (*hosted.commits, *hosted.flushes)]
+    for late in callbacks:
+        assert asker.waiting_account.used_bytes == held
+        late(NotLeaderOrFollower("elsewhere"))
+    assert asker.waiting_account.used_bytes == 0 and asker.happened == ["answered"]
+
+
+@pytest.mark.parametrize("as_run", [False, True])
+def test_what_is_answered_gives_back_what_it_held(asker, as_run):
+    hosted = Committing()
+    if as_run:
+        run_of(asker, -1, (hosted, 0)).written({})
+    else:
+        committing_request(asker, -1, hosted)
+    assert asker.waiting_account.used_bytes == WAITING_REQUEST_BYTES + WAITING_BATCH_BYTES
+    hosted.commits[0][1](None)
+    assert asker.waiting_account.used_bytes == 0 and asker.happened == ["answered"]
 
 
 def run_of(asker: Asker, acks: int, *places: tuple[Committing, int]) -> DelayedProduceRun:

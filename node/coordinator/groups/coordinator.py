@@ -6,7 +6,6 @@ Source: Kafka's ``GroupCoordinatorService``, ``GroupCoordinatorShard``.
 from __future__ import annotations
 
 import asyncio
-import struct
 import uuid
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,16 +17,21 @@ from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.core import GroupCore
 from kept.node.coordinator.groups.memory_limit import GroupMemory
 from kept.node.coordinator.groups.records import NO_TOPIC_ID, decode_record
-from kept.node.coordinator.sharding.shard import Shard
+from kept.node.coordinator.sharding.shard import Shard, coordinator_error
 from kept.node.coordinator.sharding.shards import Shards
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.runtime.logging import log
 from kept.node.runtime.time_slices import ITEMS_PER_SLICE
 from kept.steps import Steps
+from kept.storage.errors import KeptError
+from kept.storage.records import read_marker
 
 if TYPE_CHECKING:
+    from kio.schema.errors import ErrorCode
+
     from kept.cluster.metadata.image import Delta, Image
     from kept.node.config.live_config import LiveConfig
+    from kept.node.coordinator.sharding.events import EndMarker
     from kept.node.metadata.leadership_barrier import LeadershipBarrier
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.metadata.node_identity import NodeIdentity
@@ -39,7 +43,6 @@ BARRIER_RETRY_S: Final = 0.5
 """Between two questions to the controller whether the image is whole."""
 NOISE_INTERVAL_MS: Final = 10_000
 """At most one line about requests refused for memory in this time."""
-CONTROL_TYPE_COMMIT: Final = 1
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -163,6 +166,20 @@ class GroupCoordinator:
         """The connection is gone of a JoinGroup that waits for ``result``."""
         self.shards.follow_up(group, result, partial(ev.JoinAbandoned, group))
 
+    def end_transaction(self, number: int, marker: EndMarker) -> asyncio.Future[ErrorCode]:
+        """Write the end of a transaction into partition ``number`` of ``__consumer_offsets``, and
+        let the offsets that it committed count, or not: the error, once it is committed.
+        """
+        ended: asyncio.Future[ErrorCode] = self.runtime.loop.create_future()
+        try:
+            shard = self.shards.shard_of_partition(number)
+            result = shard.submit(lambda request: ev.EndTransaction(request, marker))
+        except KeptError as error:
+            ended.set_result(coordinator_error(error))
+        else:
+            result.add_done_callback(lambda done: ended.set_result(done.result().error))
+        return ended
+
     def list_groups(
         self, states: Collection[str] = (), types: Collection[str] = ()
     ) -> Steps[list[ev.ListedGroup]]:
@@ -197,8 +214,9 @@ def replay(
 ) -> None:
     """Apply one record of the log to a core. Raises CorruptMessage."""
     if batch.is_control:
-        (kind,) = struct.unpack_from(">h", key or b"\0\0\xff\xff", 2)
-        core.end_transaction(batch.producer_id, is_commit=kind == CONTROL_TYPE_COMMIT)
+        marker = read_marker(key, value)
+        if marker is not None:
+            core.end_transaction(batch.producer_id, is_commit=marker.is_commit)
     elif key is not None:
         record = decode_record(key, value)
         if record is not None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kio.schema.errors import ErrorCode
 from msgspec import Struct
+
+if TYPE_CHECKING:
+    from kept.storage.producers.verification import VerificationGuard
+
+TV2: Final = 2
+"""The version of transactions from which on each end brings a new epoch of the producer."""
 
 
 class Record(Protocol):
@@ -17,10 +23,13 @@ class Record(Protocol):
 
 
 class Producer(Struct, frozen=True):
-    """In whose open transaction records are appended: as a transactional batch."""
+    """In whose open transaction records are appended: as a transactional batch. ``guard``: proof
+    that the transaction is open, where the log does not know it yet.
+    """
 
     producer_id: int
     epoch: int
+    guard: VerificationGuard | None = None
 
 
 class EndMarker(Struct, frozen=True):
@@ -35,6 +44,11 @@ class EndMarker(Struct, frozen=True):
     coordinator_epoch: int
     is_commit: bool
     version: int = 0
+
+    @property
+    def is_tv2(self) -> bool:
+        """Whether its epoch is a new one."""
+        return self.version >= TV2
 
 
 # Events.

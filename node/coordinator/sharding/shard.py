@@ -13,7 +13,7 @@ in slices, so that the node goes on serving.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
@@ -26,22 +26,28 @@ from kept.node.coordinator.sharding.events import (
     AppendRejected,
     AppendStaged,
     AppendTimedOut,
+    Producer,
     Response,
 )
 from kept.node.coordinator.sharding.log_loader import load
 from kept.node.runtime.error_codes import code_for
 from kept.node.runtime.logging import log
 from kept.storage.errors import (
+    InvalidProducerEpoch,
+    InvalidTxnState,
     KeptError,
     NotEnoughReplicasAfterAppend,
     NotLeaderOrFollower,
     RequestTimedOut,
+    TransactionCoordinatorFenced,
 )
-from kept.storage.records import build_batch, check
+from kept.storage.records import EndTxnMarker, build_batch, check
+from kept.storage.types import NO_PRODUCER_ID, NO_SEQUENCE, AppendOrigin
 
 if TYPE_CHECKING:
     from kept.node.replicas.local_replica import LocalReplica
     from kept.node.runtime.runtime import Runtime
+    from kept.storage.log.log import AppendInfo
     from kept.storage.records import BatchHeader
     from kept.storage.types import TopicPartition
 
@@ -64,6 +70,13 @@ _TRANSLATED: Final = {
     ErrorCode.invalid_record: ErrorCode.unknown_server_error,
 }
 """What a failed append means to the clients of a coordinator, who know nothing of its log."""
+
+_FAULTS_OF_PRODUCERS: Final = (
+    InvalidProducerEpoch,
+    InvalidTxnState,
+    TransactionCoordinatorFenced,
+)
+NO_PRODUCER: Final = Producer(NO_PRODUCER_ID, -1)
 
 Core = TypeVar("Core", bound=ShardCore[Any, Any])
 MakeEvent = Callable[[int], Any]
@@ -132,6 +145,7 @@ class Shard(Generic[Core]):
         self.tp = tp
         self._hosted = hosted
         self.leader_epoch = leader_epoch
+        self.partition = hosted.partition
         self.core = kind.new_core()
         self.is_active = False
         self.failed: str | None = None
@@ -151,19 +165,18 @@ class Shard(Generic[Core]):
     @property
     def leads(self) -> bool:
         """The partition is led here, in the epoch that this shard was made for."""
-        partition = self._hosted.partition
-        return partition.is_leader and partition.leader_epoch == self.leader_epoch
+        return self.partition.is_leader and self.partition.leader_epoch == self.leader_epoch
 
     @property
     def in_sync_followers(self) -> frozenset[int]:
         """Who else is in the ISR, or about to join: a successor was one of them."""
-        return self._hosted.partition.core.maximal_isr - {self._hosted.partition.node_id}
+        return self.partition.core.maximal_isr - {self.partition.node_id}
 
     # Loading.
 
     def load(self, done: Callable[[], None]) -> None:
         """Begin to read the log, an empty one at once; then, or on failure, ``done`` is called."""
-        partition = self._hosted.partition
+        partition = self.partition
         if partition.log_start_offset == partition.log_end_offset:
             self._loaded(0, self._now_ms())
             return
@@ -172,7 +185,7 @@ class Shard(Generic[Core]):
 
     async def _load(self) -> None:
         started = self._now_ms()
-        partition = self._hosted.partition
+        partition = self.partition
         try:
             await self._await_committed(partition.epoch_start_offset)
             count = await load(partition, partial(self._kind.replay, self.core))
@@ -202,7 +215,7 @@ class Shard(Generic[Core]):
                 else:
                     done.set_exception(error)
 
-        self._hosted.partition.when_committed(end_offset, resolve)
+        self.partition.when_committed(end_offset, resolve)
         await done
 
     def _loaded(self, count: int, started_ms: int) -> None:
@@ -293,26 +306,45 @@ class Shard(Generic[Core]):
             future.set_result(effect.result)
 
     def _append(self, effect: Append) -> None:
-        """Stage an append; a refusal goes to the core before anything else does."""
-        partition, rules = self._hosted.partition, self._hosted.rules
-        wall_ms = self._runtime.now_ms()
-        base_offset = end_offset = 0
+        """Stage an append: what came of it goes to the core before anything else does."""
         try:
-            for part in _parts(effect):
-                batch = build_batch([(wall_ms, key, value, ()) for key, value in part])
-                info = partition.append(check(batch, rules, wall_ms), wall_ms, acks=-1)
-                if end_offset == 0:
-                    base_offset = info.base_offset
-                end_offset = info.last_offset + 1
+            batches = list(self._stage(effect))
         except KeptError as error:
-            log.warning("coordinator's records refused", partition=str(self.tp), error=str(error))
+            if not isinstance(error, _FAULTS_OF_PRODUCERS):
+                partition = str(self.tp)
+                log.warning("coordinator's records refused", partition=partition, error=str(error))
             self.step(AppendRejected(effect.append, coordinator_error(error)))
             return
-        self._staged.append((effect.append, end_offset))
+        self._staged.append((effect.append, batches[-1].last_offset + 1))
         if not self._write_scheduled:
             self._write_scheduled = True
             self._runtime.loop.call_soon(self._write)
-        self.step(AppendStaged(effect.append, base_offset))
+        self.step(AppendStaged(effect.append, batches[0].base_offset))
+
+    def _stage(self, effect: Append) -> Iterator[AppendInfo]:
+        rules, wall_ms = self._hosted.rules, self._runtime.now_ms()
+        if (marker := effect.marker) is not None:
+            yield self.partition.append_marker(
+                EndTxnMarker(marker.is_commit, marker.coordinator_epoch),
+                marker.producer_id,
+                marker.epoch,
+                wall_ms,
+                is_tv2=marker.is_tv2,
+            )
+            return
+        producer = effect.producer or NO_PRODUCER
+        in_transaction = effect.producer is not None
+        for part in _parts(effect):
+            batch = build_batch(
+                [(wall_ms, key, value, ()) for key, value in part],
+                producer_id=producer.producer_id,
+                producer_epoch=producer.epoch,
+                base_sequence=0 if in_transaction else NO_SEQUENCE,
+                is_transactional=in_transaction,
+            )
+            yield self.partition.append(
+                check(batch, rules, wall_ms), wall_ms, -1, producer.guard, AppendOrigin.COORDINATOR
+            )
 
     def _write(self) -> None:
         """Write what was staged in this turn, and wait for it to be committed."""
@@ -321,7 +353,7 @@ class Shard(Generic[Core]):
         if not staged or self._unloaded:
             return
         try:
-            self._hosted.partition.write()
+            self.partition.write()
         except KeptError as error:
             # The partition is offline now: nothing of this can be undone.
             log.error("coordinator's records lost", partition=str(self.tp), error=str(error))
@@ -344,13 +376,13 @@ class Shard(Generic[Core]):
             if waits == 0:
                 self._append_committed(append)
 
-        if self._hosted.partition.high_watermark < end_offset or self._hosted.sync:
+        if self.partition.high_watermark < end_offset or self._hosted.sync:
             timeout_s = self._kind.commit_timeout_ms() / 1000
             late = RequestTimedOut(f"{self.tp}: not committed in time")
             self._uncommitted[append] = self._runtime.loop.call_later(
                 timeout_s, self._timed_out, append, late
             )
-        self._hosted.partition.when_committed(end_offset, step_done)
+        self.partition.when_committed(end_offset, step_done)
         if self._hosted.sync:
             self._hosted.flush(end_offset, step_done)
 

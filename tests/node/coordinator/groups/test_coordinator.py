@@ -13,6 +13,7 @@ from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import PartitionRecord, RemoveTopicRecord, TopicRecord
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.coordinator import GroupCoordinator
+from kept.node.coordinator.sharding.events import EndMarker
 from kept.node.coordinator.sharding.partitioner import partition_for
 from kept.node.kafka.api import RequestContext
 from kept.node.kafka.handlers.describe_groups import DescribeGroupsHandler
@@ -24,7 +25,12 @@ from kept.node.replicas.replica_table import ReplicaTable
 from kept.node.runtime.runtime import Runtime
 from kept.steps import finished
 from kept.storage.disk import Disk
-from kept.storage.errors import CoordinatorLoadInProgress, NotCoordinator
+from kept.storage.errors import (
+    CoordinatorLoadInProgress,
+    NotCoordinator,
+    TransactionCoordinatorFenced,
+)
+from kept.storage.records import headers
 from kept.storage.types import TopicPartition
 from tests.node.coordinator.groups.test_shard import (
     FakePartition,
@@ -271,3 +277,21 @@ async def test_stopping_answers_those_who_wait() -> None:
     waiting = [commit(node, group_in(number)) for number in range(PARTITIONS)]
     await node.groups.shards.stop()
     assert {(await result(w)).error for w in waiting} == {ErrorCode.not_coordinator}
+
+
+@run
+async def test_a_marker_goes_to_the_partition_that_it_names() -> None:
+    node = FakeNode()
+    marker = EndMarker(7, 0, 0, is_commit=True)
+    assert await result(node.groups.end_transaction(1, marker)) is ErrorCode.not_coordinator
+    partition = node.host(1)
+    node.apply(*node.created())
+    assert await result(node.groups.end_transaction(1, marker)) is ErrorCode.none
+    (batch,) = [header for _, header in headers(partition.log)]
+    assert batch.is_control and batch.producer_id == 7
+    assert await result(node.groups.end_transaction(2, marker)) is (
+        ErrorCode.coordinator_load_in_progress
+    )
+    partition.refuse = TransactionCoordinatorFenced("a newer coordinator is known")
+    error = await result(node.groups.end_transaction(1, marker))
+    assert error is ErrorCode.transaction_coordinator_fenced

@@ -27,7 +27,13 @@ from kept.node.coordinator.groups.records import (
     OffsetCommitKey,
     OffsetCommitValue,
 )
-from kept.node.coordinator.sharding.events import AppendCommitted, AppendRejected, AppendStaged
+from kept.node.coordinator.sharding.events import (
+    AppendCommitted,
+    AppendRejected,
+    AppendStaged,
+    EndMarker,
+    Producer,
+)
 from kept.node.coordinator.sharding.log_loader import LOAD_SLICE_BYTES, load, replay_batches
 from kept.node.coordinator.sharding.shard import STALL_MS, Shard, coordinator_error
 from kept.node.metadata.leadership_barrier import LeadershipBarrier
@@ -37,6 +43,7 @@ from kept.node.runtime.runtime import Runtime
 from kept.storage.disk import Disk
 from kept.storage.errors import (
     CorruptMessage,
+    InvalidProducerEpoch,
     KafkaStorageError,
     KeptError,
     MessageTooLarge,
@@ -44,9 +51,16 @@ from kept.storage.errors import (
     NotEnoughReplicasAfterAppend,
     NotLeaderOrFollower,
 )
-from kept.storage.records import CheckRules, build_batch, headers, patch
+from kept.storage.records import (
+    CheckRules,
+    EndTxnMarker,
+    build_batch,
+    build_control_batch,
+    headers,
+    patch,
+)
 from kept.storage.records import records as read_records
-from kept.storage.types import TopicPartition
+from kept.storage.types import AppendOrigin, TopicPartition
 from tests.support.metadata import HeldBarrier, KnownMetadata
 from tests.support.replicas import live_config
 
@@ -74,16 +88,24 @@ class FakePartition:
         self.is_leader, self.leader_epoch, self.epoch_start_offset = True, 0, 0
         self.waiting: list[tuple[int, Callable[[Any], None]]] = []
 
-    def append(self, checked: Any, now_ms: int, acks: int) -> Any:
-        assert acks == -1
+    def append(self, checked: Any, now_ms: int, acks: int, guard: Any, origin: AppendOrigin) -> Any:
+        assert acks == -1 and origin is AppendOrigin.COORDINATOR
         if self.refuse is not None:
             raise self.refuse
-        batch = bytearray(checked.data)
+        return self.stage(bytearray(checked.data), checked.record_count)
+
+    def append_marker(
+        self, marker: EndTxnMarker, producer_id: int, epoch: int, now_ms: int, *, is_tv2: bool
+    ) -> Any:
+        if self.refuse is not None:
+            raise self.refuse
+        return self.stage(build_control_batch(marker, producer_id, epoch, now_ms), 1)
+
+    def stage(self, batch: bytearray, records: int) -> Appended:
         patch(batch, 0, self.log_end_offset, 0)
         self.staged.append(bytes(batch))
-        base_offset = self.log_end_offset
-        self.log_end_offset += checked.record_count
-        return Appended(base_offset, self.log_end_offset - 1)
+        self.log_end_offset += records
+        return Appended(self.log_end_offset - records, self.log_end_offset - 1)
 
     def write(self) -> None:
         if self.broken is not None:
@@ -171,7 +193,7 @@ class Fixture:
             "group_initial_rebalance_delay_ms": "0",
             **config,
         }
-        kind = GroupCoordinator(
+        self.groups = GroupCoordinator(
             runtime=self.runtime,
             config=live_config(**settings),
             metadata=cast("Any", self.metadata),
@@ -179,14 +201,25 @@ class Fixture:
             table=ReplicaTable(),
             barrier=barrier or confirming(self.runtime, self.metadata),
         )
-        tp = TopicPartition(kind.topic, 0)
-        self.shard = Shard(self.runtime, kind, tp, cast("Any", self.hosted), leader_epoch)
+        tp = TopicPartition(self.groups.topic, 0)
+        hosted = cast("Any", self.hosted)
+        self.shard = Shard(self.runtime, self.groups, tp, hosted, leader_epoch)
         self.read = False
         self.shard.load(lambda: setattr(self, "read", True))
 
-    def commit(self, group: str = "g", offset: int = 1, partition: int = 0) -> asyncio.Future[Any]:
+    def commit(
+        self,
+        group: str = "g",
+        offset: int = 1,
+        partition: int = 0,
+        producer: Producer | None = None,
+    ) -> asyncio.Future[Any]:
         topic = ev.CommitTopic("orders", TOPIC_ID, (ev.CommitPartition(partition, offset),))
-        return self.shard.submit(lambda n: ev.CommitOffsets(n, group, (topic,)))
+        return self.shard.submit(lambda n: ev.CommitOffsets(n, group, (topic,), producer=producer))
+
+    def end(self, producer_id: int, *, is_commit: bool) -> asyncio.Future[Any]:
+        marker = EndMarker(producer_id, 3, 0, is_commit)
+        return self.shard.submit(lambda n: ev.EndTransaction(n, marker))
 
     def fetch(self, group: str = "g", *, stable: bool = False) -> asyncio.Future[Any]:
         return self.shard.submit(lambda n: ev.FetchOffsets(n, group, None, stable))
@@ -277,6 +310,30 @@ async def test_a_member_that_was_told_it_left_has_left_after_a_crash() -> None:
     successor = GroupCore(ev.GroupSettings())
     await load(f.partition, partial(replay, successor))  # type: ignore[arg-type]
     assert not successor.groups["g"].members
+
+
+@run
+async def test_a_transaction_is_in_the_log_as_kafka_writes_it_and_is_read_again() -> None:
+    f = Fixture()
+    producer = Producer(7, 3)
+    done = [f.commit(offset=1), f.commit(offset=5, producer=producer), f.commit(offset=6)]
+    done.append(f.commit(offset=8, partition=1, producer=producer))
+    assert [(await result(d)).error.name for d in done] == ["none"] * 4
+    assert offsets(await result(f.fetch())) == [6]
+    assert (await result(f.end(7, is_commit=True))).error is ErrorCode.none
+    assert offsets(await result(f.fetch(stable=True))) == [6, 8]
+    written = [
+        (h.producer_id, h.producer_epoch, h.base_sequence, h.is_transactional, h.is_control)
+        for _, h in headers(f.partition.log)
+    ]
+    plain, inside = (-1, -1, -1, False, False), (7, 3, 0, True, False)
+    assert written == [plain, inside, plain, inside, (7, 3, -1, True, True)]
+    again = Fixture(f.partition)
+    await until(lambda: again.shard.is_active)
+    assert dict(again.shard.core.appended) == dict(f.shard.core.appended)
+    f.partition.refuse = InvalidProducerEpoch("a newer producer is known")
+    refused = [f.commit(producer=producer), f.end(7, is_commit=True)]
+    assert [(await result(r)).error.name for r in refused] == ["invalid_producer_epoch"] * 2
 
 
 @run

@@ -68,6 +68,7 @@ class Node:
             await parts.replicas.start(parts.metadata.begin())
             parts.metadata.act(self._act_on)
             parts.groups.shards.start()
+            parts.transactions.start()
             if not self.config.alone and self.config.is_broker:
                 await parts.cluster_link.register(self._registration())
             for listener in parts.listeners:
@@ -157,6 +158,7 @@ class Node:
         parts.controller.warn_of_unclean_elections(image, delta)
         await parts.replicas.apply(image, delta)
         parts.groups.metadata_changed(image, delta)
+        parts.transactions.metadata_changed(image, delta)
         parts.cluster_link.acted_on(image)
         parts.readiness.moved()
 
@@ -188,6 +190,8 @@ class Node:
         await parts.grpc.stop()
         await parts.dirty_history.stop()
         await parts.cleaner.stop(parts.replicas.close_manifests)
+        await parts.verifier.close()
+        await parts.transactions.stop()
         await parts.groups.shards.stop()
         # A lone node's decision ends first; others ask the next controller.
         async with parts.controller.turn if self.config.alone else nullcontext():

@@ -21,6 +21,10 @@ from kept.node.compaction.lazy_cleaner import LazyCleaner
 from kept.node.config.live_config import LiveConfig
 from kept.node.controller.controller import Controller
 from kept.node.coordinator.groups.coordinator import GroupCoordinator
+from kept.node.coordinator.producer_ids import ProducerIds
+from kept.node.coordinator.transactions.coordinator import TransactionCoordinator
+from kept.node.coordinator.transactions.marker_channel import MarkerChannel
+from kept.node.coordinator.transactions.verifier import Verifier
 from kept.node.grpc.lazy_server import LazyServer
 from kept.node.http.lazy_server import LazyHttpServer
 from kept.node.internode.hello import PREFACE
@@ -35,7 +39,7 @@ from kept.node.kafka.handlers.leader_hints import LeaderHints
 from kept.node.kafka.handlers.produce import ProduceHandler
 from kept.node.kafka.listener import HTTP2, HTTP_METHODS, HandedOver, Listener
 from kept.node.kafka.metadata_changes import MetadataChanges
-from kept.node.kafka.producer_ids import ProducerIds
+from kept.node.kafka.node_requests import NodeRequests
 from kept.node.kafka.request_handlers import Collaborators, RequestHandlers
 from kept.node.kafka.topic_creation import TopicCreation
 from kept.node.metadata.address_book import AddressBook
@@ -253,6 +257,7 @@ class NodeParts:
             table=self.table,
             barrier=self.barrier,
         )
+        self._build_transactions()
         self.fetch_sessions = FetchSessions(
             lambda: int.from_bytes(os.urandom(4), "big") & 0x7FFFFFFF,
             config.max_incremental_fetch_session_cache_slots,
@@ -279,6 +284,28 @@ class NodeParts:
                 "idle connections": (idle_check_ms(config), self._close_idle_connections),
             },
         )
+
+    def _build_transactions(self) -> None:
+        runtime, live, identity = self.runtime, self.live_config, self.identity
+        self.marker_requests, self.verifying_requests = (
+            NodeRequests(purpose, live, identity, self.incarnation, self.addresses)
+            for purpose in ("markers", "verify")
+        )
+        self.producer_ids = ProducerIds(runtime, self.metadata, identity, self.peers)
+        self.transactions = TransactionCoordinator(
+            runtime=runtime,
+            config=live,
+            metadata=self.metadata,
+            identity=identity,
+            table=self.table,
+            barrier=self.barrier,
+            cluster_link=self.cluster_link,
+            producer_ids=self.producer_ids,
+            markers=MarkerChannel(
+                runtime, self.metadata, identity, self.barrier, self.marker_requests
+            ),
+        )
+        self.verifier = Verifier(runtime, live, self.transactions, self.verifying_requests)
 
     @cached_property
     def admin(self) -> AdminServices:
@@ -324,11 +351,14 @@ class NodeParts:
             table=table,
             fetch_sessions=self.fetch_sessions,
             groups=self.groups,
-            producer_ids=ProducerIds(runtime, metadata, self.identity, self.peers),
+            transactions=self.transactions,
+            verifier=self.verifier,
+            producer_ids=self.producer_ids,
             changes=self.changes,
             topics=self.topics,
         )
         self.handlers = RequestHandlers(collaborators, self.forwarding)
+        self.marker_requests.handlers = self.verifying_requests.handlers = self.handlers
         hints = LeaderHints(live, metadata, self.addresses, self.detector, table)
         self.server = ServerContext(
             runtime=runtime,
@@ -404,9 +434,16 @@ class NodeParts:
             self.controller.metadata_moved,
             self.readiness.moved,
         ]
-        self.replicas.on_gone += [self.cleaner.forget, self.groups.shards.partition_gone]
+        self.replicas.on_gone += [
+            self.cleaner.forget,
+            self.groups.shards.partition_gone,
+            self.transactions.shards.partition_gone,
+        ]
         self.replicas.on_directory_failed = self.readiness.moved
-        self.roles.on_roles_taken = self.groups.shards.roles_taken
+        self.roles.on_roles_taken += [
+            self.groups.shards.roles_taken,
+            self.transactions.shards.roles_taken,
+        ]
         pulls = PullServer(self.runtime, self.table)
         for method, answer in (
             ("Forward", self.handlers.serve_forwarded),

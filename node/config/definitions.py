@@ -545,6 +545,32 @@ class NodeSettings:
 
     # Transactions.
 
+    transaction_max_timeout_ms = _integer("900000", low=1).means(
+        "Longest transaction.timeout.ms that a producer may ask for; with more it gets "
+        "INVALID_TRANSACTION_TIMEOUT."
+    )
+    transaction_abort_timed_out_transaction_cleanup_interval_ms = _integer("10000", low=1).means(
+        "How often transactions are aborted that are open for longer than their timeout."
+    )
+    transactional_id_expiration_ms = _integer("604800000", low=1).means(
+        "How long a transactional id is remembered after its last transaction."
+    )
+    transaction_remove_expired_transaction_cleanup_interval_ms = _integer("3600000", low=1).means(
+        "How often transactional ids are checked for that."
+    )
+    transaction_partition_verification_enable = _boolean("true", dynamic=True).means(
+        "Whether a leader asks the coordinator before a partition's first batch of a transaction, "
+        "for producers whose epoch does not grow with each transaction. Without it a late batch "
+        "may open a transaction that nobody ends."
+    )
+    add_partitions_to_txn_retry_backoff_max_ms = _integer("100", low=0).means(
+        "How long a partition that joins a transaction waits for the end of the one before."
+    )
+    transaction_stale_connections = _string("close", choices=("close", "serve"), ours=True).means(
+        "What happens to requests of a transaction over a connection that its producer has "
+        "replaced by a newer one: such a request was given up, and would act on a later "
+        "transaction. serve: for proxies that spread a producer's requests over connections."
+    )
     transaction_state_log_num_partitions = _integer("50", low=1).means(
         "Partitions of __transaction_state; fixed once it exists."
     )

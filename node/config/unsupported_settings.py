@@ -126,18 +126,6 @@ UNSUPPORTED: Final = (
         ("metadata.log.max.snapshot.interval.ms", "long", "3600000", "0:"),
     ),
     *_accepted(
-        "there is no transaction coordinator yet.",
-        ("transaction.max.timeout.ms", "int", "900000", "1:"),
-        ("transaction.state.log.load.buffer.size", "int", "5242880", "1:"),
-        ("transactional.id.expiration.ms", "int", "604800000", "1:"),
-        ("transaction.abort.timed.out.transaction.cleanup.interval.ms", "int", "10000", "1:"),
-        ("transaction.remove.expired.transaction.cleanup.interval.ms", "int", "3600000", "1:"),
-        ("transaction.partition.verification.enable", "boolean", "true", " dynamic"),
-        ("transaction.two.phase.commit.enable", "boolean", "false", ""),
-        ("add.partitions.to.txn.retry.backoff.ms", "int", "20", "1:"),
-        ("add.partitions.to.txn.retry.backoff.max.ms", "int", "100", "0:"),
-    ),
-    *_accepted(
         "groups use the classic protocol; consumer, share and streams groups are not served yet.",
         ("group.consumer.assignment.interval.ms", "int", "1000", "0: dynamic"),
         ("group.consumer.assignors", "list", "uniform,range", ""),
@@ -159,6 +147,8 @@ UNSUPPORTED: Final = (
         "kept does this another way and needs no number for it.",
         ("log.cleaner.io.buffer.size", "int", "524288", "0: dynamic"),
         ("offsets.load.buffer.size", "int", "5242880", "1:"),
+        ("transaction.state.log.load.buffer.size", "int", "5242880", "1:"),
+        ("add.partitions.to.txn.retry.backoff.ms", "int", "20", "1:"),
         ("offsets.topic.compression.codec", "int", "0", ""),
         ("fetch.purgatory.purge.interval.requests", "int", "1000", ""),
         ("producer.purgatory.purge.interval.requests", "int", "1000", ""),
@@ -209,6 +199,10 @@ UNSUPPORTED: Final = (
         ),
         ("security.providers", "string", None),
         ("delegation.token.secret.key", "password", None),
+    ),
+    *_refused(
+        "a transaction cannot be prepared for another system to commit yet (KIP-939)",
+        ("transaction.two.phase.commit.enable", "boolean", "false"),
     ),
     *_refused(
         _NO_CLASSES,

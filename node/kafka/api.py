@@ -96,7 +96,21 @@ class RequestContext:
     """Of a forwarded request: the ids of the attempts so far, this one's last."""
     parked: set[Cancellable] | None = None
     """What is cancelled when the client's connection goes; None for a forwarded request."""
+    connection: int | None = None
+    """The ordinal of its connection in this process; None for a forwarded request."""
 
+
+IN_TURN: Final = frozenset(
+    {
+        ApiKey.INIT_PRODUCER_ID,
+        ApiKey.ADD_PARTITIONS_TO_TXN,
+        ApiKey.ADD_OFFSETS_TO_TXN,
+        ApiKey.END_TXN,
+    }
+)
+"""The next request of a connection is served when such a one is answered, as Kafka does: librdkafka
+sends several, and each one's transition would refuse the next one.
+"""
 
 FORWARDED: Final = frozenset(
     {

@@ -27,8 +27,9 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -158,6 +159,7 @@ class ServerContext:
     produce: ProduceServer
     fetch: RequestServer
     messages: MessageServer
+    ordinals: Iterator[int] = field(default_factory=count)
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -166,6 +168,8 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, listener: Listener) -> None:
         self.listener = listener
         self.context = listener.context
+        self.ordinal = next(self.context.ordinals)
+        """Of connections to this process the newer one's is larger."""
         self.transport: Any = None
         self.peer = "?"
         self.software = ""
@@ -497,7 +501,13 @@ class Connection(asyncio.BufferedProtocol):
             self._answer(served, version, correlation_id, refused, None, self.last_active)
             return
         context = api.RequestContext(
-            served.key, version, client_id, self.listener.name, self.host, parked=self.parked
+            served.key,
+            version,
+            client_id,
+            self.listener.name,
+            self.host,
+            parked=self.parked,
+            connection=self.ordinal,
         )
         try:
             answer = self.context.messages.handle(context, frame[position:], request)
@@ -530,7 +540,7 @@ class Connection(asyncio.BufferedProtocol):
         every API here has one.
 
         While a request of many entries is worked off in slices, those behind it wait (rule 41): it
-        has the effect that it would have had at once.
+        has the effect that it would have had at once. So do those behind one of transactions.
         """
         from kept.client.protocol import messages as protocol
 
@@ -560,7 +570,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         place = reply or self.expect()
         future: Any = asyncio.ensure_future(answer, loop=self.context.runtime.loop)
-        blocks = reply is None and isinstance(future, SlicedTask)
+        blocks = reply is None and (isinstance(future, SlicedTask) or served.key in api.IN_TURN)
         if blocks:
             self._block()
         elif held_bytes:

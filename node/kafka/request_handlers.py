@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
     from kept.node.controller.controller import Controller
     from kept.node.coordinator.groups.coordinator import GroupCoordinator
+    from kept.node.coordinator.producer_ids import ProducerIds
+    from kept.node.coordinator.transactions.coordinator import TransactionCoordinator
+    from kept.node.coordinator.transactions.verifier import Verifier
     from kept.node.kafka.fetch_sessions import FetchSessions
     from kept.node.kafka.forwarding_manager import ForwardingManager
     from kept.node.kafka.metadata_changes import MetadataChanges
-    from kept.node.kafka.producer_ids import ProducerIds
     from kept.node.kafka.topic_creation import TopicCreation
     from kept.node.metadata.address_book import AddressBook
     from kept.node.metadata.cluster_link import ClusterLink
@@ -47,6 +49,8 @@ class Collaborators:
     table: ReplicaTable
     fetch_sessions: FetchSessions
     groups: GroupCoordinator
+    transactions: TransactionCoordinator
+    verifier: Verifier
     producer_ids: ProducerIds
     changes: MetadataChanges
     topics: TopicCreation

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kept.node.internode.controller_rpc import ConfirmRequest
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 ANSWER_S: Final = 2.0
 """Without an answer for so long nothing is proven; an election takes less."""
+
+RETRY_S: Final = 0.5
+"""Between two questions of :meth:`LeadershipBarrier.wait`."""
 
 Then = Callable[[bool], None]
 
@@ -56,6 +60,17 @@ class LeadershipBarrier:
         self._waiting.append(then)
         if self._task is None:
             self._task = self._runtime.loop.create_task(self._run())
+
+    async def wait(self) -> None:
+        """Return once this node has acted on all that was decided before this call; ask until
+        somebody can say.
+        """
+        while True:
+            answer: asyncio.Future[bool] = self._runtime.loop.create_future()
+            self.confirm(partial(_resolve_once, answer))
+            if await answer:
+                return
+            await asyncio.sleep(RETRY_S)
 
     async def close(self) -> None:
         """Ask nobody any more; who waits hears nothing."""
@@ -89,3 +104,8 @@ class LeadershipBarrier:
             log.warning("leadership not confirmed", controller=controller, error=str(error))
             return False
         return True
+
+
+def _resolve_once(future: asyncio.Future[bool], value: bool) -> None:
+    if not future.done():  # whoever waited may have gone
+        future.set_result(value)

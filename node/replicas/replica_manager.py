@@ -369,7 +369,7 @@ class ReplicaManager:
         if openings:
             await self._open_all(openings)
         if COORDINATED & configs.keys():
-            self.roles.on_roles_taken(self.image)
+            self.roles.announce(self.image)
 
     def _put_back(self, opening: _Opening) -> bool:
         """Open the log that was set aside, if there is one."""

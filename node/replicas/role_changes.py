@@ -36,10 +36,6 @@ if TYPE_CHECKING:
     from kept.replication.partition_core import Effect
 
 
-def _nothing(_: Image) -> None:
-    pass
-
-
 class RoleChanges:
     """See the module. ``serving``: roles are taken; ``suspended``: but nobody is served."""
 
@@ -66,7 +62,7 @@ class RoleChanges:
         self._alter_partition = alter_partition
         self._alter_partition.on_still_lost = self.lost
         self._notifier = notifier
-        self.on_roles_taken: Callable[[Image], None] = _nothing
+        self.on_roles_taken: list[Callable[[Image], None]] = []
         """Called when roles were taken that an earlier image gave."""
         self.serving = False
         self.suspended = False
@@ -185,7 +181,12 @@ class RoleChanges:
         for topic in self._table.by_name.values():
             for number in topic.offline:
                 self.lost(TopicPartition(topic.name, number), image.partition(topic.name, number))
-        self.on_roles_taken(image)
+        self.announce(image)
+
+    def announce(self, image: Image) -> None:
+        """Tell who listens that roles were taken which ``image`` gave."""
+        for listener in self.on_roles_taken:
+            listener(image)
 
     def suspend(self) -> None:
         """Serve nobody until :meth:`resume`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,13 @@ class HeldBarrier:
 
     def confirm(self, then: Callable[[bool], Any]) -> None:
         self.waiting.append(then)
+
+    async def wait(self) -> None:
+        confirmed = False
+        while not confirmed:
+            answer = asyncio.get_running_loop().create_future()
+            self.confirm(lambda value, to=answer: to.done() or to.set_result(value))
+            confirmed = await answer
 
 
 class FollowedChanges:

@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.runtime import Runtime
     from kept.storage.records import BatchHeader
+    from kept.storage.types import TopicPartition
 
-BARRIER_RETRY_S: Final = 0.5
-"""Between two questions to the controller whether the image is whole."""
 NOISE_INTERVAL_MS: Final = 10_000
 """At most one line about requests refused for memory in this time."""
 
@@ -97,7 +96,7 @@ class GroupCoordinator:
 
     # What shards call.
 
-    def new_core(self) -> GroupCore:
+    def new_core(self, tp: TopicPartition, leader_epoch: int) -> GroupCore:  # noqa: ARG002
         """A core without groups, whose memory counts with that of the others."""
         return GroupCore(self.settings(), self.memory)
 
@@ -124,13 +123,8 @@ class GroupCoordinator:
         it committed: they must not go. Nor may a namesake's offsets be shown meanwhile, so the
         groups stay unloaded.
         """
-        is_current = not self._deleted_topics(shard.core)
-        while not is_current:
-            answer: asyncio.Future[bool] = self.runtime.loop.create_future()
-            self.barrier.confirm(partial(_resolve_once, answer))
-            is_current = await answer
-            if not is_current:
-                await asyncio.sleep(BARRIER_RETRY_S)
+        if self._deleted_topics(shard.core):
+            await self.barrier.wait()
 
     def first_events(self, shard: Shard[GroupCore]) -> Iterable[ev.Event]:
         """Forgets the offsets of topics that were deleted while nobody led the partition."""
@@ -159,6 +153,9 @@ class GroupCoordinator:
             log.warning(
                 "group request refused", group=effect.group, setting=effect.setting, used_bytes=used
             )
+
+    def unloaded(self, shard: Shard[GroupCore]) -> None:
+        """Nothing outside of the shard is to be told."""
 
     # What handlers call.
 
@@ -221,8 +218,3 @@ def replay(
         record = decode_record(key, value)
         if record is not None:
             core.replay(record, offset, batch.producer_id if batch.is_transactional else -1)
-
-
-def _resolve_once(future: asyncio.Future[bool], value: bool) -> None:
-    if not future.done():  # whoever waited may have gone
-        future.set_result(value)

@@ -91,8 +91,8 @@ class CoordinatorKind(Protocol[Core]):
         """The internal topic."""
         ...
 
-    def new_core(self) -> Core:
-        """A core without records."""
+    def new_core(self, tp: TopicPartition, leader_epoch: int) -> Core:
+        """A core without records, for a partition that this node leads in ``leader_epoch``."""
         ...
 
     def commit_timeout_ms(self) -> int:
@@ -122,6 +122,10 @@ class CoordinatorKind(Protocol[Core]):
         """Carry out an effect that is neither Append nor Response."""
         ...
 
+    def unloaded(self, shard: Shard[Core]) -> None:
+        """The shard serves no more."""
+        ...
+
 
 def coordinator_error(error: BaseException) -> ErrorCode:
     """The code that a coordinator's client gets for a failed append."""
@@ -146,7 +150,7 @@ class Shard(Generic[Core]):
         self._hosted = hosted
         self.leader_epoch = leader_epoch
         self.partition = hosted.partition
-        self.core = kind.new_core()
+        self.core = kind.new_core(tp, leader_epoch)
         self.is_active = False
         self.failed: str | None = None
         self._loading: asyncio.Task[None] | None = None
@@ -250,6 +254,7 @@ class Shard(Generic[Core]):
                 self._respond(effect)
             elif not isinstance(effect, Append):
                 self._kind.perform(self, effect)
+        self._kind.unloaded(self)
 
     # Events.
 

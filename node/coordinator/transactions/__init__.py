@@ -8,6 +8,9 @@
 :mod:`.transactional_id`   what a core holds of one id, and of a pending append
 :mod:`.core`               the state machine of one partition: ``step(event) -> effects``
 :mod:`.markers`            which markers go to which node, and what their answers mean
+:mod:`.coordinator`        the coordinator of a node: what its shards do beyond sharding
+:mod:`.marker_channel`     the shell of markers: WriteTxnMarkers to leaders
+:mod:`.verifier`           a leader asks whether a partition is in a transaction
 =========================  ========================================================================
 
 The behavior is that of Apache Kafka 4.3 (``TransactionCoordinator``, ``TransactionStateManager``,

@@ -46,7 +46,7 @@ from kept.node.coordinator.transactions.records import (
 )
 from kept.node.coordinator.transactions.transactional_id import PendingAppend, TransactionalId
 from kept.storage.errors import InvariantViolation
-from kept.storage.types import MAX_INT32, NO_PRODUCER_ID
+from kept.storage.types import MAX_INT32, NO_PRODUCER_ID, TopicPartition
 
 TOMBSTONES_PER_APPEND: Final = 500
 COMPLETION_RETRY_MS: Final = 100
@@ -489,6 +489,12 @@ class TransactionCore:
             self.timers.set(key, deadline_ms, RemoveExpired())
 
     # Queries of what is committed.
+
+    def partitions(self) -> Iterator[TopicPartition]:
+        """Those of all transactions that are open or ending."""
+        for held in self.ids.values():
+            if held.committed is not None:
+                yield from held.committed.partitions
 
     def list_transactions(
         self, wanted: ev.TransactionFilter, now_ms: int

@@ -1,9 +1,9 @@
 """FindCoordinator, JoinGroup, SyncGroup, Heartbeat, LeaveGroup: taking requests apart and
 answering.
 
-``kept.node.coordinator.groups`` decides. FindCoordinator creates ``__consumer_offsets`` on first
-use and answers when it is served (Kafka answers COORDINATOR_NOT_AVAILABLE meanwhile, and clients
-log it).
+``kept.node.coordinator.groups`` decides. FindCoordinator creates ``__consumer_offsets``, or for
+transactional ids ``__transaction_state``, on first use and answers when it is served (Kafka answers
+COORDINATOR_NOT_AVAILABLE meanwhile, and clients log it).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from kio.schema.errors import ErrorCode
 from kept.client.protocol.messages import milliseconds
 from kept.node.coordinator.groups import events as ev
 from kept.node.kafka.handlers.group_requests import Answer, submit
-from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.runtime.error_codes import shortened
 from kept.node.runtime.logging import log
 from kept.node.runtime.time_slices import Pace
@@ -26,6 +25,7 @@ from kept.storage.errors import KeptError
 if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
     from kept.node.coordinator.groups.coordinator import GroupCoordinator
+    from kept.node.coordinator.transactions.coordinator import TransactionCoordinator
     from kept.node.kafka.api import RequestContext
     from kept.node.kafka.topic_creation import TopicCreation
     from kept.node.metadata.address_book import AddressBook
@@ -41,8 +41,8 @@ _REFUSALS: Final = {
     # librdkafka asks again after INVALID_REQUEST until its timeout; at this code all clients stop.
     KEY_TYPE_TRANSACTION: (
         ErrorCode.transactional_id_authorization_failed,
-        "this node has no transaction coordinator: transactional ids are not served; use an "
-        "idempotent producer without transactional.id",
+        "transactions are not served: not every node of this cluster runs a version that does, or "
+        "some registered node has not been seen since the upgrade",
     ),
     2: (
         ErrorCode.invalid_request,
@@ -59,23 +59,29 @@ class GroupMembershipHandler:
     metadata: Metadata
     addresses: AddressBook
     groups: GroupCoordinator
+    transactions: TransactionCoordinator
     topics: TopicCreation
 
     async def find_coordinator(self, ctx: RequestContext, request: Any) -> dict[str, Any]:
-        """Which node coordinates a group, or each of several."""
+        """Which node coordinates a group or a transactional id, or each of several."""
         key_type = getattr(request, "key_type", KEY_TYPE_GROUP)
         batched = ctx.api_version >= BATCHED_FROM
         keys = request.coordinator_keys if batched else (request.key,)
-        if key_type != KEY_TYPE_GROUP:
+        coordinates: GroupCoordinator | TransactionCoordinator = self.groups
+        if key_type == KEY_TYPE_TRANSACTION:
+            coordinates = self.transactions
+        if key_type != KEY_TYPE_GROUP and not (
+            key_type == KEY_TYPE_TRANSACTION and self.transactions.is_served
+        ):
             unknown = f"key type {key_type} does not exist; 0 is a group's"
             code, why = _REFUSALS.get(key_type, (ErrorCode.invalid_request, unknown))
             coordinators = [(code, why, NO_NODE)] * len(keys)
         else:
-            await self._ensure_topic()
-            await self.groups.shards.wait_for(keys)
+            await self._ensure_topic(coordinates.topic)
+            await coordinates.shards.wait_for(keys)
             coordinators, pace = [], Pace()
             for key in keys:
-                coordinators.append(self._coordinator(ctx, key))
+                coordinators.append(self._coordinator(ctx, coordinates, key))
                 await pace.checkpoint()
         if batched:
             return {
@@ -88,21 +94,24 @@ class GroupMembershipHandler:
         # Up to v3 Kafka answers the name of "no error" where there is none.
         return {"error_code": code, "error_message": message or "NONE", **node}
 
-    async def _ensure_topic(self) -> None:
-        if CONSUMER_OFFSETS in self.metadata.image.topics:
+    async def _ensure_topic(self, name: str) -> None:
+        if name in self.metadata.image.topics:
             return
         try:
-            await self.topics.create_internal(CONSUMER_OFFSETS)
+            await self.topics.create_internal(name)
         except KeptError as error:
-            log.error("topic not created", topic=CONSUMER_OFFSETS, error=str(error))
+            log.error("topic not created", topic=name, error=str(error))
 
     def _coordinator(
-        self, ctx: RequestContext, group: str
+        self,
+        ctx: RequestContext,
+        coordinates: GroupCoordinator | TransactionCoordinator,
+        key: str,
     ) -> tuple[ErrorCode, str, dict[str, Any]]:
-        leader = self.groups.shards.leader_of(group)
+        leader = coordinates.shards.leader_of(key)
         endpoint = None if leader is None else self.addresses.broker(leader, ctx.listener_name)
         if leader is None or endpoint is None:
-            why = f"{CONSUMER_OFFSETS} has no leader for group {group!r}"
+            why = f"{coordinates.topic} has no leader for {key!r}"
             return ErrorCode.coordinator_not_available, shortened(why), NO_NODE
         host, port = endpoint
         return ev.NO_ERROR, "", {"node_id": leader, "host": host, "port": port}

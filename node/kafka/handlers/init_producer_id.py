@@ -1,8 +1,9 @@
-"""InitProducerId for idempotent producers.
+"""InitProducerId: for idempotent producers by any node, for transactional ids by their coordinator.
 
 While no controller gives ids the answer is COORDINATOR_LOAD_IN_PROGRESS, as Kafka's: the one code
-at which every client tries again. Transactional ids are refused until there is a coordinator
-(rule 40) with TRANSACTIONAL_ID_AUTHORIZATION_FAILED, at which every client gives up at once.
+at which every client tries again. Transactional ids are refused while not every broker serves
+transactions (rule 40) with TRANSACTIONAL_ID_AUTHORIZATION_FAILED, at which every client gives up at
+once.
 """
 
 from __future__ import annotations
@@ -10,12 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kio.schema.errors import ErrorCode
+
+from kept.client.protocol.messages import milliseconds
+from kept.node.coordinator.transactions import events as ev
+from kept.node.kafka.handlers.transactional_requests import result_of
 from kept.node.runtime import error_codes
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
+    from kept.node.coordinator.producer_ids import ProducerIds
+    from kept.node.coordinator.transactions.coordinator import TransactionCoordinator
     from kept.node.kafka.api import Answer, RequestContext
-    from kept.node.kafka.producer_ids import ProducerIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,27 +30,46 @@ class ProducerIdHandler:
     """Producer ids."""
 
     producer_ids: ProducerIds
+    transactions: TransactionCoordinator
 
-    def init_producer_id(self, _ctx: RequestContext, request: Any) -> Answer:
+    def init_producer_id(self, ctx: RequestContext, request: Any) -> Answer:
         """A producer id and epoch 0, or the next epoch of the producer that asks (KIP-360).
 
         A producer names its id and its epoch, or neither.
         """
-        has_id = getattr(request, "producer_id", -1) != -1
-        has_epoch = getattr(request, "producer_epoch", -1) != -1
+        producer_id = getattr(request, "producer_id", -1)
+        epoch = getattr(request, "producer_epoch", -1)
         if request.transactional_id is not None:
-            return _refused(error_codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-        if has_id != has_epoch:
-            return _refused(error_codes.INVALID_REQUEST)
+            if not self.transactions.is_served:
+                return _answer(ErrorCode.transactional_id_authorization_failed)
+            return self._begin(ctx, request, producer_id, epoch)
+        if (producer_id != -1) != (epoch != -1):
+            return _answer(ErrorCode.invalid_request)
         return self._assign()
 
     async def _assign(self) -> dict[str, Any]:
         try:
             producer_id = await self.producer_ids.next()
         except KeptError as error:
-            return _refused(error_codes.code_for(error))
-        return {"error_code": 0, "producer_id": producer_id, "producer_epoch": 0}
+            return _answer(error_codes.code_for(error))
+        return _answer(ErrorCode.none, producer_id, 0)
+
+    async def _begin(
+        self, ctx: RequestContext, request: Any, producer_id: int, epoch: int
+    ) -> dict[str, Any]:
+        """The next producer of a transactional id: all before it are fenced."""
+        name = request.transactional_id
+        timeout_ms = milliseconds(request.transaction_timeout)
+        result = await result_of(
+            ctx,
+            lambda: self.transactions.shards.submit(
+                name,
+                lambda number: ev.InitProducerId(number, name, timeout_ms, producer_id, epoch),
+            ),
+            ev.InitProducerIdResult,
+        )
+        return _answer(result.error, result.producer_id, result.epoch)
 
 
-def _refused(code: int) -> dict[str, Any]:
-    return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
+def _answer(code: int, producer_id: int = -1, epoch: int = -1) -> dict[str, Any]:
+    return {"error_code": code, "producer_id": producer_id, "producer_epoch": epoch}

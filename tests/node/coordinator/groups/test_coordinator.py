@@ -104,7 +104,7 @@ class FakeNode:
 
     def heartbeat(self, request: Any) -> Any:
         nothing: Any = None
-        handler = GroupMembershipHandler(nothing, nothing, nothing, self.groups, nothing)
+        handler = GroupMembershipHandler(nothing, nothing, nothing, self.groups, nothing, nothing)
         return handler.heartbeat(RequestContext(12, 0, "c", "P", "h"), request)
 
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
+from kept.node.coordinator import producer_ids
+from kept.node.coordinator.producer_ids import ProducerIds
 from kept.node.internode.controller_rpc import (
     AllocateProducerIdsReply,
     AllocateProducerIdsRequest,
 )
-from kept.node.kafka import producer_ids
 from kept.node.kafka.api import RequestContext
 from kept.node.kafka.handlers.init_producer_id import ProducerIdHandler
-from kept.node.kafka.producer_ids import ProducerIds
 from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.runtime.runtime import Runtime
 from kept.storage.disk import Disk
@@ -55,8 +55,9 @@ class Controller:
 
 
 async def asked(ids: ProducerIds) -> Any:
+    nothing: Any = None
     context = RequestContext(INIT_PRODUCER_ID, 4, "c", "P")
-    answer: Any = ProducerIdHandler(ids).init_producer_id(
+    answer: Any = ProducerIdHandler(ids, nothing).init_producer_id(
         context, Given(transactional_id=None, producer_id=-1, producer_epoch=-1)
     )
     return await answer
@@ -67,7 +68,7 @@ def test_a_producer_names_its_id_and_its_epoch_or_neither(producer_id, epoch):
     """Half of it is a client's bug, which a fresh id would hide (KIP-360)."""
     nothing: Any = None
     request = Given(transactional_id=None, producer_id=producer_id, producer_epoch=epoch)
-    answer: Any = ProducerIdHandler(nothing).init_producer_id(nothing, request)
+    answer: Any = ProducerIdHandler(nothing, nothing).init_producer_id(nothing, request)
     assert answer["error_code"] == ErrorCode.invalid_request
     assert answer["producer_id"] == -1
 

@@ -1,0 +1,222 @@
+"""The transaction coordinator of a node: what its shards do that not every coordinator's do.
+
+Source: Kafka's ``TransactionCoordinator``, ``TransactionStateManager``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from kept.cluster.controller.features import TRANSACTION_VERSION
+from kept.node.coordinator.sharding.shard import Shard, coordinator_error
+from kept.node.coordinator.sharding.shards import Shards
+from kept.node.coordinator.transactions import events as ev
+from kept.node.coordinator.transactions.core import TransactionCore
+from kept.node.coordinator.transactions.records import decode_record
+from kept.node.coordinator.transactions.transaction import TV2
+from kept.node.metadata.internal_topics import TRANSACTION_STATE
+from kept.node.runtime.logging import log
+from kept.node.runtime.tasks import TaskOwner
+from kept.node.runtime.time_slices import ITEMS_PER_SLICE
+from kept.steps import Steps
+from kept.storage.errors import CoordinatorNotAvailable, KeptError
+
+if TYPE_CHECKING:
+    from kept.cluster.metadata.image import Delta, Image
+    from kept.node.config.live_config import LiveConfig
+    from kept.node.coordinator.producer_ids import ProducerIds
+    from kept.node.coordinator.transactions.marker_channel import MarkerChannel
+    from kept.node.metadata.cluster_link import ClusterLink
+    from kept.node.metadata.leadership_barrier import LeadershipBarrier
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.node_identity import NodeIdentity
+    from kept.node.replicas.replica_table import ReplicaTable
+    from kept.node.runtime.runtime import Runtime
+    from kept.storage.records import BatchHeader
+    from kept.storage.types import TopicPartition
+
+COMMIT_TIMEOUT_MS: Final = 5000
+"""How long a client waits for a transition to be committed; it comes again."""
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class TransactionCoordinator:
+    """The transactional ids of a node; a :class:`~..sharding.shard.CoordinatorKind`."""
+
+    topic: ClassVar[str] = TRANSACTION_STATE
+
+    runtime: Runtime
+    config: LiveConfig
+    metadata: Metadata
+    identity: NodeIdentity
+    table: ReplicaTable
+    barrier: LeadershipBarrier
+    cluster_link: ClusterLink
+    producer_ids: ProducerIds
+    markers: MarkerChannel
+
+    def __post_init__(self) -> None:
+        self._tasks = TaskOwner(self.runtime.loop)
+        self.shards: Shards[TransactionCore] = Shards(
+            runtime=self.runtime,
+            metadata=self.metadata,
+            identity=self.identity,
+            table=self.table,
+            kind=self,
+        )
+        self.markers.on_written = self._markers_written
+
+    # What the node calls.
+
+    def start(self) -> None:
+        """Load the partitions that this node leads."""
+        self.markers.image_changed(self.metadata.image)
+        self.shards.start()
+
+    async def stop(self) -> None:
+        """Write what is staged; pending requests get NOT_COORDINATOR."""
+        await self.shards.stop()
+        await self.markers.close()
+        await self._tasks.close()
+
+    def metadata_changed(self, image: Image, delta: Delta) -> None:
+        """Load and unload with leadership; markers follow their partitions' leaders."""
+        self.markers.image_changed(image)
+        self.shards.metadata_changed(image, delta)
+
+    @property
+    def is_served(self) -> bool:
+        """Whether all brokers can take part in transactions."""
+        return self.transaction_version >= TV2
+
+    @property
+    def transaction_version(self) -> int:
+        """The finalized level of the feature."""
+        return self.metadata.image.features.get(TRANSACTION_VERSION, 0)
+
+    def settings(self) -> ev.TransactionSettings:
+        """The node's settings for transactions."""
+        config = self.config.current
+        return ev.TransactionSettings(
+            transaction_max_timeout_ms=config.transaction_max_timeout_ms,
+            abort_timed_out_interval_ms=(
+                config.transaction_abort_timed_out_transaction_cleanup_interval_ms
+            ),
+            remove_expired_interval_ms=(
+                config.transaction_remove_expired_transaction_cleanup_interval_ms
+            ),
+            transactional_id_expiration_ms=config.transactional_id_expiration_ms,
+            add_partitions_retry_backoff_max_ms=config.add_partitions_to_txn_retry_backoff_max_ms,
+            transaction_version=self.transaction_version,
+            closes_stale_connections=config.transaction_stale_connections == "close",
+        )
+
+    # What shards call.
+
+    def new_core(self, tp: TopicPartition, leader_epoch: int) -> TransactionCore:
+        """A core without transactional ids."""
+        return TransactionCore(self.settings(), tp.partition, leader_epoch)
+
+    @staticmethod
+    def commit_timeout_ms() -> int:
+        """:data:`COMMIT_TIMEOUT_MS`."""
+        return COMMIT_TIMEOUT_MS
+
+    @staticmethod
+    def replay(
+        core: TransactionCore,
+        batch: BatchHeader,
+        offset: int,  # noqa: ARG004
+        key: memoryview | None,
+        value: memoryview | None,
+    ) -> None:
+        """Apply one record of the log. Raises CorruptMessage."""
+        if key is not None and not batch.is_control:
+            record = decode_record(key, value)
+            if record is not None:
+                core.replay(record)
+
+    async def prepare(self, shard: Shard[TransactionCore]) -> None:
+        """Where transactions have partitions that the image lacks, a read barrier: an image that is
+        older than they are must not have them taken for deleted, and left without a marker.
+        """
+        image = self.metadata.image
+        if any(image.partition(*tp) is None for tp in shard.core.partitions()):
+            await self.barrier.wait()
+
+    @staticmethod
+    def first_events(shard: Shard[TransactionCore]) -> Iterable[ev.Event]:  # noqa: ARG004
+        """None: the core itself goes on with what was ending."""
+        return ()
+
+    def perform(self, shard: Shard[TransactionCore], effect: Any) -> None:
+        """Have markers written, draw a producer id, log."""
+        match effect:
+            case ev.WriteMarkers():
+                self.markers.write(effect)
+            case ev.DrawProducerId():
+                self._tasks.spawn(self._draw(shard))
+            case ev.Note():
+                log.info("transaction", subject=effect.subject, what=effect.text)
+
+    def unloaded(self, shard: Shard[TransactionCore]) -> None:
+        """Another node sends its markers now."""
+        self.markers.unloaded(shard.tp.partition)
+
+    async def _draw(self, shard: Shard[TransactionCore]) -> None:
+        try:
+            drawn = await self.producer_ids.next()
+        except KeptError as error:
+            shard.step(ev.ProducerIdNotDrawn(coordinator_error(error)))
+        else:
+            shard.step(ev.ProducerIdDrawn(drawn))
+
+    def _markers_written(self, event: ev.MarkersWritten) -> None:
+        for shard in self.shards.serving():
+            if shard.tp.partition == event.state_partition:
+                shard.step(event)
+
+    # What handlers call.
+
+    def verify(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        epoch: int,
+        partitions: frozenset[TopicPartition],
+    ) -> asyncio.Future[ev.VerifyPartitionsResult]:
+        """Whether partitions are in the open transaction. Raises NotCoordinator,
+        CoordinatorLoadInProgress, and CoordinatorNotAvailable while another node may coordinate: a
+        "yes" from memory that came behind its marker would leave a transaction that nobody ends.
+        """
+        if self.cluster_link.may_be_fenced:
+            raise CoordinatorNotAvailable("no controller has answered this node for a while")
+        return self.shards.submit(
+            transactional_id,
+            lambda number: ev.VerifyPartitions(
+                number, transactional_id, producer_id, epoch, partitions
+            ),
+        )
+
+    def list_transactions(self, wanted: ev.TransactionFilter) -> Steps[list[ev.ListedTransaction]]:
+        """Transactional ids that this node coordinates. Raises CoordinatorLoadInProgress."""
+        now_ms = self.runtime.now_ms()
+        found: list[ev.ListedTransaction] = []
+        for shard in tuple(self.shards.leading()):
+            listed = shard.core.list_transactions(wanted, now_ms)
+            while part := tuple(islice(listed, ITEMS_PER_SLICE)):
+                found += part
+                yield
+        return found
+
+    def describe(self, transactional_id: str) -> ev.DescribedTransaction | None:
+        """An id in full; None: there is none. Raises NotCoordinator, CoordinatorLoadInProgress."""
+        return self.shards.shard(transactional_id).core.describe(transactional_id)
+
+    def cores(self) -> Iterator[TransactionCore]:
+        """Those that are loaded: for metrics."""
+        return (shard.core for shard in self.shards.serving())

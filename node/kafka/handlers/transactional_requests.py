@@ -1,0 +1,53 @@
+"""What the handlers of transactional APIs share: from a request to its id's core, and back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from kio.schema.errors import ErrorCode
+from msgspec.structs import replace
+
+from kept.client.protocol.api_keys import ApiKey
+from kept.node.coordinator.sharding.shard import coordinator_error
+from kept.node.coordinator.transactions import events as ev
+from kept.node.runtime.logging import log
+from kept.storage.errors import KeptError, NetworkException
+
+if TYPE_CHECKING:
+    from kept.node.kafka.api import RequestContext
+
+FENCED_FROM: Final = {
+    ApiKey.INIT_PRODUCER_ID: 4,
+    ApiKey.ADD_PARTITIONS_TO_TXN: 2,
+    ApiKey.ADD_OFFSETS_TO_TXN: 2,
+    ApiKey.END_TXN: 2,
+}
+"""The version from which clients know PRODUCER_FENCED; before it INVALID_PRODUCER_EPOCH says so."""
+
+
+async def result_of(
+    ctx: RequestContext,
+    submit: Callable[[], asyncio.Future[Any]],
+    failed: Callable[[ErrorCode], Any],
+) -> Any:
+    """The result that ``submit``'s future brings, or ``failed`` with the code of what it raises;
+    its error is one that the request's version knows.
+
+    Raises NetworkException where the client has come again over a newer connection: this one is to
+    be closed without a word.
+    """
+    try:
+        result = await submit()
+    except KeptError as error:
+        code = coordinator_error(error)
+        if code is ErrorCode.unknown_server_error:
+            log.exception("request to a coordinator failed", error, api=ctx.api_key)
+        result = failed(code)
+    if isinstance(result, ev.StaleConnection):
+        raise NetworkException("the producer has come again over a newer connection")
+    fenced_from = FENCED_FROM.get(ApiKey(ctx.api_key), 0)
+    if result.error is ErrorCode.producer_fenced and ctx.api_version < fenced_from:
+        return replace(result, error=ErrorCode.invalid_producer_epoch)
+    return result

@@ -1,0 +1,289 @@
+"""AddPartitionsToTxn, AddOffsetsToTxn, EndTxn, DescribeTransactions, ListTransactions: taking
+requests apart and answering. ``kept.node.coordinator.transactions`` decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from kept.node.coordinator.sharding.shard import coordinator_error
+from kept.node.coordinator.transactions import events as ev
+from kept.node.coordinator.transactions.records import TransactionState, partitions_by_topic
+from kept.node.kafka.handlers.transactional_requests import result_of
+from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
+from kept.node.runtime.time_slices import ITEMS_PER_SLICE, Pace
+from kept.steps import Steps
+from kept.storage.errors import CoordinatorNotAvailable, InvalidRequest, KeptError
+from kept.storage.types import TopicPartition
+
+if TYPE_CHECKING:
+    from kept.node.coordinator.groups.coordinator import GroupCoordinator
+    from kept.node.coordinator.transactions.coordinator import TransactionCoordinator
+    from kept.node.kafka.api import RequestContext
+    from kept.node.kafka.topic_creation import TopicCreation
+    from kept.node.metadata.metadata_log import Metadata
+
+BATCHED_FROM: Final = 4
+"""AddPartitionsToTxn is a broker's from this version on, with several ids."""
+EPOCH_GROWS_FROM: Final = 5
+"""EndTxn ends a transaction of a producer whose epoch grows with each (KIP-890)."""
+
+Answer = dict[str, Any]
+Errors = Mapping[TopicPartition, ErrorCode]
+
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_UNDESCRIBED: Final[Answer] = {
+    "transaction_state": "",
+    "transaction_timeout": 0,
+    "transaction_start_time": 0,
+    "producer_id": 0,
+    "producer_epoch": 0,
+    "topics": (),
+}
+"""What Kafka says besides an error."""
+
+_STATES: Final = {state.kafka_name: state for state in TransactionState}
+_TOKEN: Final = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|.", re.DOTALL)
+MAX_REPEATS: Final = 2
+"""In a pattern of ids: more would let one request keep the node busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionsHandler:
+    """Transactional ids and their transactions."""
+
+    metadata: Metadata
+    groups: GroupCoordinator
+    transactions: TransactionCoordinator
+    topics: TopicCreation
+
+    async def add_partitions_to_txn(self, ctx: RequestContext, request: Any) -> Answer:
+        """Partitions join a transaction: of one producer (up to v3), or as brokers ask for several,
+        who may also want to know only whether they are in it.
+        """
+        if ctx.api_version < BATCHED_FROM:
+            connection = ev.Connection(ctx.connection or 0, ctx.api_key)
+            errors = await self._add(
+                ctx,
+                request.v3_and_below_transactional_id,
+                request.v3_and_below_producer_id,
+                request.v3_and_below_producer_epoch,
+                _partitions(request.v3_and_below_topics),
+                connection,
+            )
+            return {"results_by_topic_v3_and_below": _by_topic(errors)}
+        each = await asyncio.gather(*(self._of_broker(ctx, t) for t in request.transactions))
+        return {
+            "error_code": ErrorCode.none,
+            "results_by_transaction": [
+                {"transactional_id": t.transactional_id, "topic_results": _by_topic(errors)}
+                for t, errors in zip(request.transactions, each, strict=True)
+            ],
+        }
+
+    async def _of_broker(self, ctx: RequestContext, asked: Any) -> Errors:
+        name, producer_id, epoch = (
+            asked.transactional_id,
+            asked.producer_id,
+            asked.producer_epoch,
+        )
+        partitions = _partitions(asked.topics)
+        if not asked.verify_only:
+            return await self._add(ctx, name, producer_id, epoch, partitions, None)
+        result = await result_of(
+            ctx,
+            lambda: self.transactions.verify(name, producer_id, epoch, partitions),
+            ev.VerifyPartitionsResult,
+        )
+        if result.error is not ErrorCode.none:
+            return dict.fromkeys(partitions, result.error)
+        absent = dict.fromkeys(result.absent, ErrorCode.transaction_abortable)
+        return dict.fromkeys(partitions, ErrorCode.none) | absent
+
+    async def _add(  # noqa: PLR0917
+        self,
+        ctx: RequestContext,
+        transactional_id: str,
+        producer_id: int,
+        epoch: int,
+        partitions: frozenset[TopicPartition],
+        connection: ev.Connection | None,
+    ) -> Errors:
+        """All of the partitions, or none. ``connection`` of a client, None of a broker."""
+        image = self.metadata.image
+        missing = {tp for tp in partitions if image.partition(tp.topic, tp.partition) is None}
+        if missing:
+            rest = dict.fromkeys(partitions, ErrorCode.operation_not_attempted)
+            return rest | dict.fromkeys(missing, ErrorCode.unknown_topic_or_partition)
+        version = 0 if connection is not None else 2
+        result = await result_of(
+            ctx,
+            lambda: self.transactions.shards.submit(
+                transactional_id,
+                lambda number: ev.AddPartitions(
+                    number, transactional_id, producer_id, epoch, partitions, version, connection
+                ),
+            ),
+            ev.AddPartitionsResult,
+        )
+        return dict.fromkeys(partitions, result.error)
+
+    async def add_offsets_to_txn(self, ctx: RequestContext, request: Any) -> Answer:
+        """The offsets of a group join a transaction: the partition that keeps them does."""
+        try:
+            partition = await self._offsets_partition(request.group_id)
+        except KeptError as error:
+            return {"error_code": coordinator_error(error)}
+        errors = await self._add(
+            ctx,
+            request.transactional_id,
+            request.producer_id,
+            request.producer_epoch,
+            frozenset({partition}),
+            ev.Connection(ctx.connection or 0, ctx.api_key),
+        )
+        return {"error_code": errors[partition]}
+
+    async def _offsets_partition(self, group: str) -> TopicPartition:
+        if CONSUMER_OFFSETS not in self.metadata.image.topics:
+            await self.topics.create_internal(CONSUMER_OFFSETS)
+        number = self.groups.shards.partition_of(group)
+        if number is None:
+            raise CoordinatorNotAvailable(f"{CONSUMER_OFFSETS} does not exist yet")
+        return TopicPartition(CONSUMER_OFFSETS, number)
+
+    async def end_txn(self, ctx: RequestContext, request: Any) -> Answer:
+        """Commit or abort; answered when the decision is committed."""
+        name, grows = request.transactional_id, ctx.api_version >= EPOCH_GROWS_FROM
+        connection = None if grows else ev.Connection(ctx.connection or 0, ctx.api_key)
+        result = await result_of(
+            ctx,
+            lambda: self.transactions.shards.submit(
+                name,
+                lambda number: ev.EndTransaction(
+                    number,
+                    name,
+                    request.producer_id,
+                    request.producer_epoch,
+                    request.committed,
+                    2 if grows else 0,
+                    connection,
+                ),
+            ),
+            ev.EndTransactionResult,
+        )
+        return {
+            "error_code": result.error,
+            "producer_id": result.producer_id,
+            "producer_epoch": result.epoch,
+        }
+
+    async def describe_transactions(self, _ctx: RequestContext, request: Any) -> Answer:
+        """Transactional ids in full."""
+        described, pace = [], Pace()
+        for transactional_id in dict.fromkeys(request.transactional_ids):
+            described.append(self._described(transactional_id))
+            await pace.checkpoint()
+        return {"transaction_states": described}
+
+    def _described(self, transactional_id: str) -> Answer:
+        found, error = None, ErrorCode.transactional_id_not_found
+        try:
+            if not transactional_id:
+                raise InvalidRequest("an empty transactional id")
+            found = self.transactions.describe(transactional_id)
+        except KeptError as refusal:
+            error = coordinator_error(refusal)
+        if found is None:
+            return _UNDESCRIBED | {"error_code": error, "transactional_id": transactional_id}
+        return {
+            "error_code": ErrorCode.none,
+            "transactional_id": transactional_id,
+            "transaction_state": found.state.kafka_name,
+            "transaction_timeout": found.timeout_ms,
+            "transaction_start_time": _EPOCH + datetime.timedelta(milliseconds=found.start_ms),
+            "producer_id": found.producer_id,
+            "producer_epoch": found.epoch,
+            "topics": [
+                {"topic": topic, "partitions": numbers}
+                for topic, numbers in partitions_by_topic(found.partitions)
+            ],
+        }
+
+    def list_transactions(self, _ctx: RequestContext, request: Any) -> Steps[Answer]:
+        """Transactional ids that this node coordinates, those that the filters let through."""
+        unknown = [state for state in request.state_filters if state not in _STATES]
+        states = {_STATES[state] for state in request.state_filters if state in _STATES}
+        try:
+            wanted = ev.TransactionFilter(
+                states,
+                frozenset(request.producer_id_filters),
+                getattr(request, "duration_filter", -1),
+                compiled(getattr(request, "transactional_id_pattern", None)),
+            )
+            listed = yield from self.transactions.list_transactions(wanted)
+        except re.error:
+            return _listed(ErrorCode.invalid_regular_expression)
+        except KeptError as refusal:
+            return _listed(coordinator_error(refusal))
+        found = []
+        for number, entry in enumerate(listed):
+            if number % ITEMS_PER_SLICE == 0:
+                yield
+            found.append(
+                {
+                    "transactional_id": entry.transactional_id,
+                    "producer_id": entry.producer_id,
+                    "transaction_state": entry.state.kafka_name,
+                }
+            )
+        return _listed(ErrorCode.none, unknown, found)
+
+
+def _listed(error: ErrorCode, unknown: Sequence[str] = (), found: Sequence[Answer] = ()) -> Answer:
+    return {
+        "error_code": error,
+        "unknown_state_filters": unknown,
+        "transaction_states": found,
+    }
+
+
+def compiled(pattern: str | None) -> re.Pattern[str] | None:
+    """A pattern of whole ids; none where there is no text. Without groups, and with
+    :data:`MAX_REPEATS` repetitions at most: Kafka's RE2 takes a time that grows with the text,
+    Python's would not. Raises re.error.
+    """
+    if not pattern:
+        return None
+    tokens = _TOKEN.findall(pattern)
+    repeats = sum(token in ("*", "+", "{") for token in tokens)
+    if "(" in tokens or repeats > MAX_REPEATS:
+        raise re.error(f"groups, or more than {MAX_REPEATS} repetitions")
+    return re.compile(pattern)
+
+
+def _partitions(topics: Iterable[Any]) -> frozenset[TopicPartition]:
+    return frozenset(TopicPartition(t.name, number) for t in topics for number in t.partitions)
+
+
+def _by_topic(errors: Errors) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": topic,
+            "results_by_partition": [
+                {
+                    "partition_index": number,
+                    "partition_error_code": errors[TopicPartition(topic, number)],
+                }
+                for number in numbers
+            ],
+        }
+        for topic, numbers in partitions_by_topic(errors)
+    ]

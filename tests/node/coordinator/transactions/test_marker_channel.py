@@ -1,0 +1,163 @@
+"""Markers as WriteTxnMarkers: sent, answered, tried again, and their leadership confirmed."""
+
+from __future__ import annotations
+
+import asyncio
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+from kio.static.constants import EntityType
+
+from kept.client.protocol import messages as protocol
+from kept.client.protocol.api_keys import ApiKey
+from kept.node.coordinator.sharding.events import EndMarker
+from kept.node.coordinator.transactions.events import MarkersWritten, WriteMarkers
+from kept.node.coordinator.transactions.marker_channel import MarkerChannel
+from kept.node.metadata.node_identity import NodeIdentity
+from kept.node.runtime.runtime import Runtime
+from kept.storage.disk import Disk
+from kept.storage.errors import NetworkException
+from kept.storage.types import TopicPartition
+from tests.support.loops import run
+from tests.support.metadata import HeldBarrier
+from tests.support.parts import Given
+
+ORDERS, BILLS = TopicPartition("orders", 0), TopicPartition("bills", 3)
+MARKER = EndMarker(7, 1, 5, True, 2)
+NONE, MOVED = ErrorCode.none, ErrorCode.not_leader_or_follower
+
+
+class Leaders:
+    """Nodes 1 and 2, which answer what the test says, in order; and an image."""
+
+    def __init__(self, *answers: dict[TopicPartition, ErrorCode] | Exception) -> None:
+        self.answers = list(answers)
+        self.leaders = {ORDERS: 1, BILLS: 1, TopicPartition("__transaction_state", 4): 0}
+        self.asked: list[tuple[int, Any]] = []
+        self.done: list[MarkersWritten] = []
+        self.barrier = HeldBarrier()
+        self.answered = asyncio.Event()
+        metadata: Any = Given(image=self)
+        identity = NodeIdentity(0, "cluster", 9)
+        barrier: Any = self.barrier
+        self.channel = MarkerChannel(Runtime(Disk()), metadata, identity, barrier, self)
+        self.channel.on_written = self.written
+        self.channel.image_changed(self)  # type: ignore[arg-type]
+
+    def partition(self, topic: str, partition: int) -> Any:
+        leader = self.leaders.get(TopicPartition(topic, partition))
+        return None if leader is None else Given(leader=leader)
+
+    def written(self, event: MarkersWritten) -> None:
+        self.done.append(event)
+        self.answered.set()
+
+    def write(self, *partitions: TopicPartition, marker: EndMarker = MARKER) -> None:
+        self.channel.write(WriteMarkers(4, marker, frozenset(partitions)))
+
+    async def call(
+        self, node_id: int, api_key: ApiKey, version: int, values: dict[str, Any], timeout_s: float
+    ) -> Any:
+        request = protocol.build(
+            protocol.message_type(api_key, version, EntityType.request), values
+        )
+        self.asked.append((node_id, request))
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        markers = [
+            {
+                "producer_id": m.producer_id,
+                "topics": [
+                    {
+                        "name": t.name,
+                        "partitions": [
+                            {"partition_index": p, "error_code": answer[TopicPartition(t.name, p)]}
+                            for p in t.partition_indexes
+                        ],
+                    }
+                    for t in m.topics
+                ],
+            }
+            for m in request.markers
+        ]
+        return protocol.build(
+            protocol.message_type(api_key, version, EntityType.response), {"markers": markers}
+        )
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    async def until_written(self, *partitions: TopicPartition) -> None:
+        async with asyncio.timeout(30):
+            while {tp for event in self.done for tp in event.partitions} != set(partitions):
+                self.answered.clear()
+                await self.answered.wait()
+
+
+ALL = MappingProxyType({ORDERS: NONE, BILLS: NONE})
+
+
+@run
+async def test_a_marker_goes_to_all_partitions_of_a_leader_at_once() -> None:
+    leaders = Leaders(dict(ALL))
+    leaders.write(ORDERS, BILLS)
+    await leaders.until_written(ORDERS, BILLS)
+    ((node, request),) = leaders.asked
+    (marker,) = request.markers
+    assert node == 1
+    assert (marker.producer_id, marker.producer_epoch, marker.transaction_result) == (7, 1, True)
+    assert (marker.coordinator_epoch, marker.transaction_version) == (5, 2)
+    assert {(t.name, t.partition_indexes) for t in marker.topics} == {
+        ("orders", (0,)), ("bills", (3,)),
+    }  # fmt: skip
+    assert leaders.done == [MarkersWritten(4, MARKER, frozenset({ORDERS, BILLS}))]
+    await leaders.channel.close()
+
+
+@run
+async def test_it_is_sent_again_to_who_leads_by_then() -> None:
+    leaders = Leaders({ORDERS: NONE, BILLS: MOVED}, NetworkException("gone"), dict(ALL))
+    leaders.write(ORDERS, BILLS)
+    await leaders.until_written(ORDERS)
+    leaders.leaders[BILLS] = 2
+    leaders.channel.image_changed(leaders)  # type: ignore[arg-type]
+    await leaders.until_written(ORDERS, BILLS)
+    assert [node for node, _ in leaders.asked] == [1, 2, 2]
+    await leaders.channel.close()
+
+
+@pytest.mark.parametrize("leads", [True, False])
+@run
+async def test_a_refusal_that_names_a_later_coordinator_is_confirmed_first(leads: bool) -> None:
+    leaders = Leaders({ORDERS: ErrorCode.transaction_coordinator_fenced}, dict(ALL))
+    leaders.write(ORDERS)
+    while not leaders.barrier.waiting:
+        await asyncio.sleep(0)
+    assert len(leaders.asked) == 1
+    if not leads:
+        leaders.leaders[TopicPartition("__transaction_state", 4)] = 1
+    leaders.barrier.waiting.pop()(True)
+    if leads:
+        await leaders.until_written(ORDERS)
+    else:
+        leaders.write(BILLS, marker=EndMarker(8, 0, 6, False))
+        await leaders.until_written(BILLS)
+        assert all(m.producer_id != 7 for _, request in leaders.asked[1:] for m in request.markers)
+    await leaders.channel.close()
+
+
+@run
+async def test_who_coordinates_no_more_sends_nothing_more() -> None:
+    leaders = Leaders({ORDERS: MOVED}, dict(ALL))
+    leaders.write(ORDERS)
+    while not leaders.asked:
+        await asyncio.sleep(0)
+    leaders.channel.unloaded(4)
+    leaders.write(BILLS, marker=EndMarker(8, 0, 6, False))
+    await leaders.until_written(BILLS)
+    assert [m.producer_id for _, request in leaders.asked for m in request.markers] == [7, 8]
+    assert leaders.channel.sender.pending == 0
+    await leaders.channel.close()

@@ -114,6 +114,12 @@ class Partition(Replica):
             now_ms=now_ms,
         )  # fmt: skip
 
+    def note_coordinator_epoch(self, producer_id: int, epoch: int) -> None:
+        """The coordinator of a producer is asked, which leads in that epoch: markers of an older
+        one are refused from now on, while this node leads.
+        """
+        self.log.producers.guards.note_coordinator_epoch(producer_id, epoch)
+
     def append_marker(
         self,
         marker: EndTxnMarker,

@@ -84,7 +84,7 @@ def producer_views(log: Log) -> list[ProducerView]:
             state.epoch,
             state.last_sequence,
             state.last_timestamp,
-            state.coordinator_epoch,
+            log.producers.coordinator_epoch(producer_id),
             NO_OFFSET if state.txn_first_offset is None else state.txn_first_offset,
         )
         for producer_id, state in sorted(log.producers.items())

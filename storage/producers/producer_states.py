@@ -240,20 +240,25 @@ class ProducerStates:
         TransactionCoordinatorFenced.
         """
         state = self._states.get(producer_id)
-        if state is None:
-            return
-        known = state.epoch
-        ends_another = is_tv2 and epoch == known != MAX_INT16 and state.txn_first_offset is not None
-        if epoch < known or ends_another:
-            raise InvalidProducerEpoch(
-                f"producer {producer_id} has epoch {known} and "
-                f"{'an open' if ends_another else 'no'} transaction, the marker epoch {epoch}"
-            )
-        if coordinator_epoch < state.coordinator_epoch:
+        if state is not None:
+            known, is_open = state.epoch, state.txn_first_offset is not None
+            if epoch < known or (is_tv2 and is_open and epoch == known != MAX_INT16):
+                raise InvalidProducerEpoch(
+                    f"producer {producer_id} has epoch {known} and "
+                    f"{'an open' if is_open else 'no open'} transaction, the marker epoch {epoch}"
+                )
+        newest = self.coordinator_epoch(producer_id)
+        if coordinator_epoch < newest:
             raise TransactionCoordinatorFenced(
                 f"producer {producer_id}: the marker is of coordinator epoch {coordinator_epoch}, "
-                f"the last one was of {state.coordinator_epoch}"
+                f"known is {newest}"
             )
+
+    def coordinator_epoch(self, producer_id: int) -> int:
+        """The newest epoch of a producer's coordinator that is known here; -1: none."""
+        state = self._states.get(producer_id)
+        known = NO_LEADER_EPOCH if state is None else state.coordinator_epoch
+        return max(known, self.guards.coordinator_epoch(producer_id))
 
     def update(  # noqa: PLR0917
         self, producer_id: int, epoch: int, first_sequence: int, offset_delta: int,

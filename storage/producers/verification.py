@@ -6,15 +6,20 @@ ended, its marker may be in the log, and the next one may have begun: an old ans
 for that one. So whoever asks holds a :class:`VerificationGuard`, by its identity; what settles the
 matter lets it go, and an append with a guard that is gone is refused.
 
+Ours: whoever asks knows in which leader epoch the coordinator is. A marker of an older one was sent
+by its predecessor, and would end a transaction that began since.
+
 Guards are in the memory of a leader only. Kafka: ``VerificationStateEntry``.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
+
+from kept.storage.types import NO_LEADER_EPOCH
 
 MOST_OF_A_LOG: Final = 10_000
-"""Guards of a log; one more makes the oldest go."""
+"""Guards of a log, and epochs of coordinators; one more makes the oldest go."""
 
 
 class VerificationGuard:
@@ -41,10 +46,11 @@ class VerificationGuard:
 class VerificationGuards:
     """The guards of a log by producer id, the oldest first."""
 
-    __slots__ = ("_guards",)
+    __slots__ = ("_coordinator_epochs", "_guards")
 
     def __init__(self) -> None:
         self._guards: dict[int, VerificationGuard] = {}
+        self._coordinator_epochs: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._guards)
@@ -67,14 +73,24 @@ class VerificationGuards:
         guard = self._guards.get(producer_id)
         if guard is None or epoch > guard.epoch or guard.leader_epoch != leader_epoch:
             self._guards.pop(producer_id, None)
-            if len(self._guards) >= MOST_OF_A_LOG:
-                del self._guards[next(iter(self._guards))]
+            _make_room(self._guards)
             guard = self._guards[producer_id] = VerificationGuard(
                 epoch, sequence, is_tv2=is_tv2, leader_epoch=leader_epoch, now_ms=now_ms
             )
         elif epoch == guard.epoch:
             guard.lowest_sequence = min(guard.lowest_sequence, sequence)
         return guard
+
+    def note_coordinator_epoch(self, producer_id: int, epoch: int) -> None:
+        """A producer's coordinator is asked, which is known to be in that leader epoch."""
+        epoch = max(epoch, self.coordinator_epoch(producer_id))
+        self._coordinator_epochs.pop(producer_id, None)
+        _make_room(self._coordinator_epochs)
+        self._coordinator_epochs[producer_id] = epoch
+
+    def coordinator_epoch(self, producer_id: int) -> int:
+        """The leader epoch below which markers of a producer are outdated; -1: not known."""
+        return self._coordinator_epochs.get(producer_id, NO_LEADER_EPOCH)
 
     def appended(self, producer_id: int, epoch: int) -> None:
         """A batch of a transaction is in the log: it is open here, and nobody needs to ask."""
@@ -97,5 +113,11 @@ class VerificationGuards:
             del self._guards[producer_id]
 
     def clear(self) -> None:
-        """Let all go: this node does not lead any more, or leads anew."""
+        """Let all go: this node does not lead any more."""
         self._guards.clear()
+        self._coordinator_epochs.clear()
+
+
+def _make_room(entries: dict[int, Any]) -> None:
+    if len(entries) >= MOST_OF_A_LOG:
+        del entries[next(iter(entries))]

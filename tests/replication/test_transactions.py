@@ -142,6 +142,23 @@ def test_which_markers_a_leader_takes(replicated) -> None:
     assert end(replicated, COMMIT, epoch=4, is_tv2=True).base_offset == 1
 
 
+def test_a_marker_of_a_predecessor_of_who_was_asked_is_late(replicated) -> None:
+    """It would end the transaction that its successor let begin."""
+    send(replicated, guard=verified(replicated))
+    replicated.note_coordinator_epoch(7, 5)
+    replicated.note_coordinator_epoch(7, 2)
+    (view,) = replicated.producers()
+    assert view.coordinator_epoch == 5, "who ends it by hand must know"
+    for pid in (7, 8):
+        replicated.note_coordinator_epoch(pid, 5)
+        with pytest.raises(TransactionCoordinatorFenced, match="epoch 4, known is 5"):
+            end(replicated, ABORT, pid=pid)
+    end(replicated, EndTxnMarker(True, 5))
+    replicated.resign()
+    tools.lead(replicated, 5, (0, 1, 2), (0, 1))
+    end(replicated, ABORT, pid=8)
+
+
 def test_records_are_deleted_through_an_open_transaction_which_may_go_on(partition) -> None:
     woken = []
     partition.add_waiter(lambda: woken.append(partition.last_stable_offset))

@@ -391,3 +391,6 @@ def test_a_log_has_so_many_guards(monkeypatch) -> None:
     states = ProducerStates(1000)
     held = [guard(states, pid=pid) for pid in range(5)]
     assert [states.guards.get(pid) for pid in range(5)] == [None, None, *held[2:]]
+    for pid in range(5):
+        states.guards.note_coordinator_epoch(pid, pid)
+    assert [states.guards.coordinator_epoch(pid) for pid in range(5)] == [-1, -1, 2, 3, 4]

@@ -155,8 +155,35 @@ class InvalidTxnState(PeerError):
     """A batch and its producer's transactions do not agree: none is open, or one is."""
 
 
+# Transactions.
+
+
 class TransactionCoordinatorFenced(PeerError):
     """A marker from a coordinator that has been replaced."""
+
+
+class InvalidProducerIdMapping(PeerError):
+    """A producer id that is not that of the transactional id."""
+
+
+class ConcurrentTransactions(RetriableError):
+    """The end of the producer's last transaction is under way."""
+
+
+class TransactionalIdAuthorizationFailed(PeerError):
+    """A transactional id that may not be used, or that is missing."""
+
+
+class OperationNotAttempted(PeerError):
+    """Another part of the request is wrong."""
+
+
+class ProducerFenced(PeerError):
+    """Another instance of the producer has a newer epoch."""
+
+
+class TransactionAbortable(PeerError):
+    """The producer must abort its transaction, and may go on."""
 
 
 # Reading.

@@ -172,6 +172,7 @@ APIS: Final = (
     Api(ApiKey.OFFSET_DELETE, 0, 0, "group_offsets.GroupOffsetsHandler", NEVER),
     Api(ApiKey.DESCRIBE_QUORUM, 0, 2, "describe_quorum.QuorumHandler", 0),
     Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, "describe_cluster.ClusterHandler", 0),
+    Api(ApiKey.DESCRIBE_PRODUCERS, 0, 0, "describe_producers.DescribeProducersHandler", 0),
     Api(ApiKey.UNREGISTER_BROKER, 0, 0, "describe_cluster.ClusterHandler", 0),
     Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, "describe_cluster.ClusterHandler", 0),
     Api(ApiKey.ADD_RAFT_VOTER, 0, 1, "raft_voters.RaftVotersHandler", 0),

@@ -4,8 +4,8 @@ Rule 37: the kernel checks a batch in one pass; what is large, or inflates to mu
 thread (``kept.node.kafka.handlers.batch_checks``), and the connection's later requests wait.
 Appends are staged; the connection writes them at the end of its readiness event with one ``writev``
 per partition, and only then do answers go their way (``kept.node.kafka.handlers.delayed_produce``).
-acks=0 answers nothing, and an error then closes the connection (rule 41). Rule 40: no transactions
-yet.
+acks=0 answers nothing, and an error then closes the connection (rule 41). Batches of transactions
+may have to wait for their coordinator (``kept.node.kafka.handlers.transactional_produce``).
 
 :func:`handle_run` is the short way, for requests of one plain batch; :func:`handle` serves all.
 """
@@ -26,6 +26,7 @@ from kept.node.kafka.handlers.delayed_produce import (
     write,
     write_staged,
 )
+from kept.node.kafka.handlers.transactional_produce import Verification
 from kept.node.runtime import error_codes
 from kept.node.runtime.logging import log
 from kept.node.runtime.time_slices import IN_PLACE_STEPS, LOOP_BYTES, LOOP_TOTAL_BYTES, SlicedTask
@@ -34,7 +35,6 @@ from kept.storage.errors import (
     InflatesBeyondLimit,
     InvalidRecord,
     InvalidRequest,
-    InvalidTxnState,
     KeptError,
     UnknownTopicId,
     UnknownTopicOrPartition,
@@ -44,11 +44,13 @@ from kept.storage.records import check
 
 if TYPE_CHECKING:
     from kept.node.kafka.connection import Connection
+    from kept.node.kafka.handlers.transactional_produce import TransactionalBatches
     from kept.node.metadata.serving_lease import ServingLease
     from kept.node.replicas.local_replica import LocalReplica
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.counters import Counters
     from kept.replication.partition import Partition
+    from kept.storage.producers.verification import VerificationGuard
     from kept.storage.records import CheckedBatch
 
     Outcome = CheckedBatch | KeptError
@@ -87,6 +89,8 @@ class ProduceHandler:
         counters: Counters,
         checks: CheckResources,
         delayed: DelayedProduceContext,
+        *,
+        transactional: TransactionalBatches,
     ) -> None:
         self._runtime = checks.runtime
         self._table = table
@@ -94,6 +98,7 @@ class ProduceHandler:
         self._counters = counters
         self._checks = checks
         self._delayed = delayed
+        self._transactional = transactional
 
     def handle(
         self,
@@ -109,44 +114,48 @@ class ProduceHandler:
         produced = DelayedProduce(
             self._delayed, connection, version, correlation_id, request.acks, request.timeout_ms
         )
-        if request.acks not in ACKS or request.transactional_id is not None:
+        if request.acks not in ACKS:
             _refuse(produced, request)
             connection.unwritten.append(produced)
             return
+        outcomes: list[Outcome] = []
         for _, partitions in request.topics:
             for data in partitions:
                 if (
                     data.end - data.start > codec.IN_THREAD_BYTES
                     and frame[data.start + _CODEC_BYTE] & 7
                 ):
-                    self._check_in_thread(connection, produced, request, frame, [])
+                    self._check_in_thread(connection, produced, request, frame, outcomes)
                     return
-        outcomes: list[Outcome] = []
         failed: dict[Partition, KeptError] = {}
 
-        def done(finished: SlicedTask[int]) -> None:
-            error = finished.exception()
-            if error is not None:
-                _give_up(connection, error)
-            elif finished.result() < 0:
+        def finish(unfinished: int | Verification | None) -> None:
+            if unfinished is None:
                 _finish(connection, produced, failed)
+            elif isinstance(unfinished, Verification):
+                self._append_verified(connection, produced, request, outcomes, unfinished)
             else:
-                self._check_in_thread(
-                    connection, produced, request, frame, outcomes, finished.result()
-                )
+                self._check_in_thread(connection, produced, request, frame, outcomes, unfinished)
+
+        def done(finished: SlicedTask[int | Verification | None]) -> None:
+            error = finished.exception()
+            if error is None:
+                finish(finished.result())
+            else:
+                _give_up(connection, error)
 
         work = self._runtime.slices.run(
             self._check_and_append(connection, produced, request, frame, outcomes, failed)
         )
-        if isinstance(work, SlicedTask):
-            # Later requests of this connection wait; it may be gone by the end: what was read
-            # counts.
-            connection.block()
-            work.add_done_callback(done)
-        elif work < 0:
+        if work is None:
             connection.unwritten.append(produced)
+            return
+        # Later requests of this connection wait; it may be gone by the end: what was read counts.
+        connection.block()
+        if isinstance(work, SlicedTask):
+            work.add_done_callback(done)
         else:
-            self._check_in_thread(connection, produced, request, frame, outcomes, work)
+            finish(work)
 
     def _check_and_append(  # noqa: PLR0917
         self,
@@ -156,10 +165,10 @@ class ProduceHandler:
         frame: memoryview,
         outcomes: list[Outcome],
         failed: dict[Partition, KeptError],
-    ) -> Steps[int]:
+    ) -> Steps[int | Verification | None]:
         """Check the batches here as far as that may be done on the loop, into ``outcomes``, and
-        append them if these are all. Gives -1 then; else the bytes that the next one needs, as far
-        as it says.
+        append them if these are all. Gives None then; else the bytes that the next one needs, as
+        far as it says, or what is to be waited for.
         """
         walked = 0
         now_ms = self._runtime.now_ms()
@@ -179,32 +188,98 @@ class ProduceHandler:
                     walked += checked.area_bytes
                     outcomes.append(checked)
                 yield
-        yield from self._append_all(connection, produced, request, outcomes, failed)
-        return -1
+        verification = self._verify(request, produced.version, outcomes)
+        if verification is not None and verification.answer is not None:
+            return verification
+        yield from self._append_all(connection, produced, request, outcomes, failed, verification)
+        return None
 
-    def _append_all(
+    def _verify(
+        self, request: codec.ProduceRequest, version: int, outcomes: list[Outcome]
+    ) -> Verification | None:
+        """What the batches of transactions among ``outcomes`` need; None: there are none."""
+        if not any(
+            not isinstance(outcome, KeptError) and outcome.is_transactional for outcome in outcomes
+        ):
+            return None
+        batches = {}
+        place = 0
+        for name, partitions in request.topics:
+            for data in partitions:
+                outcome = outcomes[place]
+                if not isinstance(outcome, KeptError) and outcome.is_transactional:
+                    try:
+                        hosted = find(self._table, name, data.partition, version)
+                    except KeptError as error:  # it may have gone since it was checked
+                        outcomes[place] = error.with_traceback(None)
+                    else:
+                        batches[place] = hosted, outcome
+                place += 1
+        return self._transactional.begin(request.transactional_id, version, batches, outcomes)
+
+    def _append_verified(
+        self,
+        connection: Connection,
+        produced: DelayedProduce,
+        request: codec.ProduceRequest,
+        outcomes: list[Outcome],
+        verification: Verification | None,
+    ) -> None:
+        """Append batches that were checked, once their coordinator has answered; the connection
+        waits.
+        """
+        failed: dict[Partition, KeptError] = {}
+
+        def verified(_: object = None) -> None:
+            if verification is not None:
+                verification.settle(outcomes)
+            if perf_counter() >= self._lease.until:
+                self._lease.check()
+            work = self._runtime.slices.run(
+                self._append_all(connection, produced, request, outcomes, failed, verification)
+            )
+            if isinstance(work, SlicedTask):
+                work.add_done_callback(appended)
+            else:
+                _finish(connection, produced, failed)
+
+        def appended(finished: SlicedTask[None]) -> None:
+            error = finished.exception()
+            if error is None:
+                _finish(connection, produced, failed)
+            else:
+                _give_up(connection, error)
+
+        if verification is not None and verification.answer is not None:
+            verification.answer.add_done_callback(verified)
+        else:
+            verified()
+
+    def _append_all(  # noqa: PLR0917
         self,
         connection: Connection,
         produced: DelayedProduce,
         request: codec.ProduceRequest,
         outcomes: list[Outcome],
         failed: dict[Partition, KeptError],
+        verification: Verification | None,
     ) -> Steps[None]:
         """Append the batches of a request, one a step. Where it goes on in a later turn of the
         loop, what was staged is written first, as at the end of every readiness event.
         """
         now_ms = self._runtime.now_ms()
-        place = iter(outcomes)
+        guards = {} if verification is None else verification.guards
         done = 0
         for name, partitions in request.topics:
             produced.topic(name)
             for data in partitions:
-                outcome, hosted = next(place), None
+                outcome, hosted = outcomes[done], None
                 try:
                     hosted = find(self._table, name, data.partition, produced.version)
                 except KeptError as error:  # it may have gone since it was checked
                     outcome = error
-                self._append(connection, produced, hosted, data.partition, outcome, now_ms)
+                guard = guards.get(done)
+                self._append(connection, produced, hosted, data.partition, outcome, guard, now_ms)
                 done += 1
                 if done >= IN_PLACE_STEPS:
                     write_staged(connection, failed)
@@ -289,17 +364,16 @@ class ProduceHandler:
         hosted: LocalReplica | None,
         index: int,
         checked: CheckedBatch | KeptError,
+        guard: VerificationGuard | None,
         now_ms: int,
     ) -> None:
         """Stage a batch that passed its check, or note why it is refused."""
         try:
             if isinstance(checked, KeptError):
                 raise checked
-            if checked.is_transactional:
-                raise InvalidTxnState("this node has no transaction coordinator")
             assert hosted is not None
             partition = hosted.partition
-            info = partition.append(checked, now_ms, produced.acks)
+            info = partition.append(checked, now_ms, produced.acks, guard)
         except KeptError as error:
             produced.refused(index, error, hosted)
             return
@@ -334,28 +408,13 @@ class ProduceHandler:
         waits.
         """
         connection.block()
-        failed: dict[Partition, KeptError] = {}
 
         def checked(outcomes: list[Outcome], error: BaseException | None) -> None:
             if error is not None:
                 _give_up(connection, error)
                 return
-            if perf_counter() >= self._lease.until:
-                self._lease.check()
-            work = self._runtime.slices.run(
-                self._append_all(connection, produced, request, outcomes, failed)
-            )
-            if isinstance(work, SlicedTask):
-                work.add_done_callback(appended)
-            else:
-                _finish(connection, produced, failed)
-
-        def appended(finished: SlicedTask[None]) -> None:
-            error = finished.exception()
-            if error is None:
-                _finish(connection, produced, failed)
-            else:
-                _give_up(connection, error)
+            verification = self._verify(request, produced.version, outcomes)
+            self._append_verified(connection, produced, request, outcomes, verification)
 
         jobs = self._jobs(request, frame, produced.version)
         BatchChecks(self._checks, jobs, self._runtime.now_ms(), outcomes, needed_bytes).start(
@@ -392,12 +451,8 @@ def _batch(frame: memoryview, data: codec.PartitionData, version: int) -> memory
 
 def _refuse(produced: DelayedProduce, request: codec.ProduceRequest) -> None:
     """Answer every partition with what is wrong with the whole request."""
-    if request.acks not in ACKS:
-        code = error_codes.INVALID_REQUIRED_ACKS
-        message = f"acks is -1, 0 or 1, not {request.acks}"
-    else:
-        code = error_codes.code_for(InvalidTxnState())
-        message = "this node has no transaction coordinator"
+    code = error_codes.INVALID_REQUIRED_ACKS
+    message = f"acks is -1, 0 or 1, not {request.acks}"
     for name, partitions in request.topics:
         results = produced.topic(name)
         for data in partitions:

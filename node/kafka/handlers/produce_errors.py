@@ -1,8 +1,8 @@
 """What a producer hears of a batch that is not taken.
 
-**Sequences.** That a sequence is out of order is final to a producer, and librdkafka then begins a
-new epoch and writes again what is in the log. It is true only of the log of whoever leads, so it is
-said of a replicated partition once it is proven that this node did
+**Sequences, epochs, transactions.** That a sequence is out of order is final to a producer, and
+librdkafka then begins a new epoch and writes again what is in the log. It is true only of the log
+of whoever leads, so it is said of a replicated partition once it is proven that this node did
 (:mod:`kept.node.metadata.leadership_barrier`); else the producer is sent to look for the leader,
 which may hold the batches that are missing here. And where a batch was turned away, those that were
 sent behind it before the producer knew are turned away alike.
@@ -16,6 +16,7 @@ from kept.node.kafka.codec import produce as codec
 from kept.node.runtime import error_codes
 from kept.node.runtime.logging import log
 from kept.storage.errors import (
+    ConcurrentTransactions,
     CorruptMessage,
     InvalidProducerEpoch,
     InvalidRecord,
@@ -47,9 +48,14 @@ _NOT_JUDGED: Final = (
 """Refusals that do not come from what is in the log: they say nothing of its start, as Kafka's."""
 
 
-_OF_SEQUENCES: Final = (OutOfOrderSequenceNumber, InvalidProducerEpoch, UnknownProducerId)
+_OF_PRODUCERS: Final = (
+    OutOfOrderSequenceNumber,
+    InvalidProducerEpoch,
+    UnknownProducerId,
+    InvalidTxnState,
+)
 """Final to a producer; true only of the log of whoever leads now."""
-_COMES_AGAIN: Final = (NotLeaderOrFollower, NotEnoughReplicas)
+_COMES_AGAIN: Final = (NotLeaderOrFollower, NotEnoughReplicas, ConcurrentTransactions)
 """Refusals after which a producer sends the batch again."""
 BEHIND_S: Final = 30.0
 """What was sent behind a refused batch has come after so long."""
@@ -78,7 +84,7 @@ def refused_result(
 
 def needs_proof(error: KeptError, hosted: LocalReplica) -> bool:
     """Whether ``error`` may be said only by a leader that was not replaced unawares."""
-    return hosted.partition.replicated and isinstance(error, _OF_SEQUENCES)
+    return hosted.partition.replicated and isinstance(error, _OF_PRODUCERS)
 
 
 def after_refused(

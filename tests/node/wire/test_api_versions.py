@@ -36,7 +36,6 @@ NOT_SERVED = {
     50: "SCRAM",
     51: "SCRAM",
     57: "features",
-    61: "transactions",
     65: "transactions",
     66: "transactions",
     68: "KIP-848",

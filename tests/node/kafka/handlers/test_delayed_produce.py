@@ -20,6 +20,7 @@ from kept.node.runtime.memory_budget import BudgetShare, MemoryBudget
 from kept.node.runtime.time_slices import TimeSlices
 from kept.storage.errors import (
     InvalidProducerEpoch,
+    InvalidTxnState,
     KafkaStorageError,
     NotEnoughReplicas,
     NotEnoughReplicasAfterAppend,
@@ -120,7 +121,9 @@ def test_a_check_that_fails_as_it_must_not_ends_the_connection(asker, capfd):
     request = Given(topics=[])
     answer = DelayedProduce(asker.context, asker, 9, 1, acks=1, timeout_ms=10_000)
     nothing: Any = None
-    handler = ProduceHandler(nothing, nothing, nothing, asker.context, asker.context)
+    handler = ProduceHandler(
+        nothing, nothing, nothing, asker.context, asker.context, transactional=nothing
+    )
     handler._check_in_thread(asker, answer, request, memoryview(b""), [])
     asker.job.set_exception(MemoryError("no room to inflate"))
     asker.context.runtime.loop.call_soon(asker.context.runtime.loop.stop)
@@ -332,7 +335,8 @@ def code_of(request) -> int:
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(OutOfOrderSequenceNumber, 45), (InvalidProducerEpoch, 47)]
+    ("error", "code"),
+    [(OutOfOrderSequenceNumber, 45), (InvalidProducerEpoch, 47), (InvalidTxnState, 48)],
 )
 def test_a_leader_proves_that_it_is_one_before_it_says_something_final(asker, error, code):
     request, (then,) = refused(asker, error, Doubtful())

@@ -6,6 +6,10 @@ import uuid
 
 import pytest
 
+from kept.storage.records import EndTxnMarker
+from kept.storage.types import TopicPartition
+from tests.support.partitions import NOW, checked
+
 NOWHERE = -(2**31)
 
 
@@ -68,3 +72,24 @@ def test_metadata_of_topics_that_are_not_there(lone):
     assert found["unknown_topic_id"].topic_authorized_operations == NOWHERE
     assert found["unknown_topic_or_partition"].is_internal
     assert found["unknown_topic_or_partition"].topic_authorized_operations == 3576
+
+
+def test_producers_are_described_by_the_leader(lone):
+    lone.create("t")
+    partition = lone.node.parts.table.partition(TopicPartition("t", 0))
+    partition.append(checked(3, pid=7, sequence=0, epoch=2), NOW)
+    partition.append_marker(EndTxnMarker(True, 4), 9, 1, NOW)
+    partition.write()
+    wanted = [{"name": "t", "partition_indexes": (0, 5)}, {"name": "x", "partition_indexes": (0,)}]
+    t, x = lone.ask(61, 0, topics=wanted).topics
+    here, absent = t.partitions
+    assert [p.error_code.name for p in (here, absent, *x.partitions)] == [
+        "none", "unknown_topic_or_partition", "unknown_topic_or_partition",
+    ]  # fmt: skip
+    assert (here.error_message, absent.error_message) == (None, "t has no partition 5")
+    found = [
+        (p.producer_id, p.producer_epoch, p.last_sequence, p.last_timestamp, p.coordinator_epoch,
+         p.current_txn_start_offset)
+        for p in here.active_producers
+    ]  # fmt: skip
+    assert found == [(7, 2, 2, NOW + 2, -1, -1), (9, 1, -1, NOW, 4, -1)]

@@ -285,7 +285,7 @@ def test_an_empty_batch_goes_once_its_producer_is_forgotten(world):
     w.roll()
     w.clean()
     assert [h.record_count for h in w.headers()] == [0, 1, 1]
-    w.log.producers.clear(w.log.log_end_offset)
+    w.log.producers.clear()
     w.append((b"c", b"1"))
     w.roll()
     w.clean()

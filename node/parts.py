@@ -347,6 +347,7 @@ class NodeParts:
             metadata=metadata,
             addresses=self.addresses,
             cluster_link=self.cluster_link,
+            barrier=self.barrier,
             detector=self.detector,
             controller=self.controller,
             table=table,

@@ -159,6 +159,7 @@ APIS: Final = (
     Api(ApiKey.DELETE_RECORDS, 0, 2, "delete_records.DeleteRecordsHandler", 2),
     Api(ApiKey.INIT_PRODUCER_ID, 0, 5, "init_producer_id.ProducerIdHandler", 2),
     Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, "list_offsets.ListOffsetsHandler", 4),
+    Api(ApiKey.WRITE_TXN_MARKERS, 1, 2, "write_txn_markers.WriteTxnMarkersHandler", 1),
     Api(ApiKey.DESCRIBE_ACLS, 1, 3, "describe_cluster.ClusterHandler", 2),
     Api(ApiKey.DESCRIBE_CONFIGS, 1, 4, "configs.ConfigHandler", 4),
     Api(ApiKey.ALTER_CONFIGS, 0, 2, "configs.ConfigHandler", 2),

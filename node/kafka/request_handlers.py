@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kept.node.metadata.address_book import AddressBook
     from kept.node.metadata.cluster_link import ClusterLink
     from kept.node.metadata.failure_detector import FailureDetector
+    from kept.node.metadata.leadership_barrier import LeadershipBarrier
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.fd_quota import OpenFiles
@@ -44,6 +45,7 @@ class Collaborators:
     metadata: Metadata
     addresses: AddressBook
     cluster_link: ClusterLink
+    barrier: LeadershipBarrier
     detector: FailureDetector
     controller: Controller
     table: ReplicaTable

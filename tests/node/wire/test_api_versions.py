@@ -21,7 +21,6 @@ NOT_SERVED = {
     24: "transactions",
     25: "transactions",
     26: "transactions",
-    27: "transactions",
     28: "transactions",
     30: "ACLs",
     31: "ACLs",

@@ -1,0 +1,230 @@
+"""WriteTxnMarkers: what is written, when it is answered, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from kept.client.protocol import messages as protocol
+from kept.node.coordinator.sharding.events import EndMarker
+from kept.node.kafka.handlers.write_txn_markers import WriteTxnMarkersHandler
+from kept.node.runtime.time_slices import TimeSlices
+from kept.replication.partition import Partition
+from kept.storage.records import EndTxnMarker
+from kept.storage.types import IsolationLevel, TopicPartition
+from kept.testing.simulated_disk import SimulatedDisk
+from tests.support import partitions as tools
+from tests.support.parts import Given
+
+MARKERS = 27
+
+
+def marker(*topics: tuple[str, tuple[int, ...]], **fields: Any) -> dict[str, Any]:
+    return {
+        "producer_id": 7, "producer_epoch": 3, "transaction_result": True, "coordinator_epoch": 4,
+        "topics": [{"name": name, "partition_indexes": indexes} for name, indexes in topics],
+        **fields,
+    }  # fmt: skip
+
+
+def codes(response: Any) -> list[list[str]]:
+    return [
+        [p.error_code.name for topic in one.topics for p in topic.partitions]
+        for one in response.markers
+    ]
+
+
+def ask(lone: Any, *markers: dict[str, Any], version: int = 1) -> list[list[str]]:
+    return codes(lone.ask(MARKERS, version, markers=list(markers)))
+
+
+def test_markers_of_several_producers_and_partitions(lone):
+    lone.create("t", 2)
+    lone.create("u")
+    first = marker(("t", (0, 1)), ("u", (0,)))
+    second = marker(("t", (1,)), producer_id=8, transaction_result=False)
+    assert ask(lone, first, second, version=2) == [["none"] * 3, ["none"]]
+    table = lone.node.parts.table
+    ends = [table.partition(TopicPartition(*tp)).log_end_offset for tp in (("t", 0), ("t", 1))]
+    assert ends == [1, 2]
+    (one, other) = table.partition(TopicPartition("t", 1)).producers()
+    assert (one.producer_id, one.producer_epoch, one.coordinator_epoch) == (7, 3, 4)
+    assert (other.producer_id, other.last_sequence) == (8, -1)
+    assert ask(lone) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "fields", "expected"),
+    [
+        (1, {}, "none"),
+        (2, {}, "none"),
+        (1, {"producer_epoch": 2}, "invalid_producer_epoch"),
+        (1, {"coordinator_epoch": 3}, "transaction_coordinator_fenced"),
+        (2, {"transaction_version": 2}, "none"),  # nothing is open: the same came twice
+        (2, {"transaction_version": 2, "producer_epoch": 4}, "none"),
+        (2, {"transaction_version": 2, "producer_epoch": 2}, "invalid_producer_epoch"),
+    ],
+)
+def test_epochs(lone, version, fields, expected):
+    lone.create("t")
+    assert ask(lone, marker(("t", (0,)))) == [["none"]]
+    assert ask(lone, marker(("t", (0,)), **fields), version=version) == [[expected]]
+
+
+def test_what_is_not_here(lone):
+    lone.create("t")
+    topics = (("missing", (0,)), ("t", (0, 9)))
+    told = ask(lone, marker(*topics))
+    assert told == [["unknown_topic_or_partition", "none", "unknown_topic_or_partition"]]
+
+
+def test_a_transaction_is_read_once_its_marker_is_there(lone):
+    lone.create("t")
+    partition = lone.node.parts.table.partition(TopicPartition("t", 0))
+    guard = partition.verification_guard(7, 3, 0, is_tv2=False, now_ms=tools.NOW)
+    batch = tools.checked(2, pid=7, epoch=3, sequence=0, is_transactional=True)
+    partition.append(batch, tools.NOW, -1, guard)
+    partition.write()
+    assert ask(lone, marker(("t", (0,)), transaction_result=False)) == [["none"]]
+    fetched = partition.fetch(0, 1000, isolation=IsolationLevel.READ_COMMITTED)
+    assert (fetched.aborted, fetched.last_stable_offset) == ([(7, 0)], 3)
+
+
+class Groups:
+    """The group coordinator, as far as markers go there."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.ended: list[tuple[int, EndMarker]] = []
+        self.code = ErrorCode.none
+
+    def end_transaction(self, number: int, marker: EndMarker) -> asyncio.Future[ErrorCode]:
+        self.ended.append((number, marker))
+        done: asyncio.Future[ErrorCode] = self.loop.create_future()
+        done.set_result(self.code)
+        return done
+
+
+class World:
+    """The handler over one partition with a follower, and what the test decides."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        disk = SimulatedDisk()
+        disk.mkdir("/d")
+        disk.fsync_dir("/")
+        self.partition = Partition(tools.open_log(disk), 0)
+        tools.lead(self.partition, 3, (0, 1), (0, 1))
+        self.flushes: list[Any] = []
+        self.hosted = Given(
+            partition=self.partition, sync=False,
+            flush=lambda _end, callback: self.flushes.append(callback),
+        )  # fmt: skip
+        self.questions: list[Any] = []
+        self.groups = Groups(self.loop)
+        offsets = TopicPartition("__consumer_offsets", 5)
+        self.handler = WriteTxnMarkersHandler(
+            runtime=Given(loop=self.loop, now_ms=lambda: tools.NOW, slices=TimeSlices(self.loop)),
+            table=Given(hosted={tools.TP: self.hosted, offsets: self.hosted}),
+            barrier=Given(confirm=self.questions.append),
+            groups=self.groups,
+        )
+
+    def ask(self, *markers: dict[str, Any]) -> asyncio.Task[list[list[str]]]:
+        values = {"markers": list(markers)}
+        request = protocol.build(
+            protocol.message_type(MARKERS, 1, protocol.EntityType.request), values
+        )
+
+        async def respond() -> list[list[str]]:
+            work = self.handler.write_txn_markers(Given(), request)
+            answer = await self.handler.runtime.slices.finish(work)
+            frame = protocol.encode_response(MARKERS, 1, 7, await answer)
+            return codes(protocol.decode_response(MARKERS, 1, frame[4:])[1])
+
+        task = self.loop.create_task(respond())
+        self.run(0.0)
+        return task
+
+    def run(self, seconds: float) -> None:
+        self.loop.run_until_complete(asyncio.sleep(seconds))
+
+
+@pytest.fixture
+def world():
+    made = World()
+    yield made
+    made.loop.close()
+
+
+def test_it_is_answered_when_the_marker_is_committed_and_durable_where_that_counts(world):
+    world.hosted.sync = True
+    task = world.ask(marker(("t", (0,))))
+    world.run(0.01)
+    assert not task.done() and world.partition.log_end_offset == 1
+    world.partition.fetch(1, 1000, replica_id=1)
+    world.run(0.01)
+    assert not task.done()
+    world.flushes.pop()(None)
+    assert world.loop.run_until_complete(task) == [["none"]]
+
+
+def test_what_is_not_committed_in_time_is_said_to_be_late(world, monkeypatch):
+    monkeypatch.setattr("kept.node.kafka.handlers.write_txn_markers.TIMEOUT_S", 0.01)
+    task = world.ask(marker(("t", (0,))))
+    assert world.loop.run_until_complete(task) == [["request_timed_out"]]
+    world.partition.fetch(1, 1000, replica_id=1)
+
+
+def test_a_leader_that_resigns_has_not_written_it(world):
+    task = world.ask(marker(("t", (0,))))
+    world.partition.become_follower(1, 4, 1, (0, 1), (0, 1), tools.NOW)
+    assert world.loop.run_until_complete(task) == [["not_leader_or_follower"]]
+    task = world.ask(marker(("t", (0,))))
+    assert world.loop.run_until_complete(task) == [["not_leader_or_follower"]]
+
+
+@pytest.mark.parametrize("why", ["", "nobody answers", "another leads", "it was elected anew"])
+def test_what_is_final_is_said_by_a_proven_leader_only(world, why):
+    """Its coordinator would stop sending the marker, and the transaction hang."""
+    world.partition.append_marker(EndTxnMarker(True, 4), 7, 5, tools.NOW)
+    task = world.ask(marker(("t", (0,))))
+    world.run(0.01)
+    assert not task.done()
+    if why == "another leads":
+        world.partition.resign()
+    elif why:
+        tools.lead(world.partition, 4, (0, 1), (0, 1))
+    (then,) = world.questions
+    then(why != "nobody answers")
+    expected = "not_leader_or_follower" if why else "invalid_producer_epoch"
+    assert world.loop.run_until_complete(task) == [[expected]]
+
+
+@pytest.mark.parametrize(
+    ("code", "heard"),
+    [
+        ("none", "none"),
+        ("not_coordinator", "not_leader_or_follower"),
+        ("coordinator_load_in_progress", "not_leader_or_follower"),
+        ("coordinator_not_available", "not_leader_or_follower"),
+        ("invalid_producer_epoch", "invalid_producer_epoch"),
+        ("transaction_coordinator_fenced", "transaction_coordinator_fenced"),
+        ("unknown_server_error", "unknown_server_error"),
+    ],
+)
+def test_markers_of_offsets_go_through_the_group_coordinator(world, code, heard):
+    world.groups.code = ErrorCode[code]
+    task = world.ask(marker(("__consumer_offsets", (5,))))
+    world.run(0.01)
+    for then in world.questions:
+        then(True)
+    assert world.loop.run_until_complete(task) == [[heard]]
+    assert world.groups.ended == [(5, EndMarker(7, 3, 4, is_commit=True))]
+    assert bool(world.questions) == (
+        code in ("invalid_producer_epoch", "transaction_coordinator_fenced")
+    )
+    assert world.partition.log_end_offset == 0

@@ -1,4 +1,4 @@
-"""OffsetCommit, OffsetFetch, OffsetDelete: topics are looked up here,
+"""OffsetCommit, TxnOffsetCommit, OffsetFetch, OffsetDelete: topics are looked up here,
 ``kept.node.coordinator.groups`` does the rest.
 
 Topics and partitions must exist to be committed (not to be fetched). From v10 on requests name
@@ -21,14 +21,18 @@ from kept.node.coordinator.groups.records import NO_TOPIC_ID
 from kept.node.coordinator.sharding.leadership_check import still_leads
 from kept.node.coordinator.sharding.shard import coordinator_error
 from kept.node.kafka.handlers.group_requests import Answer, submit
+from kept.node.kafka.handlers.transactional_commits import CommitVerification, known_to
+from kept.node.runtime.time_slices import Pace
 from kept.storage.errors import KeptError, RetriableError
 
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import TopicImage
     from kept.node.config.live_config import LiveConfig
     from kept.node.coordinator.groups.coordinator import GroupCoordinator
+    from kept.node.coordinator.sharding.events import Producer
     from kept.node.kafka.api import RequestContext
     from kept.node.kafka.fetch_sessions import FetchSessions
+    from kept.node.kafka.handlers.transactional_produce import TransactionVerifier
     from kept.node.metadata.cluster_link import ClusterLink
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.runtime.runtime import Runtime
@@ -93,6 +97,7 @@ class GroupOffsetsHandler:
     cluster_link: ClusterLink
     fetch_sessions: FetchSessions
     groups: GroupCoordinator
+    verifier: TransactionVerifier
 
     def _topic(self, ctx: RequestContext, topic: Any) -> tuple[str, uuid.UUID, TopicImage | None]:
         """(name, id, the topic) of a topic in a request; name empty for an unknown id."""
@@ -107,6 +112,53 @@ class GroupOffsetsHandler:
         """Commit offsets; what does not exist is refused, the rest goes to the group, in parts
         where there is much of it.
         """
+        parts, refused = yield from self._existing(ctx, request)
+        answers = []
+        for valid in parts:
+            answers.append(self._commit(ctx, request, valid))
+            yield
+        return self._merged(answers, lambda done: _committed([*done, refused]))
+
+    def txn_offset_commit(self, ctx: RequestContext, request: Any) -> Steps[Answer]:
+        """Commit offsets in a transaction; the first ones when its coordinator said that it is
+        open.
+        """
+        parts, refused = yield from self._existing(ctx, request)
+        if not parts.any:
+            return _committed([refused])
+        commit = self._commit_in_transaction(ctx, request, parts, refused)
+        return asyncio.ensure_future(commit, loop=self.runtime.loop)
+
+    async def _commit_in_transaction(
+        self, ctx: RequestContext, request: Any, parts: _Parts, refused: dict[Any, Refused]
+    ) -> dict[str, Any]:
+        producer: Producer | ErrorCode = ErrorCode.invalid_group_id
+        if request.group_id:
+            verification = CommitVerification(self.runtime, self.verifier)
+            try:
+                shard = self.groups.shards.shard(request.group_id)
+                producer = await verification.producer_of(request, ctx.api_version, shard)
+            except KeptError as error:
+                producer = coordinator_error(error)
+        done: list[dict[Any, Refused]] = [refused]
+        waiting = []
+        pace = Pace()
+        for valid in parts:
+            if isinstance(producer, ErrorCode):
+                done.append(_outcome(valid, ev.CommitResult(producer)))
+            else:
+                waiting.append(self._commit(ctx, request, valid, producer))
+            await pace.checkpoint()
+        done += [part if isinstance(part, dict) else await part for part in waiting]
+        for outcome in done:
+            for partitions in outcome.values():
+                partitions[:] = [(p, known_to(ctx.api_version, error)) for p, error in partitions]
+        return _committed(done)
+
+    def _existing(
+        self, ctx: RequestContext, request: Any
+    ) -> Steps[tuple[_Parts, dict[Any, Refused]]]:
+        """Partitions to commit, in parts, and the others: these do not exist."""
         parts = _Parts(ev.CommitTopic)
         refused: dict[tuple[str, uuid.UUID], Refused] = {}
         for topic in request.topics:
@@ -135,35 +187,33 @@ class GroupOffsetsHandler:
                     refused.setdefault((name, topic_id), []).append((p.partition_index, error))
             if good:
                 parts.add((name, topic_id), good)
-        answers = []
-        for valid in parts:
-            answers.append(self._commit(ctx, request, valid))
-            yield
-        return self._merged(answers, lambda done: _committed([*done, refused]))
+        return parts, refused
 
     def _commit(
-        self, ctx: RequestContext, request: Any, valid: tuple[ev.CommitTopic, ...]
+        self,
+        ctx: RequestContext,
+        request: Any,
+        valid: tuple[ev.CommitTopic, ...],
+        producer: Producer | None = None,
     ) -> dict[Any, Refused] | asyncio.Future[dict[Any, Refused]]:
         """What became of each partition, by topic."""
         retention = getattr(request, "retention_time", None)
+        if producer is None:
+            generation = request.generation_id_or_member_epoch
+        else:
+            generation = getattr(request, "generation_id", ev.UNKNOWN_GENERATION)
 
         def event(number: int) -> ev.CommitOffsets:
             return ev.CommitOffsets(
-                number, request.group_id, valid, request.member_id,
-                request.generation_id_or_member_epoch, getattr(request, "group_instance_id", None),
+                number, request.group_id, valid,
+                getattr(request, "member_id", ev.UNKNOWN_MEMBER_ID), generation,
+                getattr(request, "group_instance_id", None),
                 -1 if retention is None else milliseconds(retention), ctx.api_version >= 9,
+                producer,
             )  # fmt: skip
 
         def answer(result: ev.CommitResult) -> dict[Any, Refused]:
-            done: dict[Any, Refused] = {}
-            if result.error is not ev.NO_ERROR:
-                for topic in valid:
-                    done.setdefault((topic.name, topic.topic_id), []).extend(
-                        (p.partition, result.error) for p in topic.partitions
-                    )
-            for name, topic_id, partitions in result.topics:
-                done.setdefault((name, topic_id), []).extend(partitions)
-            return done
+            return _outcome(valid, result)
 
         def refuse(error: ErrorCode) -> dict[Any, Refused]:
             return answer(ev.CommitResult(error))
@@ -355,6 +405,19 @@ class GroupOffsetsHandler:
             answer,
             lambda error: answer(ev.DeleteOffsetsResult(error)),
         )
+
+
+def _outcome(valid: tuple[ev.CommitTopic, ...], result: ev.CommitResult) -> dict[Any, Refused]:
+    """What became of each partition, by topic."""
+    done: dict[Any, Refused] = {}
+    if result.error is not ev.NO_ERROR:
+        for topic in valid:
+            done.setdefault((topic.name, topic.topic_id), []).extend(
+                (p.partition, result.error) for p in topic.partitions
+            )
+    for name, topic_id, partitions in result.topics:
+        done.setdefault((name, topic_id), []).extend(partitions)
+    return done
 
 
 def _committed(outcomes: list[dict[Any, Refused]]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -232,13 +232,13 @@ class Fixture:
         )  # fmt: skip
 
 
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+def run(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Run an async test on a loop of its own."""
 
-    def sync() -> None:
-        asyncio.run(asyncio.wait_for(test(), 60))
+    @wraps(test)
+    def sync(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 60))
 
-    sync.__name__ = test.__name__
     return sync
 
 

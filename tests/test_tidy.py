@@ -193,7 +193,6 @@ def test_no_test_is_skipped_but_by_the_one_way_that_ci_can_forbid() -> None:
 
 
 SHARED_TEST_MODULES = {
-    "tests.node.coordinator.groups.test_shard",
     "tests.node.internode.test_peers",
     "tests.node.http.test_server",
     "tests.failover.test_cuts",

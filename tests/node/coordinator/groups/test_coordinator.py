@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
 
-from kept.cluster.metadata.image import Image
-from kept.cluster.metadata.records import PartitionRecord, RemoveTopicRecord, TopicRecord
+from kept.cluster.metadata.records import RemoveTopicRecord, TopicRecord
 from kept.node.coordinator.groups import events as ev
-from kept.node.coordinator.groups.coordinator import GroupCoordinator
 from kept.node.coordinator.sharding.events import EndMarker
-from kept.node.coordinator.sharding.partitioner import partition_for
-from kept.node.kafka.api import RequestContext
-from kept.node.kafka.handlers.describe_groups import DescribeGroupsHandler
-from kept.node.kafka.handlers.group_membership import GroupMembershipHandler
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
-from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.replicas.local_replica import LocalTopic
-from kept.node.replicas.replica_table import ReplicaTable
-from kept.node.runtime.runtime import Runtime
 from kept.steps import finished
-from kept.storage.disk import Disk
 from kept.storage.errors import (
     CoordinatorLoadInProgress,
     NotCoordinator,
@@ -32,91 +22,17 @@ from kept.storage.errors import (
 )
 from kept.storage.records import headers
 from kept.storage.types import TopicPartition
-from tests.node.coordinator.groups.test_shard import (
-    FakePartition,
-    FakeReplica,
-    confirming,
+from tests.support.coordinators import (
+    ME,
+    PARTITIONS,
+    TOPIC,
+    FakeNode,
     filled,
-    result,
-    run,
-    turns,
+    group_in,
+    partition_record,
 )
-from tests.support.metadata import KnownMetadata
+from tests.support.loops import result, run, turns
 from tests.support.parts import Given
-from tests.support.replicas import live_config
-
-TOPIC = uuid.UUID(int=1)
-PARTITIONS = 4
-ME = 0
-
-
-class FakeNode:
-    """An image, and partitions that are hosted when the test says so."""
-
-    def __init__(self) -> None:
-        self.runtime = Runtime(Disk())
-        self.metadata = KnownMetadata()
-        self.table = ReplicaTable()
-        self.groups = GroupCoordinator(
-            runtime=self.runtime,
-            config=live_config(offsets_commit_timeout_ms="60000"),
-            metadata=cast("Any", self.metadata),
-            identity=NodeIdentity(ME),
-            table=self.table,
-            barrier=confirming(self.runtime, self.metadata),
-        )
-        self.groups.shards.start()
-
-    @property
-    def image(self) -> Image:
-        return self.metadata.image
-
-    def apply(self, *records: Any) -> None:
-        self.metadata.image, delta = self.image.apply(records)
-        for change in delta.partitions:
-            hosted: Any = self.table.hosted.get(change.topic_partition)
-            if hosted is not None:
-                self.lead(hosted.partition, change.after)
-        self.groups.metadata_changed(self.image, delta)
-
-    def lead(self, partition: FakePartition, record: PartitionRecord) -> None:
-        """As roles do."""
-        partition.leader_epoch = record.leader_epoch
-        if record.leader != ME and partition.is_leader:
-            partition.resign()
-        partition.is_leader = record.leader == ME
-
-    def created(self, leader: int = ME) -> list[Any]:
-        partitions = [partition_record(number, leader, 0) for number in range(PARTITIONS)]
-        return [TopicRecord(CONSUMER_OFFSETS, TOPIC), *partitions]
-
-    def host(self, number: int, partition: FakePartition | None = None) -> FakePartition:
-        found = partition or FakePartition()
-        hosted: Any = FakeReplica(found)
-        self.table.hosted[TopicPartition(CONSUMER_OFFSETS, number)] = hosted
-        return found
-
-    def described(self, version: int, api_name: str, request: Any) -> Any:
-        """What a handler of the groups as a whole answers."""
-        context = RequestContext(0, version, "c", "P", "h")
-        handler = DescribeGroupsHandler(self.groups)
-        return self.runtime.slices.run(getattr(handler, api_name)(context, request))
-
-    def heartbeat(self, request: Any) -> Any:
-        nothing: Any = None
-        handler = GroupMembershipHandler(nothing, nothing, nothing, self.groups, nothing, nothing)
-        return handler.heartbeat(RequestContext(12, 0, "c", "P", "h"), request)
-
-
-def partition_record(number: int, leader: int, epoch: int) -> PartitionRecord:
-    return PartitionRecord(
-        topic_id=TOPIC, partition=number, replicas=(0, 1), isr=(0, 1), leader=leader,
-        leader_epoch=epoch, partition_epoch=epoch,
-    )  # fmt: skip
-
-
-def group_in(number: int) -> str:
-    return next(f"g{i}" for i in range(999) if partition_for(f"g{i}", PARTITIONS) == number)
 
 
 def commit(node: FakeNode, group: str) -> asyncio.Future[Any]:

@@ -6,19 +6,15 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
 
 import pytest
 from kio.schema.errors import ErrorCode
 
 from kept.cluster.metadata.image import Image
-from kept.cluster.metadata.records import TopicRecord
 from kept.node.coordinator.groups import events as ev
-from kept.node.coordinator.groups.coordinator import GroupCoordinator, replay
+from kept.node.coordinator.groups.coordinator import replay
 from kept.node.coordinator.groups.core import GroupCore
 from kept.node.coordinator.groups.records import (
     GroupMetadataKey,
@@ -30,21 +26,14 @@ from kept.node.coordinator.sharding.events import (
     AppendCommitted,
     AppendRejected,
     AppendStaged,
-    EndMarker,
     Producer,
 )
 from kept.node.coordinator.sharding.log_loader import LOAD_SLICE_BYTES, load, replay_batches
-from kept.node.coordinator.sharding.shard import STALL_MS, Shard, coordinator_error
-from kept.node.metadata.leadership_barrier import LeadershipBarrier
-from kept.node.metadata.node_identity import NodeIdentity
-from kept.node.replicas.replica_table import ReplicaTable
-from kept.node.runtime.runtime import Runtime
-from kept.storage.disk import Disk
+from kept.node.coordinator.sharding.shard import STALL_MS, coordinator_error
 from kept.storage.errors import (
     CorruptMessage,
     InvalidProducerEpoch,
     KafkaStorageError,
-    KeptError,
     MessageTooLarge,
     NotEnoughReplicas,
     NotEnoughReplicasAfterAppend,
@@ -52,218 +41,25 @@ from kept.storage.errors import (
 )
 from kept.storage.records import (
     CheckRules,
-    EndTxnMarker,
     build_batch,
-    build_control_batch,
     headers,
-    patch,
 )
 from kept.storage.records import records as read_records
-from kept.storage.types import AppendOrigin, TopicPartition
-from tests.support.metadata import HeldBarrier, KnownMetadata
-from tests.support.replicas import live_config
-
-TOPIC_ID = uuid.UUID(int=5)
-
-
-class Appended(NamedTuple):
-    """What an append tells."""
-
-    base_offset: int
-    last_offset: int
-
-
-class FakePartition:
-    """A log in memory. ``refuse`` fails appends, ``broken`` the write; ``hold`` delays commits."""
-
-    def __init__(self) -> None:
-        self.log = bytearray()
-        self.staged: list[bytes] = []
-        self.log_start_offset = self.log_end_offset = self.high_watermark = 0
-        self.refuse: KeptError | None = None
-        self.broken: KeptError | None = None
-        self.hold = False
-        self.writes = 0
-        self.is_leader, self.leader_epoch, self.epoch_start_offset = True, 0, 0
-        self.waiting: list[tuple[int, Callable[[Any], None]]] = []
-
-    def append(self, checked: Any, now_ms: int, acks: int, guard: Any, origin: AppendOrigin) -> Any:
-        assert acks == -1 and origin is AppendOrigin.COORDINATOR
-        if self.refuse is not None:
-            raise self.refuse
-        return self.stage(bytearray(checked.data), checked.record_count)
-
-    def append_marker(
-        self, marker: EndTxnMarker, producer_id: int, epoch: int, now_ms: int, *, is_tv2: bool
-    ) -> Any:
-        if self.refuse is not None:
-            raise self.refuse
-        return self.stage(build_control_batch(marker, producer_id, epoch, now_ms), 1)
-
-    def stage(self, batch: bytearray, records: int) -> Appended:
-        patch(batch, 0, self.log_end_offset, 0)
-        self.staged.append(bytes(batch))
-        self.log_end_offset += records
-        return Appended(self.log_end_offset - records, self.log_end_offset - 1)
-
-    def write(self) -> None:
-        if self.broken is not None:
-            raise self.broken
-        self.writes += 1
-        self.log += b"".join(self.staged)
-        self.staged.clear()
-        if not self.hold:
-            self.commit()
-
-    def commit(self, error: KeptError | None = None) -> None:
-        self.high_watermark = self.log_end_offset
-        waiting, self.waiting = self.waiting, []
-        for end_offset, callback in waiting:
-            self.when_committed(end_offset, callback, error)
-
-    def resign(self) -> None:
-        self.is_leader = False
-        waiting, self.waiting = self.waiting, []
-        for _, callback in waiting:
-            callback(NotLeaderOrFollower("this node does not lead any more"))
-
-    def when_committed(
-        self, end_offset: int, callback: Callable[[Any], None], error: KeptError | None = None
-    ) -> None:
-        if self.high_watermark >= end_offset:
-            callback(error)
-        else:
-            self.waiting.append((end_offset, callback))
-
-    def read_batches(self, offset: int, max_bytes: int) -> bytes:
-        """Committed ones, as the real one."""
-        found = b""
-        for position, header in headers(self.log):
-            committed = header.base_offset < self.high_watermark
-            if committed and header.next_offset > offset and len(found) < max_bytes:
-                found += self.log[position : position + header.size_bytes]
-        return found
-
-
-@dataclass
-class FakeReplica:
-    """A replica around such a partition; ``flushes`` are the callers that wait for an fsync."""
-
-    partition: FakePartition
-    flushes: list[Callable[[Any], None]] = field(default_factory=list)
-    sync: bool = False
-    rules: CheckRules = field(default_factory=CheckRules)
-
-    def flush(self, end_offset: int, callback: Callable[[Any], None]) -> None:
-        self.flushes.append(callback)
-
-
-def image_of(topic_id: uuid.UUID) -> Image:
-    """Metadata in which topic ``orders`` has that id."""
-    return Image().apply([TopicRecord("orders", topic_id)])[0]
-
-
-def confirming(runtime: Runtime, metadata: KnownMetadata) -> LeadershipBarrier:
-    """The barrier of a lone node."""
-    known: Any = metadata
-    nobody: Any = None
-    return LeadershipBarrier(
-        runtime=runtime, metadata=known, identity=NodeIdentity(0), peers=nobody, alone=True
-    )
-
-
-class Fixture:
-    """A shard, and what is around it."""
-
-    def __init__(
-        self,
-        partition: FakePartition | None = None,
-        leader_epoch: int = 0,
-        barrier: Any = None,
-        **config: str,
-    ) -> None:
-        self.partition = partition or FakePartition()
-        self.flushes: list[Callable[[Any], None]] = []
-        self.hosted = FakeReplica(self.partition, self.flushes)
-        self.runtime = Runtime(Disk())
-        self.metadata = KnownMetadata(image_of(TOPIC_ID))
-        settings = {
-            "offsets_commit_timeout_ms": "60000",
-            "group_initial_rebalance_delay_ms": "0",
-            **config,
-        }
-        self.groups = GroupCoordinator(
-            runtime=self.runtime,
-            config=live_config(**settings),
-            metadata=cast("Any", self.metadata),
-            identity=NodeIdentity(0),
-            table=ReplicaTable(),
-            barrier=barrier or confirming(self.runtime, self.metadata),
-        )
-        tp = TopicPartition(self.groups.topic, 0)
-        hosted = cast("Any", self.hosted)
-        self.shard = Shard(self.runtime, self.groups, tp, hosted, leader_epoch)
-        self.read = False
-        self.shard.load(lambda: setattr(self, "read", True))
-
-    def commit(
-        self,
-        group: str = "g",
-        offset: int = 1,
-        partition: int = 0,
-        producer: Producer | None = None,
-    ) -> asyncio.Future[Any]:
-        topic = ev.CommitTopic("orders", TOPIC_ID, (ev.CommitPartition(partition, offset),))
-        return self.shard.submit(lambda n: ev.CommitOffsets(n, group, (topic,), producer=producer))
-
-    def end(self, producer_id: int, *, is_commit: bool) -> asyncio.Future[Any]:
-        marker = EndMarker(producer_id, 3, 0, is_commit)
-        return self.shard.submit(lambda n: ev.EndTransaction(n, marker))
-
-    def fetch(self, group: str = "g", *, stable: bool = False) -> asyncio.Future[Any]:
-        return self.shard.submit(lambda n: ev.FetchOffsets(n, group, None, stable))
-
-    def join(self, group: str = "g", session_ms: int = 6_000) -> asyncio.Future[Any]:
-        return self.shard.submit(
-            lambda n: ev.Join(
-                n, group, "", "app", "/::1", session_ms, 60_000, "consumer",
-                (("range", b""),), str(n), requires_known_member_id=False,
-            )
-        )  # fmt: skip
-
-
-def run(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run an async test on a loop of its own."""
-
-    @wraps(test)
-    def sync(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 60))
-
-    return sync
-
-
-async def result(future: Awaitable[Any]) -> Any:
-    return await asyncio.wait_for(future, 60)
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    """Give the loop its turns until something is true; :func:`run` has a deadline."""
-    while not condition():
-        await asyncio.sleep(0)
-
-
-async def turns(count: int = 50) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
-def offsets(fetched: ev.FetchResult) -> list[int]:
-    return [f.offset for _, _, found in fetched.topics for f in found]
+from tests.support.coordinators import (
+    TOPIC_ID,
+    FakePartition,
+    ShardFixture,
+    filled,
+    image_of,
+    offsets,
+)
+from tests.support.loops import result, run, turns, until
+from tests.support.metadata import HeldBarrier
 
 
 @run
 async def test_commits_of_one_turn_are_written_together() -> None:
-    f = Fixture()
+    f = ShardFixture()
     waiting = [f.commit(offset=i, partition=i) for i in range(5)]
     assert not any(w.done() for w in waiting)
     results = [await result(w) for w in waiting]
@@ -276,7 +72,7 @@ async def test_commits_of_one_turn_are_written_together() -> None:
 
 @run
 async def test_nothing_is_answered_before_it_is_committed() -> None:
-    f = Fixture()
+    f = ShardFixture()
     f.partition.hold = True
     waiting, joining = f.commit(), f.join("other")
     await turns()
@@ -294,7 +90,7 @@ async def test_nothing_is_answered_before_it_is_committed() -> None:
 async def test_a_member_that_was_told_it_left_has_left_after_a_crash() -> None:
     """``consumer.close()``, then kill -9: a successor that reads the log must not find the member,
     or the group's next consumer waits for its session to end."""
-    f = Fixture()
+    f = ShardFixture()
     member = (await result(f.join())).member
     synced = f.shard.submit(lambda n: ev.Sync(n, "g", member, 1, ((member, b"1"),)))
     assert (await result(synced)).assignment == b"1"
@@ -313,7 +109,7 @@ async def test_a_member_that_was_told_it_left_has_left_after_a_crash() -> None:
 
 @run
 async def test_a_transaction_is_in_the_log_as_kafka_writes_it_and_is_read_again() -> None:
-    f = Fixture()
+    f = ShardFixture()
     producer = Producer(7, 3)
     done = [f.commit(offset=1), f.commit(offset=5, producer=producer), f.commit(offset=6)]
     done.append(f.commit(offset=8, partition=1, producer=producer))
@@ -327,7 +123,7 @@ async def test_a_transaction_is_in_the_log_as_kafka_writes_it_and_is_read_again(
     ]
     plain, inside = (-1, -1, -1, False, False), (7, 3, 0, True, False)
     assert written == [plain, inside, plain, inside, (7, 3, -1, True, True)]
-    again = Fixture(f.partition)
+    again = ShardFixture(f.partition)
     await until(lambda: again.shard.is_active)
     assert dict(again.shard.core.appended) == dict(f.shard.core.appended)
     f.partition.refuse = InvalidProducerEpoch("a newer producer is known")
@@ -337,7 +133,7 @@ async def test_a_transaction_is_in_the_log_as_kafka_writes_it_and_is_read_again(
 
 @run
 async def test_with_flush_messages_an_answer_waits_for_the_fsync() -> None:
-    f = Fixture()
+    f = ShardFixture()
     f.hosted.sync = True
     waiting = f.commit()
     await turns()
@@ -348,7 +144,7 @@ async def test_with_flush_messages_an_answer_waits_for_the_fsync() -> None:
 
 @run
 async def test_what_is_not_committed_in_time_is_told_and_may_still_come() -> None:
-    f = Fixture(offsets_commit_timeout_ms="20")
+    f = ShardFixture(offsets_commit_timeout_ms="20")
     f.partition.hold = True
     assert (await result(f.commit())).error is ErrorCode.coordinator_not_available
     assert offsets(await result(f.fetch())) == []
@@ -358,7 +154,7 @@ async def test_what_is_not_committed_in_time_is_told_and_may_still_come() -> Non
 
 @run
 async def test_a_refused_append_changes_nothing() -> None:
-    f = Fixture()
+    f = ShardFixture()
     await result(f.commit(offset=1))
     for error, code in (
         (NotEnoughReplicas("isr"), ErrorCode.coordinator_not_available),
@@ -376,7 +172,7 @@ async def test_a_refused_append_changes_nothing() -> None:
 
 @run
 async def test_a_batch_above_the_topics_limit_is_refused() -> None:
-    f = Fixture()
+    f = ShardFixture()
     f.hosted.rules = CheckRules(max_batch_bytes=300)
     assert (await result(f.commit())).error is ErrorCode.none
     many = tuple(ev.CommitPartition(p, 1) for p in range(10))
@@ -388,7 +184,7 @@ async def test_a_batch_above_the_topics_limit_is_refused() -> None:
 
 @run
 async def test_a_failed_write_sends_everybody_away() -> None:
-    f = Fixture()
+    f = ShardFixture()
     joined = await result(f.join("busy"))
     syncing = f.shard.submit(lambda n: ev.Sync(n, "busy", "nobody", 1))
     assert (await result(syncing)).error is ErrorCode.unknown_member_id
@@ -401,7 +197,7 @@ async def test_a_failed_write_sends_everybody_away() -> None:
 
 @run
 async def test_unloading_writes_what_is_staged_and_answers_all() -> None:
-    f = Fixture()
+    f = ShardFixture()
     f.partition.hold = True
     waiting = f.commit()
     f.shard.unload()
@@ -413,7 +209,7 @@ async def test_unloading_writes_what_is_staged_and_answers_all() -> None:
 
 @run
 async def test_timers_fire_on_the_loop() -> None:
-    f = Fixture()
+    f = ShardFixture()
     joined = await result(f.join(session_ms=30))
     assert joined.generation == 1
     while f.shard.core.groups["g"].members:
@@ -423,7 +219,7 @@ async def test_timers_fire_on_the_loop() -> None:
 
 @run
 async def test_timestamps_are_wall_clock() -> None:
-    f = Fixture()
+    f = ShardFixture()
     before = f.runtime.now_ms()
     await result(f.commit())
     ((_, stored),) = f.shard.core.committed
@@ -434,7 +230,7 @@ async def test_timestamps_are_wall_clock() -> None:
 
 @run
 async def test_many_tombstones_are_spread_over_batches() -> None:
-    f = Fixture()
+    f = ShardFixture()
     for start in range(0, 20_000, 2_000):
         parts = tuple(ev.CommitPartition(p, 1) for p in range(start, start + 2_000))
         topic = ev.CommitTopic("orders", TOPIC_ID, parts)
@@ -450,19 +246,11 @@ async def test_many_tombstones_are_spread_over_batches() -> None:
 # Loading.
 
 
-async def filled(count: int) -> FakePartition:
-    f = Fixture()
-    waiting = [f.commit(f"group-{i % 50}", i, i) for i in range(count)]
-    await asyncio.gather(*waiting)
-    f.shard.unload()
-    return f.partition
-
-
 @run
 async def test_loading_gives_the_loop_its_turns() -> None:
     partition = await filled(3_000)
     assert len(partition.log) > 3 * LOAD_SLICE_BYTES
-    f = Fixture(partition)
+    f = ShardFixture(partition)
     turns = 0
     while not f.shard.is_active:
         assert not f.read
@@ -475,12 +263,12 @@ async def test_loading_gives_the_loop_its_turns() -> None:
     assert sum(map(len, found)) == 3_000
 
 
-async def elected(count: int = 6, known: int = 2) -> Fixture:
+async def elected(count: int = 6, known: int = 2) -> ShardFixture:
     """A shard on a new leader that has ``count`` commits, of which it knows ``known`` committed."""
     partition = await filled(count)
     partition.epoch_start_offset = partition.log_end_offset
     partition.high_watermark, partition.leader_epoch, partition.hold = known, 1, True
-    return Fixture(partition, leader_epoch=1)
+    return ShardFixture(partition, leader_epoch=1)
 
 
 @run
@@ -501,7 +289,7 @@ async def test_a_load_waits_for_the_election_s_end_only() -> None:
     f = await elected()
     f.partition.high_watermark = f.partition.epoch_start_offset
     f.partition.log_end_offset += 5  # somebody's record that is not committed
-    g = Fixture(f.partition, leader_epoch=1)
+    g = ShardFixture(f.partition, leader_epoch=1)
     await turns()
     assert g.shard.is_active and len(g.shard.core.groups) == 6
 
@@ -527,7 +315,7 @@ async def test_resigning_while_loading_ends_the_load() -> None:
 
 @run
 async def test_a_resigned_leader_does_not_call_its_last_appends_committed() -> None:
-    f = Fixture()
+    f = ShardFixture()
     assert (await result(f.commit(offset=1))).error is ErrorCode.none
     f.partition.hold = True
     waiting = f.commit(offset=2)
@@ -540,7 +328,7 @@ async def test_a_resigned_leader_does_not_call_its_last_appends_committed() -> N
 
 @run
 async def test_members_outlive_a_process_that_stood_still() -> None:
-    f = Fixture()
+    f = ShardFixture()
     await result(f.join(session_ms=30))
     core, now_ms = f.shard.core, f.shard._now_ms()
     f.shard._timer_deadline_ms = now_ms - STALL_MS - 1  # the loop called so much too late
@@ -553,7 +341,7 @@ async def test_members_outlive_a_process_that_stood_still() -> None:
 
 @run
 async def test_topics_deleted_while_loading_are_not_forgotten() -> None:
-    f = Fixture(await filled(500))
+    f = ShardFixture(await filled(500))
     assert not f.shard.is_active
     f.shard.notify(ev.TopicsDeleted((("orders", TOPIC_ID),)))
     await until(lambda: f.shard.is_active)
@@ -564,7 +352,7 @@ async def test_topics_deleted_while_loading_are_not_forgotten() -> None:
 async def test_topics_deleted_while_nobody_led_are_forgotten() -> None:
     """A namesake's offsets would have consumers of the new topic skip its first records."""
     partition = await filled(50)
-    f = Fixture(partition)
+    f = ShardFixture(partition)
     f.metadata.image = image_of(uuid.UUID(int=6))
     await until(lambda: f.shard.is_active)
     assert offsets(await result(f.fetch("group-1", stable=True))) == []
@@ -572,12 +360,12 @@ async def test_topics_deleted_while_nobody_led_are_forgotten() -> None:
     done = f.shard.submit(lambda n: ev.CommitOffsets(n, "group-1", (fresh,)))
     assert (await result(done)).error is ErrorCode.none
     f.shard.unload()
-    again = Fixture(partition)
+    again = ShardFixture(partition)
     again.metadata.image = image_of(uuid.UUID(int=6))
     await until(lambda: again.shard.is_active)
     assert offsets(await result(again.fetch("group-1", stable=True))) == [7]
     again.shard.unload()
-    last = Fixture(partition)
+    last = ShardFixture(partition)
     last.metadata.image = Image()
     await until(lambda: last.shard.is_active)
     assert offsets(await result(last.fetch("group-1", stable=True))) == []
@@ -589,7 +377,7 @@ async def test_offsets_of_a_topic_are_forgotten_behind_a_read_barrier_only() -> 
     partition = await filled(50)
     barrier = HeldBarrier()
     asked = barrier.waiting
-    f = Fixture(partition, barrier=barrier)
+    f = ShardFixture(partition, barrier=barrier)
     whole = f.metadata.image
     f.metadata.image = Image()
     for _ in range(2):  # at first nobody can say
@@ -604,7 +392,7 @@ async def test_offsets_of_a_topic_are_forgotten_behind_a_read_barrier_only() -> 
     assert offsets(await result(f.fetch("group-1", stable=True))) != []
     assert bytes(partition.log) == log_before and not partition.staged
     f.shard.unload()
-    gone = Fixture(partition, barrier=barrier)
+    gone = ShardFixture(partition, barrier=barrier)
     gone.metadata.image = Image()
     await until(lambda: asked)
     asked.pop()(True)
@@ -616,7 +404,7 @@ async def test_offsets_of_a_topic_are_forgotten_behind_a_read_barrier_only() -> 
 async def test_a_shard_that_waits_for_its_image_is_unloaded() -> None:
     barrier = HeldBarrier()
     asked = barrier.waiting
-    f = Fixture(await filled(50), barrier=barrier)
+    f = ShardFixture(await filled(50), barrier=barrier)
     f.metadata.image = Image()
     await until(lambda: asked)
     f.shard.unload()
@@ -627,7 +415,7 @@ async def test_a_shard_that_waits_for_its_image_is_unloaded() -> None:
 
 @run
 async def test_an_unloaded_shard_stops_loading() -> None:
-    f = Fixture(await filled(3_000))
+    f = ShardFixture(await filled(3_000))
     await asyncio.sleep(0)
     f.shard.unload()
     await until(lambda: f.read)
@@ -641,7 +429,7 @@ async def test_records_that_do_not_decode_fail_the_load_and_say_why() -> None:
     key = GroupRecord(GroupMetadataKey("g"), None).encode()[0]
     partition.log += build_batch([(0, key, newer, ())])
     partition.log_end_offset = partition.high_watermark = 1
-    f = Fixture(partition)
+    f = ShardFixture(partition)
     await until(lambda: f.read)
     assert f.shard.failed is not None and "version 9" in f.shard.failed
 

@@ -20,8 +20,8 @@ from kept.node.kafka.handlers.group_offsets import GroupOffsetsHandler
 from kept.storage.errors import InvalidProducerEpoch, InvalidTxnState, KeptError
 from kept.storage.records import headers
 from kept.storage.types import TopicPartition
-from tests.node.coordinator.groups.test_coordinator import FakeNode, group_in
-from tests.node.coordinator.groups.test_shard import TOPIC_ID, FakePartition, offsets, result, run
+from tests.support.coordinators import TOPIC_ID, FakeNode, FakePartition, group_in, offsets
+from tests.support.loops import result, run
 from tests.support.replicas import live_config
 
 TXN_OFFSET_COMMIT = ApiKey.TXN_OFFSET_COMMIT

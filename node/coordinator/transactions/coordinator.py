@@ -15,6 +15,7 @@ from kept.cluster.controller.features import TRANSACTION_VERSION
 from kept.node.coordinator.sharding.shard import Shard, coordinator_error
 from kept.node.coordinator.sharding.shards import Shards
 from kept.node.coordinator.transactions import events as ev
+from kept.node.coordinator.transactions.connections import ConnectionOrder
 from kept.node.coordinator.transactions.core import TransactionCore
 from kept.node.coordinator.transactions.records import decode_record
 from kept.node.coordinator.transactions.transaction import TV2
@@ -68,6 +69,7 @@ class TransactionCoordinator:
             table=self.table,
             kind=self,
         )
+        self._connections: dict[int, ConnectionOrder] = {}
         self.markers.on_written = self._markers_written
 
     # What the node calls.
@@ -87,6 +89,9 @@ class TransactionCoordinator:
         """Load and unload with leadership; markers follow their partitions' leaders."""
         self.markers.image_changed(image)
         self.shards.metadata_changed(image, delta)
+        settings = self.settings()
+        for core in self.cores():
+            core.settings = settings
 
     @property
     def is_served(self) -> bool:
@@ -119,7 +124,8 @@ class TransactionCoordinator:
 
     def new_core(self, tp: TopicPartition, leader_epoch: int) -> TransactionCore:
         """A core without transactional ids."""
-        return TransactionCore(self.settings(), tp.partition, leader_epoch)
+        order = self._connections.setdefault(tp.partition, ConnectionOrder())
+        return TransactionCore(self.settings(), tp.partition, leader_epoch, order)
 
     @staticmethod
     def commit_timeout_ms() -> int:

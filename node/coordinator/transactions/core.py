@@ -39,6 +39,7 @@ from kept.node.coordinator.sharding.timers import Timers
 from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions import requests as rq
 from kept.node.coordinator.transactions import transaction as txn
+from kept.node.coordinator.transactions.connections import ConnectionOrder
 from kept.node.coordinator.transactions.records import (
     TransactionMetadata,
     TransactionRecord,
@@ -91,11 +92,15 @@ EXPIRE_KEY: Final = ("remove-expired",)
 
 class TransactionCore:
     """The ids of partition ``state_partition``; markers carry ``coordinator_epoch``, in which this
-    node leads it.
+    node leads it. ``connections`` are those of this partition on this node, of earlier epochs, too.
     """
 
     def __init__(
-        self, settings: ev.TransactionSettings, state_partition: int, coordinator_epoch: int
+        self,
+        settings: ev.TransactionSettings,
+        state_partition: int,
+        coordinator_epoch: int,
+        connections: ConnectionOrder | None = None,
     ) -> None:
         self.settings = settings
         self.state_partition = state_partition
@@ -108,6 +113,7 @@ class TransactionCore:
         self.pending: dict[int, PendingAppend] = {}
         self.counts: Counter[str] = Counter()
         """Transactions ``started``, ``committed``, ``aborted``, ``timed_out`` since the load."""
+        self._connections = ConnectionOrder() if connections is None else connections
         self._ending: dict[tuple[int, int], str] = {}
         """Ids whose transaction ends, by producer id and epoch of the marker."""
         self._awaiting_producer_id: deque[ev.ClientRequest | Timeout] = deque()
@@ -127,6 +133,7 @@ class TransactionCore:
     def loaded(self, now_ms: int) -> tuple[ev.Effect, ...]:
         """All records are replayed: timeouts begin, and transactions that were ending go on."""
         self.now_ms = now_ms
+        self._connections.retain(self.ids)
         for transactional_id, held in self.ids.items():
             metadata = held.committed
             if metadata is None:
@@ -294,13 +301,8 @@ class TransactionCore:
         metadata = held.committed
         if metadata is None or producer != (metadata.producer_id, metadata.epoch):
             return False
-        if held.connections_of != producer:
-            held.connections_of = producer
-            held.connections.clear()
-        ordinal, api_key = event.connection.ordinal, event.connection.api_key
-        newest = held.connections.setdefault(api_key, ordinal)
-        held.connections[api_key] = max(newest, ordinal)
-        return ordinal < newest and self.settings.closes_stale_connections
+        stale = self._connections.is_stale(event.transactional_id, producer, event.connection)
+        return stale and self.settings.closes_stale_connections
 
     def _parks(self, event: ev.AddPartitions, held: TransactionalId) -> bool:
         """Whether a broker's request waits for the end of a pending transition."""
@@ -365,6 +367,8 @@ class TransactionCore:
             held.pending = None
             self._commit(transactional_id, held, metadata)
             self._unpark(held)
+        if None in pending.changes.values():
+            self._connections.retain(self.ids)
 
     def _append_rejected(self, event: AppendRejected) -> None:
         pending = self.pending.pop(event.append)
@@ -439,7 +443,9 @@ class TransactionCore:
 
     def _complete_if_written(self, transactional_id: str, held: TransactionalId) -> None:
         metadata = held.committed
-        if metadata is not None and not held.unwritten and held.pending is None:
+        if metadata is None or not metadata.state.is_prepared:
+            return
+        if not held.unwritten and held.pending is None:
             self._append({transactional_id: txn.prepare_complete(metadata, self.wall_ms)})
 
     # Timeouts and expiry.
@@ -519,20 +525,7 @@ class TransactionCore:
     def describe(self, transactional_id: str) -> ev.DescribedTransaction | None:
         """An id in full; None if there is no such id."""
         held = self.ids.get(transactional_id)
-        metadata = None if held is None else held.committed
-        if held is None or metadata is None:
-            return None
-        ending = metadata.state.is_prepared
-        partitions = frozenset(held.unwritten) if ending else metadata.partitions
-        return ev.DescribedTransaction(
-            transactional_id,
-            metadata.state,
-            metadata.timeout_ms,
-            metadata.producer_id,
-            metadata.epoch,
-            partitions,
-            metadata.start_ms,
-        )
+        return None if held is None else held.describe(transactional_id)
 
     def count_states(self) -> Counter[TransactionState]:
         """How many ids are in each state."""

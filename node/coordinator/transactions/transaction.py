@@ -72,7 +72,8 @@ def check_transition(before: TransactionMetadata | None, after: TransactionMetad
     )
     if not valid:
         raise InvariantViolation(f"{after.state.name} after {before.state.name}")
-    if after.producer_id == before.producer_id and after.epoch < before.epoch:
+    grown = after.epoch - before.epoch if after.producer_id == before.producer_id else after.epoch
+    if grown not in (0, 1) or after.epoch > LAST_EPOCH:
         raise InvariantViolation(f"epoch {after.epoch} after {before.epoch}")
 
 

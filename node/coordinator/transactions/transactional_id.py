@@ -19,7 +19,6 @@ class TransactionalId:
 
     ``pending`` is the append of its pending transition. ``unwritten`` are the partitions of a
     transaction that ends which have no marker yet. ``deadline_ms``: when an open one times out.
-    ``connections``: newest by API key, of the producer id and epoch in ``connections_of``.
     """
 
     committed: TransactionMetadata | None = None
@@ -27,14 +26,27 @@ class TransactionalId:
     unwritten: set[TopicPartition] = field(default_factory=set)
     deadline_ms: int | None = None
     parked: dict[int, ev.AddPartitions] = field(default_factory=dict)
-    connections: dict[int, int] = field(default_factory=dict)
-    connections_of: tuple[int, int] | None = None
 
     @property
     def is_pending(self) -> bool:
         """No request may change it now."""
         ending = self.committed is not None and self.committed.state.is_prepared
         return ending or self.pending is not None
+
+    def describe(self, name: str) -> ev.DescribedTransaction | None:
+        """It in full; None before its first record is committed."""
+        metadata = self.committed
+        if metadata is None:
+            return None
+        return ev.DescribedTransaction(
+            name,
+            metadata.state,
+            metadata.timeout_ms,
+            metadata.producer_id,
+            metadata.epoch,
+            frozenset(self.unwritten) if metadata.state.is_prepared else metadata.partitions,
+            metadata.start_ms,
+        )
 
     def check_invariants(self, name: str) -> None:
         """Raise InvariantViolation when its state contradicts itself."""

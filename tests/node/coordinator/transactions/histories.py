@@ -28,6 +28,7 @@ from kept.node.coordinator.sharding.events import (
 )
 from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions import markers as mk
+from kept.node.coordinator.transactions.connections import ConnectionOrder
 from kept.node.coordinator.transactions.core import TransactionCore
 from kept.node.coordinator.transactions.records import (
     TransactionMetadata,
@@ -96,13 +97,14 @@ class History:
         self.sent: dict[int, mk.SendMarkers] = {}
         self.leaders: dict[TopicPartition, int | None] = {}
         self.lines: list[str] = []
+        self.connections = ConnectionOrder()
         self.core = self._new_core()
         self.sender = self.sender_class()
         self.sender.step(mk.ImageChanged(Image({})), 0)
 
     def _new_core(self) -> TransactionCore:
         settings = ev.TransactionSettings(**self.settings)
-        core = self.core_class(settings, STATE_PARTITION, self.epoch)
+        core = self.core_class(settings, STATE_PARTITION, self.epoch, self.connections)
         core.wall_offset_ms = self.wall_offset
         core.loaded(self.now)
         return core
@@ -337,12 +339,17 @@ class History:
             f"{t.timeout_ms}ms{since}: {describe_partitions(t.partitions) or 'no partitions'}"
         )
 
-    def do_restart(self, words: Words) -> None:
+    def do_restart(self, _: Words) -> None:
         """The node dies, and the next one reads what is committed, as bytes."""
+        self.connections = ConnectionOrder()
+        self.do_lead(Words(["again"]))
+
+    def do_lead(self, _: Words) -> None:
+        """``lead again``: this node, in the next epoch."""
         self._leave()
         self.epoch += 1
         self.core = self.core_class(
-            ev.TransactionSettings(**self.settings), STATE_PARTITION, self.epoch
+            ev.TransactionSettings(**self.settings), STATE_PARTITION, self.epoch, self.connections
         )
         self.core.wall_offset_ms = self.wall_offset
         for record in self.log:

@@ -2,11 +2,14 @@
 
 Segments, indexes, snapshots and checkpoints are :mod:`kept.storage.inspect.dump`'s, the metadata
 log and its snapshots :mod:`kept.cluster.metadata.dump`'s; manifests and removal journals of
-compaction are told here: what survived of each segment, and how much went for which reason.
+compaction are told here: what survived of each segment, and how much went for which reason. Records
+of ``__transaction_state`` are told as ``DumpLogSegments --transaction-log-decoder`` does.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Iterator
 from typing import Any, Final
@@ -16,9 +19,12 @@ from kept.cluster.metadata.dump import dump_metadata, is_metadata_file
 from kept.compaction.cleaner import removal_log
 from kept.compaction.manifest import manifest as manifests
 from kept.compaction.manifest.apply import read_mark
+from kept.node.coordinator.transactions import records as transactions
+from kept.node.metadata.internal_topics import TRANSACTION_STATE
 from kept.storage.disk import Disk
-from kept.storage.errors import DamagedData
-from kept.storage.inspect.dump import Entry, damage, entries
+from kept.storage.errors import CorruptMessage, DamagedData
+from kept.storage.inspect.dump import Decoder, Entry, damage, entries
+from kept.storage.types import NO_PRODUCER_ID
 
 _MANIFEST: Final = re.compile(r"manifest-\d+-\d+|held-manifest|told-manifest")
 _APPLIED: Final = "manifest-applied"
@@ -42,9 +48,64 @@ def dump(path: str) -> Iterator[Entry]:
         elif _is_metadata(path):
             yield from _metadata(path)
         else:
-            yield from entries(path)
+            yield from entries(path, decoder=_decoder(path))
     except DamagedData as error:
         yield damage(error)
+
+
+def _decoder(path: str) -> Decoder | None:
+    """How to read the records of a file, by the name of its directory."""
+    directory = os.path.basename(os.path.dirname(os.path.abspath(path)))
+    return _transaction if directory.rpartition("-")[0] == TRANSACTION_STATE else None
+
+
+def _transaction(
+    offset: int, key: bytes | None, value: bytes | None
+) -> tuple[str, str | None, dict[str, Any]]:
+    """A record of ``__transaction_state``. The last epoch, which Kafka does not know, is among the
+    values only.
+    """
+    if key is None:
+        raise CorruptMessage(f"the record at offset {offset} has no key")
+    record = transactions.decode_record(key, value)
+    if record is None:
+        kind = int.from_bytes(key[:2], "big", signed=True)
+        return f"Unknown record type {kind} at offset {offset}, skipping.", None, {}
+    values: dict[str, Any] = {"transactional_id": record.transactional_id}
+    name = _json("0", {"transactionalId": record.transactional_id})
+    held = record.metadata
+    if held is None:
+        return name, "<DELETE>", {**values, "transaction": None}
+    topics = None
+    if held.state is not transactions.TransactionState.EMPTY:
+        topics = [
+            {"topic": topic, "partitionIds": numbers}
+            for topic, numbers in transactions.partitions_by_topic(held.partitions)
+        ]
+    data: dict[str, Any] = {"producerId": held.producer_id}
+    if held.previous_producer_id != NO_PRODUCER_ID:
+        data["previousProducerId"] = held.previous_producer_id
+    if held.next_producer_id != NO_PRODUCER_ID:
+        data["nextProducerId"] = held.next_producer_id
+    data |= {
+        "producerEpoch": held.epoch,
+        "transactionTimeoutMs": held.timeout_ms,
+        "transactionStatus": int(held.state),
+        "transactionPartitions": topics,
+        "transactionLastUpdateTimestampMs": held.last_update_ms,
+        "transactionStartTimestampMs": held.start_ms,
+    }
+    if held.client_version:
+        data["clientTransactionVersion"] = held.client_version
+    values["transaction"] = {
+        **data, "state": held.state.kafka_name, "lastEpoch": held.last_epoch,
+    }  # fmt: skip
+    return name, _json(str(record.version), data), values
+
+
+def _json(version_or_type: str, data: dict[str, Any]) -> str:
+    named = {"type" if "transactionalId" in data else "version": version_or_type, "data": data}
+    return json.dumps(named, ensure_ascii=False, separators=(",", ":"))
 
 
 def as_object(file: str, entry: Entry) -> dict[str, Any]:

@@ -29,9 +29,9 @@ def log() -> None:
 def dump(*, files: tuple[str, ...], as_json: bool) -> None:
     """Print what is in FILES of a data directory.
 
-    Batches and records, indexes, snapshots, checkpoints, as Kafka's DumpLogSegments prints them;
-    manifests and removals of compaction; the metadata log and its snapshots. Damage is printed
-    where it is, and makes the command fail.
+    Batches and records (of __transaction_state decoded), indexes, snapshots, checkpoints, as
+    Kafka's DumpLogSegments prints them; manifests and removals of compaction; the metadata log and
+    its snapshots. Damage is printed where it is, and makes the command fail.
     """
     import os
 

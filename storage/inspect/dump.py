@@ -8,7 +8,7 @@ what.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from kept.storage import checkpoints, layout
@@ -42,6 +42,13 @@ class Entry(NamedTuple):
     line: str
 
 
+Decoder = Callable[[int, "bytes | None", "bytes | None"], tuple[str, str | None, dict[str, Any]]]
+"""What a record of an internal topic says, by offset, key and value: key and payload as they are
+printed (a payload of None is not), and values of the entry beside the record's own. Raises
+CorruptMessage.
+"""
+
+
 def damage(error: DamagedData) -> Entry:
     """The entry that says where a file is damaged."""
     values = {
@@ -50,14 +57,20 @@ def damage(error: DamagedData) -> Entry:
     return Entry("damage", values, f"DAMAGED: {error}")
 
 
-def entries(path: str, disk: Disk | None = None, *, print_records: bool = True) -> Iterator[Entry]:
-    """What is in a file. Raises FileNotFoundError, MachineError; ValueError for other files."""
+def entries(
+    path: str, disk: Disk | None = None, *, print_records: bool = True,
+    decoder: Decoder | None = None,
+) -> Iterator[Entry]:  # fmt: skip
+    """What is in a file. Raises FileNotFoundError, MachineError; ValueError for other files.
+
+    ``decoder``: of the records, where they are not text.
+    """
     disk = disk or Disk({})
     name = path.rpartition("/")[2]
     parsed = layout.parse_segment_file(name)
     try:
         if parsed is not None and parsed.kind == layout.LOG:
-            yield from _log(disk, path, parsed.base_offset, print_records)
+            yield from _log(disk, path, parsed.base_offset, print_records, decoder)
         elif parsed is not None:
             yield from _small(disk, path, parsed)
         elif name in _TEXTS:
@@ -90,14 +103,19 @@ def _checkpoint(name: str, fields: list[str]) -> Entry:
     return Entry("checkpoint", values, " ".join(fields))
 
 
-def _log(disk: Disk, path: str, base_offset: int, print_records: bool) -> Iterator[Entry]:
+def _log(
+    disk: Disk, path: str, base_offset: int, print_records: bool, decoder: Decoder | None
+) -> Iterator[Entry]:
     yield Entry("log", {"base_offset": base_offset}, f"Log starting offset: {base_offset}")
     for position, header, data in batches(disk, path):
         yield Entry("batch", _batch_values(header, position), batch_line(header, position))
         if not print_records or not header.record_count:
             continue
         try:
-            yield from (_control if header.is_control else _records)(header, data)
+            if header.is_control:
+                yield from _control(header, data)
+            else:
+                yield from _records(header, data, decoder)
         except (InvalidRecord, CorruptMessage) as error:
             yield damage(DamagedData(path, position, header.base_offset, str(error)))
 
@@ -160,7 +178,7 @@ def _sequence(header: BatchHeader, offset: int) -> int:
     return (header.base_sequence + offset - header.base_offset) & 0x7FFFFFFF
 
 
-def _records(header: BatchHeader, data: bytes) -> Iterator[Entry]:
+def _records(header: BatchHeader, data: bytes, decoder: Decoder | None) -> Iterator[Entry]:
     kind = _TIMESTAMP_TYPES[header.timestamp_type]
     for record in records(data, inflate_limit=INFLATE_LIMIT_BYTES):
         key_size = -1 if record.key is None else len(record.key)
@@ -171,12 +189,17 @@ def _records(header: BatchHeader, data: bytes) -> Iterator[Entry]:
             "offset": record.offset, "timestamp": record.timestamp, "sequence": sequence,
             "key": record.key, "value": record.value, "headers": record.headers,
         }  # fmt: skip
+        if decoder is None:
+            content = f"{_text('key', record.key)}{_text('payload', record.value)}"
+        else:
+            key, payload, more = decoder(record.offset, record.key, record.value)
+            content = f" key: {key}{'' if payload is None else f' payload: {payload}'}"
+            values |= more
         yield Entry(
             "record",
             values,
             f"| offset: {record.offset} {kind}: {record.timestamp} keySize: {key_size}"
-            f" valueSize: {value_size} sequence: {sequence} headerKeys: [{names}]"
-            f"{_text('key', record.key)}{_text('payload', record.value)}",
+            f" valueSize: {value_size} sequence: {sequence} headerKeys: [{names}]{content}",
         )
 
 
@@ -220,7 +243,8 @@ def _small(disk: Disk, path: str, parsed: layout.SegmentFile) -> Iterator[Entry]
             yield Entry(
                 "aborted",
                 entry._asdict(),
-                f"producerId: {entry.producer_id} firstOffset: {entry.first_offset}"
+                f"version: {txn_index.VERSION} producerId: {entry.producer_id}"
+                f" firstOffset: {entry.first_offset}"
                 f" lastOffset: {entry.last_offset} lastStableOffset: {entry.last_stable_offset}",
             )
     else:
@@ -238,12 +262,19 @@ def _producers(path: str, data: bytes) -> Iterator[Entry]:
             "last_sequence": state.last_sequence,
             "last_offset": state.last_offset,
         }
+        first = state.txn_first_offset
+        open_since = "OptionalLong.empty" if first is None else f"OptionalLong[{first}]"
+        last = "".join(
+            f" firstSequence: {batch.first_sequence} lastSequence: {batch.last_sequence}"
+            f" lastOffset: {batch.last_offset} offsetDelta: {batch.offset_delta}"
+            f" timestamp: {batch.timestamp}"
+            for batch in state.batches
+        )
         yield Entry(
             "producer",
             values,
             f"producerId: {producer_id} producerEpoch: {state.epoch}"
             f" coordinatorEpoch: {state.coordinator_epoch}"
-            f" currentTxnFirstOffset: {state.txn_first_offset}"
-            f" lastTimestamp: {state.last_timestamp} lastSequence: {state.last_sequence}"
-            f" lastOffset: {state.last_offset}",
+            f" currentTxnFirstOffset: {open_since}"
+            f" lastTimestamp: {state.last_timestamp}{last}",
         )

@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from kept.node.coordinator.transactions.records import TransactionMetadata, TransactionRecord
+from kept.node.coordinator.transactions.records import TransactionState as State
+from kept.storage.producers import snapshots
+from kept.storage.producers.producer_states import ProducerStates
 from kept.storage.records import build_batch
-from kept.storage.types import Codec, TimestampType
+from kept.storage.segments import txn_index
+from kept.storage.types import Codec, TimestampType, TopicPartition
 from tests.tools import kafka_dist
 
 NOW = 1_700_000_000_000
@@ -132,3 +137,73 @@ def test_a_file_of_somebody_else_is_refused(offline, tmp_path):
     said = offline("log", "dump", tmp_path / "notes.txt", status=1).err
     assert "not a file of a data directory; expected *.log" in said
     assert "no such file" in offline("log", "dump", tmp_path / "none.log", status=1).err
+
+
+@pytest.fixture
+def transaction_state(tmp_path) -> Path:
+    """Every kind of record that ``__transaction_state`` may hold, and what else may be there."""
+    ongoing = frozenset({TopicPartition("t", 1), TopicPartition("t", 0), TopicPartition("u", 3)})
+    held = [
+        ("bank", TransactionMetadata(7, 0, 60_000, State.EMPTY, last_update_ms=5), 1),
+        ("bank", TransactionMetadata(7, 0, 60_000, State.ONGOING, ongoing, 4, 5, 7), 1),
+        ('b"ä\n', TransactionMetadata(
+            7, 32767, 60_000, State.PREPARE_ABORT, frozenset({TopicPartition("t", 1)}), 4, 5,
+            previous_producer_id=7, next_producer_id=9, last_epoch=4, client_version=2,
+        ), 1),
+        ("bank", TransactionMetadata(7, 0, 60_000, State.COMPLETE_COMMIT, frozenset(), 4, 5), 0),
+        ("bank", TransactionMetadata(7, 0, 60_000, State.EMPTY), 0),
+        ("bank", None, 1),
+    ]  # fmt: skip
+    rows = [TransactionRecord(*fields).encode() for fields in held]
+    unknown = struct.pack(">hh", 5, 1) + b"x"
+    rows += [(unknown, b"yy"), (unknown, None)]
+    path = tmp_path / "__transaction_state-3" / f"{0:020d}.log"
+    path.parent.mkdir()
+    path.write_bytes(
+        b"".join(build_batch([(NOW, *row, ())], base_offset=n) for n, row in enumerate(rows))
+    )
+    return path
+
+
+@pytest.mark.java
+def test_transactions_are_printed_as_dump_log_segments_does(offline, transaction_state):
+    theirs = kafka_dist.dump(
+        [transaction_state], "--transaction-log-decoder", "--print-data-log"
+    ).splitlines()
+    ours = offline("log", "dump", transaction_state).lines
+    assert [line.rstrip() for line in ours] == [line.rstrip() for line in theirs]
+
+
+def test_transactions_are_told_with_their_names(offline, transaction_state):
+    found = [json.loads(line) for line in offline("log", "dump", transaction_state, "--json").lines]
+    held = [one for one in found if one["kind"] == "record"]
+    third = held[2]["transaction"]
+    assert held[2]["transactional_id"] == 'b"ä\n'
+    assert (third["state"], third["lastEpoch"], third["nextProducerId"]) == ("PrepareAbort", 4, 9)
+    assert held[5]["transaction"] is None and "transaction" not in held[6]
+    lines = offline("log", "dump", transaction_state).lines
+    assert any(line.endswith(" payload: <DELETE>") for line in lines)
+
+
+def test_a_transaction_that_cannot_be_read_is_damage(offline, transaction_state):
+    key = TransactionRecord("bank", None).encode()[0]
+    transaction_state.write_bytes(build_batch([(NOW, key, b"\0\7", ())]))
+    result = offline("log", "dump", transaction_state, status=1)
+    assert any("a transaction of version 7" in line for line in result.lines)
+
+
+@pytest.mark.java
+def test_producers_and_aborted_transactions_are_printed_as_dump_log_segments_does(
+    offline, tmp_path
+):
+    states = ProducerStates(1000)
+    states.update(1, 0, 5, 2, 9, NOW, True)
+    states.update(2, 0, 5, 2, 12, NOW, False)
+    states.update_marker(3, 4, 13, NOW, 7, True)
+    states.update(4, 0, 2**31 - 2, 4, 20, NOW, True)
+    snapshot, index = tmp_path / f"{30:020d}.snapshot", tmp_path / f"{0:020d}.txnindex"
+    snapshot.write_bytes(snapshots.encode(states))
+    index.write_bytes(txn_index.encode([txn_index.AbortedTxn(1, 0, 10, 5)]))
+    theirs = kafka_dist.dump([snapshot, index]).splitlines()
+    ours = offline("log", "dump", snapshot, index).lines
+    assert [line.rstrip() for line in ours] == [line.rstrip() for line in theirs]

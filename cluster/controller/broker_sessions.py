@@ -19,7 +19,9 @@ that is not longer ago than two: no silence is forgiven because the controller w
 
 **Who died together is fenced together.** A new controller fences and registers nobody until its
 first probes are answered (``examine_ms`` at most), and one decision fences all that are gone. One
-after the other would leave only the last of them in an ISR, and all would wait for that one.
+after the other would leave only the last of them in an ISR, and all would wait for that one. So is
+who is silent by then, where a broker is dead and none was heard of: its machine is dark, or it will
+be unfenced with its next heartbeat.
 
 **No false fencing.** Silence counts only while the controller itself was awake: after a gap in its
 own events longer than ``stall_ms`` every session starts afresh. A decision to fence looks again
@@ -240,6 +242,7 @@ class _Session:
     features: tuple[features.Feature, ...] = ()
     connected: bool = False
     contacted: bool = False  # a heartbeat of this process arrived in this controller's time
+    answered: bool = False  # it answered a probe in that time
     dead: str = ""  # the evidence of its death
     probing: bool = False
     probe_at_ms: int | None = None  # the next probe is due then
@@ -429,9 +432,11 @@ class BrokerSessions:
         elif isinstance(result, UUID) and result != session.incarnation:
             session.dead = "another process answers in its place"
         else:
+            if result == session.incarnation:
+                session.answered, session.dead = True, ""
             session.probe_at_ms = self._now_ms + self.settings.probe_interval_ms
-        self._fence_if_gone(broker_id, session)
-        self._probe_concluded(broker_id)
+        self._examined.discard(broker_id)
+        self._fence_gone()
 
     def _probe_concluded(self, broker_id: int) -> None:
         """This controller has heard of a broker that it began with."""
@@ -522,11 +527,18 @@ class BrokerSessions:
         return bool(session.dead) or silent_ms > self.settings.session_timeout_ms
 
     def _fence_gone(self) -> None:
+        if self._examining:
+            return
+        brokers = self.image.brokers
+        unfenced = [s for b, s in self._sessions.items() if not brokers[b].fenced]
+        if not any(s.contacted or s.answered for s in unfenced) and any(s.dead for s in unfenced):
+            for session in unfenced:
+                session.dead = session.dead or "silent, and others are dead"
         for broker_id, session in self._sessions.items():
             self._fence_if_gone(broker_id, session)
 
     def _fence_if_gone(self, broker_id: int, session: _Session) -> None:
-        if self._examining or self.image.brokers[broker_id].fenced or not self._gone(session):
+        if self.image.brokers[broker_id].fenced or not self._gone(session):
             return
         reason = session.dead or f"silent for {self._now_ms - session.last_contact_ms} ms"
         fence = Fence(broker_id, session.broker_epoch, self.settings.unclean_default)

@@ -168,22 +168,70 @@ def test_nobody_is_fenced_or_registered_before_all_probes_are_answered() -> None
     assert len({c.image.brokers[node].fenced for node in NODES}) == 1
 
 
-@pytest.mark.parametrize("hears", ["nothing", "a timeout", "a heartbeat"])
-def test_a_silent_broker_holds_up_the_others_not_for_long(hears) -> None:
+@pytest.mark.parametrize("hears", ["nothing", "a timeout", "an answer", "a heartbeat"])
+@pytest.mark.parametrize("order", [*permutations(NODES)])
+def test_a_silent_broker_holds_up_the_others_not_for_long(hears, order) -> None:
+    """A machine that is dark is taken for dead with those that are, so that two of three go on
+    without it; who is heard of leads.
+    """
     c = Together()
-    c.answers(1, UUID(int=11))
-    c.answers(2, None)
-    if hears == "a timeout":
-        c.answers(3, TIMEOUT)
-    elif hears == "a heartbeat":
-        c.step(HeartbeatRequest(3, c.epoch(3), c.image.index))
-    else:
+    for node in order:
+        if node < 3:
+            c.answers(node, UUID(int=10 + node) if node == 1 else None)
+        elif hears == "a timeout":
+            c.answers(3, TIMEOUT)
+        elif hears == "an answer":
+            c.answers(3, UUID(int=3))
+        elif hears == "a heartbeat":
+            c.step(HeartbeatRequest(3, c.epoch(3), c.image.index))
+    if hears == "nothing":
         for _ in range(c.sessions.settings.examine_ms // 100):
             assert not c.image.brokers[1].fenced
             c.now_ms += 100
             c.perform(c.sessions.tick(c.now_ms))
     assert c.image.brokers[1].fenced and c.image.brokers[2].fenced
-    assert not c.image.brokers[3].fenced and c.state.leader == 3
+    if hears in ("an answer", "a heartbeat"):
+        assert not c.image.brokers[3].fenced and c.state.leader == 3
+        return
+    assert c.image.brokers[3].fenced and c.state.leader == NO_LEADER
+    assert set(c.state.isr) == set(NODES)
+    for node in (1, 2):
+        c.comes_back(node, lost_nothing=True)
+    assert c.state.leader == 1
+    c.joins_isr(2)
+    assert set(c.state.isr) == {1, 2}
+    before = c.state
+    c.step(HeartbeatRequest(3, c.epoch(3), c.image.index))
+    assert not c.image.brokers[3].fenced and c.state.leader == before.leader, (
+        "it lived, and follows"
+    )
+
+
+def test_who_is_silent_lives_on_where_somebody_is_heard_of_or_nobody_died() -> None:
+    c = Together()
+    for node in NODES:
+        c.answers(node, TIMEOUT)
+    assert not any(c.image.brokers[node].fenced for node in NODES), "nobody is known to be dead"
+    c = Together()
+    c.answers(1, UUID(int=1))
+    c.answers(2, None)
+    c.answers(3, TIMEOUT)
+    assert [c.image.brokers[node].fenced for node in NODES] == [False, True, False]
+
+
+def test_an_answer_that_comes_late_shows_that_a_silent_broker_lives() -> None:
+    c = Together()
+    c.answers(1, UUID(int=11))
+    c.answers(2, None)
+    effects = c.sessions.step(Probed(3, TIMEOUT, c.epochs[3]), c.now_ms)
+    assert [e.decision.broker_id for e in effects if isinstance(e, Decide)] == [1, 2, 3]
+    c.now_ms += c.sessions.settings.probe_interval_ms
+    again = c.sessions.tick(c.now_ms)
+    assert Probe(3, c.epochs[3]) in again
+    c.answers(3, UUID(int=3))
+    c.perform(effects)
+    assert [c.image.brokers[node].fenced for node in NODES] == [True, True, False]
+    assert c.state.leader == 3
 
 
 def test_a_whole_isr_that_is_down_goes_on_with_those_that_are_back() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 
@@ -72,18 +73,22 @@ def test_controller_and_leader_die_in_one_node(kept_cluster):
 
 
 @pytest.mark.boot_id
-def test_two_of_three_that_were_killed_together_go_on_without_the_third(kept_cluster):
+@pytest.mark.parametrize("third", ["killed", "silent"])
+def test_two_of_three_that_were_killed_together_go_on_without_the_third(kept_cluster, third):
     """The machine runs still, so neither has lost what it wrote: they need not wait for the third
-    one's log, nor for the end of its session.
+    one's log, nor for the end of its session, also where it neither answers nor refuses.
     """
     cluster, nodes, topic = made(kept_cluster)
 
     def events(load):
         away = nodes.leader(topic)
-        nodes.kill(*nodes.numbers)
-        nodes.start(*(node for node in nodes.numbers if node != away))
-        load.goes_on(cluster)
-        nodes.start(away)
+        others = [node for node in nodes.numbers if node != away]
+        with nodes.stalled(away) if third == "silent" else contextlib.nullcontext():
+            nodes.kill(*(others if third == "silent" else nodes.numbers))
+            nodes.start(*others)
+            load.goes_on(cluster)
+        if third == "killed":
+            nodes.start(away)
 
     under_load(cluster, topic, events)
     finish(nodes, topic)

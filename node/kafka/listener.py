@@ -105,7 +105,7 @@ class Listener:
         self.address = address
         self.port = address.port
         self.between_nodes = between_nodes
-        self.connections: set[Connection] = set()
+        self.connections: dict[Connection, None] = {}
         self.handed_over: set[HandedOver] = set()
         """Connections that another protocol took over: they still count."""
         self.quota = quota
@@ -210,7 +210,7 @@ class Listener:
             self.probes.add(connection)
         else:
             self.silent.add(connection)
-        self.connections.add(connection)
+        self.connections[connection] = None
         self.quota.enter(connection.host)
         return True
 
@@ -273,14 +273,14 @@ class Listener:
         if connection in self.connections:
             if connection.over_limit is not None:
                 self._refuse(connection, *connection.over_limit)
-            self.connections.remove(connection)
+            del self.connections[connection]
             self.probes.discard(connection)
             self.silent.discard(connection)
             self.quota.leave(connection.host)
 
     def hand_over(self, connection: Connection, transport: Any) -> HandedOver:
         """Another protocol has the transport now; it counts until it is closed."""
-        self.connections.remove(connection)
+        del self.connections[connection]
         is_probe = connection.over_limit is not None
         self.probes.discard(connection)
         handed_over = HandedOver(self, transport, connection.host, is_probe=is_probe)

@@ -49,6 +49,8 @@ class Network:
         self.cuts: set[tuple[str, str]] = set()
         """(source, target): nothing that one sends arrives at the other."""
         self.delay_s = DELAY_S
+        self.made = 0
+        """Ends of connections."""
         self._next_port = FIRST_PORT
 
     def delay(self) -> float:
@@ -134,6 +136,8 @@ class SimTransport(asyncio.Transport):
     ) -> None:
         super().__init__()
         self._loop = loop
+        loop.network.made += 1
+        self._number = loop.network.made
         self._own = own
         self._peername = peer
         self._context = context
@@ -154,6 +158,10 @@ class SimTransport(asyncio.Transport):
         self._high = HIGH_WATER_BYTES
         self._low = HIGH_WATER_BYTES // 4
         self._full = False
+
+    def __hash__(self) -> int:
+        """Its place in a set follows from the history, not from its address."""
+        return self._number
 
     @staticmethod
     def pair(

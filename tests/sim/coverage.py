@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 ENOUGH: Final = {
-    "raft": 60, "node": 40, "nodes": 100, "nodes-compaction": 40,
+    "raft": 60, "node": 40, "nodes": 100, "groups": 40, "nodes-compaction": 40,
 }  # fmt: skip
 """Histories after which nothing may be missing."""
 
@@ -43,6 +43,14 @@ REQUIRED: Final = {
         "devices put in order", "processes told to end", "processes that ended cleanly",
         "unclean elections", "followers that limp", "leaders whose device failed",
         "times two went on",
+    ),
+    "groups": (
+        "commits acknowledged", "offsets read", "groups described", "members that left",
+        "members that died", "members that slept", "coordinators deposed",
+        "coordinators struck at commits", "coordinators struck at leaves",
+        "coordinators struck at generations", "losses allowed", "reassignments",
+        "members told illegal_generation", "members told unknown_member_id",
+        "members told fenced_instance_id", "times two went on",
     ),
     "nodes-compaction": (
         "batches committed", "processes started again", "power losses", "generations applied",

@@ -63,6 +63,32 @@ class _NoSelector:
         return {}
 
 
+class SimFuture(asyncio.Future[Any]):
+    """A future whose place in a set follows from the history, not from its address."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int, loop: SimLoop) -> None:
+        super().__init__(loop=loop)
+        self.number = number
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class SimTask(asyncio.Task[Any]):
+    """As :class:`SimFuture`."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int, loop: SimLoop, work: Any, **named: Any) -> None:
+        self.number = number
+        super().__init__(work, loop=loop, **named)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
 class SimLoop(asyncio.BaseEventLoop):
     """See the module. ``escaped``: what no code of a process caught, and its traceback's owner."""
 
@@ -84,7 +110,10 @@ class SimLoop(asyncio.BaseEventLoop):
         self._clock_resolution = 1e-9
         self._busy: defaultdict[Any, list[float]] = defaultdict(list)
         """By executor: when each of its threads is free, a heap."""
+        self._made = 0
+        """Tasks and futures."""
         self.set_exception_handler(SimLoop._note_escaped)
+        self.set_task_factory(SimLoop._make_task)
 
     # Time.
 
@@ -124,6 +153,15 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         pass
+
+    def create_future(self) -> SimFuture:
+        """A future."""
+        self._made += 1
+        return SimFuture(self._made, self)
+
+    def _make_task(self, work: Any, **named: Any) -> SimTask:
+        self._made += 1
+        return SimTask(self._made, self, work, **named)
 
     # Processes.
 

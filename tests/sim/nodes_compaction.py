@@ -2,8 +2,8 @@
 
 The cleaner, manifests on leaders and followers, and what a start reads of them are the product's
 own. What a node has a worker process do runs on its loop as a job of a thread
-(:func:`run_here`): whole, but for a death in the middle of a disk call. Producers write few keys
-and delete a lot. :mod:`tests.sim.compaction_checks` judges what replicas show at every step.
+(:mod:`tests.sim.passes`): whole, but for a death in the middle of a disk call. Producers write few
+keys and delete a lot. :mod:`tests.sim.compaction_checks` judges what replicas show at every step.
 
 Each history has some of these: records that are deleted, by an operator and by
 ``retention.bytes``, while passes compute and manifests are put into place; manifests that rot on
@@ -17,35 +17,26 @@ every tombstone that there was, and go on; then it returns with its old log (``t
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 from uuid import UUID
 
-from kept.compaction.cleaner import job as jobs
-from kept.compaction.cleaner import worker
-from kept.compaction.cleaner.cleaner_run import Result, run_pass
-from kept.compaction.manifest import follow_worker, manifest_store
-from kept.compaction.manifest.follow import LogsDiffer, follow
-from kept.node.replicas.manifests.failures import PassFailed
+from kept.compaction.manifest import manifest_store
 from kept.node.replicas.manifests.replica import ReplicaManifests
 from kept.node.replicas.manifests.workers import Work
 from kept.replication.manifests_events import ApplyEnded, ManifestRef
 from kept.storage import layout
-from kept.storage.errors import KeptError
 from kept.storage.types import TopicPartition
 from tests.sim.compaction_checks import CompactionChecks
 from tests.sim.nodes_history import NodesHistory
 from tests.sim.nodes_machine import Machine
-from tests.sim.process import PROCESS
+from tests.sim.passes import passes_run_here
 from tests.sim.world import Violation
 
 if TYPE_CHECKING:
     from kept.node.replicas.local_replica import LocalReplica
-    from kept.storage.disk import Disk
 
 KEYS: Final = 8
 RETAINED_BYTES: Final = ("6000", "12000", "-1")
@@ -54,39 +45,6 @@ ALONE_S: Final = 6.0
 ROT_TIMES: Final = 60
 FORSAKEN_S: Final = 40.0
 """How long the tombstones of a cluster that misses a node may take to go."""
-
-
-async def run_here(self: Work, command: Sequence[str], question: str) -> Result:
-    """What the worker processes of passes do, on the node's own loop and disk."""
-    history, process = _running[-1], PROCESS.get()
-    disk = next(machine.disk for machine in history.machines if machine.process is process)
-    do = _do_pass if command is worker.COMMAND else _do_follow
-    if self.cancelled:
-        raise PassFailed("the worker process was ended", "Worker")
-    try:
-        result = await history.loop.run_in_executor(None, do, question, disk)
-    except (KeptError, OSError, MemoryError) as error:
-        offset = error.offset if isinstance(error, LogsDiffer) else None
-        raise PassFailed(str(error), type(error).__name__, offset) from error
-    if self.cancelled:
-        raise PassFailed("the worker process was ended", "Worker")
-    return worker.result_from(json.loads(json.dumps({"result": asdict(result)})))
-
-
-def _do_pass(question: str, disk: Disk) -> Result:
-    return run_pass(jobs.decode(question), disk, _progress)
-
-
-def _do_follow(question: str, disk: Disk) -> Result:
-    return follow(follow_worker.decode(json.loads(question), disk), disk, _progress)
-
-
-def _progress(_: int) -> None:
-    pass
-
-
-_running: list[NodesCompactionHistory] = []
-"""The history that runs, if one does."""
 
 
 class NodesCompactionHistory(NodesHistory):
@@ -204,15 +162,11 @@ class NodesCompactionHistory(NodesHistory):
 
         with (
             super().watched(),
-            mock.patch.object(Work, "run", run_here),
+            passes_run_here(self),
             mock.patch.object(ReplicaManifests, "step", stepped),
             mock.patch.object(ReplicaManifests, "_make_base", made_base),
         ):
-            _running.append(self)
-            try:
-                yield
-            finally:
-                _running.pop()
+            yield
 
     def missing(self, tp: TopicPartition, topic_id: UUID, ref: ManifestRef, offset: int) -> None:
         """A survivor is not here: only what was given up explains it. Raises Violation."""
@@ -295,7 +249,7 @@ class NodesCompactionHistory(NodesHistory):
 
     # The end.
 
-    async def at_rest(self) -> None:
+    async def try_last(self) -> None:
         """One node stays away: tombstones go all the same."""
         if not self.forsakes:
             return

@@ -12,7 +12,7 @@ while; :meth:`Faults.heal` ends all. The trial comes when all is well again, and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from tests.sim.connections import DELAY_S
@@ -51,12 +51,12 @@ class Faults:
         self._random = random
         self._network = history.loop.network
 
-    def draw_more(self, log_dirs: int) -> None:
-        """The kinds that few histories have."""
+    def draw_more(self, log_dirs: int, trials: Sequence[str]) -> None:
+        """The kinds that few histories have, and one of the trials of the stage."""
         extra = self.history.world.extra
         more = [kind for kind in MORE_KINDS if extra.random() < 0.2]
         self.kinds += [kind for kind in more if kind != "device" or log_dirs > 1]
-        trials = [one for one in TRIALS if one != "device" or log_dirs > 1]
+        trials = [one for one in trials if one != "device" or log_dirs > 1]
         self.trial = extra.choice(trials)
 
     def __repr__(self) -> str:
@@ -124,9 +124,7 @@ class Faults:
         elif kind == "cut":
             self._cut(machine, random.choice(others), "links cut")
         elif kind == "isolate":
-            for other in others:
-                self._cut(machine, other, "links of isolated nodes")
-            self._note(machine, "is cut off from all", "nodes isolated")
+            self.isolate(machine)
         elif kind == "all":
             if random.random() < 0.5:
                 self.history.world.counts["times all died"] += 1
@@ -134,6 +132,18 @@ class Faults:
                     one.kill(power=power)
         elif machine.alive:
             self._break_process(kind, machine, power=power)
+
+    def isolate(self, machine: Machine) -> None:
+        """Cut a machine off from all others; clients still reach it."""
+        for other in self.history.machines:
+            if other is not machine:
+                self._cut(machine, other, "links of isolated nodes")
+        self._note(machine, "is cut off from all", "nodes isolated")
+
+    def strike(self, machine: Machine) -> None:
+        """A machine dies, and what it had sent to others does not arrive."""
+        self.isolate(machine)
+        machine.kill(power=self.power and self._random.random() < 0.5)
 
     def _cut(self, one: Machine, other: Machine, counted: str) -> None:
         self._network.cuts |= {(one.host, other.host), (other.host, one.host)}
@@ -236,12 +246,12 @@ class Faults:
             if machine is not away:
                 machine.start()
         self._note(away, "stays away", "times two went on")
-        await self._served_soon(AGAIN_S, "slow-return", f"n{away.node_id} is away")
+        await self._served_soon(self.history.again_s, "slow-return", f"n{away.node_id} is away")
 
     async def _served_soon(self, seconds: float, check: str, what: str) -> None:
         history = self.history
         since = history.loop.time() + 0.5
-        while not all(producer.acknowledged_s > since for producer in history.producers):
+        while not history.served(since):
             history.check()
             if history.loop.time() > since + seconds:
                 raise Violation(check, f"{what}, others wait: {history.described()}")

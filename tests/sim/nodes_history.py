@@ -25,7 +25,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from unittest import mock
 
 from kept.cluster.metadata.metadata_node import MetadataNode
@@ -35,7 +35,7 @@ from kept.storage.types import TopicPartition
 from tests.sim import batches
 from tests.sim.loop import SLOW_JOB_S, SimLoop
 from tests.sim.nodes_clients import Client, Consumer, Operator, Producer, Topic, _Sending
-from tests.sim.nodes_faults import Faults
+from tests.sim.nodes_faults import AGAIN_S, TRIALS, Faults
 from tests.sim.nodes_machine import VOTERS, Machine
 from tests.sim.process import Process
 from tests.sim.replica_checks import ReplicaChecks
@@ -51,6 +51,13 @@ HEAL_S: Final = 90.0
 PARTITIONS: Final = 2
 
 
+class Writer(Protocol):
+    """A client that the cluster must acknowledge something to, again and again."""
+
+    acknowledged_s: float
+    """When it last did."""
+
+
 class NodesHistory:
     """See the module."""
 
@@ -59,6 +66,8 @@ class NodesHistory:
     power_share = 0.4
     consumers = True
     replication = VOTERS
+    trials = TRIALS
+    again_s = AGAIN_S
     more = True
     """Kinds of fault, settings and trials that few histories have."""
 
@@ -87,7 +96,7 @@ class NodesHistory:
         self.log_dirs = extra.choice((1, 1, 2, 3)) if self.more else 1
         if self.more:
             self.log_dirs = 2 if trial == "device" else self.log_dirs
-            self.faults.draw_more(self.log_dirs)
+            self.faults.draw_more(self.log_dirs, self.trials)
         self.faults.trial = self.faults.trial if trial is None else trial
         count = VOTERS + (random.random() < 0.3)
         self.machines = [Machine(self, i, seed * 4 + i) for i in range(count)]
@@ -99,7 +108,7 @@ class NodesHistory:
             self.topic_configs["flush.messages"] = "1"
         self.partitions = [TopicPartition(self.topic, i) for i in range(PARTITIONS)]
         self.operator = Operator(self)
-        self.producers: list[Producer] = []
+        self.writers: list[Writer] = []
         self.sent: defaultdict[TopicPartition, set[bytes]] = defaultdict(set)
         self.acked: defaultdict[TopicPartition, dict[int, bytes]] = defaultdict(dict)
         self._tasks: list[asyncio.Task[None]] = []
@@ -266,17 +275,16 @@ class NodesHistory:
         for machine in self.machines:
             machine.start()
         await self.until(lambda: all(m.ready for m in self.machines), "the first start")
-        topic = Topic(self.topic, PARTITIONS)
-        creating = self.loop.create_task(self.operator.create(topic))
+        creating = self.loop.create_task(self.create_topics())
         await self.until(creating.done, "a topic")
         clients = self._tasks
         clients.append(self.loop.create_task(self.operator.run()))
-        clients += [self.loop.create_task(one.run()) for one in self._clients()]
+        clients += [self.loop.create_task(one.run()) for one in self.make_clients()]
         await self.suffer()
         self.faults.heal()
         healed = self.loop.time()
         await self.until(lambda: self.led(healed), "leaders, full ISRs, acknowledged producers")
-        await self.at_rest()
+        await self.try_last()
         self.running = False
         done, late = await asyncio.wait(clients, timeout=HEAL_S)
         for client in done:
@@ -288,12 +296,16 @@ class NodesHistory:
         await self.verify()
         self.world.counts["checks of all records"] += 1
 
+    async def create_topics(self) -> None:
+        """Make what clients need."""
+        await self.operator.create(Topic(self.topic, PARTITIONS))
+
     async def suffer(self) -> None:
         """Faults for a while."""
         await self.faults.suffer()
 
-    async def at_rest(self) -> None:
-        """A last trial, while producers produce."""
+    async def try_last(self) -> None:
+        """A last trial, while clients go on."""
         await self.faults.try_last()
 
     def watch(self, work: Coroutine[Any, Any, None]) -> None:
@@ -314,23 +326,23 @@ class NodesHistory:
         """How things are."""
         registers = self.checks.registers.items()
         states = [f"{tp}: {register.state}, {register.end}" for tp, register in registers]
-        waiting = [f"{p.producer_id} waits for {len(p.queue)}" for p in self.producers if p.queue]
-        return "\n".join(states + waiting)
+        return "\n".join([*states, *map(repr, self.writers)])
 
     # Clients.
 
-    def _clients(self) -> list[Any]:
+    def make_clients(self) -> list[Any]:
+        """Those of the history, not yet begun; they are among them that the cluster must serve."""
         random = self.random
         for tp in self.partitions:
             for acks in (-1, random.choice((-1, 1))):
-                self.producers.append(
+                self.writers.append(
                     Producer(
                         Client(self), tp, acks, random.choice((1, 1, 3)),
                         random.choice((0.02, 0.06, 0.2)),
                     )
                 )  # fmt: skip
         readers = [Consumer(Client(self), tp) for tp in self.partitions if self.consumers]
-        return [*self.producers, *readers]
+        return [*self.writers, *readers]
 
     def next_producer_id(self) -> int:
         """One that nobody had."""
@@ -349,13 +361,17 @@ class NodesHistory:
     # What must be true.
 
     def led(self, since_s: float) -> bool:
-        """All partitions are led with full ISRs, and every producer was acknowledged since."""
+        """All partitions are led with full ISRs, and every writer was acknowledged since."""
         states = [r.state for r in self.checks.registers.values() if r.state is not None]
         return (
             all(machine.ready for machine in self.machines)
             and all(s.leader >= 0 and set(s.isr) == set(s.replicas) for s in states)
-            and all(producer.acknowledged_s > since_s for producer in self.producers)
+            and self.served(since_s)
         )
+
+    def served(self, since_s: float) -> bool:
+        """Every writer was acknowledged since."""
+        return all(writer.acknowledged_s > since_s for writer in self.writers)
 
     def _in_sync(self) -> bool:
         """The replicas have caught up."""

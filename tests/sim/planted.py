@@ -66,12 +66,13 @@ def plant(
 
 from tests.sim import (  # noqa: E402
     planted_compaction,
+    planted_groups,
     planted_node,
     planted_raft,
     planted_replicas,
 )
 
 __all__ = [
-    "PLANTED", "Bug", "plant", "planted_compaction", "planted_node", "planted_raft",
-    "planted_replicas",
+    "PLANTED", "Bug", "plant", "planted_compaction", "planted_groups", "planted_node",
+    "planted_raft", "planted_replicas",
 ]  # fmt: skip

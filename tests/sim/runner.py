@@ -22,6 +22,7 @@ STAGES: Final = {
     "raft": ("tests.sim.raft_cluster", "RaftHistory"),
     "node": ("tests.sim.node_history", "NodeHistory"),
     "nodes": ("tests.sim.nodes_history", "NodesHistory"),
+    "groups": ("tests.sim.groups_history", "GroupsHistory"),
     "nodes-compaction": ("tests.sim.nodes_compaction", "NodesCompactionHistory"),
 }
 """Name -> (module, class) of a history."""

@@ -288,7 +288,8 @@ class Shard(Generic[Core]):
         self._perform(self.core.step(event, now_ms))
 
     def _now_ms(self) -> int:
-        return int(self._runtime.loop.time() * 1000)
+        # Rounded: a timer that is due by the loop's clock must be due by this one, or it spins.
+        return round(self._runtime.loop.time() * 1000)
 
     def _sync_clock(self, now_ms: int) -> None:
         self.core.wall_offset_ms = self._runtime.now_ms() - now_ms

@@ -1,1 +1,1 @@
-"""Coordinators, whose state is kept in internal topics: consumer groups."""
+"""Coordinators, whose state is kept in internal topics: consumer groups, transactions."""

@@ -75,6 +75,12 @@ TESTS: Final = {
         *DIRECTORIES,
         "tests/node/test_clean_epoch.py",
     ],
+    "node/replicas/manifests/recover.py": [
+        f"tests/node/replicas/manifests/test_{name}.py" for name in ("recover", "lost")
+    ],
+    "node/replicas/manifests/status.py": [
+        f"tests/node/replicas/manifests/test_{name}.py" for name in ("status", "shown", "recover")
+    ],
     "node/replicas/manifests/replicate.py": ["tests/node/replicas/manifests/test_travel.py"],
     "node/replicas/manifests/notify.py": ["tests/node/replicas/manifests/test_travel.py"],
     "node/replicas/manifests/store.py": [

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import shutil
 import uuid
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -20,14 +22,17 @@ from kept.cluster.metadata.records import (
 from kept.cluster.metadata.replica_history import FILE, ReplicaHistory
 from kept.cluster.metadata.wal import WAL_NAME, WriteAheadLog
 from kept.node.replicas import replica_manager
+from kept.node.replicas.stray_logs import StrayLogs
 from kept.storage import layout
 from kept.storage.checkpoints import write_partition_metadata
+from kept.storage.directory import FoundLog
 from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData, MachineError
 from kept.storage.inspect.check import check_directory
 from kept.storage.records import CheckRules, build_batch, check
 from kept.storage.types import TopicPartition
 from tests.support.decisions import propose
+from tests.support.parts import Given
 
 
 def delete_without_the_disk(lone, name: str) -> None:
@@ -183,7 +188,10 @@ def test_a_creation_that_was_interrupted_is_removed_what_may_hold_records_is_not
     start()
     assert not os.path.exists(f"{first}/unborn-0")
     assert os.path.getsize(f"{first}/full-0/{0:020}.log") > 0
-    assert "left alone" in capfd.readouterr().err
+    lines = capfd.readouterr().err.splitlines()
+    (kept,) = (line for line in lines if "left alone" in line)
+    (removed,) = (line for line in lines if "a creation that was interrupted" in line)
+    assert f"{first}/full-0" in kept and "topic=unborn" in removed
 
 
 @pytest.mark.parametrize("call", ["rename", "listdir"])
@@ -312,3 +320,24 @@ def test_a_log_that_is_there_twice_is_neither_opened_nor_removed(lone_node, tmp_
     assert said in capfd.readouterr().err
     assert os.path.isdir(f"{first}/t-{twice.partition}")
     assert os.path.isdir(f"{second}/t-{twice.partition}")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_directory_set_aside_before_is_listed_unless_its_removal_was_seen(known):
+    """One that does not say whose it is as well; a disk that cannot remove it fails."""
+    failed, error = [], MachineError("/d", "remove_tree", OSError(errno.EIO, "I/O error"))
+    topic_id = uuid.uuid4()
+
+    async def run(_function, *_given):
+        raise error
+
+    directory: Any = Given(name="/d", pool=Given(run=run), offline=None)
+    strays = StrayLogs(
+        Given(disk__remove_tree=None),  # type: ignore[arg-type]
+        Given(member__history__removed={(topic_id, 0)}),  # type: ignore[arg-type]
+        Given(fail=lambda *given: failed.append(given)),  # type: ignore[arg-type]
+    )
+    found = FoundLog("t-0.x-stray", TopicPartition("t", 0), topic_id if known else None, False)
+    asyncio.run(strays.add(directory, found))
+    assert strays.paths == ([] if known else ["/d/t-0.x-stray"])
+    assert failed == ([(directory, error)] if known else [])

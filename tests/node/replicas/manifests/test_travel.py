@@ -30,6 +30,7 @@ from kept.replication.manifests_events import ManifestRef
 from kept.storage.errors import FencedLeaderEpoch, NetworkException, NotLeaderOrFollower
 from kept.storage.types import Generation, TopicPartition
 from tests.support.logs import TOPIC_ID
+from tests.support.parts import Given
 from tests.support.replicas import InlineRuntime, RecordedPeers, local_replica
 from tests.support.replicas import manifest as manifest_of
 
@@ -260,14 +261,77 @@ def test_a_chunk_of_another_epoch_is_refused():
     asyncio.run(go())
 
 
+@pytest.mark.parametrize(("fails", "responded"), [(0, True), (1, False)])
+def test_whether_a_leader_responded(fails, responded):
+    async def go() -> None:
+        pair = Pair(LeaderShell(manifest(1)))
+        pair.fails = fails
+        assert await pair.pulls._pull(LEADER, [hosted(pair.follower, False)]) is responded
+
+    asyncio.run(go())
+
+
+class RepeatingShell(FollowerShell):
+    """A follower that is to pull again."""
+
+    def __init__(self, held: ManifestRef | None, lost: bool) -> None:
+        super().__init__()
+        self.core.held, self.core.lost = held, lost
+        self.scheduled = 0
+
+    def schedule_pull(self) -> None:
+        self.scheduled += 1
+
+
+@pytest.mark.parametrize(("held", "lost"), [(False, False), (True, False), (False, True)])
+def test_who_holds_something_or_lost_it_pulls_again_after_a_refusal(monkeypatch, held, lost):
+    monkeypatch.setattr(replicate, "REFUSED_S", 0.0)
+
+    async def go() -> int:
+        pair = Pair(LeaderShell(manifest(1)))
+        shell = RepeatingShell(ref_of(manifest(1)) if held else None, lost)
+        request = shell.pull()
+        pair.pulls._refused(hosted(shell, False), request, FencedLeaderEpoch("5"))
+        await asyncio.sleep(0.01)
+        assert shell.told == [ev.PullFailed(request)]
+        return shell.scheduled
+
+    assert asyncio.run(go()) == (held or lost)
+
+
+@pytest.mark.parametrize(
+    ("topic_id", "partition", "leader", "pulls"),
+    [
+        (TOPIC_ID, 0, LEADER, 1),
+        (TOPIC_ID, 0, 3, 0),
+        (TOPIC_ID, 7, LEADER, 0),
+        (UUID(int=1), 0, LEADER, 0),
+    ],
+)
+def test_news_are_of_replicas_that_are_here_and_follow_that_leader(
+    topic_id, partition, leader, pulls
+):
+    async def go() -> int:
+        pair = Pair(LeaderShell(manifest(1)))
+        shell, topic = RepeatingShell(None, False), LocalTopic("t", TOPIC_ID, 1)
+        topic.partitions[0] = hosted(shell, False)
+        pair.pulls._table.by_id[TOPIC_ID.bytes] = topic
+        news = calls.ManifestNewsRequest(leader, (calls.ManifestNews(topic_id, partition, 3),))
+        await pair.pulls.receive_news(news)
+        return shell.scheduled
+
+    assert asyncio.run(go()) == pulls
+
+
 # News.
 
 
 class Told:
     """A leader's News, and what it sent."""
 
-    def __init__(self, monkeypatch) -> None:
-        monkeypatch.setattr(notify, "REVIEW_S", 0.01)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch | None) -> None:
+        if monkeypatch is not None:
+            monkeypatch.setattr(notify, "REVIEW_S", 0.01)
         self.hosted = local_replica()
         self.core = self.hosted.partition.core
         self.core.step(Elected(3, 1, (1, 2), (1, 2), 10, 10), 0)
@@ -388,5 +452,98 @@ def test_a_bug_does_not_keep_all_later_news_back(monkeypatch):
             while not told.sent:
                 await asyncio.sleep(0.005)
         await told.news.stop()
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize(("offered", "held"), [(True, True), (True, False), (False, True)])
+def test_brokers_that_come_and_go_are_told_of_what_is_held_and_offered(monkeypatch, offered, held):
+    async def go() -> list[LocalReplica]:
+        told = Told(monkeypatch)
+        core = told.core.manifests
+        core.held = ref_of(manifest(1)) if held else None
+        core.has_offered = offered
+        announced: list[LocalReplica] = []
+        monkeypatch.setattr(told.news, "announce", announced.append)
+        told.news.brokers_changed()
+        assert announced in ([], [told.hosted])
+        return announced
+
+    assert bool(asyncio.run(go())) == (offered and held)
+
+
+def test_what_is_being_sent_has_ended_when_the_news_have(monkeypatch):
+    async def go() -> list[str]:
+        told, happened = Told(monkeypatch), []
+
+        async def call(*_) -> None:
+            happened.append("called")
+            try:
+                await asyncio.Event().wait()
+            finally:
+                happened.append("ended")
+
+        monkeypatch.setattr(told, "call", call)
+        told.news._peers = RecordedPeers(call)  # type: ignore[assignment]
+        told.core.step(Fetched(2, 10, 5), 0)
+        told.core.step(ManifestOffered((3, 1)), 0)
+        told.news.announce(told.hosted)
+        async with asyncio.timeout(60):
+            while not happened:
+                await asyncio.sleep(0)
+        await told.news.stop()
+        return happened
+
+    assert asyncio.run(go()) == ["called", "ended"]
+
+
+def test_news_of_several_partitions_are_one_call(monkeypatch):
+    async def go() -> list[int]:
+        told, other, sizes = Told(monkeypatch), Told(monkeypatch), []
+
+        async def call(_broker, _method, request, _timeout_s) -> None:
+            sizes.append(len(request.news))
+
+        told.news._peers = RecordedPeers(call)  # type: ignore[assignment]
+        other.hosted.partition.topic_partition = TopicPartition("t", 1)
+        told.table.hosted[TopicPartition("t", 1)] = other.hosted
+        for one in (told, other):
+            one.core.step(Fetched(2, 10, 5), 0)
+            one.core.step(ManifestOffered((3, 1)), 0)
+            told.news.announce(one.hosted)
+        async with asyncio.timeout(60):
+            while not sizes:
+                await asyncio.sleep(0)
+        await told.news.stop()
+        return sizes[:1]
+
+    assert asyncio.run(go()) == [2]
+
+
+def test_news_are_repeated_after_longer_and_longer_waits_and_at_once_when_there_are_others():
+    async def go() -> None:
+        told = Told(None)
+        core, now = told.core, [100.0]
+        told.news._runtime = Given(loop=Given(time=lambda: now[0]))  # type: ignore[assignment]
+        core.step(Fetched(2, 10, 5), 0)
+        core.step(ManifestOffered((3, 1)), 0)
+
+        def is_sent() -> bool:
+            news: dict[int, list[LocalReplica]] = {}
+            assert told.news._collect(told.hosted, news), "it lacks something"
+            return news == {2: [told.hosted]}
+
+        wait_s = notify.REVIEW_S
+        assert is_sent()
+        for _ in range(20):
+            now[0] += wait_s - 0.001
+            assert not is_sent()
+            now[0] += 0.001
+            assert is_sent()
+            wait_s = min(2 * wait_s, notify.RESEND_MAX_S)
+        assert wait_s == notify.RESEND_MAX_S
+        core.step(ManifestHeld(2, (3, 1), 5), 0)
+        assert is_sent(), "what it lacks is something else now"
+        assert not is_sent()
 
     asyncio.run(go())

@@ -29,6 +29,7 @@ from kept.cluster.metadata.wal import WAL_NAME
 from kept.cluster.raft.messages import InstallSnapshot
 from kept.cluster.raft.ready import RaftSettings, Role
 from kept.node.metadata import directory_ids
+from kept.node.runtime.executors import warn_while_it_hangs
 from kept.node.runtime.logging import log
 from kept.node.runtime.time_slices import SlicedTask, TimeSlices
 from kept.storage.errors import KeptError, MachineError, NotController, ResourceExhausted
@@ -86,6 +87,7 @@ class Metadata:
         self._remembering: asyncio.TimerHandle | None = None
         self._snapshot_error: str | None = None
         self._quiet_until = 0.0
+        self._path = ""
 
     # Life.
 
@@ -102,6 +104,7 @@ class Metadata:
         snapshot_after_bytes: int = SNAPSHOT_AFTER_BYTES,
     ) -> None:
         """Open the member. Blocks. Raises as :meth:`MetadataNode.open`."""
+        self._path = path
         self.member = MetadataNode.open(
             path,
             disk,
@@ -283,6 +286,7 @@ class Metadata:
 
     def _run(self, work: Work) -> None:
         job = self._loop.run_in_executor(self._pool, work.run)
+        warn_while_it_hangs(self._loop, job, self._path)
         job.add_done_callback(partial(self._work_finished, work))
 
     def _work_finished(self, work: Work, job: asyncio.Future[Any]) -> None:

@@ -3,7 +3,8 @@
 Each log directory has a :class:`FlushPool` of ``kept.fsync.threads``; flushes of one log run one
 after another, and a request that comes while one runs is served by the next, together with all
 others that came meanwhile. A failed fsync is never tried again, since the kernel has
-marked the pages clean: the directory goes offline.
+marked the pages clean: the directory goes offline. One that does not return is waited for, as there
+is nothing else to do with its thread, and named in the log (:func:`warn_while_it_hangs`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from kept.node.runtime import logging
 from kept.storage.errors import MachineError
 
 if TYPE_CHECKING:
@@ -22,7 +24,33 @@ if TYPE_CHECKING:
 CALL_THREADS: Final = 4
 """For checks of large batches, cold reads and the metadata log."""
 
+HANGS_S: Final = 10.0
+"""A write or fsync that takes longer is named in the log, and again after twice as long."""
+
 Callback = Callable[[BaseException | None], None]
+
+
+def warn_while_it_hangs(
+    loop: asyncio.AbstractEventLoop, job: asyncio.Future[Any], path: str
+) -> None:
+    """Say that a job on the disk of ``path`` does not return, and for how long; and when it did."""
+    timer: asyncio.TimerHandle
+
+    def hangs(seconds: float) -> None:
+        nonlocal timer
+        logging.log.warning("a disk hangs", path=path, seconds=round(seconds), why=HANGS)
+        timer = loop.call_later(seconds, hangs, 2 * seconds)
+        if seconds == HANGS_S:
+            job.add_done_callback(lambda _: logging.log.warning("a disk hangs no more", path=path))
+
+    timer = loop.call_later(HANGS_S, hangs, HANGS_S)
+    job.add_done_callback(lambda _: timer.cancel())
+
+
+HANGS: Final = (
+    "a write or fsync has not returned: what must be durable first is not acknowledged, and this "
+    "node keeps what it leads; if the disk does not come back, kill it, and others lead"
+)
 
 
 class FlushPool:
@@ -65,6 +93,7 @@ class FlushPool:
         self._running[log] = waiting
         started = self._loop.time()
         future = self._loop.run_in_executor(self._executor, ticket.run)
+        warn_while_it_hangs(self._loop, future, log.directory)
 
         def settled(finished: asyncio.Future[Any]) -> None:
             callbacks = self._running.pop(log)

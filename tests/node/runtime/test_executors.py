@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 
 import pytest
 
+from kept.node.runtime import executors
 from kept.node.runtime.executors import FlushPool
 from kept.storage.errors import MachineError
 
 
 class Log:
     """Gives tickets for what is written; a ticket runs until the test lets it end."""
+
+    directory = "/d/t-0"
 
     def __init__(self):
         self.written = 0
@@ -149,3 +153,27 @@ def test_other_calls_run_in_its_threads(on_pool):
         raise MachineError("/d", "unlink", OSError(5, "EIO"))
 
     on_pool(job)
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_flush_that_does_not_return_is_named_and_when_it_did(on_pool, monkeypatch, capfd, hangs):
+    if hangs:
+        monkeypatch.setattr(executors, "HANGS_S", 0.005)
+
+    async def job(pool, _failures):
+        log, heard, told = Log(), [], ""
+        log.written = 1
+        pool.flush(log, heard.append)
+        while hangs and told.count("seconds=") < 3:
+            await asyncio.sleep(0.001)
+            told += capfd.readouterr().err
+        log.may_end.set()
+        while not heard:
+            await asyncio.sleep(0.001)
+        return told + capfd.readouterr().err
+
+    monkeypatch.setattr(executors, "round", lambda seconds: seconds, raising=False)
+    told = on_pool(job)
+    assert re.findall(r"seconds=([\d.]+)", told)[:3] == (["0.005", "0.01", "0.02"] if hangs else [])
+    assert told.count("path=/d/t-0") == told.count("seconds=") + hangs
+    assert told.count("a disk hangs no more") == hangs

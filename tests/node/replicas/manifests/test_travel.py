@@ -492,7 +492,7 @@ def test_what_is_being_sent_has_ended_when_the_news_have(monkeypatch):
             while not happened:
                 await asyncio.sleep(0)
         await told.news.stop()
-        return happened
+        return list(happened)  # as it is now: the loop's end would end it, too
 
     assert asyncio.run(go()) == ["called", "ended"]
 

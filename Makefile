@@ -53,7 +53,7 @@ test-slow: setup
 # One real run of each kind: clients, Kafka's tools and its judgement of our files, a browser, Spark, the image, failovers.
 # A part of test-slow.
 SMOKE = tests/compat/test_confluent.py tests/compat/test_kafka_python.py tests/compat/test_kafka_tools.py \
-        tests/compat/test_node_client.py tests/compat/test_three_nodes.py tests/compat/test_transactions_refused.py \
+        tests/compat/test_node_client.py tests/compat/test_three_nodes.py \
         tests/client/test_client.py tests/compaction/test_judge.py tests/storage/test_judge_kafka_files.py \
         tests/node/coordinator/groups/test_kafka_tools.py tests/node/wire/test_cleaner.py \
         tests/console/test_browser.py tests/spark/test_read.py tests/deploy/test_image.py \

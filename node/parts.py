@@ -37,7 +37,7 @@ from kept.node.kafka.handlers.delayed_produce import DelayedProduceContext
 from kept.node.kafka.handlers.fetch import FetchHandler, FetchResources
 from kept.node.kafka.handlers.leader_hints import LeaderHints
 from kept.node.kafka.handlers.produce import ProduceHandler
-from kept.node.kafka.handlers.transactional_produce import NoCoordinator, TransactionalBatches
+from kept.node.kafka.handlers.transactional_produce import TransactionalBatches
 from kept.node.kafka.listener import HTTP2, HTTP_METHODS, HandedOver, Listener
 from kept.node.kafka.metadata_changes import MetadataChanges
 from kept.node.kafka.node_requests import NodeRequests
@@ -378,7 +378,7 @@ class NodeParts:
                 self.counters,
                 CheckResources(runtime, live, self.inflating),
                 DelayedProduceContext(runtime, self.cluster_link, self.barrier, hints),
-                transactional=TransactionalBatches(runtime, NoCoordinator()),
+                transactional=TransactionalBatches(runtime, self.verifier),
             ),
             fetch=FetchHandler(
                 FetchResources(

@@ -29,7 +29,7 @@ class Feature(Struct, frozen=True):
     max_level: int
 
 
-SUPPORTED: Final[tuple[Feature, ...]] = ()
+SUPPORTED: Final = (Feature(TRANSACTION_VERSION, 2),)
 """What this version serves."""
 
 

@@ -106,6 +106,7 @@ IN_TURN: Final = frozenset(
         ApiKey.ADD_PARTITIONS_TO_TXN,
         ApiKey.ADD_OFFSETS_TO_TXN,
         ApiKey.END_TXN,
+        ApiKey.TXN_OFFSET_COMMIT,
     }
 )
 """The next request of a connection is served when such a one is answered, as Kafka does: librdkafka
@@ -159,7 +160,11 @@ APIS: Final = (
     Api(ApiKey.DELETE_RECORDS, 0, 2, "delete_records.DeleteRecordsHandler", 2),
     Api(ApiKey.INIT_PRODUCER_ID, 0, 5, "init_producer_id.ProducerIdHandler", 2),
     Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, "list_offsets.ListOffsetsHandler", 4),
+    Api(ApiKey.ADD_PARTITIONS_TO_TXN, 0, 5, "transactions.TransactionsHandler", 3),
+    Api(ApiKey.ADD_OFFSETS_TO_TXN, 0, 4, "transactions.TransactionsHandler", 3),
+    Api(ApiKey.END_TXN, 0, 5, "transactions.TransactionsHandler", 3, max_before=4),
     Api(ApiKey.WRITE_TXN_MARKERS, 1, 2, "write_txn_markers.WriteTxnMarkersHandler", 1),
+    Api(ApiKey.TXN_OFFSET_COMMIT, 0, 5, "group_offsets.GroupOffsetsHandler", 3, max_before=4),
     Api(ApiKey.DESCRIBE_ACLS, 1, 3, "describe_cluster.ClusterHandler", 2),
     Api(ApiKey.DESCRIBE_CONFIGS, 1, 4, "configs.ConfigHandler", 4),
     Api(ApiKey.ALTER_CONFIGS, 0, 2, "configs.ConfigHandler", 2),
@@ -175,6 +180,8 @@ APIS: Final = (
     Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, "describe_cluster.ClusterHandler", 0),
     Api(ApiKey.DESCRIBE_PRODUCERS, 0, 0, "describe_producers.DescribeProducersHandler", 0),
     Api(ApiKey.UNREGISTER_BROKER, 0, 0, "describe_cluster.ClusterHandler", 0),
+    Api(ApiKey.DESCRIBE_TRANSACTIONS, 0, 0, "transactions.TransactionsHandler", 0),
+    Api(ApiKey.LIST_TRANSACTIONS, 0, 2, "transactions.TransactionsHandler", 0),
     Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, "describe_cluster.ClusterHandler", 0),
     Api(ApiKey.ADD_RAFT_VOTER, 0, 1, "raft_voters.RaftVotersHandler", 0),
     Api(ApiKey.REMOVE_RAFT_VOTER, 0, 0, "raft_voters.RaftVotersHandler", 0),

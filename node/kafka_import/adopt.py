@@ -43,7 +43,6 @@ NOTE: Final = "adopting"
 """In the metadata directory while it is not whole."""
 ENTRIES_A_WRITE: Final = 1000
 NOT_SERVED: Final = {
-    "__transaction_state": "transactional ids",
     "__share_group_state": "share groups",
     "__remote_log_metadata": "what is in remote storage",
 }

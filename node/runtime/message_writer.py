@@ -22,9 +22,6 @@ class MessageWriter:
 
     def uvarint(self, value: int) -> None:
         """An unsigned number of 7 bits a byte."""
-        if value < 0x80:
-            self.parts.append(value.to_bytes(1, "big"))
-            return
         out = bytearray()
         while value > 0x7F:
             out.append(value & 0x7F | 0x80)
@@ -57,11 +54,8 @@ class MessageWriter:
         """Tagged fields, where the message is flexible."""
         if not self.flexible:
             return
-        if not tags:
-            self.parts.append(b"\0")
-            return
-        self.uvarint(len(tags))
-        for tag, data in sorted(tags.items()):
+        self.uvarint(len(tags or {}))
+        for tag, data in sorted((tags or {}).items()):
             self.uvarint(tag)
             self.uvarint(len(data))
             self.parts.append(data)

@@ -25,6 +25,7 @@ from kept.node.runtime.tasks import TaskOwner
 from kept.node.runtime.time_slices import ITEMS_PER_SLICE
 from kept.steps import Steps
 from kept.storage.errors import CoordinatorNotAvailable, KeptError
+from kept.storage.types import NO_LEADER_EPOCH
 
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import Delta, Image
@@ -207,6 +208,14 @@ class TransactionCoordinator:
                 number, transactional_id, producer_id, epoch, partitions
             ),
         )
+
+    def coordinator_epoch(self, transactional_id: str) -> int:
+        """In which leader epoch its coordinator leads, here or elsewhere, as this node's image has
+        it; -1: nobody does.
+        """
+        number = self.shards.partition_of(transactional_id)
+        known = None if number is None else self.metadata.image.partition(self.topic, number)
+        return NO_LEADER_EPOCH if known is None else known.leader_epoch
 
     def list_transactions(self, wanted: ev.TransactionFilter) -> Steps[list[ev.ListedTransaction]]:
         """Transactional ids that this node coordinates. Raises CoordinatorLoadInProgress."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from enum import IntEnum
+from itertools import groupby
 from typing import Final
 
 from msgspec import Struct
@@ -27,9 +28,6 @@ KEY_VERSION: Final = 0
 VALUE_VERSIONS: Final = range(2)
 FIRST_FLEXIBLE_VERSION: Final = 1
 NO_PRODUCER_EPOCH: Final = -1
-
-_HEAD: Final = struct.Struct(">qhib")
-_TAIL: Final = struct.Struct(">qq")
 
 _PREVIOUS_PRODUCER_ID_TAG: Final = 0
 _NEXT_PRODUCER_ID_TAG: Final = 1
@@ -106,16 +104,17 @@ class TransactionRecord(Struct, frozen=True):
 
 def partitions_by_topic(partitions: Iterable[TopicPartition]) -> list[tuple[str, list[int]]]:
     """(topic, partitions) of some partitions, in order."""
-    topics: dict[str, list[int]] = {}
-    for topic, number in sorted(partitions):
-        topics.setdefault(topic, []).append(number)
-    return list(topics.items())
+    by_topic = groupby(sorted(partitions), key=lambda p: p.topic)
+    return [(topic, [p.partition for p in of_topic]) for topic, of_topic in by_topic]
 
 
 def encode_metadata(value: TransactionMetadata, version: int) -> bytes:
     """A value of version 0 or 1."""
     out = MessageWriter(version, flexible=version >= FIRST_FLEXIBLE_VERSION)
-    out.parts.append(_HEAD.pack(value.producer_id, value.epoch, value.timeout_ms, value.state))
+    out.number(">q", value.producer_id)
+    out.number(">h", value.epoch)
+    out.number(">i", value.timeout_ms)
+    out.number(">b", value.state)
     if value.state is TransactionState.EMPTY:
         out.count(None)
     else:
@@ -124,9 +123,11 @@ def encode_metadata(value: TransactionMetadata, version: int) -> bytes:
         for topic, numbers in topics:
             out.string(topic)
             out.count(len(numbers))
-            out.parts.append(struct.pack(f">{len(numbers)}i", *numbers))
+            for number in numbers:
+                out.number(">i", number)
             out.tags()
-    out.parts.append(_TAIL.pack(value.last_update_ms, value.start_ms))
+    out.number(">q", value.last_update_ms)
+    out.number(">q", value.start_ms)
     tags = (
         (_PREVIOUS_PRODUCER_ID_TAG, ">q", value.previous_producer_id, NO_PRODUCER_ID),
         (_NEXT_PRODUCER_ID_TAG, ">q", value.next_producer_id, NO_PRODUCER_ID),

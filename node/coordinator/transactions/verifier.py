@@ -118,6 +118,10 @@ class Verifier:
             self._tasks.spawn(self._serve(node))
         return answer
 
+    def coordinator_epoch(self, transactional_id: str) -> int:
+        """The leader epoch of the id's coordinator, as far as this node knows; -1: none."""
+        return self._transactions.coordinator_epoch(transactional_id)
+
     async def close(self) -> None:
         """Ask nobody any more; whoever waits gets NOT_COORDINATOR."""
         await self._tasks.close()

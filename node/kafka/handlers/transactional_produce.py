@@ -87,29 +87,6 @@ class TransactionVerifier(Protocol):
         ...
 
 
-class NoCoordinator:
-    """Knows no transactions, so none is open."""
-
-    def verify(
-        self,
-        transactional_id: str,  # noqa: ARG002
-        producer_id: int,  # noqa: ARG002
-        epoch: int,  # noqa: ARG002
-        partitions: frozenset[TopicPartition],
-        *,
-        adds: bool,  # noqa: ARG002
-    ) -> asyncio.Future[Mapping[TopicPartition, ErrorCode]]:
-        """INVALID_TXN_STATE for each partition."""
-        answer: asyncio.Future[Mapping[TopicPartition, ErrorCode]]
-        answer = asyncio.get_running_loop().create_future()
-        answer.set_result(dict.fromkeys(partitions, ErrorCode.invalid_txn_state))
-        return answer
-
-    def coordinator_epoch(self, transactional_id: str) -> int:  # noqa: ARG002
-        """Of nobody."""
-        return NO_LEADER_EPOCH
-
-
 class Verification:
     """What one request asks, and the guards of its batches by their place in the request."""
 

@@ -95,6 +95,8 @@ class TransactionsHandler:
             asked.producer_epoch,
         )
         partitions = _partitions(asked.topics)
+        if missing := self._missing(partitions):
+            return missing
         if not asked.verify_only:
             return await self._add(ctx, name, producer_id, epoch, partitions, None)
         result = await result_of(
@@ -107,6 +109,15 @@ class TransactionsHandler:
         absent = dict.fromkeys(result.absent, ErrorCode.transaction_abortable)
         return dict.fromkeys(partitions, ErrorCode.none) | absent
 
+    def _missing(self, partitions: frozenset[TopicPartition]) -> Errors:
+        """Errors of all partitions where some do not exist; else none."""
+        image = self.metadata.image
+        missing = {tp for tp in partitions if image.partition(tp.topic, tp.partition) is None}
+        if not missing:
+            return {}
+        rest = dict.fromkeys(partitions, ErrorCode.operation_not_attempted)
+        return rest | dict.fromkeys(missing, ErrorCode.unknown_topic_or_partition)
+
     async def _add(  # noqa: PLR0917
         self,
         ctx: RequestContext,
@@ -117,11 +128,8 @@ class TransactionsHandler:
         connection: ev.Connection | None,
     ) -> Errors:
         """All of the partitions, or none. ``connection`` of a client, None of a broker."""
-        image = self.metadata.image
-        missing = {tp for tp in partitions if image.partition(tp.topic, tp.partition) is None}
-        if missing:
-            rest = dict.fromkeys(partitions, ErrorCode.operation_not_attempted)
-            return rest | dict.fromkeys(missing, ErrorCode.unknown_topic_or_partition)
+        if missing := self._missing(partitions):
+            return missing
         version = 0 if connection is not None else 2
         result = await result_of(
             ctx,
@@ -228,7 +236,9 @@ class TransactionsHandler:
                 getattr(request, "duration_filter", -1),
                 compiled(getattr(request, "transactional_id_pattern", None)),
             )
-            listed = yield from self.transactions.list_transactions(wanted)
+            listed = []
+            if states or not unknown:
+                listed = yield from self.transactions.list_transactions(wanted)
         except re.error:
             return _listed(ErrorCode.invalid_regular_expression)
         except KeptError as refusal:

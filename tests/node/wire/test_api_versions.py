@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from kept.client.protocol import messages as protocol
-from kept.cluster.controller.features import Feature
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import FeatureRecord
 from kept.node.kafka import api
@@ -18,10 +17,6 @@ GOLDEN = json.loads(
 )
 NOT_SERVED = {
     17: "SASL",
-    24: "transactions",
-    25: "transactions",
-    26: "transactions",
-    28: "transactions",
     30: "ACLs",
     31: "ACLs",
     34: "one directory per replica is chosen at creation",
@@ -35,8 +30,6 @@ NOT_SERVED = {
     50: "SCRAM",
     51: "SCRAM",
     57: "features",
-    65: "transactions",
-    66: "transactions",
     68: "KIP-848",
     69: "KIP-848",
     74: "client metrics",
@@ -59,9 +52,13 @@ def test_what_is_served_is_served_as_kafka_does(wire, version):
 
 
 @pytest.mark.parametrize("version", [3, 4])
-def test_no_feature_is_claimed(wire, version):
+def test_transactions_are_the_feature_that_is_claimed(wire, version):
     response = wire.ask(18, version, client_software_name="x", client_software_version="1.0")
-    assert (response.supported_features, response.finalized_features) == ((), ())
+    supported = [(f.name, f.min_version, f.max_version) for f in response.supported_features]
+    assert supported == [("transaction.version", 0, 2)] * (version >= 4)
+    ((name, level),) = [(f.name, f.max_version_level) for f in response.finalized_features]
+    assert (name, level) == ("transaction.version", 2)
+    assert response.finalized_features_epoch > 0
 
 
 BARE = b"\2x\2y\0"
@@ -70,12 +67,9 @@ BARE = b"\2x\2y\0"
 
 @pytest.mark.parametrize("version", range(5))
 @pytest.mark.parametrize("level", [0, 1, 2])
-def test_features_are_served_as_far_as_the_version_knows_them(monkeypatch, version, level):
-    monkeypatch.setattr(api, "SUPPORTED", (Feature("transaction.version", 2),))
-    api._answer.cache_clear()
+def test_features_are_served_as_far_as_the_version_knows_them(version, level):
     image, _ = Image().apply([FeatureRecord("transaction.version", level)])
     body = api.api_versions_response(version, memoryview(BARE), image)
-    api._answer.cache_clear()
     _, response = protocol.decode_response(18, version, bytes(4) + body)
     assert int(response.error_code) == 0
     if version >= 3:
@@ -86,6 +80,8 @@ def test_features_are_served_as_far_as_the_version_knows_them(monkeypatch, versi
             (f.name, f.min_version_level, f.max_version_level) for f in response.finalized_features
         ] == [("transaction.version", level, level)] * (level > 0)
         assert response.finalized_features_epoch == (image.index if level else -1)
+    newest = {key: pair[1] for key, pair in versions(response).items()}
+    assert (newest[26], newest[28]) == ((5, 5) if level == 2 else (4, 4))
 
 
 def test_an_unknown_version_is_answered_in_version_0(wire):

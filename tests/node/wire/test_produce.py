@@ -163,17 +163,14 @@ def test_acks_that_do_not_exist(wire, kept_broker, tools, acks):
     assert wire.end_offset(topic) == 0
 
 
-def test_transactions_are_refused(wire, kept_broker, tools):
+def test_transactional_batches_need_a_transaction(wire, kept_broker, tools):
     topic = kept_broker.create_topic()
     data = tools.batch(1, producer_id=1, producer_epoch=0, base_sequence=0, is_transactional=True)
-    assert int(wire.produce(topic, data, transactional_id="tx").error_code) == 48
+    assert int(wire.ask(10, 6, coordinator_keys=["tx"], key_type=1).coordinators[0].error_code) == 0
+    assert int(wire.produce(topic, data, transactional_id="tx").error_code) == 49
     assert int(wire.produce(topic, data).error_code) == 53
     assert wire.end_offset(topic) == 0
     assert int(wire.produce(topic, tools.batch(1), transactional_id="tx").error_code) == 0
-    response = wire.ask(
-        22, 4, transactional_id="tx", transaction_timeout=1000, producer_id=-1, producer_epoch=-1
-    )
-    assert int(response.error_code) == 53
     response = wire.ask(
         22, 4, transactional_id=None, transaction_timeout=1000, producer_id=7, producer_epoch=-1
     )

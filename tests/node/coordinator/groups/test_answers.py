@@ -70,7 +70,6 @@ def test_the_recorded_answers_are_apache_kafkas(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key_type", "code"),
     [
-        (1, ErrorCode.transactional_id_authorization_failed),
         (2, ErrorCode.invalid_request),
         (7, ErrorCode.invalid_request),
     ],
@@ -78,7 +77,7 @@ def test_the_recorded_answers_are_apache_kafkas(tmp_path: Path) -> None:
 def test_other_coordinators_are_refused_with_a_message(
     connect: Callable[[], Connection], key_type: int, code: ErrorCode
 ) -> None:
-    """Rule 40: transactional producers must give up, with our message, and not ask again."""
+    """Their clients must give up, with our message, and not ask again."""
     connection = connect()
     for version in (1, 3):
         one = connection.ask(FIND, version, key="t", key_type=key_type)

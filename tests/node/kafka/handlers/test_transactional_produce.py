@@ -279,9 +279,9 @@ def test_a_batch_that_is_checked_in_a_thread_waits_for_both(world):
     assert world.partition().log_end_offset == 4000
 
 
-def test_without_a_coordinator_no_transaction_is_open(lone):
+def test_without_a_coordinator_a_batch_is_to_be_sent_again(lone):
     lone.create("t", 2, message_timestamp_before_max_ms=str(2**62))
     wire = Wire(*lone.run(asyncio.open_connection("127.0.0.1", lone.port)))
     wire.send((0, batch()))
-    assert lone.run(wire.receive()) == [("invalid_txn_state", -1)]
+    assert lone.run(wire.receive()) == [("not_enough_replicas", -1)]
     wire.close()

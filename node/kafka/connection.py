@@ -33,10 +33,12 @@ from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.wire import skip_tags
 from kept.node.kafka import api
 from kept.node.kafka.codec import parse_run
 from kept.node.kafka.codec.produce import frame_end
+from kept.node.kafka.marker_connections import MarkerConnections
 from kept.node.kafka.response_slot import (
     WAITING_ENTRY_BYTES,
     WAITING_REQUEST_BYTES,
@@ -160,6 +162,7 @@ class ServerContext:
     fetch: RequestServer
     messages: MessageServer
     ordinals: Iterator[int] = field(default_factory=count)
+    marker_connections: MarkerConnections = field(default_factory=MarkerConnections)
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -488,6 +491,13 @@ class Connection(asyncio.BufferedProtocol):
         """An API of kio's codec: decode, call its handler, answer now or later."""
         from kept.client.protocol import messages as protocol
 
+        if (
+            served.key is ApiKey.WRITE_TXN_MARKERS
+            and self.listener.between_nodes
+            and not self.context.marker_connections.admit(client_id, self)
+        ):
+            self.abort("markers over a connection that its node has replaced")
+            return
         try:
             request = protocol.decode_request(
                 served.key, version, frame, position, self.listener.max_entries

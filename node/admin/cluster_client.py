@@ -23,6 +23,7 @@ from kept.client.core.calls import Call, ToLeader, ToNode
 from kept.client.core.leader_errors import offline_grace_ms
 from kept.client.node_connection import NodeConnection
 from kept.client.protocol.api_keys import ApiKey
+from kept.node.runtime.tasks import gather_or_cancel
 from kept.storage.errors import (
     KeptError,
     NetworkException,
@@ -134,7 +135,7 @@ class ClusterClient:
                 for call in calls:
                     call.timeout_ms, call.patient = int(patience_s * 1000), retry
                 try:
-                    responses = await asyncio.gather(*(self.call(call, node) for call in calls))
+                    responses = await gather_or_cancel(self.call(call, node) for call in calls)
                 except KeptError as error:
                     calls = operation.throw(error)
                 else:

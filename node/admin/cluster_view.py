@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 import kept
 from kept.node.runtime.time_slices import Pace
 
@@ -18,8 +20,7 @@ if TYPE_CHECKING:
     from kept.node.metadata.node_identity import NodeIdentity
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerSummary:
+class BrokerSummary(Struct, frozen=True):
     """A broker of the cluster, with how many partitions it leads and holds."""
 
     node_id: int
@@ -31,8 +32,7 @@ class BrokerSummary:
     endpoints: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterSummary:
+class ClusterSummary(Struct, frozen=True):
     """The cluster as one of its nodes knows it. ``reason`` is why that node is not ready;
     ``stray_logs`` and ``left_closed`` are its logs that are set aside, and its replicas for which
     there were too few open files.

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec import Struct
+
 from kept.client.partitioner import partition_for_key
 from kept.node.admin import leader_router
 from kept.node.admin.compaction_status import (
@@ -24,6 +26,7 @@ from kept.node.admin.compaction_status import (
 )
 from kept.node.admin.results import OfPartition, Remote
 from kept.node.compaction import dry_run
+from kept.node.runtime.tasks import gather_or_cancel
 from kept.node.runtime.time_slices import checkpoint
 from kept.storage.errors import InvalidRequest, PolicyViolation
 from kept.storage.types import TopicPartition
@@ -40,45 +43,39 @@ EXPLAINED_TOGETHER: Final = dry_run.MAX_WAITING // 2
 """Partitions of one request that are explained at the same time; others may want a turn, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Statuses:
+class Statuses(Struct, frozen=True):
     """Where compacted partitions stand."""
 
     partitions: list[PartitionStatus]
 
 
-@dataclass(frozen=True, slots=True)
-class Explanations:
+class Explanations(Struct, frozen=True):
     """What passes would do."""
 
     partitions: list[NothingCleanable | Explanation | Remote]
 
 
-@dataclass(frozen=True, slots=True)
-class DirtySample:
+class DirtySample(Struct, frozen=True):
     """A dirty ratio at a time in milliseconds; None where it is not known."""
 
     at_ms: int
     dirty_ratio: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class DirtySamples(OfPartition):
+class DirtySamples(OfPartition, frozen=True):
     """Dirty ratios over the last hour, the oldest first."""
 
     samples: list[DirtySample]
 
 
-@dataclass(frozen=True, slots=True)
-class LifeOfKey(OfPartition):
+class LifeOfKey(OfPartition, frozen=True):
     """A key's records in the log, and how far back removals are known."""
 
     records: Sequence[Mapping[str, Any]]
     passes: list[JournalledPass]
 
 
-@dataclass(frozen=True, slots=True)
-class Retrying(OfPartition):
+class Retrying(OfPartition, frozen=True):
     """An uncleanable partition is tried again."""
 
     retrying: bool
@@ -167,7 +164,7 @@ class CompactionAdmin:
         tps = self._compacted(topic, partition)
         if here and partition is None:
             tps = [tp for tp in tps if self.lookup.is_here(tp)]
-        explained = await asyncio.gather(*map(explain, tps))
+        explained = await gather_or_cancel(map(explain, tps))
         return Explanations([one for of_partition in explained for one in of_partition])
 
     async def why_missing(

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from msgspec import Struct
 
 from kept.compaction.cleaner import job as jobs
 from kept.compaction.cleaner import removal_log
@@ -27,7 +29,7 @@ from kept.compaction.cleaner.planner import (
     sizes,
 )
 from kept.compaction.manifest.apply import CompactionState
-from kept.node.admin.results import INLINE, OMITTED, OfPartition, Omitted
+from kept.node.admin.results import OMITTED, OfPartition, Omitted
 from kept.node.compaction.consistent_read import read_consistently
 from kept.node.replicas.manifests.workers import pass_limits
 from kept.storage.errors import KeptError, OffsetOutOfRange
@@ -56,8 +58,7 @@ PEEK_BYTES: Final = 1
 """Bytes to read for one offset: the one batch that holds it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaGenerations:
+class ReplicaGenerations(Struct, frozen=True):
     """What another replica holds and has applied; ``behind``: not what is published."""
 
     replica: int
@@ -66,8 +67,7 @@ class ReplicaGenerations:
     behind: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CompactionStatus:
+class CompactionStatus(Struct, frozen=True):
     """Where one partition's compaction stands, as node ``node`` knows; with ``leads`` it counts.
 
     ``state`` is ``idle`` (nothing to clean), ``waiting`` (something to clean, not due), ``due``,
@@ -109,25 +109,26 @@ class CompactionStatus:
     replicas: tuple[ReplicaGenerations, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionStatus(OfPartition):
+class PartitionStatus(OfPartition, frozen=True):
     """The status of a named partition."""
 
-    status: CompactionStatus = field(metadata=INLINE)
+    INLINED: ClassVar = frozenset({"status"})
+
+    status: CompactionStatus
 
 
-@dataclass(frozen=True, slots=True)
-class PassOutcome(OfPartition):
+class PassOutcome(OfPartition, frozen=True):
     """What a requested pass came to: numbers, an ``error``, or why there was nothing to do."""
 
+    INLINED: ClassVar = frozenset({"result"})
+
     done: bool
-    result: Result | Omitted = field(default=OMITTED, metadata=INLINE)
+    result: Result | Omitted = OMITTED
     reason: str | Omitted = OMITTED
     error: str | Omitted = OMITTED
 
 
-@dataclass(frozen=True, slots=True)
-class NothingCleanable(OfPartition):
+class NothingCleanable(OfPartition, frozen=True):
     """Why a pass would do nothing now. ``key`` are the records of a key, where one was named."""
 
     status: CompactionStatus
@@ -138,8 +139,7 @@ class NothingCleanable(OfPartition):
     key: Sequence[Mapping[str, Any]] | Omitted = OMITTED
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation(OfPartition):
+class Explanation(OfPartition, frozen=True):
     """What a pass would do now; ``tombstones``, ``dry_run`` and ``key`` are the dry run's."""
 
     status: CompactionStatus
@@ -153,8 +153,7 @@ class Explanation(OfPartition):
     key: Sequence[Mapping[str, Any]] | Omitted = OMITTED
 
 
-@dataclass(frozen=True, slots=True)
-class RunningPass(OfPartition):
+class RunningPass(OfPartition, frozen=True):
     """A pass that runs; ``progress`` is 0 to 1."""
 
     reason: str
@@ -163,8 +162,7 @@ class RunningPass(OfPartition):
     started_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class UncleanableLog(OfPartition):
+class UncleanableLog(OfPartition, frozen=True):
     """A log whose pass failed. ``retry_at_ms`` is -1 where it waits for ``retry``."""
 
     reason: str
@@ -172,8 +170,7 @@ class UncleanableLog(OfPartition):
     retry_at_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class CleanerSummary:
+class CleanerSummary(Struct, frozen=True):
     """This node's cleaner: passes that run, logs that failed, and totals since it started.
     ``uncompiled_kernels``: those that the node or a worker of it runs as plain Python.
     """
@@ -189,8 +186,7 @@ class CleanerSummary:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class JournalledPass:
+class JournalledPass(Struct, frozen=True):
     """A pass as the removal journal knows it; ``removed`` counts records by reason."""
 
     generation: str
@@ -198,8 +194,7 @@ class JournalledPass:
     removed: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class PassHistory(OfPartition):
+class PassHistory(OfPartition, frozen=True):
     """``last``: numbers of the last pass that this process ran, or None; ``passes``: what the
     removal journal knows of the last ones, newest first.
     """
@@ -208,8 +203,7 @@ class PassHistory(OfPartition):
     passes: list[JournalledPass]
 
 
-@dataclass(frozen=True, slots=True)
-class MissingRecord(OfPartition):
+class MissingRecord(OfPartition, frozen=True):
     """What became of an offset. ``winner`` is the newest record of a key, where one was named."""
 
     offset: int

@@ -10,16 +10,18 @@ Limits: :data:`MAX_GROUPS` are described, the others only counted.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from msgspec import Struct
+
 from kept.client.admin.groups import describe_group, fetch_offsets, groups_of_node
 from kept.client.consume.leader_offsets import offsets_of_node
 from kept.client.consume.positions import LATEST
 from kept.node.admin.results import OfPartition, Unanswered
+from kept.node.runtime.tasks import gather_or_cancel
 from kept.node.runtime.time_slices import checkpoint
 from kept.storage.errors import GroupIdNotFound, KeptError
 from kept.storage.types import TopicPartition
@@ -38,8 +40,7 @@ CALL_MS: Final = 5_000
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class GroupSummary:
+class GroupSummary(Struct, frozen=True):
     """A group in a line. ``lag`` is None where some partition's leader did not answer."""
 
     group: str
@@ -51,8 +52,7 @@ class GroupSummary:
     lag: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Groups:
+class Groups(Struct, frozen=True):
     """Groups of the cluster; ``left_out`` are those beyond :data:`MAX_GROUPS`."""
 
     groups: list[GroupSummary]
@@ -60,8 +60,7 @@ class Groups:
     unanswered: list[Unanswered]
 
 
-@dataclass(frozen=True, slots=True)
-class GroupMember:
+class GroupMember(Struct, frozen=True):
     """A member of a group."""
 
     member_id: str
@@ -70,8 +69,7 @@ class GroupMember:
     host: str
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionLag(OfPartition):
+class PartitionLag(OfPartition, frozen=True):
     """How far a group is in a partition; None where that is not known."""
 
     committed_offset: int | None
@@ -80,8 +78,7 @@ class PartitionLag(OfPartition):
     member_id: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class GroupDetail:
+class GroupDetail(Struct, frozen=True):
     """A group by member and partition."""
 
     group: str
@@ -200,14 +197,14 @@ class ConsumerLag:
         requests = _Requests(client)
         try:
             alive = [node for node, broker in image.brokers.items() if not broker.fenced]
-            await asyncio.gather(*(requests.list_groups(node) for node in alive))
+            await gather_or_cancel(requests.list_groups(node) for node in alive)
             matching = sorted(name for name in requests.states if matches(name))
             names = matching[:MAX_GROUPS]
             by_coordinator: dict[int, list[str]] = {}
             for name in names:
                 by_coordinator.setdefault(requests.states[name][0], []).append(name)
-            await asyncio.gather(
-                *(requests.describe(node, its) for node, its in by_coordinator.items())
+            await gather_or_cancel(
+                requests.describe(node, its) for node, its in by_coordinator.items()
             )
             by_leader: dict[int, list[TopicPartition]] = {}
             for tp in {tp for its in requests.committed.values() for tp in its}:
@@ -215,9 +212,7 @@ class ConsumerLag:
                 if topic is not None and tp.partition < len(topic.partitions):
                     by_leader.setdefault(topic.partitions[tp.partition].leader, []).append(tp)
             by_leader.pop(-1, None)
-            await asyncio.gather(
-                *(requests.list_ends(node, its) for node, its in by_leader.items())
-            )
+            await gather_or_cancel(requests.list_ends(node, its) for node, its in by_leader.items())
         finally:
             client.close()
         return requests, names, len(matching) - len(names)

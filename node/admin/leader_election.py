@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 ELECT_MS: Final = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Elected(OfPartition):
+class Elected(OfPartition, frozen=True):
     """The preferred replica leads the partition."""
 
     elected: bool

@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kept.compaction.cleaner.removal_log import Fate, Reason
 from kept.node.admin.compaction_status import PassOutcome, outcome
 from kept.node.admin.peer_http import CALL_S
 from kept.node.admin.results import OMITTED, OfPartition, Omitted, Remote
+from kept.node.runtime.tasks import gather_or_cancel
 from kept.storage.errors import (
     InvalidRequest,
     KeptError,
@@ -40,8 +44,7 @@ COMPACT_NOW: Final = "/api/v1/compaction/now"
 WHY_MISSING: Final = "/api/v1/compaction/why-missing"
 
 
-@dataclass(frozen=True, slots=True)
-class Passes:
+class Passes(Struct, frozen=True):
     """Passes that were ``started``, and ``partitions`` with what each pass came to."""
 
     started: list[OfPartition] | Omitted = OMITTED
@@ -171,8 +174,8 @@ class LeaderRouter:
         for number in numbers:
             leader = self.lookup.leader(TopicPartition(topic, number))
             led.setdefault(self.lookup.node_id if here else leader, []).append(number)
-        parts = await asyncio.gather(
-            *(self._compact_at(leader, topic, its, wait) for leader, its in led.items())
+        parts = await gather_or_cancel(
+            self._compact_at(leader, topic, its, wait) for leader, its in led.items()
         )
         started = sorted(set().union(*(part.started for part in parts)))
         outcomes = {number: one for part in parts for number, one in part.outcomes.items()}

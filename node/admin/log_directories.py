@@ -6,13 +6,14 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 if TYPE_CHECKING:
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.runtime import Runtime
 
 
-@dataclass(frozen=True, slots=True)
-class LogDirectory:
+class LogDirectory(Struct, frozen=True):
     """One of ``log.dirs``; sizes are of its disk, None where that does not answer."""
 
     path: str

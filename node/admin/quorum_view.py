@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from kept.node.admin.results import Remote
 from kept.node.controller.quorum_reconfiguration import refuse_alone, refuse_strangers
 from kept.node.internode.controller_rpc import ChangeVotersRequest
@@ -20,8 +22,7 @@ if TYPE_CHECKING:
     from kept.node.metadata.node_identity import NodeIdentity
 
 
-@dataclass(frozen=True, slots=True)
-class QuorumMember:
+class QuorumMember(Struct, frozen=True):
     """One copy of the metadata log. ``last_index`` and ``heard_ms_ago`` (milliseconds) are None
     where it has not answered in this term.
     """
@@ -33,8 +34,7 @@ class QuorumMember:
     heard_ms_ago: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Quorum:
+class Quorum(Struct, frozen=True):
     """Who leads the metadata log and how far each copy is, as node ``said_by`` knows; ``reason``
     is why the leader did not say it.
     """
@@ -47,8 +47,7 @@ class Quorum:
     reason: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Voters:
+class Voters(Struct, frozen=True):
     """Who votes on the metadata log."""
 
     voters: list[int]

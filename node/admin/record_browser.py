@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
+
 from kept.client.consume.positions import EARLIEST
 from kept.node.admin.partition_records import Reader
 from kept.node.admin.results import OfPartition
@@ -38,16 +40,14 @@ MAX_BYTES: Final = 2 * 1024 * 1024
 """Of one answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShownHeader:
+class ShownHeader(Struct, frozen=True):
     """A header of a record; its value is cut at :data:`SHORT_BYTES`."""
 
     name: str
     value_base64: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ShownRecord:
+class ShownRecord(Struct, frozen=True):
     """A record; ``key_bytes`` and ``value_bytes`` are its whole lengths."""
 
     offset: int
@@ -61,8 +61,7 @@ class ShownRecord:
     headers_left_out: int
 
 
-@dataclass(frozen=True, slots=True)
-class RecordPage(OfPartition):
+class RecordPage(OfPartition, frozen=True):
     """Some records. ``log_start_offset`` and ``high_watermark`` say what there is, ``next_offset``
     where to go on.
     """

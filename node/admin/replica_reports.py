@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from kept.node.admin.results import INLINE, OfPartition, Remote
+from msgspec import Struct
+
+from kept.node.admin.results import OfPartition, Remote
 from kept.node.compaction import replica_digests
 from kept.node.replicas import lost_records_report
 
@@ -18,18 +20,18 @@ if TYPE_CHECKING:
     from kept.node.runtime.runtime import Runtime
 
 
-@dataclass(frozen=True, slots=True)
-class LostRecords:
+class LostRecords(Struct, frozen=True):
     """Reports of committed records that were cut away, as their files say."""
 
     reports: list[Mapping[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class NamedReplica(OfPartition):
+class NamedReplica(OfPartition, frozen=True):
     """The state of a replica with its partition's name."""
 
-    state: ReplicaState = field(metadata=INLINE)
+    INLINED: ClassVar = frozenset({"state"})
+
+    state: ReplicaState
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,19 @@ in for it.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kept.cluster.controller.config_changes import settings_given
 from kept.cluster.controller.topics import INTERNAL_TOPICS
 from kept.cluster.metadata.records import PartitionRecord, ResourceType
 from kept.node.admin.compaction_status import CompactionStatus
-from kept.node.admin.results import INLINE, OMITTED, Omitted, Remote
+from kept.node.admin.results import OMITTED, Omitted, Remote
+from kept.node.runtime.tasks import gather_or_cancel
 from kept.node.runtime.time_slices import checkpoint
 from kept.replication.events import UNKNOWN_OFFSET
 from kept.storage.errors import KeptError
@@ -38,8 +41,7 @@ MAX_SEGMENTS: Final = 1000
 """Segments listed of one partition; the oldest are left out beyond, and that is said."""
 
 
-@dataclass(frozen=True, slots=True)
-class TopicSummary:
+class TopicSummary(Struct, frozen=True):
     """A topic in a line. ``size_bytes`` is what is here of it."""
 
     name: str
@@ -53,15 +55,13 @@ class TopicSummary:
     under_replicated_partitions: int
 
 
-@dataclass(frozen=True, slots=True)
-class Topics:
+class Topics(Struct, frozen=True):
     """Every topic."""
 
     topics: list[TopicSummary]
 
 
-@dataclass(frozen=True, slots=True)
-class FollowerProgress:
+class FollowerProgress(Struct, frozen=True):
     """How far another replica is, as its leader knows; None where it has not fetched yet."""
 
     node: int
@@ -69,8 +69,7 @@ class FollowerProgress:
     lag: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentSummary:
+class SegmentSummary(Struct, frozen=True):
     """One segment: clean, dirty or active; ``closed`` in a log that is not compacted."""
 
     base_offset: int
@@ -79,8 +78,7 @@ class SegmentSummary:
     kind: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaSummary:
+class ReplicaSummary(Struct, frozen=True):
     """A partition's log on this node."""
 
     log_start_offset: int
@@ -95,11 +93,12 @@ class ReplicaSummary:
     compaction: CompactionStatus | None
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionSummary:
+class PartitionSummary(Struct, frozen=True):
     """A partition: what the metadata say, and its log if it is here. ``unanswered`` is why its
     leader does not describe it.
     """
+
+    INLINED: ClassVar = frozenset({"log"})
 
     partition: int
     leader: int
@@ -107,15 +106,16 @@ class PartitionSummary:
     replicas: list[int]
     isr: list[int]
     offline: str | None
-    log: ReplicaSummary | Omitted = field(default=OMITTED, metadata=INLINE)
+    log: ReplicaSummary | Omitted = OMITTED
     unanswered: str | Omitted | None = OMITTED
 
 
-@dataclass(frozen=True, slots=True)
-class TopicDetail:
+class TopicDetail(Struct, frozen=True):
     """A topic with its settings and partitions."""
 
-    summary: TopicSummary = field(metadata=INLINE)
+    INLINED: ClassVar = frozenset({"summary"})
+
+    summary: TopicSummary
     config: Mapping[str, str]
     broker_defaults: Mapping[str, str]
     partitions: list[PartitionSummary | Remote]
@@ -231,20 +231,20 @@ class TopicView:
         self, local: list[PartitionSummary], path: str, query: Mapping[str, str]
     ) -> list[PartitionSummary | Remote]:
         """Partitions as their leaders see them: those led elsewhere are theirs to describe."""
-        leaders = {one.leader for one in local} - {self.lookup.node_id}
+        leaders = {partition.leader for partition in local} - {self.lookup.node_id}
         reachable = sorted(leader for leader in leaders if leader in self.metadata.image.brokers)
-        descriptions = await asyncio.gather(
-            *(self._described_by(one, path, query) for one in reachable)
+        descriptions = await gather_or_cancel(
+            self._described_by(leader, path, query) for leader in reachable
         )
         by_leader = dict(zip(reachable, descriptions, strict=True))
         described: list[PartitionSummary | Remote] = []
-        for one in local:
-            remote, why = by_leader.get(one.leader, ({}, None))
-            better = remote.get(one.partition)
+        for partition in local:
+            remote, why = by_leader.get(partition.leader, ({}, None))
+            better = remote.get(partition.partition)
             if better is not None and better.get("log_end_offset") is not None:
                 described.append(Remote(better))
             else:
-                described.append(replace(one, unanswered=why))
+                described.append(replace(partition, unanswered=why))
         return described
 
     async def _described_by(

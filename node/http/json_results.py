@@ -40,12 +40,10 @@ def plain(value: Any) -> Any:
 def _fields(of: Any) -> tuple[tuple[str, str, bool], ...]:
     """Of a Struct's or a dataclass' fields: the name, the name in JSON, whether it is inlined."""
     if issubclass(of, Struct):
-        return tuple((name, name, False) for name in of.__struct_fields__)
+        inlined = getattr(of, "INLINED", ())
+        return tuple((name, name, name in inlined) for name in of.__struct_fields__)
     listed: tuple[Any, ...] = fields(of)
-    return tuple(
-        (field.name, field.metadata.get("json", field.name), field.metadata.get("inline", False))
-        for field in listed
-    )
+    return tuple((field.name, field.metadata.get("json", field.name), False) for field in listed)
 
 
 def _members(value: Any) -> Iterator[tuple[str, Any]]:

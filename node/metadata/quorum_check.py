@@ -7,10 +7,10 @@ voter: whoever wrote it believes that both are one, and each would take writes f
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from kept.node.runtime.logging import log
+from kept.node.runtime.tasks import gather_or_cancel
 from kept.storage.errors import ConfigurationError, NetworkException
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ async def compare(peers: Peers, cluster_id: str, listed: tuple[Voter, ...], vote
     strangers = [voter for voter in listed if voter.node_id not in vote]
     if not strangers and len(listed) == len(vote):
         return
-    clusters = await asyncio.gather(*(_cluster_of(peers, voter) for voter in strangers))
+    clusters = await gather_or_cancel(_cluster_of(peers, voter) for voter in strangers)
     for voter, other in zip(strangers, clusters, strict=True):
         if other not in ("", cluster_id):
             raise ConfigurationError(

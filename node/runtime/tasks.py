@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Iterable
 from random import uniform
 from typing import Any, Generic, TypeVar
 
@@ -11,6 +11,20 @@ from kept.node.runtime.logging import log
 
 T = TypeVar("T")
 Key = TypeVar("Key", bound=Hashable)
+
+
+async def gather_or_cancel(works: Iterable[Awaitable[T]]) -> list[T]:
+    """What each comes to, in order. When one fails, or the caller is cancelled, the others are
+    cancelled and have ended before that is raised.
+    """
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 class TaskOwner:

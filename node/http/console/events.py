@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from kept.node.admin.results import INLINE, OMITTED, OfPartition, Omitted, Remote
+from msgspec import Struct
+
+from kept.node.admin.results import OMITTED, OfPartition, Omitted, Remote
 from kept.node.http.json_results import dumps
 from kept.storage.errors import KeptError, RetriableError
 
@@ -43,15 +45,13 @@ class TooManyStreams(RetriableError):
     """There are as many streams as ``kept.console.max.streams`` allows."""
 
 
-@dataclass(frozen=True, slots=True)
-class PassProgress(OfPartition):
+class PassProgress(OfPartition, frozen=True):
     """A pass that runs; ``progress`` is 0 to 1."""
 
     progress: float
 
 
-@dataclass(frozen=True, slots=True)
-class CompactionPulse:
+class CompactionPulse(Struct, frozen=True):
     """What moves in the compaction of a partition."""
 
     state: str
@@ -62,9 +62,10 @@ class CompactionPulse:
     behind: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionPulse:
+class PartitionPulse(Struct, frozen=True):
     """What moves in a partition, as node ``node`` knows."""
+
+    INLINED: ClassVar = frozenset({"compaction"})
 
     node: int
     log_start_offset: int
@@ -72,11 +73,10 @@ class PartitionPulse:
     log_end_offset: int
     size_bytes: int
     segments: int
-    compaction: CompactionPulse | Omitted = field(default=OMITTED, metadata=INLINE)
+    compaction: CompactionPulse | Omitted = OMITTED
 
 
-@dataclass(frozen=True, slots=True)
-class NodePulse:
+class NodePulse(Struct, frozen=True):
     """What moves on a node."""
 
     image: int

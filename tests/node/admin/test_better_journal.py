@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from dataclasses import asdict
 from typing import Any, cast
+
+from msgspec.structs import asdict
 
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import (

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from kept.node.runtime.tasks import Batcher, TaskOwner
+from kept.node.runtime.tasks import Batcher, TaskOwner, gather_or_cancel
+from kept.storage.errors import KeptError
 
 
 def test_what_was_spawned_ends_with_its_owner():
@@ -30,6 +31,39 @@ def test_an_error_is_logged_unless_it_is_somebodys(awaited, capsys):
 
     asyncio.run(main())
     assert ("task failed" in capsys.readouterr().err) is not awaited
+
+
+def test_the_first_error_ends_the_others_before_it_is_raised():
+    async def main():
+        events = []
+
+        async def wait():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0)
+                events.append("ended")
+
+        async def fail():
+            await asyncio.sleep(0)
+            raise KeptError("of one")
+
+        async def value(number):
+            return number
+
+        assert await gather_or_cancel(map(value, (1, 2))) == [1, 2]
+        with pytest.raises(KeptError, match="of one"):
+            await gather_or_cancel([wait(), fail(), wait()])
+        assert events == ["ended", "ended"]
+        waiting = asyncio.create_task(gather_or_cancel([wait()]))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the inner task has begun
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert events == ["ended"] * 3
+
+    asyncio.run(main())
 
 
 def test_one_call_at_a_time_takes_all_that_came_before_it():

@@ -333,6 +333,7 @@ class NodeParts:
             dry_runs=DryRuns(),
             history=self.dirty_history,
             groups=self.groups,
+            transactions=self.transactions,
         )
 
     def _build_handlers(self) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kept.node.compaction.lazy_cleaner import LazyCleaner
     from kept.node.config.live_config import LiveConfig
     from kept.node.coordinator.groups.coordinator import GroupCoordinator
+    from kept.node.coordinator.transactions.coordinator import TransactionCoordinator
     from kept.node.internode.peers import Peers
     from kept.node.kafka.forwarding_manager import ForwardingManager
     from kept.node.metadata.address_book import AddressBook
@@ -71,6 +72,7 @@ class AdminServices:
     dry_runs: DryRuns
     history: DirtyHistory
     groups: GroupCoordinator
+    transactions: TransactionCoordinator
 
     def __post_init__(self) -> None:
         self._build_cluster()

@@ -82,6 +82,7 @@ class NodeMetrics:
             table=services.table,
             compaction=services.compaction_view,
             groups=services.groups,
+            transactions=services.transactions,
         )
         sources = Sources(
             counters=services.counters,
@@ -90,6 +91,7 @@ class NodeMetrics:
             open_files=services.open_files,
             budget=services.budget,
             metadata=services.metadata,
+            transactions=services.transactions,
         )
         return cls(surveyor, services.log_directories, sources)
 

@@ -27,12 +27,18 @@ if TYPE_CHECKING:
     from kept.node.admin.compaction_status import CompactionStatus, CompactionView
     from kept.node.config.live_config import LiveConfig
     from kept.node.coordinator.groups.coordinator import GroupCoordinator
+    from kept.node.coordinator.transactions.coordinator import TransactionCoordinator
+    from kept.node.coordinator.transactions.records import TransactionState
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.replication.partition import Partition
 
 FDS_AT_ONCE: Final = 500
+
+
+LATE_AFTER_MS: Final = 300_000
+"""So much longer than ``transaction.max.timeout.ms`` a transaction is open that nobody will end."""
 
 
 @dataclass(slots=True)
@@ -48,6 +54,8 @@ class Survey:
     group_lags: Counter[tuple[str, str]] = field(default_factory=Counter)
     """(group, topic) -> offsets between its commits and the high watermarks."""
     open_fds: int = 0
+    transactions: Counter[TransactionState] = field(default_factory=Counter)
+    """Transactional ids that this node coordinates, by state."""
 
     def add(self, metric: str, labels: tuple[str, ...], value: float) -> None:
         """One more sample of a metric by partition."""
@@ -66,6 +74,7 @@ class Surveyor:
     table: ReplicaTable
     compaction: CompactionView
     groups: GroupCoordinator
+    transactions: TransactionCoordinator
 
     async def survey(self, pace: Pace) -> Survey:
         """Collect everything once; ``pace`` lets others run."""
@@ -84,6 +93,9 @@ class Surveyor:
             partition = self.table.partitions.get(TopicPartition(name, index))
             if partition is not None:
                 survey.group_lags[group, name] += max(0, partition.high_watermark - offset)
+        for state in self.transactions.states():
+            survey.transactions[state] += 1
+            await pace.checkpoint()
         survey.open_fds = await _open_fds(pace)
         return survey
 
@@ -105,6 +117,9 @@ class Surveyor:
         totals["bytes"] += size_bytes
         if record.leader == self.identity.node_id:
             _add_led(survey, record, partition)
+            late_ms = self.config.current.transaction_max_timeout_ms + LATE_AFTER_MS
+            before_ms = self.transactions.runtime.now_ms() - late_ms
+            totals["late transactions"] += partition.log.producers.count_open_before(before_ms)
         status = self.compaction.status_of(tp)
         dirty = False
         if status is not None:

@@ -17,12 +17,14 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 import kept
+from kept.node.coordinator.transactions.records import TransactionState
 from kept.node.kafka import api
 from kept.node.metrics.survey import Survey
 
 if TYPE_CHECKING:
     from kept.node.admin.log_directories import LogDirectory
     from kept.node.admin.readiness import NodeHealth
+    from kept.node.coordinator.transactions.coordinator import TransactionCoordinator
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.runtime.counters import Counters
     from kept.node.runtime.fd_quota import OpenFiles
@@ -43,6 +45,7 @@ class Sources(Struct, frozen=True):
     open_files: OpenFiles
     budget: MemoryBudget
     metadata: Metadata
+    transactions: TransactionCoordinator
     survey: Survey = field(default_factory=Survey)
     directories: Sequence[LogDirectory] = ()
 
@@ -119,6 +122,15 @@ def _fenced_brokers(sources: Sources) -> int:
     metadata = sources.metadata
     brokers = metadata.image.brokers.values() if metadata.leads else ()
     return sum(broker.fenced for broker in brokers)
+
+
+def _transactions(sources: Sources) -> Iterator[tuple[tuple[str], int]]:
+    for state in TransactionState:
+        yield (state.kafka_name,), sources.survey.transactions[state]
+
+
+def _counted(what: str) -> Value:
+    return lambda sources: sources.transactions.counts()[what]
 
 
 TABLE: Final = (
@@ -289,4 +301,28 @@ TABLE: Final = (
     gauge(
         "group_lag", lambda s: sorted(s.survey.group_lags.items()), labels=("group", "topic")
     ).means("Offsets between commit and high watermark, all partitions."),
+    # Transactions.
+    gauge("transactions", _transactions, labels=("state",)).means(
+        "Transactional ids that this node coordinates, by state."
+    ),
+    *(
+        counter(f"transactions_{what}", _counted(what)).means(f"Transactions {text} here.")
+        for what, text in (
+            ("started", "that began"),
+            ("committed", "committed, with all markers written,"),
+            ("aborted", "aborted, with all markers written,"),
+            ("timed_out", "aborted because of their timeout"),
+        )
+    ),
+    gauge("transaction_markers_pending", lambda s: s.transactions.markers.sender.pending).means(
+        "Partitions that have not got their marker yet."
+    ),
+    gauge(
+        "transaction_markers_without_leader",
+        lambda s: s.transactions.markers.sender.without_leader,
+    ).means("Those of them that nobody leads."),
+    gauge("late_transactions", _total("late transactions")).means(
+        "Transactions open in partitions led here for longer than any may be: kept transaction "
+        "hanging finds them."
+    ),
 )

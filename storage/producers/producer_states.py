@@ -313,6 +313,11 @@ class ProducerStates:
         """First offset of the oldest open transaction."""
         return next(iter(self._open.values()), None)
 
+    def count_open_before(self, timestamp_ms: int) -> int:
+        """Open transactions whose last batch is older than that."""
+        states = self._states
+        return sum(states[open_id].last_timestamp < timestamp_ms for open_id in self._open)
+
     def first_undecided_offset(self, high_watermark: int, log_start_offset: int) -> int | None:
         """First readable offset of the oldest transaction that is open, or whose marker is not
         committed: the next leader may not have it (Apache Kafka: ``unreplicatedTxns``).

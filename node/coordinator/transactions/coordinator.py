@@ -6,6 +6,7 @@ Source: Kafka's ``TransactionCoordinator``, ``TransactionStateManager``.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -17,7 +18,7 @@ from kept.node.coordinator.sharding.shards import Shards
 from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions.connections import ConnectionOrder
 from kept.node.coordinator.transactions.core import TransactionCore
-from kept.node.coordinator.transactions.records import decode_record
+from kept.node.coordinator.transactions.records import TransactionState, decode_record
 from kept.node.coordinator.transactions.transaction import TV2
 from kept.node.metadata.internal_topics import TRANSACTION_STATE
 from kept.node.runtime.logging import log
@@ -71,6 +72,8 @@ class TransactionCoordinator:
             kind=self,
         )
         self._connections: dict[int, ConnectionOrder] = {}
+        self._counted: Counter[str] = Counter()
+        """By cores that are unloaded."""
         self.markers.on_written = self._markers_written
 
     # What the node calls.
@@ -172,6 +175,7 @@ class TransactionCoordinator:
 
     def unloaded(self, shard: Shard[TransactionCore]) -> None:
         """Another node sends its markers now."""
+        self._counted.update(shard.core.counts)
         self.markers.unloaded(shard.tp.partition)
 
     async def _draw(self, shard: Shard[TransactionCore]) -> None:
@@ -231,6 +235,17 @@ class TransactionCoordinator:
     def describe(self, transactional_id: str) -> ev.DescribedTransaction | None:
         """An id in full; None: there is none. Raises NotCoordinator, CoordinatorLoadInProgress."""
         return self.shards.shard(transactional_id).core.describe(transactional_id)
+
+    def states(self) -> Iterator[TransactionState]:
+        """That of each transactional id: for metrics. Cores may step meanwhile."""
+        for core in self.cores():
+            for held in tuple(core.ids.values()):
+                if held.committed is not None:
+                    yield held.committed.state
+
+    def counts(self) -> Counter[str]:
+        """Transactions ``started``, ``committed``, ``aborted``, ``timed_out`` here."""
+        return sum((core.counts for core in self.cores()), Counter(self._counted))
 
     def cores(self) -> Iterator[TransactionCore]:
         """Those that are loaded: for metrics."""

@@ -87,6 +87,14 @@ PROMISED = {
     "file descriptors": "kept_open_fds",
     "resident memory": "kept_resident_memory_bytes",
     "lag of a group": "kept_group_lag",
+    "transactions by state": "kept_transactions",
+    "transactions begun": "kept_transactions_started_total",
+    "transactions committed": "kept_transactions_committed_total",
+    "transactions aborted": "kept_transactions_aborted_total",
+    "transactions timed out": "kept_transactions_timed_out_total",
+    "markers to be written": "kept_transaction_markers_pending",
+    "markers without a leader": "kept_transaction_markers_without_leader",
+    "hanging transactions": "kept_late_transactions",
     "build": "kept_build_info",
 }
 """What an operator is promised, and the family that keeps it."""

@@ -130,6 +130,15 @@ def test_expiry_spares_open_transactions() -> None:
     assert states.first_unstable_offset == 2
 
 
+def test_open_transactions_are_counted_by_the_age_of_their_last_batch() -> None:
+    states = ProducerStates(1000)
+    send(states, 0, 0, pid=1, now=100, txn=True)
+    send(states, 1, 0, pid=2, now=200, txn=True)
+    send(states, 2, 0, pid=3, now=100)
+    send(states, 3, 1, pid=1, now=300, txn=True)
+    assert [states.count_open_before(t) for t in (200, 201, 300, 301)] == [0, 1, 1, 2]
+
+
 def test_transactions() -> None:
     states = ProducerStates(1000)
     send(states, 0, 0, 5, pid=1, txn=True)

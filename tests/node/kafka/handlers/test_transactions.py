@@ -7,6 +7,7 @@ kept, in ``tests/golden/transactions``.
 from __future__ import annotations
 
 import re
+import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -205,3 +206,22 @@ def test_a_pattern_that_is_refused_has_a_code_of_its_own(bank: Bank) -> None:
         transactional_id_pattern="(a+)+",
     )  # fmt: skip
     assert refused.error_code is ErrorCode.invalid_regular_expression
+
+
+def test_transactions_are_counted(bank: Bank, kept_broker: Cluster) -> None:
+    def sample(name: str) -> float:
+        with urllib.request.urlopen(f"{kept_broker.url()}/metrics", timeout=60) as answer:
+            lines = answer.read().decode().splitlines()
+        return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+    names = [f"kept_transactions_{what}_total" for what in ("started", "committed", "aborted")]
+    before, open_before = [sample(n) for n in names], sample('kept_transactions{state="Ongoing"}')
+    for is_commit in (True, False, True):
+        assert errors(bank.ask(ADD, 3, **bank.adding(0))) == [NONE]
+        assert sample('kept_transactions{state="Ongoing"}') == open_before + 1
+        assert bank.ask(END, 3, **bank.producer(), committed=is_commit).error_code is NONE
+        while bank.ask(END, 3, **bank.producer(), committed=is_commit).error_code is not NONE:
+            pass  # its markers are being written
+    assert [sample(n) for n in names] == [before[0] + 3, before[1] + 2, before[2] + 1]
+    assert sample("kept_transaction_markers_pending") == 0
+    assert sample("kept_late_transactions") == 0

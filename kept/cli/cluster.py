@@ -46,7 +46,7 @@ THROTTLED: Final = (
     cls=Group, epilog=examples("kept cluster status", "kept cluster drain 2 --leaders --wait")
 )
 def cluster() -> None:
-    """See and change who leads what, and where replicas are."""
+    """Show the cluster; move leaders and replicas, change voters."""
 
 
 @cluster.command(epilog=examples("kept cluster status", "kept cluster status --check --json"))
@@ -62,7 +62,7 @@ def status(*, check: bool, as_json: bool, bootstrap: str) -> None:
     unknown = cluster_status["quorum_unknown"]
     why = [] if unknown is None else [f"no controller answers ({unknown})"]
     if why and not check:
-        echo(f"kept: {why[0]}; the rest is what the nodes knew last", err=True)
+        echo(f"kept: {why[0]}; the rest is what the nodes knew before", err=True)
     if as_json:
         show_json(cluster_status)
     else:
@@ -133,7 +133,7 @@ def _status(client: Client) -> dict[str, Any]:
 def _part(number: int, leader: int, voters: set[int], observers: set[int]) -> str | None:
     """What a node is in the metadata's quorum."""
     if number in observers:
-        return "observer, its voting disk is gone" if number in voters else "observer"
+        return "observer, the disk it voted with is lost" if number in voters else "observer"
     if number in voters:
         return "leader" if number == leader else "voter"
     return None
@@ -193,10 +193,10 @@ def _show(cluster_status: dict[str, Any]) -> None:
             slow = ", ".join(node["uncompiled_kernels"])
             write(f"\nNode {node['node_id']} is slow: kernels that are not compiled: {slow}\n")
             if not set(node["uncompiled_kernels"]) <= set(FALLBACKS):
-                write("  nothing stands in for some of them: it compacts no log\n")
+                write("  some of them have no substitute in Python: this node compacts no log\n")
         _show_listed(f"Node {node['node_id']} set logs aside", node["stray_logs"])
         _show_listed(
-            f"Node {node['node_id']} left replicas closed for want of open files",
+            f"Node {node['node_id']} left replicas closed: too few open files are allowed",
             node["left_closed"],
         )
     partitions = cluster_status["partitions"]
@@ -222,7 +222,7 @@ def _show_listed(what: str, names: list[str] | None) -> None:
     cls=Group, epilog=examples("kept cluster voter add 2", "kept cluster voter remove 2")
 )
 def voter() -> None:
-    """Choose which nodes vote on the metadata: a majority of them must live."""
+    """Change the voters of the metadata quorum; a majority of them must be alive."""
 
 
 @voter.command(
@@ -239,7 +239,7 @@ def voter() -> None:
 @json_option
 @bootstrap_option
 def add(*, number: int, address: str | None, as_json: bool, bootstrap: str) -> None:
-    """Let node N vote, which follows as an observer: a new one, or one with an empty disk."""
+    """Make node N a voter; it must follow as an observer, new or with an empty disk."""
     body: dict[str, Any] = {"node_id": number}
     if address is not None:
         body["address"] = address
@@ -251,7 +251,7 @@ def add(*, number: int, address: str | None, as_json: bool, bootstrap: str) -> N
 @json_option
 @bootstrap_option
 def remove(*, number: int, as_json: bool, bootstrap: str) -> None:
-    """Let node N vote no longer; it goes on as an observer."""
+    """Remove node N from the voters; it continues as an observer."""
     _change_voters("remove", {"node_id": number}, as_json, bootstrap)
 
 
@@ -267,7 +267,7 @@ def _change_voters(what: str, body: dict[str, Any], as_json: bool, bootstrap: st
     epilog=examples("kept cluster elect users:0", "kept cluster elect users:0 --unclean")
 )
 @click.argument("targets", metavar="TOPIC[:P] …", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="Every partition that needs it.")
+@click.option("--all", "everything", is_flag=True, help="All partitions that need it.")
 @click.option(
     "--unclean",
     is_flag=True,
@@ -278,7 +278,7 @@ def _change_voters(what: str, body: dict[str, Any], as_json: bool, bootstrap: st
 def elect(
     *, targets: tuple[str, ...], everything: bool, unclean: bool, as_json: bool, bootstrap: str
 ) -> None:
-    """Make the preferred replica the leader, or with --unclean any that lives."""
+    """Make the preferred replica the leader, or with --unclean any that is alive."""
     if bool(targets) == everything:
         raise click.UsageError("name partitions or give --all")
     with open_client(bootstrap) as client:
@@ -339,20 +339,22 @@ def _report(
     "--to",
     "nodes",
     metavar="N,N …",
-    help="These replicas for TOPIC:P, the preferred leader first; for TOPIC these nodes in turn, "
-    "with as many replicas as there are.",
+    help="For TOPIC:P its new replicas, the preferred leader first; for TOPIC the nodes that its "
+    "replicas are spread over, as many for each partition as before.",
 )
 @click.option(
     "--throttle",
     type=WholeNumber(0),
     metavar="B/s",
-    help="Limit the traffic of moves on each node; 0: no limit.",
+    help="Limit the traffic of moves on each node; 0 is no limit.",
 )
-@click.option("--status", "show", is_flag=True, help="Show what is being moved; the default.")
+@click.option("--status", "show", is_flag=True, help="Show moves that are under way; the default.")
 @click.option(
-    "--cancel", is_flag=True, help="Undo moves that are under way; without TOPIC all of them."
+    "--cancel", is_flag=True, help="Cancel moves that are under way; without TOPIC all of them."
 )
-@click.option("--wait", is_flag=True, help="Wait until all is moved, then remove the throttle.")
+@click.option(
+    "--wait", is_flag=True, help="Wait until everything is moved, then remove the throttle."
+)
 @json_option
 @bootstrap_option
 def reassign(
@@ -366,7 +368,7 @@ def reassign(
     as_json: bool,
     bootstrap: str,
 ) -> None:
-    """Move replicas to other nodes, see moves that are under way, or cancel them."""
+    """Move replicas to other nodes; show or cancel moves that are under way."""
     if sum((nodes is not None, show, cancel)) > 1:
         raise click.UsageError("--to, --status and --cancel exclude each other")
     if nodes is not None and not targets:
@@ -469,15 +471,15 @@ def _show_moves(moving: dict[TopicPartition, Reassignment], as_json: bool) -> No
     "--throttle",
     type=WholeNumber(0),
     metavar="B/s",
-    help="Limit the traffic of moves on each node; 0: no limit.",
+    help="Limit the traffic of moves on each node; 0 is no limit.",
 )
-@click.option("--wait", is_flag=True, help="Wait until all is moved.")
+@click.option("--wait", is_flag=True, help="Wait until everything is moved.")
 @json_option
 @bootstrap_option
 def drain(
     *, number: int, leaders: bool, throttle: int | None, wait: bool, as_json: bool, bootstrap: str
 ) -> None:
-    """Move every replica off NODE, so that it can be taken away; or with --leaders, leadership."""
+    """Move every replica off NODE, so that it can be removed; with --leaders, leadership only."""
     with open_client(bootstrap) as client:
         described = client.run(operations.describe_cluster())
         if number not in {member.node_id for member in described.members}:
@@ -496,14 +498,14 @@ def drain(
             )
             failed = [outcome.error for outcome in outcomes if outcome.error is not None]
             if failed:
-                raise Failure(f"{failed[0]} (of {len(failed)} that stay)")
+                raise Failure(f"{failed[0]} ({len(failed)} partitions keep their leader)")
 
 
 @cluster.command(epilog=examples("kept cluster unregister 2"))
 @click.argument("number", metavar="NODE", type=WholeNumber(0))
 @bootstrap_option
 def unregister(*, number: int, bootstrap: str) -> None:
-    """Forget NODE, which was drained and stopped, and is gone for good."""
+    """Unregister NODE, which was drained and stopped and will not come back."""
     with open_client(bootstrap) as client:
         described = client.run(operations.describe_cluster())
         if described.unknown is not None:
@@ -515,7 +517,7 @@ def unregister(*, number: int, bootstrap: str) -> None:
         if held := replicas.get(number, 0):
             raise Failure(f"node {number} has {held} replicas: kept cluster drain {number} --wait")
         client.run(operations.unregister(number))
-    write(f"node {number} is forgotten\n")
+    write(f"node {number} is unregistered\n")
 
 
 def _names(described: ClusterDescription) -> str:

@@ -40,7 +40,7 @@ def compact() -> None:
 @json_option
 @bootstrap_option
 def status(*, topic: str | None, as_json: bool, bootstrap: str) -> None:
-    """Show where each compacted partition stands."""
+    """Show the state of each compacted partition."""
     partitions = _status(each_node(bootstrap, TIMEOUT_S), topic)
     if as_json:
         show_json({"partitions": partitions})
@@ -121,7 +121,7 @@ def now(*, target: str, wait: bool, as_json: bool, bootstrap: str) -> None:
 @json_option
 @bootstrap_option
 def explain(*, target: str, key: str | None, as_json: bool, bootstrap: str) -> None:
-    """Say what a pass would do now, without doing it."""
+    """Explain what a pass would do now, without doing it."""
     topic, partition = topic_and_partition(target)
     answer = request_any(
         bootstrap,
@@ -139,13 +139,13 @@ def explain(*, target: str, key: str | None, as_json: bool, bootstrap: str) -> N
 @click.argument("topic")
 @click.argument("partition", type=WholeNumber(0))
 @click.argument("offset", type=WholeNumber(0))
-@click.option("--key", help="Show the present record of this key, too.")
+@click.option("--key", help="Also show the latest record of this key.")
 @json_option
 @bootstrap_option
 def why_missing(
     *, topic: str, partition: int, offset: int, key: str | None, as_json: bool, bootstrap: str
 ) -> None:
-    """Say why there is no record at an offset."""
+    """Explain why there is no record at an offset."""
     answer = request_any(
         bootstrap,
         lambda api: api.get(
@@ -175,15 +175,15 @@ def why_missing(
 @json_option
 @bootstrap_option
 def lost(*, topic: str | None, as_json: bool, bootstrap: str) -> None:
-    """Show records that replicas had to cut away though acknowledged.
+    """Show acknowledged records that replicas had to truncate.
 
-    After an unclean election, or when a whole ISR lost power. Offsets below
-    "committed" were acknowledged, the others may have been.
+    That happens after an unclean election, or when a whole ISR lost power.
+    Offsets below "committed" were acknowledged, the others may have been.
     """
     reports = _lost(bootstrap, topic=topic)
     away = nodes_away(bootstrap)
     for node in away:
-        echo(f"node {node} is away: what it has cut is not shown", err=True)
+        echo(f"node {node} does not answer: what it truncated is not shown", err=True)
     if as_json:
         show_json({"reports": reports, "away": away})
         return
@@ -237,7 +237,7 @@ def _lost(bootstrap: str, **asked: object) -> list[dict[str, Any]]:
 @json_option
 @bootstrap_option
 def retry(*, target: str, as_json: bool, bootstrap: str) -> None:
-    """Try a partition again that could not be compacted, on each replica where it fails."""
+    """Retry a partition that could not be compacted, on each replica where it fails."""
     topic, partition = topic_and_partition(target)
     if partition is None:
         raise click.UsageError(f"{target!r} names no partition; write {target}:0")
@@ -266,7 +266,7 @@ def retry(*, target: str, as_json: bool, bootstrap: str) -> None:
         where = f" on node {', '.join(map(str, tried))}" if tried else ""
         echo(f"trying {topic}-{partition} again{where}")
     if gone:
-        raise Failure(f"{topic}-{partition} fails there as well: {'; '.join(gone)}")
+        raise Failure(f"{topic}-{partition} also fails on others: {'; '.join(gone)}")
 
 
 @compact.command(epilog=examples("kept compact verify users", "kept compact verify users:0"))
@@ -282,7 +282,7 @@ def retry(*, target: str, as_json: bool, bootstrap: str) -> None:
 @json_option
 @bootstrap_option
 def verify(*, target: str, patience: int, as_json: bool, bootstrap: str) -> None:
-    """Compare what the replicas have on disk, by digests made from their files."""
+    """Compare what the replicas have on disk, by digests of their files."""
     from dataclasses import asdict
 
     topic, partition = topic_and_partition(target)
@@ -434,7 +434,7 @@ def _status(nodes: Mapping[int, JsonApi], topic: str | None) -> list[dict[str, A
             if partition["leads"] or where not in by_partition:
                 by_partition[where] = partition
     if silent:
-        warn_unanswered(silent, "of partitions led there this shows what others know")
+        warn_unanswered(silent, "partitions that it leads are shown as other nodes know them")
     if not by_partition and failed is not None:
         raise failed
     for where, partition in by_partition.items():

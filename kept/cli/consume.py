@@ -48,13 +48,13 @@ from kept.storage.types import IsolationLevel, TopicPartition
 @click.option(
     "--offset",
     type=WholeNumber(0),
-    help="Start there; needs --partition. Above the end, it says so and waits for what comes "
-    "next, as kcat and Kafka's console consumer do (with --until-end: fails). Below the log start, "
-    "it says so and starts there.",
+    help="Start at this offset; needs --partition. Above the end: warn, and wait for what comes "
+    "next, as kcat and Kafka's console consumer do (with --until-end: fail). Below the log start: "
+    "warn, and start there.",
 )
 @click.option("--partition", type=WholeNumber(0), help="Read this partition only.")
-@click.option("--max", "maximum", type=WholeNumber(1), help="Stop after so many records.")
-@click.option("--until-end", is_flag=True, help="Stop at the end as it is now.")
+@click.option("--max", "maximum", type=WholeNumber(1), help="Stop after this many records.")
+@click.option("--until-end", is_flag=True, help="Stop at the present end of the log.")
 @click.option("--group", help="Read as a member of this group, and commit what was printed.")
 @click.option("--value-only", is_flag=True, help="Print values and nothing else.")
 @click.option("--read-committed", is_flag=True, help="Leave out aborted transactions.")
@@ -178,7 +178,10 @@ def _of_group(
         member.give_back(batch)
         refused = member.close()
         if refused is not None:
-            echo(f"kept: what was printed last will come again: {refused}", err=True)
+            echo(
+                f"kept: what was printed last is not committed and will be read again: {refused}",
+                err=True,
+            )
 
 
 def _limited(

@@ -90,7 +90,7 @@ def up(*, nodes: int | None, directory: str, port: int, settings: tuple[str, ...
     if there and there != list(range(count)):
         raise Failure(
             f"{directory} has {len(there)} node{'s'[: len(there) != 1]}, not {count}: give "
-            f"--nodes {len(there)} or another --dir, or begin anew after kept local down --purge"
+            f"--nodes {len(there)} or another --dir, or start again after kept local down --purge"
         )
     members = [_Node(directory, number) for number in range(count)]
     for node in members:
@@ -224,12 +224,12 @@ def start(*, number: int, directory: str) -> None:
         _start([node])
         return
     node.launch()
-    echo(f"node {number} started; it serves when most of the nodes run: {running} do now")
+    echo(f"node {number} started; it serves once a majority of the nodes runs: {running} run now")
 
 
 @local.command(epilog=examples("kept local down", "kept local down --purge"))
 @_dir_option
-@click.option("--purge", is_flag=True, help="Remove the nodes' directories too.")
+@click.option("--purge", is_flag=True, help="Also remove the nodes' directories.")
 def down(*, directory: str, purge: bool) -> None:
     """Stop every node of --dir; the data stays unless --purge."""
     nodes = list(_nodes(directory))

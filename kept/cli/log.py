@@ -13,7 +13,7 @@ from kept.storage.inspect.check import check_directory
 
 @click.group(cls=Group, epilog=examples("kept log check data/log"))
 def log() -> None:
-    """Look at files of a data directory, offline."""
+    """Inspect files of a data directory, offline."""
 
 
 @log.command(
@@ -38,7 +38,7 @@ def dump(*, files: tuple[str, ...], as_json: bool) -> None:
     damaged = 0
     for file in files:
         if os.path.isdir(file):
-            raise Failure(f"{file} is a directory; kept log check looks at those")
+            raise Failure(f"{file} is a directory: kept log check checks directories")
         if not os.path.exists(file):
             raise Failure(f"{file}: no such file")
         if not as_json:

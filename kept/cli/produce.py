@@ -37,9 +37,9 @@ _FIELDS: Final = frozenset(
 )
 @click.argument("topic")
 @click.option("--key-separator", metavar="S", help="Text between key and value of a line.")
-@click.option("--null-marker", metavar="S", help="A value that is S makes a tombstone.")
+@click.option("--null-marker", metavar="S", help="A value equal to S becomes a tombstone.")
 @click.option(
-    "--partition", type=WholeNumber(0), help="Partition of all records.  [default: by key]"
+    "--partition", type=WholeNumber(0), help="Partition for all records.  [default: by key]"
 )
 @click.option("--acks", type=click.Choice(list(_ACKS)), default="all", show_default=True)
 @click.option(
@@ -69,7 +69,7 @@ def produce(
     key_base64, value_base64), headers, timestamp and partition; null is a null.
     """
     if as_json and (key_separator is not None or null_marker is not None):
-        raise click.UsageError("--json lines have their own keys and nulls")
+        raise click.UsageError("--json excludes --key-separator and --null-marker")
     if key_separator == "":
         raise click.UsageError("--key-separator is empty")
 
@@ -89,7 +89,7 @@ def produce(
 
 def _report_written(error: Exception, written: int) -> None:
     if written and isinstance(error, KeptError):
-        raise Failure(f"{error} (the {written} records before are written)") from error
+        raise Failure(f"{error} (the {written} records before it are written)") from error
 
 
 class _Sink:

@@ -17,10 +17,10 @@ COMMANDS = {
     "compact": ("kept.cli.compact:compact", "See, start and explain compaction."),
     "cluster": (
         "kept.cli.cluster:cluster",
-        "See and change who leads what, and where replicas are.",
+        "Show the cluster; move leaders and replicas, change voters.",
     ),
     "spark": ("kept.cli.spark:spark", "Tables, analyses and audits of topics, made by Spark."),
-    "log": ("kept.cli.log:log", "Look at files of a data directory, offline."),
+    "log": ("kept.cli.log:log", "Inspect files of a data directory, offline."),
 }
 
 

@@ -31,15 +31,16 @@ from kept.cli.shell import WholeNumber, examples, pairs
     metavar="DIR",
     help="Keep data in DIR/log, metadata in DIR/meta.  [default: ./data]",
 )
-@click.option("--node-id", metavar="N", type=WholeNumber(0), help="This node.  [default: 0]")
+@click.option("--node-id", metavar="N", type=WholeNumber(0), help="Id of this node.  [default: 0]")
 @click.option(
     "--set", "settings", metavar="K=V", multiple=True, help="One setting; may be repeated."
 )
-@click.option("--check", is_flag=True, help="Check settings, addresses and directories, and leave.")
+@click.option("--check", is_flag=True, help="Check settings, addresses and directories, and exit.")
 @click.option(
     "--adopt",
     is_flag=True,
-    help="Take over log.dirs from an Apache Kafka 4.x node that was stopped cleanly, for good.",
+    help="Take over log.dirs from an Apache Kafka 4.x node that was stopped cleanly. This cannot "
+    "be undone.",
 )
 @click.option(
     "--kafka-metadata",
@@ -63,12 +64,12 @@ def serve(
     kafka_metadata: str | None,
     ignore_security: bool,
 ) -> None:
-    """Run a node: broker and controller, alone a whole cluster of one.
+    """Run a node, broker and controller; alone it is a whole cluster.
 
     It prints one line when it is ready. TERM and INT stop it cleanly.
     """
     if (kafka_metadata or ignore_security) and not adopt:
-        raise click.UsageError("--kafka-metadata and --ignore-security belong to --adopt")
+        raise click.UsageError("--kafka-metadata and --ignore-security need --adopt")
     # Before the imports that take long: process 1 of a container ignores TERM without a handler.
     # Whoever starts it there may have blocked TERM, so that one that comes too soon is not lost.
     signal.signal(signal.SIGTERM, lambda number, _frame: os._exit(128 + number))

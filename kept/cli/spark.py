@@ -49,7 +49,7 @@ OLDEST: Final = (4, 1)
 INSTALL: Final = "pip install '.[spark]' in a clone of kept brings PySpark 4.1 or newer"
 _OURS: Final = re.compile(r"^(?:kept\.[\w.]+|pyspark_kept[\w.]*): (.+)$", re.MULTILINE)
 
-DIED: Final = "Spark's JVM has ended in the middle: it was killed, or had too little memory"
+DIED: Final = "Spark's JVM ended before the job did: it was killed or ran out of memory"
 NO_CODE_FROM_HERE: Final = {"spark.executorEnv.PYTHONSAFEPATH": "1"}
 """Spark starts its Python workers with ``-m``: their code is not to come from the directory that
 they happen to be in.
@@ -108,10 +108,10 @@ def settings_option(function: _Function) -> _Function:
 @click.option("--as-of-offset", metavar="N|JSON", help='Before this offset; {"0": 10, "1": 12}.')
 @click.option("--as-of-timestamp", metavar="WHEN", help="Milliseconds since 1970, or ISO 8601.")
 @click.option("--out", metavar="DIR", help="Write it to a new directory as Parquet.")
-@click.option("--refresh", metavar="DIR", help="Update the table in this directory to the present.")
+@click.option("--refresh", metavar="DIR", help="Bring the table in this directory up to date.")
 @click.option(
     "--limit", type=WholeNumber(0), default=SHOWN, show_default=True,
-    help="Rows that are shown; 0 for all.",
+    help="Rows to show; 0 shows all.",
 )  # fmt: skip
 @json_option
 @bootstrap_option
@@ -131,7 +131,9 @@ def table(
     """Show or write the latest value of every key of TOPIC."""
     offset, at_ms = _offset(as_of_offset), _moment(as_of_timestamp)
     if refresh is not None and (out or as_of_offset or as_of_timestamp):
-        raise click.UsageError("--refresh is of now and names its directory: give it alone")
+        raise click.UsageError(
+            "--refresh excludes --out and --as-of: it updates its own directory to the present"
+        )
     _need(bootstrap, topic)
     with _job(obj) as session:
         from dataclasses import asdict
@@ -180,7 +182,7 @@ def table(
 @click.option("--report", metavar="FILE", help="Write a page with plots (HTML).")
 @click.option(
     "--prefix-until", metavar="TEXT", default=".", show_default=True,
-    help="A key's prefix ends with the first of these.",
+    help="Characters that end the prefix of a key.",
 )  # fmt: skip
 @settings_option
 @json_option
@@ -197,7 +199,7 @@ def analyze(
     as_json: bool,
     bootstrap: str,
 ) -> None:
-    """Say what compaction of TOPIC would save, and where."""
+    """Report what compaction of TOPIC would save, and where."""
     from dataclasses import asdict
 
     settings = pairs("--config", config)
@@ -241,7 +243,7 @@ def analyze(
 @click.option("--reference", metavar="DIR", help="An export of the topic, taken earlier.")
 @click.option(
     "--patience", type=click.FloatRange(0), default=30.0, show_default=True, metavar="SECONDS",
-    help="Seconds to check again what was found.",
+    help="Seconds to recheck what was found.",
 )  # fmt: skip
 @json_option
 @bootstrap_option
@@ -485,7 +487,10 @@ def _interrupted_later() -> Iterator[None]:
         if pressed:
             raise KeyboardInterrupt
         pressed = True
-        echo("kept: Spark is still starting, and ends then; again: at once", err=True)
+        echo(
+            "kept: Spark is still starting and is stopped then; Ctrl-C again stops it at once",
+            err=True,
+        )
 
     before = signal.signal(signal.SIGINT, later)
     try:

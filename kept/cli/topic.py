@@ -78,7 +78,9 @@ def create(
 
 
 @topic.command("list", epilog=examples("kept topic list", "kept topic list --internal --json"))
-@click.option("--internal", is_flag=True, help="List internal topics like __consumer_offsets, too.")
+@click.option(
+    "--internal", is_flag=True, help="Also list internal topics such as __consumer_offsets."
+)
 @json_option
 @bootstrap_option
 def list_topics(*, internal: bool, as_json: bool, bootstrap: str) -> None:
@@ -101,9 +103,7 @@ def list_topics(*, internal: bool, as_json: bool, bootstrap: str) -> None:
 
 @topic.command(epilog=examples("kept topic describe users", "kept topic describe users --all"))
 @click.argument("name")
-@click.option(
-    "--all", "all_settings", is_flag=True, help="Show settings that are at their default, too."
-)
+@click.option("--all", "all_settings", is_flag=True, help="Also show settings at their default.")
 @json_option
 @bootstrap_option
 def describe(*, name: str, all_settings: bool, as_json: bool, bootstrap: str) -> None:
@@ -127,7 +127,7 @@ def _describe(client: Client, name: str, all_settings: bool) -> dict[str, Any]:
         elif standing.unknown is not None:
             echo(f"kept: {standing.unknown}", err=True)
     if silent:
-        warn_unanswered(silent, "where partitions led there stand is not known")
+        warn_unanswered(silent, "the state of the partitions that it leads is unknown")
         leaders = {number: leader for number, leader in leaders.items() if leader not in silent}
     settings = client.topic_configs([name])[name]
     config = {

@@ -39,7 +39,7 @@ def test_a_voter_with_an_empty_disk_is_an_observer_until_it_is_added(three):
     shutil.rmtree(meta)
     three.start(lost)
     three.wait_until(
-        lambda: quorum(kept)[lost] == "observer, its voting disk is gone", "it observes"
+        lambda: quorum(kept)[lost] == "observer, the disk it voted with is lost", "it observes"
     )
     assert kept("cluster", "status", "--json").json["observers"] == [lost]
     added = kept("cluster", "voter", "add", lost)
@@ -78,7 +78,7 @@ def test_voters_are_removed_and_added_one_at_a_time(three):
     alive = next(n for n in range(3) if n not in (last, dead))
     assert f"{alive} is alive: stop it" in kept("cluster", "unregister", alive, status=1).err
     assert f"node {last} votes" in kept("cluster", "unregister", last, status=1).err
-    assert kept("cluster", "unregister", dead).lines == [f"node {dead} is forgotten"]
+    assert kept("cluster", "unregister", dead).lines == [f"node {dead} is unregistered"]
     kept("cluster", "status", "--check")
     for node in range(3):
         if node not in (last, dead):

@@ -118,5 +118,5 @@ def test_a_replica_that_goes_meanwhile_is_named(run) -> None:
     done, nodes = run({1: "uncleanable"}, "retry", "t:0", gone=1)
     assert nodes[1].posts, "it was there when it was asked for its state"
     assert isinstance(done.exception, Failure) and not done.output, done.output
-    said = "t-0 fails there as well: node 1 was not reached (node-1:9092: connection refused)"
+    said = "t-0 also fails on others: node 1 was not reached (node-1:9092: connection refused)"
     assert str(done.exception) == said

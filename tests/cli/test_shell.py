@@ -127,7 +127,7 @@ def test_version(offline):
         (["consume", "x", "--offset", "3"], "--offset needs --partition"),
         (["consume", "x", "--table", "--max", "3"], "contradict"),
         (["consume", "x", "--group", "g", "--partition", "0"], "contradict"),
-        (["produce", "x", "--json", "--key-separator", ":"], "--json lines have their own"),
+        (["produce", "x", "--json", "--key-separator", ":"], "--json excludes --key-separator"),
         (["group", "reset-offsets", "g", "--topic", "t", "--to", "soon"], "neither earliest"),
         (["compact", "now", "a:b"], "neither TOPIC nor"),
         (["compact", "retry", "a"], "names no partition"),

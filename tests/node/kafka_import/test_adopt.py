@@ -234,7 +234,7 @@ def test_the_directory_of_a_controller_is_known(kafka: Path) -> None:
 def test_options_of_adopt_need_it() -> None:
     done = CliRunner().invoke(serve, ["--ignore-security"])
     assert done.exit_code == 2
-    assert "belong to --adopt" in done.output
+    assert "need --adopt" in done.output
 
 
 def test_metadata_in_a_directory_of_their_own(kafka: Path, tmp_path: Path) -> None:

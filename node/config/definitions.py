@@ -438,6 +438,10 @@ class NodeSettings:
         "request with more is refused before it is decoded. A consumer of 10,000 partitions, each "
         "of a topic of its own, sends 20,001."
     )
+    request_decoded_max_bytes = _integer("16777216", low=65536, ours=True).means(
+        "Bytes of one request that are decoded: all of it, but for the record batches of a "
+        "Produce. A larger one is refused."
+    )
     auto_create_max_topics = _integer("100", low=1, ours=True).means(
         "Topics that one Metadata request creates where auto.create.topics.enable is on; for the "
         "others it says LEADER_NOT_AVAILABLE, after which clients ask again. Each is an entry of "

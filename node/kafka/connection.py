@@ -498,12 +498,15 @@ class Connection(asyncio.BufferedProtocol):
         ):
             self.abort("markers over a connection that its node has replaced")
             return
+        setting = ""
         try:
+            self.listener.check_decoded(len(frame) - position)
+            setting = " (kept.request.max.entries)"
             request = protocol.decode_request(
                 served.key, version, frame, position, self.listener.max_entries
             )
         except InvalidRequest as error:
-            code, why = error_codes.INVALID_REQUEST, f"{error} (kept.request.max.entries)"
+            code, why = error_codes.INVALID_REQUEST, f"{error}{setting}"
             refused = protocol.refused(served.key, version, code, why)
             if refused is None:
                 raise InvalidRequest(why) from None

@@ -27,7 +27,7 @@ from kept.node.kafka import api
 from kept.node.kafka.connection import Connection, ServerContext
 from kept.node.kafka.handshake_timeout import HandshakeTimeouts
 from kept.node.runtime.logging import log
-from kept.storage.errors import ConfigurationError
+from kept.storage.errors import ConfigurationError, InvalidRequest
 
 if TYPE_CHECKING:
     from kept.node.config.listeners import Listener as Address
@@ -121,6 +121,7 @@ class Listener:
         self.served = api.served()
         self.max_frame_bytes = config.socket_request_max_bytes
         self.max_entries = config.request_max_entries
+        self.max_decoded_bytes = config.request_decoded_max_bytes
         self.max_replies = config.connection_inflight_max_requests
         self.max_unsent_bytes = config.connection_inflight_max_bytes
         self.max_queued = PIECES_PER_REPLY * self.max_replies
@@ -128,6 +129,16 @@ class Listener:
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.AbstractServer] = []
         self._quiet_until = 0.0
+
+    def check_decoded(self, size_bytes: int) -> None:
+        """Raises InvalidRequest for a request of which more than ``kept.request.decoded.max.bytes``
+        would be decoded: few long strings hold the loop as many short ones do.
+        """
+        most = self.max_decoded_bytes
+        if size_bytes > most:
+            raise InvalidRequest(
+                f"{size_bytes} bytes besides records, kept.request.decoded.max.bytes is {most}"
+            )
 
     def bind(self) -> None:
         """Take the addresses; nobody is accepted yet. Raises ConfigurationError."""

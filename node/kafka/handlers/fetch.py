@@ -577,6 +577,7 @@ class FetchHandler:
         position: int,
     ) -> None:
         """Serve one Fetch request, whose body starts at ``position`` of ``frame``."""
+        connection.listener.check_decoded(len(frame) - position)
         check_entries(connection, api.FETCH, version, frame, position)
         request = parse_fetch(frame, position, version)
         if request.replica_id >= 0 and not connection.listener.between_nodes:

@@ -111,6 +111,10 @@ class ProduceHandler:
         """Serve one Produce request, whose body starts at ``position`` of ``frame``."""
         check_entries(connection, api.PRODUCE, version, frame, position)
         request = parse_produce(frame, position, version)
+        size = len(frame) - position
+        if size > connection.listener.max_decoded_bytes:
+            records = (data.end - data.start for _, parts in request.topics for data in parts)
+            connection.listener.check_decoded(size - sum(records))
         produced = DelayedProduce(
             self._delayed, connection, version, correlation_id, request.acks, request.timeout_ms
         )

@@ -147,7 +147,7 @@ async def test_a_large_request_waits_until_waiting_memory_comes_back(lone):
     gone = (await asyncio.open_connection("127.0.0.1", lone.port))[1]
     gone.write(large)
     await until(lambda: len(waiting._waiters) == 2)
-    for connection in listener.connections - {stays}:
+    for connection in set(listener.connections) - {stays}:
         connection.abort()
     await until(lambda: len(listener.connections) == 1)
     assert len(waiting._waiters) == 1, "who is gone is not remembered"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import urllib.request
 
+from kept.storage.records import build_batch
 from tests.node.wire.conftest import one_batch
 
 ENTRIES = 5_000
@@ -78,6 +80,36 @@ def test_a_request_of_too_many_entries_is_refused_and_others_are_served(
         assert f"a {name} v" in said
     assert "kept.request.max.entries" in said
     assert "Traceback" not in said
+
+
+def test_a_request_with_too_much_to_decode_is_refused_and_records_do_not_count(
+    kept_cluster, connect
+) -> None:
+    """Few entries, each as long as a string may be."""
+    cluster = kept_cluster(kept_request_decoded_max_bytes=65536)
+    topic = cluster.create_topic()
+    long = "x" * 30_000
+    wire = connect(cluster.port())
+    refused = wire.ask(9, 7, group_id="g", topics=[{"name": long, "partition_indexes": [0]}] * 3,
+                       require_stable=False)  # fmt: skip
+    assert int(refused.error_code) == 42
+    batch = build_batch([(int(time.time() * 1000), None, b"v" * 200_000, ())])
+    produced = {"transactional_id": None, "acks": 1, "timeout": 1000}
+    data = [{"index": 0, "records": batch}]
+    (answered,) = wire.ask(0, 9, **produced, topic_data=[{"name": topic, "partition_data": data}]
+                           ).responses  # fmt: skip
+    assert int(answered.partition_responses[0].error_code) == 0
+    fetched = {"max_wait": 0, "min_bytes": 0, "max_bytes": 1, "isolation_level": 0}
+    fetched |= {"replica_id": -1, "session_id": 0, "session_epoch": -1, "rack_id": ""}
+    fetched |= {"topics": [{"topic": long, "partitions": []}] * 3, "forgotten_topics_data": ()}
+    produced["topic_data"] = [{"name": long, "partition_data": data}] * 3
+    for key, version, values in ((0, 9, produced), (1, 11, fetched)):
+        one = connect(cluster.port())
+        one.send(key, version, **values)
+        assert one.is_closed(), key
+    assert wire.end_offset(topic) == 1
+    said = cluster.log()
+    assert said.count("kept.request.decoded.max.bytes") == 3 and "Traceback" not in said
 
 
 def test_answers_come_in_order_and_later_requests_see_what_earlier_ones_did(

@@ -152,5 +152,14 @@ def test_hash_is_javas(group: str, hashed: int) -> None:
     assert partition_for(group, 50) == (0 if hashed == -(2**31) else abs(hashed) % 50)
 
 
+@pytest.mark.parametrize("length", [63, 64, 65, 127, 128, 1000])
+def test_hash_of_a_long_name_is_the_same_by_each_unit(length: int) -> None:
+    text = "".join(chr(0x20 + 7 * place % 0xD000) for place in range(length))
+    value = 0
+    for character in text:
+        value = (31 * value + ord(character)) % (1 << 32)
+    assert java_hash(text) % (1 << 32) == value
+
+
 def test_length_is_javas() -> None:
     assert [r.utf16_length(t) for t in ("", "abc", "é", "😀")] == [0, 3, 1, 2]

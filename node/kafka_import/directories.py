@@ -4,7 +4,7 @@ them that kept could not serve, and the mark of one that was taken over.
 Only read here, but for the mark: a file ``kept-adopted`` beside ``meta.properties``, which itself
 stays as Kafka wrote it. Refused, with the way out: what is not a clean stop of one node, in all of
 its directories; a move between directories that is under way (``-future``); batches older than
-version 2; open transactions.
+version 2; transactions in a state that is not known here. Those that are open are taken over.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ from enum import Enum
 from typing import Final
 from uuid import UUID
 
+from kept.node.coordinator.transactions.records import decode_record
+from kept.node.metadata.internal_topics import TRANSACTION_STATE
 from kept.storage import checkpoints, layout
 from kept.storage.directory import META_VERSION, OWNER
 from kept.storage.disk import Disk, File
-from kept.storage.errors import DamagedData, DirectoryRefused
+from kept.storage.errors import CorruptMessage, DamagedData, DirectoryRefused
+from kept.storage.inspect.check import batches
 from kept.storage.producers import snapshots
+from kept.storage.records import records
 from kept.storage.records.header import HEADER_BYTES, MAGIC, MAGIC_POSITION
 from kept.storage.types import TopicPartition
 
@@ -132,6 +136,8 @@ def problems(disk: Disk, imports: Sequence[Found]) -> Iterator[str]:
         for tp in directory.logs:
             path = f"{directory.path}/{layout.directory_name(tp)}"
             yield from _log_problems(disk, path)
+            if tp.topic == TRANSACTION_STATE:
+                yield from _unknown_transactions(disk, path)
 
 
 def _log_problems(disk: Disk, path: str) -> Iterator[str]:
@@ -148,7 +154,11 @@ def _log_problems(disk: Disk, path: str) -> Iterator[str]:
         if parsed.kind == layout.SNAPSHOT:
             newest = max(newest, parsed.base_offset)
     if newest >= 0:
-        yield from _open_transactions(disk, layout.segment_file(path, newest, layout.SNAPSHOT))
+        snapshot = layout.segment_file(path, newest, layout.SNAPSHOT)
+        try:
+            snapshots.decode(snapshot, disk.read(snapshot))
+        except DamagedData as error:
+            yield f"{error}: start Apache Kafka once more, and stop it cleanly"
 
 
 def _magic(disk: Disk, path: str) -> int:
@@ -158,19 +168,24 @@ def _magic(disk: Disk, path: str) -> int:
     return head[MAGIC_POSITION] if len(head) > MAGIC_POSITION else MAGIC
 
 
-def _open_transactions(disk: Disk, path: str) -> Iterator[str]:
-    try:
-        states = snapshots.decode(path, disk.read(path))
-    except DamagedData as error:
-        yield f"{error}: start Apache Kafka once more, and stop it cleanly"
-        return
-    for producer_id, state in states:
-        if state.txn_first_offset is not None:
-            yield (
-                f"{path}: producer {producer_id} has a transaction open since offset "
-                f"{state.txn_first_offset}: end it (kafka-transactions abort), or wait for its "
-                "timeout, then stop Apache Kafka"
-            )
+def _unknown_transactions(disk: Disk, path: str) -> Iterator[str]:
+    """The first record of a log of ``__transaction_state`` that its coordinator could not load."""
+    for name in sorted(disk.listdir(path)):
+        parsed = layout.parse_segment_file(name)
+        if parsed is None or parsed.state or parsed.kind != layout.LOG:
+            continue
+        for _, header, batch in batches(disk, f"{path}/{name}"):
+            if header.is_control:
+                continue
+            for record in records(batch):
+                try:
+                    decode_record(record.key or b"", record.value)
+                except CorruptMessage as error:
+                    yield (
+                        f"{path}/{name}: offset {record.offset}: {error}: let Apache Kafka end "
+                        "that transaction, and stop it again"
+                    )
+                    return
 
 
 def refuse(reasons: Sequence[str]) -> None:

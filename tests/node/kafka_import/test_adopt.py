@@ -13,6 +13,11 @@ from click.testing import CliRunner
 
 from kept.cli.serve import serve
 from kept.cluster.metadata.metadata_files import open_files
+from kept.node.coordinator.transactions.records import (
+    TransactionMetadata,
+    TransactionRecord,
+    TransactionState,
+)
 from kept.node.kafka_import import adopt as adopt_module
 from kept.node.kafka_import.adopt import adopt
 from kept.storage import checkpoints, layout
@@ -25,8 +30,7 @@ from kept.storage.errors import (
     DirectoryRefused,
     KeptError,
 )
-from kept.storage.producers import snapshots
-from kept.storage.producers.producer_states import ProducerState, ProducerStates
+from kept.storage.records import build_batch
 from tests.node.kafka_import import fixtures
 
 ANOTHER = UUID(int=99)
@@ -118,12 +122,19 @@ def _old_batches(kafka: Path) -> None:
     (kafka / "plain-0" / f"{0:020d}.log").write_bytes(bytes(16) + b"\x01" + bytes(60))
 
 
-def _open_transaction(kafka: Path) -> None:
-    states = ProducerStates(1)
-    state = ProducerState(0, 1)
-    state.txn_first_offset = 3
-    states.restore([(5, state)])
-    (kafka / "plain-1" / f"{9:020d}.snapshot").write_bytes(snapshots.encode(states))
+def _damaged_snapshot(kafka: Path) -> None:
+    (kafka / "plain-1" / f"{9:020d}.snapshot").write_bytes(b"\0\1")
+
+
+def _unknown_transaction(kafka: Path) -> None:
+    """Of status 7, which KIP-939 would write."""
+    known = TransactionMetadata(5, 0, 60_000, TransactionState.ONGOING)
+    key, value = TransactionRecord("bank", known).encode()
+    assert value is not None
+    at = 2 + 8 + 2 + 4
+    changed = value[:at] + b"\7" + value[at + 1 :]
+    data = build_batch([(1, key, value, ()), (2, key, changed, ())])
+    (kafka / "__transaction_state-0" / f"{0:020d}.log").write_bytes(data)
 
 
 def _another_directory(kafka: Path) -> None:
@@ -151,7 +162,11 @@ def _other_voters(kafka: Path) -> None:
         (_a_log_is_gone, r"table-2 \(topic id .*\) is not in log.dirs"),
         (_moving, "let Apache Kafka finish that"),
         (_old_batches, "holds batches of version 1"),
-        (_open_transaction, "producer 5 has a transaction open since offset 3"),
+        (_damaged_snapshot, "2 bytes are no snapshot: start Apache Kafka once more"),
+        (
+            _unknown_transaction,
+            "offset 1: a transaction of status 7; this node knows statuses 0 to 5",
+        ),
         (_another_directory, "is not in log.dirs: name all that it had"),
         (_other_voters, r"controllers were the nodes \[0, 1, 2, 3\], .* names \[0, 1, 2\]"),
     ],

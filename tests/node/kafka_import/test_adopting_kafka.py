@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from kept.node.coordinator.transactions.records import (
+    TransactionRecord,
+    TransactionState,
+    decode_record,
+)
+from kept.storage.records import build_batch, headers, records
 from kept.testing.ports import free_port
 from tests.node.kafka_import import fixtures
 
@@ -236,12 +243,12 @@ def test_one_node(kafka_dist: Any, tmp_path: Path) -> None:
         assert "nothing to adopt" in node.said
 
 
-def test_three_nodes_that_were_stopped_cleanly(kafka_dist: Any, tmp_path: Path) -> None:
-    """The same command on each; whose metadata log is longest decides, as in Raft."""
+def three_brokers(kafka_dist: Any, tmp_path: Path) -> list[Any]:
+    """Three nodes of Kafka, each broker and controller, to be started."""
     ports = [free_port(above=[1]) for _ in range(3)]
     voters = ",".join(f"{n}@127.0.0.1:{port + 1}" for n, port in enumerate(ports))
     cluster_id = kafka_dist.new_id()
-    brokers = [
+    return [
         kafka_dist.Broker(
             tmp_path / f"n{n}",
             port,
@@ -256,17 +263,21 @@ def test_three_nodes_that_were_stopped_cleanly(kafka_dist: Any, tmp_path: Path) 
         )
         for n, port in enumerate(ports)
     ]
-    bootstrap = ",".join(broker.bootstrap for broker in brokers)
+
+
+@contextmanager
+def started(brokers: list[Any]) -> Iterator[str]:
+    """All of them together, and stopped together; their bootstrap."""
     with ThreadPoolExecutor(3) as several:
         try:
             list(several.map(lambda broker: broker.start(), brokers))
-            fill(bootstrap, 3)
-            before = wait_compacted(bootstrap)
+            yield ",".join(broker.bootstrap for broker in brokers)
         finally:
             list(several.map(lambda broker: broker.stop(), brokers))
-    directories = [broker.data for broker in brokers]
-    assert all((path / ".kafka_cleanshutdown").exists() for path in directories)
-    hashes = [fixtures.hashes(path) for path in directories]
+
+
+def three_settings() -> tuple[list[dict[str, str]], list[int]]:
+    """Settings and ports of three nodes of kept."""
     ports = [free_port(above=[1]) for _ in range(3)]
     ours = ",".join(f"{n}@127.0.0.1:{port + 1}" for n, port in enumerate(ports))
     settings = [
@@ -277,6 +288,19 @@ def test_three_nodes_that_were_stopped_cleanly(kafka_dist: Any, tmp_path: Path) 
         }
         for port in ports
     ]
+    return settings, ports
+
+
+def test_three_nodes_that_were_stopped_cleanly(kafka_dist: Any, tmp_path: Path) -> None:
+    """The same command on each; whose metadata log is longest decides, as in Raft."""
+    brokers = three_brokers(kafka_dist, tmp_path)
+    with started(brokers) as bootstrap:
+        fill(bootstrap, 3)
+        before = wait_compacted(bootstrap)
+    directories = [broker.data for broker in brokers]
+    assert all((path / ".kafka_cleanshutdown").exists() for path in directories)
+    hashes = [fixtures.hashes(path) for path in directories]
+    settings, ports = three_settings()
     with serving(directories, settings, ports) as nodes:
         after = state(nodes[0].bootstrap)
         assert latest(after) == latest(before)
@@ -291,3 +315,141 @@ def test_three_nodes_that_were_stopped_cleanly(kafka_dist: Any, tmp_path: Path) 
         assert done.returncode == 0, done.stdout + done.stderr
         assert "level=error" not in "".join(node.said for node in nodes)
     assert [fixtures.hashes(path) for path in directories] == hashes
+
+
+# Transactions.
+
+LEFT_OPEN_MS = 15_000
+"""The timeout of transactions that nobody ends."""
+
+
+def transact(bootstrap: str, replicas: int) -> list[Any]:
+    """A transaction in each state that Kafka keeps when it stops; the producers, which must not
+    end theirs. ``going-on`` is open and long, ``left`` open and short.
+    """
+    from confluent_kafka import Producer
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for made in admin.create_topics([NewTopic("orders", 1, replicas)]).values():
+        made.result(30)
+    producers = []
+    names = ("empty", "committed", "aborted", "left", "going-on", "to-commit", "to-abort")
+    for name in names:
+        timeout_ms = LEFT_OPEN_MS if name == "left" else 600_000
+        producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "transactional.id": name,
+                "transaction.timeout.ms": timeout_ms,
+            }
+        )
+        producer.init_transactions(60)
+        producers.append(producer)
+        if name == "empty":
+            continue
+        producer.begin_transaction()
+        producer.produce("orders", name, name)
+        assert producer.flush(30) == 0
+        if name == "committed":
+            producer.commit_transaction(30)
+        if name == "aborted":
+            producer.abort_transaction(30)
+    return producers
+
+
+def _decided(one: TransactionRecord, state: TransactionState) -> tuple[bytes, bytes | None]:
+    assert one.metadata is not None
+    return replace(one, metadata=replace(one.metadata, state=state)).encode()
+
+
+def decide(directories: list[Path]) -> None:
+    """What Kafka's coordinator writes before it sends markers: the transactions ``to-commit`` and
+    ``to-abort`` are decided, and no marker is there. In the log of every replica.
+    """
+    ends = {
+        "to-commit": TransactionState.PREPARE_COMMIT,
+        "to-abort": TransactionState.PREPARE_ABORT,
+    }
+    for directory in directories:
+        (path,) = (directory / "__transaction_state-0").glob("*.log")
+        data = path.read_bytes()
+        held = {}
+        for record in records(data):
+            assert record.key is not None
+            one = decode_record(record.key, record.value)
+            assert one is not None
+            held[one.transactional_id] = one
+        newest = list(headers(data))[-1][1]
+        rows = [
+            (newest.max_timestamp, *_decided(held[name], end), ()) for name, end in ends.items()
+        ]
+        path.write_bytes(
+            data
+            + build_batch(
+                rows, base_offset=newest.next_offset, leader_epoch=newest.partition_leader_epoch
+            )
+        )
+
+
+def transact_on(bootstrap: str) -> list[bytes]:
+    """Every id goes on, and what was open is ended; what was committed in all."""
+    from confluent_kafka import Consumer, Producer, TopicPartition
+
+    names = ("empty", "committed", "aborted", "going-on", "to-commit", "to-abort")
+    for name in names:
+        producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": name})
+        producer.init_transactions(60)
+        producer.begin_transaction()
+        producer.produce("orders", f"{name} again", name)
+        producer.commit_transaction(60)
+    reader = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "orders",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
+    deadline = time.monotonic() + READY_S
+    place = TopicPartition("orders", 0, 0)
+    try:
+        while True:
+            found = [row[2] for _, row in read(reader, [place])]
+            if len(found) >= 2 + len(names):
+                return found
+            assert time.monotonic() < deadline, f"a transaction stays open behind {found}"
+            time.sleep(0.5)
+    finally:
+        reader.close()
+
+
+def check_transactions(found: list[bytes]) -> None:
+    """Those that Kafka or its decision committed, and nothing of the others."""
+    again = ["empty", "committed", "aborted", "going-on", "to-commit", "to-abort"]
+    expected = ["committed", "to-commit", *(f"{name} again" for name in again)]
+    assert sorted(found) == sorted(value.encode() for value in expected)
+
+
+def test_transactions_of_one_node_go_on(kafka_dist: Any, tmp_path: Path) -> None:
+    broker = kafka_dist.Broker(tmp_path, free_port(above=[1]))
+    with broker:
+        producers = transact(broker.bootstrap, 1)
+    producers.clear()
+    decide([broker.data])
+    with serving([broker.data], [{}], [free_port()]) as (node,):
+        check_transactions(transact_on(node.bootstrap))
+        assert "level=error" not in node.said
+
+
+def test_transactions_of_three_nodes_go_on(kafka_dist: Any, tmp_path: Path) -> None:
+    brokers = three_brokers(kafka_dist, tmp_path)
+    with started(brokers) as bootstrap:
+        producers = transact(bootstrap, 3)
+    producers.clear()
+    directories = [broker.data for broker in brokers]
+    decide(directories)
+    settings, ports = three_settings()
+    with serving(directories, settings, ports) as nodes:
+        check_transactions(transact_on(nodes[0].bootstrap))
+        assert "level=error" not in "".join(node.said for node in nodes)

@@ -136,13 +136,13 @@ class Client:
         """
         finished = self._sockets.run(calls)
         error = first_failure(
-            one
-            for one in finished
-            if not (one.call.optional and isinstance(one.error, RetriableError))
+            call
+            for call in finished
+            if not (call.call.optional and isinstance(call.error, RetriableError))
         )
         if error is not None:
             raise error
-        return [one.response if one.error is None else one.error for one in finished]
+        return [call.response if call.error is None else call.error for call in finished]
 
     def run(self, operation: Generator[list[Call], list[Any], _T]) -> _T:
         """Drive an operation of :mod:`kept.client.admin.topics` and its siblings."""
@@ -170,14 +170,14 @@ class Client:
 
     def topic(self, name: str) -> TopicView:
         """One topic; an error if there is none."""
-        known = self.view.topics.get(name)
-        if known is None or known.error_code or not known.partitions:
-            known = self.metadata([name]).topics.get(name)
-        error = failure(3 if known is None else known.error_code, f"Metadata of {name}")
+        view = self.view.topics.get(name)
+        if view is None or view.error_code or not view.partitions:
+            view = self.metadata([name]).topics.get(name)
+        error = failure(3 if view is None else view.error_code, f"Metadata of {name}")
         if error is not None:
             raise error
-        assert known is not None
-        return known
+        assert view is not None
+        return view
 
     def create_topics(self, topics: Sequence[NewTopic], *, validate_only: bool = False) -> None:
         """Create topics and wait for their leaders."""
@@ -254,17 +254,17 @@ class Client:
         share one partition that has a leader, drawn anew for each call. ``producer`` is (id, epoch,
         next sequence by partition) of an idempotent producer; the sequences are moved on.
         """
-        known = self.view.topics.get(topic)
-        if known is None or not known.partitions:
-            known = self._topic_for_produce(topic, auto_create)
+        view = self.view.topics.get(topic)
+        if view is None or not view.partitions:
+            view = self._topic_for_produce(topic, auto_create)
         by_partition: dict[int, list[Any]] = {}
         now = time.time_ns() // 1_000_000
-        led = [p for p, one in known.partitions.items() if one.leader >= 0]
-        sticky = secrets.choice(led or list(known.partitions))
+        led = [p for p, state in view.partitions.items() if state.leader >= 0]
+        sticky = secrets.choice(led or list(view.partitions))
         for r in records:
             where = r.partition
             if where is None:
-                where = partition_for(r.key, len(known.partitions), sticky)
+                where = partition_for(r.key, len(view.partitions), sticky)
             when = now if r.timestamp is None else r.timestamp
             by_partition.setdefault(where, []).append((when, r.key, r.value, r.headers))
         batches = {}
@@ -331,8 +331,8 @@ class Client:
         self, topic: str, partitions: Iterable[int] | None = None
     ) -> dict[int, tuple[int, int]]:
         """Partition -> (log start offset, high watermark), of all or of some partitions."""
-        asked = self.topic(topic).partitions if partitions is None else partitions
-        tps = [TopicPartition(topic, p) for p in sorted(asked)]
+        numbers = self.topic(topic).partitions if partitions is None else partitions
+        tps = [TopicPartition(topic, p) for p in sorted(numbers)]
         first = self.list_offsets(dict.fromkeys(tps, EARLIEST))
         last = self.list_offsets(dict.fromkeys(tps, LATEST))
         return {tp.partition: (first[tp].offset, last[tp].offset) for tp in tps}

@@ -123,9 +123,9 @@ def request_any(
 
 def each_node(bootstrap: str, timeout_s: float = TIMEOUT_S) -> dict[int, JsonApi]:
     """Every node of the cluster that takes part, by its id. Raises HttpFailed."""
-    found = request_any(bootstrap, lambda api: api.get("cluster"))
+    cluster = request_any(bootstrap, lambda api: api.get("cluster"))
     nodes: dict[int, JsonApi] = {}
-    for broker in found["brokers"]:
+    for broker in cluster["brokers"]:
         if not broker["fenced"]:
             (endpoint,) = parse_bootstrap(broker["endpoints"][0].partition("://")[2])
             nodes[broker["node_id"]] = JsonApi(endpoint, timeout_s)
@@ -136,8 +136,8 @@ def nodes_away(bootstrap: str) -> list[int]:
     """Nodes that are registered and do not take part: :func:`each_node` lacks them. Raises
     HttpFailed.
     """
-    found = request_any(bootstrap, lambda api: api.get("cluster"))
-    return sorted(broker["node_id"] for broker in found["brokers"] if broker["fenced"])
+    cluster = request_any(bootstrap, lambda api: api.get("cluster"))
+    return sorted(broker["node_id"] for broker in cluster["brokers"] if broker["fenced"])
 
 
 def cluster_is_up(endpoints: Sequence[Endpoint]) -> str | None:
@@ -147,17 +147,17 @@ def cluster_is_up(endpoints: Sequence[Endpoint]) -> str | None:
     """
     for endpoint in endpoints:
         try:
-            found = JsonApi(endpoint, CONNECT_TIMEOUT_S).get("cluster")
+            cluster = JsonApi(endpoint, CONNECT_TIMEOUT_S).get("cluster")
         except HttpFailed as error:
             return str(error)
-        if not found["ready"]:
-            return f"{endpoint} is not ready: {found['reason']}"
-        active = sum(not broker["fenced"] for broker in found["brokers"])
+        if not cluster["ready"]:
+            return f"{endpoint} is not ready: {cluster['reason']}"
+        active = sum(not broker["fenced"] for broker in cluster["brokers"])
         if active < len(endpoints):
             return f"{endpoint} knows {active} of {len(endpoints)} brokers"
     return None
 
 
 def _url(path: str, query: Mapping[str, str]) -> str:
-    asked = f"?{urlencode(query)}" if query else ""
-    return f"/api/v1/{quote(path)}{asked}"
+    suffix = f"?{urlencode(query)}" if query else ""
+    return f"/api/v1/{quote(path)}{suffix}"

@@ -180,13 +180,13 @@ class NodeConnection(asyncio.BufferedProtocol):
         self._end_with("the connection was closed here")
 
     def _head(self, api_key: int, version: int, number: int, body_bytes: int) -> bytes:
-        known = self._heads.get((api_key, version))
-        if known is None:
+        head = self._heads.get((api_key, version))
+        if head is None:
             flexible = header_is_flexible(message_type(api_key, version, EntityType.request))
             name = self._client_id
             tail = struct.pack(">h", len(name)) + name + (b"\0" if flexible else b"")
-            known = self._heads[api_key, version] = struct.pack(">hh", api_key, version), tail
-        api, tail = known
+            head = self._heads[api_key, version] = struct.pack(">hh", api_key, version), tail
+        api, tail = head
         return (8 + len(tail) + body_bytes).to_bytes(4) + api + number.to_bytes(4) + tail
 
     def _expire(self) -> None:

@@ -94,8 +94,8 @@ class Sockets:
 
     def close(self) -> None:
         """Close every connection."""
-        for one in list(self._sockets.values()):
-            self._drop(one)
+        for connection in list(self._sockets.values()):
+            self._drop(connection)
         self._selector.close()
 
     def _turn(self, longest_s: float = 1.0) -> None:
@@ -103,20 +103,24 @@ class Sockets:
         due = self.core.next_tick_ms()
         pause = longest_s if due is None else max(0.0, min(longest_s, (due - _now_ms()) / 1000))
         for key, mask in self._selector.select(pause):
-            one: _Socket = key.data
-            if self._sockets.get(one.number) is not one:
+            connection: _Socket = key.data
+            if self._sockets.get(connection.number) is not connection:
                 continue
-            if one.connecting:
-                self._finish_connecting(one)
+            if connection.connecting:
+                self._finish_connecting(connection)
                 continue
             if mask & selectors.EVENT_WRITE:
-                self._write(one)
-            if mask & selectors.EVENT_READ and self._sockets.get(one.number) is one:
-                self._read(one)
+                self._write(connection)
+            if mask & selectors.EVENT_READ and self._sockets.get(connection.number) is connection:
+                self._read(connection)
         now_ms = _now_ms()
-        for one in list(self._sockets.values()):
-            if one.connecting and one.addresses and now_ms - one.since_ms >= ADDRESS_MS:
-                self._try_next(one, "no connection")
+        for connection in list(self._sockets.values()):
+            if (
+                connection.connecting
+                and connection.addresses
+                and now_ms - connection.since_ms >= ADDRESS_MS
+            ):
+                self._try_next(connection, "no connection")
         due = self.core.next_tick_ms()
         if due is not None and due <= now_ms:
             self._perform(self.core.step(Tick(), now_ms))
@@ -143,14 +147,14 @@ class Sockets:
     def _open(self, effect: Connect) -> None:
         host, port = effect.endpoint
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             why = f"{host} is not a known host ({getattr(error, 'strerror', None) or error})"
             self._perform(self.core.step(Lost(effect.connection, why), _now_ms()))
             return
-        one = _Socket(effect.connection, list(found))
-        self._sockets[effect.connection] = one
-        self._try_next(one, "no address")
+        connection = _Socket(effect.connection, list(addresses))
+        self._sockets[effect.connection] = connection
+        self._try_next(connection, "no address")
 
     def _try_next(self, one: _Socket, why: str) -> None:
         """Connect to the next address; lost when none is left."""

@@ -153,11 +153,11 @@ class HighestVersion(_ByRecordKey):
         """What the records of a key are ordered by."""
         if self.header is None:
             return (1, record.timestamp)
-        found = None
+        newest = None
         for name, value in record.headers:
             if name == self.header:
-                found = value
-        number = None if found is None else version_number(found)
+                newest = value
+        number = None if newest is None else version_number(newest)
         return (0, 0) if number is None else (1, number)
 
     def reduce(self, state: _Counted, key: bytes, record: Record) -> MaxKeysReached:
@@ -330,5 +330,5 @@ def resolve(config: LogConfig) -> Strategy:
     for entry_point in entry_points(group=ENTRY_POINT_GROUP, name=name):
         strategy: Strategy = entry_point.load()(config)
         return strategy
-    known = sorted({*BUILT_IN, *(e.name for e in entry_points(group=ENTRY_POINT_GROUP))})
-    raise InvalidConfig(f"no compaction strategy {name!r}; there are {', '.join(known)}")
+    names = sorted({*BUILT_IN, *(e.name for e in entry_points(group=ENTRY_POINT_GROUP))})
+    raise InvalidConfig(f"no compaction strategy {name!r}; there are {', '.join(names)}")

@@ -46,12 +46,12 @@ def schema_text(include_headers: bool) -> str:
 
 def check_schema(given: Mapping[str, str], include_headers: bool) -> None:
     """Refuse a user's schema that has other columns or types. Raises BadOption."""
-    known = {**TYPES, "headers": HEADERS}
+    types = {**TYPES, "headers": HEADERS}
     for name, kind in given.items():
-        if name not in known:
-            raise BadOption(f"schema: no column {name}; there are {', '.join(known)}")
-        if kind != known[name]:
-            raise BadOption(f"schema: {name} is {known[name]}, it cannot be read as {kind}")
+        if name not in types:
+            raise BadOption(f"schema: no column {name}; there are {', '.join(types)}")
+        if kind != types[name]:
+            raise BadOption(f"schema: {name} is {types[name]}, it cannot be read as {kind}")
     if "headers" in given and not include_headers:
         raise BadOption("schema: the column headers needs includeHeaders=true")
 
@@ -88,9 +88,9 @@ class ArrowBatches:
             assert block.headers is not None
             return _lists(block.headers, block.rows, kind)
         if name in ("key", "value"):
-            found = block.key if name == "key" else block.value
-            assert found is not None
-            return _strings(found, block.rows, kind)
+            column = block.key if name == "key" else block.value
+            assert column is not None
+            return _strings(column, block.rows, kind)
         numbers = {
             "offset": block.offsets,
             "timestamp": block.timestamps,
@@ -100,10 +100,10 @@ class ArrowBatches:
 
     def _constant(self, name: str, rows: int) -> pa.Array:
         """One value for every row, kept from batch to batch."""
-        known = self._repeated.get(name)
-        if known is None or len(known) < rows:
-            known = self._repeated[name] = pa.repeat(self._constants[name], rows)
-        return known.slice(0, rows)
+        array = self._repeated.get(name)
+        if array is None or len(array) < rows:
+            array = self._repeated[name] = pa.repeat(self._constants[name], rows)
+        return array.slice(0, rows)
 
 
 def _strings(binary: Binary, count: int, kind: pa.DataType) -> pa.Array:

@@ -211,9 +211,9 @@ class _Options:
             for name, value in given.items()
             if name.lower() not in WITHOUT_EFFECT
         }
-        known = {name.lower(): name for name in USES[use]}
-        for name in self.given.keys() - known.keys():
-            raise BadOption(_unknown(name, use, known))
+        names = {name.lower(): name for name in USES[use]}
+        for name in self.given.keys() - names.keys():
+            raise BadOption(_unknown(name, use, names))
 
     def pop(self, name: str, parse: Callable[[str, str], _T], default: _T) -> _T:
         text = self.given.pop(name.lower(), None)
@@ -377,7 +377,7 @@ def _connection(o: _Options) -> Connection:
 
 def _where(o: _Options, which: str, default: int, *, nothing_at: int | None) -> Where:
     """Where to start or end, ``default`` where it is not said. At ``nothing_at`` is no record."""
-    found = o.one_of(
+    choice = o.one_of(
         f"where to {which.removesuffix('ing')}",
         {
             f"{which}Offsets": _offsets,
@@ -385,9 +385,9 @@ def _where(o: _Options, which: str, default: int, *, nothing_at: int | None) -> 
             f"{which}OffsetsByTimestamp": _timestamps,
         },
     )
-    if found is None:
+    if choice is None:
         return AtOffsets(f"{which}Offsets", default)
-    where = found[1]
+    where = choice[1]
     given = (where.default, *(where.by_partition or {}).values())
     if isinstance(where, AtOffsets) and nothing_at is not None and nothing_at in given:
         at = {EARLIEST: "ends at earliest (-2)", LATEST: "starts at latest (-1)"}[nothing_at]
@@ -467,11 +467,11 @@ def _app(name: str, text: str) -> str:
 
 
 def _duration(name: str, text: str) -> int:
-    found = re.fullmatch(rf"([0-9]{{1,{MAX_DIGITS}}})\s*([a-z]*)", text.strip().lower())
-    factor = _MILLISECONDS.get(found[2] or "ms") if found else None
-    if not found or factor is None:
+    parsed = re.fullmatch(rf"([0-9]{{1,{MAX_DIGITS}}})\s*([a-z]*)", text.strip().lower())
+    factor = _MILLISECONDS.get(parsed[2] or "ms") if parsed else None
+    if not parsed or factor is None:
         raise _bad(name, text, "a time such as 30s, 15m or 1h")
-    return int(found[1]) * factor
+    return int(parsed[1]) * factor
 
 
 def _topic(name: str, text: str) -> str:
@@ -484,7 +484,7 @@ def _subscribe(name: str, text: str) -> Topics:
     topics = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not topics:
         raise _bad(name, text, "topics, separated by commas")
-    return Subscribe(tuple(_topic(name, one) for one in topics))
+    return Subscribe(tuple(_topic(name, topic) for topic in topics))
 
 
 def _pattern(name: str, text: str) -> Topics:
@@ -514,10 +514,10 @@ def _offsets(name: str, text: str) -> Where:
     if text.strip().lower() in words:
         return AtOffsets(name, words[text.strip().lower()])
     wanted = 'earliest, latest, or JSON such as {"topic": {"0": 23, "1": -1}}'
-    found = _by_partition(name, text, wanted)
-    if any(offset < EARLIEST for offset in found.values()):
+    by_partition = _by_partition(name, text, wanted)
+    if any(offset < EARLIEST for offset in by_partition.values()):
         raise _bad(name, text, f"{wanted}; -1 is latest, -2 earliest")
-    return AtOffsets(name, None, found)
+    return AtOffsets(name, None, by_partition)
 
 
 def _timestamp(name: str, text: str) -> Where:
@@ -526,14 +526,14 @@ def _timestamp(name: str, text: str) -> Where:
 
 def _timestamps(name: str, text: str) -> Where:
     wanted = 'JSON such as {"topic": {"0": 1700000000000}}, milliseconds since 1970'
-    found = _by_partition(name, text, wanted)
-    if any(when < 0 for when in found.values()):
+    by_partition = _by_partition(name, text, wanted)
+    if any(when < 0 for when in by_partition.values()):
         raise _bad(name, text, wanted)
-    return AtTimestamps(name, None, found)
+    return AtTimestamps(name, None, by_partition)
 
 
 def _by_partition(name: str, text: str, wanted: str) -> dict[TopicPartition, int]:
-    found = {}
+    values = {}
     for topic, numbers in _json_object(name, text, wanted).items():
         if not isinstance(numbers, dict):
             raise _bad(name, text, wanted)
@@ -541,27 +541,27 @@ def _by_partition(name: str, text: str, wanted: str) -> dict[TopicPartition, int
             known = _is_number(partition) and partition == str(int(partition))
             if not known or not _is_int(number) or number > MAX_INT64:
                 raise _bad(name, text, wanted)
-            found[TopicPartition(topic, int(partition))] = number
-    if not found:
+            values[TopicPartition(topic, int(partition))] = number
+    if not values:
         raise _bad(name, text, wanted)
-    return found
+    return values
 
 
 def _json_object(name: str, text: str, wanted: str) -> dict[str, Any]:
     try:
-        found = json.loads(text, object_pairs_hook=_once)
+        parsed = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        parsed = None
+    if not isinstance(parsed, dict):
         raise _bad(name, text, wanted)
-    return found
+    return parsed
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """What JSON gives twice is refused: which of the two counts would be a guess."""
-    if len(found := dict(pairs)) < len(pairs):
+    if len(unique := dict(pairs)) < len(pairs):
         raise ValueError
-    return found
+    return unique
 
 
 def _is_int(value: object) -> bool:

@@ -127,7 +127,7 @@ class KeptReader(DataSourceReader):
             connection.bootstrap, connection.client_id, timeout_ms=connection.timeout_ms
         ) as client:
             ranges = plan_batch(client, self.options, self.bounds)
-        return [InputPartition(one) for one in ranges]
+        return [InputPartition(range_) for range_ in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a range, in a worker."""
@@ -144,15 +144,15 @@ def read_partition(
 
     Spark 4.1 always means UTC by an Arrow timestamp, later versions want to be told.
     """
-    one = partition.value if partition is not None else None
-    if not isinstance(one, Range):
+    range_ = partition.value if partition is not None else None
+    if not isinstance(range_, Range):
         return iter(())
     from pyspark.sql.pandas.types import to_arrow_schema
 
     from kept.pipeline.read.task import read_range
 
-    known = inspect.signature(to_arrow_schema).parameters
-    arrow = to_arrow_schema(schema, **({"timezone": "UTC"} if "timezone" in known else {}))
+    parameters = inspect.signature(to_arrow_schema).parameters
+    arrow = to_arrow_schema(schema, **({"timezone": "UTC"} if "timezone" in parameters else {}))
     bounds = bounds or Bounds()
     on = options.until_caught_up and bounds.end == MAX_INT64  # a filter may end it sooner
-    return read_range(one, options, arrow, bounds.min_timestamp, until_caught_up=on)
+    return read_range(range_, options, arrow, bounds.min_timestamp, until_caught_up=on)

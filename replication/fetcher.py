@@ -249,14 +249,14 @@ class FetcherCore:
     def _offsets_request(self, now_ms: int) -> OffsetsRequest | None:
         if not self._awaiting_offsets:
             return None
-        asked = []
+        partitions = []
         for tp in tuple(self._awaiting_offsets):
             member = self._members[tp]
             if member.core.state is not State.LISTING_OFFSETS:
                 del self._awaiting_offsets[tp]
             elif member.core.wants(now_ms):
-                asked.append((tp, member.topic_id, member.core.leader_epoch))
-        return OffsetsRequest(tuple(asked)) if asked else None
+                partitions.append((tp, member.topic_id, member.core.leader_epoch))
+        return OffsetsRequest(tuple(partitions)) if partitions else None
 
     def _fetch_request(self, now_ms: int) -> FetchRequest | None:
         session, settings = self.session, self.settings
@@ -311,10 +311,10 @@ class FetcherCore:
         for part in answer.partitions:
             tp = part.tp
             member = self._members.get(tp)
-            asked = session.sent.get(tp)
-            if member is None or asked is None or asked.topic_id != member.topic_id:
+            requested = session.sent.get(tp)
+            if member is None or requested is None or requested.topic_id != member.topic_id:
                 continue
-            effects = member.core.fetch_completed(asked, part, now_ms)
+            effects = member.core.fetch_completed(requested, part, now_ms)
             self._follow_up(tp, member.core)
             if effects:
                 work.append((tp, effects))

@@ -34,23 +34,23 @@ def about_to_lose(
         end = min(high_watermark, end)
     if start >= end:
         return None
-    found: list[LostRecord] = []
+    lost: list[LostRecord] = []
     position, read, why = start, 0, None
     try:
-        while position < end and read < MAX_BYTES and len(found) <= MAX_RECORDS:
+        while position < end and read < MAX_BYTES and len(lost) <= MAX_RECORDS:
             data = log.read_batches(position, READ_BYTES, end)
             if not data:
                 break
             read += len(data)
             # A cut goes by whole batches: the first may begin below ``offset``.
-            found += (
+            lost += (
                 LostRecord(record.offset, record.key, record.value is None)
                 for record in records(data)
             )
             position = max(header.next_offset for _, header in headers(data))
     except KeptError as error:
         why = str(error)
-    if why is None and (position < end or len(found) > MAX_RECORDS):
+    if why is None and (position < end or len(lost) > MAX_RECORDS):
         why = f"it holds {MAX_RECORDS} records of {MAX_BYTES} bytes at most"
-    start = min([start, *(record.offset for record in found[:1])])
-    return Losing(start, end, min(max(high_watermark, start), end), tuple(found[:MAX_RECORDS]), why)
+    start = min([start, *(record.offset for record in lost[:1])])
+    return Losing(start, end, min(max(high_watermark, start), end), tuple(lost[:MAX_RECORDS]), why)

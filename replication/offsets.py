@@ -45,14 +45,14 @@ def list_offset(
     if timestamp in (LATEST_TIERED_TIMESTAMP, EARLIEST_PENDING_UPLOAD_TIMESTAMP):
         return NOTHING
     if timestamp == MAX_TIMESTAMP:
-        found = log.offset_of_max_timestamp()
+        entry = log.offset_of_max_timestamp()
     else:
-        found = log.offset_for_timestamp(timestamp)
-    if found is None or found.offset >= fetchable:
+        entry = log.offset_for_timestamp(timestamp)
+    if entry is None or entry.offset >= fetchable:
         if late is not None:
             raise OffsetNotAvailable(late)
         return NOTHING
-    return ListedOffset(found.timestamp, found.offset, found.leader_epoch)
+    return ListedOffset(entry.timestamp, entry.offset, entry.leader_epoch)
 
 
 def diverging_epoch(log: Log, last_fetched_epoch: int, offset: int) -> tuple[int, int] | None:

@@ -238,11 +238,11 @@ class Partition(Replica):
             if isolation:
                 end = self.last_stable_offset
         try:
-            found = log.read(offset, max_bytes, end, at_least_one=at_least_one)
+            read = log.read(offset, max_bytes, end, at_least_one=at_least_one)
             if isolation and replica_id < 0:
                 aborted = [
                     (txn.producer_id, txn.first_offset)
-                    for txn in log.aborted_in_slice(offset, found, end)
+                    for txn in log.aborted_in_slice(offset, read, end)
                 ]
         except MachineError as error:
             self.failed(error)
@@ -251,7 +251,7 @@ class Partition(Replica):
         committed = core.high_watermark
         unstable = log.producers.first_undecided_offset(committed, start)
         stable = committed if unstable is None else min(unstable, committed)
-        return PartitionFetch(found, committed, stable, start, aborted, None)
+        return PartitionFetch(read, committed, stable, start, aborted, None)
 
     def _check_reads(self, offset: int) -> None:
         """Whether consumers may read from this follower: in sync, and not ahead of it."""
@@ -339,10 +339,10 @@ class Partition(Replica):
             if self._is_in_older_segment(offset, end):
                 return PLENTY
             try:
-                found = self.log.read(offset, MAX_INT32, end)
+                read = self.log.read(offset, MAX_INT32, end)
             except MachineError as error:
                 self.failed(error)
-            return 0 if found is None else found.size_bytes
+            return 0 if read is None else read.size_bytes
         return 0
 
     def readable_replicas(self, offset: int) -> tuple[int, ...]:

@@ -171,9 +171,9 @@ class LogDirectory:
 
     def _read_meta(self, cluster_id: str, node_id: int, new_directory_id: uuid.UUID) -> None:
         path = self._file(layout.META_PROPERTIES)
-        found = checkpoints.read_properties(self.disk, path)
+        values = checkpoints.read_properties(self.disk, path)
         self.cluster_id, self.node_id, self.directory_id = cluster_id, node_id, new_directory_id
-        if found is None:
+        if values is None:
             if any(entry.topic_partition for entry in self.scan()):
                 raise DirectoryRefused(f"{self.path} holds logs but no {layout.META_PROPERTIES}")
             properties = {
@@ -182,19 +182,19 @@ class LogDirectory:
             }  # fmt: skip
             checkpoints.write_properties(self.disk, path, properties)
             return
-        if not found.get("version"):
+        if not values.get("version"):
             raise DamagedData(path, 0, -1, "it is empty or says no version: put it back")
-        if found.get("version") != META_VERSION:
+        if values.get("version") != META_VERSION:
             raise DirectoryRefused(
-                f"{path} has version {found.get('version')!r}; this version reads {META_VERSION}"
+                f"{path} has version {values.get('version')!r}; this version reads {META_VERSION}"
             )
         for name, wanted in (("cluster.id", cluster_id), ("node.id", str(node_id))):
-            if found.get(name) != wanted:
+            if values.get(name) != wanted:
                 raise DirectoryRefused(
-                    f"{self.path} belongs to {name} {found.get(name)!r}, not to {wanted!r}"
+                    f"{self.path} belongs to {name} {values.get(name)!r}, not to {wanted!r}"
                 )
         try:
-            self.directory_id = layout.decode_uuid(found.get("directory.id", ""))
+            self.directory_id = layout.decode_uuid(values.get("directory.id", ""))
         except ValueError as error:
             raise DamagedData(path, -1, -1, f"directory.id: {error}") from error
 

@@ -520,12 +520,12 @@ class Disk:
     def is_at(self, file: File, path: str) -> bool:
         """Whether an open file is still what ``path`` names, with every directory above it."""
         try:
-            there, here = os.stat(path), os.fstat(file.fd)
+            there, opened = os.stat(path), os.fstat(file.fd)
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
             raise MachineError(path, "stat", error) from error
-        return os.path.samestat(there, here)
+        return os.path.samestat(there, opened)
 
     def size(self, file: File) -> int:
         """Size of an open file."""

@@ -138,13 +138,13 @@ def describe_quorum(patience_ms: int) -> Operation[Quorum]:
     (response,) = yield [call]
     if isinstance(response, KeptError):
         raise response
-    found = response.topics[0].partitions[0]
+    partition = response.topics[0].partitions[0]
     return Quorum(
-        int(found.leader_id),
-        int(found.leader_epoch),
-        int(found.high_watermark),
-        _replicas(found.current_voters),
-        _replicas(found.observers),
+        int(partition.leader_id),
+        int(partition.leader_epoch),
+        int(partition.high_watermark),
+        _replicas(partition.current_voters),
+        _replicas(partition.observers),
     )
 
 
@@ -152,8 +152,10 @@ def _quorum_error(response: Any) -> KeptError | None:
     error = failure(int(response.error_code), "DescribeQuorum")
     if error is not None or not response.topics:
         return error
-    found = response.topics[0].partitions[0]
-    return failure(int(found.error_code), "DescribeQuorum", getattr(found, "error_message", None))
+    partition = response.topics[0].partitions[0]
+    return failure(
+        int(partition.error_code), "DescribeQuorum", getattr(partition, "error_message", None)
+    )
 
 
 def _replicas(states: Iterable[Any]) -> tuple[Replica, ...]:
@@ -175,14 +177,14 @@ def elect_leaders(
 
     None means all partitions that need it.
     """
-    asked = None
+    topics = None
     if partitions is not None:
-        asked = [
+        topics = [
             {"topic": topic, "partitions": tuple(numbers)}
             for topic, numbers in _by_topic(partitions).items()
         ]
     what = "ElectLeaders"
-    values = {"election_type": kind, "topic_partitions": asked, "timeout": timeout_ms}
+    values = {"election_type": kind, "topic_partitions": topics, "timeout": timeout_ms}
     (response,) = yield [
         Call(
             ApiKey.ELECT_LEADERS, values, ToController(), what=what, timeout_ms=timeout_ms,
@@ -207,7 +209,7 @@ def reassign(
     replicas: Mapping[TopicPartition, Sequence[int] | None], timeout_ms: int
 ) -> Operation[list[Outcome]]:
     """Move partitions to these replicas, the preferred leader first; None cancels a move."""
-    asked = [
+    topics = [
         {
             "name": topic,
             "partitions": [
@@ -218,7 +220,7 @@ def reassign(
         for topic, numbers in _by_topic(replicas).items()
     ]
     what = "AlterPartitionReassignments"
-    values = {"timeout": timeout_ms, "allow_replication_factor_change": True, "topics": asked}
+    values = {"timeout": timeout_ms, "allow_replication_factor_change": True, "topics": topics}
     (response,) = yield [
         Call(
             ApiKey.ALTER_PARTITION_REASSIGNMENTS, values, ToController(), what=what,
@@ -275,10 +277,10 @@ def _top(what: str) -> Any:
 
 
 def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
+    by_topic: dict[str, list[int]] = {}
     for tp in sorted(partitions):
-        found.setdefault(tp.topic, []).append(tp.partition)
-    return found
+        by_topic.setdefault(tp.topic, []).append(tp.partition)
+    return by_topic
 
 
 def _tuple(replicas: Sequence[int] | None) -> tuple[int, ...] | None:

@@ -58,20 +58,20 @@ def list_groups(silent: list[int] | None, silent_ms: int) -> Operation[list[Grou
     not answer within ``silent_ms`` is put there and done without.
     """
     _, members = yield from describe_members()
-    asked = [member.node_id for member in members if not member.fenced]
-    calls = [_list_call(node_id) for node_id in asked]
+    nodes = [member.node_id for member in members if not member.fenced]
+    calls = [_list_call(node_id) for node_id in nodes]
     if silent is not None:
         for call in calls:
             call.optional, call.timeout_ms = True, silent_ms
     responses = yield calls
-    found = {}
-    for node_id, response in zip(asked, responses, strict=True):
+    listings = {}
+    for node_id, response in zip(nodes, responses, strict=True):
         if isinstance(response, KeptError):
             assert silent is not None
             silent.append(node_id)
             continue
-        found.update({one.group: one for one in _listings(response)})
-    return [found[name] for name in sorted(found)]
+        listings.update({listing.group: listing for listing in _listings(response)})
+    return [listings[name] for name in sorted(listings)]
 
 
 def groups_of_node(node_id: int) -> Operation[list[GroupListing]]:
@@ -109,8 +109,8 @@ def describe_group(group: str) -> Operation[GroupDescription]:
             check=lambda r: _unless_missing(r.groups[0], what),
         )
     ]
-    one = response.groups[0]
-    consumer = one.protocol_type == "consumer"
+    described = response.groups[0]
+    consumer = described.protocol_type == "consumer"
     members = tuple(
         GroupMember(
             m.member_id,
@@ -119,10 +119,10 @@ def describe_group(group: str) -> Operation[GroupDescription]:
             m.client_host,
             tuple(decode_assignment(m.member_assignment)) if consumer else (),
         )
-        for m in one.members
+        for m in described.members
     )
-    state = "Dead" if int(one.error_code) else one.group_state
-    return GroupDescription(group, state, one.protocol_type, one.protocol_data, members)
+    state = "Dead" if int(described.error_code) else described.group_state
+    return GroupDescription(group, state, described.protocol_type, described.protocol_data, members)
 
 
 def _unless_missing(one: Any, what: str) -> KeptError | None:
@@ -149,12 +149,13 @@ def fetch_offsets(
     group: str, partitions: Iterable[TopicPartition] | None = None
 ) -> Operation[dict[TopicPartition, int]]:
     """Committed offsets, of these partitions or of all that have one."""
-    asked = None if partitions is None else _by_topic((tp, tp.partition) for tp in partitions)
+    requested = None if partitions is None else _by_topic((tp, tp.partition) for tp in partitions)
     topics = (
         None
-        if asked is None
+        if requested is None
         else [
-            {"name": t, "topic_id": None, "partition_indexes": tuple(ps)} for t, ps in asked.items()
+            {"name": t, "topic_id": None, "partition_indexes": tuple(ps)}
+            for t, ps in requested.items()
         ]
     )
     what = f"OffsetFetch of {group}"

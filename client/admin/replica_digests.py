@@ -106,12 +106,12 @@ def _compare(
     verdict.start_offset = max(state["log_start_offset"] for state in states.values())
     verdict.end_offset = min(state["high_watermark"] for state in states.values())
     verdict.end_offset = max(verdict.start_offset, verdict.end_offset)
-    found = request(
+    answers = request(
         "digests", generation=verdict.generation, start=verdict.start_offset, end=verdict.end_offset
     )
-    verdict.covered_end = next(iter(found.values()))["covered_end"]
+    verdict.covered_end = next(iter(answers.values()))["covered_end"]
     for part in ("covered", "tail"):
-        _compare_ranges(verdict, {n: answer[part] for n, answer in found.items()}, request)
+        _compare_ranges(verdict, {n: answer[part] for n, answer in answers.items()}, request)
     verdict.equal = not verdict.differences
 
 
@@ -125,14 +125,14 @@ def _compare_ranges(
     verdict.segments += len(places)
     by_base = {n: {r["base_offset"]: r for r in several} for n, several in ranges.items()}
     for base, end in places:
-        there = {node: found.get(base) for node, found in by_base.items()}
+        there = {node: digests.get(base) for node, digests in by_base.items()}
         if len({None if r is None else (r["end_offset"], r["digest"]) for r in there.values()}) > 1:
             offset = None if verdict.differences else _first(verdict, base, end, request)
         elif any(r is not None and r["wrong"] for r in there.values()):
             offset = None
         else:
             continue
-        said = {node: _said(one) for node, one in there.items()}
+        said = {node: _said(digest) for node, digest in there.items()}
         verdict.differences.append(Difference(base, end, offset, said))
 
 
@@ -149,7 +149,7 @@ def _first(
     base, end = max(base, verdict.start_offset), min(end, verdict.end_offset)
     while end > base:
         try:
-            found = request(
+            answers = request(
                 "digests", generation=verdict.generation, start=base, end=end, parts=PARTS
             )
         except HttpFailed:
@@ -157,7 +157,7 @@ def _first(
         width = -(-(end - base) // PARTS)
         parts = {
             node: {b["number"]: (b["digest"], b["count"]) for b in answer["buckets"]}
-            for node, answer in found.items()
+            for node, answer in answers.items()
         }
         numbers = sorted(set().union(*parts.values()))
         first = next((n for n in numbers if len({p.get(n) for p in parts.values()}) > 1), None)

@@ -61,8 +61,10 @@ class ConfigEntry(NamedTuple):
 
 def first_error(results: Iterable[Any], what: Callable[[Any], str]) -> KeptError | None:
     """The first error among results that carry an error code and perhaps a message."""
-    for one in results:
-        error = failure(int(one.error_code), what(one), getattr(one, "error_message", None))
+    for result in results:
+        error = failure(
+            int(result.error_code), what(result), getattr(result, "error_message", None)
+        )
         if error is not None:
             return error
     return None
@@ -84,8 +86,8 @@ def metadata_call(topics: Sequence[str] | None, create: bool = False) -> Call:
 
     def values(version: int) -> Mapping[str, Any]:
         every = None if version >= 1 else ()
-        asked = every if topics is None else [{"name": n, "topic_id": None} for n in topics]
-        return {"topics": asked, "allow_auto_topic_creation": create}
+        wanted = every if topics is None else [{"name": n, "topic_id": None} for n in topics]
+        return {"topics": wanted, "allow_auto_topic_creation": create}
 
     return Call(ApiKey.METADATA, values, what="Metadata")
 
@@ -287,13 +289,13 @@ def together(*operations: Operation[Any]) -> Operation[list[Any]]:
     results: list[Any] = [None] * len(operations)
     answers: dict[int, Any] = dict.fromkeys(range(len(operations)))
     while answers:
-        asked = {}
+        requested = {}
         for number, responses in answers.items():
             try:
-                asked[number] = operations[number].send(responses)
+                requested[number] = operations[number].send(responses)
             except StopIteration as end:
                 results[number] = end.value
-        if asked:
-            came = iter((yield [call for calls in asked.values() for call in calls]))
-        answers = {number: [next(came) for _ in calls] for number, calls in asked.items()}
+        if requested:
+            came = iter((yield [call for calls in requested.values() for call in calls]))
+        answers = {number: [next(came) for _ in calls] for number, calls in requested.items()}
     return results

@@ -21,12 +21,12 @@ def aborted_batches(records: Buffer, aborted: Sequence[tuple[int, int]]) -> Coll
         return ()
     pending = sorted(aborted, key=lambda one: one[1], reverse=True)
     dropped: set[int] = set()
-    found = set()
+    positions = set()
     for at, header in headers(records):
         while pending and pending[-1][1] <= header.last_offset:
             dropped.add(pending.pop()[0])
         if header.is_control:
             dropped.discard(header.producer_id)
         elif header.is_transactional and header.producer_id in dropped:
-            found.add(at)
-    return found
+            positions.add(at)
+    return positions

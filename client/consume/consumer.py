@@ -103,17 +103,17 @@ class Consumer:
         except ConnectionFailed as error:
             troubles = dict.fromkeys(self.positions, error)
         else:
-            missing = self.positions.keys() - {one.topic_partition for one in fetched}
+            missing = self.positions.keys() - {batch.topic_partition for batch in fetched}
             troubles = {tp: self._why_missing(tp) for tp in missing}
-        for one in fetched:
-            if one.error is None:
-                out.extend(self._decode(one))
-            elif isinstance(one.error, OffsetOutOfRange):
-                self._reset(one.topic_partition)
-            elif isinstance(one.error, RetriableError):
-                troubles[one.topic_partition] = one.error
+        for batch in fetched:
+            if batch.error is None:
+                out.extend(self._decode(batch))
+            elif isinstance(batch.error, OffsetOutOfRange):
+                self._reset(batch.topic_partition)
+            elif isinstance(batch.error, RetriableError):
+                troubles[batch.topic_partition] = batch.error
             else:
-                raise one.error
+                raise batch.error
         for tp in troubles:
             self.client.view.forget(tp)
         self._note_away(troubles)
@@ -145,9 +145,9 @@ class Consumer:
             yield [r for r in batch if r.offset < ends[TopicPartition(r.topic, r.partition)]]
 
     def _resolve_positions(self) -> None:
-        asked = {tp: p for tp, p in self.positions.items() if p < 0}
-        if asked:
-            for tp, at in self.client.list_offsets(asked).items():
+        symbolic = {tp: p for tp, p in self.positions.items() if p < 0}
+        if symbolic:
+            for tp, at in self.client.list_offsets(symbolic).items():
                 self.positions[tp] = at.offset
 
     def _reset(self, tp: TopicPartition) -> None:

@@ -74,10 +74,10 @@ def produce(
 def _produced(partition: int, response: Any) -> Produced:
     if response is None:
         return Produced(partition, -1)
-    one = response.responses[0].partition_responses[0]
-    stamped = one.log_append_time
+    outcome = response.responses[0].partition_responses[0]
+    stamped = outcome.log_append_time
     at_ms = None if stamped is None else round(stamped.timestamp() * 1000)
-    return Produced(partition, int(one.base_offset), at_ms)
+    return Produced(partition, int(outcome.base_offset), at_ms)
 
 
 def _produce_call(
@@ -92,16 +92,16 @@ def _produce_call(
         return {"acks": acks, "timeout": timeout_ms, "topic_data": [named]}
 
     def check(response: Any) -> KeptError | None:
-        one = response.responses[0].partition_responses[0]
-        message = getattr(one, "error_message", None)
+        partition = response.responses[0].partition_responses[0]
+        message = getattr(partition, "error_message", None)
         details = [
             e.batch_index_error_message
-            for e in getattr(one, "record_errors", ())
+            for e in getattr(partition, "record_errors", ())
             if e.batch_index_error_message
         ]
         if details and details[0] not in (message or ""):
             message = f"{message or 'a record is refused'}: {details[0]}"
-        error = failure(int(one.error_code), what, message)
+        error = failure(int(partition.error_code), what, message)
         if isinstance(error, RequestTimedOut):
             return RequestTimedOut(
                 f"{error}: the leader has it, not every replica in sync has; it is committed later "
@@ -120,13 +120,13 @@ def _produce_call(
 
 
 def _topic_id(view: ClusterView, topic: str) -> uuid.UUID | None:
-    known = view.topics.get(topic)
-    return known.topic_id if known is not None and known.topic_id != _NO_ID else None
+    topic_view = view.topics.get(topic)
+    return topic_view.topic_id if topic_view is not None and topic_view.topic_id != _NO_ID else None
 
 
 def _leader_epoch(view: ClusterView, tp: TopicPartition) -> int:
-    known = view.topics.get(tp.topic)
-    partition = None if known is None else known.partitions.get(tp.partition)
+    topic_view = view.topics.get(tp.topic)
+    partition = None if topic_view is None else topic_view.partitions.get(tp.partition)
     return -1 if partition is None else partition.leader_epoch
 
 
@@ -168,8 +168,8 @@ def fetch(
     """
     by_node: dict[int, list[TopicPartition]] = {}
     for tp in positions:
-        known = view.topics.get(tp.topic)
-        partition = None if known is None else known.partitions.get(tp.partition)
+        topic_view = view.topics.get(tp.topic)
+        partition = None if topic_view is None else topic_view.partitions.get(tp.partition)
         if partition is not None and partition.leader in view.nodes:
             by_node.setdefault(partition.leader, []).append(tp)
     calls = [
@@ -178,7 +178,7 @@ def fetch(
     for call in calls:
         call.patient = False
     responses = yield calls
-    return [one for response in responses for one in _fetched(view, response)]
+    return [fetched for response in responses for fetched in _fetched(view, response)]
 
 
 def fetch_partition(
@@ -201,14 +201,14 @@ def fetch_partition(
 
     def check(response: Any) -> KeptError | None:
         error = failure(int(getattr(response, "error_code", 0)), call.what)
-        found = () if error is not None else _fetched(view, response)
-        return next((one.error for one in found), error)
+        results = () if error is not None else _fetched(view, response)
+        return next((fetched.error for fetched in results), error)
 
     call.check, call.timeout_ms = check, timeout_ms
     (response,) = yield [call]
-    for one in _fetched(view, response):
-        if one.topic_partition == tp:
-            return one
+    for fetched in _fetched(view, response):
+        if fetched.topic_partition == tp:
+            return fetched
     raise UnknownTopicId(f"{call.what}: the answer is about another topic")
 
 
@@ -253,13 +253,13 @@ def _fetch_values(
 ) -> Mapping[str, Any]:
     topics: dict[str, list[Mapping[str, Any]]] = {}
     for tp in tps:
-        one = {
+        partition = {
             "partition": tp.partition,
             "current_leader_epoch": -1 if any_epoch else _leader_epoch(view, tp),
             "fetch_offset": positions[tp],
             "partition_max_bytes": limits.partition_max_bytes,
         }
-        topics.setdefault(tp.topic, []).append(one)
+        topics.setdefault(tp.topic, []).append(partition)
     return {
         "replica_id": -1,
         "max_wait": limits.max_wait_ms,
@@ -281,17 +281,17 @@ def _fetched(view: ClusterView, response: Any) -> list[Fetched]:
         name = str(topic.topic) if hasattr(topic, "topic") else view.topic_name(topic.topic_id)
         if name is None:
             continue
-        for one in topic.partitions:
-            tp = TopicPartition(name, int(one.partition_index))
-            aborted = getattr(one, "aborted_transactions", None) or ()
+        for partition in topic.partitions:
+            tp = TopicPartition(name, int(partition.partition_index))
+            aborted = getattr(partition, "aborted_transactions", None) or ()
             out.append(
                 Fetched(
                     tp,
-                    failure(int(one.error_code), f"Fetch of {tp}"),
-                    bytes(one.records or b""),
-                    int(one.high_watermark),
-                    int(getattr(one, "last_stable_offset", -1)),
-                    int(getattr(one, "log_start_offset", -1)),
+                    failure(int(partition.error_code), f"Fetch of {tp}"),
+                    bytes(partition.records or b""),
+                    int(partition.high_watermark),
+                    int(getattr(partition, "last_stable_offset", -1)),
+                    int(getattr(partition, "log_start_offset", -1)),
                     tuple((int(a.producer_id), int(a.first_offset)) for a in aborted),
                 )
             )

@@ -72,8 +72,10 @@ class _Query:
         }
 
         def check(response: Any) -> KeptError | None:
-            errors = [one for one in self.results(tps, response) if isinstance(one, KeptError)]
-            final = (one for one in errors if not isinstance(one, RetriableError))
+            errors = [
+                result for result in self.results(tps, response) if isinstance(result, KeptError)
+            ]
+            final = (result for result in errors if not isinstance(result, RetriableError))
             return next(final, errors[0] if len(errors) == len(tps) else None)
 
         call = Call(
@@ -85,46 +87,46 @@ class _Query:
     def results(self, tps: Sequence[TopicPartition], response: Any) -> list[Any]:
         """What a response says of each of these partitions, or the error."""
         there = {
-            (str(getattr(topic, self.topic)), int(getattr(one, self.partition))): one
+            (str(getattr(topic, self.topic)), int(getattr(partition, self.partition))): partition
             for topic in response.topics
-            for one in topic.partitions
+            for partition in topic.partitions
         }
-        found = []
+        by_partition = []
         for tp in tps:
-            what, one = f"{self.name} of {tp}", there.get(tp)
+            what, partition = f"{self.name} of {tp}", there.get(tp)
             error: KeptError | None = RetriableBrokerError(f"{what}: the answer lacks it")
-            if one is not None:
-                error = failure(int(one.error_code), what)
-            found.append(error or one)
-        return found
+            if partition is not None:
+                error = failure(int(partition.error_code), what)
+            by_partition.append(error or partition)
+        return by_partition
 
 
 def _query(view: ClusterView, query: _Query) -> Operation[dict[TopicPartition, Any]]:
     """The answer about each partition; where the query is optional, perhaps a RetriableError."""
-    found: dict[TopicPartition, Any] = {}
+    results: dict[TopicPartition, Any] = {}
     left = list(query.each)
     while left:
         groups: dict[Endpoint | str, list[TopicPartition]] = {}
         for tp in left:
             groups.setdefault(view.leader(*tp) or tp.topic, []).append(tp)
-        asked = [
+        calls = [
             tps[at : at + MOST_PARTITIONS]
             for tps in groups.values()
             for at in range(0, len(tps), MOST_PARTITIONS)
         ]
-        for tps, response in zip(asked, (yield [query.call(tps) for tps in asked]), strict=True):
+        for tps, response in zip(calls, (yield [query.call(tps) for tps in calls]), strict=True):
             if isinstance(response, KeptError):
-                found.update(dict.fromkeys(tps, response))
+                results.update(dict.fromkeys(tps, response))
                 continue
-            for tp, one in zip(tps, query.results(tps, response), strict=True):
-                if not isinstance(one, KeptError):
-                    found[tp] = one
+            for tp, result in zip(tps, query.results(tps, response), strict=True):
+                if not isinstance(result, KeptError):
+                    results[tp] = result
         was_led = {tp: leader for leader, tps in groups.items() for tp in tps}
-        left = [tp for tp in left if tp not in found]
+        left = [tp for tp in left if tp not in results]
         for tp in left:
             if view.leader(*tp) == was_led[tp]:
                 view.forget(tp)
-    return {tp: found[tp] for tp in query.each}
+    return {tp: results[tp] for tp in query.each}
 
 
 def _offsets_query(
@@ -155,8 +157,8 @@ def list_offsets(
     timeout_ms: int,
 ) -> Operation[dict[TopicPartition, OffsetAt]]:
     """The offset for a timestamp (or LATEST, EARLIEST, MAX_TIMESTAMP) of each partition."""
-    found = yield from _query(view, _offsets_query(asked, timeout_ms, isolation))
-    return {tp: _offset_at(one) for tp, one in found.items()}
+    results = yield from _query(view, _offsets_query(asked, timeout_ms, isolation))
+    return {tp: _offset_at(result) for tp, result in results.items()}
 
 
 def offsets_of_node(
@@ -168,7 +170,7 @@ def offsets_of_node(
     call.route, call.check = ToNode(node_id), None
     (response,) = yield [call]
     said = zip(tps, query.results(tps, response), strict=True)
-    return {tp: _offset_at(one) for tp, one in said if not isinstance(one, KeptError)}
+    return {tp: _offset_at(result) for tp, result in said if not isinstance(result, KeptError)}
 
 
 def _offset_at(one: Any) -> OffsetAt:
@@ -182,14 +184,14 @@ def epoch_ends(
     cannot say. Below an offset that was read in that epoch: the log was cut back since (KIP-320).
     """
     each = {tp: {"current_leader_epoch": -1, "leader_epoch": e} for tp, e in asked.items()}
-    found = yield from _query(
+    results = yield from _query(
         view,
         _Query(
             ApiKey.OFFSET_FOR_LEADER_EPOCH, "OffsetForLeaderEpoch", {"replica_id": -1},
             "topic", "partition", each, timeout_ms,
         ),
     )  # fmt: skip
-    return {tp: int(one.end_offset) for tp, one in found.items()}
+    return {tp: int(result.end_offset) for tp, result in results.items()}
 
 
 def standings(
@@ -199,16 +201,16 @@ def standings(
     led = [number for number, one in topic.partitions.items() if one.leader >= 0]
 
     def offsets(when: int) -> Operation[dict[TopicPartition, Any]]:
-        asked = {TopicPartition(topic.name, number): when for number in led}
-        return _query(view, _offsets_query(asked, patience_ms, optional=True))
+        wanted = {TopicPartition(topic.name, number): when for number in led}
+        return _query(view, _offsets_query(wanted, patience_ms, optional=True))
 
     starts, ends, sizes = yield from together(
         offsets(EARLIEST), offsets(LATEST), log_sizes(topic, patience_ms)
     )
-    found = {}
+    by_partition = {}
     for number in led:
         both = starts[topic.name, number], ends[topic.name, number]
         start, end = (None if isinstance(one, KeptError) else int(one.offset) for one in both)
         unknown = next((one for one in both if isinstance(one, KeptError)), None)
-        found[number] = Standing(start, end, sizes.get(number), unknown)
-    return found
+        by_partition[number] = Standing(start, end, sizes.get(number), unknown)
+    return by_partition

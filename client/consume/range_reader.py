@@ -119,10 +119,10 @@ class RangeReader:
         try:
             if not self._same_topic():
                 return None
-            found = self.client.fetch_partition(
+            fetched = self.client.fetch_partition(
                 self.tp, self.position, self._limits, self._timeout_ms, node=self._node
             )
-            return found if self._same_topic() else None
+            return fetched if self._same_topic() else None
         except OffsetOutOfRange as error:
             self._out_of_range(error, since)
         except UnknownTopicOrPartition:
@@ -139,10 +139,10 @@ class RangeReader:
 
     def _same_topic(self) -> bool:
         """False: it is another one, and the rest of the range is lost."""
-        known = self.client.topic(self.tp.topic).topic_id
+        topic_id = self.client.topic(self.tp.topic).topic_id
         if self.topic_id is None:
-            self.topic_id = known
-        elif known != self.topic_id and self._known_now() != self.topic_id:
+            self.topic_id = topic_id
+        elif topic_id != self.topic_id and self._known_now() != self.topic_id:
             self._lose(self.end, "the topic was deleted and created again")
             return False
         return True
@@ -172,8 +172,8 @@ class RangeReader:
         which the position was reached ends before it. Asked when the leader's epoch has changed.
         What the new leader has there is read when the reader goes on.
         """
-        known = self.client.topic(self.tp.topic).partitions.get(self.tp.partition)
-        before, self._epoch = self._epoch, -1 if known is None else known.leader_epoch
+        partition = self.client.topic(self.tp.topic).partitions.get(self.tp.partition)
+        before, self._epoch = self._epoch, -1 if partition is None else partition.leader_epoch
         if before < 0 or self._epoch in (-1, before) or self.position == self._start:
             return False
         end = self.client.epoch_ends({self.tp: before})[self.tp]

@@ -78,9 +78,9 @@ def unreachable(name: str, error: KeptError, tried: Collection[ConnectionFailed]
 def error_class(code: int) -> type[KeptError]:
     """The class for an error code."""
     name = ErrorCode(code).name if code in _CODES else ""
-    found = getattr(errors, name.title().replace("_", ""), None)
-    if isinstance(found, type) and issubclass(found, KeptError):
-        return found
+    cls = getattr(errors, name.title().replace("_", ""), None)
+    if isinstance(cls, type) and issubclass(cls, KeptError):
+        return cls
     return RetriableBrokerError if code in _CODES and ErrorCode(code).retriable else BrokerError
 
 

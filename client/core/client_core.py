@@ -218,8 +218,11 @@ class ClientCore:
         for connection in connections:
             if connection.ready and connection.endpoint not in silent:
                 return connection.endpoint
-        known = (*self.bootstrap, *(e for e in self.view.nodes.values() if e not in self.bootstrap))
-        fresh = [e for e in known if e not in self._refused] or list(known)
+        endpoints = (
+            *self.bootstrap,
+            *(e for e in self.view.nodes.values() if e not in self.bootstrap),
+        )
+        fresh = [e for e in endpoints if e not in self._refused] or list(endpoints)
         fresh = [e for e in fresh if e not in silent] or fresh
         return fresh[self._turn % len(fresh)]
 
@@ -338,18 +341,22 @@ class ClientCore:
                 self._back_off(call, why, now_ms)
 
     def _coordinator_found(self, key: tuple[object, ...], response: Any, now_ms: int) -> None:
-        one = response.coordinators[0] if hasattr(response, "coordinators") else response
+        coordinator = response.coordinators[0] if hasattr(response, "coordinators") else response
         kind, name = key[1], key[2]
         assert isinstance(kind, int)
         assert isinstance(name, str)
-        if int(one.error_code) == 0:
-            node = int(one.node_id)
+        if int(coordinator.error_code) == 0:
+            node = int(coordinator.node_id)
             self.view.coordinators[kind, name] = node
-            self.view.nodes[node] = Endpoint(one.host, int(one.port))
+            self.view.nodes[node] = Endpoint(coordinator.host, int(coordinator.port))
             return
         for call in self._waiting:
             if call.route == ToCoordinator(name, kind):
-                why = failure(int(one.error_code), call.name, getattr(one, "error_message", None))
+                why = failure(
+                    int(coordinator.error_code),
+                    call.name,
+                    getattr(coordinator, "error_message", None),
+                )
                 assert why is not None
                 self._back_off(call, why, now_ms)
 
@@ -401,15 +408,15 @@ class ClientCore:
         if connection.response_received(now_ms):
             self._patience_ms = min(2 * self._patience_ms, CONNECT_TIMEOUT_MS)
         (correlation,) = struct.unpack_from(">i", frame)
-        asked = connection.in_flight_versions.pop(correlation, None)
-        if asked is None:
+        request = connection.in_flight_versions.pop(correlation, None)
+        if request is None:
             raise CorruptMessage(f"an answer to a request that was not made ({correlation})")
         call = connection.in_flight.pop(correlation)
         if call is None:
             if not connection.ready:
                 self._versions_came(connection, frame, effects)
             return
-        _, response = decode_response(*asked, frame)
+        _, response = decode_response(*request, frame)
         if self._finish_internal(call, response, now_ms):
             return
         error = call.check(response) if call.check is not None else None

@@ -63,13 +63,13 @@ class Connection:
 
     def awaits_controller(self, started_ms: int) -> list[Waiting]:
         """Of calls begun by then that wait for a controller, each once."""
-        found = []
+        waiting = []
         for call in self._with_controller:
             if call.is_to_be_reported(started_ms):
                 call.reported = True
                 why = f"{self.endpoint}: {call.name}: no controller has answered yet"
-                found.append(Waiting(call, NoController(why)))
-        return found
+                waiting.append(Waiting(call, NoController(why)))
+        return waiting
 
     def request_sent(self, now_ms: int) -> None:
         """A request is about to leave."""

@@ -41,16 +41,16 @@ def why_no_leader(view: ClusterView, tp: TopicPartition, what: str) -> KeptError
     if topic is None or error is not None:
         assert error is not None
         return error
-    known = topic.partitions.get(tp.partition)
-    if known is None:
+    partition = topic.partitions.get(tp.partition)
+    if partition is None:
         count = len(topic.partitions)
         return UnknownTopicOrPartition(
             f"{what}: topic {tp.topic} has {count} partition{'s'[: count != 1]}, "
             f"there is no partition {tp.partition}"
         )
-    away = [n for n in known.replicas if n not in view.nodes]
-    failed = [n for n in known.offline_replicas if n not in away]
-    if failed and len(failed) == len(known.replicas):
+    away = [n for n in partition.replicas if n not in view.nodes]
+    failed = [n for n in partition.offline_replicas if n not in away]
+    if failed and len(failed) == len(partition.replicas):
         return KafkaStorageError(
             f"{what}: {tp} has no leader: it is offline on {_nodes(failed)}, its only "
             f"{'replica' if len(failed) == 1 else 'replicas'}"
@@ -60,8 +60,8 @@ def why_no_leader(view: ClusterView, tp: TopicPartition, what: str) -> KeptError
         for nodes, state in ((away, "away"), (failed, "offline"))
         if nodes
     ]
-    if known.isr and set(known.isr) != set(known.replicas):
-        states.append(f"in sync: {_nodes(known.isr)}")
+    if partition.isr and set(partition.isr) != set(partition.replicas):
+        states.append(f"in sync: {_nodes(partition.isr)}")
     said = f": {'; '.join(states)}" if states else ""
     return NotLeaderOrFollower(f"{what}: {tp} has no leader now{said}")
 

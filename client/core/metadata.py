@@ -119,15 +119,15 @@ def parse_bootstrap(text: str) -> tuple[Endpoint, ...]:
     """``host[:port][,…]`` as endpoints, port 9092 if absent; ValueError says what is wrong."""
     endpoints = []
     for part in text.split(","):
-        one = part.strip()
-        if not one:
+        address = part.strip()
+        if not address:
             continue
-        host, colon, port = one.rpartition(":")
+        host, colon, port = address.rpartition(":")
         if not colon or (":" in host and not host.startswith("[")):
-            host, port = one, "9092"
+            host, port = address, "9092"
         host, number = host.strip("[]"), decimal_number(port)
         if not host or number is None or not 0 < number < 65536:
-            raise ValueError(f"{one!r} is not host:port")
+            raise ValueError(f"{address!r} is not host:port")
         endpoints.append(Endpoint(host, number))
     if not endpoints:
         raise ValueError("no bootstrap address given, such as localhost:9092")

@@ -355,15 +355,15 @@ def _arrays(cls: Any) -> tuple[tuple[str, bool, Any], ...]:
     """(name, whether it may be null, class of its messages that have arrays themselves or None) of
     each array in a message.
     """
-    found = []
+    arrays = []
     for name, hint in get_type_hints(cls).items():
         nullable = get_origin(hint) in (Union, UnionType)
         array = next(a for a in get_args(hint) if a is not NoneType) if nullable else hint
         if get_origin(array) is tuple:
             nested: Any = get_args(array)[0]
             deeper = hasattr(nested, "__dataclass_fields__") and bool(_arrays(nested))
-            found.append((name, nullable, nested if deeper else None))
-    return tuple(found)
+            arrays.append((name, nullable, nested if deeper else None))
+    return tuple(arrays)
 
 
 def decode_response(api_key: int, version: int, frame: bytes | memoryview) -> tuple[int, Any]:

@@ -70,12 +70,12 @@ def skip_tags(data: Bytes, position: int) -> int:
 def tags(data: Bytes, position: int) -> tuple[list[tuple[int, int, int]], int]:
     """([(tag, start, end)], position after the section). Raises as :func:`skip_tags`."""
     count, position = _tag_count(data, position)
-    found = []
+    tagged = []
     for _ in range(count):
         tag, position = read_uvarint(data, position)
         size, position = read_uvarint(data, position)
         if position + size > len(data):
             raise CorruptMessage("a tagged field ends outside its message")
-        found.append((tag, position, position + size))
+        tagged.append((tag, position, position + size))
         position += size
-    return found, position
+    return tagged, position

@@ -87,14 +87,14 @@ def register_broker(
     broker_id = registration.broker_id
     if broker_id < 0:
         raise InvalidRequest(f"broker id {broker_id}: it must be 0 or larger")
-    known = image.brokers.get(broker_id)
-    if known is not None:
-        if known.incarnation == registration.incarnation:
+    registered = image.brokers.get(broker_id)
+    if registered is not None:
+        if registered.incarnation == registration.incarnation:
             return []
         if session_live:
             raise DuplicateBrokerRegistration(
                 f"a live broker is registered with id {broker_id}, at "
-                f"{address_of(known.endpoints)}: each needs its own node.id"
+                f"{address_of(registered.endpoints)}: each needs its own node.id"
             )
     if lacks := missing(image, registration.features):
         raise UnsupportedVersion(
@@ -110,7 +110,7 @@ def register_broker(
         fenced,
         registration.log_dirs,
     )
-    clean = known is not None and known.broker_epoch == registration.clean_epoch
+    clean = registered is not None and registered.broker_epoch == registration.clean_epoch
     out, _ = image.apply([replace(record, fenced=True)])
     changes = without_broker(out, broker_id, unclean_allowed, unclean_restart=not clean)
     if not fenced:

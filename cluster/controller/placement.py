@@ -22,19 +22,19 @@ def place(
 
     Raises InvalidReplicationFactor when the brokers do not suffice or none of them is active.
     """
-    known = sorted(brokers, key=lambda broker: broker.broker_id)
-    live = _ring([broker for broker in known if broker.active])
-    spare = _ring([broker for broker in known if not broker.active])
+    by_id = sorted(brokers, key=lambda broker: broker.broker_id)
+    live = _ring([broker for broker in by_id if broker.active])
+    spare = _ring([broker for broker in by_id if not broker.active])
     if not live:
         raise InvalidReplicationFactor(
             f"Unable to replicate the partition {replication_factor} time(s): "
             "All brokers are currently fenced or in controlled shutdown."
         )
-    if replication_factor > len(known):
+    if replication_factor > len(by_id):
         raise InvalidReplicationFactor(
             f"Unable to replicate the partition {replication_factor} time(s): The target "
             f"replication factor of {replication_factor} cannot be reached because only "
-            f"{len(known)} broker(s) are registered."
+            f"{len(by_id)} broker(s) are registered."
         )
     placed: list[tuple[int, ...]] = []
     for number in partitions:

@@ -266,10 +266,10 @@ def check_assignment(
         raise InvalidReplicaAssignment(f"{prefix} an empty replica list.")
     for number, broker_id in enumerate(replicas):
         if broker_id not in image.brokers:
-            known = ", ".join(map(str, sorted(image.brokers)))
+            registered = ", ".join(map(str, sorted(image.brokers)))
             raise InvalidReplicaAssignment(
                 f"{prefix} broker {broker_id}, but no such broker is registered "
-                f"(there are {known})."
+                f"(there are {registered})."
             )
         if broker_id in replicas[:number]:
             raise InvalidReplicaAssignment(f"{prefix} the broker {broker_id} more than once.")

@@ -31,10 +31,10 @@ class Formation:
     @property
     def founders(self) -> tuple[Voter, ...] | None:
         """All voters with their disks, once every one has answered."""
-        known = {**self._answers, self._me.node_id: self._me}
-        if self.joins or self.refusal is not None or known.keys() != self._listed.keys():
+        answers = {**self._answers, self._me.node_id: self._me}
+        if self.joins or self.refusal is not None or answers.keys() != self._listed.keys():
             return None
-        return tuple(known[node_id] for node_id in sorted(known))
+        return tuple(answers[node_id] for node_id in sorted(answers))
 
     def learn(self, hint: LeaderHint) -> None:
         """Another node replied."""

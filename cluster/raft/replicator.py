@@ -92,8 +92,8 @@ class Replicator:
         """Every voter has its progress, also one that just joined."""
         state = self.state
         for voter in state.voter_set.voters:
-            known = state.progress.get(voter.node_id)
-            if voter.node_id != state.node_id and known is None:
+            progress = state.progress.get(voter.node_id)
+            if voter.node_id != state.node_id and progress is None:
                 state.progress[voter.node_id] = Progress(
                     voter.directory_id, state.log.last_index, state.ticks
                 )
@@ -402,13 +402,13 @@ class Replicator:
     def handle_observe(self, message: Observe | PreVote) -> None:
         """A node requests the log: send it, from where the logs meet."""
         state = self.state
-        known = state.progress.get(message.sender)
-        if known is not None and known.directory_id == message.directory_id:
-            known.last_contact = state.ticks
-            if known.pace is Pace.SNAPSHOT:
+        progress = state.progress.get(message.sender)
+        if progress is not None and progress.directory_id == message.directory_id:
+            progress.last_contact = state.ticks
+            if progress.pace is Pace.SNAPSHOT:
                 return
-            known.probe(min(known.next_index, message.last_index + 1))
-        elif self._refuses_observer(message.sender, known):
+            progress.probe(min(progress.next_index, message.last_index + 1))
+        elif self._refuses_observer(message.sender, progress):
             return
         else:
             meets, _ = state.log.last_of_term(message.last_index, message.last_term)

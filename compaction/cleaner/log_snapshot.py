@@ -132,12 +132,12 @@ def _last_data_below(log: Log, end_offset: int) -> Iterator[tuple[int, ProducerS
     """
     snapshot: dict[int, ProducerState] | None = None
     for producer_id, state in log.producers.items():
-        known = state
+        offsets = state
         if state.batches and state.batches[0].last_offset >= end_offset:
             if snapshot is None:
                 snapshot = dict(known_at(log.disk, log.directory, end_offset))
-            known = snapshot.get(producer_id, state)
-        below = [batch.last_offset for batch in known.batches if batch.last_offset < end_offset]
+            offsets = snapshot.get(producer_id, state)
+        below = [batch.last_offset for batch in offsets.batches if batch.last_offset < end_offset]
         yield producer_id, state, below[-1] if below else state.last_offset
 
 

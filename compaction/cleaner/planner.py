@@ -182,10 +182,10 @@ def plan(
         return NotNow(tp, "cleanup.policy has no compact")
     if log.uncleanable is not None:
         return NotNow(tp, log.uncleanable)
-    found = cleanable_range(log, now_ms)
-    clean, cleanable = sizes(log, found)
+    outcome = cleanable_range(log, now_ms)
+    clean, cleanable = sizes(log, outcome)
     dirty_ratio = ratio(clean, cleanable)
-    overdue = cleanable > 0 and is_overdue(log, found.first_dirty, now_ms)
+    overdue = cleanable > 0 and is_overdue(log, outcome.first_dirty, now_ms)
     passed = expired_segments(log, now_ms)
     due = dirty_ratio > log.config.min_cleanable_dirty_ratio
     if cleanable and (on_demand or overdue or due):
@@ -193,14 +193,14 @@ def plan(
         if overdue and not on_demand:
             why = "max.compaction.lag.ms has passed"
         candidate = Plan(
-            tp, found.first_dirty, found.end_offset, found.bound,
-            tuple(s for s in log.segments if s.base_offset < found.end_offset),
+            tp, outcome.first_dirty, outcome.end_offset, outcome.bound,
+            tuple(s for s in log.segments if s.base_offset < outcome.end_offset),
             clean, cleanable, why, overdue=overdue, on_demand=on_demand, previous=log.state.applied,
         )  # fmt: skip
     elif passed and _covered(log) and not renew:  # for the manifest that it would build on
         end = log.state.end_offset
         candidate = Plan(
-            tp, found.first_dirty, end, found.bound,
+            tp, outcome.first_dirty, end, outcome.bound,
             tuple(s for s in log.segments if s.base_offset < end), clean, cleanable,
             "delete horizons have passed", on_demand=on_demand, horizons_only=True, rewrite=passed,
             previous=log.state.applied,
@@ -208,12 +208,12 @@ def plan(
     elif renew and _covered(log) and log.last_stable_offset >= log.state.end_offset:
         end = log.state.end_offset
         candidate = Plan(
-            tp, log.log_start_offset, end, found.bound,
+            tp, log.log_start_offset, end, outcome.bound,
             tuple(s for s in log.segments if s.base_offset < end), clean, cleanable,
             "its manifest cannot be read", on_demand=on_demand,
         )  # fmt: skip
     else:
-        return NotNow(tp, _why_not(log, found, cleanable, dirty_ratio), dirty_ratio)
+        return NotNow(tp, _why_not(log, outcome, cleanable, dirty_ratio), dirty_ratio)
     if limits.free_bytes is not None and candidate.needs_bytes + RESERVE_BYTES > limits.free_bytes:
         return NotNow(
             tp,

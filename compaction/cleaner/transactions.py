@@ -40,10 +40,10 @@ def decide(job: Job, facts: Iterable[ScanStats], clean_to: int) -> dict[int, Mar
     producers = {producer.producer_id: producer for producer in job.producers}
     entries = {(txn.producer_id, txn.last_offset): txn for txn in job.aborted}
     with_data: set[int] = set()
-    found: dict[int, Markers] = {}
+    by_producer: dict[int, Markers] = {}
     for segment in facts:
         base = segment.source.base_offset
-        markers = found[base] = Markers()
+        markers = by_producer[base] = Markers()
         for event in segment.events:
             if isinstance(event, int):
                 with_data.add(event)
@@ -62,7 +62,7 @@ def decide(job: Job, facts: Iterable[ScanStats], clean_to: int) -> dict[int, Mar
                 markers, event, has_data=has_data, untouched=untouched, stays_empty=stays_empty,
                 now_ms=job.now_ms, horizon_ms=horizon_ms,
             )  # fmt: skip
-    return found
+    return by_producer
 
 
 def _note_marker(

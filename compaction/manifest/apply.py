@@ -281,16 +281,16 @@ def load_state(directory: str, disk: Disk) -> CompactionState:
         newest = None
     if newest is not None:
         path = layout.manifest_file(directory, *newest)
-        found, plan = manifest.decode(path, disk.read(path))
-        return state_of(found, plan if layout.SWAP in states else None)
+        decoded, plan = manifest.decode(path, disk.read(path))
+        return state_of(decoded, plan if layout.SWAP in states else None)
     if applied is None:
         return CompactionState()
     path = layout.manifest_file(directory, *applied)
     try:
-        found, _ = manifest.decode(path, disk.read(path))
+        decoded, _ = manifest.decode(path, disk.read(path))
     except FileNotFoundError as error:
         raise DamagedData(path, -1, -1, f"it is missing, and {MARK} names it") from error
-    return state_of(found)
+    return state_of(decoded)
 
 
 def complete_swap(directory: str, disk: Disk, state: CompactionState) -> CompactionState:

@@ -171,7 +171,7 @@ class _Follower:
         self.bytes_written = 0
 
     def run(self) -> Result:
-        job, found = self.job, self.job.manifest
+        job, published = self.job, self.job.manifest
         outputs, changed = self._unchanged()
         outputs |= self._built(changed)
         for piece in job.pieces:
@@ -179,12 +179,14 @@ class _Follower:
                 self._copy_rest(piece)
         plan = SwapPlan(tuple(_groups(job.pieces, {piece.base_offset for piece in changed})))
         checked = check_followed(job, plan, self.disk)
-        removed = Removals(found.generation, found.now_ms, {Reason.FOLLOWED: self._removed()})
-        path = removal_log.new_path(job.directory, self.disk, found.generation)
+        removed = Removals(
+            published.generation, published.now_ms, {Reason.FOLLOWED: self._removed()}
+        )
+        path = removal_log.new_path(job.directory, self.disk, published.generation)
         write_new(self.disk, path, removal_log.encode(removed))
-        segments = [outputs.get(s.base_offset, s) for s in found.segments]
-        path = layout.manifest_file(job.directory, *found.generation)
-        write_new(self.disk, path, manifest.encode(found.with_segments(segments), plan))
+        segments = [outputs.get(s.base_offset, s) for s in published.segments]
+        path = layout.manifest_file(job.directory, *published.generation)
+        write_new(self.disk, path, manifest.encode(published.with_segments(segments), plan))
         self.disk.fsync_dir(job.directory)
         self.disk.reach("compaction.written")
         return self._result(plan, removed, checked)

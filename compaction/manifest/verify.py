@@ -85,19 +85,19 @@ def covered(files: Files, manifest: Manifest, start: int) -> Iterator[Range]:
 
 def _segment(files: Files, source: Source, output: OutputSegment) -> Range:
     """Read a whole segment, and compare it with what the manifest says of it."""
-    here = Range(output.base_offset, output.end_offset, "", len(output.survivors))
+    whole = Range(output.base_offset, output.end_offset, "", len(output.survivors))
     group = Group((source,), replace(output, digest=b""), changed=False)
     try:
         segment_digest = digest_of(
             group, files.directory, LogConfig(), files.disk, chunk_bytes=DEFAULT_CHUNK_BYTES
         )
     except (KeptError, OSError) as error:
-        here.wrong = str(error)
-        return here
-    here.digest = segment_digest.digest.hex()
+        whole.wrong = str(error)
+        return whole
+    whole.digest = segment_digest.digest.hex()
     if output.digest and segment_digest.digest != output.digest:
-        here.wrong = "its records are not those of the generation"
-    return here
+        whole.wrong = "its records are not those of the generation"
+    return whole
 
 
 def _part(files: Files, start: int, end: int) -> Range:

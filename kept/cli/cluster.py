@@ -152,7 +152,7 @@ def _node_reports(client: Client) -> dict[int, tuple[dict[str, Any], dict[str, A
     nodes = dict(client.view.nodes)
     with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
         reports = zip(nodes, pool.map(report, nodes.values()), strict=True)
-        return {node_id: found for node_id, found in reports if found is not None}
+        return {node_id: answer for node_id, answer in reports if answer is not None}
 
 
 def _state_of(tp: TopicPartition, topics: dict[str, TopicView]) -> dict[str, Any]:

@@ -105,8 +105,8 @@ def now(*, target: str, wait: bool, as_json: bool, bootstrap: str) -> None:
     elif wait:
         _show_passes(answer["partitions"])
     else:
-        for one in answer["started"]:
-            echo(f"compacting {one['topic']}-{one['partition']}")
+        for entry in answer["started"]:
+            echo(f"compacting {entry['topic']}-{entry['partition']}")
     failed = [p for p in answer.get("partitions", ()) if "error" in p]
     if failed:
         first = failed[0]
@@ -131,8 +131,8 @@ def explain(*, target: str, key: str | None, as_json: bool, bootstrap: str) -> N
     if as_json:
         show_json(answer)
     else:
-        for one in answer["partitions"]:
-            _show_dry_run(one)
+        for entry in answer["partitions"]:
+            _show_dry_run(entry)
 
 
 @compact.command("why-missing", epilog=examples("kept compact why-missing users 0 42 --key alice"))
@@ -244,8 +244,8 @@ def retry(*, target: str, as_json: bool, bootstrap: str) -> None:
     body = {"topic": topic, "partition": partition}
     nodes = each_node(bootstrap, TIMEOUT_S)
     stands = _status(nodes, topic)
-    here = [p for p in stands if p["partition"] == partition]
-    fails_on = [r["replica"] for p in here for r in p["replicas"] if r["reason"]]
+    standing = [p for p in stands if p["partition"] == partition]
+    fails_on = [r["replica"] for p in standing for r in p["replicas"] if r["reason"]]
     answer = {**body, "retrying": True}
     try:
         answer = request_any(bootstrap, lambda api: api.post("compaction/retry", body), TIMEOUT_S)
@@ -301,10 +301,10 @@ def _verdicts(
     bootstrap: str, topic: str, partition: int | None, patience_s: float
 ) -> list[Verdict]:
     nodes = each_node(bootstrap, WAIT_S)
-    known = next(iter(nodes.values())).get(f"topics/{topic}")["partitions"]
-    wanted = [p for p in known if partition in (None, p["partition"])]
+    partitions = next(iter(nodes.values())).get(f"topics/{topic}")["partitions"]
+    wanted = [p for p in partitions if partition in (None, p["partition"])]
     if not wanted:
-        raise Failure(f"{topic} has no partition {partition}; it has {len(known)}")
+        raise Failure(f"{topic} has no partition {partition}; it has {len(partitions)}")
     return [
         replica_digests.verify(
             topic,

@@ -67,8 +67,8 @@ def _describe(client: Client, name: str) -> dict[str, Any]:
         raise GroupIdNotFound(f"no group {name}; kept group list shows those that exist")
     owners = {tp: m for m in described.members for tp in m.partitions}
     tps = sorted({*committed, *owners})
-    known = client.metadata(sorted({tp.topic for tp in tps})).topics if tps else {}
-    there = [tp for tp in tps if tp.topic in known and _is_led(known[tp.topic], tp.partition)]
+    topics = client.metadata(sorted({tp.topic for tp in tps})).topics if tps else {}
+    there = [tp for tp in tps if tp.topic in topics and _is_led(topics[tp.topic], tp.partition)]
     ends = client.list_offsets(dict.fromkeys(there, LATEST)) if there else {}
     rows = []
     for tp in tps:

@@ -91,12 +91,12 @@ class ClusterClient:
 
     def partitions(self, topic: str) -> int:
         """How many partitions a topic has. Raises UnknownTopicOrPartition."""
-        found = self.metadata.image.topics.get(topic)
-        if found is None:
+        image = self.metadata.image.topics.get(topic)
+        if image is None:
             raise UnknownTopicOrPartition(
                 f"there is no topic {topic!r}; broker.Broker/CreateTopic makes one"
             )
-        return len(found.partitions)
+        return len(image.partitions)
 
     async def await_topic(self, topic: str) -> None:
         """Wait a moment for a topic that another node may just have made; then go on as it is."""
@@ -219,10 +219,10 @@ class ClusterClient:
     async def _open(self, node_id: int) -> NodeConnection:
         address = self.addresses.own_bound()
         if node_id != self.identity.node_id:
-            found = self.addresses.node_address(node_id)
-            if found is None:
+            bound = self.addresses.node_address(node_id)
+            if bound is None:
                 raise NotReached(f"nobody knows where node {node_id} is")
-            address = found
+            address = bound
         try:
             return await NodeConnection.open(*address, client_id=CLIENT_ID, timeout_s=CONNECT_S)
         except NetworkException as error:

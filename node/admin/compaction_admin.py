@@ -94,12 +94,12 @@ class CompactionAdmin:
 
     def _compacted(self, topic: str, partition: int | None = None) -> list[TopicPartition]:
         """The partitions of a compacted topic, or the one that is named."""
-        known = len(self.lookup.topic(topic).partitions)
+        count = len(self.lookup.topic(topic).partitions)
         if partition is not None:
             self.lookup.partition(topic, partition)
         if not self.replicas.config_for(self.metadata.image, topic).compact:
             raise PolicyViolation(f"{topic} is not compacted: its cleanup.policy has no compact")
-        numbers = range(known) if partition is None else (partition,)
+        numbers = range(count) if partition is None else (partition,)
         return [TopicPartition(topic, number) for number in numbers]
 
     async def statuses(self, topic: str | None = None) -> Statuses:

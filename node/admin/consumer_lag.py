@@ -104,8 +104,8 @@ class _Requests:
     """Of each node that did not answer."""
 
     async def list_groups(self, broker: int) -> None:
-        for one in await self._run(broker, groups_of_node(broker)) or ():
-            self.states[one.group] = broker, one.state
+        for listing in await self._run(broker, groups_of_node(broker)) or ():
+            self.states[listing.group] = broker, listing.state
 
     async def describe(self, broker: int, names: list[str]) -> None:
         """One group a request: a response is read at a stretch."""
@@ -121,9 +121,9 @@ class _Requests:
     async def list_ends(self, leader: int, tps: Iterable[TopicPartition]) -> None:
         left = iter(tps)
         while chunk := tuple(islice(left, ENDS_TOGETHER)):
-            asked = dict.fromkeys(chunk, LATEST)
-            found = await self._run(leader, offsets_of_node(leader, asked, CALL_MS)) or {}
-            self.ends.update({tp: at.offset for tp, at in found.items()})
+            wanted = dict.fromkeys(chunk, LATEST)
+            ends = await self._run(leader, offsets_of_node(leader, wanted, CALL_MS)) or {}
+            self.ends.update({tp: at.offset for tp, at in ends.items()})
 
     async def _run(self, broker: int, operation: Operation[_T]) -> _T | None:
         """What a node responds; None where it does not, and why is in ``errors``."""

@@ -142,8 +142,8 @@ class LeaderRouter:
                 continue
             if other["fate"] == Fate.REMOVED and other["reason"] != Reason.FOLLOWED:
                 text = f"{other['explanation']}, by the journal of node {replica}"
-                known = {name: other[name] for name in ("fate", "reason", "generation")}
-                return {**known, "explanation": text}
+                fields = {name: other[name] for name in ("fate", "reason", "generation")}
+                return {**fields, "explanation": text}
         if not away:
             return {}
         which = f"node{'s' * (len(away) > 1)} {', '.join(map(str, away))}"
@@ -178,7 +178,7 @@ class LeaderRouter:
             self._compact_at(leader, topic, its, wait) for leader, its in led.items()
         )
         started = sorted(set().union(*(part.started for part in parts)))
-        outcomes = {number: one for part in parts for number, one in part.outcomes.items()}
+        outcomes = {number: result for part in parts for number, result in part.outcomes.items()}
         return Passes(
             OMITTED if wait else [OfPartition(topic, number) for number in started],
             [outcomes[n] for n in sorted(outcomes)] if wait or outcomes else OMITTED,
@@ -222,8 +222,8 @@ class LeaderRouter:
 
     def _not_led(self, tp: TopicPartition) -> str:
         leader = self.lookup.leader(tp)
-        known = "nobody does now" if leader < 0 else f"node {leader} does"
-        return f"node {self.lookup.node_id} does not lead it: {known}"
+        leads = "nobody does now" if leader < 0 else f"node {leader} does"
+        return f"node {self.lookup.node_id} does not lead it: {leads}"
 
     async def _compact_elsewhere(
         self, leader: int, topic: str, numbers: list[int], wait: bool

@@ -165,10 +165,10 @@ class Reader:
         """
         ((_, header),) = headers(batch)
         while not header.is_control and self.position < header.next_offset:
-            found = await self._piece(batch, at_once)
-            if not found:
+            piece = await self._piece(batch, at_once)
+            if not piece:
                 break
-            for record in found:
+            for record in piece:
                 yield record
                 self.position = record.offset + 1
         self.position = max(self.position, header.next_offset)

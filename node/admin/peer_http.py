@@ -55,8 +55,8 @@ class PeerHttp:
         voters = (voter.node_id for voter in self.metadata.member.voters)
         nodes = sorted({self.identity.node_id, *self.metadata.image.brokers, *voters})
         if node_id not in nodes:
-            known = ", ".join(map(str, nodes))
-            raise InvalidRequest(f"there is no node {node_id}; there are {known}")
+            names = ", ".join(map(str, nodes))
+            raise InvalidRequest(f"there is no node {node_id}; there are {names}")
         request = PeerHttpRequest(
             method, path, json.dumps(dict(query or {})), json.dumps(dict(body or {}))
         )

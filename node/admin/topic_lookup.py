@@ -39,9 +39,9 @@ class TopicLookup:
 
     def partition(self, topic: str, partition: int) -> TopicPartition:
         """A partition of the cluster. Raises UnknownTopicOrPartition."""
-        known = len(self.topic(topic).partitions)
-        if partition >= known:
-            there = f"it has 0 to {known - 1}"
+        count = len(self.topic(topic).partitions)
+        if partition >= count:
+            there = f"it has 0 to {count - 1}"
             raise UnknownTopicOrPartition(f"{topic} has no partition {partition}; {there}")
         return TopicPartition(topic, partition)
 

@@ -175,7 +175,7 @@ class Cleaner:
     ) -> Plan | NotNow:
         """What a pass would do now, or why none is due."""
         partition = hosted.partition
-        found = view(
+        snapshot = view(
             partition.log,
             self.state(hosted),
             partition.last_stable_offset,
@@ -183,7 +183,7 @@ class Cleaner:
         )
         limits = limits or self._limits(hosted)
         renew = hosted.manifests.renew
-        return plan(found, self._runtime.now_ms(), limits, on_demand=on_demand, renew=renew)
+        return plan(snapshot, self._runtime.now_ms(), limits, on_demand=on_demand, renew=renew)
 
     def _limits(self, hosted: LocalReplica) -> Limits:
         return pass_limits(self._config.current, self._runtime.disk, hosted.directory.name)
@@ -227,10 +227,10 @@ class Cleaner:
     def retry(self, tp: TopicPartition) -> bool:
         """Try a log that failed without waiting any longer; False: it had not failed."""
         hosted = self._table.hosted.get(tp)
-        found = hosted is not None and hosted.manifests.retry()
-        found = self.failures.retry(tp) or found
+        retried = hosted is not None and hosted.manifests.retry()
+        retried = self.failures.retry(tp) or retried
         self._wake.set()
-        return found
+        return retried
 
     # The loop.
 
@@ -303,12 +303,12 @@ class Cleaner:
                 continue
             if hosted.directory not in limits:
                 limits[hosted.directory] = self._limits(hosted)
-            found = self.plan_for(hosted, on_demand=on_demand, limits=limits[hosted.directory])
-            if isinstance(found, Plan):
-                if on_demand or not hosted.manifests.waits_for_appliers(overdue=found.overdue):
-                    plans.append(found)
+            planned = self.plan_for(hosted, on_demand=on_demand, limits=limits[hosted.directory])
+            if isinstance(planned, Plan):
+                if on_demand or not hosted.manifests.waits_for_appliers(overdue=planned.overdue):
+                    plans.append(planned)
             elif on_demand:
-                self._complete(tp, found)
+                self._complete(tp, planned)
 
     def _prepare(self, hosted: LocalReplica) -> bool:
         """Before a pass on demand: roll, and whether to wait for what is not committed."""

@@ -38,13 +38,13 @@ async def read_once(hosted: LocalReplica, read: Callable[[], Awaitable[_T]]) -> 
     failed: KeptError | None = None
     if not hosted.manifests.busy:
         try:
-            found = await read()
+            value = await read()
         except KeptError as error:
             failed = error
         if not hosted.manifests.busy and (generation(hosted), log.truncations) == before:
             if failed is not None:
                 raise failed
-            return found
+            return value
     tp = hosted.partition.topic_partition
     raise ConcurrentlyModified(f"{tp}: it is being compacted; try again") from failed
 

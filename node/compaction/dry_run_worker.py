@@ -42,10 +42,10 @@ def run(question: Mapping[str, Any]) -> dict[str, Any]:
         return {"key": _search(question, disk, key, above)}
     job = decode(question["job"])
     previous = None if job.previous is None else read_manifest(job.directory, job.previous, disk)
-    explanation, found = explain(job, disk, previous=previous)
+    explanation, survey = explain(job, disk, previous=previous)
     said: dict[str, Any] = {"dry_run": asdict(explanation)}
     if key is not None:
-        life = life_of_key(job, disk, key, found, above)
+        life = life_of_key(job, disk, key, survey, above)
         said["key"] = [asdict(record) for record in life[-MAX_RECORDS:]]
     return said
 

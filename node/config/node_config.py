@@ -50,16 +50,16 @@ class NodeConfig(NodeSettings):
         dynamic_default: Mapping[str, str] | None = None,
     ) -> None:
         """Settings by name, as text. Raises ConfigurationError."""
-        here = self.__dict__
-        here["given"] = dict(given or {})
-        here["dynamic_own"] = dict(dynamic_own or {})
-        here["dynamic_default"] = dict(dynamic_default or {})
+        attributes = self.__dict__
+        attributes["given"] = dict(given or {})
+        attributes["dynamic_own"] = dict(dynamic_own or {})
+        attributes["dynamic_default"] = dict(dynamic_default or {})
         try:
             values = {name: setting.parse_default() for name, setting in HONOURED.items()}
             for _, layer in reversed(self.layers):
                 values.update(BROKER_SETTINGS.parse(layer))
             for name in HONOURED:
-                here[attribute(name)] = values[name]
+                attributes[attribute(name)] = values[name]
             self._resolve()
             validate_topic({}, self.topic_defaults())
         except InvalidConfig as error:
@@ -141,14 +141,14 @@ class NodeConfig(NodeSettings):
 
     def _resolve(self) -> None:
         """Check settings against each other, and fill in those that follow from others."""
-        here = self.__dict__
-        self._resolve_identity(here)
-        self._resolve_directories(here)
+        attributes = self.__dict__
+        self._resolve_identity(attributes)
+        self._resolve_directories(attributes)
         own = [v for v in self.controller_quorum_voters if v.node_id == self.node_id]
         addresses = resolve(
-            here["listeners"],
-            here["advertised_listeners"],
-            here["listener_security_protocol_map"],
+            attributes["listeners"],
+            attributes["advertised_listeners"],
+            attributes["listener_security_protocol_map"],
             self.inter_broker_listener_name,
             self.controller_listener_names,
             role=Role(
@@ -157,15 +157,15 @@ class NodeConfig(NodeSettings):
                 voter=own[0] if own else None,
             ),
         )
-        here["listeners"] = addresses.client
-        here["advertised_listeners"] = addresses.advertised
-        here["node_listener"] = addresses.node
-        here["advertised_node_listener"] = addresses.advertised_node
+        attributes["listeners"] = addresses.client
+        attributes["advertised_listeners"] = addresses.advertised
+        attributes["node_listener"] = addresses.node
+        attributes["advertised_node_listener"] = addresses.advertised_node
         if "group.initial.rebalance.delay.ms" not in self.given and self.alone:
-            here["group_initial_rebalance_delay_ms"] = 0
+            attributes["group_initial_rebalance_delay_ms"] = 0
         for name in ("inflight_max_bytes_per_ip", "inflating_max_bytes", "waiting_max_bytes"):
-            if here[name] is None:
-                here[name] = self.inflight_max_bytes // 4
+            if attributes[name] is None:
+                attributes[name] = self.inflight_max_bytes // 4
         self._check_times()
 
     @property

@@ -31,11 +31,11 @@ REFUSED_PREFIXES: Final = {
 
 def _accepted(why: str, *rows: tuple[str, str, str | None, str]) -> list[ConfigDef]:
     """Settings from rows of (name, type, default, range as "low:high" and letters for updates)."""
-    found = []
+    accepted = []
     for name, kind, default, rest in rows:
         bounds, _, update = rest.partition(" ")
         low, _, high = bounds.partition(":")
-        found.append(
+        accepted.append(
             ConfigDef(
                 name,
                 Kind[kind.upper()],
@@ -47,7 +47,7 @@ def _accepted(why: str, *rows: tuple[str, str, str | None, str]) -> list[ConfigD
                 no_effect=why,
             )
         )
-    return found
+    return accepted
 
 
 def _refused(why: str, *rows: tuple[str, str, str | None]) -> list[ConfigDef]:

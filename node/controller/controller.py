@@ -300,8 +300,8 @@ class Controller:
         await self.decide(change)
         image = self._metadata.image
         results = [
-            _isr_result(image, asked, errors.get((asked.topic_id, asked.partition)))
-            for asked in request.changes
+            _isr_result(image, proposal, errors.get((proposal.topic_id, proposal.partition)))
+            for proposal in request.changes
         ]
         return controller_rpc.AlterPartitionsReply(tuple(results))
 

@@ -95,10 +95,10 @@ class QuorumReconfiguration:
         rest = tuple(voter for voter in voters if voter.node_id != node_id)
         if len(rest) == len(voters):
             raise VoterNotFound(f"node {node_id} does not vote; the voters are {_ids(voters)}")
-        (known,) = set(voters) - set(rest)
-        if request.directory_id not in (None, known.directory_id):
+        (removed,) = set(voters) - set(rest)
+        if request.directory_id not in (None, removed.directory_id):
             raise VoterNotFound(
-                f"node {node_id} votes from directory {known.directory_id}, "
+                f"node {node_id} votes from directory {removed.directory_id}, "
                 f"not {request.directory_id}"
             )
         if not rest:
@@ -109,7 +109,7 @@ class QuorumReconfiguration:
     async def _add(self, request: ChangeVotersRequest) -> int:
         check_leads(self._metadata)
         node_id = request.node_id
-        known = next((v for v in self._member.voters if v.node_id == node_id), None)
+        present = next((v for v in self._member.voters if v.node_id == node_id), None)
         if node_id == self._identity.node_id:
             raise InvalidRequest(f"node {node_id} votes already: it is the active controller")
         follows = self._live_follower(node_id)
@@ -118,14 +118,14 @@ class QuorumReconfiguration:
             raise InvalidRequest(
                 f"node {node_id} follows from directory {follows.directory_id}, not {wanted}"
             )
-        if known is not None and known.directory_id == follows.directory_id:
+        if present is not None and present.directory_id == follows.directory_id:
             raise DuplicateVoter(f"node {node_id} votes already, from this very disk")
-        host, port = self._address(request, known)
+        host, port = self._address(request, present)
         voter = Voter(node_id, follows.directory_id, host, port)
         await self._wait_until_caught_up(voter)
         others = tuple(v for v in self._member.voters if v.node_id != node_id)
         self._refuse_without_majority((*others, voter))
-        if known is not None:
+        if present is not None:
             await self._remove(ChangeVotersRequest(False, node_id))
         together = sorted((*others, voter), key=lambda one: one.node_id)
         return await self._metadata.change_voters(tuple(together))

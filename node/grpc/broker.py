@@ -175,7 +175,9 @@ def _named(topic: str) -> str:
 
 
 def _headers(given: Sequence[Any]) -> tuple[tuple[str, bytes | None], ...]:
-    return tuple((one.key, one.value if one.HasField("value") else None) for one in given)
+    return tuple(
+        (header.key, header.value if header.HasField("value") else None) for header in given
+    )
 
 
 def _message(record: Record) -> Any:

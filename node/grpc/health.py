@@ -57,10 +57,10 @@ class Health:
     async def _check(self, request: Any, context: Any) -> Any:
         state = self._state(request.service)
         if state == _STATES.SERVICE_UNKNOWN:
-            known = ", ".join(self._services[1:])
+            services = ", ".join(self._services[1:])
             await context.abort(
                 grpc.StatusCode.NOT_FOUND,
-                f"there is no service {request.service!r} here; there are {known}",
+                f"there is no service {request.service!r} here; there are {services}",
             )
         return _STATES(status=state)
 

@@ -121,8 +121,8 @@ def _remove_left_behind(root: str) -> None:
 
 def _remove_if_left_behind(path: str) -> None:
     """Remove a directory whose lock nobody holds, or that is empty: killed before it had one."""
-    found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         return
     lock = _locked(path)
     if lock is None:

@@ -84,8 +84,8 @@ async def _join(outer: _End, first_bytes: bytes, path: str) -> None:
         inner.other = None
         inner_transport.close()
         return
-    for one in (transport, inner_transport):
-        one.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+    for side in (transport, inner_transport):
+        side.set_write_buffer_limits(high=HIGH_WATER_BYTES)
     outer.other = inner
     inner_transport.write(first_bytes)
     transport.resume_reading()

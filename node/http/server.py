@@ -185,12 +185,12 @@ def host_is_known(config: NodeConfig, host: str) -> bool:
     try:
         ip_address(name)
     except ValueError:
-        known = {"localhost", socket.gethostname(), *config.http_hosts}
-        known.update(listener.host for listener in config.listeners)
-        known.update(listener.host for listener in config.advertised_listeners)
+        hosts = {"localhost", socket.gethostname(), *config.http_hosts}
+        hosts.update(listener.host for listener in config.listeners)
+        hosts.update(listener.host for listener in config.advertised_listeners)
         for between in (config.node_listener, config.advertised_node_listener):
-            known.update(() if between is None else (between.host,))
-        return bool(name) and name in {one.lower() for one in known}
+            hosts.update(() if between is None else (between.host,))
+        return bool(name) and name in {accepted.lower() for accepted in hosts}
     return True
 
 

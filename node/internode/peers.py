@@ -376,8 +376,8 @@ class Peers:
             self.spawn(self._examine(hello.node_id, hello.incarnation))
 
     async def _examine(self, node_id: int, incarnation: UUID) -> None:
-        found = await self.probe(node_id)
-        if found not in (TIMEOUT, incarnation):
+        verdict = await self.probe(node_id)
+        if verdict not in (TIMEOUT, incarnation):
             self.process_gone(node_id)
 
     def process_gone(self, node_id: int) -> None:

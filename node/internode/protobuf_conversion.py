@@ -128,12 +128,12 @@ class Codec:
         """The message of a Struct."""
         given = {name: getattr(value, name) for name in self._plain}
         for field in self._other:
-            found = getattr(value, field.name)
+            member = getattr(value, field.name)
             if field.repeated:
-                if found:
-                    given[field.name] = [field.encode(item) for item in found]
-            elif not (field.present and found is None):
-                given[field.name] = field.encode(found)
+                if member:
+                    given[field.name] = [field.encode(item) for item in member]
+            elif not (field.present and member is None):
+                given[field.name] = field.encode(member)
         return self.message(**given)
 
     def decode(self, message: Any) -> Any:
@@ -251,8 +251,8 @@ def decode_raft(data: bytes) -> messages.Message:
     kind = wrapped.WhichOneof("kind")
     if kind is None:
         raise CorruptMessage("a Raft message of no kind that is known here")
-    found: messages.Message = known.raft_by_kind[kind].decode(getattr(wrapped, kind))
-    return found
+    decoded: messages.Message = known.raft_by_kind[kind].decode(getattr(wrapped, kind))
+    return decoded
 
 
 def encode_snapshot_head(message: messages.InstallSnapshot) -> bytes:

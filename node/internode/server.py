@@ -111,15 +111,15 @@ class _Greeting(asyncio.Protocol):
         """Bytes after ``KEPT``."""
         self._data += data
         try:
-            found = unpacked(self._data)
+            frames = unpacked(self._data)
         except CorruptMessage as error:
             peer = _address(self._transport)
             log.warning("connection between nodes closed", peer=peer, reason=str(error))
             self._transport.abort()
             return
-        if found is None:
+        if frames is None:
             return
-        hello, end = found
+        hello, end = frames
         reply = self._peers.greeted(hello)
         self._transport.write(packed(reply))
         if reply.refusal:

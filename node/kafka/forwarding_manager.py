@@ -83,8 +83,8 @@ class ForwardingManager:
             )
 
         reply = await self._call_controller("Forward", request, logs=context.api_key in MOVES_LOGS)
-        found: bytes = reply.body
-        return found
+        response: bytes = reply.body
+        return response
 
     async def _call_controller(
         self, method: str, request: Callable[[], Any], *, logs: bool = False

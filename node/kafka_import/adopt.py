@@ -183,16 +183,16 @@ def _check(
 
 def _missing(config: NodeConfig, imports: Sequence[Found], begun: Begun) -> list[str]:
     """Logs that this node must have, and others that a lone one would need."""
-    here: dict[TopicPartition, UUID | None] = {}
+    present: dict[TopicPartition, UUID | None] = {}
     for directory in imports:
-        here |= directory.logs
+        present |= directory.logs
     translation, me = begun.translation, config.node_id
     alone = len(voters(config, "")) == 1
     reasons = []
     for (topic_id, number), known in sorted(translation.partitions.items()):
         tp = TopicPartition(translation.topics[topic_id], number)
         in_sync = known.isr or known.elr
-        if me in in_sync and here.get(tp) != topic_id:
+        if me in in_sync and present.get(tp) != topic_id:
             reasons.append(
                 f"{layout.directory_name(tp)} (topic id {layout.encode_uuid(topic_id)}) is not in "
                 "log.dirs, and this node was in sync with it"

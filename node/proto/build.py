@@ -34,10 +34,10 @@ def compile_protos(folder: Path = HERE) -> list[Path]:
     sources = sorted(folder.glob("*.proto"))
     changed = []
     with tempfile.TemporaryDirectory(prefix="kept-proto-") as root:
-        here = Path(root) / PACKAGE
-        here.mkdir(parents=True)
+        package = Path(root) / PACKAGE
+        package.mkdir(parents=True)
         for source in sources:
-            shutil.copy(source, here)
+            shutil.copy(source, package)
         names = [str(PACKAGE / source.name) for source in sources]
         command = [sys.executable, "-P", "-m", "grpc_tools.protoc", "-I.", "--python_out=.", *names]
         done = subprocess.run(
@@ -45,7 +45,7 @@ def compile_protos(folder: Path = HERE) -> list[Path]:
         )
         if done.returncode:
             raise RuntimeError(f"protoc failed: {done.stderr.strip()}")
-        for made in sorted([*here.glob("*_pb2.py"), *here.glob("*_pb2.pyi")]):
+        for made in sorted([*package.glob("*_pb2.py"), *package.glob("*_pb2.pyi")]):
             target = folder / made.name
             if not target.exists() or target.read_bytes() != made.read_bytes():
                 shutil.copyfile(made, target)

@@ -123,8 +123,8 @@ def _partition(
         raise CorruptMessage("records that end outside their Fetch response")
     records = frame[position:end]
     diverging = current_leader = None
-    found, position = tags(frame, end)
-    for tag, start, _ in found:
+    tagged, position = tags(frame, end)
+    for tag, start, _ in tagged:
         if tag == 0:
             diverging = _EPOCH_AND_OFFSET(frame, start)
         elif tag == 1:

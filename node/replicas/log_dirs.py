@@ -157,11 +157,11 @@ class LogDirs:
             await self._close(local)
 
     async def _close(self, local: LocalDirectory) -> None:
-        here = [r for r in self._table.hosted.values() if r.directory is local]
+        replicas = [r for r in self._table.hosted.values() if r.directory is local]
         clean = local.offline is None
         if clean:
             now_ms = self._runtime.now_ms()
-            closing = [local.pool.run(replica.partition.log.close, now_ms) for replica in here]
+            closing = [local.pool.run(replica.partition.log.close, now_ms) for replica in replicas]
             for outcome in await asyncio.gather(*closing, return_exceptions=True):
                 if isinstance(outcome, BaseException):
                     clean = False

@@ -206,12 +206,14 @@ class LogLifecycle:
         await self._opener.open_wanted(turn)
 
     async def _mark_deleted(self, leaving: list[_Leaving]) -> None:
-        for one in leaving:
-            if one.hosted is not None:
-                await one.hosted.manifests.close()
-            await one.directory.pool.quiet(one.log)
-        for directory in dict.fromkeys(one.directory for one in leaving):
-            logs = [(one.log, uuid.uuid4()) for one in leaving if one.directory is directory]
+        for replica in leaving:
+            if replica.hosted is not None:
+                await replica.hosted.manifests.close()
+            await replica.directory.pool.quiet(replica.log)
+        for directory in dict.fromkeys(replica.directory for replica in leaving):
+            logs = [
+                (replica.log, uuid.uuid4()) for replica in leaving if replica.directory is directory
+            ]
             try:
                 await directory.pool.run_apart(
                     directory.directory.mark_all_deleted, logs, self._runtime.now_ms()
@@ -220,8 +222,8 @@ class LogLifecycle:
                 self._failures.fail(directory, error.as_failure())
             else:
                 removals = [
-                    (one.log.topic_id, one.log.topic_partition.partition)
-                    for one in leaving
-                    if one.directory is directory
+                    (replica.log.topic_id, replica.log.topic_partition.partition)
+                    for replica in leaving
+                    if replica.directory is directory
                 ]
                 self._metadata.member.history.forget_removed(removals)

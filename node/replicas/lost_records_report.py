@@ -108,8 +108,8 @@ def reports(directory: str, disk: Disk) -> Iterator[dict[str, Any]]:
 
     One that cannot be read is told with what is wrong, in ``incomplete``.
     """
-    for _, found in _read_all(directory, disk):
-        yield found
+    for _, content in _read_all(directory, disk):
+        yield content
 
 
 def _read_all(directory: str, disk: Disk) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -118,7 +118,7 @@ def _read_all(directory: str, disk: Disk) -> Iterator[tuple[str, dict[str, Any]]
             continue
         path = f"{directory}/{name}"
         try:
-            found: dict[str, Any] = json.loads(disk.read(path))
+            content: dict[str, Any] = json.loads(disk.read(path))
         except ValueError as error:
-            found = {"incomplete": f"{path} cannot be read: {error}", "records": []}
-        yield path, found
+            content = {"incomplete": f"{path} cannot be read: {error}", "records": []}
+        yield path, content

@@ -336,14 +336,16 @@ class Maintenance:
             self._idle = list(hosted.values())
         turn = self._idle[-IDLE_FILES_A_TURN:]
         del self._idle[-IDLE_FILES_A_TURN:]
-        return [one for one in turn if hosted.get(one.partition.topic_partition) is one]
+        return [
+            replica for replica in turn if hosted.get(replica.partition.topic_partition) is replica
+        ]
 
     def _look_for(self, directory: LocalDirectory, several: list[LocalReplica]) -> None:
-        active = [(one, one.partition.log.active_segment) for one in several]
+        active = [(replica, replica.partition.log.active_segment) for replica in several]
 
         def look() -> list[tuple[LocalReplica, Segment]]:
             directory.directory.verify()
-            return [(one, segment) for one, segment in active if not segment.is_in_place]
+            return [(replica, segment) for replica, segment in active if not segment.is_in_place]
 
         def looked(finished: asyncio.Future[Any]) -> None:
             self._looking.discard(directory.name)
@@ -356,8 +358,8 @@ class Maintenance:
                 return
             for hosted, segment in finished.result():
                 log_ = hosted.partition.log
-                here = self._table.hosted.get(hosted.partition.topic_partition) is hosted
-                if here and log_.active_segment is segment:  # not rolled or deleted meanwhile
+                is_hosted = self._table.hosted.get(hosted.partition.topic_partition) is hosted
+                if is_hosted and log_.active_segment is segment:  # not rolled or deleted meanwhile
                     self._failures.fail(directory, vanished(segment.path(layout.LOG)))
 
         self._looking.add(directory.name)
@@ -413,10 +415,10 @@ def collect(
     table: ReplicaTable, directory: LocalDirectory, value: Callable[[Partition], int | None]
 ) -> dict[TopicPartition, int]:
     """The same at once."""
-    found: dict[TopicPartition, int] = {}
-    for _ in collecting(table, directory, value, found):
+    counts: dict[TopicPartition, int] = {}
+    for _ in collecting(table, directory, value, counts):
         pass
-    return found
+    return counts
 
 
 async def in_slices(steps: Iterator[None]) -> None:

@@ -204,31 +204,33 @@ class ReplicaManager:
         """
         self.image = image
         self._defaults = self._config.current.topic_defaults()
-        found: dict[TopicPartition, list[tuple[LocalDirectory, uuid.UUID | None]]] = {}
+        places: dict[TopicPartition, list[tuple[LocalDirectory, uuid.UUID | None]]] = {}
         for directory in self._table.directories:
             for entry in self._scan(directory):
                 if entry.is_stray:
                     await self.strays.add(directory, entry)
                 elif not entry.is_delete:
                     place = (directory, entry.topic_id)
-                    found.setdefault(entry.topic_partition, []).append(place)
-        broken = next((one for one in self._table.directories if one.offline is not None), None)
+                    places.setdefault(entry.topic_partition, []).append(place)
+        broken = next(
+            (local for local in self._table.directories if local.offline is not None), None
+        )
         openings, absent = [], 0
         for topic in image.topics.values():
-            here = self._register(topic)
+            replica = self._register(topic)
             config = self.config_for(image, topic.name)
             for record in topic.partitions:
                 if self._identity.node_id not in record.replicas:
                     continue
                 tp = TopicPartition(topic.name, record.partition)
-                there = found.get(tp, [])
+                there = places.get(tp, [])
                 mine = [entry for entry in there if entry[1] == topic.topic_id]
                 if len(mine) > 1:
-                    found[tp] = []
+                    places[tp] = []
                     self._several(tp, [entry[0] for entry in mine])
                     continue
                 # A deleted topic's, which had this name, goes. A flipped bit in the id, or another
-                # topic's file, does not make it one: opening it says which file is wrong.
+                # topic's file, does not make it local: opening it says which file is wrong.
                 mine = mine or [
                     entry for entry in there if not self._is_deleted(image, tp, entry[1])
                 ]
@@ -243,7 +245,7 @@ class ReplicaManager:
                     why = (
                         f"it is not in the log directories that work, and {broken.name} is offline"
                     )
-                    here.offline[record.partition] = f"{why}: {broken.offline}"
+                    replica.offline[record.partition] = f"{why}: {broken.offline}"
                     absent += 1
                     continue
                 else:
@@ -251,11 +253,11 @@ class ReplicaManager:
                     self._say_missing(tp)
                 opening.directory.count += 1
                 openings.append(opening)
-        for tp, others in found.items():
+        for tp, others in places.items():
             for directory, topic_id in others:
                 await self.strays.not_wanted(directory, tp, topic_id)
         self.strays.say()
-        if all(one.offline is None for one in self._table.directories):
+        if all(local.offline is None for local in self._table.directories):
             history = self._metadata.member.history
             history.forget_removed(tuple(history.removed))
         openings = self._within_limit(openings)
@@ -307,7 +309,7 @@ class ReplicaManager:
         """One log is in several directories, as after one was copied by hand, or an old disk came
         back. Which one holds what was acknowledged, nobody knows here: none is opened or removed.
         """
-        paths = ", ".join(one.directory.log_path(tp) for one in places)
+        paths = ", ".join(place.directory.log_path(tp) for place in places)
         why = f"its log is there several times: {paths}; move all but the newest elsewhere"
         self._table.by_name[tp.topic.encode()].offline[tp.partition] = why
         log.error("partition offline", topic=tp.topic, partition=tp.partition, error=why)
@@ -320,13 +322,13 @@ class ReplicaManager:
         return not layout.may_be_misread(stored, image.topics[tp.topic].topic_id)
 
     def _say_missing(self, tp: TopicPartition) -> None:
-        for one in self._table.directories:
-            if (end := one.directory.missing.get(tp)) is not None:
+        for directory in self._table.directories:
+            if (end := directory.directory.missing.get(tp)) is not None:
                 log.error(
                     "log missing",
                     topic=tp.topic,
                     partition=tp.partition,
-                    path=one.directory.log_path(tp),
+                    path=directory.directory.log_path(tp),
                     why=f"its records, up to offset {end} at least, are lost here: it begins anew",
                 )
 
@@ -469,7 +471,7 @@ class ReplicaManager:
         alone = opening.record.replicas == (self._identity.node_id,)
         disk = self._runtime.disk
         state, known = manifests_found.before(path, disk, alone)
-        found = directory.open_log(
+        opened = directory.open_log(
             opening.tp,
             opening.topic_id,
             opening.config,
@@ -479,8 +481,8 @@ class ReplicaManager:
             producer_id_expiration_ms=self._config.current.producer_id_expiration_ms,
         )
         if state is not None:
-            state, known = manifests_found.after(path, disk, state, alone, found.log_end_offset)
-        return found, state, known
+            state, known = manifests_found.after(path, disk, state, alone, opened.log_end_offset)
+        return opened, state, known
 
     def _unavailable(self, opening: _Opening, why: str) -> None:
         self._table.by_name[opening.tp.topic.encode()].offline[opening.tp.partition] = why
@@ -632,7 +634,7 @@ class ReplicaManager:
 
     def replica_logs(self, partitions: Iterable[PartitionKey]) -> list[ReplicaLog]:
         """How long the logs are that the controller asks for."""
-        found = []
+        logs = []
         for topic_id, number in partitions:
             topic = self._table.by_id.get(topic_id.bytes)
             hosted = None if topic is None else topic.partitions.get(number)
@@ -640,7 +642,7 @@ class ReplicaManager:
             if hosted is None or record is None:
                 continue
             partition = hosted.partition
-            found.append(
+            logs.append(
                 ReplicaLog(
                     topic_id,
                     number,
@@ -649,7 +651,7 @@ class ReplicaManager:
                     partition.log_end_offset,
                 )
             )
-        return found
+        return logs
 
     async def close_manifests(self) -> None:
         """No generation is put into place any more; what has begun is over when this returns."""
@@ -697,8 +699,8 @@ class ReplicaManager:
         if isinstance(error, MachineError):
             directory.directory.fail(error)
         log.error("log directory offline", path=directory.name, error=str(error))
-        for one in self._table.directories:
-            one.pool.run(one.directory.forget_running)
+        for other in self._table.directories:
+            other.pool.run(other.directory.forget_running)
         for tp, hosted in list(self._table.hosted.items()):
             if hosted.directory is not directory:
                 continue
@@ -713,5 +715,5 @@ class ReplicaManager:
             hosted.manifests.abandon()
             hosted.partition.mark_offline(str(error))
             self.roles.lost(tp, self._metadata.image.partition(tp.topic, tp.partition))
-        if all(one.offline is not None for one in self._table.directories):
+        if all(other.offline is not None for other in self._table.directories):
             self._shutdown.fatal(f"no log directory is left: {error}")

@@ -87,8 +87,8 @@ class FlushPool:
             return
         ticket = log.flush_ticket()
         if ticket is None:
-            for one in waiting:
-                one(None)
+            for call in waiting:
+                call(None)
             return
         self._running[log] = waiting
         started = self._loop.time()
@@ -112,21 +112,21 @@ class FlushPool:
                 self._loop.call_exception_handler(
                     {"message": "flush failed", "exception": error}  # a bug of ours
                 )
-            for one in callbacks:
-                one(error)
+            for call in callbacks:
+                call(error)
             later = self._next.pop(log, None)
             if later is not None and error is None:
                 self._flush_again(log, later)
             elif later is not None:
-                for one in later:
-                    one(error)
+                for call in later:
+                    call(error)
 
         future.add_done_callback(settled)
 
     def _flush_again(self, log: Log, callbacks: list[Callback]) -> None:
         def all_of_them(error: BaseException | None) -> None:
-            for one in callbacks:
-                one(error)
+            for callback in callbacks:
+                callback(error)
 
         self.flush(log, all_of_them)
 

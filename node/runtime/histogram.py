@@ -27,8 +27,8 @@ class Histogram:
 
     def buckets(self) -> list[tuple[str, float]]:
         """(upper bound, observations up to it), as Prometheus wants them; the last is +Inf."""
-        found, so_far = [], 0
+        rows, so_far = [], 0
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
             so_far += count
-            found.append((bound, float(so_far)))
-        return found
+            rows.append((bound, float(so_far)))
+        return rows

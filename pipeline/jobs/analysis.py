@@ -60,7 +60,7 @@ class Analysis:
     @property
     def skew(self) -> float:
         """The largest partition's records against the mean; 1 is even."""
-        counts = [one["records"] for one in self.partitions]
+        counts = [partition["records"] for partition in self.partitions]
         mean = sum(counts) / len(counts) if counts else 0
         return max(counts) / mean if mean else 1.0
 
@@ -148,13 +148,13 @@ def _prefix(until: str) -> Column:
     end = until.encode("utf-8", "surrogateescape").decode("ISO-8859-1")
     key = f.decode("key", "ISO-8859-1")
     at = f.locate(end, key)
-    found = f.when(at > 0, f.substring(key, f.lit(1), at + f.lit(len(end) - 1)))
-    text = f.try_validate_utf8(f.encode(found, "ISO-8859-1").cast("string"))
-    return f.coalesce(text, found, f.lit(""))
+    prefix = f.when(at > 0, f.substring(key, f.lit(1), at + f.lit(len(end) - 1)))
+    text = f.try_validate_utf8(f.encode(prefix, "ISO-8859-1").cast("string"))
+    return f.coalesce(text, prefix, f.lit(""))
 
 
 def _frames(rows: DataFrame, taken_ms: int, partitions: int) -> dict[str, DataFrame]:
-    figures = [f.expr(one) for one in _FIGURES]
+    figures = [f.expr(figure) for figure in _FIGURES]
     by_key = rows.filter("key is not null").groupBy("partition", "key")
     keys = by_key.agg(
         f.count("*").alias("records"), f.sum("bytes").alias("bytes"),

@@ -125,10 +125,10 @@ class Audit:
 
     def counts(self) -> dict[str, int]:
         """Kind -> how many findings are listed."""
-        found = dict.fromkeys(KINDS, 0)
-        for one in self.findings:
-            found[one.kind] += 1
-        return found
+        by_kind = dict.fromkeys(KINDS, 0)
+        for finding in self.findings:
+            by_kind[finding.kind] += 1
+        return by_kind
 
 
 def audit(
@@ -149,20 +149,20 @@ def audit(
     def compare(known: DataFrame | None = None) -> tuple[Audit, DataFrame]:
         return _steady(lambda: _compare(spark, bootstrap, topic, given, known), end)
 
-    found, faults = compare()
+    comparison, faults = compare()
     try:
-        while found.total:
+        while comparison.total:
             again, left = compare(faults)
             faults.unpersist()
-            again.looks = found.looks + 1
-            same, found, faults = again.total == found.total, again, left
-            lagging = any(one.kind == "superseded" for one in found.findings)
+            again.looks = comparison.looks + 1
+            same, comparison, faults = again.total == comparison.total, again, left
+            lagging = any(finding.kind == "superseded" for finding in comparison.findings)
             if (same and not lagging) or time.monotonic() >= end:
                 break
     finally:
         faults.unpersist()
-    found.reference = reference
-    return found
+    comparison.reference = reference
+    return comparison
 
 
 def _steady(compare: Callable[[], _Seen], end: float) -> _Seen:
@@ -254,9 +254,9 @@ def _written_since(spark: SparkSession, bootstrap: str, bounds: Bounds) -> DataF
     """What the leaders have from the ends on that were noted."""
     with connect(bootstrap) as client:
         now = bounds_of(client, bounds.topic)
-    known = sorted(bounds.ends.keys() & now.ends.keys())
-    begun = {p: max(now.starts[p], min(bounds.ends[p], now.ends[p])) for p in known}
-    ends = {p: now.ends[p] for p in known}
+    partitions = sorted(bounds.ends.keys() & now.ends.keys())
+    begun = {p: max(now.starts[p], min(bounds.ends[p], now.ends[p])) for p in partitions}
+    ends = {p: now.ends[p] for p in partitions}
     since = Bounds(now.topic, now.topic_id, begun, ends, now.config)
     return records(spark, bootstrap, since, until_caught_up=True)
 

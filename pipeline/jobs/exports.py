@@ -82,15 +82,15 @@ def load(spark: SparkSession, path: str) -> tuple[Export, DataFrame]:
         for name in ("starts", "ends", "compacted_to"):
             if said[name] is not None or name != "compacted_to":
                 said[name] = {int(p): int(o) for p, o in said[name].items()}
-        found = Export(**{**said, "path": path})
+        description = Export(**{**said, "path": path})
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise BadOption(f"{path}: {STATE} is damaged: {error}") from error
     rows = _rows(store)
-    if (count := rows.count()) != found.records:
+    if (count := rows.count()) != description.records:
         raise BadOption(
-            f"{path} is damaged: {RECORDS} has {count} records, {STATE} says {found.records}"
+            f"{path} is damaged: {RECORDS} has {count} records, {STATE} says {description.records}"
         )
-    return found, rows
+    return description, rows
 
 
 def restore(
@@ -107,22 +107,22 @@ def restore(
     fails in the middle, delete the topic and begin again.
     """
     register(spark)
-    found, rows = load(spark, path)
+    description, rows = load(spark, path)
     with connect(bootstrap) as client:
         if topic not in client.metadata(None).topics:
             client.create_topic(
-                topic, partitions=len(found.ends), replication_factor=replication_factor,
-                config=dict(found.config),
+                topic, partitions=len(description.ends), replication_factor=replication_factor,
+                config=dict(description.config),
             )  # fmt: skip
         bounds = bounds_of(client, topic)
-    if set(bounds.ends) != set(found.ends):
+    if set(bounds.ends) != set(description.ends):
         raise BadOption(
-            f"{topic} has {len(bounds.ends)} partitions, the export {len(found.ends)}: restore "
-            "into a new topic"
+            f"{topic} has {len(bounds.ends)} partitions, the export {len(description.ends)}: "
+            "restore into a new topic"
         )
     if any(bounds.ends.values()):
         raise BadOption(f"{topic} is not empty: restore into a new topic")
-    ordered = rows.repartition(len(found.ends), "partition").sortWithinPartitions(
+    ordered = rows.repartition(len(description.ends), "partition").sortWithinPartitions(
         "partition", "offset"
     )
     (
@@ -132,10 +132,11 @@ def restore(
     )  # fmt: skip
     with connect(bootstrap) as client:
         written = sum(bounds_of(client, topic).ends.values())
-    if written != found.records:
+    if written != description.records:
         raise BadOption(
-            f"{topic} has {written} records after the restore, the export has {found.records}: a "
-            "task was repeated or somebody else writes; delete the topic and restore again"
+            f"{topic} has {written} records after the restore, the export has "
+            f"{description.records}: a task was repeated or somebody else writes; delete the topic "
+            "and restore again"
         )
     return written
 
@@ -153,18 +154,24 @@ def compact(
     ``below`` gives for each partition where the cleaner would stop: records from there on stay as
     they are. Winning tombstones stay. Raises InvalidConfig for a strategy that is not here.
     """
-    found, rows = load(spark, path)
-    strategy = survivors.strategy_of({**found.config, **(config or {})})
-    ends = dict(found.ends if below is None else below)
-    if set(ends) != set(found.ends):
+    description, rows = load(spark, path)
+    strategy = survivors.strategy_of({**description.config, **(config or {})})
+    ends = dict(description.ends if below is None else below)
+    if set(ends) != set(description.ends):
         raise BadOption(
-            f"below names the partitions {sorted(ends)}, the export has {sorted(found.ends)}"
+            f"below names the partitions {sorted(ends)}, the export has {sorted(description.ends)}"
         )
-    bounds = Bounds(found.topic, found.topic_id, found.starts, found.ends, found.config)
+    bounds = Bounds(
+        description.topic,
+        description.topic_id,
+        description.starts,
+        description.ends,
+        description.config,
+    )
     store = _new(spark, target)
     with _written_whole(store):
         _write(compacted(rows, strategy, ends), store)
-        return _finish(store, bounds, found.taken_ms, ends)
+        return _finish(store, bounds, description.taken_ms, ends)
 
 
 def compacted(rows: DataFrame, strategy: Strategy, below: Mapping[int, int]) -> DataFrame:

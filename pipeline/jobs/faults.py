@@ -91,9 +91,9 @@ def find(
         judged = each.filter("not returned").withColumn("survives", f.lit(True))
     again = each.filter("returned").withColumn("survives", f.lit(False))
     judged = judged.unionByName(again)
-    found = f.concat(_divergent(), _returns(), _missing(compacted), _outdated())
-    known = _winners(judged) if compacted else _no_winners(judged)
-    told = known.select(*_WHERE, "lone", "forgotten", f.explode(found).alias("fault"))
+    findings = f.concat(_divergent(), _returns(), _missing(compacted), _outdated())
+    winners = _winners(judged) if compacted else _no_winners(judged)
+    told = winners.select(*_WHERE, "lone", "forgotten", f.explode(findings).alias("fault"))
     lone = (f.col("fault.kind") == "missing") & f.col("lone")
     return told.select(
         "fault.kind", *_WHERE, "fault.replica", "fault.detail", lone.alias("lone"),

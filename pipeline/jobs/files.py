@@ -63,7 +63,7 @@ class Store:
         root = self._path("")
         if not self._fs.exists(root):
             return []
-        return [one.getPath().getName() for one in self._fs.listStatus(root)]
+        return [status.getPath().getName() for status in self._fs.listStatus(root)]
 
     def read(self, name: str) -> str | None:
         """A file of text; None where there is none."""

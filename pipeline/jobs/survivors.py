@@ -56,12 +56,12 @@ def with_version(rows: DataFrame, known: Sequence[Rule]) -> DataFrame:
     """The rows with ``version``: a string that orders the records of a key as their rule does."""
     column: Column = f.lit(None).cast("string")
     for rule in reversed(known):
-        here = f.lit("")
+        version = f.lit("")
         if rule.kind is Kind.TIMESTAMP:
-            here = _sortable(f.unix_millis("timestamp").cast("decimal(38,0)"))
+            version = _sortable(f.unix_millis("timestamp").cast("decimal(38,0)"))
         elif rule.kind is Kind.VERSION:
-            here = _header_version(rule.header.decode())
-        column = f.when(_has_prefix(rule.prefix), here).otherwise(column)
+            version = _header_version(rule.header.decode())
+        column = f.when(_has_prefix(rule.prefix), version).otherwise(column)
     return rows.withColumn("version", column)
 
 
@@ -169,13 +169,13 @@ class _Sent:
     def received(self) -> Strategy:
         """The strategy. Raises InvalidConfig where its module is missing."""
         try:
-            found: Strategy = pickle.loads(self.pickled)
+            strategy: Strategy = pickle.loads(self.pickled)
         except Exception as error:
             raise InvalidConfig(
                 f"the strategy {self.name} is not where Spark's executors run, install it there "
                 f"too: {type(error).__name__}: {error}"
             ) from error
-        return found
+        return strategy
 
 
 def _send(strategy: Strategy) -> _Sent:
@@ -195,15 +195,15 @@ def _subjects(sent: _Sent) -> Any:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         strategy = sent.received()
         for batch in batches:
-            found: list[bytes | None] = []
+            values: list[bytes | None] = []
             at = -1
             try:
                 for record in record_objects(batch):
                     at = record.offset
-                    found.append(None if record.key is None else strategy.key(record))
-                    if found[-1] is None and record.key is not None:
+                    values.append(None if record.key is None else strategy.key(record))
+                    if values[-1] is None and record.key is not None:
                         raise TypeError("its key of that record is None")
-                subjects = pa.array(found, pa.binary())
+                subjects = pa.array(values, pa.binary())
             except Exception as error:
                 raise _failed(strategy, batch, error, at) from error
             yield batch.append_column("_subject", subjects)
@@ -259,16 +259,16 @@ def _runs(batch: pa.RecordBatch) -> Iterator[tuple[tuple[Any, ...], pa.RecordBat
 
 def _flagged_history(strategy: Strategy, history: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows of one key, and which of them the strategy keeps."""
-    found = [record for part in history for record in record_objects(part)]
-    tombstones = {record.offset for record in found if record.value is None}
-    subject, at = history[0].column("_subject")[0].as_py(), found[0].offset
+    decoded = [record for part in history for record in record_objects(part)]
+    tombstones = {record.offset for record in decoded if record.value is None}
+    subject, at = history[0].column("_subject")[0].as_py(), decoded[0].offset
     try:
         state = strategy.init(1)
-        for record in found:
+        for record in decoded:
             at = record.offset
             strategy.reduce(state, subject, record)
         verdicts = strategy.collect(state)
-        kept = _kept(verdicts[subject], found, tombstones) if subject in verdicts else set()
+        kept = _kept(verdicts[subject], decoded, tombstones) if subject in verdicts else set()
     except Exception as error:
         raise _failed(strategy, history[0], error, at) from error
     if not kept:
@@ -301,5 +301,5 @@ def record_objects(batch: pa.RecordBatch) -> Iterator[Record]:
     columns = [batch.column(n).to_pylist() for n in ("offset", "key", "value", "headers")]
     stamps = batch.column("timestamp").cast(pa.int64()).to_pylist()
     for offset, key, value, headers, micros in zip(*columns, stamps, strict=True):
-        pairs = tuple((one["key"], one["value"]) for one in headers or ())
+        pairs = tuple((header["key"], header["value"]) for header in headers or ())
         yield Record(offset, micros // 1000, key, value, pairs)

@@ -106,8 +106,8 @@ def _as_of(
         if at_ms < -1:  # what is below 0 there asks for other things: the end, the beginning
             raise BadOption(f"as of {at_ms} ms: brokers look up no moment before 1970")
         tps = [TopicPartition(bounds.topic, p) for p in bounds.ends]
-        found = client.list_offsets(dict.fromkeys(tps, at_ms + 1))
-        after = {tp.partition: at.offset for tp, at in found.items() if at.offset >= 0}
+        at_time = client.list_offsets(dict.fromkeys(tps, at_ms + 1))
+        after = {tp.partition: at.offset for tp, at in at_time.items() if at.offset >= 0}
         return replace(bounds, ends={p: min(after.get(p, e), e) for p, e in bounds.ends.items()})
     if offset is None:
         return bounds
@@ -255,12 +255,12 @@ def _cut_back(
     ends before it. Asked where the leader has changed; without epochs nothing is known.
     """
     reached, known = _offsets(before), _offsets(before, "leader_epochs")
-    asked = {
+    wanted = {
         tp: known[tp.partition]
         for tp, epoch in epochs.items()
         if 0 <= known.get(tp.partition, epoch) != epoch
     }
-    ends = client.epoch_ends(asked) if asked else {}
+    ends = client.epoch_ends(wanted) if wanted else {}
     return any(0 <= end < reached[tp.partition] for tp, end in ends.items())
 
 
@@ -315,8 +315,8 @@ def _numbered(store: files.Store) -> dict[str, int]:
 
 
 def _number(name: str) -> int:
-    known = _NAMED.fullmatch(name)
-    return 0 if known is None else int(known[1])
+    named = _NAMED.fullmatch(name)
+    return 0 if named is None else int(named[1])
 
 
 def _remove_unfinished(store: files.Store, before: Mapping[str, Any] | None) -> None:

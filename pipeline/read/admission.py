@@ -56,16 +56,16 @@ def to_json(
     """Offsets as a checkpoint holds them: in the form of Spark's Kafka connector, and which topic
     of that name they belong to, and who led it when they were there.
     """
-    found: Checkpoint = {}
+    checkpoint: Checkpoint = {}
     for tp in sorted(offsets):
-        found.setdefault(tp.topic, {})[str(tp.partition)] = offsets[tp]
+        checkpoint.setdefault(tp.topic, {})[str(tp.partition)] = offsets[tp]
     for topic, number in (topic_ids or {}).items():
-        if number is not None and topic in found:
-            found[topic][TOPIC_ID] = number
+        if number is not None and topic in checkpoint:
+            checkpoint[topic][TOPIC_ID] = number
     for tp, epoch in sorted((leader_epochs or {}).items()):
         if tp in offsets and epoch >= 0:
-            found[tp.topic].setdefault(LEADER_EPOCHS, {})[str(tp.partition)] = epoch
-    return found
+            checkpoint[tp.topic].setdefault(LEADER_EPOCHS, {})[str(tp.partition)] = epoch
+    return checkpoint
 
 
 def from_json(checkpoint: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, int]:

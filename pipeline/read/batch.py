@@ -40,8 +40,8 @@ def divide(client: Client, ranges: list[Range], options: ReadOptions) -> list[Ra
     """
     most = options.max_bytes_per_partition
     if most is not None and ranges:
-        sizes = {t: client.log_sizes(t) for t in {one.topic for one in ranges}}
-        tps = [one.topic_partition for one in ranges]
+        sizes = {t: client.log_sizes(t) for t in {range_.topic for range_ in ranges}}
+        tps = [range_.topic_partition for range_ in ranges]
         first, last = (offsets.all_at(client, tps, when) for when in (EARLIEST, LATEST))
         bytes_each = {
             tp: sizes[tp.topic].get(tp.partition, 0) / max(last[tp] - first[tp], 1) for tp in tps

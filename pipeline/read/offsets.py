@@ -75,16 +75,16 @@ def _topics(tps: Iterable[TopicPartition]) -> tuple[str, ...]:
 
 def still_there(client: Client, tps: Iterable[TopicPartition]) -> set[TopicPartition]:
     """Those of them that have not been deleted."""
-    asked = list(tps)
-    topics = client.metadata(sorted({tp.topic for tp in asked})).topics if asked else {}
-    found = set()
-    for tp in asked:
+    remaining = list(tps)
+    topics = client.metadata(sorted({tp.topic for tp in remaining})).topics if remaining else {}
+    present = set()
+    for tp in remaining:
         topic = topics.get(tp.topic)
         if topic is None or _is_gone(topic):
             continue
         if topic.error_code or tp.partition in topic.partitions:
-            found.add(tp)
-    return found
+            present.add(tp)
+    return present
 
 
 def _is_gone(topic: TopicView | None) -> bool:
@@ -114,11 +114,11 @@ def check_replica(client: Client, tps: Iterable[TopicPartition], node: int) -> N
 
 def topic_ids(client: Client, tps: Iterable[TopicPartition]) -> dict[str, str | None]:
     """Topic -> its id in hexadecimal, None where the broker has none."""
-    found = {}
+    ids = {}
     for name in _topics(tps):
-        known = client.topic(name).topic_id
-        found[name] = known.hex if known is not None and known.int else None
-    return found
+        topic_id = client.topic(name).topic_id
+        ids[name] = topic_id.hex if topic_id is not None and topic_id.int else None
+    return ids
 
 
 def all_at(
@@ -154,18 +154,20 @@ def _resolve(
     wanted = where.by_partition
     if wanted is None:
         assert where.default is not None
-        asked = dict.fromkeys(tps, where.default)
+        positions = dict.fromkeys(tps, where.default)
     else:
-        asked = _for_each(where.option, wanted, tps)
-    found = {tp: at.offset for tp, at in client.list_offsets(asked, options.isolation).items()}
-    none = [tp for tp, offset in found.items() if offset < 0]
+        positions = _for_each(where.option, wanted, tps)
+    offsets = {
+        tp: at.offset for tp, at in client.list_offsets(positions, options.isolation).items()
+    }
+    none = [tp for tp, offset in offsets.items() if offset < 0]
     if none and not ending and not options.no_match_is_latest:
         raise BadOption(
-            f"{where.option}: {none[0]} has no record at or after {asked[none[0]]} ms "
+            f"{where.option}: {none[0]} has no record at or after {positions[none[0]]} ms "
             "(startingOffsetsByTimestampStrategy=latest begins at its end then)"
         )
-    found.update(all_at(client, none, LATEST, options.isolation))
-    return found
+    offsets.update(all_at(client, none, LATEST, options.isolation))
+    return offsets
 
 
 def _for_each(
@@ -190,15 +192,15 @@ def _explicit(
     first = all_at(client, given, EARLIEST)
     stable = all_at(client, given, LATEST, options.isolation)
     last = stable if ending else all_at(client, given, LATEST)
-    found = {}
+    offsets = {}
     for tp, offset in given.items():
         if offset < 0:
-            found[tp] = first[tp] if offset == EARLIEST else stable[tp]
+            offsets[tp] = first[tp] if offset == EARLIEST else stable[tp]
             continue
-        found[tp] = min(max(offset, first[tp]), last[tp])
-        if found[tp] != offset and options.fail_on_data_loss:
+        offsets[tp] = min(max(offset, first[tp]), last[tp])
+        if offsets[tp] != offset and options.fail_on_data_loss:
             raise BadOption(
                 f"{option}: {tp} has offsets {first[tp]} to {last[tp]}, {offset} is out of range "
                 "(failOnDataLoss=false takes the nearest)"
             )
-    return found
+    return offsets

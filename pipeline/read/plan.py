@@ -91,12 +91,12 @@ def plan(
     bounds: Bounds,
 ) -> list[Range]:
     """One range for every partition that has offsets within the bounds."""
-    found = []
+    ranges = []
     for tp in sorted(ends):
-        one = bounds.of(Range(tp.topic, tp.partition, starts[tp], ends[tp], topic_ids[tp.topic]))
-        if one.size > 0 and bounds.admits(tp):
-            found.append(one)
-    return found
+        range_ = bounds.of(Range(tp.topic, tp.partition, starts[tp], ends[tp], topic_ids[tp.topic]))
+        if range_.size > 0 and bounds.admits(tp):
+            ranges.append(range_)
+    return ranges
 
 
 def split(
@@ -107,17 +107,17 @@ def split(
     """
     parts = dict.fromkeys(ranges, 1)
     if max_records is not None:
-        parts = {one: -(-one.size // max_records) for one in ranges}
+        parts = {range_: -(-range_.size // max_records) for range_ in ranges}
     missing = (min_partitions or 0) - sum(parts.values())
-    largest = [(-one.size / count, one) for one, count in parts.items()]
+    largest = [(-range_.size / count, range_) for range_, count in parts.items()]
     heapq.heapify(largest)
     while missing > 0 and largest:
-        _, one = heapq.heappop(largest)
-        if parts[one] < one.size:
-            parts[one] += 1
+        _, range_ = heapq.heappop(largest)
+        if parts[range_] < range_.size:
+            parts[range_] += 1
             missing -= 1
-            heapq.heappush(largest, (-one.size / parts[one], one))
-    return [piece for one in ranges for piece in cut(one, parts[one])]
+            heapq.heappush(largest, (-range_.size / parts[range_], range_))
+    return [piece for range_ in ranges for piece in cut(range_, parts[range_])]
 
 
 def split_by_bytes(
@@ -126,9 +126,13 @@ def split_by_bytes(
     """Cut ranges so that none has more than about ``most`` bytes, at so many an offset."""
     return [
         piece
-        for one in ranges
+        for range_ in ranges
         for piece in cut(
-            one, min(one.size, max(1, math.ceil(one.size * bytes_each[one.topic_partition] / most)))
+            range_,
+            min(
+                range_.size,
+                max(1, math.ceil(range_.size * bytes_each[range_.topic_partition] / most)),
+            ),
         )
     ]
 

@@ -200,13 +200,13 @@ class Following:
         return offsets.all_at(self.client, [tp], LATEST)[tp] >= offset
 
     def _replaced(self, tps: list[TopicPartition]) -> set[str]:
-        found = set()
+        replaced = set()
         for topic, number in self.topic_ids(tps).items():
             if self._topic_ids.setdefault(topic, number) != number:
                 self._lose(f"{topic}: everything not read yet", "it was deleted and created again")
                 self._topic_ids[topic] = number
-                found.add(topic)
-        return found
+                replaced.add(topic)
+        return replaced
 
     def _lose(self, what: str, why: str) -> None:
         if self.options.fail_on_data_loss:

@@ -22,14 +22,14 @@ def push(bounds: Bounds, filters: Iterable[Any]) -> tuple[Bounds, list[Any]]:
     Filters are PySpark's, known by their class's name; what is not understood is left to Spark.
     """
     left = []
-    for one in filters:
-        narrowed = _narrow(bounds, one)
+    for filter_ in filters:
+        narrowed = _narrow(bounds, filter_)
         if narrowed is None:
-            left.append(one)
+            left.append(filter_)
             continue
         bounds = narrowed
-        if one.attribute == ("timestamp",):
-            left.append(one)
+        if filter_.attribute == ("timestamp",):
+            left.append(filter_)
     return bounds, left
 
 

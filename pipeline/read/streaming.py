@@ -139,7 +139,7 @@ class KeptStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The tasks of a micro-batch."""
         following = self._remember(start)
         ranges = following.ranges(from_json(start), from_json(end), topic_ids_in(end))
-        return [InputPartition(one) for one in ranges]
+        return [InputPartition(range_) for range_ in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task, in a worker."""

@@ -45,21 +45,21 @@ def client_for(connection: Connection, *, known: bool = True) -> Client:
     has asked it, and a node that is being started again is waited for.
     """
     key = (os.getpid(), connection)  # a forked worker must not share its parent's sockets
-    found = _clients.get(key)
-    if found is None:
+    client = _clients.get(key)
+    if client is None:
         while len(_clients) >= MAX_CLIENTS:
             oldest = next(iter(_clients))
             gone = _clients.pop(oldest)
             if oldest[0] == os.getpid():
                 gone.close()
-        found = Client(
+        client = Client(
             connection.bootstrap,
             connection.client_id,
             timeout_ms=connection.timeout_ms,
             known=known,
         )
-        _clients[key] = found
-    return found
+        _clients[key] = client
+    return client
 
 
 @cache

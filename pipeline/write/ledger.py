@@ -179,11 +179,11 @@ class Begun:
             if header.base_offset != there.base_offset:
                 break
             timed = header.timestamp_type is TimestampType.CREATE_TIME
-            found = _contents(fetched[at : at + header.size_bytes], timed)
+            contents = _contents(fetched[at : at + header.size_bytes], timed)
             ours = _contents(batch, timed)
             if self.compacted:
-                return found.items() <= ours.items()
-            return found == ours
+                return contents.items() <= ours.items()
+            return contents == ours
         return self.compacted
 
 
@@ -229,7 +229,10 @@ def create(client: Client, ledger: str) -> None:
 
 def _policy(client: Client, topic: str) -> str:
     settings = client.topic_configs([topic])[topic]
-    return next((one.value for one in settings if one.name == "cleanup.policy"), None) or "delete"
+    return (
+        next((setting.value for setting in settings if setting.name == "cleanup.policy"), None)
+        or "delete"
+    )
 
 
 def begin(client: Client, ledger: str, batch: Batch, task: int, batch_bytes: int) -> Begun:
@@ -318,9 +321,9 @@ def forget(client: Client, ledger: str, batch: Batch, tasks: int) -> None:
 def _most_tasks(client: Client, ledger: str, batch: Batch) -> int:
     most = 0
     for partition in sorted(client.topic(ledger).partitions):
-        for key, known in _entries(client, ledger, partition).items():
+        for key, entry in _entries(client, ledger, partition).items():
             task = batch.task(key)
-            if task is not None and known.entry.get("batch") == batch.version:
+            if task is not None and entry.entry.get("batch") == batch.version:
                 most = max(most, task + 1)
     return most
 
@@ -347,8 +350,8 @@ def _put(client: Client, ledger: str, key: bytes, entry: Entry | None) -> None:
 
 
 def _entry(client: Client, ledger: str, key: bytes) -> Entry | None:
-    known = _entries(client, ledger, _partition(client, ledger, key)).get(key)
-    return None if known is None else known.entry
+    entry = _entries(client, ledger, _partition(client, ledger, key)).get(key)
+    return None if entry is None else entry.entry
 
 
 def _others(client: Client, ledger: str, key: bytes) -> bool:
@@ -371,11 +374,13 @@ def _entries(client: Client, ledger: str, partition: int) -> Mapping[bytes, _Kno
             entries[record.key] = _Known(_ENDED)
             continue
         entry = _read(ledger, record.value)
-        known = entries.get(record.key)
-        if known is None or (known.entry is not _ENDED and known.entry["batch"] < entry["batch"]):
+        previous = entries.get(record.key)
+        if previous is None or (
+            previous.entry is not _ENDED and previous.entry["batch"] < entry["batch"]
+        ):
             entries[record.key] = _Known(entry)
         else:
-            known.others = True
+            previous.others = True
     _seen[at] = position, entries
     return entries
 

@@ -81,7 +81,9 @@ def largest_batch(client: Client, options: WriteOptions, topic: str) -> int:
     it has so many partitions that a batch for each would take more than ``MAX_BYTES``.
     """
     settings = client.topic_configs([topic])[topic]
-    most = next((one.value for one in settings if one.name == "max.message.bytes"), None)
+    most = next(
+        (setting.value for setting in settings if setting.name == "max.message.bytes"), None
+    )
     share = max(MAX_BYTES // len(client.topic(topic).partitions), MIN_SHARE_BYTES)
     taken = options.batch_bytes if most is None else int(most) - HEADER_BYTES
     return max(min(options.batch_bytes, taken, share), 1)

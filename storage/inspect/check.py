@@ -213,10 +213,10 @@ def check_partition(path: str, disk: Disk | None = None) -> list[Finding]:
     for i, base in enumerate(bases):
         is_last = i + 1 == len(bases)
         end_offset = None if is_last else bases[i + 1]
-        segment, found = check_log(
+        segment, more = check_log(
             disk, files[layout.LOG, base], base, end_offset, is_last and not clean
         )
-        findings += found
+        findings += more
         if (layout.INDEX, base) in files:
             findings += check_index(disk, files[layout.INDEX, base], segment, is_last)
         if (layout.TIME_INDEX, base) in files:

@@ -99,18 +99,18 @@ def check_replicas(buf: Buffer) -> list[ReplicaBatch]:
     A batch that is cut off at the end is left out, unless it is the first. Raises CorruptMessage;
     then none of them may be used.
     """
-    found: list[ReplicaBatch] = []
+    batches: list[ReplicaBatch] = []
     position, end = 0, len(buf)
     while position < end:
         left = end - position
-        if found and left < LENGTH_PREFIX_BYTES:
+        if batches and left < LENGTH_PREFIX_BYTES:
             break
-        if found:
+        if batches:
             size = int.from_bytes(buf[position + 8 : position + 12], "big", signed=True) + 12
             if size >= HEADER_BYTES and size > left:
                 break
         header = check_replica(buf, position)
-        found.append((
+        batches.append((
             position,
             header.size_bytes,
             header.base_offset,
@@ -120,7 +120,7 @@ def check_replicas(buf: Buffer) -> list[ReplicaBatch]:
             header.producer_id,
         ))  # fmt: skip
         position += header.size_bytes
-    return found
+    return batches
 
 
 def _whole_batch(buf: Buffer, position: int) -> BatchHeader:

@@ -58,18 +58,18 @@ def read_block(
             next_offset = max(next_offset, header.base_offset)
             position = len(view)
             break
-        here, position = position, position + header.size_bytes
+        start, position = position, position + header.size_bytes
         next_offset = max(next_offset, header.next_offset)
-        if header.is_control or here in hidden or header.last_offset < first:
+        if header.is_control or start in hidden or header.last_offset < first:
             continue
         if header.max_timestamp < min_timestamp:
             continue
         if not wanted & PER_RECORD and first <= header.base_offset and header.next_offset <= end:
             columns.count(header)
         else:
-            found = scan(view[here:position], inflate_limit=inflate_limit, check_crc=False)
-            size += len(found.data)
-            columns.append(found, header, first, end)
+            scanned = scan(view[start:position], inflate_limit=inflate_limit, check_crc=False)
+            size += len(scanned.data)
+            columns.append(scanned, header, first, end)
         if columns.rows >= max_rows or size >= max_bytes:
             break
     return columns.block(position, next_offset)

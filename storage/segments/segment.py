@@ -194,9 +194,9 @@ class Segment:
         limit = self.size_bytes if end is None else end
         self.load_index()
         entry = self.index.floor_entry(offset)
-        found = self._at_next_entry(offset, 0 if entry is None else entry[1], limit)
-        if found is not None:
-            return found
+        located = self._at_next_entry(offset, 0 if entry is None else entry[1], limit)
+        if located is not None:
+            return located
         batches = self.walk(0 if entry is None else entry[1], limit)
         if entry is not None:
             last_offset = entry[0]

@@ -112,7 +112,7 @@ class Pulses:
             bytes_in=counters.bytes_in,
             bytes_out=counters.bytes_out,
             compactions=counters.compactions,
-            running=[PassProgress(*tp, one.progress) for tp, one in running],
+            running=[PassProgress(*tp, run.progress) for tp, run in running],
             partition=partition,
         )
 
@@ -130,7 +130,7 @@ class Pulses:
                 dirty_ratio=status.dirty_ratio,
                 generation=status.generation,
                 tombstones_pending=status.tombstones_pending,
-                behind=[one.replica for one in status.replicas if one.behind],
+                behind=[replica.replica for replica in status.replicas if replica.behind],
             )
         return PartitionPulse(
             node=self.lookup.node_id,
@@ -197,10 +197,10 @@ class EventStreams:
             return self.pulses.of_partition(tp), POLL_S
         query = {"topic": tp.topic, "partition": str(tp.partition)}
         try:
-            found: Mapping[str, Any] | None = await self.peer_http.get(
+            pulse: Mapping[str, Any] | None = await self.peer_http.get(
                 leader, "/api/v1/pulse", query
             )
         except KeptError:
             # The node is gone or on its way: the page shows what is known here, and so does this.
             return self.pulses.of_partition(tp), POLL_ELSEWHERE_S
-        return None if found is None else Remote(found), POLL_ELSEWHERE_S
+        return None if pulse is None else Remote(pulse), POLL_ELSEWHERE_S

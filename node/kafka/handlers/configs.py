@@ -208,10 +208,10 @@ def _config(entry: Entry, with_synonyms: bool, with_docs: bool) -> Values:
 
 
 def _no_such_type(resource_type: int) -> InvalidRequest:
-    known = _OTHER_TYPES.get(resource_type)
-    if known is None:
+    name = _OTHER_TYPES.get(resource_type)
+    if name is None:
         return InvalidRequest(f"Unknown resource type {resource_type}")
-    return InvalidRequest(f"Resource type {known} has no settings here; topics and brokers have.")
+    return InvalidRequest(f"Resource type {name} has no settings here; topics and brokers have.")
 
 
 def _operation(number: int) -> AlterOp:

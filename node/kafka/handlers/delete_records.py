@@ -124,12 +124,12 @@ class DeleteRecordsHandler:
 
 def _answer(deletions: list[_Deletion]) -> Values:
     topics: dict[str, list[Values]] = {}
-    for one in deletions:
-        topics.setdefault(one.tp.topic, []).append(
+    for deletion in deletions:
+        topics.setdefault(deletion.tp.topic, []).append(
             {
-                "partition_index": one.tp.partition,
-                "low_watermark": one.low_watermark,
-                "error_code": one.code,
+                "partition_index": deletion.tp.partition,
+                "low_watermark": deletion.low_watermark,
+                "error_code": deletion.code,
             }
         )
     return {"topics": [{"name": name, "partitions": several} for name, several in topics.items()]}

@@ -87,8 +87,8 @@ class QuorumHandler:
             "leader_id": self.config.current.node_id,
             "leader_epoch": member.term,
             "high_watermark": member.commit_index,
-            "current_voters": [self._replica(*one) for one in voters],
-            "observers": [self._replica(*one) for one in observers],
+            "current_voters": [self._replica(*replica) for replica in voters],
+            "observers": [self._replica(*replica) for replica in observers],
         }
 
     def _replica(self, node_id: int, directory_id: UUID) -> Values:
@@ -97,7 +97,7 @@ class QuorumHandler:
         end, heard_ms = UNKNOWN, UNKNOWN
         if node_id == self.config.current.node_id:
             end, heard_ms, directory_id = member.last_index, now_ms, member.directory_id
-        elif (known := member.progress.get(node_id)) and known.directory_id == directory_id:
+        elif (progress := member.progress.get(node_id)) and progress.directory_id == directory_id:
             follower = member.progress[node_id]
             match_index, last_contact = follower.match_index, follower.last_contact
             if match_index:  # 0: it has not answered in this term

@@ -83,7 +83,8 @@ class _Parts:
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         for part in self._parts:
             yield tuple(
-                self._make(name, topic_id, tuple(found)) for (name, topic_id), found in part
+                self._make(name, topic_id, tuple(partitions))
+                for (name, topic_id), partitions in part
             )
 
 
@@ -103,10 +104,10 @@ class GroupOffsetsHandler:
         """(name, id, the topic) of a topic in a request; name empty for an unknown id."""
         if ctx.api_version >= TOPIC_IDS_FROM:
             topic_id = topic.topic_id or NO_TOPIC_ID
-            found = self.metadata.image.topics_by_id.get(topic_id)
-            return (found.name if found else ""), topic_id, found
-        found = self.metadata.image.topics.get(topic.name)
-        return topic.name, (found.topic_id if found else NO_TOPIC_ID), found
+            image = self.metadata.image.topics_by_id.get(topic_id)
+            return (image.name if image else ""), topic_id, image
+        image = self.metadata.image.topics.get(topic.name)
+        return topic.name, (image.topic_id if image else NO_TOPIC_ID), image
 
     def offset_commit(self, ctx: RequestContext, request: Any) -> Steps[Answer]:
         """Commit offsets; what does not exist is refused, the rest goes to the group, in parts
@@ -162,8 +163,8 @@ class GroupOffsetsHandler:
         parts = _Parts(ev.CommitTopic)
         refused: dict[tuple[str, uuid.UUID], Refused] = {}
         for topic in request.topics:
-            name, topic_id, found = self._topic(ctx, topic)
-            if found is None:
+            name, topic_id, image = self._topic(ctx, topic)
+            if image is None:
                 by_id = ctx.api_version >= TOPIC_IDS_FROM
                 error = (
                     ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
@@ -175,7 +176,7 @@ class GroupOffsetsHandler:
             good = []
             for p in topic.partitions:
                 yield
-                if 0 <= p.partition_index < len(found.partitions):
+                if 0 <= p.partition_index < len(image.partitions):
                     epoch = getattr(p, "committed_leader_epoch", -1)
                     good.append(
                         ev.CommitPartition(
@@ -287,10 +288,10 @@ class GroupOffsetsHandler:
         if group.topics is not None:
             return []
         try:
-            found = self.groups.shards.shard(group.group_id).core.committed_of(group.group_id)
+            committed = self.groups.shards.shard(group.group_id).core.committed_of(group.group_id)
         except KeptError:
             return []  # the group's core is asked nevertheless, and refused with the reason
-        return [(name, tuple(partitions)) for name, partitions in found.items()]
+        return [(name, tuple(partitions)) for name, partitions in committed.items()]
 
     def _fetch_part(
         self, ctx: RequestContext, group: Any, asked: tuple[ev.FetchTopic, ...], stable: bool
@@ -335,10 +336,10 @@ class GroupOffsetsHandler:
             topic_id = asked_id
             if topic_id == NO_TOPIC_ID and ctx.api_version >= TOPIC_IDS_FROM:
                 # All offsets were asked for: those of topics that are gone can't be named.
-                found = self.metadata.image.topics.get(name)
-                if found is None:
+                image = self.metadata.image.topics.get(name)
+                if image is None:
                     continue
-                topic_id = found.topic_id
+                topic_id = image.topic_id
             partitions = [
                 {
                     "partition_index": f.partition,
@@ -367,8 +368,8 @@ class GroupOffsetsHandler:
         refused: dict[str, Refused] = {}
         for topic in request.topics:
             yield
-            found = self.metadata.image.topics.get(topic.name)
-            count = len(found.partitions) if found else 0
+            image = self.metadata.image.topics.get(topic.name)
+            count = len(image.partitions) if image else 0
             indexes = [p.partition_index for p in topic.partitions]
             good = tuple(index for index in indexes if 0 <= index < count)
             bad = [i for i in indexes if not 0 <= i < count]

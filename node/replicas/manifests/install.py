@@ -82,9 +82,9 @@ async def checkpoint_cleaned(context: ManifestContext, hosted: LocalReplica) -> 
     """Write Kafka's ``cleaner-offset-checkpoint`` of the directory."""
     changes = hosted.directory.directory.changes
     cleaned = {
-        tp: one.compaction.clean_to
-        for tp, one in context.table.hosted.items()
-        if one.directory is hosted.directory and one.compaction is not None
+        tp: replica.compaction.clean_to
+        for tp, replica in context.table.hosted.items()
+        if replica.directory is hosted.directory and replica.compaction is not None
     }
     await _checkpoint(hosted, Checkpoint.CLEANER, cleaned, changes)
 

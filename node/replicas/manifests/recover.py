@@ -68,8 +68,8 @@ def after(
     except DamagedData as error:
         log.error("manifest given up", path=path, error=str(error))
         return None, _lost(path, disk, alone)
-    known = ManifestStatus(None if newest is None else ref_of(newest), applied)
-    to = max((one.end_offset for one in (known.held, applied) if one is not None), default=0)
+    status = ManifestStatus(None if newest is None else ref_of(newest), applied)
+    to = max((ref.end_offset for ref in (status.held, applied) if ref is not None), default=0)
     if to > log_end_offset:
         log.warning(
             "log ends below its manifest",
@@ -80,7 +80,7 @@ def after(
             + ("it is cleaned anew" if alone else "the leader says what is to be held"),
         )
         return None, _lost(path, disk, alone)
-    return (None if applied is None else state), known
+    return (None if applied is None else state), status
 
 
 def _lost(path: str, disk: Disk, alone: bool) -> ManifestStatus:

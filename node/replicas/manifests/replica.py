@@ -510,16 +510,16 @@ class ReplicaManifests:
         """
         from kept.node.replicas.manifests.store import Made, ref_of
 
-        found = await self._files.made(result)
+        new = await self._files.made(result)
         self.end_pass()
         self._pass_ms = monotonic_ms() - self._pass_began_ms
         if self._closed:
             raise NotLeaderOrFollower(f"{self._partition}: it is closed")
-        ref = ref_of(found)
+        ref = ref_of(new)
         begins_at = self._partition.log.segments[0].base_offset
         outcome: asyncio.Future[None] = self._context.runtime.loop.create_future()
         self._made = made = Made(ref, result, truncations, begins_at, outcome)
-        self._files.bodies[ref] = found  # beside what came from a leader, if it led no more
+        self._files.bodies[ref] = new  # beside what came from a leader, if it led no more
         self.step(ev.PassDone(ref, leader_epoch, based_on))
         await made.outcome
 

@@ -233,16 +233,16 @@ def _decode(data: bytes, ref: ManifestRef, partition: Partition) -> Manifest:
     """In a thread. Raises DamagedData, CorruptMessage, DirectoryRefused (of a newer kept)."""
     from kept.compaction.manifest import manifest_store as held
 
-    found = held.decode("a manifest that was pulled", data)
-    if (found.generation, found.end_offset) != (ref.generation, ref.end_offset):
-        raise CorruptMessage(f"manifest {found.generation} came for {ref}")
+    decoded = held.decode("a manifest that was pulled", data)
+    if (decoded.generation, decoded.end_offset) != (ref.generation, ref.end_offset):
+        raise CorruptMessage(f"manifest {decoded.generation} came for {ref}")
     wanted = partition.topic_id, partition.topic_partition.partition
-    if (found.topic_id, found.partition) != wanted:
+    if (decoded.topic_id, decoded.partition) != wanted:
         raise CorruptMessage(
-            f"manifest {found.generation} came for {partition}, topic id {wanted[0]}; it is of "
-            f"partition {found.partition} of the topic with id {found.topic_id}"
+            f"manifest {decoded.generation} came for {partition}, topic id {wanted[0]}; it is of "
+            f"partition {decoded.partition} of the topic with id {decoded.topic_id}"
         )
-    return found
+    return decoded
 
 
 class PullServer:

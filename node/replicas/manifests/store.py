@@ -103,11 +103,11 @@ class Files:
     def readable(self, ref: ManifestRef) -> Manifest:
         """As :meth:`body`, for one that should be here. Raises ManifestUnreadable, MachineError."""
         try:
-            found = self.body(ref)
+            body = self.body(ref)
         except (FileNotFoundError, DamagedData) as error:
             raise ManifestUnreadable(str(error)) from error
-        assert found is not None
-        return found
+        assert body is not None
+        return body
 
     async def encoded(self, ref: ManifestRef) -> bytes:
         """A manifest that is here, as it travels. Raises ManifestUnreadable, MachineError."""
@@ -145,8 +145,8 @@ class Files:
         def read() -> Manifest:
             return manifest.decode(path, disk.read(path))[0]
 
-        found: Manifest = await self._hosted.directory.pool.run(read)
-        return found
+        decoded: Manifest = await self._hosted.directory.pool.run(read)
+        return decoded
 
     async def no_pass(self) -> None:
         """No pass uses the directory any more; one that does is ended."""
@@ -216,10 +216,10 @@ class Files:
         await self.no_pass()
         await context.runtime.in_thread(discard, log_.directory, context.runtime.disk)
         async with self._lock:
-            found = await context.runtime.in_thread(self.readable, ref)
+            body = await context.runtime.in_thread(self.readable, ref)
         self.check(work)
         job = replace(
-            follow.job_for(log_, found, None, context.runtime.now_ms()),
+            follow.job_for(log_, body, None, context.runtime.now_ms()),
             check_keys=context.config.current.compaction_check_keys,
             check_seed=os.urandom(jobs.HASH_KEY_BYTES),
         )

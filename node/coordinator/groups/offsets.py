@@ -39,11 +39,11 @@ def value_bytes(value: OffsetCommitValue) -> int:
 
 
 class OffsetStore:
-    """Offsets by group, topic and partition; ``memory`` counts them where it is given."""
+    """Offsets by group, topic and partition; ``memory`` counts them."""
 
     __slots__ = ("_groups", "_memory")
 
-    def __init__(self, memory: GroupMemory | None = None) -> None:
+    def __init__(self, memory: GroupMemory) -> None:
         self._groups: dict[str, dict[str, dict[int, StoredOffset]]] = {}
         self._memory = memory
 
@@ -60,8 +60,7 @@ class OffsetStore:
         partitions = topics.setdefault(key.topic, {})
         before = partitions.get(key.partition)
         partitions[key.partition] = stored
-        if self._memory is not None:
-            self._memory.used_bytes += offset_bytes(stored) - offset_bytes(before)
+        self._memory.used_bytes += offset_bytes(stored) - offset_bytes(before)
 
     def put_later(self, offsets: TransactionalOffsets) -> None:
         """Store those of a transaction that is committed, unless a later record is here."""
@@ -71,22 +70,18 @@ class OffsetStore:
                 self.put(key, stored)
 
     def _remove(self, key: OffsetCommitKey) -> None:
-        topics = self._groups.get(key.group)
-        partitions = None if topics is None else topics.get(key.topic)
-        if topics is None or partitions is None:
-            return
+        topics = self._groups.get(key.group, {})
+        partitions = topics.get(key.topic, {})
         before = partitions.pop(key.partition, None)
-        if self._memory is not None:
-            self._memory.used_bytes -= offset_bytes(before)
-        if not partitions:
+        self._memory.used_bytes -= offset_bytes(before)
+        if before is not None and not partitions:
             del topics[key.topic]
             if not topics:
                 del self._groups[key.group]
 
     def clear(self) -> None:
         """Forget all."""
-        if self._memory is not None:
-            self._memory.used_bytes -= sum(offset_bytes(stored) for _, stored in self)
+        self._memory.used_bytes -= sum(offset_bytes(stored) for _, stored in self)
         self._groups.clear()
 
     def of_group(self, group: str) -> dict[str, dict[int, StoredOffset]]:
@@ -108,9 +103,6 @@ class OffsetStore:
             for topic, partitions in topics.items():
                 for partition, stored in partitions.items():
                     yield OffsetCommitKey(group, topic, partition), stored
-
-    def __len__(self) -> int:
-        return sum(len(p) for topics in self._groups.values() for p in topics.values())
 
 
 class OpenTransactions:

@@ -63,6 +63,13 @@ TESTS: Final = {
         "tests/node/coordinator/groups/test_memory_limit.py",
         "tests/node/runtime/test_request_memory.py",
     ],
+    "node/coordinator/groups/offsets.py": [
+        f"tests/node/coordinator/groups/test_{name}.py"
+        for name in ("histories", "memory_limit", "shard", "random_histories")
+    ],
+    "node/kafka/handlers/transactional_commits.py": [
+        "tests/node/coordinator/groups/test_transactional_commits.py"
+    ],
     "node/kafka/handlers/batch_checks.py": ["tests/node/kafka/handlers/test_batch_checks.py"],
     "node/metadata/directory_ids.py": [
         "tests/node/replicas/test_log_dirs.py",

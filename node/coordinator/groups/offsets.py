@@ -181,6 +181,8 @@ class OpenTransactions:
         }
         if held != {(pid, key) for pid, offsets in self._producers.items() for key in offsets}:
             raise InvariantViolation("who holds an offset in a transaction is filed wrongly")
+        if not all((*self._producers.values(), *self._holders.values())):
+            raise InvariantViolation("something is kept of a transaction that commits nothing here")
 
 
 def is_expired(group: Group, stored: StoredOffset, now_ms: int, retention_ms: int) -> bool | None:

@@ -344,8 +344,9 @@ def test_offsets_of_transactions_are_limited_and_counted_out(is_commit: bool) ->
         shell.step(ev.EndTransaction(900 + n, EndMarker(n, 0, 0, is_commit)))
     assert (shell.used > before + 50 * 2 * 256) == is_commit
     assert is_commit or shell.used == before
+    shell.commit("g", 1, producer=Producer(1, 0))
     shell.carry_out(shell.core.unload())
-    assert shell.used == 0
+    assert shell.used == 0 and not list(shell.core.transactions)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Real clients against a real node.
 
 ``COMPAT_BOOTSTRAP=host:port`` runs the tests that kill nothing against any other broker, for
-instance Apache Kafka: what passes there and fails here is our fault.
+instance Apache Kafka: what passes there and fails here is our fault. ``COMPAT_BROKERS=kafka`` runs
+those that kill nodes against nodes of Apache Kafka, ``kafka-0`` against such as know version 1 of
+transactions alone.
 """
 
 from __future__ import annotations
@@ -12,10 +14,18 @@ import uuid
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kept.testing import Cluster
+from kept.testing.ports import free_port
+from tests.compat.movers import Nodes
+from tests.tools import kafka_dist
+from tests.tools.needs import need
+
+BROKERS = os.environ.get("COMPAT_BROKERS", "kept").split(",")
 
 
 @dataclass
@@ -36,6 +46,36 @@ def broker() -> Iterator[Broker]:
         return
     with Cluster(nodes=1) as cluster:
         yield Broker(cluster.bootstrap)
+
+
+@pytest.fixture(scope="module", params=BROKERS)
+def brokers(request: pytest.FixtureRequest) -> str:
+    """Whose nodes are to be started."""
+    if request.param != "kept":
+        need("java")
+    return str(request.param)
+
+
+def _started(brokers: str, nodes: int, folder: Path) -> Any:
+    if brokers == "kept":
+        return Cluster(nodes)
+    features = {"transaction.version": 0} if brokers == "kafka-0" else None
+    ports = [free_port(above=[1]) for _ in range(nodes)]
+    return kafka_dist.Cluster(folder, ports, features)
+
+
+@pytest.fixture(scope="module")
+def one_node(brokers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """A node that nobody kills."""
+    with _started(brokers, 1, tmp_path_factory.mktemp("one")) as nodes:
+        yield nodes
+
+
+@pytest.fixture(scope="module")
+def three_nodes(brokers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """Three nodes, of which any may be killed and started again."""
+    with _started(brokers, 3, tmp_path_factory.mktemp("three")) as nodes:
+        yield nodes
 
 
 @pytest.fixture(autouse=True)

@@ -2,62 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
 
 from kept.testing import Cluster
 from tests.compat.scenario import leader
-from tests.tools import kafka_dist
+from tests.compat.streams import Application
 
 pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(600)]
 
-SOURCE = Path(__file__).parents[1] / "tools" / "streams" / "WordCount.java"
 DEADLINE_S = 150
-
-
-def jars() -> Path:
-    """Kafka Streams and what it needs, fetched with Maven once."""
-    target = kafka_dist.home().with_name(f"streams-{kafka_dist.VERSION}")
-    if not (target / "done").exists():
-        target.mkdir(parents=True, exist_ok=True)
-        artifact = f"org.apache.kafka:kafka-streams:{kafka_dist.VERSION}"
-        dependency = kafka_dist.DEPENDENCY.format(*artifact.split(":"))
-        (target / "pom.xml").write_text(kafka_dist.POM.format(dependency))
-        subprocess.run(
-            ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=libs"],
-            cwd=target, check=True, stdout=sys.stderr,
-        )  # fmt: skip
-        (target / "done").touch()
-    return target / "libs"
-
-
-@contextmanager
-def counting(cluster: Cluster, state: Path) -> Iterator[None]:
-    """The application runs, with its state in a directory."""
-    with (state.parent / "app.log").open("ab") as log:
-        process = subprocess.Popen(
-            [
-                "java", kafka_dist.HEAP, *kafka_dist.QUICK_START, "-cp", f"{jars()}/*",
-                str(SOURCE), cluster.bootstrap, "word-count", "lines", "words", str(state),
-            ],
-            stdout=log, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-    try:
-        yield
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        finally:
-            process.kill()
-            process.wait()
 
 
 class Lines:
@@ -107,7 +63,8 @@ def test_a_word_count_lives_through_a_killed_leader_and_restores_its_store(kept_
     def wait() -> None:
         cluster.wait_until(all_counted, "all words are counted", DEADLINE_S)
 
-    with counting(cluster, tmp_path / "first"):
+    application = Application("WordCount", cluster.bootstrap, "lines", "words")
+    with application.running(tmp_path / "first"):
         lines.send(200)
         wait()
         assert counted(cluster) == lines.words
@@ -120,7 +77,7 @@ def test_a_word_count_lives_through_a_killed_leader_and_restores_its_store(kept_
         lines.send(100)
         wait()
     before = counted(cluster)
-    with counting(cluster, tmp_path / "second"):  # nothing but the changelog knows the counts
+    with application.running(tmp_path / "second"):  # nothing but the changelog knows the counts
         lines.words = before
         lines.send(50)
         wait()

@@ -19,6 +19,7 @@ import time
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 VERSION = os.environ.get("KAFKA_VERSION", "4.3.0")
@@ -63,15 +64,30 @@ def install() -> Path:
     if (target / "done").exists():
         return target
     target.mkdir(parents=True, exist_ok=True)
-    dependencies = "".join(DEPENDENCY.format(*name.split(":")) for name in ARTIFACTS)
+    _copy_dependencies(target, *ARTIFACTS)
+    (target / "log4j2.yaml").write_text(LOGGING)
+    (target / "done").touch()
+    return target
+
+
+def libraries(artifact: str) -> Path:
+    """A directory with an artifact (``group:name:version``) and what it needs, fetched once."""
+    _, name, version = artifact.split(":")
+    target = home().with_name(f"{name}-{version}")
+    if not (target / "done").exists():
+        target.mkdir(parents=True, exist_ok=True)
+        _copy_dependencies(target, artifact)
+        (target / "done").touch()
+    return target / "libs"
+
+
+def _copy_dependencies(target: Path, *artifacts: str) -> None:
+    dependencies = "".join(DEPENDENCY.format(*name.split(":")) for name in artifacts)
     (target / "pom.xml").write_text(POM.format(dependencies))
     subprocess.run(
         ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=libs"],
         cwd=target, check=True, stdout=sys.stderr,
     )  # fmt: skip
-    (target / "log4j2.yaml").write_text(LOGGING)
-    (target / "done").touch()
-    return target
 
 
 def command(
@@ -180,12 +196,74 @@ class Broker:
                 process.kill()
                 process.wait()
 
+    def kill(self) -> None:
+        """kill -9."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
     def __enter__(self) -> Broker:
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+class Cluster:
+    """Nodes of Apache Kafka, reached and treated as those of :class:`kept.testing.Cluster`."""
+
+    def __init__(
+        self, directory: Path, ports: Sequence[int], features: Mapping[str, int] | None = None,
+        **properties: object,
+    ) -> None:  # fmt: skip
+        copies = min(len(ports), 3)
+        shared: dict[str, object] = {
+            "controller_quorum_voters": ",".join(
+                f"{number}@127.0.0.1:{port + 1}" for number, port in enumerate(ports)
+            ),
+            "default_replication_factor": copies,
+            "min_insync_replicas": max(1, copies - 1),
+            "offsets_topic_replication_factor": copies,
+            "transaction_state_log_replication_factor": copies,
+            "transaction_state_log_min_isr": max(1, copies - 1),
+            **properties,
+        }
+        cluster_id = new_id()
+        self._brokers = [
+            Broker(directory / f"node-{number}", port, cluster_id, features,
+                   **{"node_id": number, **shared})
+            for number, port in enumerate(ports)
+        ]  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self._brokers)
+
+    @property
+    def bootstrap(self) -> str:
+        """``host:port[,host:port]``."""
+        return ",".join(broker.bootstrap for broker in self._brokers)
+
+    def start(self, i: int = 0) -> None:
+        """Start a node and wait until it serves."""
+        self._brokers[i].start()
+
+    def kill(self, i: int = 0) -> None:
+        """kill -9 of a node."""
+        self._brokers[i].kill()
+
+    def __enter__(self) -> Cluster:
+        try:
+            with ThreadPoolExecutor(len(self)) as starting:  # none is ready without the others
+                list(starting.map(Broker.start, self._brokers))
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with ThreadPoolExecutor(len(self)) as stopping:
+            list(stopping.map(Broker.stop, self._brokers))
 
 
 def main(argv: list[str]) -> int:

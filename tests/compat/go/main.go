@@ -105,9 +105,16 @@ func story(ctx context.Context, client library) (map[string]int, error) {
 }
 
 func main() {
-	name, bootstrap, topic := os.Args[1], os.Args[2], os.Args[3]
 	ctx, cancel := context.WithTimeout(context.Background(), deadline)
 	defer cancel()
+	if os.Args[1] == "mover" {
+		if err := mover(ctx, os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	name, bootstrap, topic := os.Args[1], os.Args[2], os.Args[3]
 	client, err := libraries[name](place{strings.Split(bootstrap, ","), topic})
 	var result map[string]int
 	if err == nil {

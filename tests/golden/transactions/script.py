@@ -35,6 +35,8 @@ LEVELS = (0, 2)
 SETTINGS = {
     "transaction_abort_timed_out_transaction_cleanup_interval_ms": 200,
     "transaction_max_timeout_ms": 900_000,
+    "transaction_state_log_num_partitions": 1,
+    "offsets_topic_num_partitions": 1,
 }
 """Of the broker that is asked."""
 _WHY = re.compile(r"(.*) \[(.+)\]")

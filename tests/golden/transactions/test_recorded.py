@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from kept.testing import Cluster
 from kept.testing.ports import free_port
 from tests.golden.transactions import script
 from tests.golden.transactions.verbs import Verbs
@@ -40,25 +42,48 @@ def test_an_answer_is_of_a_level_and_of_kept() -> None:
     assert script.render([step]) == text
 
 
+@pytest.fixture(scope="module")
+def kept() -> Iterator[str]:
+    with Cluster(**script.SETTINGS) as cluster:
+        yield cluster.bootstrap
+
+
+@pytest.fixture(scope="module", params=script.LEVELS)
+def kafka(
+    request: pytest.FixtureRequest, kafka_dist: ModuleType,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[str, int]]:  # fmt: skip
+    """Apache Kafka at a level of ``transaction.version``."""
+    level = int(request.param)
+    features = {"transaction.version": level}
+    folder, port = tmp_path_factory.mktemp("kafka"), free_port(above=[1])
+    with kafka_dist.Broker(folder, port, features=features, **script.SETTINGS) as broker:
+        yield broker.bootstrap, level
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("path", script.files(), ids=lambda path: path.stem)
+def test_kept_answers_so(kept: str, path: Path) -> None:
+    check(kept, path, script.LEVELS[-1], of_kept=True)
+
+
 @pytest.mark.java
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("level", script.LEVELS)
-def test_apache_kafka_answers_so(kafka_dist: ModuleType, tmp_path: Path, level: int) -> None:
-    features = {"transaction.version": level}
-    port = free_port(above=[1])
-    with kafka_dist.Broker(tmp_path, port, features=features, **script.SETTINGS) as broker:
-        check(broker.bootstrap, level, of_kept=False)
+@pytest.mark.parametrize("path", script.files(), ids=lambda path: path.stem)
+def test_apache_kafka_answers_so(kafka: tuple[str, int], path: Path) -> None:
+    bootstrap, level = kafka
+    check(bootstrap, path, level, of_kept=False)
 
 
-def check(bootstrap: str, level: int, *, of_kept: bool) -> None:
-    """Play all scripts and compare; all differences at once."""
+def check(bootstrap: str, path: Path, level: int, *, of_kept: bool) -> None:
+    """Play a script and compare; all differences at once."""
     verbs = Verbs(bootstrap)
     try:
         verbs.ready()
         differences = [
-            f"{path.stem}: {step.line}\n    {answer}\n    not {step.expected(level, of_kept)}"
-            for path in script.files()
+            f"{step.line}\n    {answer}\n    not {step.expected(level, of_kept)}"
             for step, answer in script.play(script.parse(path.read_text()), verbs, level)
             if answer != step.expected(level, of_kept)
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +20,8 @@ STAYS_S = 3.0
 """A state that did not change for so long stays."""
 PIPELINED = 50
 LAST_EPOCH = 32766
+SCENARIOS = itertools.count(1)
+"""No two scenarios of a process have a name in common."""
 MARKER_TYPE_AT = 61 + 5 + 2
 """The type in a control batch: behind its header, a record's five bytes, and the key's version."""
 NOBODY = 999_999_999
@@ -35,7 +38,7 @@ class Verbs:
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
         self._connection = Connection(bootstrap)
-        self._number = 0
+        self._number = next(SCENARIOS)
         self._pids: dict[str, int] = {}
         self._topics: dict[str, Any] = {}
         self._members: dict[str, str] = {}
@@ -45,7 +48,7 @@ class Verbs:
 
     def ready(self) -> None:
         """Wait until a transaction comes to its end: its internal topics are there then."""
-        deadline = time.monotonic() + 4 * DEADLINE_S
+        deadline = time.monotonic() + DEADLINE_S
         self.scenario()
         self.topic("warm", "1")
         for step in (
@@ -69,7 +72,7 @@ class Verbs:
 
     def scenario(self, *_: str) -> str:
         """A new one begins: names and producers are its own. Its words are a title."""
-        self._number += 1
+        self._number = next(SCENARIOS)
         self._pids = {}
         self._members = {}
         return ""

@@ -1,5 +1,5 @@
 // Counts words of a topic into another, with a store that has a changelog. Arguments: bootstrap, application id,
-// input, output, state directory. Runs until it is killed.
+// input, output, state directory, processing guarantee. Runs until it is killed.
 import java.util.Arrays;
 import java.util.Properties;
 import org.apache.kafka.common.serialization.Serdes;
@@ -17,6 +17,7 @@ public class WordCount {
         settings.put(StreamsConfig.BOOTSTRAP_SERVERS_CONFIG, args[0]);
         settings.put(StreamsConfig.APPLICATION_ID_CONFIG, args[1]);
         settings.put(StreamsConfig.STATE_DIR_CONFIG, args[4]);
+        settings.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, args[5]);
         settings.put(StreamsConfig.REPLICATION_FACTOR_CONFIG, "-1");
         settings.put(StreamsConfig.COMMIT_INTERVAL_MS_CONFIG, "200");
         settings.put(StreamsConfig.STATESTORE_CACHE_MAX_BYTES_CONFIG, "0");

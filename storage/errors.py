@@ -378,6 +378,10 @@ class GroupIdNotFound(PeerError):
     """No such group."""
 
 
+class TransactionalIdNotFound(PeerError):
+    """No such transactional id."""
+
+
 class NonEmptyGroup(PeerError):
     """The group has members."""
 

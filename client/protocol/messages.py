@@ -29,7 +29,9 @@ from kio.serial.writers import write_compact_array_length, write_legacy_array_le
 from kio.static.constants import EntityType
 from kio.static.primitive import i32
 
+from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.bounds import NO_LIMIT, program
+from kept.client.protocol.describe_transactions import DescribeTransactionsResponse
 from kept.client.protocol.wire import skip_tags
 from kept.steps import Steps, finished
 from kept.storage.errors import (
@@ -66,6 +68,8 @@ def message_type(api_key: int, version: int, kind: EntityType) -> type[Any]:
         raise UnsupportedVersion(f"API {api_key} has no version {version} here")
     if kind is EntityType.request:
         return load_request_schema(api_key, version)
+    if api_key == ApiKey.DESCRIBE_TRANSACTIONS:
+        return DescribeTransactionsResponse
     return load_response_schema(api_key, version)
 
 

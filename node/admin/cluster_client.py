@@ -58,6 +58,8 @@ VERSIONS: Final = {
     ApiKey.DESCRIBE_GROUPS: 5,
     ApiKey.LIST_GROUPS: 4,
     ApiKey.CREATE_TOPICS: 7,
+    ApiKey.LIST_TRANSACTIONS: 1,
+    ApiKey.DESCRIBE_TRANSACTIONS: 0,
     ApiKey.ELECT_LEADERS: 2,
 }
 """The last ones that name topics: any kept of the cluster serves them."""

@@ -24,6 +24,7 @@ from kept.node.admin.record_browser import RecordBrowser
 from kept.node.admin.replica_reports import ReplicaReports
 from kept.node.admin.topic_lookup import TopicLookup
 from kept.node.admin.topic_view import TopicView
+from kept.node.admin.transactions_view import TransactionsView
 
 if TYPE_CHECKING:
     from kept.node.admin.dirty_history import DirtyHistory
@@ -109,6 +110,7 @@ class AdminServices:
         )
         self.election = LeaderElection(self.lookup, self.new_client)
         self.consumer_lag = ConsumerLag(metadata, self.new_client)
+        self.transactions_view = TransactionsView(metadata, self.transactions, self.new_client)
 
     def _build_partitions(self) -> None:
         runtime, metadata, lookup, table = self.runtime, self.metadata, self.lookup, self.table

@@ -15,6 +15,8 @@ GET     /api/v1/topics/NAME                           settings, partitions, segm
                                                       &partition=P or &limit=N, &segments=N]
 GET     /api/v1/groups[?name=TEXT]                    consumer groups of the cluster with their lag
 GET     /api/v1/groups/NAME                           one group, by partition
+GET     /api/v1/transactions[?name=TEXT]              transactional ids of the cluster
+GET     /api/v1/transactions/NAME                     one transactional id
 GET     /api/v1/records?topic=T&partition=P           the last records [&offset=O or &timestamp=MS]
                                                       [&limit=N]
 GET     /api/v1/records/key?topic=T&key=K             the life of a key [&partition=P]
@@ -313,6 +315,17 @@ async def _groups(routes: Routes, p: Parameters) -> Any:
 async def _group(routes: Routes, p: Parameters) -> Any:
     name = p.request.path.removeprefix("/api/v1/groups/")
     return await routes.services.consumer_lag.group(name)
+
+
+@_route("GET", "/api/v1/transactions", "name", large=True)
+async def _transactions(routes: Routes, p: Parameters) -> Any:
+    return await routes.services.transactions_view.transactions(p.given.get("name", ""))
+
+
+@_route("GET", "/api/v1/transactions/", large=True)
+async def _transaction(routes: Routes, p: Parameters) -> Any:
+    name = p.request.path.removeprefix("/api/v1/transactions/")
+    return await routes.services.transactions_view.transaction(name)
 
 
 @_route("GET", "/api/v1/records", "topic", "partition", "offset", "timestamp", "limit", large=True)

@@ -47,6 +47,7 @@ from kept.storage.errors import (
     MachineError,
     PeerError,
     RetriableError,
+    TransactionalIdNotFound,
     UnknownTopicId,
     UnknownTopicOrPartition,
 )
@@ -111,6 +112,14 @@ class HttpResponse:
     """A stream that ends when the reader leaves."""
 
 
+_NOT_FOUND: Final = (
+    UnknownTopicOrPartition,
+    UnknownTopicId,
+    GroupIdNotFound,
+    TransactionalIdNotFound,
+)
+
+
 def failure(status: int, message: str, allow: str = "") -> HttpResponse:
     """An error as every client gets it."""
     return HttpResponse({"error": {"status": status, "message": message}}, status, allow=allow)
@@ -118,7 +127,7 @@ def failure(status: int, message: str, allow: str = "") -> HttpResponse:
 
 def status_of(error: KeptError) -> int:
     """The HTTP status of an error of kept."""
-    if isinstance(error, UnknownTopicOrPartition | UnknownTopicId | GroupIdNotFound):
+    if isinstance(error, _NOT_FOUND):
         return 404
     if isinstance(error, ClusterAuthorizationFailed):
         return 403

@@ -95,6 +95,7 @@ _NAMES: Final[dict[str, int]] = {
     "NotCoordinator": 16,
     "InvalidGroupId": 24,
     "GroupIdNotFound": 69,
+    "TransactionalIdNotFound": 105,
     "NonEmptyGroup": 68,
     "GroupSubscribedToTopic": 86,
     "UnknownMemberId": 25,

@@ -5,7 +5,6 @@ requests apart and answering. ``kept.node.coordinator.transactions`` decides.
 from __future__ import annotations
 
 import asyncio
-import datetime
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +37,6 @@ EPOCH_GROWS_FROM: Final = 5
 Answer = dict[str, Any]
 Errors = Mapping[TopicPartition, ErrorCode]
 
-_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _UNDESCRIBED: Final[Answer] = {
     "transaction_state": "",
     "transaction_timeout": 0,
@@ -216,7 +214,7 @@ class TransactionsHandler:
             "transactional_id": transactional_id,
             "transaction_state": found.state.kafka_name,
             "transaction_timeout": found.timeout_ms,
-            "transaction_start_time": _EPOCH + datetime.timedelta(milliseconds=found.start_ms),
+            "transaction_start_time": found.start_ms,
             "producer_id": found.producer_id,
             "producer_epoch": found.epoch,
             "topics": [

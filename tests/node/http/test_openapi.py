@@ -18,6 +18,7 @@ import yaml
 from jsonschema import Draft202012Validator, FormatChecker
 from openapi_spec_validator import validate
 
+from kept.client.admin.transactions import fence_producer
 from kept.client.client import Client, OutRecord
 from kept.client.consume.consumer import GroupConsumer
 from kept.client.consume.positions import EARLIEST
@@ -41,7 +42,11 @@ OPERATIONS = {
     for path, item in DOCUMENT["paths"].items()
     for method, operation in item.items()
 }
-NAMED = {"/api/v1/topics": "{topic}", "/api/v1/groups": "{group}"}
+NAMED = {
+    "/api/v1/topics": "{topic}",
+    "/api/v1/groups": "{group}",
+    "/api/v1/transactions": "{transactional_id}",
+}
 """Paths that end in the name of something, and what the document calls it."""
 NO_NODE = "/api/v1/events"
 NEEDS_MORE_NODES = {
@@ -254,6 +259,7 @@ def fill(lone):
             pass
         member.commit()
         client.produce("plain", [OutRecord(None, bytes(900))])
+        client.run(fence_producer("payments", 60_000))
 
     def connect():
         with Client(f"127.0.0.1:{lone.port}") as client:
@@ -291,6 +297,7 @@ def filled(lone_node):
         log_cleaner_backoff_ms="3600000",
         log_cleaner_min_cleanable_ratio="1",
         offsets_topic_num_partitions="1",
+        transaction_state_log_num_partitions="1",
     )
     lone.run(lone.node.warmed_up())
     fill(lone)
@@ -311,7 +318,7 @@ def test_answers_have_the_fields_of_the_document(filled):
 def cluster(reader):
     assert reader.get("cluster")["log_directories"]
     assert reader.get("quorum")["members"] and reader.get("quorum", local="true")["members"]
-    assert len(reader.get("topics")["topics"]) == 4
+    assert len(reader.get("topics")["topics"]) == 5
     (partition,) = reader.get("topics/{topic}", name="t")["partitions"]
     assert partition["segments"] and partition["compaction"]
     (plain,) = reader.get("topics/{topic}", name="plain", leaders="true")["partitions"]
@@ -333,13 +340,17 @@ def data(reader):
     group = reader.get("groups/{group}", name="readers")
     assert group["members"] and group["partitions"][0]["member_id"]
     reader.get("groups/{group}", name="none", wanted=404)
+    (listed,) = reader.get("transactions")["transactions"]
+    detail = reader.get("transactions/{transactional_id}", name="payments")
+    assert (listed["state"], detail["state"], detail["started_ms"]) == ("Empty", "Empty", -1)
+    reader.get("transactions/{transactional_id}", name="none", wanted=404)
     life = reader.get("records/key", topic="t", key="k0")
     assert {one["fate"] for one in life["records"]} >= {"superseded"} and life["passes"] == []
 
 
 def before_a_pass(reader):
     there = {"topic": "t", "partition": 0}
-    assert len(reader.get("compaction")["partitions"]) == 4
+    assert len(reader.get("compaction")["partitions"]) == 5
     assert reader.get("compaction", topic="plain", wanted=400)
     (one,) = reader.get("compaction/explain", topic="t", key="k0")["partitions"]
     assert one["dry_run"]["segments"] and one["key"] and one["tombstones"]
@@ -449,6 +460,7 @@ def test_what_is_said_of_other_nodes_has_the_fields_of_the_document(reader, monk
     with monkeypatch.context() as patch:
         patch.setattr(ClusterClient, "call", refuse)
         assert reader.get("groups")["unanswered"] == [{"node": 0, "reason": "a test"}]
+        assert reader.get("transactions")["unanswered"] == [{"node": 0, "reason": "a test"}]
     validator(schema_named("Voters")).validate({"voters": [1, 2]})
 
 

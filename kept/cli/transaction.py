@@ -1,0 +1,147 @@
+"""``kept transaction``: transactional ids and hanging transactions, on kept or on Apache Kafka."""
+
+from __future__ import annotations
+
+import time
+
+import click
+import msgspec
+
+from kept.cli.output import echo, show_json, show_table, write
+from kept.cli.shell import Failure, Group, WholeNumber, bootstrap_option, examples, json_option
+from kept.cli.unavailable import open_client, warn_unanswered
+from kept.client.admin import transactions
+from kept.client.client import SILENT_MS
+from kept.storage.printable import printable_line
+from kept.storage.types import TopicPartition
+
+OLDER_THAN_S = 1200
+"""``transaction.max.timeout.ms`` and five minutes, by default."""
+
+
+@click.group(cls=Group, epilog=examples("kept transaction list --state Ongoing"))
+def transaction() -> None:
+    """See, fence and abort transactions."""
+
+
+@transaction.command("list", epilog=examples("kept transaction list --state Ongoing"))
+@click.option("--state", "states", multiple=True, help="Only ids in this state, as Ongoing.")
+@json_option
+@bootstrap_option
+def list_transactions(*, states: tuple[str, ...], as_json: bool, bootstrap: str) -> None:
+    """List transactional ids."""
+    silent: list[int] = []
+    with open_client(bootstrap) as client:
+        found = client.run(transactions.list_transactions(silent, SILENT_MS, states=states))
+    if silent:
+        warn_unanswered(silent, "ids coordinated there are not listed")
+    rows = [msgspec.to_builtins(one) for one in found]
+    if as_json:
+        show_json(rows)
+    else:
+        columns = ("transactional_id", "coordinator", "producer_id", "state")
+        show_table(
+            ("transactional id", "coordinator", "producer id", "state"),
+            [[row[c] for c in columns] for row in rows],
+        )
+
+
+@transaction.command(epilog=examples("kept transaction describe payments"))
+@click.argument("transactional_id", metavar="ID")
+@json_option
+@bootstrap_option
+def describe(*, transactional_id: str, as_json: bool, bootstrap: str) -> None:
+    """Show the state, producer and partitions of a transactional ID."""
+    with open_client(bootstrap) as client:
+        found = client.run(transactions.describe_transaction(transactional_id))
+    row = msgspec.to_builtins(found)
+    row["partitions"] = [{"topic": t, "partition": p} for t, p in found.partitions]
+    if as_json:
+        show_json(row)
+        return
+    began = _ago(found.started_ms) if found.started_ms >= 0 else "-"
+    write(
+        f"Transactional id: {printable_line(transactional_id)}\nState: {found.state}\n"
+        f"Producer: {found.producer_id} epoch {found.producer_epoch}\n"
+        f"Timeout: {found.timeout_ms} ms\nBegan: {began}\n"
+    )
+    write(f"Partitions: {', '.join(map(str, found.partitions)) or '-'}\n")
+
+
+@transaction.command(epilog=examples("kept transaction hanging --topic orders"))
+@click.option("--topic", "topics", multiple=True, help="Only partitions of this topic.")
+@click.option(
+    "--older-than",
+    type=WholeNumber(0),
+    default=OLDER_THAN_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="Transactions whose last batch is older than this.",
+)
+@json_option
+@bootstrap_option
+def hanging(*, topics: tuple[str, ...], older_than: int, as_json: bool, bootstrap: str) -> None:
+    """List transactions that are open in a partition and that no coordinator will end."""
+    silent: list[int] = []
+    with open_client(bootstrap) as client:
+        view = client.metadata(list(topics) or None)
+        partitions = [
+            TopicPartition(name, number)
+            for name, topic in sorted(view.topics.items())
+            for number in sorted(topic.partitions)
+            if not topics or name in topics
+        ]
+        before_ms = round(time.time() * 1000) - 1000 * older_than
+        found = client.run(
+            transactions.hanging_transactions(partitions, before_ms, silent, SILENT_MS)
+        )
+    if silent:
+        nodes = ", ".join(map(str, sorted(silent)))
+        raise Failure(
+            f"nodes {nodes} do not answer: they may know the transactions that are open; nothing "
+            "can be said"
+        )
+    rows = [msgspec.to_builtins(one) for one in found]
+    if as_json:
+        show_json(rows)
+        return
+    columns = ("topic", "partition", "start_offset", "producer_id", "producer_epoch")
+    show_table(
+        ("topic", "partition", "start offset", "producer id", "epoch", "last batch"),
+        [[*(row[c] for c in columns), _ago(row["last_timestamp_ms"])] for row in rows],
+    )
+
+
+def _ago(timestamp_ms: int) -> str:
+    return f"{max(0.0, time.time() - timestamp_ms / 1000):.0f} s ago"
+
+
+@transaction.command(epilog=examples("kept transaction abort orders 3 --start-offset 1200"))
+@click.argument("topic")
+@click.argument("partition", type=WholeNumber(0))
+@click.option(
+    "--start-offset",
+    type=WholeNumber(0),
+    required=True,
+    help="Where the transaction begins, as kept transaction hanging shows it.",
+)
+@bootstrap_option
+def abort(*, topic: str, partition: int, start_offset: int, bootstrap: str) -> None:
+    """Abort a hanging transaction in PARTITION of TOPIC; its coordinator is not asked."""
+    with open_client(bootstrap) as client:
+        opened = client.run(
+            transactions.abort_transaction(TopicPartition(topic, partition), start_offset)
+        )
+    echo(f"aborted the transaction of producer {opened.producer_id} in {topic}-{partition}")
+
+
+@transaction.command(epilog=examples("kept transaction fence payments"))
+@click.argument("transactional_id", metavar="ID")
+@bootstrap_option
+def fence(*, transactional_id: str, bootstrap: str) -> None:
+    """Fence the producer of a transactional ID: its transaction is aborted, and it must end."""
+    with open_client(bootstrap) as client:
+        client.run(transactions.describe_transaction(transactional_id))
+        producer_id, epoch = client.run(transactions.fence_producer(transactional_id, 60_000))
+    newest = f"producer {producer_id} epoch {epoch} is the newest"
+    echo(f"fenced {printable_line(transactional_id)}: {newest}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain, islice
@@ -116,8 +116,8 @@ class GroupCoordinator:
         replay(core, batch, offset, key, value)
 
     async def prepare(self, shard: Shard[GroupCore]) -> None:
-        """Behind offsets of topics that are gone, a read barrier: return when this node has acted
-        on all that was decided by now.
+        """Have offsets forgotten of topics that were deleted while nobody led the partition, behind
+        a read barrier: once this node has acted on all that was decided by now.
 
         A topic that an older image lacks may have been made, or made again, since, and offsets of
         it committed: they must not go. Nor may a namesake's offsets be shown meanwhile, so the
@@ -125,10 +125,8 @@ class GroupCoordinator:
         """
         if self._deleted_topics(shard.core):
             await self.barrier.wait()
-
-    def first_events(self, shard: Shard[GroupCore]) -> Iterable[ev.Event]:
-        """Forgets the offsets of topics that were deleted while nobody led the partition."""
-        return [ev.TopicsDeleted((topic,)) for topic in self._deleted_topics(shard.core)]
+        for topic in self._deleted_topics(shard.core):
+            shard.notify(ev.TopicsDeleted((topic,)))
 
     def _deleted_topics(self, core: GroupCore) -> set[tuple[str, uuid.UUID]]:
         """Topics with offsets that the image does not have, or has by another id."""

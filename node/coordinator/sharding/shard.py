@@ -111,11 +111,9 @@ class CoordinatorKind(Protocol[Core]):
         ...
 
     async def prepare(self, shard: Shard[Core]) -> None:
-        """All is replayed: return when the shard may serve. Not called for an empty log."""
-        ...
-
-    def first_events(self, shard: Shard[Core]) -> Iterable[Any]:
-        """What the core gets before any other event, when it serves."""
+        """All is replayed: return when the shard may serve. Its core gets first what it is notified
+        of here. Not called for an empty log.
+        """
         ...
 
     def perform(self, shard: Shard[Core], effect: Any) -> None:
@@ -227,7 +225,7 @@ class Shard(Generic[Core]):
         self.is_active = True
         self._sync_clock(now_ms)
         self._perform(self.core.loaded(now_ms))
-        for event in (*self._held_back, *self._kind.first_events(self)):
+        for event in self._held_back:
             self.step(event)
         if count:
             took_ms = now_ms - started_ms

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -157,11 +157,6 @@ class TransactionCoordinator:
         image = self.metadata.image
         if any(image.partition(*tp) is None for tp in shard.core.partitions()):
             await self.barrier.wait()
-
-    @staticmethod
-    def first_events(shard: Shard[TransactionCore]) -> Iterable[ev.Event]:  # noqa: ARG004
-        """None: the core itself goes on with what was ending."""
-        return ()
 
     def perform(self, shard: Shard[TransactionCore], effect: Any) -> None:
         """Have markers written, draw a producer id, log."""

@@ -66,6 +66,8 @@ MAX_QUERY_FIELDS: Final = 32
 UNDRAWN_BYTES: Final = 16 * 1024
 """What a request may have without drawing on the node's budget, as a Kafka connection's base buffer
 does: probes and metrics are answered whatever clients hold."""
+PROBE_IDLE_S: Final = 2.0
+"""In place of kept.http.idle.ms, of a probe on a connection beyond a limit."""
 BUSY: Final = "what is in flight holds all of kept.inflight.max.bytes; try again"
 CROWDED: Final = "too many HTTP connections; see kept.http.max.connections"
 JSON: Final = "application/json"
@@ -230,6 +232,8 @@ class HttpConnection(asyncio.Protocol):
         self._limit = config.http_request_max_bytes
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=self._limit)
         self._idle_s = config.http_idle_ms / 1000
+        if handed_over.is_probe:  # of few places, which a probe needs for a moment
+            self._idle_s = min(self._idle_s, PROBE_IDLE_S)
         self._timer: asyncio.TimerHandle | None = None
         self._request: h11.Request | None = None
         self._body = bytearray()

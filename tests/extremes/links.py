@@ -19,6 +19,7 @@ class Lines:
 
     def __init__(self) -> None:
         self.delay_s = self.jitter_s = 0.0
+        self._servers: list[asyncio.Server] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -27,16 +28,28 @@ class Lines:
         """Lead from one port of this machine to another one."""
 
         async def serve() -> None:
-            await asyncio.start_server(
+            server = await asyncio.start_server(
                 lambda reader, writer: self._join(reader, writer, target), "127.0.0.1", port
             )
+            self._servers.append(server)
 
         asyncio.run_coroutine_threadsafe(serve(), self._loop).result()
 
     def close(self) -> None:
         """End all of it."""
+
+        async def end() -> None:
+            for server in self._servers:
+                server.close()
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()
 
     async def _join(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: int
@@ -46,7 +59,11 @@ class Lines:
         except OSError:
             writer.transport.abort()
             return
-        await asyncio.gather(self._pass(reader, far_writer), self._pass(far_reader, writer))
+        try:
+            await asyncio.gather(self._pass(reader, far_writer), self._pass(far_reader, writer))
+        except asyncio.CancelledError:
+            writer.transport.abort()
+            far_writer.transport.abort()
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         def arrives(data: bytes) -> None:

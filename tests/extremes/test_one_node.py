@@ -1,5 +1,5 @@
-"""One node with 50 consumers that hardly read, one that is flooded with
-halves of requests: what it holds stays within what docs/operations.md says.
+"""One node with 50 consumers that hardly read, one that is flooded with halves of requests, one
+with 10,000 partitions, which is killed: what it holds stays within what docs/operations.md says.
 """
 
 from __future__ import annotations
@@ -107,3 +107,26 @@ def test_halves_of_requests_from_many_addresses(kept_cluster):
                 assert answer.status == 200
         produce(cluster, [(topic, 0, b"x")])
         assert resident_mib(cluster) < before + 64 + 2 * 16 + 20
+
+
+def test_ten_thousand_partitions_outlive_a_kill_and_go_when_they_are_deleted(kept_cluster):
+    cluster = kept_cluster(log_segment_delete_delay_ms=1000)
+    before = resident_mib(cluster)
+    names = [cluster.create_topic(partitions=1000) for _ in range(10)]
+    places = [(name, partition) for name in names for partition in range(0, 1000, 7)]
+    produce(cluster, ((name, partition, b"%d" % partition) for name, partition in places))
+    assert resident_mib(cluster) < before + 150
+    cluster.kill()
+    cluster.start()
+    with cluster.client() as client:
+        for name in names:
+            bounds = client.bounds(name)
+            assert len(bounds) == 1000
+            written = {partition for partition, (_, end) in bounds.items() if end}
+            assert written == set(range(0, 1000, 7))
+        assert len(os.listdir(f"/proc/{cluster.pid()}/fd")) > 10_000
+        client.delete_topics(names)
+    cluster.wait_until(
+        lambda: len(os.listdir(f"/proc/{cluster.pid()}/fd")) < 1000, "their files are closed", 200
+    )
+    assert not [name for name in os.listdir(cluster.log_dir()) if name.endswith("-stray")]

@@ -1,15 +1,17 @@
-"""Long lines, a clock that jumps, an fsync that hangs, and nodes that wake up late, under the
-checked load of ``tests/failover``.
+"""Long lines, a clock that jumps, an fsync that hangs, nodes that wake up late, and topics that are
+made and deleted while nodes are killed, under the checked load of ``tests/failover``.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import socket
 import time
 
 import pytest
 
+from kept.client.client import OutRecord
 from kept.client.protocol import messages as protocol
 from kept.storage.records import build_batch
 from tests.extremes.links import FarCluster
@@ -159,3 +161,40 @@ def test_an_fsync_that_hangs(kept_cluster, which):
     check(cluster, load, reader)
     nodes.check_replicas(topic, PARTITIONS)
     assert nodes.false_fences() == []
+
+
+def test_a_name_that_is_used_again_while_nodes_are_killed(kept_cluster):
+    """Each topic has what was written to it, and nothing of those that had its name before."""
+    cluster = kept_cluster(nodes=3)
+    nodes, draw = Nodes(cluster), random.Random(18)
+    topic = cluster.create_topic(partitions=PARTITIONS)
+    rounds = 6
+
+    def events(load):
+        for number in range(rounds):
+            with cluster.client() as client:
+                client.create_topic("again", partitions=PARTITIONS, replication_factor=3)
+                for partition in range(PARTITIONS):
+                    record = OutRecord(None, b"%d-%d" % (number, partition), partition=partition)
+                    client.produce("again", [record] * (number + 1))
+            victim = draw.choice([nodes.leader("again"), nodes.controller()])
+            nodes.kill(victim)
+            load.goes_on(cluster)
+            with cluster.client() as client:
+                parts = range(PARTITIONS)
+                read = {p: [r.value for r in client.read("again", [p])] for p in parts}
+                assert read == {p: [b"%d-%d" % (number, p)] * (number + 1) for p in parts}
+                if number < rounds - 1:
+                    client.delete_topics(["again"])
+            if draw.random() < 0.5:
+                load.goes_on(cluster)
+            nodes.start(victim)
+        nodes.await_isr("again")
+
+    under_load(cluster, topic, events)
+    nodes.check_replicas("again", PARTITIONS)
+    assert nodes.false_fences() == []
+    for node in nodes.numbers:
+        assert nodes.ask(node, "cluster")["stray_logs"] == []
+        logs = [name for name in os.listdir(cluster.log_dir(node)) if name.startswith("again")]
+        assert len([name for name in logs if "-delete" not in name]) == PARTITIONS

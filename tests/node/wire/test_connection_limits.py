@@ -80,7 +80,12 @@ def held() -> Iterator[contextlib.ExitStack]:
 @pytest.fixture(scope="module")
 def few() -> Iterator[Cluster]:
     """Four connections, three of them from one address; nothing but that closes one."""
-    with Cluster(max_connections=4, max_connections_per_ip=3, kept_silent_ms=HOUR_MS) as cluster:
+    with Cluster(
+        max_connections=4,
+        max_connections_per_ip=3,
+        kept_silent_ms=HOUR_MS,
+        kept_http_idle_ms=HOUR_MS,
+    ) as cluster:
         yield cluster
 
 
@@ -110,6 +115,9 @@ def test_every_protocol_counts_until_it_is_closed(few: Cluster, held: Any, said:
         with opened(port, b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path, third) as probe:
             answer = b"".join(iter(partial(probe.recv, 1 << 16), b""))
         assert answer.startswith(b"HTTP/1.1 200") and b"\r\nConnection: close\r\n" in answer
+    for _ in range(8):  # places of probes, which nobody keeps by half of one
+        held.enter_context(opened(port, HTTP[:-2], third))
+    few.wait_until(lambda: served(port, HTTP, third), "probes are answered again")
     several[0].close()
     few.wait_until(lambda: served(port, KAFKA, mine), "there is room again")
 

@@ -1,5 +1,5 @@
-"""Long lines, a clock that jumps, an fsync that hangs, nodes that wake up late, and topics that are
-made and deleted while nodes are killed, under the checked load of ``tests/failover``.
+"""Long lines, a clock that jumps, an fsync that hangs or lied, nodes that wake up late, and topics
+that are made and deleted while nodes are killed, under the checked load of ``tests/failover``.
 """
 
 from __future__ import annotations
@@ -198,3 +198,34 @@ def test_a_name_that_is_used_again_while_nodes_are_killed(kept_cluster):
         assert nodes.ask(node, "cluster")["stray_logs"] == []
         logs = [name for name in os.listdir(cluster.log_dir(node)) if name.startswith("again")]
         assert len([name for name in logs if "-delete" not in name]) == PARTITIONS
+
+
+def test_an_fsync_that_lied(kept_cluster):
+    """What a disk had promised is gone after a power cut of its machine: half of each log. Whoever
+    lost it neither leads nor takes what it lacks for acknowledged, also when all go down at once.
+    """
+    cluster = kept_cluster(nodes=3)
+    nodes = Nodes(cluster)
+    topic = cluster.create_topic(partitions=PARTITIONS, config={"flush.messages": "1"})
+
+    def forget(node):
+        for partition in range(PARTITIONS):
+            newest = nodes.segments(node, topic, partition)[-1]
+            os.truncate(newest, os.path.getsize(newest) // 2)
+
+    def events(load):
+        for victim in (nodes.leader(topic), (nodes.leader(topic) + 1) % 3):
+            nodes.kill(victim)
+            forget(victim)
+            load.goes_on(cluster)
+            nodes.start(victim)
+            nodes.await_isr(topic)
+        victim = nodes.leader(topic)
+        nodes.kill(*nodes.numbers)
+        forget(victim)
+        nodes.start(*nodes.numbers)
+        load.goes_on(cluster)
+        nodes.await_isr(topic)
+
+    under_load(cluster, topic, events)
+    nodes.check_replicas(topic, PARTITIONS)

@@ -10,6 +10,7 @@ batch follows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -17,7 +18,7 @@ from kept.storage import checkpoints, layout
 from kept.storage.disk import Disk, parent
 from kept.storage.errors import CorruptMessage, DamagedData, InvalidRecord
 from kept.storage.producers import snapshots
-from kept.storage.records import BatchHeader, check_replica, scan
+from kept.storage.records import BatchHeader, check_replica, read_marker, scan
 from kept.storage.records.header import HEADER_BYTES, LENGTH_PREFIX_BYTES, MAGIC_POSITION
 from kept.storage.segments import offset_index, time_index, txn_index
 
@@ -105,15 +106,24 @@ class _Segment(NamedTuple):
     last_offset_at: dict[int, int]
     timestamps: list[tuple[int, int]]
     size_bytes: int
+    aborts: dict[int, tuple[int, bool]]
+    """By the offset of each abort marker its producer, and whether readable data of it is here."""
 
 
-def check_log(
-    disk: Disk, path: str, base_offset: int, end_offset: int | None, may_be_torn: bool
+def check_log(  # noqa: PLR0917
+    disk: Disk,
+    path: str,
+    base_offset: int,
+    end_offset: int | None,
+    may_be_torn: bool,
+    log_start_offset: int = 0,
 ) -> tuple[_Segment, list[Finding]]:
     """Check a ``.log`` down to its records; what its indexes must say."""
     findings: list[Finding] = []
     last_offset_at: dict[int, int] = {}
     timestamps: list[tuple[int, int]] = []
+    aborts: dict[int, tuple[int, bool]] = {}
+    writing: set[int] = set()
     next_offset = base_offset
     size = disk.stat(path).size_bytes
     try:
@@ -126,7 +136,15 @@ def check_log(
                 findings.append(Finding(path, position, header.base_offset, why, True))
             if header.record_count:
                 try:
-                    scan(data, inflate_limit=INFLATE_LIMIT_BYTES)
+                    columns = scan(data, inflate_limit=INFLATE_LIMIT_BYTES)
+                    if header.is_control:
+                        marker = read_marker(columns.key(0), columns.value(0))
+                        has_data = header.producer_id in writing
+                        writing.discard(header.producer_id)
+                        if marker is not None and not marker.is_commit:
+                            aborts[header.base_offset] = header.producer_id, has_data
+                    elif header.is_transactional and header.last_offset >= log_start_offset:
+                        writing.add(header.producer_id)
                 except (InvalidRecord, CorruptMessage) as error:
                     findings.append(Finding(path, position, header.base_offset, str(error), True))
             next_offset = header.next_offset
@@ -141,7 +159,7 @@ def check_log(
             if behind:
                 why += f" and drops {behind} whole batches behind it"
         findings.append(Finding(path, error.position, next_offset, why, not torn))
-    return _Segment(base_offset, last_offset_at, timestamps, size), findings
+    return _Segment(base_offset, last_offset_at, timestamps, size, aborts), findings
 
 
 def check_index(disk: Disk, path: str, segment: _Segment, is_last: bool) -> list[Finding]:
@@ -186,6 +204,30 @@ def check_time_index(disk: Disk, path: str, segment: _Segment, is_last: bool) ->
     return findings
 
 
+def check_txn_index(disk: Disk, path: str, segment: _Segment) -> list[Finding]:
+    """Compare the aborted transactions with the markers; without any there need be no file."""
+    data = b""
+    with suppress(FileNotFoundError):
+        data = disk.read(path)
+    try:
+        entries = txn_index.decode(path, data, segment.base_offset)
+    except DamagedData as error:
+        return [Finding(path, error.position, error.offset, error.why, True)]
+    findings = []
+    told = set()
+    for i, entry in enumerate(entries):
+        told.add(entry.last_offset)
+        if segment.aborts.get(entry.last_offset, (-1, False))[0] != entry.producer_id:
+            why = f"producer {entry.producer_id} aborted nothing at this offset"
+            at = i * txn_index.ENTRY_BYTES
+            findings.append(Finding(path, at, entry.last_offset, why, True))
+    for offset, (producer_id, has_data) in segment.aborts.items():
+        if has_data and offset not in told:
+            why = f"producer {producer_id} aborted a transaction at this offset, and it is not here"
+            findings.append(Finding(path, -1, offset, why, True))
+    return findings
+
+
 def _preallocated(path: str, data: bytes, used: int, is_last: bool) -> list[Finding]:
     if len(data) == used:
         return []
@@ -210,29 +252,29 @@ def check_partition(path: str, disk: Disk | None = None) -> list[Finding]:
         else:
             files[parsed.kind, parsed.base_offset] = f"{path}/{name}"
     bases = sorted(base for kind, base in files if kind == layout.LOG)
+    log_start = _log_start(disk, path)
     for i, base in enumerate(bases):
         is_last = i + 1 == len(bases)
         end_offset = None if is_last else bases[i + 1]
         segment, more = check_log(
-            disk, files[layout.LOG, base], base, end_offset, is_last and not clean
+            disk, files[layout.LOG, base], base, end_offset, is_last and not clean, log_start
         )
         findings += more
         if (layout.INDEX, base) in files:
             findings += check_index(disk, files[layout.INDEX, base], segment, is_last)
         if (layout.TIME_INDEX, base) in files:
             findings += check_time_index(disk, files[layout.TIME_INDEX, base], segment, is_last)
+        aborted = check_txn_index(disk, layout.segment_file(path, base, layout.TXN_INDEX), segment)
+        is_open = not clean and base in bases[-2:]
+        findings += [_unfinished(f) if is_open else f for f in aborted]
     snapshot_ends = sorted(end for kind, end in files if kind == layout.SNAPSHOT)
     for (kind, base), name in sorted(files.items()):
         if kind not in (layout.LOG, layout.SNAPSHOT) and (layout.LOG, base) not in files:
             findings.append(Finding(name, -1, base, "there is no .log beside it", False))
-        if kind == layout.TXN_INDEX:
-            reading, newest = partial(_txn_index, disk, name, base), bases[-2:]
-        elif kind == layout.SNAPSHOT:
-            reading, newest = partial(_snapshot, disk, name), snapshot_ends[-1:]
-        else:
-            continue
-        unfinished = not clean and base in newest
-        findings += [_unfinished(f) if unfinished else f for f in _read(name, reading)]
+        if kind == layout.SNAPSHOT:
+            unfinished = not clean and base == snapshot_ends[-1]
+            found = _read(name, partial(_snapshot, disk, name))
+            findings += [_unfinished(f) if unfinished else f for f in found]
     epochs = f"{path}/{layout.LEADER_EPOCHS}"
     findings += _read(epochs, lambda: checkpoints.read_epochs(disk, epochs))
     metadata = f"{path}/{layout.PARTITION_METADATA}"
@@ -240,14 +282,22 @@ def check_partition(path: str, disk: Disk | None = None) -> list[Finding]:
     return findings
 
 
+def _log_start(disk: Disk, path: str) -> int:
+    """Where a partition's log starts, by its directory's checkpoint; 0 where that says nothing."""
+    parsed = layout.parse_directory_name(path.rpartition("/")[2])
+    if parsed is None:
+        return 0
+    try:
+        starts = checkpoints.read_offsets(disk, f"{parent(path)}/{layout.LOG_STARTS}")
+    except DamagedData:
+        return 0
+    return starts.get(parsed.topic_partition, 0)
+
+
 def _unfinished(finding: Finding) -> Finding:
     """A file is written when its segment is rolled: the process may have been killed at it."""
     why = f"{finding.why}; the log was not closed, and the next start makes it anew"
     return finding._replace(why=why, damaged=False)
-
-
-def _txn_index(disk: Disk, path: str, base_offset: int) -> object:
-    return txn_index.decode(path, disk.read(path), base_offset)
 
 
 def _snapshot(disk: Disk, path: str) -> object:

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from kept.client.consume.aborted_filter import aborted_batches
+from kept.storage.inspect.check import check_partition
 from kept.storage.records import headers, records
 
 KEYS, PRODUCERS, STEPS = 8, 4, 150
@@ -88,6 +89,8 @@ def play(w, seed: int) -> None:
             w.clean(lso=stable_offset(w))
             assert committed_view(w) == model.view(stable_offset(w)), n
     assert committed_view(w) == model.view(stable_offset(w))
+    w.log.close(w.now)
+    assert [str(f) for f in check_partition(w.log.directory, w.disk) if f.damaged] == []
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from kept.storage import checkpoints, layout
 from kept.storage.disk import Disk
+from kept.storage.inspect.check import check_partition
 from kept.storage.records import EndTxnMarker, build_batch, build_control_batch, headers
 from kept.storage.records.control import ABORT, COMMIT
+from kept.storage.segments import txn_index
 from kept.storage.segments.txn_index import AbortedTxn
 from kept.storage.types import LogConfig
 
@@ -156,3 +159,33 @@ def test_a_transaction_whose_records_are_gone_is_forgotten_after_a_restart_too(
     log.write()
     log.truncate_to(feed.offset - 2)
     assert log.first_unstable_offset is None
+
+
+def test_a_check_compares_the_index_with_the_markers(kit, disk) -> None:
+    log = kit.open_log(disk, config=CONFIG)
+    expected = fill(kit, log)
+    log.close(kit.NOW)
+    disk.write_file("/d/.kafka_cleanshutdown", b'{"version":0,"brokerEpoch":1}')
+    assert check_partition(log.directory, disk) == []
+    (path, entries) = next(
+        (segment.path(layout.TXN_INDEX), segment.aborted)
+        for segment in log.segments
+        if segment.aborted
+    )
+    first = entries[0]
+    changed = first._replace(producer_id=9)
+    disk.write_file(path, txn_index.encode([changed, *entries[1:]]))
+    found = [(f.path, f.offset, f.damaged) for f in check_partition(log.directory, disk)]
+    assert found == [(path, first.last_offset, True)], "it names another producer"
+    disk.unlink(path)
+    found = [(f.path, f.offset, f.damaged) for f in check_partition(log.directory, disk)]
+    assert (path, first.last_offset, True) in found and len(found) == len(entries)
+    starts = {kit.TP: first.last_offset}
+    checkpoints.write_offsets(disk, f"/d/{layout.LOG_STARTS}", starts)
+    found = [f.offset for f in check_partition(log.directory, disk)]
+    assert first.last_offset not in found, "what it aborted cannot be read any more"
+    assert expected[0] == first
+    disk.unlink("/d/.kafka_cleanshutdown")
+    disk.write_file(path, b"\0")
+    torn = [f for f in check_partition(log.directory, disk) if f.path == path]
+    assert [f.damaged for f in torn] == [True], "it was written long before a kill"

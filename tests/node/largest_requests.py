@@ -181,7 +181,7 @@ class Filler:
     def _text(self, shape: Shape, path: Path, number: int) -> Any:
         name, key = path[-1], shape.api.key
         if name in ("transactional_id", "group_instance_id", "cluster_id"):
-            return None if key not in (80, 81) else "elsewhere"
+            return "elsewhere" if key in (24, 25, 26, 28, 80, 81) else None
         if name in ("group_id",) and len(path) == 1 and key in (8, 9, 47):
             return GROUP
         topic = name in TOPIC_NAMES or (name == "name" and len(path) == 2 and key in ALSO_TOPICS)

@@ -15,6 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from kept.cluster.controller.broker_decisions import Fence
+from kept.storage.errors import OffsetOutOfRange
 from tests.sim.planted import plant
 
 LEADER = "kept.replication.partition_core.PartitionCore"
@@ -161,6 +162,29 @@ def waits_for_all(_: Any) -> Any:
     return lags
 
 
+def starts_with_the_epoch(original: Any) -> Any:
+    """A new leader takes the start of its epoch for the start of its log."""
+
+    def fetch(self: Any, offset: int, max_bytes: int, **kwargs: Any) -> Any:
+        start = self.core.epoch_start_offset
+        if kwargs.get("replica_id", -1) < 0 and self.core.leading and offset < start:
+            raise OffsetOutOfRange(f"{self.topic_partition}: {offset} is below {start}")
+        return original(self, offset, max_bytes, **kwargs)
+
+    return fetch
+
+
+def deletes_what_is_there(_: Any) -> Any:
+    """Records are deleted up to the end of the log, whatever is asked for."""
+
+    def delete_records(self: Any, offset: int, now_ms: int) -> int:
+        self._check_leader()
+        self._advance_start(self.log.log_end_offset, now_ms)
+        return int(self.log.log_start_offset)
+
+    return delete_records
+
+
 plant(
     "hw-from-any-replica", "nodes", 1, "isr-holds committed-lost prefix",
     "HW is the lowest LEO of the ISR (30)",
@@ -233,4 +257,14 @@ plant(
     "an ISR of which nobody is left stays whole: two of three are enough (33)",
     ("kept.cluster.controller.broker_sessions.BrokerSessions.due", one_at_a_time),
     trial="return",
+)  # fmt: skip
+plant(
+    "starts-with-the-epoch", "nodes", 1, "consumer-out-of-range",
+    "what is committed can be read from whoever leads (32)",
+    (f"{PARTITION}.fetch", starts_with_the_epoch),
+)  # fmt: skip
+plant(
+    "deletes-uncommitted", "nodes", 7, "retention",
+    "records are deleted below HW (43)",
+    (f"{PARTITION}.delete_records", deletes_what_is_there),
 )  # fmt: skip

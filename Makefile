@@ -72,7 +72,8 @@ else
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage raft --seeds 1000
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage node --seeds 30
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage nodes --seeds 20
-	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage groups --seeds 16
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage groups --seeds 12
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage transactions --seeds 10
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage nodes-compaction --seeds 14
 endif
 

@@ -13,6 +13,7 @@ _HEADER = Struct(">qiibIhiqqqhii")
 """KIP-98: base offset, length, leader epoch, magic, CRC, attributes, last offset delta, first and
 largest timestamp, producer id, producer epoch, base sequence, count."""
 HEADER_BYTES = 61
+CONTROL = 0x20
 
 
 class Batch(NamedTuple):
@@ -27,6 +28,8 @@ class Batch(NamedTuple):
     sequence: int
     count: int
     attributes: int
+    marker: tuple[int, int] | None = None
+    """Of a transaction's marker: its type, 0 an abort and 1 a commit, and the coordinator epoch."""
 
     @property
     def identity(self) -> tuple[int, int, int]:
@@ -45,12 +48,28 @@ def decode(data: bytes) -> list[Batch]:
     while position < len(data):
         (base, length, epoch, _, crc, bits, delta, _, _, producer, producer_epoch, sequence, count
         ) = _HEADER.unpack_from(data, position)  # fmt: skip
+        marker = _marker(data, position) if bits & CONTROL else None
         found.append(
-            Batch(base, base + delta, epoch, crc, producer, producer_epoch, sequence, count, bits)
-        )
+            Batch(
+                base, base + delta, epoch, crc, producer, producer_epoch, sequence, count, bits,
+                marker,
+            )
+        )  # fmt: skip
         position += length + 12
     assert position == len(data)
     return found
+
+
+def _marker(data: bytes, position: int) -> tuple[int, int] | None:
+    at = position + HEADER_BYTES
+    _, body = _varint(data, at)
+    _, body = _varint(data, body + 1)
+    _, body = _varint(data, body)
+    key, body = _bytes(data, body)
+    value, _ = _bytes(data, body)
+    if key is None or value is None or len(value) < 6:
+        return None
+    return int.from_bytes(key[2:4], "big"), int.from_bytes(value[2:6], "big", signed=True)
 
 
 def read(log: Log, start: int) -> list[Batch]:

@@ -151,6 +151,8 @@ class SimTransport(asyncio.Transport):
         """Came, and is not read yet."""
         self._travelling: deque[bytes] = deque()
         """On its way to the other end, in order."""
+        self.held_until_s = 0.0
+        """What is written arrives no earlier, whatever becomes of the links."""
         self._arrives_at = 0.0
         """When the last of it does."""
         self._unread_bytes = 0
@@ -282,6 +284,8 @@ class SimTransport(asyncio.Transport):
             self._other._received(self._travelling.popleft())
 
     def _is_cut(self) -> bool:
+        if self._loop.time() < self.held_until_s:
+            return True
         return self._loop.network.is_cut(self._own[0], self._peername[0])
 
     def _retry(self, arrive: Callable[..., None], *args: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Final
 
 ENOUGH: Final = {
     "raft": 60, "node": 40, "nodes": 100, "groups": 40, "nodes-compaction": 40,
+    "transactions": 20,
 }  # fmt: skip
 """Histories after which nothing may be missing."""
 
@@ -51,6 +52,13 @@ REQUIRED: Final = {
         "coordinators struck at generations", "losses allowed", "reassignments",
         "members told illegal_generation", "members told unknown_member_id",
         "members told fenced_instance_id", "times two went on",
+    ),
+    "transactions": (
+        "commits", "aborts", "records read committed", "stable offsets read",
+        "requests held in an old connection", "instances with a successor",
+        "producers told concurrent_transactions", "producers told not_coordinator",
+        "offsets: unstable_offset_commit", "reassignments", "processes started again",
+        "nodes isolated", "links cut",
     ),
     "nodes-compaction": (
         "batches committed", "processes started again", "power losses", "generations applied",

@@ -57,6 +57,7 @@ class Client:
     def __init__(self, history: NodesHistory) -> None:
         self.history = history
         self._connections: dict[int, NodeConnection] = {}
+        self._abandoned: list[NodeConnection] = []
         self._leaders: dict[TopicPartition, Machine] = {}
 
     async def call(self, machine: Machine, api: int, version: int, values: Any) -> Any:
@@ -74,9 +75,13 @@ class Client:
             self._connections[machine.node_id] = connection
         return connection
 
+    def abandon(self, machine: Machine) -> None:
+        """Come on a new connection from now on; what the old one was given may still arrive."""
+        self._abandoned.append(self._connections.pop(machine.node_id))
+
     def close(self) -> None:
         """End all connections."""
-        for connection in self._connections.values():
+        for connection in (*self._connections.values(), *self._abandoned):
             connection.close()
 
     async def leader(self, tp: TopicPartition) -> Machine | None:

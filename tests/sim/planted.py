@@ -70,9 +70,10 @@ from tests.sim import (  # noqa: E402
     planted_node,
     planted_raft,
     planted_replicas,
+    planted_transactions,
 )
 
 __all__ = [
     "PLANTED", "Bug", "plant", "planted_compaction", "planted_groups", "planted_node",
-    "planted_raft", "planted_replicas",
+    "planted_raft", "planted_replicas", "planted_transactions",
 ]  # fmt: skip

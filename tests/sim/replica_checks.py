@@ -24,8 +24,11 @@ from uuid import UUID
 from kept.cluster.metadata.image import Delta, Image
 from kept.cluster.metadata.records import NO_LEADER, PartitionRecord
 from kept.storage.types import TopicPartition
-from tests.sim.batches import Batch
+from tests.sim.batches import CONTROL, Batch
 from tests.sim.world import Violation, World
+
+INTERNAL = frozenset({"__consumer_offsets", "__transaction_state"})
+"""Their batches have sequences of no meaning, or none."""
 
 Read = Callable[[int], list[Batch]]
 """The batches of a replica from an offset on."""
@@ -392,7 +395,7 @@ class ReplicaChecks:
             register.batches.append(batch)
             register.end = batch.last + 1
             self.commits += 1
-            if batch.producer_id >= 0:
+            if batch.producer_id >= 0 and not (batch.attributes & CONTROL or tp.topic in INTERNAL):
                 self._sequence(tp, register, batch)
         state = register.state
         assert state is not None

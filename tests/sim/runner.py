@@ -23,6 +23,7 @@ STAGES: Final = {
     "node": ("tests.sim.node_history", "NodeHistory"),
     "nodes": ("tests.sim.nodes_history", "NodesHistory"),
     "groups": ("tests.sim.groups_history", "GroupsHistory"),
+    "transactions": ("tests.sim.transactions_history", "TransactionsHistory"),
     "nodes-compaction": ("tests.sim.nodes_compaction", "NodesCompactionHistory"),
 }
 """Name -> (module, class) of a history."""

@@ -1,0 +1,69 @@
+"""Planted bugs of transactions: of their coordinator, their markers and what readers get (stage
+``transactions``). Many more are planted over the cores alone:
+``tests/node/coordinator/transactions/test_planted_bugs.py`` and
+``tests/replication/test_transactions_world.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kept.storage.types import TopicPartition
+from tests.sim.planted import plant
+from tests.sim.planted_replicas import returns
+
+STAGE = "transactions"
+COORDINATOR = "kept.node.coordinator.transactions"
+
+
+def contrary(original: Any) -> Any:
+    """A partition gets the marker of an abort for a commit."""
+
+    def append_marker(self: Any, marker: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.topic_partition == TopicPartition("t", 1):
+            marker = marker._replace(is_commit=False)
+        return original(self, marker, *args, **kwargs)
+
+    return append_marker
+
+
+def same_epoch(original: Any) -> Any:
+    """A new instance gets the epoch of the one before."""
+
+    def prepare_epoch(before: Any, epoch: int, *args: Any) -> Any:
+        return original(before, before.epoch, *args)
+
+    return prepare_epoch
+
+
+plant(
+    "transactions-lso-is-hw", STAGE, 1, "aborted-read",
+    "who reads what is committed reads below the first open transaction",
+    ("kept.storage.producers.producer_states.ProducerStates.first_undecided_offset", returns(None)),
+)  # fmt: skip
+plant(
+    "transactions-aborts-unlisted", STAGE, 1, "aborted-read",
+    "a fetch lists the aborted transactions among its records",
+    ("kept.storage.log.log.Log.aborted_in_slice", returns([])),
+)  # fmt: skip
+plant(
+    "transactions-stale-connection", STAGE, 1, "aborted-read torn commit-lost",
+    "what comes over a connection that its producer gave up is not served",
+    (f"{COORDINATOR}.connections.ConnectionOrder.is_stale", returns(False)),
+    holds=0.5,
+)  # fmt: skip
+plant(
+    "transactions-offsets-unheld", STAGE, 1, "offset-torn",
+    "a stable offset waits for the transaction that commits another one",
+    ("kept.node.coordinator.groups.offsets.OpenTransactions.holds", returns(False)),
+)  # fmt: skip
+plant(
+    "transactions-same-epoch", STAGE, 1, "producer-id",
+    "a new instance has a new epoch",
+    (f"{COORDINATOR}.transaction.prepare_epoch", same_epoch),
+)  # fmt: skip
+plant(
+    "transactions-contrary", STAGE, 1, "commit-lost torn",
+    "all markers of a transaction say the same",
+    ("kept.replication.partition.Partition.append_marker", contrary),
+)  # fmt: skip

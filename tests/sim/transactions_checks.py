@@ -1,0 +1,141 @@
+"""What transactions must be, judged by what producers were told and what readers find.
+
+- ``torn``: of a transaction a reader of what is committed finds some records and misses others
+  (I1);
+- ``aborted-read``: it finds a record of a transaction whose commit nobody asked for (I1, I9);
+- ``commit-lost``: a commit was acknowledged, and a record of it is not there (I1);
+- ``offset-torn``: a group's offset is that of a transaction that did not commit, or is older than
+  that of one that did (I12);
+- ``producer-id``: a producer id has two transactional ids, or an epoch comes twice (I7);
+- ``markers``: two markers of one producer's epoch differ where it has one transaction an epoch, a
+  coordinator epoch falls (I2, I8), or a record of an epoch lies behind a marker of a later one
+  (I6);
+- ``hanging``: at rest a transaction is open (I4, I5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from kept.storage.types import TopicPartition
+from tests.sim.batches import Batch
+from tests.sim.world import Violation
+
+TRANSACTIONAL, CONTROL = 0x10, 0x20
+NEVER: Final = float("inf")
+
+
+@dataclass(eq=False)
+class Transaction:
+    """One transaction of a producer. ``number``: within its transactional id, it only grows.
+
+    ``asked``: a commit was sent; ``committed_s``: when it was first known to be committed.
+    """
+
+    transactional_id: str
+    number: int
+    records: dict[bytes, tuple[TopicPartition, int]] = field(default_factory=dict)
+    """Value -> where its acknowledgement says that it is."""
+    offset: int = -1
+    """What it commits for its group; -1: nothing."""
+    asked: bool = False
+    committed_s: float = NEVER
+
+    def __repr__(self) -> str:
+        return f"transaction {self.number} of {self.transactional_id}"
+
+
+class TransactionChecks:
+    """One per history; see the module."""
+
+    def __init__(self) -> None:
+        self.transactions: list[Transaction] = []
+        self._by_value: dict[bytes, Transaction] = {}
+        self._by_offset: dict[int, Transaction] = {}
+        self._numbers: dict[str, int] = {}
+        self._owners: dict[int, str] = {}
+        self._newest: dict[str, tuple[int, int]] = {}
+
+    # Producers.
+
+    def newest(self, transactional_id: str) -> tuple[int, int]:
+        """The newest producer id and epoch that a transactional id was given."""
+        return self._newest.get(transactional_id, (-1, -1))
+
+    def initialized(
+        self, transactional_id: str, known: tuple[int, int], producer_id: int, epoch: int
+    ) -> None:
+        """InitProducerId was answered; ``known``: the newest when it was sent."""
+        owner = self._owners.setdefault(producer_id, transactional_id)
+        if owner != transactional_id:
+            raise Violation("producer-id", f"{producer_id} is {owner}'s and {transactional_id}'s")
+        given = producer_id, epoch
+        if given <= known:
+            raise Violation("producer-id", f"{transactional_id}: {given} after {known}")
+        self._newest[transactional_id] = max(self.newest(transactional_id), given)
+
+    def begins(self, transactional_id: str) -> Transaction:
+        """A producer begins a transaction."""
+        number = self._numbers.get(transactional_id, 0) + 1
+        self._numbers[transactional_id] = number
+        made = Transaction(transactional_id, number)
+        self.transactions.append(made)
+        return made
+
+    def sends(self, transaction: Transaction, values: Iterable[bytes]) -> None:
+        """Values that are sent in it."""
+        self._by_value.update(dict.fromkeys(values, transaction))
+
+    def sends_offset(self, transaction: Transaction, offset: int) -> None:
+        """An offset that is sent in it."""
+        transaction.offset = offset
+        self._by_offset[offset] = transaction
+
+    # Readers.
+
+    def visible(self, who: str, value: bytes) -> None:
+        """A reader of what is committed finds a record."""
+        transaction = self._by_value.get(value)
+        if transaction is None or not transaction.asked:
+            raise Violation("aborted-read", f"{who} reads {value[:30]!r} of {transaction}")
+
+    def offset_read(self, group: str, since_s: float, offset: int) -> None:
+        """A read of a group's stable offset, which began at a time, found one; -1: none."""
+        found = self._by_offset.get(offset)
+        if offset >= 0 and (found is None or not found.asked):
+            raise Violation("offset-torn", f"{group} has {offset} of {found}")
+        number = -1 if found is None else found.number
+        for other in self.transactions:
+            due = other.transactional_id == group and other.offset >= 0
+            if due and other.committed_s <= since_s and other.number > number:
+                raise Violation("offset-torn", f"{group} has {offset}, {other} has {other.offset}")
+
+    def finish(self, there: dict[TopicPartition, dict[int, bytes]], *, lost: bool) -> None:
+        """At the end: what readers of each partition find. ``lost``: rule 33 gave something up."""
+        for one in self.transactions:
+            held = {value: there[tp].get(at) == value for value, (tp, at) in one.records.items()}
+            gone = [value[:30] for value, is_there in held.items() if not is_there]
+            if lost or not gone or not one.asked:
+                continue
+            if one.committed_s < NEVER:
+                raise Violation("commit-lost", f"{one} was committed; missing: {gone}")
+            if len(gone) < len(held):
+                raise Violation("torn", f"{one}: missing: {gone} of {len(held)}")
+
+    @staticmethod
+    def log(tp: TopicPartition, batches: list[Batch]) -> None:
+        """The committed batches of a partition."""
+        coordinators: dict[int, int] = {}
+        ended: dict[int, int] = {}
+        for batch in batches:
+            pid = batch.producer_id
+            if batch.attributes & CONTROL and batch.marker is not None:
+                _, coordinator_epoch = batch.marker
+                if coordinator_epoch < coordinators.get(pid, -1):
+                    raise Violation("markers", f"{tp}: {batch}: coordinator {coordinator_epoch}")
+                coordinators[pid] = coordinator_epoch
+                ended[pid] = max(batch.producer_epoch, ended.get(pid, -1))
+            elif batch.attributes & TRANSACTIONAL and batch.producer_epoch < ended.get(pid, -1):
+                raise Violation("markers", f"{tp}: {batch} of epoch {batch.producer_epoch} is late")

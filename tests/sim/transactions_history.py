@@ -1,0 +1,134 @@
+"""Stage ``transactions``: the stage ``nodes`` with transactional producers and readers of what is
+committed (:mod:`tests.sim.transactions_clients`), judged by :mod:`tests.sim.transactions_checks`.
+
+Coordinators, leaders, markers and verification are the product's own. Machines lose no power here:
+what is acknowledged is never given up. Beside the faults of ``nodes`` the network holds an EndTxn
+in its connection, and delivers it after its sender came again on a new one (T24).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from kept.storage.errors import KeptError
+from kept.storage.types import TopicPartition
+from tests.sim.nodes_clients import Client
+from tests.sim.nodes_history import HEAL_S, NodesHistory
+from tests.sim.passes import passes_run_here
+from tests.sim.transactions_checks import TransactionChecks
+from tests.sim.transactions_clients import OffsetReader, Reader, Transactor
+from tests.sim.world import Violation
+
+if TYPE_CHECKING:
+    from kept.client.node_connection import NodeConnection
+
+IDS: Final = 3
+HELD_S: Final = (0.4, 4.0)
+"""How long a request stays in its connection."""
+
+
+class TransactionsHistory(NodesHistory):
+    """See the module."""
+
+    power_share = 0.0
+    trials = ("return", "limp", "")
+    again_s = 20.0
+    consumers = False
+
+    def __init__(self, seed: int, *, holds: float | None = None, **options: Any) -> None:
+        """``holds``: how often an EndTxn is held; drawn if None."""
+        super().__init__(seed, **options)
+        random = self.random
+        self.hold_share = random.choice((0.0, 0.05, 0.2)) if holds is None else holds
+        self.zombie_share = random.choice((0.0, 0.3))
+        self.crash_share = random.choice((0.0, 0.05))
+        self.checks.unclean = False
+        for name in ("retention.bytes", "unclean.leader.election.enable"):
+            self.topic_configs.pop(name, None)
+        self.settings |= {
+            "log.cleaner.enable": "false",
+            "offsets.topic.num.partitions": "1",
+            "transaction.state.log.num.partitions": "2",
+            "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+        }
+        self.operator.kinds = [kind for kind in self.operator.kinds if kind == "reassign"]
+        self.data = self.partitions
+        self.transaction_checks = TransactionChecks()
+        self.readers: list[Reader] = []
+        self._values = 0
+
+    def next_value(self) -> int:
+        """An offset that nobody committed."""
+        self._values += 1
+        return self._values
+
+    def topic_id(self, topic: str) -> UUID | None:
+        """The id of a topic."""
+        return self.checks.topics.get(topic, (None, 0))[0]
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """See :meth:`NodesHistory.watched`: replicas of internal topics make manifests."""
+        with super().watched(), passes_run_here(self):
+            yield
+
+    def make_clients(self) -> list[Any]:
+        """See :meth:`NodesHistory.make_clients`."""
+        offsets = []
+        for number in range(IDS):
+            name = f"id-{number}"
+            self.writers.append(Transactor(self, name, self.random.choice((1, 1, 2))))
+            offsets.append(OffsetReader(Client(self), name))
+        self.readers = [Reader(Client(self), tp) for tp in self.data]
+        return [*self.writers, *self.readers, *offsets]
+
+    def hold(self, connection: NodeConnection) -> None:
+        """What is sent over a connection from now on arrives later."""
+        transport = connection._transport
+        if transport is not None:
+            transport.held_until_s = self.loop.time() + self.world.extra.uniform(*HELD_S)
+
+    async def verify(self) -> None:
+        """Nothing is open, and readers find all that was committed, whole."""
+        deadline = self.loop.time() + HEAL_S
+        there: dict[TopicPartition, dict[int, bytes]] = {}
+        for tp in self.data:
+            register = self.checks.register(tp)
+            reader = Reader(Client(self), tp)
+            stable = -1
+            while stable < register.end or reader.offset < stable:
+                if self.loop.time() > deadline:
+                    raise Violation("hanging", f"{tp}: LSO {stable}, {register.end} are committed")
+                try:
+                    stable = await reader.read()
+                except KeptError:
+                    reader.client.forget(tp)
+                register = self.checks.register(tp)
+                await asyncio.sleep(0.05)
+            there[tp] = reader.held
+            reader.client.close()
+            self.transaction_checks.log(tp, register.batches)
+        lost = any(register.give_ups for register in self.checks.registers.values())
+        self.transaction_checks.finish(there, lost=lost)
+        for writer in self.writers:
+            await self._verify_offset(writer.name, deadline)  # type: ignore[attr-defined]
+
+    async def _verify_offset(self, group: str, deadline: float) -> None:
+        client = Client(self)
+        reader = OffsetReader(client, group)
+        machines = [*self.machines]
+        while True:
+            for machine in machines:
+                try:
+                    if await reader.read(machine):
+                        client.close()
+                        return
+                except KeptError:
+                    continue
+            if self.loop.time() > deadline:
+                raise Violation("hanging", f"{group}: its offset is not stable")
+            await asyncio.sleep(0.05)

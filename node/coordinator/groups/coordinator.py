@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from kept.node.coordinator.groups import events as ev
@@ -21,7 +21,6 @@ from kept.node.coordinator.sharding.shard import Shard, coordinator_error
 from kept.node.coordinator.sharding.shards import Shards
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.runtime.logging import log
-from kept.node.runtime.time_slices import ITEMS_PER_SLICE
 from kept.steps import Steps
 from kept.storage.errors import KeptError
 from kept.storage.records import read_marker
@@ -104,8 +103,8 @@ class GroupCoordinator:
         """``offsets.commit.timeout.ms``."""
         return self.config.current.offsets_commit_timeout_ms
 
+    @staticmethod
     def replay(
-        self,
         core: GroupCore,
         batch: BatchHeader,
         offset: int,
@@ -113,7 +112,14 @@ class GroupCoordinator:
         value: memoryview | None,
     ) -> None:
         """Apply one record of the log. Raises CorruptMessage."""
-        replay(core, batch, offset, key, value)
+        if batch.is_control:
+            marker = read_marker(key, value)
+            if marker is not None:
+                core.end_transaction(batch.producer_id, is_commit=marker.is_commit)
+        elif key is not None:
+            record = decode_record(key, value)
+            if record is not None:
+                core.replay(record, offset, batch.producer_id if batch.is_transactional else -1)
 
     async def prepare(self, shard: Shard[GroupCore]) -> None:
         """Have offsets forgotten of topics that were deleted while nobody led the partition, behind
@@ -181,13 +187,7 @@ class GroupCoordinator:
         """Groups that this node coordinates, in one of the states and of one of the types, both in
         lower case; none given: of all. Raises CoordinatorLoadInProgress.
         """
-        groups: list[ev.ListedGroup] = []
-        for shard in tuple(self.shards.leading()):
-            listed = shard.core.list_groups(states, types)
-            while part := tuple(islice(listed, ITEMS_PER_SLICE)):
-                groups += part
-                yield
-        return groups
+        return self.shards.collect(lambda core: core.list_groups(states, types))
 
     def describe(self, group: str) -> ev.DescribedGroup:
         """A group in full. Raises NotCoordinator, CoordinatorLoadInProgress."""
@@ -198,21 +198,3 @@ class GroupCoordinator:
         for shard in self.shards.serving():
             for key, stored in shard.core.committed:
                 yield key.group, key.topic, key.partition, stored.value.offset
-
-
-def replay(
-    core: GroupCore,
-    batch: BatchHeader,
-    offset: int,
-    key: memoryview | None,
-    value: memoryview | None,
-) -> None:
-    """Apply one record of the log to a core. Raises CorruptMessage."""
-    if batch.is_control:
-        marker = read_marker(key, value)
-        if marker is not None:
-            core.end_transaction(batch.producer_id, is_commit=marker.is_commit)
-    elif key is not None:
-        record = decode_record(key, value)
-        if record is not None:
-            core.replay(record, offset, batch.producer_id if batch.is_transactional else -1)

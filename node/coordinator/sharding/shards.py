@@ -14,14 +14,16 @@ Source: Kafka's ``CoordinatorRuntime``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from kept.node.coordinator.sharding.partitioner import partition_for
 from kept.node.coordinator.sharding.shard import CoordinatorKind, Core, MakeEvent, Shard
 from kept.node.runtime.logging import log
-from kept.node.runtime.time_slices import Pace
+from kept.node.runtime.time_slices import ITEMS_PER_SLICE, Pace
+from kept.steps import Steps
 from kept.storage.errors import CoordinatorLoadInProgress, NotCoordinator
 from kept.storage.types import TopicPartition
 
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.runtime import Runtime
     from kept.replication.partition import Partition
+
+T = TypeVar("T")
 
 FIND_WAIT_S: Final = 3.0
 """How long FindCoordinator waits for a partition that is being created or read: clients take
@@ -203,10 +207,20 @@ class Shards(Generic[Core]):
         """Shards that are loaded."""
         return (shard for shard in tuple(self._shards.values()) if shard.is_active)
 
-    def leading(self) -> Iterator[Shard[Core]]:
-        """Shards of all partitions that this node leads, without those that could not be read.
-        Raises CoordinatorLoadInProgress while one is being read.
+    def collect(self, listed: Callable[[Core], Iterator[T]]) -> Steps[list[T]]:
+        """What the cores list of all partitions that this node leads, in slices. Raises
+        CoordinatorLoadInProgress while one is being read.
         """
+        items: list[T] = []
+        for shard in tuple(self._leading()):
+            rest = listed(shard.core)
+            while part := tuple(islice(rest, ITEMS_PER_SLICE)):
+                items += part
+                yield
+        return items
+
+    def _leading(self) -> Iterator[Shard[Core]]:
+        """All but those that could not be read."""
         for shard in tuple(self._shards.values()):
             if shard.failed is not None:
                 log.warning("no coordinator", partition=str(shard.tp), why=shard.failed)

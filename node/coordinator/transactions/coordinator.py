@@ -9,7 +9,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from kept.cluster.controller.features import TRANSACTION_VERSION
@@ -23,7 +22,6 @@ from kept.node.coordinator.transactions.transaction import TV2
 from kept.node.metadata.internal_topics import TRANSACTION_STATE
 from kept.node.runtime.logging import log
 from kept.node.runtime.tasks import TaskOwner
-from kept.node.runtime.time_slices import ITEMS_PER_SLICE
 from kept.steps import Steps
 from kept.storage.errors import CoordinatorNotAvailable, KeptError
 from kept.storage.types import NO_LEADER_EPOCH
@@ -219,13 +217,7 @@ class TransactionCoordinator:
     def list_transactions(self, wanted: ev.TransactionFilter) -> Steps[list[ev.ListedTransaction]]:
         """Transactional ids that this node coordinates. Raises CoordinatorLoadInProgress."""
         now_ms = self.runtime.now_ms()
-        found: list[ev.ListedTransaction] = []
-        for shard in tuple(self.shards.leading()):
-            listed = shard.core.list_transactions(wanted, now_ms)
-            while part := tuple(islice(listed, ITEMS_PER_SLICE)):
-                found += part
-                yield
-        return found
+        return self.shards.collect(lambda core: core.list_transactions(wanted, now_ms))
 
     def describe(self, transactional_id: str) -> ev.DescribedTransaction | None:
         """An id in full; None: there is none. Raises NotCoordinator, CoordinatorLoadInProgress."""

@@ -14,7 +14,7 @@ from kio.schema.errors import ErrorCode
 
 from kept.cluster.metadata.image import Image
 from kept.node.coordinator.groups import events as ev
-from kept.node.coordinator.groups.coordinator import replay
+from kept.node.coordinator.groups.coordinator import GroupCoordinator
 from kept.node.coordinator.groups.core import GroupCore
 from kept.node.coordinator.groups.records import (
     GroupMetadataKey,
@@ -103,7 +103,7 @@ async def test_a_member_that_was_told_it_left_has_left_after_a_crash() -> None:
     assert (await result(left)).members == ((member, None, ErrorCode.none),)
     assert (await result(again)).members == ((member, None, ErrorCode.unknown_member_id),)
     successor = GroupCore(ev.GroupSettings())
-    await load(f.partition, partial(replay, successor))  # type: ignore[arg-type]
+    await load(f.partition, partial(GroupCoordinator.replay, successor))  # type: ignore[arg-type]
     assert not successor.groups["g"].members
 
 
@@ -460,7 +460,7 @@ def plain(base: int, *kv: tuple[bytes, bytes | None]) -> bytes:
 
 def loaded(*batches: bytes) -> GroupCore:
     core = GroupCore(ev.GroupSettings())
-    replay_batches(b"".join(batches), partial(replay, core))
+    replay_batches(b"".join(batches), partial(GroupCoordinator.replay, core))
     core.loaded(0)
     core.check_invariants()
     return core
@@ -523,7 +523,9 @@ def test_damage_is_reported(cut: int) -> None:
     key, value = offset_record(3)
     core = GroupCore(ev.GroupSettings())
     with pytest.raises(CorruptMessage):
-        replay_batches(plain(0, (key, (value or b"")[:-cut])), partial(replay, core))
+        replay_batches(
+            plain(0, (key, (value or b"")[:-cut])), partial(GroupCoordinator.replay, core)
+        )
 
 
 @run
@@ -531,5 +533,5 @@ async def test_a_load_reads_committed_records_only() -> None:
     partition = await filled(10)
     partition.high_watermark = 4
     core = GroupCore(ev.GroupSettings())
-    found = await load(partition, partial(replay, core))  # type: ignore[arg-type]
+    found = await load(partition, partial(GroupCoordinator.replay, core))  # type: ignore[arg-type]
     assert 4 <= found <= 10 and found == len(core.groups)

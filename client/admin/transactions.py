@@ -9,9 +9,8 @@ it but an operator, and ``read_committed`` readers wait for it. Source: Kafka's
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Final
-
-from msgspec import Struct
 
 from kept.client.admin.cluster import describe_members
 from kept.client.admin.topics import Operation
@@ -26,7 +25,8 @@ KEY_TYPE_TRANSACTION: Final = 1
 _OPEN: Final = ("Ongoing", "PrepareCommit", "PrepareAbort")
 
 
-class TransactionListing(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class TransactionListing:
     """A transactional id as ListTransactions has it; ``coordinator`` is the node that said so."""
 
     transactional_id: str
@@ -35,7 +35,8 @@ class TransactionListing(Struct, frozen=True):
     state: str
 
 
-class TransactionDescription(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class TransactionDescription:
     """A transactional id as DescribeTransactions has it; ``started_ms`` -1: none has begun.
 
     ``partitions`` are those of the transaction; of one that is ending, those without a marker.
@@ -50,7 +51,8 @@ class TransactionDescription(Struct, frozen=True):
     partitions: tuple[TopicPartition, ...]
 
 
-class OpenTransaction(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
     """A transaction that is open in a partition, as DescribeProducers of its leader has it."""
 
     topic: str

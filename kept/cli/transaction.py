@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 
 import click
-import msgspec
 
 from kept.cli.output import echo, show_json, show_table, write
 from kept.cli.shell import Failure, Group, WholeNumber, bootstrap_option, examples, json_option
@@ -35,7 +35,7 @@ def list_transactions(*, states: tuple[str, ...], as_json: bool, bootstrap: str)
         found = client.run(transactions.list_transactions(silent, SILENT_MS, states=states))
     if silent:
         warn_unanswered(silent, "ids coordinated there are not listed")
-    rows = [msgspec.to_builtins(one) for one in found]
+    rows = [asdict(one) for one in found]
     if as_json:
         show_json(rows)
     else:
@@ -54,7 +54,7 @@ def describe(*, transactional_id: str, as_json: bool, bootstrap: str) -> None:
     """Show the state, producer and partitions of a transactional ID."""
     with open_client(bootstrap) as client:
         found = client.run(transactions.describe_transaction(transactional_id))
-    row = msgspec.to_builtins(found)
+    row = asdict(found)
     row["partitions"] = [{"topic": t, "partition": p} for t, p in found.partitions]
     if as_json:
         show_json(row)
@@ -101,7 +101,7 @@ def hanging(*, topics: tuple[str, ...], older_than: int, as_json: bool, bootstra
             f"nodes {nodes} do not answer: they may know the transactions that are open; nothing "
             "can be said"
         )
-    rows = [msgspec.to_builtins(one) for one in found]
+    rows = [asdict(one) for one in found]
     if as_json:
         show_json(rows)
         return

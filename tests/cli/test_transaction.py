@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
 
-from kept.storage.records import build_batch
 from kept.testing import Cluster
 from tests.cli.conftest import Kept
-from tests.node.coordinator.groups.wire import FIND, Connection
+from tests.node.coordinator.groups.wire import Connection
+from tests.support.transactional_requests import begin, send
 
-PRODUCE, FETCH, INIT, ADD, END = 0, 1, 22, 24, 26
+END = 26
 
 
 @pytest.fixture(scope="module")
@@ -34,36 +33,6 @@ def connection(trusting: Cluster) -> Iterator[Connection]:
 @pytest.fixture
 def kept_trusting(trusting: Cluster) -> Kept:
     return Kept(trusting.bootstrap)
-
-
-def begin(connection: Connection, name: str, topic: str, partition: int) -> int:
-    """A transactional id with a partition in its transaction; its producer id, in epoch 0."""
-    assert connection.ask(FIND, 2, key=name, key_type=1).error_code is ErrorCode.none
-    begun = connection.ask(
-        INIT, 4, transactional_id=name, transaction_timeout=60_000, producer_id=-1,
-        producer_epoch=-1,
-    )  # fmt: skip
-    added = connection.ask(
-        ADD, 3, v3_and_below_transactional_id=name,
-        v3_and_below_producer_id=begun.producer_id, v3_and_below_producer_epoch=0,
-        v3_and_below_topics=[{"name": topic, "partitions": [partition]}],
-    )  # fmt: skip
-    (one,) = added.results_by_topic_v3_and_below
-    assert one.results_by_partition[0].partition_error_code is ErrorCode.none
-    return int(begun.producer_id)
-
-
-def send(connection: Connection, topic: str, producer_id: int, *, partition: int = 0) -> None:
-    """A transactional batch, the first of its producer there."""
-    rows = [(time.time_ns() // 1_000_000, b"k", b"v", ())]
-    data = build_batch(
-        rows, producer_id=producer_id, producer_epoch=0, base_sequence=0, is_transactional=True
-    )
-    sent = connection.ask(
-        PRODUCE, 9, transactional_id="any", acks=-1, timeout=30_000,
-        topic_data=[{"name": topic, "partition_data": [{"index": partition, "records": data}]}],
-    )  # fmt: skip
-    assert sent.responses[0].partition_responses[0].error_code is ErrorCode.none
 
 
 def test_an_id_from_its_transaction_to_the_fence(

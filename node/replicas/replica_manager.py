@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from kept.cluster.controller import reassignment
 from kept.cluster.controller.heartbeats import ReplicaLog
+from kept.cluster.controller.topics import INTERNAL_TOPICS
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import PartitionRecord, ResourceType
 from kept.node.config.topic_config import log_config
@@ -175,9 +176,10 @@ class ReplicaManager:
     def _configure(self, hosted: LocalReplica, config: LogConfig) -> None:
         hosted.partition.update_config(config)
         hosted.rules = rules = self._rules(config)
-        hosted.loop_rules = rules.within(
-            LOOP_BYTES if rules.codec is None else LOOP_COMPRESSED_BYTES
-        )
+        limit = LOOP_BYTES if rules.codec is None else LOOP_COMPRESSED_BYTES
+        if hosted.partition.topic_partition.topic in INTERNAL_TOPICS:
+            limit = 0  # what clients write goes the long way, which refuses it
+        hosted.loop_rules = rules.within(limit)
         hosted.sync = config.flush_messages < MAX_INT64
 
     def reconfigure(self, image: Image, topics: Iterable[str] | None) -> None:

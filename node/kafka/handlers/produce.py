@@ -15,6 +15,7 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
+from kept.cluster.controller.topics import INTERNAL_TOPICS
 from kept.node.kafka import api
 from kept.node.kafka.codec import parse_produce
 from kept.node.kafka.codec import produce as codec
@@ -35,6 +36,7 @@ from kept.storage.errors import (
     InflatesBeyondLimit,
     InvalidRecord,
     InvalidRequest,
+    InvalidTopicException,
     KeptError,
     UnknownTopicId,
     UnknownTopicOrPartition,
@@ -182,7 +184,7 @@ class ProduceHandler:
                     return 0
                 try:
                     hosted = find(self._table, name, data.partition, produced.version)
-                    batch = _batch(frame, data, produced.version)
+                    batch = _batch(frame, data, produced.version, hosted)
                     checked = check(batch, hosted.loop_rules, now_ms)
                 except InflatesBeyondLimit as error:
                     return error.told_bytes or 0
@@ -394,7 +396,7 @@ class ProduceHandler:
             for data in partitions:
                 try:
                     hosted = find(self._table, name, data.partition, version)
-                    jobs.append((_batch(frame, data, version), hosted))
+                    jobs.append((_batch(frame, data, version, hosted), hosted))
                 except KeptError as error:
                     jobs.append(error)
         return jobs
@@ -442,7 +444,12 @@ def find(table: ReplicaTable, name: bytes, index: int, version: int) -> LocalRep
     return hosted
 
 
-def _batch(frame: memoryview, data: codec.PartitionData, version: int) -> memoryview:
+def _batch(
+    frame: memoryview, data: codec.PartitionData, version: int, hosted: LocalReplica
+) -> memoryview:
+    topic = hosted.partition.topic_partition.topic
+    if topic in INTERNAL_TOPICS:
+        raise InvalidTopicException(f"{topic} is internal: only its coordinators write to it")
     if data.start < 0 or data.start == data.end:
         raise InvalidRecord("a Produce request needs records")
     batch = frame[data.start : data.end]

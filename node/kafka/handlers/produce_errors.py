@@ -20,6 +20,7 @@ from kept.storage.errors import (
     CorruptMessage,
     InvalidProducerEpoch,
     InvalidRecord,
+    InvalidTopicException,
     InvalidTxnState,
     KafkaStorageError,
     KeptError,
@@ -43,6 +44,7 @@ _NOT_JUDGED: Final = (
     MessageTooLarge,
     CorruptMessage,
     KafkaStorageError,
+    InvalidTopicException,
     InvalidTxnState,
 )
 """Refusals that do not come from what is in the log: they say nothing of its start, as Kafka's."""

@@ -52,13 +52,13 @@ class Wire:
 
     def send(
         self, *batches: tuple[int, bytes], version: int = 11, name: str | None = "bank",
-        acks: int = -1,
+        acks: int = -1, topic: str = "t",
     ) -> None:  # fmt: skip
-        """Produce ``(partition, batch)`` pairs of topic t."""
+        """Produce ``(partition, batch)`` pairs of a topic."""
         data = [{"index": index, "records": batch} for index, batch in batches]
         values = {
             "transactional_id": name, "acks": acks, "timeout": 30_000,
-            "topic_data": [{"name": "t", "partition_data": data}],
+            "topic_data": [{"name": topic, "partition_data": data}],
         }  # fmt: skip
         cls = protocol.message_type(PRODUCE, version, EntityType.request)
         body = protocol.encode(protocol.build(cls, values))
@@ -284,4 +284,18 @@ def test_without_a_coordinator_a_batch_is_to_be_sent_again(lone):
     wire = Wire(*lone.run(asyncio.open_connection("127.0.0.1", lone.port)))
     wire.send((0, batch()))
     assert lone.run(wire.receive()) == [("not_enough_replicas", -1)]
+    wire.close()
+
+
+@pytest.mark.parametrize("topic", ["__consumer_offsets", "__transaction_state"])
+def test_clients_do_not_write_to_internal_topics(lone, topic):
+    """A record that its coordinator cannot read would keep it from loading."""
+    lone.create(topic)
+    wire = Wire(*lone.run(asyncio.open_connection("127.0.0.1", lone.port)))
+    for data in (batch(plain=True), build_batch([(NOW, b"k", b"v" * 9000, ())] * 90)):
+        for version, name in ((9, None), (12, None), (9, "bank")):
+            wire.send((0, data), version=version, name=name, topic=topic)
+            assert lone.run(wire.receive()) == [("invalid_topic_exception", -1)]
+    partition = lone.node.parts.table.partition(TopicPartition(topic, 0))
+    assert partition.log_end_offset == 0
     wire.close()

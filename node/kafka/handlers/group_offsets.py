@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
     from kept.node.coordinator.groups.coordinator import GroupCoordinator
     from kept.node.coordinator.sharding.events import Producer
+    from kept.node.coordinator.transactions.verifier import Verifier
     from kept.node.kafka.api import RequestContext
     from kept.node.kafka.fetch_sessions import FetchSessions
-    from kept.node.kafka.handlers.transactional_produce import TransactionVerifier
     from kept.node.metadata.cluster_link import ClusterLink
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.runtime.runtime import Runtime
@@ -98,7 +98,7 @@ class GroupOffsetsHandler:
     cluster_link: ClusterLink
     fetch_sessions: FetchSessions
     groups: GroupCoordinator
-    verifier: TransactionVerifier
+    verifier: Verifier
 
     def _topic(self, ctx: RequestContext, topic: Any) -> tuple[str, uuid.UUID, TopicImage | None]:
         """(name, id, the topic) of a topic in a request; name empty for an unknown id."""

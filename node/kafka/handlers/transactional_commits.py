@@ -17,7 +17,7 @@ from kept.storage.types import NO_LEADER_EPOCH, NO_SEQUENCE
 
 if TYPE_CHECKING:
     from kept.node.coordinator.sharding.shard import Shard
-    from kept.node.kafka.handlers.transactional_produce import TransactionVerifier
+    from kept.node.coordinator.transactions.verifier import Verifier
     from kept.node.runtime.runtime import Runtime
 
 ADDS_SINCE: Final = 5
@@ -33,7 +33,7 @@ class CommitVerification:
     """Verifies the transactions of TxnOffsetCommits."""
 
     runtime: Runtime
-    verifier: TransactionVerifier
+    verifier: Verifier
 
     async def producer_of(
         self, request: Any, version: int, shard: Shard[Any]

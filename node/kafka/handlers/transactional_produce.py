@@ -10,11 +10,8 @@ ended the transaction since.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, Protocol
-
-from kio.schema.errors import ErrorCode
+from typing import TYPE_CHECKING, Final
 
 from kept.node.runtime import error_codes
 from kept.storage import errors
@@ -22,6 +19,11 @@ from kept.storage.errors import KeptError
 from kept.storage.types import NO_LEADER_EPOCH
 
 if TYPE_CHECKING:
+    import asyncio
+
+    from kio.schema.errors import ErrorCode
+
+    from kept.node.coordinator.transactions.verifier import Verifier
     from kept.node.kafka.handlers.produce import Outcome
     from kept.node.replicas.local_replica import LocalReplica
     from kept.node.runtime.runtime import Runtime
@@ -67,30 +69,10 @@ all of them send the batch again without asking for the leader.
 """
 
 
-class TransactionVerifier(Protocol):
-    """Asks coordinators: :class:`kept.node.coordinator.transactions.verifier.Verifier`."""
-
-    def verify(
-        self,
-        transactional_id: str,
-        producer_id: int,
-        epoch: int,
-        partitions: frozenset[TopicPartition],
-        *,
-        adds: bool,
-    ) -> asyncio.Future[Mapping[TopicPartition, ErrorCode]]:
-        """What the coordinator says of each partition. Never raises."""
-        ...
-
-    def coordinator_epoch(self, transactional_id: str) -> int:
-        """The leader epoch of the id's coordinator that this node knows; -1: none."""
-        ...
-
-
 class Verification:
     """What one request asks, and the guards of its batches by their place in the request."""
 
-    __slots__ = ("_adds", "_version", "answer", "guards", "places")
+    __slots__ = ("_version", "answer", "guards", "places")
 
     def __init__(self, version: int) -> None:
         self._version = version
@@ -122,7 +104,7 @@ def _refused(code: int, tp: TopicPartition, version: int) -> KeptError:
 class TransactionalBatches:
     """Finds out for the requests of all connections what their batches need."""
 
-    def __init__(self, runtime: Runtime, verifier: TransactionVerifier) -> None:
+    def __init__(self, runtime: Runtime, verifier: Verifier) -> None:
         self._runtime = runtime
         self._verifier = verifier
 

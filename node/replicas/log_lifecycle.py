@@ -221,6 +221,9 @@ class LogLifecycle:
             except MachineError as error:
                 self._failures.fail(directory, error.as_failure())
             else:
+                for deleted, _ in logs:  # its objects may stay until garbage is collected
+                    for segment in deleted.segments:
+                        segment.close_file(deleted=True)
                 removals = [
                     (replica.log.topic_id, replica.log.topic_partition.partition)
                     for replica in leaving

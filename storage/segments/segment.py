@@ -110,11 +110,12 @@ class Segment:
     def file(self, file: File) -> None:
         self._file = file
 
-    def close_file(self) -> None:
+    def close_file(self, *, deleted: bool = False) -> None:
         """Give the descriptor up; the next use opens the file again, and slices keep theirs. Not
-        before all is durable: what the kernel could not write back it says to open files only.
+        before all is durable, unless the log is ``deleted``: what the kernel could not write back
+        it says to open files only.
         """
-        if self.flushed:
+        if self.flushed or deleted:
             self._file = None
 
     @property

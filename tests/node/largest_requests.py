@@ -180,6 +180,8 @@ class Filler:
 
     def _text(self, shape: Shape, path: Path, number: int) -> Any:
         name, key = path[-1], shape.api.key
+        if name == "transactional_id" and key not in (0, 22):
+            return f"{name}-{number}"
         if name in ("transactional_id", "group_instance_id", "cluster_id"):
             return "elsewhere" if key in (24, 25, 26, 28, 80, 81) else None
         if name in ("group_id",) and len(path) == 1 and key in (8, 9, 47):

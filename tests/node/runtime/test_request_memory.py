@@ -402,7 +402,7 @@ def test_joins_of_connections_that_are_gone_are_given_back(lone_node):
             for n, client in enumerate(several):
                 client.writer.write(join(f"g{n}", 10 * MIB))
             await until(lambda: memory.used_bytes - empty > 40 * MIB)
-            first.writer.write(join("large", 20 * MIB))
+            first.writer.write(join("large", 16 * MIB - 100))  # and what a member costs
             refused = protocol.decode_response(11, 3, await first.answer())[1]
             assert int(refused.error_code) == 81, "GROUP_MAX_SIZE_REACHED"
         await until(lambda: memory.used_bytes - empty < MIB)

@@ -38,8 +38,9 @@ test: setup
 QUICK = tests/storage tests/compaction tests/replication tests/cluster tests/test_tidy.py \
         tests/node/coordinator/groups/test_histories.py tests/node/coordinator/groups/test_random_histories.py \
         tests/node/coordinator/groups/test_records.py tests/node/coordinator/groups/test_shard.py \
+        tests/node/coordinator/transactions/test_histories.py tests/node/coordinator/transactions/test_requests.py \
         tests/node/internode/test_protobuf_conversion.py tests/node/kafka/codec tests/client/core/test_client_core.py tests/client/protocol/test_wire.py
-LONGER = tests/replication/manifests/test_histories.py tests/compaction/kernels/test_rule_map.py \
+LONGER = tests/replication/manifests/test_histories.py tests/replication/test_transactions_world.py tests/compaction/kernels/test_rule_map.py \
          tests/compaction/test_crash.py tests/compaction/test_example_strategy.py \
          tests/cluster/controller/test_unclean_recovery.py
 quick: setup

@@ -334,6 +334,7 @@ class NodeParts:
             history=self.dirty_history,
             groups=self.groups,
             transactions=self.transactions,
+            verifier=self.verifier,
         )
 
     def _build_handlers(self) -> None:

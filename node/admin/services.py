@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
     from kept.node.coordinator.groups.coordinator import GroupCoordinator
     from kept.node.coordinator.transactions.coordinator import TransactionCoordinator
+    from kept.node.coordinator.transactions.verifier import Verifier
     from kept.node.internode.peers import Peers
     from kept.node.kafka.forwarding_manager import ForwardingManager
     from kept.node.metadata.address_book import AddressBook
@@ -74,6 +75,7 @@ class AdminServices:
     history: DirtyHistory
     groups: GroupCoordinator
     transactions: TransactionCoordinator
+    verifier: Verifier
 
     def __post_init__(self) -> None:
         self._build_cluster()

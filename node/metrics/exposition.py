@@ -92,6 +92,7 @@ class NodeMetrics:
             budget=services.budget,
             metadata=services.metadata,
             transactions=services.transactions,
+            verifier=services.verifier,
         )
         return cls(surveyor, services.log_directories, sources)
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kept.node.admin.log_directories import LogDirectory
     from kept.node.admin.readiness import NodeHealth
     from kept.node.coordinator.transactions.coordinator import TransactionCoordinator
+    from kept.node.coordinator.transactions.verifier import Verifier
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.runtime.counters import Counters
     from kept.node.runtime.fd_quota import OpenFiles
@@ -46,6 +47,7 @@ class Sources(Struct, frozen=True):
     budget: MemoryBudget
     metadata: Metadata
     transactions: TransactionCoordinator
+    verifier: Verifier
     survey: Survey = field(default_factory=Survey)
     directories: Sequence[LogDirectory] = ()
 
@@ -321,6 +323,15 @@ TABLE: Final = (
         "transaction_markers_without_leader",
         lambda s: s.transactions.markers.sender.without_leader,
     ).means("Those of them that nobody leads."),
+    counter(
+        "transaction_append_retries", lambda s: s.transactions.counts()["append_retries"]
+    ).means("Completions of transactions that were not appended at once."),
+    histogram("transaction_verification_seconds", lambda s: s.verifier.seconds).means(
+        "Time until coordinators say whether partitions led here are in a transaction."
+    ),
+    counter("transaction_verification_failures", lambda s: s.verifier.failures).means(
+        "Such questions that were not answered with yes."
+    ),
     gauge("late_transactions", _total("late transactions")).means(
         "Transactions open in partitions led here for longer than any may be: kept transaction "
         "hanging finds them."

@@ -19,7 +19,9 @@ from msgspec import Struct
 
 from kept.client.protocol.api_keys import ApiKey
 from kept.node.coordinator.transactions.records import partitions_by_topic
+from kept.node.runtime.counters import REQUEST_BUCKETS
 from kept.node.runtime.error_codes import code_for
+from kept.node.runtime.histogram import Histogram
 from kept.node.runtime.tasks import TaskOwner
 from kept.storage.errors import KeptError, NetworkException, RequestTimedOut
 from kept.storage.types import TopicPartition
@@ -86,6 +88,10 @@ class Verifier:
         self._transactions = transactions
         self._calls = calls
         self._tasks = TaskOwner(runtime.loop)
+        self.seconds = Histogram(REQUEST_BUCKETS)
+        """Times of requests to coordinators that were answered."""
+        self.failures = 0
+        """Questions to which the answer was not yes for every partition."""
         self._queues: dict[int, list[_Question]] = {}
         """What is to be asked of each node; a node is here while a task serves its queue."""
 
@@ -139,6 +145,7 @@ class Verifier:
 
     async def _ask(self, node: int, asked: list[_Question]) -> None:
         values = {"transactions": [question.values() for question in asked]}
+        started = self._loop.time()
         try:
             response = await self._calls.call(
                 node, ApiKey.ADD_PARTITIONS_TO_TXN, ADD_PARTITIONS_VERSION, values, ANSWER_S
@@ -146,22 +153,24 @@ class Verifier:
         except KeptError as error:
             lost = isinstance(error, NetworkException | RequestTimedOut)
             code = ErrorCode.network_exception if lost else ErrorCode(code_for(error))
+            self.failures += len(asked)
             for question in asked:
                 question.answer_all(code)
             return
+        self.seconds.observe(self._loop.time() - started)
         answers = {result.transactional_id: result for result in response.results_by_transaction}
         for question in asked:
             result = answers.get(question.transactional_id)
-            if result is None:
-                question.answer_all(ErrorCode.unknown_server_error)
-                continue
+            topics = () if result is None else result.topic_results
             said = {
                 TopicPartition(topic.name, part.partition_index): part.partition_error_code
-                for topic in result.topic_results
+                for topic in topics
                 for part in topic.results_by_partition
             }
             unsaid = ErrorCode.unknown_server_error
-            question.resolve({tp: said.get(tp, unsaid) for tp in question.partitions})
+            errors = {tp: said.get(tp, unsaid) for tp in question.partitions}
+            self.failures += any(error is not ErrorCode.none for error in errors.values())
+            question.resolve(errors)
 
 
 def _next_request(queue: list[_Question]) -> tuple[list[_Question], list[_Question]]:

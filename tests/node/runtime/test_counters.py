@@ -1,12 +1,12 @@
 """Metrics: counters, and the text as Prometheus' own parser reads it."""
 
 import asyncio
-import dataclasses
 import sys
 import threading
 import time
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -95,6 +95,9 @@ PROMISED = {
     "markers to be written": "kept_transaction_markers_pending",
     "markers without a leader": "kept_transaction_markers_without_leader",
     "hanging transactions": "kept_late_transactions",
+    "appends of transactions tried again": "kept_transaction_append_retries_total",
+    "time of verification": "kept_transaction_verification_seconds",
+    "failed verification": "kept_transaction_verification_failures_total",
     "build": "kept_build_info",
 }
 """What an operator is promised, and the family that keeps it."""
@@ -192,7 +195,7 @@ def test_replicas_that_lag_behind_the_published_generation(lone, monkeypatch):
         ReplicaGenerations(3, None, "1.9", True),
         ReplicaGenerations(4, None, None, True),
     )
-    known = dataclasses.replace(status(), published="2.7", replicas=replicas)
+    known = replace(status(), published="2.7", replicas=replicas)
     monkeypatch.setattr(CompactionView, "status_of", lambda self, tp: known)
     found = scrape(lone)
     lags = {

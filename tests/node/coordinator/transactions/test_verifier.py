@@ -96,6 +96,7 @@ async def test_each_partition_gets_its_own_answer() -> None:
     assert c.sent == [(1, [("bank", 2, True)])]
     c.asked[0][2].set_result({"orders": NONE, "bills": ABORTABLE})
     assert await answer == {ORDERS: NONE, BILLS: ABORTABLE}
+    assert (c.verifier.seconds.count, c.verifier.failures) == (1, 1)
 
 
 @run

@@ -14,7 +14,7 @@ COMMANDS = {
     "produce": ("kept.cli.produce:produce", "Write lines from standard input to a topic."),
     "consume": ("kept.cli.consume:consume", "Print the records of a topic."),
     "group": ("kept.cli.group:group", "List, describe, reset and delete consumer groups."),
-    "transaction": ("kept.cli.transaction:transaction", "See, fence and abort transactions."),
+    "transaction": ("kept.cli.transaction:transaction", "Show, fence and abort transactions."),
     "compact": ("kept.cli.compact:compact", "See, start and explain compaction."),
     "cluster": (
         "kept.cli.cluster:cluster",

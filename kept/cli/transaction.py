@@ -21,21 +21,21 @@ OLDER_THAN_S = 1200
 
 @click.group(cls=Group, epilog=examples("kept transaction list --state Ongoing"))
 def transaction() -> None:
-    """See, fence and abort transactions."""
+    """Show, fence and abort transactions."""
 
 
 @transaction.command("list", epilog=examples("kept transaction list --state Ongoing"))
-@click.option("--state", "states", multiple=True, help="Only ids in this state, as Ongoing.")
+@click.option("--state", "states", multiple=True, help="Only ids in this state, such as Ongoing.")
 @json_option
 @bootstrap_option
 def list_transactions(*, states: tuple[str, ...], as_json: bool, bootstrap: str) -> None:
     """List transactional ids."""
     silent: list[int] = []
     with open_client(bootstrap) as client:
-        found = client.run(transactions.list_transactions(silent, SILENT_MS, states=states))
+        listed = client.run(transactions.list_transactions(silent, SILENT_MS, states=states))
     if silent:
         warn_unanswered(silent, "ids coordinated there are not listed")
-    rows = [asdict(one) for one in found]
+    rows = [asdict(transaction) for transaction in listed]
     if as_json:
         show_json(rows)
     else:
@@ -81,7 +81,7 @@ def describe(*, transactional_id: str, as_json: bool, bootstrap: str) -> None:
 @json_option
 @bootstrap_option
 def hanging(*, topics: tuple[str, ...], older_than: int, as_json: bool, bootstrap: str) -> None:
-    """List transactions that are open in a partition and that no coordinator will end."""
+    """List hanging transactions: open in a partition, and no coordinator will end them."""
     silent: list[int] = []
     with open_client(bootstrap) as client:
         view = client.metadata(list(topics) or None)
@@ -92,16 +92,16 @@ def hanging(*, topics: tuple[str, ...], older_than: int, as_json: bool, bootstra
             if not topics or name in topics
         ]
         before_ms = round(time.time() * 1000) - 1000 * older_than
-        found = client.run(
+        opened = client.run(
             transactions.hanging_transactions(partitions, before_ms, silent, SILENT_MS)
         )
     if silent:
         nodes = ", ".join(map(str, sorted(silent)))
         raise Failure(
-            f"nodes {nodes} do not answer: they may know the transactions that are open; nothing "
-            "can be said"
+            f"nodes {nodes} do not answer: they may coordinate open transactions, so none can be "
+            "called hanging"
         )
-    rows = [asdict(one) for one in found]
+    rows = [asdict(transaction) for transaction in opened]
     if as_json:
         show_json(rows)
         return
@@ -123,11 +123,11 @@ def _ago(timestamp_ms: int) -> str:
     "--start-offset",
     type=WholeNumber(0),
     required=True,
-    help="Where the transaction begins, as kept transaction hanging shows it.",
+    help="First offset of the transaction, as kept transaction hanging shows it.",
 )
 @bootstrap_option
 def abort(*, topic: str, partition: int, start_offset: int, bootstrap: str) -> None:
-    """Abort a hanging transaction in PARTITION of TOPIC; its coordinator is not asked."""
+    """Abort a hanging transaction in PARTITION of TOPIC, without its coordinator."""
     with open_client(bootstrap) as client:
         opened = client.run(
             transactions.abort_transaction(TopicPartition(topic, partition), start_offset)
@@ -139,7 +139,7 @@ def abort(*, topic: str, partition: int, start_offset: int, bootstrap: str) -> N
 @click.argument("transactional_id", metavar="ID")
 @bootstrap_option
 def fence(*, transactional_id: str, bootstrap: str) -> None:
-    """Fence the producer of a transactional ID: its transaction is aborted, and it must end."""
+    """Fence the producer of a transactional ID: its transaction is aborted, and it must stop."""
     with open_client(bootstrap) as client:
         client.run(transactions.describe_transaction(transactional_id))
         producer_id, epoch = client.run(transactions.fence_producer(transactional_id, 60_000))

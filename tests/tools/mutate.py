@@ -44,6 +44,10 @@ CONFIG: Final = [f"tests/node/config/test_{name}.py" for name in ("config", "con
 DIRECTORIES: Final = [
     f"tests/node/replicas/test_{name}.py" for name in ("vanished_directories", "broken_directories")
 ]
+TRANSACTIONS: Final = [
+    f"tests/node/coordinator/transactions/test_{name}.py"
+    for name in ("requests", "histories", "invariants", "model")
+]
 TESTS: Final = {
     "client/protocol/bounds.py": [
         "tests/client/protocol/test_bounds.py",
@@ -67,6 +71,10 @@ TESTS: Final = {
         f"tests/node/coordinator/groups/test_{name}.py"
         for name in ("histories", "memory_limit", "shard", "random_histories")
     ],
+    "node/coordinator/transactions/core.py": TRANSACTIONS,
+    "node/coordinator/transactions/markers.py": TRANSACTIONS,
+    "node/coordinator/transactions/requests.py": TRANSACTIONS,
+    "node/coordinator/transactions/transaction.py": TRANSACTIONS,
     "node/kafka/handlers/transactional_commits.py": [
         "tests/node/coordinator/groups/test_transactional_commits.py"
     ],

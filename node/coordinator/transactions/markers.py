@@ -328,13 +328,10 @@ class MarkerSender:
         queue = self._queues.pop(node)
         sent: dict[Job, frozenset[TopicPartition]] = {}
         room = PARTITIONS_PER_REQUEST
-        producers = set()
         for job, partitions in queue.items():
-            producer_id = job.marker.producer_id
-            if partitions and room > 0 and producer_id not in producers:
+            if partitions and room > 0:
                 sent[job] = frozenset(sorted(partitions)[:room])
                 room -= len(sent[job])
-                producers.add(producer_id)
         for job, partitions in queue.items():
             rest = partitions - sent.get(job, frozenset())
             if rest:

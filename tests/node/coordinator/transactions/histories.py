@@ -328,6 +328,18 @@ class History:
         for t in listed:
             self.lines.append(f"{t.transactional_id} {t.producer_id} {t.state.kafka_name}")
 
+    def do_counts(self, _: Words) -> None:
+        self.lines += [f"{count} {what}" for what, count in sorted(self.core.counts.items())]
+        states = sorted(self.core.count_states().items())
+        self.lines += [f"{count} in {state.kafka_name}" for state, count in states]
+
+    def do_written(self, words: Words) -> None:
+        """``written PARTITION... as PRODUCER_ID/EPOCH by EPOCH``, whoever waits for it."""
+        coordinator_epoch = int(words.option("by"))
+        marker = EndMarker(*words.producer(), coordinator_epoch, is_commit=True)
+        partitions = frozenset(map(partition, words.words))
+        self._step(ev.MarkersWritten(STATE_PARTITION, marker, partitions))
+
     def do_describe(self, words: Words) -> None:
         t = self.core.describe(words.words[0])
         if t is None:

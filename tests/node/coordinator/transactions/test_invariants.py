@@ -1,0 +1,113 @@
+"""What the self-checks of a core, and of the sender of markers, refuse; and limits of both."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from kept.node.coordinator.sharding.events import EndMarker
+from kept.node.coordinator.transactions import events as ev
+from kept.node.coordinator.transactions import markers as mk
+from kept.node.coordinator.transactions import transaction as txn
+from kept.node.coordinator.transactions.connections import ConnectionOrder
+from kept.node.coordinator.transactions.transactional_id import TransactionalId
+from kept.storage.errors import InvariantViolation
+from kept.storage.types import TopicPartition
+from tests.node.coordinator.transactions.histories import History, Image
+
+P0, P1, P2 = (TopicPartition("orders", n) for n in range(3))
+
+
+def history(*lines: str) -> History:
+    told = History()
+    for line in lines:
+        told.run(line)
+    return told
+
+
+def broken(told: History, **changes: object) -> None:
+    """Change what is committed of ``bank``."""
+    held = told.core.ids["bank"]
+    assert held.committed is not None
+    held.committed = replace(held.committed, **changes)
+
+
+OPEN = ("init bank", "init shop", "add bank as 7/0 orders-0")
+ENDING = ("hold markers", *OPEN, "commit bank as 7/0")
+
+
+@pytest.mark.parametrize(
+    ("lines", "changes", "why"),
+    [
+        (OPEN, {"producer_id": 8}, "share a producer id"),
+        (OPEN, {"state": txn.PREPARE_COMMIT}, "ending are"),
+        (OPEN, {"state": txn.EMPTY}, "is empty, yet"),
+        (OPEN, {"state": txn.COMPLETE_ABORT}, "wrong deadline"),
+        (OPEN, {"timeout_ms": 2**31 - 1}, "wrong deadline"),
+        (OPEN, {"next_producer_id": 99}, "has a next producer id"),
+        (ENDING, {"partitions": frozenset()}, "writes markers in PREPARE_COMMIT"),
+        (ENDING, {"next_producer_id": 99}, "has a next producer id"),
+    ],
+)
+def test_a_state_that_cannot_be_is_refused(
+    lines: tuple[str, ...], changes: dict[str, object], why: str
+) -> None:
+    told = history(*lines)
+    broken(told, **changes)
+    with pytest.raises(InvariantViolation, match=why):
+        told.core.check_invariants()
+
+
+def test_pending_transitions_without_their_append_are_refused() -> None:
+    told = history("hold appends", "init bank")
+    told.core.pending.clear()
+    with pytest.raises(InvariantViolation, match="pending appends and pending transitions"):
+        told.core.check_invariants()
+    told = history(*OPEN)
+    told.core.ids["bank"].parked[1] = ev.AddPartitions(1, "bank", 7, 0, frozenset({P0}), 2)
+    with pytest.raises(InvariantViolation, match="parked for nothing"):
+        told.core.check_invariants()
+    told.core.ids["none"] = TransactionalId()
+    del told.core.ids["bank"]
+    with pytest.raises(InvariantViolation, match="without a state"):
+        told.core.check_invariants()
+
+
+def test_a_marker_that_waits_nowhere_is_refused() -> None:
+    told = history(*ENDING)
+    told.sender._in_flight.clear()
+    with pytest.raises(InvariantViolation, match="wanted are"):
+        told.sender.check_invariants()
+
+
+def test_a_request_has_only_so_many_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mk, "PARTITIONS_PER_REQUEST", 2)
+    sender = mk.MarkerSender()
+    first, second = (EndMarker(pid, 0, 1, is_commit=True) for pid in (7, 8))
+    # Nothing is sent before the first image.
+    assert sender.step(ev.WriteMarkers(0, first, frozenset({P0, P1, P2})), 0) == ()
+    assert sender.step(ev.WriteMarkers(0, second, frozenset({P0})), 0) == ()
+    assert sender.without_leader == sender.pending == 4
+    (sent,) = sender.step(mk.ImageChanged(Image({})), 0)
+    assert sent == mk.SendMarkers(1, (mk.MarkerEntry(first, frozenset({P0, P1})),))
+    effects = sender.step(mk.MarkersAnswered(1, ((7, P0, ev.NO_ERROR), (7, P1, ev.NO_ERROR))), 0)
+    assert effects == (
+        ev.MarkersWritten(0, first, frozenset({P0, P1})),
+        mk.SendMarkers(
+            1, (mk.MarkerEntry(first, frozenset({P2})), mk.MarkerEntry(second, frozenset({P0})))
+        ),
+    )
+    assert (sender.pending, sender.without_leader) == (2, 0)
+    # A partition of which the answer says nothing gets the marker again.
+    effects = sender.step(mk.MarkersAnswered(1, ((8, P0, ev.NO_ERROR),)), 0)
+    assert ev.MarkersWritten(0, second, frozenset({P0})) in effects
+    assert sender.tick(20) == (mk.SendMarkers(1, (mk.MarkerEntry(first, frozenset({P2})),)),)
+
+
+def test_connections_of_forgotten_ids_are_forgotten() -> None:
+    order = ConnectionOrder()
+    assert not order.is_stale("bank", (7, 0), ev.Connection(5, 26))
+    assert order.is_stale("bank", (7, 0), ev.Connection(4, 26))
+    assert not order.is_stale("bank", (7, 0), ev.Connection(4, 24))
+    order.retain({"shop"})
+    assert not order.is_stale("bank", (7, 0), ev.Connection(4, 26))

@@ -134,16 +134,16 @@ class GroupCoordinator:
         for topic in self._deleted_topics(shard.core):
             shard.notify(ev.TopicsDeleted((topic,)))
 
-    def _deleted_topics(self, core: GroupCore) -> set[tuple[str, uuid.UUID]]:
+    def _deleted_topics(self, core: GroupCore) -> list[tuple[str, uuid.UUID]]:
         """Topics with offsets that the image does not have, or has by another id."""
+        offsets = chain(core.appended, core.transactions)
+        known = dict.fromkeys((key.topic, stored.value.topic_id) for key, stored in offsets)
         topics = self.metadata.image.topics
-        deleted = set()
-        for key, stored in chain(core.appended, core.transactions):
-            topic = topics.get(key.topic)
-            known = stored.value.topic_id
-            if topic is None or known not in (NO_TOPIC_ID, topic.topic_id):
-                deleted.add((key.topic, known))
-        return deleted
+        return [
+            (name, topic_id)
+            for name, topic_id in known
+            if name not in topics or topic_id not in (NO_TOPIC_ID, topics[name].topic_id)
+        ]
 
     def perform(self, shard: Shard[GroupCore], effect: Any) -> None:
         """Log it; requests refused for memory at most once in :data:`NOISE_INTERVAL_MS`."""

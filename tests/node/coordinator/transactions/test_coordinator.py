@@ -1,0 +1,169 @@
+"""The coordinator of a node: what is loaded when, what it draws, what it counts."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.records import FeatureRecord
+from kept.node.coordinator.sharding.events import Append, AppendCommitted
+from kept.node.coordinator.transactions import events as ev
+from kept.node.coordinator.transactions.coordinator import TransactionCoordinator
+from kept.node.coordinator.transactions.core import TransactionCore
+from kept.node.coordinator.transactions.records import (
+    TransactionMetadata,
+    TransactionRecord,
+    TransactionState,
+)
+from kept.node.metadata.node_identity import NodeIdentity
+from kept.node.replicas.replica_table import ReplicaTable
+from kept.node.runtime.runtime import Runtime
+from kept.storage.disk import Disk
+from kept.storage.errors import CoordinatorLoadInProgress, CoordinatorNotAvailable, KeptError
+from kept.storage.types import TopicPartition
+from tests.support.loops import run
+from tests.support.metadata import HeldBarrier, KnownMetadata
+from tests.support.replicas import live_config
+
+STATE = TopicPartition("__transaction_state", 3)
+ORDERS = TopicPartition("orders", 0)
+
+
+class Markers:
+    """What is to be written; nothing ever is."""
+
+    def __init__(self) -> None:
+        self.wanted: list[ev.WriteMarkers] = []
+        self.dropped: list[int] = []
+
+    def write(self, event: ev.WriteMarkers) -> None:
+        self.wanted.append(event)
+
+    def unloaded(self, state_partition: int) -> None:
+        self.dropped.append(state_partition)
+
+
+class World:
+    """A coordinator, and shards that step their core and keep what it said."""
+
+    def __init__(self, level: int = 2, drawn: int | KeptError = 7) -> None:
+        image, _ = Image().apply([FeatureRecord("transaction.version", level)])
+        self.metadata = KnownMetadata(image)
+        self.barrier, self.markers, self.fenced = HeldBarrier(), Markers(), False
+        self.drawn = drawn
+        anything: Any = self
+        self.coordinator = TransactionCoordinator(
+            runtime=Runtime(Disk()),
+            config=live_config(),
+            metadata=self.metadata,  # type: ignore[arg-type]
+            identity=NodeIdentity(0),
+            table=ReplicaTable(),
+            barrier=self.barrier,  # type: ignore[arg-type]
+            cluster_link=anything,
+            producer_ids=anything,
+            markers=self.markers,  # type: ignore[arg-type]
+        )
+
+    @property
+    def may_be_fenced(self) -> bool:
+        return self.fenced
+
+    async def next(self) -> int:
+        if isinstance(self.drawn, KeptError):
+            raise self.drawn
+        return self.drawn
+
+
+class FakeShard:
+    """A core whose appends are committed at once."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.tp = STATE
+        self.core: TransactionCore = world.coordinator.new_core(STATE, 5)
+        self.responses: list[Any] = []
+        self.answered = asyncio.Event()
+
+    def step(self, event: Any) -> None:
+        for effect in self.core.step(event, 1):
+            if isinstance(effect, Append):
+                self.step(AppendCommitted(effect.append))
+            elif hasattr(effect, "result"):
+                self.responses.append(effect.result)
+                self.answered.set()
+            else:
+                self.world.coordinator.perform(self, effect)  # type: ignore[arg-type]
+
+
+def ongoing() -> TransactionRecord:
+    state = TransactionMetadata(9, 0, 60_000, TransactionState.ONGOING, frozenset({ORDERS}), 1, 1)
+    return TransactionRecord("bank", state)
+
+
+@run
+async def test_a_partition_that_the_image_lacks_is_waited_for_at_load() -> None:
+    """Else its transaction would count it as deleted, and leave it without a marker."""
+    world = World()
+    shard: Any = FakeShard(world)
+    await world.coordinator.prepare(shard)
+    shard.core.replay(ongoing())
+    loading = asyncio.ensure_future(world.coordinator.prepare(shard))
+    while not world.barrier.waiting:
+        await asyncio.sleep(0)
+    assert not loading.done()
+    world.barrier.waiting.pop()(True)
+    await loading
+
+
+@run
+async def test_a_new_id_gets_a_producer_id_that_was_drawn_for_it() -> None:
+    world = World(drawn=4711)
+    shard = FakeShard(world)
+    shard.step(ev.InitProducerId(1, "bank", 60_000))
+    await shard.answered.wait()
+    assert shard.responses == [ev.InitProducerIdResult(ErrorCode.none, 4711, 0)]
+
+
+@run
+async def test_without_producer_ids_the_client_hears_to_come_again() -> None:
+    world = World(drawn=CoordinatorLoadInProgress("no controller"))
+    shard = FakeShard(world)
+    shard.step(ev.InitProducerId(1, "bank", 60_000))
+    await shard.answered.wait()
+    assert shard.responses == [ev.InitProducerIdResult(ErrorCode.coordinator_load_in_progress)]
+
+
+@run
+async def test_ends_and_counts_outlive_the_shard() -> None:
+    world = World()
+    shard: Any = FakeShard(world)
+    shard.core.replay(ongoing())
+    shard.core.loaded(1)
+    shard.step(ev.EndTransaction(1, "bank", 9, 0, True))
+    assert [w.partitions for w in world.markers.wanted] == [frozenset({ORDERS})]
+    shard.step(ev.MarkersWritten(3, world.markers.wanted[0].marker, frozenset({ORDERS})))
+    world.coordinator.unloaded(shard)
+    assert world.markers.dropped == [3]
+    assert world.coordinator.counts()["committed"] == 1
+
+
+@pytest.mark.parametrize(("level", "served"), [(0, False), (1, False), (2, True)])
+def test_it_serves_when_the_feature_is_finalized(level: int, served: bool) -> None:
+    async def check() -> None:
+        world = World(level)
+        assert world.coordinator.is_served is served
+        assert world.coordinator.settings().transaction_version == level
+
+    asyncio.run(check())
+
+
+@run
+async def test_who_may_be_fenced_confirms_no_partition() -> None:
+    world = World()
+    world.fenced = True
+    with pytest.raises(CoordinatorNotAvailable):
+        world.coordinator.verify("bank", 9, 0, frozenset({ORDERS}))

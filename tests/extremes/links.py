@@ -20,6 +20,7 @@ class Lines:
     def __init__(self) -> None:
         self.delay_s = self.jitter_s = 0.0
         self._servers: list[asyncio.Server] = []
+        self._writers: list[asyncio.StreamWriter] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -45,6 +46,10 @@ class Lines:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            for writer in self._writers:
+                writer.transport.abort()
+            await asyncio.sleep(0)  # their sockets are closed in the loop's next turn
+            await asyncio.sleep(0)
 
         asyncio.run_coroutine_threadsafe(end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -54,16 +59,14 @@ class Lines:
     async def _join(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: int
     ) -> None:
+        self._writers.append(writer)
         try:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", target)
         except OSError:
             writer.transport.abort()
             return
-        try:
-            await asyncio.gather(self._pass(reader, far_writer), self._pass(far_reader, writer))
-        except asyncio.CancelledError:
-            writer.transport.abort()
-            far_writer.transport.abort()
+        self._writers.append(far_writer)
+        await asyncio.gather(self._pass(reader, far_writer), self._pass(far_reader, writer))
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         def arrives(data: bytes) -> None:

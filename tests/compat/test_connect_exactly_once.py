@@ -42,6 +42,7 @@ class Worker:
             "key.converter": CONVERTER,
             "value.converter": CONVERTER,
             "plugin.path": kafka_dist.libraries(FILE_CONNECTOR),
+            "plugin.discovery": "service_load",  # reflection over the jars takes minutes
             "session.timeout.ms": 10_000,
             "heartbeat.interval.ms": 1_000,
             "scheduled.rebalance.max.delay.ms": 0,
@@ -82,7 +83,7 @@ class Worker:
         """Make the connector."""
         config = {
             "connector.class": "org.apache.kafka.connect.file.FileStreamSourceConnector",
-            "tasks.max": "1", "file": str(self.file), "topic": self.topic, "batch.size": "20",
+            "tasks.max": "1", "file": str(self.file), "topic": self.topic,
             "exactly.once.support": "required",
         }  # fmt: skip
         request = urllib.request.Request(

@@ -33,6 +33,7 @@ import single
 import size
 import spark
 import three_node_clusters
+import transactions
 from harness import Bench
 from report import RESULT, plot, table
 
@@ -73,10 +74,16 @@ THREE_TIDY: dict[str, Opener] = {
     "kept": lambda: three_node_clusters.kept(**replicated.SETTINGS),
     "kafka": lambda: three_node_clusters.kafka(**replicated.SETTINGS),
 }
+ONE_TRANSACTIONAL: dict[str, Opener] = {
+    "kept": brokers.kept,
+    "kafka": lambda: brokers.kafka(**transactions.SETTINGS),
+}
 SECTIONS: dict[str, Section] = {
     **{name: each(ONE, measure) for name, measure in single.SECTIONS.items()},
     "cluster": each(THREE_TIDY, replicated.cluster),
     "failover": each(THREE, failover.failover),
+    "transactions": each(ONE_TRANSACTIONAL, transactions.transactions),
+    "transactions-three": each(THREE, transactions.transactions_of_three),
     "partitions": each({"kept": three_node_clusters.kept}, size.partitions),
     "following": ours(compaction_x3.following),
     "thrice": ours(compaction_x3.thrice),

@@ -1,0 +1,189 @@
+"""Transactions of librdkafka: small ones in turn, over four partitions, of eight producers at once;
+how soon a consumer of committed records has them; what a known id costs in memory.
+
+A transaction is one record of 100 bytes to each of its partitions; ``linger.ms`` is 0, everything
+else as librdkafka, which speaks version 1 of transactions, has it by default. *Each* is the time
+from one commit to the next.
+"""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import struct
+import threading
+import time
+
+from brokers import Broker
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from harness import Bench
+from three_node_clusters import NODES, Trio
+
+from kept.client.protocol.api_keys import ApiKey
+from kept.client.protocol.messages import decode_response, encode_request
+
+SECONDS = 8.0
+PARTITIONS = 4
+PRODUCERS = 8
+SAMPLES = 100
+READ_S = 30.0
+IDS = 20_000
+IDS_AT_ONCE = 500
+TIMEOUT_MS = 60_000
+VALUE = b"v" * 100
+_QUIET = {"log_level": 0}
+SETTINGS = {
+    "transaction_state_log_replication_factor": "1",
+    "transaction_state_log_min_isr": "1",
+}
+"""Of a lone node of Apache Kafka, which wants three otherwise."""
+
+
+class Writer:
+    """A producer with a transactional id."""
+
+    def __init__(self, bootstrap: str, name: str, topic: str) -> None:
+        self._topic = topic
+        self._producer = Producer(
+            {**_QUIET, "bootstrap.servers": bootstrap, "transactional.id": name, "linger.ms": 0}
+        )
+        self._producer.init_transactions(60)
+
+    def transaction(self, partitions: int) -> float:
+        """One transaction; how many seconds its commit took."""
+        self._producer.begin_transaction()
+        for partition in range(partitions):
+            self._producer.produce(self._topic, VALUE, partition=partition)
+        started = time.perf_counter()
+        self._producer.commit_transaction(60)
+        return time.perf_counter() - started
+
+    def run(self, partitions: int, seconds: float) -> list[float]:
+        """Transactions one after the other for some time; the commits' seconds."""
+        end, commits = time.perf_counter() + seconds, []
+        while time.perf_counter() < end:
+            commits.append(self.transaction(partitions))
+        return commits
+
+
+def _cpu_seconds(broker: Broker | Trio) -> float:
+    spent = broker.cpu_seconds()
+    return sum(spent) if isinstance(spent, list) else spent
+
+
+def _writing(bench: Bench, broker: Broker | Trio, group: str, topic: str) -> None:
+    """One producer, then eight at once."""
+    name = "transaction of three nodes" if isinstance(broker, Trio) else "transaction"
+    seconds = SECONDS * bench.scale
+    alone = Writer(broker.bootstrap, "alone", topic)
+    alone.run(PARTITIONS, 2.0)
+    for partitions in (1, PARTITIONS):
+        what = f"{name}, {partitions} partition{'s' * (partitions > 1)}"
+        before = _cpu_seconds(broker)
+        commits = alone.run(partitions, seconds)
+        spent = _cpu_seconds(broker) - before
+        bench.add(group, f"{what}, each", broker.name, "ms", 1000 * seconds / len(commits))
+        bench.add(
+            group, f"{what}, commit p50", broker.name, "ms", 1000 * statistics.median(commits)
+        )
+        bench.add(group, what, broker.name, "CPU-ms", 1000 * spent / len(commits))
+    writers = [Writer(broker.bootstrap, f"one of {n}", topic) for n in range(PRODUCERS)]
+    done: list[float] = []
+    threads = [
+        threading.Thread(target=lambda writer=writer: done.extend(writer.run(1, seconds)))
+        for writer in writers
+    ]
+    before = _cpu_seconds(broker)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    spent = _cpu_seconds(broker) - before
+    what = f"{name}, {PRODUCERS} producers"
+    bench.add(group, f"{what}, each", broker.name, "ms", 1000 * seconds / len(done))
+    bench.add(group, f"{what}, commit p50", broker.name, "ms", 1000 * statistics.median(done))
+    bench.add(group, what, broker.name, "CPU-ms", 1000 * spent / len(done))
+
+
+def _reading(bench: Bench, broker: Broker | Trio, group: str, topic: str) -> None:
+    """From the call of commit until a consumer of committed records has the record."""
+    consumer = Consumer({**_QUIET, "bootstrap.servers": broker.bootstrap, "group.id": "bench"})
+    place = TopicPartition(topic, 0)
+    place.offset = consumer.get_watermark_offsets(place, timeout=30)[1]
+    consumer.assign([place])
+    writer = Writer(broker.bootstrap, "seen", topic)
+    writer.transaction(1)
+    _read_one(consumer)
+    took = []
+    for _ in range(max(10, int(SAMPLES * bench.scale))):
+        started = time.perf_counter()
+        writer.transaction(1)
+        _read_one(consumer)
+        took.append(time.perf_counter() - started)
+    consumer.close()
+    name = "transaction of three nodes" if isinstance(broker, Trio) else "transaction"
+    what = f"{name}, seen by a read_committed consumer, p50"
+    bench.add(group, what, broker.name, "ms", 1000 * statistics.median(took))
+
+
+def _read_one(consumer: Consumer) -> None:
+    """Wait for a record; what else the client has to say is passed over."""
+    end = time.monotonic() + READ_S
+    while time.monotonic() < end:
+        message = consumer.poll(1.0)
+        if message is not None and message.error() is None:
+            return
+    raise RuntimeError(f"a committed record did not come within {READ_S:.0f} s")
+
+
+def _topic(broker: Broker | Trio, copies: int) -> str:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.create_topics([NewTopic("transfers", PARTITIONS, copies)])["transfers"].result(60)
+    return "transfers"
+
+
+def transactions(bench: Bench, broker: Broker) -> None:
+    """On one node, with the memory of known ids."""
+    group = "transactions, one node"
+    topic = _topic(broker, 1)
+    _writing(bench, broker, group, topic)
+    _reading(bench, broker, group, topic)
+    _knowing(bench, broker, group)
+
+
+def transactions_of_three(bench: Bench, broker: Trio) -> None:
+    """On three nodes, three replicas."""
+    group = "transactions, three nodes"
+    topic = _topic(broker, NODES)
+    _writing(bench, broker, group, topic)
+    _reading(bench, broker, group, topic)
+
+
+def _knowing(bench: Bench, broker: Broker, group: str) -> None:
+    """Memory of a transactional id that has no transaction. Kafka's is in its heap: not asked."""
+    if broker.name == "kafka":
+        return
+    count = max(2000, int(IDS * bench.scale))
+    before = broker.resident_bytes()
+    with socket.create_connection((broker.host, broker.port), 60) as connection:
+        incoming = connection.makefile("rb")
+        for first in range(0, count, IDS_AT_ONCE):
+            numbers = range(first, min(first + IDS_AT_ONCE, count))
+            connection.sendall(b"".join(_initialize(number) for number in numbers))
+            for _ in numbers:
+                (size,) = struct.unpack(">i", incoming.read(4))
+                _, answer = decode_response(ApiKey.INIT_PRODUCER_ID, 4, incoming.read(size))
+                if answer.error_code:
+                    raise RuntimeError(f"InitProducerId: {answer.error_code}")
+    grown = broker.resident_bytes() - before
+    bench.add(group, "memory of a known transactional id", broker.name, "B", grown / count)
+
+
+def _initialize(number: int) -> bytes:
+    """An InitProducerId request for a new id."""
+    values = {
+        "transactional_id": f"application-{number}", "transaction_timeout": TIMEOUT_MS,
+        "producer_id": -1, "producer_epoch": -1,
+    }  # fmt: skip
+    return encode_request(ApiKey.INIT_PRODUCER_ID, 4, number, "bench", values)

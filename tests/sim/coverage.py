@@ -58,7 +58,7 @@ REQUIRED: Final = {
         "requests held in an old connection", "instances with a successor",
         "producers told concurrent_transactions", "producers told not_coordinator",
         "offsets: unstable_offset_commit", "reassignments", "processes started again",
-        "nodes isolated", "links cut",
+        "nodes isolated", "links cut", "coordinators struck at ends",
     ),
     "nodes-compaction": (
         "batches committed", "processes started again", "power losses", "generations applied",

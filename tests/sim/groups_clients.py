@@ -173,7 +173,7 @@ class _Life:
         if leads:
             self.checks.members(self.group, members)
         self.history.note("member", "has", self.name, self.generation, self.part)
-        self.history.told("generations", self.client.coordinator)
+        self.history.told("generations", self.client.coordinator, self.history.strikes)
 
     def _refused(self, error: str) -> None:
         """Raises Rejoin, KeptError for an error."""
@@ -239,7 +239,7 @@ class _Life:
             self.slot.acknowledged_s = history.loop.time()
             history.world.counts["commits acknowledged"] += 1
             self.checks.commit_acknowledged(self.group, commits)
-            history.told("commits", self.client.coordinator)
+            history.told("commits", self.client.coordinator, history.strikes)
             return
         self.checks.commit_failed(commits, refused=error in REFUSED)
         self._refused(error)
@@ -276,7 +276,7 @@ class _Life:
         if error == "none":
             self.history.world.counts["members that left"] += 1
             self.checks.left(self.group, self.name)
-            self.history.told("leaves", self.client.coordinator)
+            self.history.told("leaves", self.client.coordinator, 5 * self.history.strikes)
         else:
             self.checks.died(self.group, self.name)
         return True
@@ -308,7 +308,7 @@ class Auditor:
             if isinstance(found, dict):
                 history.world.counts["offsets read"] += 1
                 history.group_checks.read(group, f"n{machine.node_id}", since_s, found)
-                history.told("reads", machine)
+                history.told("reads", machine, history.strikes)
         client.close()
 
     async def _describe(self) -> None:

@@ -28,7 +28,7 @@ from tests.sim.nodes_history import PARTITIONS, NodesHistory
 from tests.sim.passes import passes_run_here
 
 if TYPE_CHECKING:
-    from tests.sim.nodes_machine import Machine
+    pass
 
 GROUPS: Final = 3
 DEPOSED_S: Final = 3.0
@@ -103,14 +103,6 @@ class GroupsHistory(NodesHistory):
             yield
 
     # Faults.
-
-    def told(self, what: str, machine: Machine | None) -> None:
-        """A client reads an answer of a coordinator: its last one, perhaps."""
-        share = self.strikes * (5 if what == "leaves" else 1)
-        if self.faults.healed or machine is None or self.random.random() >= share:
-            return
-        self.world.counts[f"coordinators struck at {what}"] += 1
-        self.faults.strike(machine)
 
     async def try_last(self) -> None:
         """See :meth:`NodesHistory.try_last`."""

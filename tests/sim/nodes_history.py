@@ -296,6 +296,13 @@ class NodesHistory:
         await self.verify()
         self.world.counts["checks of all records"] += 1
 
+    def told(self, what: str, machine: Machine | None, share: float) -> None:
+        """A client reads an answer; by that ``share`` its machine is struck before it says more."""
+        if self.faults.healed or machine is None or self.random.random() >= share:
+            return
+        self.world.counts[f"coordinators struck at {what}"] += 1
+        self.faults.strike(machine)
+
     async def create_topics(self) -> None:
         """Make what clients need."""
         await self.operator.create(Topic(self.topic, PARTITIONS))

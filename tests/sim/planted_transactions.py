@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kept.node.coordinator.transactions.events import EndTransaction
 from kept.storage.types import TopicPartition
 from tests.sim.planted import plant
 from tests.sim.planted_replicas import returns
@@ -34,6 +35,18 @@ def same_epoch(original: Any) -> Any:
         return original(before, before.epoch, *args)
 
     return prepare_epoch
+
+
+def ended_at_once(original: Any) -> Any:
+    """The end of a transaction is answered while its record is on its way."""
+
+    def append(self: Any, changes: Any, request: Any = None, result: Any = None) -> None:
+        if isinstance(request, EndTransaction):
+            self._respond(request.request, result)
+            request = None
+        original(self, changes, request, result)
+
+    return append
 
 
 plant(
@@ -66,4 +79,10 @@ plant(
     "transactions-contrary", STAGE, 1, "commit-lost torn",
     "all markers of a transaction say the same",
     ("kept.replication.partition.Partition.append_marker", contrary),
+)  # fmt: skip
+plant(
+    "transactions-ended-at-once", STAGE, 2, "commit-lost aborted-read torn",
+    "the end of a transaction is answered when its record is committed",
+    (f"{COORDINATOR}.core.TransactionCore._append", ended_at_once),
+    strikes=0.3,
 )  # fmt: skip

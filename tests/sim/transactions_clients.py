@@ -191,6 +191,7 @@ class Instance:
             self.sequences.clear()
         history.world.counts["commits" if commit else "aborts"] += 1
         history.note("producer", f"{self.name} ended {transaction}: {commit}")
+        history.told("ends", self.coordinators.get(1), history.strikes)
         if not commit:
             return
         transaction.committed_s = self.slot.acknowledged_s = history.loop.time()

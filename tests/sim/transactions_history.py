@@ -3,7 +3,8 @@ committed (:mod:`tests.sim.transactions_clients`), judged by :mod:`tests.sim.tra
 
 Coordinators, leaders, markers and verification are the product's own. Machines lose no power here:
 what is acknowledged is never given up. Beside the faults of ``nodes`` the network holds an EndTxn
-in its connection, and delivers it after its sender came again on a new one (T24).
+in its connection, and delivers it after its sender came again on a new one (T24), and a coordinator
+dies at the moment at which a producer reads that its transaction ended.
 """
 
 from __future__ import annotations
@@ -35,14 +36,24 @@ class TransactionsHistory(NodesHistory):
     """See the module."""
 
     power_share = 0.0
-    trials = ("return", "limp", "")
+    trials = ("return", "")  # a leader that does not reach a coordinator waits for it
     again_s = 20.0
     consumers = False
 
-    def __init__(self, seed: int, *, holds: float | None = None, **options: Any) -> None:
-        """``holds``: how often an EndTxn is held; drawn if None."""
+    def __init__(
+        self,
+        seed: int,
+        *,
+        holds: float | None = None,
+        strikes: float | None = None,
+        **options: Any,
+    ) -> None:
+        """``holds``: how often an EndTxn is held; ``strikes``: how often a coordinator is struck
+        as one is answered; drawn if None.
+        """
         super().__init__(seed, **options)
         random = self.random
+        self.strikes = random.choice((0.0, 0.02, 0.1)) if strikes is None else strikes
         self.hold_share = random.choice((0.0, 0.05, 0.2)) if holds is None else holds
         self.zombie_share = random.choice((0.0, 0.3))
         self.crash_share = random.choice((0.0, 0.05))

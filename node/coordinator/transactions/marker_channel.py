@@ -112,7 +112,8 @@ class MarkerChannel:
             self._perform(self.sender.step(event, self._now_ms()))
 
     def _now_ms(self) -> int:
-        return int(self._runtime.loop.time() * 1000)
+        # Rounded: a timer that is due by the loop's clock must be due by this one, or it spins.
+        return round(self._runtime.loop.time() * 1000)
 
     def _perform(self, effects: tuple[Effect, ...]) -> None:
         for effect in effects:

@@ -13,8 +13,10 @@ Where we differ from Kafka's ``TransactionStateManager`` and ``TransactionCoordi
   a stall took is given back.
 * Requests of a TV1 client that come over a connection older than its newest are stale, and dropped:
   they would end, or begin, a later transaction of the same epoch (KAFKA-17754).
-* Partitions that a broker adds while a transition is pending wait for its end, up to
-  ``add.partitions.to.txn.retry.backoff.max.ms``.
+* Partitions that join while a transition is pending, as those of the next transaction do when the
+  markers of the one before are on their way, wait for its end, up to
+  ``add.partitions.to.txn.retry.backoff.max.ms``. Kafka lets only brokers wait; clients come again
+  after their back-off.
 """
 
 from __future__ import annotations
@@ -234,13 +236,14 @@ class TransactionCore:
             self._respond_failed(event, refused.error)
             return
         held = self.ids.get(event.transactional_id) or TransactionalId()
+        patience_ms = self.settings.add_partitions_retry_backoff_max_ms
         if isinstance(event, ev.VerifyPartitions):
             self._respond(event.request, rq.decide_verify(event, held.committed))
         elif self._is_stale(event, held):
             self._respond(event.request, ev.StaleConnection())
-        elif isinstance(event, ev.AddPartitions) and self._parks(event, held):
+        elif isinstance(event, ev.AddPartitions) and held.is_pending and patience_ms > 0:
             key = _parked_key(event.request)
-            deadline_ms = self.now_ms + self.settings.add_partitions_retry_backoff_max_ms
+            deadline_ms = self.now_ms + patience_ms
             held.parked[event.request] = event
             self.timers.set(key, deadline_ms, ParkedTooLong(event.transactional_id, event.request))
         else:
@@ -304,17 +307,12 @@ class TransactionCore:
         stale = self._connections.is_stale(event.transactional_id, producer, event.connection)
         return stale and self.settings.closes_stale_connections
 
-    def _parks(self, event: ev.AddPartitions, held: TransactionalId) -> bool:
-        """Whether a broker's request waits for the end of a pending transition."""
-        waits = self.settings.add_partitions_retry_backoff_max_ms > 0
-        return event.client_version >= txn.TV2 and held.is_pending and waits
-
     def _unpark(self, held: TransactionalId) -> None:
         """Decide what was parked, as far as nothing is pending again."""
         while held.parked and not held.is_pending:
             request = next(iter(held.parked))
             self.timers.cancel(_parked_key(request))
-            self._decide(held.parked.pop(request), held)
+            self._request(held.parked.pop(request))
 
     # Fresh producer ids.
 

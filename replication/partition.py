@@ -115,7 +115,7 @@ class Partition(Replica):
         )  # fmt: skip
 
     def note_coordinator_epoch(self, producer_id: int, epoch: int) -> None:
-        """The coordinator of a producer is asked, which leads in that epoch: markers of an older
+        """The coordinator of a producer said yes, which leads in that epoch: markers of an older
         one are refused from now on, while this node leads.
         """
         self.log.producers.guards.note_coordinator_epoch(producer_id, epoch)

@@ -15,7 +15,9 @@ from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
-_NAME: Final = re.compile(r"kept-markers-([0-9]+)-([0-9a-f]{32})-([0-9]+)")
+_NAME: Final = re.compile(r"kept-markers-([0-9]{1,10})-([0-9a-f]{32})-([0-9]{1,10})")
+MOST_NODES: Final = 1000
+"""Who is remembered: names may be invented. One more takes the place of the oldest."""
 
 
 class Closable(Protocol):
@@ -53,5 +55,7 @@ class MarkerConnections:
             if known.incarnation == incarnation and known.number > number:
                 return False
             known.connection.abort("markers come over a newer connection", node=node)
+        elif len(self._newest) >= MOST_NODES:
+            del self._newest[next(iter(self._newest))]
         self._newest[node] = _Newest(incarnation, number, connection)
         return True

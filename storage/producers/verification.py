@@ -82,7 +82,7 @@ class VerificationGuards:
         return guard
 
     def note_coordinator_epoch(self, producer_id: int, epoch: int) -> None:
-        """A producer's coordinator is asked, which is known to be in that leader epoch."""
+        """A producer's coordinator said yes, which is known to be in that leader epoch."""
         epoch = max(epoch, self.coordinator_epoch(producer_id))
         self._coordinator_epochs.pop(producer_id, None)
         _make_room(self._coordinator_epochs)

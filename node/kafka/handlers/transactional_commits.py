@@ -51,12 +51,12 @@ class CommitVerification:
             return producer
         transactional_id = request.transactional_id
         coordinator_epoch = self.verifier.coordinator_epoch(transactional_id)
-        if coordinator_epoch != NO_LEADER_EPOCH:
-            shard.partition.note_coordinator_epoch(producer_id, coordinator_epoch)
         answers = await self.verifier.verify(
             transactional_id, producer_id, epoch, frozenset({shard.tp}), adds=adds
         )
         code = ErrorCode(answers[shard.tp])
+        if code is ErrorCode.none and coordinator_epoch != NO_LEADER_EPOCH:
+            shard.partition.note_coordinator_epoch(producer_id, coordinator_epoch)
         if code is ErrorCode.producer_fenced:
             return ErrorCode.invalid_producer_epoch
         if code is ErrorCode.transaction_abortable and version < ABORTABLE_SINCE:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kept.node.kafka.handlers.produce import Outcome
     from kept.node.replicas.local_replica import LocalReplica
     from kept.node.runtime.runtime import Runtime
+    from kept.replication.partition import Partition
     from kept.storage.producers.verification import VerificationGuard
     from kept.storage.records import CheckedBatch
     from kept.storage.types import TopicPartition
@@ -72,17 +73,24 @@ all of them send the batch again without asking for the leader.
 class Verification:
     """What one request asks, and the guards of its batches by their place in the request."""
 
-    __slots__ = ("_version", "answer", "guards", "places")
+    __slots__ = ("_version", "answer", "coordinator_epoch", "guards", "places", "producers")
 
     def __init__(self, version: int) -> None:
         self._version = version
         self.guards: dict[int, VerificationGuard] = {}
         self.places: dict[int, TopicPartition] = {}
+        self.producers: dict[int, tuple[Partition, int]] = {}
+        """The partition and the producer id of each batch that is verified."""
+        self.coordinator_epoch = NO_LEADER_EPOCH
+        """Of whoever was asked, as far as this node knew."""
         self.answer: asyncio.Future[Mapping[TopicPartition, ErrorCode]] | None = None
         """None: nobody needs to be asked."""
 
     def settle(self, outcomes: list[Outcome]) -> None:
-        """Put what was refused into ``outcomes``, once :attr:`answer` is there."""
+        """Put what was refused into ``outcomes``, once :attr:`answer` is there. Where the answer
+        is yes, markers of an earlier coordinator are too late from now on. Not before: anybody may
+        name a producer id that is another's, with a transactional id of his own.
+        """
         if self.answer is None:
             return
         codes = self.answer.result()
@@ -90,6 +98,9 @@ class Verification:
             code = int(codes[tp])
             if code != error_codes.NONE:
                 outcomes[place] = _refused(code, tp, self._version)
+            elif self.coordinator_epoch != NO_LEADER_EPOCH:
+                partition, producer_id = self.producers[place]
+                partition.note_coordinator_epoch(producer_id, self.coordinator_epoch)
 
 
 def _refused(code: int, tp: TopicPartition, version: int) -> KeptError:
@@ -161,11 +172,10 @@ class TransactionalBatches:
         batches: dict[int, tuple[LocalReplica, CheckedBatch]],
         adds: bool,
     ) -> None:
-        epoch = self._verifier.coordinator_epoch(transactional_id)
+        verification.coordinator_epoch = self._verifier.coordinator_epoch(transactional_id)
         for place in verification.guards:
             hosted, batch = batches[place]
-            if epoch != NO_LEADER_EPOCH:
-                hosted.partition.note_coordinator_epoch(batch.producer_id, epoch)
+            verification.producers[place] = (hosted.partition, batch.producer_id)
         partitions = frozenset(verification.places.values())
         verification.answer = self._verifier.verify(
             transactional_id, batch.producer_id, batch.producer_epoch, partitions, adds=adds

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kept.node.kafka.marker_connections import MarkerConnections
+from kept.node.kafka.marker_connections import MOST_NODES, MarkerConnections
 
 FIRST, SECOND = "a" * 32, "b" * 32
 
@@ -54,3 +54,11 @@ def test_others_may_write_markers_as_they_like(other: str | None) -> None:
     links = MarkerConnections()
     assert links.admit(name(7), Link())
     assert links.admit(other, Link()) and links.admit(other, Link())
+
+
+def test_invented_nodes_are_not_remembered_for_ever() -> None:
+    links, link = MarkerConnections(), Link()
+    for node in range(MOST_NODES + 10):
+        assert links.admit(name(1, node=node), link)
+    assert len(links._newest) == MOST_NODES
+    assert links.admit(f"kept-markers-1-{FIRST}-{'9' * 5000}", link), "no number of ours"

@@ -154,6 +154,13 @@ class Fixture:
         return offsets(await result(fetched))
 
 
+@run
+async def test_who_is_refused_sets_no_floor_for_the_markers_of_others() -> None:
+    f = Fixture(ErrorCode.invalid_producer_id_mapping)
+    assert await f.commit(3) == ["invalid_producer_id_mapping"]
+    assert f.partition.floors == []
+
+
 @pytest.mark.parametrize("version", range(6))
 @run
 async def test_the_coordinator_is_asked_before_the_first_batch_only(version: int) -> None:

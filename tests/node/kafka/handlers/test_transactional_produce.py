@@ -266,6 +266,15 @@ def test_the_coordinators_epoch_is_a_floor_for_markers(world):
     assert view.coordinator_epoch == 9
 
 
+def test_who_is_refused_sets_no_floor_for_the_markers_of_others(world):
+    """Anybody may name the producer id of another with a transactional id of his own."""
+    world.coordinator.epoch = 9
+    refusal = "invalid_producer_id_mapping"
+    assert world.produce((0, batch()), name="mine", answer=refusal) == [(refusal, -1)]
+    world.end(COMMIT)
+    assert world.partition().log_end_offset == 1, "the real coordinator's, of an earlier epoch"
+
+
 def test_a_batch_that_is_checked_in_a_thread_waits_for_both(world):
     rows = [(NOW, b"k", b"%d" % n * 400, ()) for n in range(4000)]
     large = build_batch(

@@ -207,15 +207,15 @@ class Shards(Generic[Core]):
         """Shards that are loaded."""
         return (shard for shard in tuple(self._shards.values()) if shard.is_active)
 
-    def collect(self, listed: Callable[[Core], Iterator[T]]) -> Steps[list[T]]:
-        """What the cores list of all partitions that this node leads, in slices. Raises
-        CoordinatorLoadInProgress while one is being read.
+    def collect(self, listed: Callable[[Core], Iterator[T | None]]) -> Steps[list[T]]:
+        """What the cores list of all partitions that this node leads, in slices; what is None they
+        left out. Raises CoordinatorLoadInProgress while one is being read.
         """
         items: list[T] = []
         for shard in tuple(self._leading()):
             rest = listed(shard.core)
             while part := tuple(islice(rest, ITEMS_PER_SLICE)):
-                items += part
+                items += [item for item in part if item is not None]
                 yield
         return items
 

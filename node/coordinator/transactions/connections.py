@@ -44,6 +44,10 @@ class ConnectionOrder:
         newest.by_api[connection.api_key] = max(ordinal, connection.ordinal)
         return connection.ordinal < ordinal
 
+    def forget(self, transactional_id: str) -> None:
+        """The id is gone."""
+        self._newest.pop(transactional_id, None)
+
     def retain(self, transactional_ids: Container[str]) -> None:
         """Forget all other ids."""
         for gone in [i for i in self._newest if i not in transactional_ids]:

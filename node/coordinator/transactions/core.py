@@ -17,12 +17,16 @@ Where we differ from Kafka's ``TransactionStateManager`` and ``TransactionCoordi
   markers of the one before are on their way, wait for its end, up to
   ``add.partitions.to.txn.retry.backoff.max.ms``. Kafka lets only brokers wait; clients come again
   after their back-off.
+* No event and no timer walks all ids: those without a transaction may be a million.
+
+Long because all events of one state are here; what they decide is in :mod:`.requests`.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -52,6 +56,10 @@ from kept.storage.errors import InvariantViolation
 from kept.storage.types import MAX_INT32, NO_PRODUCER_ID, TopicPartition
 
 TOMBSTONES_PER_APPEND: Final = 500
+IDS_PER_TICK: Final = 1000
+"""How many ids are checked for expiry at once: a million hold up no request."""
+NEXT_IDS_MS: Final = 5
+"""Until the next so many are."""
 COMPLETION_RETRY_MS: Final = 100
 """Until a completion that the log refused is tried again."""
 
@@ -112,6 +120,10 @@ class TransactionCore:
         self.wall_offset_ms = 0
         self.ids: dict[str, TransactionalId] = {}
         self.timers: Timers[Timer] = Timers()
+        self._unfinished: dict[str, TransactionalId] = {}
+        """Those of the ids whose transaction is open or ends."""
+        self._unchecked: Iterator[str] | None = None
+        """Ids that are still to be checked for expiry, while that goes on."""
         self.pending: dict[int, PendingAppend] = {}
         self.counts: Counter[str] = Counter()
         """Transactions ``started``, ``committed``, ``aborted``, ``timed_out`` since the load."""
@@ -127,16 +139,20 @@ class TransactionCore:
 
     def replay(self, record: TransactionRecord) -> None:
         """Apply one committed record of the log."""
-        if record.metadata is None:
-            self.ids.pop(record.transactional_id, None)
-        else:
-            self.ids[record.transactional_id] = TransactionalId(record.metadata)
+        transactional_id, metadata = record.transactional_id, record.metadata
+        self._unfinished.pop(transactional_id, None)
+        if metadata is None:
+            self.ids.pop(transactional_id, None)
+            return
+        held = self.ids[transactional_id] = TransactionalId(metadata)
+        if _is_unfinished(metadata):
+            self._unfinished[transactional_id] = held
 
     def loaded(self, now_ms: int) -> tuple[ev.Effect, ...]:
         """All records are replayed: timeouts begin, and transactions that were ending go on."""
         self.now_ms = now_ms
         self._connections.retain(self.ids)
-        for transactional_id, held in self.ids.items():
+        for transactional_id, held in self._unfinished.items():
             metadata = held.committed
             if metadata is None:
                 continue
@@ -159,6 +175,7 @@ class TransactionCore:
         for event in waiting:
             self._respond_failed(event, ErrorCode.not_coordinator)
         self.ids.clear()
+        self._unfinished.clear()
         self.pending.clear()
         self.timers = Timers()
         self._ending.clear()
@@ -170,7 +187,7 @@ class TransactionCore:
         due_ms = self.timers.next_deadline_ms
         ran_ms = self.now_ms if due_ms is None else min(self.now_ms, due_ms)
         self.now_ms = now_ms
-        for held in self.ids.values():
+        for held in self._unfinished.values():
             if held.deadline_ms is not None:
                 held.deadline_ms += max(0, now_ms - ran_ms)
         return ()
@@ -208,7 +225,6 @@ class TransactionCore:
                     self._schedule(ABORT_KEY)
                     self._abort_timed_out()
                 case RemoveExpired():
-                    self._schedule(EXPIRE_KEY)
                     self._remove_expired()
                 case ParkedTooLong():
                     event = self.ids[timer.transactional_id].parked.pop(timer.request)
@@ -365,8 +381,6 @@ class TransactionCore:
             held.pending = None
             self._commit(transactional_id, held, metadata)
             self._unpark(held)
-        if None in pending.changes.values():
-            self._connections.retain(self.ids)
 
     def _append_rejected(self, event: AppendRejected) -> None:
         pending = self.pending.pop(event.append)
@@ -398,7 +412,13 @@ class TransactionCore:
         before, held.committed = held.committed, metadata
         if metadata is None:
             del self.ids[transactional_id]
+            self._unfinished.pop(transactional_id, None)
+            self._connections.forget(transactional_id)
             return
+        if _is_unfinished(metadata):
+            self._unfinished[transactional_id] = held
+        else:
+            self._unfinished.pop(transactional_id, None)
         began = metadata.state is txn.ONGOING
         if before is not None and before.state is txn.ONGOING and not began:
             held.deadline_ms = None
@@ -449,7 +469,7 @@ class TransactionCore:
     # Timeouts and expiry.
 
     def _abort_timed_out(self) -> None:
-        for transactional_id, held in tuple(self.ids.items()):
+        for transactional_id, held in self._unfinished.items():
             if held.deadline_ms is not None and held.deadline_ms < self.now_ms:
                 self._fence_timed_out(transactional_id)
 
@@ -471,11 +491,20 @@ class TransactionCore:
             self._effects.append(ev.DrawProducerId())
 
     def _remove_expired(self) -> None:
+        if self._unchecked is None:
+            self._unchecked = iter(tuple(self.ids))
+        checked = tuple(islice(self._unchecked, IDS_PER_TICK))
+        if len(checked) == IDS_PER_TICK:
+            self.timers.set(EXPIRE_KEY, self.now_ms + NEXT_IDS_MS, RemoveExpired())
+        else:
+            self._unchecked = None
+            self._schedule(EXPIRE_KEY)
         oldest_ms = self.wall_ms - self.settings.transactional_id_expiration_ms
         expired = [
             transactional_id
-            for transactional_id, held in self.ids.items()
-            if held.committed is not None
+            for transactional_id in checked
+            if (held := self.ids.get(transactional_id)) is not None
+            and held.committed is not None
             and not held.is_pending
             and txn.is_idle(held.committed)
             and held.committed.last_update_ms < oldest_ms
@@ -502,16 +531,15 @@ class TransactionCore:
 
     def list_transactions(
         self, wanted: ev.TransactionFilter, now_ms: int
-    ) -> Iterator[ev.ListedTransaction]:
-        """Ids that ``wanted`` lets through; ``now_ms`` is of the wall clock. Those that there are
-        when the first is taken.
+    ) -> Iterator[ev.ListedTransaction | None]:
+        """Ids that ``wanted`` lets through, None for each other one, so that a caller can pause;
+        ``now_ms`` is of the wall clock. Those that there are when the first is taken.
         """
         for transactional_id, held in tuple(self.ids.items()):
             metadata = held.committed
-            if metadata is None:
-                continue
             if (
-                (not wanted.states or metadata.state in wanted.states)
+                metadata is not None
+                and (not wanted.states or metadata.state in wanted.states)
                 and (not wanted.producer_ids or metadata.producer_id in wanted.producer_ids)
                 and (
                     wanted.longer_than_ms < 0 or now_ms - metadata.start_ms > wanted.longer_than_ms
@@ -519,6 +547,8 @@ class TransactionCore:
                 and (wanted.pattern is None or wanted.pattern.fullmatch(transactional_id))
             ):
                 yield ev.ListedTransaction(transactional_id, metadata.producer_id, metadata.state)
+            else:
+                yield None
 
     def describe(self, transactional_id: str) -> ev.DescribedTransaction | None:
         """An id in full; None if there is no such id."""
@@ -563,6 +593,9 @@ class TransactionCore:
             raise InvariantViolation(f"ending are {ending}, not {self._ending}")
         for transactional_id, held in self.ids.items():
             held.check_invariants(transactional_id)
+        unfinished = {i for i, h in self.ids.items() if _is_unfinished(h.committed)}
+        if unfinished != self._unfinished.keys():
+            raise InvariantViolation(f"unfinished are {unfinished}, not {set(self._unfinished)}")
 
 
 def _result(
@@ -580,6 +613,11 @@ def _result(
     if metadata.state.is_prepared:
         metadata = txn.prepare_complete(metadata, metadata.last_update_ms)
     return ev.EndTransactionResult(ev.NO_ERROR, metadata.producer_id, metadata.epoch)
+
+
+def _is_unfinished(metadata: TransactionMetadata | None) -> bool:
+    """A transaction is open, or ends."""
+    return metadata is not None and (metadata.state is txn.ONGOING or metadata.state.is_prepared)
 
 
 def _parked_key(request: int) -> tuple[str, ...]:

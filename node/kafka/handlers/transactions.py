@@ -17,7 +17,7 @@ from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions.records import TransactionState, partitions_by_topic
 from kept.node.kafka.handlers.transactional_requests import result_of
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
-from kept.node.runtime.time_slices import ITEMS_PER_SLICE, Pace
+from kept.node.runtime.time_slices import ITEMS_PER_SLICE, Pace, checkpoint
 from kept.steps import Steps
 from kept.storage.errors import CoordinatorNotAvailable, InvalidRequest, KeptError
 from kept.storage.types import TopicPartition
@@ -50,7 +50,8 @@ _UNDESCRIBED: Final[Answer] = {
 _STATES: Final = {state.kafka_name: state for state in TransactionState}
 _TOKEN: Final = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 MAX_REPEATS: Final = 2
-"""In a pattern of ids: more would let one request keep the node busy."""
+"""In a pattern of ids: more would let one request keep the node busy. ``?`` counts, too: each
+doubles what there is to try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,11 @@ class TransactionsHandler:
                 connection,
             )
             return {"results_by_topic_v3_and_below": _by_topic(errors)}
-        each = await asyncio.gather(*(self._of_broker(ctx, t) for t in request.transactions))
+        tasks = []
+        for number, transaction in enumerate(request.transactions):
+            tasks.append(asyncio.ensure_future(self._of_broker(ctx, transaction)))
+            await checkpoint(number)
+        each = await asyncio.gather(*tasks)
         return {
             "error_code": ErrorCode.none,
             "results_by_transaction": [
@@ -271,7 +276,7 @@ def compiled(pattern: str | None) -> re.Pattern[str] | None:
     if not pattern:
         return None
     tokens = _TOKEN.findall(pattern)
-    repeats = sum(token in ("*", "+", "{") for token in tokens)
+    repeats = sum(token in ("*", "+", "?", "{") for token in tokens)
     if "(" in tokens or repeats > MAX_REPEATS:
         raise re.error(f"groups, or more than {MAX_REPEATS} repetitions")
     return re.compile(pattern)

@@ -325,7 +325,7 @@ class History:
             re.compile(pattern) if pattern else None,
         )
         listed = self.core.list_transactions(wanted, self.now + self.wall_offset)
-        for t in listed:
+        for t in filter(None, listed):
             self.lines.append(f"{t.transactional_id} {t.producer_id} {t.state.kafka_name}")
 
     def do_counts(self, _: Words) -> None:

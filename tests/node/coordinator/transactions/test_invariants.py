@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
-from kept.node.coordinator.sharding.events import EndMarker
+from kept.node.coordinator.sharding.events import Append, AppendCommitted, EndMarker
 from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions import markers as mk
 from kept.node.coordinator.transactions import transaction as txn
 from kept.node.coordinator.transactions.connections import ConnectionOrder
+from kept.node.coordinator.transactions.core import (
+    IDS_PER_TICK,
+    NEXT_IDS_MS,
+    TransactionCore,
+)
+from kept.node.coordinator.transactions.records import TransactionRecord
 from kept.node.coordinator.transactions.transactional_id import TransactionalId
 from kept.storage.errors import InvariantViolation
 from kept.storage.types import TopicPartition
@@ -71,6 +79,49 @@ def test_pending_transitions_without_their_append_are_refused() -> None:
     del told.core.ids["bank"]
     with pytest.raises(InvariantViolation, match="without a state"):
         told.core.check_invariants()
+
+
+class Unwalked(dict[str, TransactionalId]):
+    """Many ids."""
+
+    def walk(self) -> Any:
+        raise AssertionError("all ids are walked at once")
+
+    __iter__ = items = values = walk
+
+
+def test_ids_without_a_transaction_cost_no_time() -> None:
+    """Neither a load nor the search for those that time out walks all ids."""
+    told = history("init shop", *OPEN[:1], OPEN[2].replace("7/0", "8/0"))
+    core = TransactionCore(told.core.settings, 0, 2)
+    for record in told.log:
+        core.replay(record)
+    core.ids = Unwalked(core.ids)
+    core.loaded(0)
+    core.restart_timeouts(1_000)
+    effects = core.tick(2 * 60_000)
+    (append,) = [e for e in effects if isinstance(e, Append)]
+    assert [(r.transactional_id, r.metadata.state) for r in append.records] == [
+        ("bank", txn.PREPARE_ABORT)
+    ]
+
+
+def test_expired_ids_are_forgotten_some_at_a_time() -> None:
+    core = TransactionCore(history().core.settings, 0, 1)
+    for number in range(2 * IDS_PER_TICK + 1):
+        empty = txn.prepare_first(number, 60_000, 0)
+        core.replay(TransactionRecord(f"id{number}", empty, 1))
+    core.wall_offset_ms = core.settings.transactional_id_expiration_ms + 1
+    core.loaded(0)
+    now, forgotten = core.settings.remove_expired_interval_ms, []
+    for _ in range(3):
+        appends = [e for e in core.tick(now) if isinstance(e, Append)]
+        forgotten.append(sum(len(append.records) for append in appends))
+        for append in appends:
+            core.step(AppendCommitted(append.append), now)
+        now += NEXT_IDS_MS
+    assert forgotten == [IDS_PER_TICK, IDS_PER_TICK, 1]
+    assert core.ids == {}
 
 
 def test_a_marker_that_waits_nowhere_is_refused() -> None:

@@ -342,7 +342,7 @@ class World:
         # When those began whose coordinator this is not: long ago, for all we check.
         ongoing = ev.TransactionFilter([TransactionState.ONGOING])
         listed = self.core.list_transactions(ongoing, self.wall)
-        self.began = {t.transactional_id: -(2**40) for t in listed}
+        self.began = {t.transactional_id: -(2**40) for t in listed if t is not None}
         self.perform(self.core.loaded(self.now))
 
     def fail_over(self) -> None:

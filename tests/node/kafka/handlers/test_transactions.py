@@ -6,6 +6,7 @@ kept, in ``tests/golden/transactions``.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from kio.schema.errors import ErrorCode
 from kept.node.kafka.api import RequestContext
 from kept.node.kafka.handlers.group_membership import GroupMembershipHandler
 from kept.node.kafka.handlers.init_producer_id import ProducerIdHandler
-from kept.node.kafka.handlers.transactions import compiled
+from kept.node.kafka.handlers.transactions import TransactionsHandler, compiled
 from kept.testing import Cluster
 from tests.node.coordinator.groups.wire import Connection
 from tests.support.loops import run
@@ -57,10 +58,35 @@ def test_patterns_of_ids(pattern: str) -> None:
     assert found is not None and found.pattern == pattern
 
 
-@pytest.mark.parametrize("pattern", ["(a+)+b", "(bank)", "a*b*c*", "a{1,9}b+c+", "[", "*"])
+@pytest.mark.parametrize(
+    "pattern", ["(a+)+b", "(bank)", "a*b*c*", "a{1,9}b+c+", "a?b?c?", "[", "*"]
+)
 def test_patterns_that_are_wrong_or_cost_too_much(pattern: str) -> None:
     with pytest.raises(re.error):
         compiled(pattern)
+
+
+@run
+async def test_a_request_of_many_ids_lets_others_run() -> None:
+    nothing: Any = None
+    metadata: Any = Given(image=Given(partition=lambda *_: None))
+    handler = TransactionsHandler(metadata, nothing, nothing, nothing)
+    asked = Given(
+        transactional_id="bank", producer_id=7, producer_epoch=0, verify_only=False,
+        topics=[Given(name="gone", partitions=[0])],
+    )  # fmt: skip
+    request = Given(transactions=[asked] * 1600)
+    turns, answer = (
+        0,
+        asyncio.ensure_future(
+            handler.add_partitions_to_txn(RequestContext(ADD, 4, "c", "P"), request)
+        ),
+    )
+    while not answer.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert len(answer.result()["results_by_transaction"]) == 1600
+    assert turns >= 100
 
 
 def test_no_pattern_lets_all_through() -> None:

@@ -8,18 +8,23 @@ from random import uniform
 from typing import Any, Generic, TypeVar
 
 from kept.node.runtime.logging import log
+from kept.node.runtime.time_slices import checkpoint
 
 T = TypeVar("T")
 Key = TypeVar("Key", bound=Hashable)
 
 
 async def gather_or_cancel(works: Iterable[Awaitable[T]]) -> list[T]:
-    """What each comes to, in order. When one fails, or the caller is cancelled, the others are
-    cancelled and have ended before that is raised.
+    """What each comes to, in order; many are begun in slices of time. When one fails, or the caller
+    is cancelled, the others are cancelled and have ended before that is raised.
     """
-    tasks = [asyncio.ensure_future(work) for work in works]
+    tasks: list[asyncio.Future[T]] = []
     try:
-        return await asyncio.gather(*tasks)
+        for number, work in enumerate(works):
+            tasks.append(asyncio.ensure_future(work))
+            await checkpoint(number)
+        await asyncio.gather(*(task for task in tasks if not task.done() or task.exception()))
+        return [task.result() for task in tasks]
     except BaseException:
         for task in tasks:
             task.cancel()

@@ -4,20 +4,21 @@ requests apart and answering. ``kept.node.coordinator.transactions`` decides.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
+from msgspec import Struct
 
 from kept.node.coordinator.sharding.shard import coordinator_error
 from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions.records import TransactionState, partitions_by_topic
 from kept.node.kafka.handlers.transactional_requests import result_of
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
-from kept.node.runtime.time_slices import ITEMS_PER_SLICE, Pace, checkpoint
+from kept.node.runtime.tasks import gather_or_cancel
+from kept.node.runtime.time_slices import ITEMS_PER_SLICE, Pace
 from kept.steps import Steps
 from kept.storage.errors import CoordinatorNotAvailable, InvalidRequest, KeptError
 from kept.storage.types import TopicPartition
@@ -54,6 +55,13 @@ MAX_REPEATS: Final = 2
 doubles what there is to try."""
 
 
+class _Named(Struct, frozen=True):
+    """The partitions that a request names; where some do not exist, the ``errors`` of all."""
+
+    partitions: tuple[TopicPartition, ...]
+    errors: Errors = {}
+
+
 @dataclass(frozen=True, slots=True)
 class TransactionsHandler:
     """Transactional ids and their transactions."""
@@ -68,58 +76,63 @@ class TransactionsHandler:
         who may also want to know only whether they are in it.
         """
         if ctx.api_version < BATCHED_FROM:
-            connection = ev.Connection(ctx.connection or 0, ctx.api_key)
             errors = await self._add(
                 ctx,
                 request.v3_and_below_transactional_id,
                 request.v3_and_below_producer_id,
                 request.v3_and_below_producer_epoch,
-                _partitions(request.v3_and_below_topics),
-                connection,
+                await self._named(request.v3_and_below_topics),
+                ev.Connection(ctx.connection or 0, ctx.api_key),
             )
-            return {"results_by_topic_v3_and_below": _by_topic(errors)}
-        tasks = []
-        for number, transaction in enumerate(request.transactions):
-            tasks.append(asyncio.ensure_future(self._of_broker(ctx, transaction)))
-            await checkpoint(number)
-        each = await asyncio.gather(*tasks)
+            return {"results_by_topic_v3_and_below": await _by_topic(errors)}
+        results = await gather_or_cancel(self._of_broker(ctx, one) for one in request.transactions)
+        return {"error_code": ErrorCode.none, "results_by_transaction": results}
+
+    async def _of_broker(self, ctx: RequestContext, asked: Any) -> Answer:
+        named = await self._named(asked.topics)
+        if asked.verify_only:
+            errors = await self._verify(ctx, asked, named)
+        else:
+            errors = await self._add(
+                ctx, asked.transactional_id, asked.producer_id, asked.producer_epoch, named, None
+            )
         return {
-            "error_code": ErrorCode.none,
-            "results_by_transaction": [
-                {"transactional_id": t.transactional_id, "topic_results": _by_topic(errors)}
-                for t, errors in zip(request.transactions, each, strict=True)
-            ],
+            "transactional_id": asked.transactional_id,
+            "topic_results": await _by_topic(errors),
         }
 
-    async def _of_broker(self, ctx: RequestContext, asked: Any) -> Errors:
-        name, producer_id, epoch = (
-            asked.transactional_id,
-            asked.producer_id,
-            asked.producer_epoch,
-        )
-        partitions = _partitions(asked.topics)
-        if missing := self._missing(partitions):
-            return missing
-        if not asked.verify_only:
-            return await self._add(ctx, name, producer_id, epoch, partitions, None)
+    async def _verify(self, ctx: RequestContext, asked: Any, named: _Named) -> Errors:
+        if named.errors:
+            return named.errors
         result = await result_of(
             ctx,
-            lambda: self.transactions.verify(name, producer_id, epoch, partitions),
+            lambda: self.transactions.verify(
+                asked.transactional_id,
+                asked.producer_id,
+                asked.producer_epoch,
+                frozenset(named.partitions),
+            ),
             ev.VerifyPartitionsResult,
         )
-        if result.error is not ErrorCode.none:
-            return dict.fromkeys(partitions, result.error)
-        absent = dict.fromkeys(result.absent, ErrorCode.transaction_abortable)
-        return dict.fromkeys(partitions, ErrorCode.none) | absent
+        errors = dict.fromkeys(named.partitions, result.error)
+        if result.error is ErrorCode.none:
+            errors |= dict.fromkeys(result.absent, ErrorCode.transaction_abortable)
+        return errors
 
-    def _missing(self, partitions: frozenset[TopicPartition]) -> Errors:
-        """Errors of all partitions where some do not exist; else none."""
-        image = self.metadata.image
-        missing = {tp for tp in partitions if image.partition(tp.topic, tp.partition) is None}
-        if not missing:
-            return {}
-        rest = dict.fromkeys(partitions, ErrorCode.operation_not_attempted)
-        return rest | dict.fromkeys(missing, ErrorCode.unknown_topic_or_partition)
+    async def _named(self, topics: Iterable[Any]) -> _Named:
+        """What a request names, in slices of time."""
+        image, pace = self.metadata.image, Pace()
+        exist: dict[TopicPartition, bool] = {}
+        for topic in topics:
+            for number in topic.partitions:
+                tp = TopicPartition(topic.name, number)
+                exist[tp] = image.partition(topic.name, number) is not None
+                await pace.checkpoint()
+        if all(exist.values()):
+            return _Named(tuple(exist))
+        codes = ErrorCode.unknown_topic_or_partition, ErrorCode.operation_not_attempted
+        errors = {tp: codes[exists] for tp, exists in exist.items()}
+        return _Named(tuple(exist), errors)
 
     async def _add(  # noqa: PLR0917
         self,
@@ -127,13 +140,14 @@ class TransactionsHandler:
         transactional_id: str,
         producer_id: int,
         epoch: int,
-        partitions: frozenset[TopicPartition],
+        named: _Named,
         connection: ev.Connection | None,
     ) -> Errors:
         """All of the partitions, or none. ``connection`` of a client, None of a broker."""
-        if missing := self._missing(partitions):
-            return missing
+        if named.errors:
+            return named.errors
         version = 0 if connection is not None else 2
+        partitions = frozenset(named.partitions)
         result = await result_of(
             ctx,
             lambda: self.transactions.shards.submit(
@@ -144,7 +158,7 @@ class TransactionsHandler:
             ),
             ev.AddPartitionsResult,
         )
-        return dict.fromkeys(partitions, result.error)
+        return dict.fromkeys(named.partitions, result.error)
 
     async def add_offsets_to_txn(self, ctx: RequestContext, request: Any) -> Answer:
         """The offsets of a group join a transaction: the partition that keeps them does."""
@@ -157,7 +171,7 @@ class TransactionsHandler:
             request.transactional_id,
             request.producer_id,
             request.producer_epoch,
-            frozenset({partition}),
+            _Named((partition,)),
             ev.Connection(ctx.connection or 0, ctx.api_key),
         )
         return {"error_code": errors[partition]}
@@ -282,21 +296,13 @@ def compiled(pattern: str | None) -> re.Pattern[str] | None:
     return re.compile(pattern)
 
 
-def _partitions(topics: Iterable[Any]) -> frozenset[TopicPartition]:
-    return frozenset(TopicPartition(t.name, number) for t in topics for number in t.partitions)
-
-
-def _by_topic(errors: Errors) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": topic,
-            "results_by_partition": [
-                {
-                    "partition_index": number,
-                    "partition_error_code": errors[TopicPartition(topic, number)],
-                }
-                for number in numbers
-            ],
-        }
-        for topic, numbers in partitions_by_topic(errors)
-    ]
+async def _by_topic(errors: Errors) -> list[Answer]:
+    """As the answer has them, in slices of time."""
+    topics: dict[str, list[Answer]] = {}
+    pace = Pace()
+    for tp, error in errors.items():
+        topics.setdefault(tp.topic, []).append(
+            {"partition_index": tp.partition, "partition_error_code": error}
+        )
+        await pace.checkpoint()
+    return [{"name": name, "results_by_partition": parts} for name, parts in topics.items()]

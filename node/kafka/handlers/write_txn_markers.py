@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kept.node.coordinator.sharding.events import EndMarker
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.runtime import error_codes
+from kept.node.runtime.time_slices import Pace
 from kept.storage.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
@@ -174,13 +175,24 @@ class WriteTxnMarkersHandler:
             write.resolve(error)
 
     async def _respond(self, markers: list[tuple[int, list[_Write]]]) -> Values:
-        waiting = [write.done for _, writes in markers for write in writes]
-        if any(not done.done() for done in waiting):
+        waiting = [w.done for _, writes in markers for w in writes if not w.done.done()]
+        if waiting:
             await asyncio.wait(waiting, timeout=TIMEOUT_S)
-        for _, writes in markers:
+        results: list[Values] = []
+        pace = Pace()
+        for producer_id, writes in markers:
+            topics: dict[str, list[Values]] = {}
             for write in writes:
-                write.resolve(RequestTimedOut(f"{write.tp}: not committed in time"))
-        return {"markers": [_result(producer_id, writes) for producer_id, writes in markers]}
+                if not write.done.done():
+                    write.resolve(RequestTimedOut(f"{write.tp}: not committed in time"))
+                topics.setdefault(write.tp.topic, []).append(
+                    {"partition_index": write.tp.partition, "error_code": write.done.result()}
+                )
+                await pace.checkpoint()
+            named = [{"name": name, "partitions": each} for name, each in topics.items()]
+            results.append({"producer_id": producer_id, "topics": named})
+            await pace.checkpoint()
+        return {"markers": results}
 
 
 def _write(staged: list[tuple[_Write, int]]) -> None:
@@ -198,13 +210,3 @@ def _write(staged: list[tuple[_Write, int]]) -> None:
             write.resolve(failed[write.hosted])
         else:
             write.wait(end_offset)
-
-
-def _result(producer_id: int, writes: list[_Write]) -> Values:
-    topics: dict[str, list[Values]] = {}
-    for write in writes:
-        topics.setdefault(write.tp.topic, []).append(
-            {"partition_index": write.tp.partition, "error_code": write.done.result()}
-        )
-    named = [{"name": name, "partitions": partitions} for name, partitions in topics.items()]
-    return {"producer_id": producer_id, "topics": named}

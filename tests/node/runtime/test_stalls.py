@@ -123,6 +123,15 @@ def altered() -> dict[str, Any]:
     return {"resources": resources, "validate_only": False}
 
 
+def added() -> dict[str, Any]:
+    return {
+        "v3_and_below_transactional_id": "bank",
+        "v3_and_below_producer_id": 1,
+        "v3_and_below_producer_epoch": 0,
+        "v3_and_below_topics": [{"name": "none", "partitions": range(ENTRIES)}],
+    }
+
+
 REQUESTS = {
     "produce": (0, 9, produced),
     "fetch": (1, 11, fetched),
@@ -140,6 +149,7 @@ REQUESTS = {
     "delete_groups": (42, 2, lambda: {"groups_names": [f"k{n}" for n in range(ENTRIES)]}),
     "delete_topics": (20, 6, lambda: {"topics": topics(topic_id=None), "timeout": 1}),
     "incremental_alter_configs": (44, 1, altered),
+    "add_partitions_to_txn": (24, 3, added),
     "delete_records": (
         21, 2,
         lambda: {"timeout": 1, "topics": [{"name": TOPIC, "partitions": partitions(offset=0)}]},

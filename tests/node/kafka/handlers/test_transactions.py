@@ -52,6 +52,38 @@ async def test_a_cluster_that_is_not_whole_refuses_transactional_ids() -> None:
         assert "not every node" in one["error_message"]
 
 
+@run
+async def test_many_partitions_let_others_run_meanwhile() -> None:
+    nothing: Any = None
+    metadata: Any = Given(image=Given(partition=lambda *_: None))
+    handler = TransactionsHandler(metadata, nothing, nothing, nothing)
+    topics = [Given(name="none", partitions=range(20_000))]
+    of_client = Given(
+        v3_and_below_topics=topics, v3_and_below_transactional_id="bank",
+        v3_and_below_producer_id=1, v3_and_below_producer_epoch=0,
+    )  # fmt: skip
+    of_broker = Given(
+        transactional_id="bank", producer_id=1, producer_epoch=0, verify_only=True, topics=topics
+    )
+    requests = {3: of_client, 5: Given(transactions=[of_broker])}
+    for version, request in requests.items():
+        work = asyncio.create_task(
+            handler.add_partitions_to_txn(RequestContext(ADD, version, "c", "P"), request)
+        )
+        turns = 0
+        while not work.done():
+            await asyncio.sleep(0)
+            turns += 1
+        (topic,) = (
+            work.result()["results_by_topic_v3_and_below"]
+            if version < 4
+            else work.result()["results_by_transaction"][0]["topic_results"]
+        )
+        found = [p["partition_index"] for p in topic["results_by_partition"]]
+        assert found == list(range(20_000))
+        assert turns > 10
+
+
 @pytest.mark.parametrize("pattern", ["b.*", "bank-[0-9]+", r"a\.b", "x|y", "[(]+", r"\(a"])
 def test_patterns_of_ids(pattern: str) -> None:
     found = compiled(pattern)

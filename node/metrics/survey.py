@@ -115,6 +115,7 @@ class Surveyor:
             return
         size_bytes = partition.log.size_bytes
         totals["bytes"] += size_bytes
+        totals["producer ids"] += len(partition.log.producers)
         if record.leader == self.identity.node_id:
             _add_led(survey, record, partition)
             late_ms = self.config.current.transaction_max_timeout_ms + LATE_AFTER_MS

@@ -332,6 +332,15 @@ TABLE: Final = (
     counter("transaction_verification_failures", lambda s: s.verifier.failures).means(
         "Such questions that were not answered with yes."
     ),
+    histogram("transaction_end_seconds", lambda s: s.transactions.end_seconds).means(
+        "Time from the decision to commit or abort until all markers are written."
+    ),
+    histogram("transaction_load_seconds", lambda s: s.transactions.load_seconds).means(
+        "Time until a partition of __transaction_state led here was read and is served."
+    ),
+    gauge("producer_ids", _total("producer ids")).means(
+        "Producer ids that the replicas here remember, once for each partition."
+    ),
     gauge("late_transactions", _total("late transactions")).means(
         "Transactions open in partitions led here for longer than any may be: kept transaction "
         "hanging finds them."

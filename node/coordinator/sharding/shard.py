@@ -151,6 +151,8 @@ class Shard(Generic[Core]):
         self.core = kind.new_core(tp, leader_epoch)
         self.is_active = False
         self.failed: str | None = None
+        self.load_started_s = 0.0
+        """By the loop's clock."""
         self._loading: asyncio.Task[None] | None = None
         self._requests: dict[int, asyncio.Future[Any]] = {}
         self._last_request = 0
@@ -180,13 +182,13 @@ class Shard(Generic[Core]):
         """Begin to read the log, an empty one at once; then, or on failure, ``done`` is called."""
         partition = self.partition
         if partition.log_start_offset == partition.log_end_offset:
-            self._loaded(0, self._now_ms())
+            self._loaded(0)
             return
         self._loading = self._runtime.loop.create_task(self._load())
         self._loading.add_done_callback(lambda _: done())
 
     async def _load(self) -> None:
-        started = self._now_ms()
+        self.load_started_s = self._runtime.loop.time()
         partition = self.partition
         try:
             await self._await_committed(partition.epoch_start_offset)
@@ -200,7 +202,7 @@ class Shard(Generic[Core]):
             return
         await self._kind.prepare(self)
         if not self._unloaded:
-            self._loaded(count, started)
+            self._loaded(count)
 
     async def _await_committed(self, end_offset: int) -> None:
         """Wait until HW is at ``end_offset``, where the log ended when this node was elected.
@@ -220,7 +222,7 @@ class Shard(Generic[Core]):
         self.partition.when_committed(end_offset, resolve)
         await done
 
-    def _loaded(self, count: int, started_ms: int) -> None:
+    def _loaded(self, count: int) -> None:
         now_ms = self._now_ms()
         self.is_active = True
         self._sync_clock(now_ms)
@@ -228,7 +230,7 @@ class Shard(Generic[Core]):
         for event in self._held_back:
             self.step(event)
         if count:
-            took_ms = now_ms - started_ms
+            took_ms = now_ms - round(self.load_started_s * 1000)
             log.info("coordinator loaded", partition=str(self.tp), records=count, ms=took_ms)
 
     def unload(self) -> None:

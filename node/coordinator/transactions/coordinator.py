@@ -20,6 +20,8 @@ from kept.node.coordinator.transactions.core import TransactionCore
 from kept.node.coordinator.transactions.records import TransactionState, decode_record
 from kept.node.coordinator.transactions.transaction import TV2
 from kept.node.metadata.internal_topics import TRANSACTION_STATE
+from kept.node.runtime.counters import REQUEST_BUCKETS
+from kept.node.runtime.histogram import Histogram
 from kept.node.runtime.logging import log
 from kept.node.runtime.tasks import TaskOwner
 from kept.steps import Steps
@@ -70,6 +72,10 @@ class TransactionCoordinator:
             kind=self,
         )
         self._connections: dict[int, ConnectionOrder] = {}
+        self.end_seconds = Histogram(REQUEST_BUCKETS)
+        """From a decision to the end: all markers written, and that committed."""
+        self.load_seconds = Histogram(REQUEST_BUCKETS)
+        """Of partitions with records."""
         self._counted: Counter[str] = Counter()
         """By cores that are unloaded."""
         self.markers.on_written = self._markers_written
@@ -127,7 +133,7 @@ class TransactionCoordinator:
     def new_core(self, tp: TopicPartition, leader_epoch: int) -> TransactionCore:
         """A core without transactional ids."""
         order = self._connections.setdefault(tp.partition, ConnectionOrder())
-        return TransactionCore(self.settings(), tp.partition, leader_epoch, order)
+        return TransactionCore(self.settings(), tp.partition, leader_epoch, order, self.end_seconds)
 
     @staticmethod
     def commit_timeout_ms() -> int:
@@ -155,6 +161,7 @@ class TransactionCoordinator:
         image = self.metadata.image
         if any(image.partition(*tp) is None for tp in shard.core.partitions()):
             await self.barrier.wait()
+        self.load_seconds.observe(self.runtime.loop.time() - shard.load_started_s)
 
     def perform(self, shard: Shard[TransactionCore], effect: Any) -> None:
         """Have markers written, draw a producer id, log."""

@@ -97,6 +97,9 @@ PROMISED = {
     "hanging transactions": "kept_late_transactions",
     "appends of transactions tried again": "kept_transaction_append_retries_total",
     "time of verification": "kept_transaction_verification_seconds",
+    "time of ends of transactions": "kept_transaction_end_seconds",
+    "time of loading transactions": "kept_transaction_load_seconds",
+    "producer ids": "kept_producer_ids",
     "failed verification": "kept_transaction_verification_failures_total",
     "build": "kept_build_info",
 }

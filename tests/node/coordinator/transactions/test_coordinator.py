@@ -87,6 +87,7 @@ class FakeShard:
         self.core: TransactionCore = world.coordinator.new_core(STATE, 5)
         self.responses: list[Any] = []
         self.answered = asyncio.Event()
+        self.load_started_s = asyncio.get_running_loop().time()
 
     def step(self, event: Any) -> None:
         for effect in self.core.step(event, 1):
@@ -115,8 +116,10 @@ async def test_a_partition_that_the_image_lacks_is_waited_for_at_load() -> None:
     while not world.barrier.waiting:
         await asyncio.sleep(0)
     assert not loading.done()
+    assert world.coordinator.load_seconds.count == 1
     world.barrier.waiting.pop()(True)
     await loading
+    assert world.coordinator.load_seconds.count == 2
 
 
 @run
@@ -148,7 +151,7 @@ async def test_ends_and_counts_outlive_the_shard() -> None:
     shard.step(ev.MarkersWritten(3, world.markers.wanted[0].marker, frozenset({ORDERS})))
     world.coordinator.unloaded(shard)
     assert world.markers.dropped == [3]
-    assert world.coordinator.counts()["committed"] == 1
+    assert world.coordinator.counts()["committed"] == world.coordinator.end_seconds.count == 1
 
 
 @pytest.mark.parametrize(("level", "served"), [(0, False), (1, False), (2, True)])

@@ -273,6 +273,8 @@ def test_transactions_are_counted(bank: Bank, kept_broker: Cluster) -> None:
         return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
     names = [f"kept_transactions_{what}_total" for what in ("started", "committed", "aborted")]
+    ends = "kept_transaction_end_seconds_count"
+    ends_before = sample(ends)
     before, open_before = [sample(n) for n in names], sample('kept_transactions{state="Ongoing"}')
     for is_commit in (True, False, True):
         assert errors(bank.ask(ADD, 3, **bank.adding(0))) == [NONE]
@@ -281,5 +283,7 @@ def test_transactions_are_counted(bank: Bank, kept_broker: Cluster) -> None:
         while bank.ask(END, 3, **bank.producer(), committed=is_commit).error_code is not NONE:
             pass  # its markers are being written
     assert [sample(n) for n in names] == [before[0] + 3, before[1] + 2, before[2] + 1]
+    assert sample(ends) == ends_before + 3
+    assert sample("kept_producer_ids") >= 1
     assert sample("kept_transaction_markers_pending") == 0
     assert sample("kept_late_transactions") == 0

@@ -90,6 +90,12 @@ class Shards(Generic[Core]):
         for shard in self._shards.values():
             shard.notify(event)
 
+    def step(self, partition: int, event: Any) -> None:
+        """Have the core of a partition step an event of the node, if it is loaded here."""
+        shard = self._shards.get(partition)
+        if shard is not None and shard.is_active:
+            shard.step(event)
+
     def _follow(self, image: Image) -> None:
         topic = image.topics.get(self._topic)
         records = () if topic is None else topic.partitions

@@ -187,9 +187,7 @@ class TransactionCoordinator:
             shard.step(ev.ProducerIdDrawn(drawn))
 
     def _markers_written(self, event: ev.MarkersWritten) -> None:
-        for shard in self.shards.serving():
-            if shard.tp.partition == event.state_partition:
-                shard.step(event)
+        self.shards.step(event.state_partition, event)
 
     # What handlers call.
 

@@ -9,7 +9,7 @@ shell must carry them out. Appends and responses are those of
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -185,6 +185,13 @@ class VerifyPartitionsResult(Struct, frozen=True):
 
     error: ErrorCode = NO_ERROR
     absent: frozenset[TopicPartition] = frozenset()
+
+    def errors(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, ErrorCode]:
+        """What each of the partitions that were asked for gets, in their order."""
+        errors = dict.fromkeys(partitions, self.error)
+        if self.error is NO_ERROR:
+            errors |= dict.fromkeys(self.absent, ErrorCode.transaction_abortable)
+        return errors
 
 
 class EndTransactionResult(Struct, frozen=True):

@@ -2,7 +2,8 @@
 
 The coordinator of the transactional id says so (KIP-890), by AddPartitionsToTxn: it verifies only,
 or adds the partition for producers that do not add it themselves. One request is under way to each
-node; what comes meanwhile goes with the next one. A request names an id once.
+node; what comes meanwhile goes with the next one. A request names an id once. What is only to be
+verified by this node is no request, and does not wait.
 
 Source: Kafka's ``AddPartitionsToTxnManager``. Ours: of two questions about one id the later waits
 for the earlier one; Kafka refuses the earlier one.
@@ -18,6 +19,8 @@ from kio.schema.errors import ErrorCode
 from msgspec import Struct
 
 from kept.client.protocol.api_keys import ApiKey
+from kept.node.coordinator.sharding.shard import coordinator_error
+from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions.records import partitions_by_topic
 from kept.node.runtime.counters import REQUEST_BUCKETS
 from kept.node.runtime.error_codes import code_for
@@ -117,6 +120,8 @@ class Verifier:
             question.answer_all(ErrorCode.none)
         elif node is None:
             question.answer_all(ErrorCode.coordinator_not_available)
+        elif node == self._transactions.identity.node_id and not adds:
+            self._verify_here(question)
         elif node in self._queues:
             self._queues[node].append(question)
         else:
@@ -132,6 +137,28 @@ class Verifier:
         """Ask nobody any more; whoever waits gets NOT_COORDINATOR."""
         await self._tasks.close()
         await self._calls.close()
+
+    def _verify_here(self, question: _Question) -> None:
+        """This node coordinates the id."""
+
+        def verified(result: ev.VerifyPartitionsResult) -> None:
+            errors = result.errors(question.partitions)
+            self._count(errors)
+            question.resolve(errors)
+
+        started = self._loop.time()
+        try:
+            answer = self._transactions.verify(
+                question.transactional_id, question.producer_id, question.epoch, question.partitions
+            )
+        except KeptError as error:
+            verified(ev.VerifyPartitionsResult(coordinator_error(error)))
+        else:
+            answer.add_done_callback(lambda done: verified(done.result()))
+        self.seconds.observe(self._loop.time() - started)
+
+    def _count(self, errors: Errors) -> None:
+        self.failures += any(error is not ErrorCode.none for error in errors.values())
 
     async def _serve(self, node: int) -> None:
         asked: list[_Question] = []
@@ -169,7 +196,7 @@ class Verifier:
             }
             unsaid = ErrorCode.unknown_server_error
             errors = {tp: said.get(tp, unsaid) for tp in question.partitions}
-            self.failures += any(error is not ErrorCode.none for error in errors.values())
+            self._count(errors)
             question.resolve(errors)
 
 

@@ -104,7 +104,7 @@ class TransactionsHandler:
     async def _verify(self, ctx: RequestContext, asked: Any, named: _Named) -> Errors:
         if named.errors:
             return named.errors
-        result = await result_of(
+        result: ev.VerifyPartitionsResult = await result_of(
             ctx,
             lambda: self.transactions.verify(
                 asked.transactional_id,
@@ -114,10 +114,7 @@ class TransactionsHandler:
             ),
             ev.VerifyPartitionsResult,
         )
-        errors = dict.fromkeys(named.partitions, result.error)
-        if result.error is ErrorCode.none:
-            errors |= dict.fromkeys(result.absent, ErrorCode.transaction_abortable)
-        return errors
+        return result.errors(named.partitions)
 
     async def _named(self, topics: Iterable[Any]) -> _Named:
         """What a request names, in slices of time."""

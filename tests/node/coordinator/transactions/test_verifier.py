@@ -11,6 +11,7 @@ from kio.static.constants import EntityType
 
 from kept.client.protocol import messages as protocol
 from kept.client.protocol.api_keys import ApiKey
+from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions.verifier import Verifier
 from kept.node.runtime.runtime import Runtime
 from kept.storage.disk import Disk
@@ -23,7 +24,8 @@ from tests.support.replicas import live_config
 ORDERS = TopicPartition("orders", 0)
 BILLS = TopicPartition("bills", 3)
 NONE, ABORTABLE = ErrorCode.none, ErrorCode.transaction_abortable
-COORDINATORS = {"bank": 1, "shop": 1, "far": 2}
+HERE = 0
+COORDINATORS = {"bank": 1, "shop": 1, "far": 2, "own": HERE}
 
 
 class Coordinators:
@@ -32,8 +34,22 @@ class Coordinators:
     def __init__(self, **settings: str) -> None:
         self.asked: list[tuple[int, list[tuple[str, int, bool]], asyncio.Future[Any]]] = []
         self.closed = False
-        transactions: Any = Given(shards__leader_of=COORDINATORS.get)
+        self.own: frozenset[TopicPartition] | KeptError = frozenset()
+        transactions: Any = Given(
+            shards__leader_of=COORDINATORS.get, identity__node_id=HERE, verify=self.verify
+        )
         self.verifier = Verifier(Runtime(Disk()), live_config(**settings), transactions, self)
+
+    def verify(
+        self, transactional_id: str, producer_id: int, epoch: int, partitions: Any
+    ) -> asyncio.Future[ev.VerifyPartitionsResult]:
+        """This node's own coordinator: the test says what it answers."""
+        assert (transactional_id, producer_id, epoch) == ("own", 7, 0)
+        if isinstance(self.own, KeptError):
+            raise self.own
+        answer = asyncio.get_running_loop().create_future()
+        answer.set_result(ev.VerifyPartitionsResult(absent=partitions & self.own))
+        return answer
 
     async def call(
         self, node_id: int, api_key: ApiKey, version: int, values: dict[str, Any], timeout_s: float
@@ -189,3 +205,24 @@ async def test_without_verification_nobody_is_asked_but_who_adds() -> None:
     assert c.sent == [(1, [("bank", 1, False)])]
     c.asked[0][2].set_result({"orders": NONE})
     assert await answer == {ORDERS: NONE}
+
+
+@pytest.mark.parametrize(
+    ("own", "expected", "failures"),
+    [
+        (frozenset(), {ORDERS: NONE, BILLS: NONE}, 0),
+        (frozenset({BILLS}), {ORDERS: NONE, BILLS: ABORTABLE}, 1),
+        (NotCoordinator("moved"), dict.fromkeys((ORDERS, BILLS), ErrorCode.not_coordinator), 1),
+    ],
+)
+@run
+async def test_this_node_verifies_without_a_request(own: Any, expected: Any, failures: int) -> None:
+    c = Coordinators()
+    c.own = own
+    assert await c.ask("own", ORDERS, BILLS) == expected
+    assert (c.sent, c.verifier.seconds.count, c.verifier.failures) == ([], 1, failures)
+    adding = c.ask("own", ORDERS, adds=True)
+    await turn()
+    assert c.sent == [(HERE, [("own", 1, False)])]
+    c.asked[0][2].set_result({"orders": NONE})
+    assert await adding == {ORDERS: NONE}

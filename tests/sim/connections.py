@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 DELAY_S: Final = (0.0001, 0.003)
 HIGH_WATER_BYTES: Final = 64 * 1024
 FIRST_PORT: Final = 40_000
+RETRY_S: Final = 0.05
+"""How soon a connection looks again whether its link is whole."""
 WHOLE: Final = 0.5
 """How often a write arrives in one piece."""
 
@@ -151,6 +153,8 @@ class SimTransport(asyncio.Transport):
         """Came, and is not read yet."""
         self._travelling: deque[bytes] = deque()
         """On its way to the other end, in order."""
+        self._held_back: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        """What a cut holds back; one timer for all of it."""
         self.held_until_s = 0.0
         """What is written arrives no earlier, whatever becomes of the links."""
         self._arrives_at = 0.0
@@ -279,7 +283,7 @@ class SimTransport(asyncio.Transport):
     def _arrive(self) -> None:
         """The oldest piece arrives at the other end."""
         if self._is_cut():
-            self._retry(self._arrive)
+            self._hold_back(self._arrive)
         elif self._travelling:
             self._other._received(self._travelling.popleft())
 
@@ -288,9 +292,23 @@ class SimTransport(asyncio.Transport):
             return True
         return self._loop.network.is_cut(self._own[0], self._peername[0])
 
-    def _retry(self, arrive: Callable[..., None], *args: Any) -> None:
-        at = self._loop.time() + 0.05
-        self._loop.call_at(at, arrive, *args, context=self._other._context)
+    def _hold_back(self, arrive: Callable[..., None], *args: Any) -> None:
+        self._held_back.append((arrive, args))
+        if len(self._held_back) == 1:
+            self._retry_later()
+
+    def _retry_later(self) -> None:
+        at = self._loop.time() + RETRY_S
+        self._loop.call_at(at, self._retry, context=self._other._context)
+
+    def _retry(self) -> None:
+        """What was held back arrives, in order, if the link is whole."""
+        if self._is_cut():
+            self._retry_later()
+            return
+        held_back, self._held_back = self._held_back, []
+        for arrive, args in held_back:
+            self._loop.call_soon(arrive, *args, context=self._other._context)
 
     def _received(self, data: bytes) -> None:
         if self._closing:
@@ -338,11 +356,8 @@ class SimTransport(asyncio.Transport):
 
     def _lose(self, error: OSError | None) -> None:
         """The end arrives at the other end, after all that was on its way."""
-        if self._is_cut():
-            self._retry(self._lose, error)
-            return
-        if self._travelling:  # pieces that a cut held back come first
-            self._retry(self._lose, error)
+        if self._is_cut() or self._travelling:  # pieces that a cut held back come first
+            self._hold_back(self._lose, error)
             return
         self._other._lost(error)
 

@@ -30,7 +30,7 @@ from random import Random
 from typing import Any, Final, TypeVar
 
 from kept.testing.simulated_disk import SimulatedCrash
-from tests.sim.connections import Network, SimServer, SimSocket, SimTransport
+from tests.sim.connections import RETRY_S, Network, SimServer, SimSocket, SimTransport
 from tests.sim.process import PROCESS, Process
 from tests.sim.world import Violation
 
@@ -259,7 +259,7 @@ class SimLoop(asyncio.BaseEventLoop):
         own_host = self.network.client_host if process is None else process.host
         await asyncio.sleep(self.network.delay())
         while self.network.is_cut(own_host, host) or self.network.is_cut(host, own_host):
-            await asyncio.sleep(self.network.delay())
+            await asyncio.sleep(RETRY_S)
         accept = self.network.listeners.get((host, port))
         if accept is None:
             why = os.strerror(errno.ECONNREFUSED)

@@ -94,7 +94,7 @@ class RequestContext:
     client_host: str = ""
     tries: tuple[UUID, ...] = ()
     """Of a forwarded request: the ids of the attempts so far, this one's last."""
-    parked: set[Cancellable] | None = None
+    parked: dict[Cancellable, None] | None = None
     """What is cancelled when the client's connection goes; None for a forwarded request."""
     connection: int | None = None
     """The ordinal of its connection in this process; None for a forwarded request."""

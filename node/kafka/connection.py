@@ -184,7 +184,7 @@ class Connection(asyncio.BufferedProtocol):
         """The last place in the order of responses, if it takes further plain requests."""
         self.event_started = 0.0
         """When this readiness event began, by ``perf_counter``."""
-        self.parked: set[api.Cancellable] = set()
+        self.parked: dict[api.Cancellable, None] = {}
         """Requests that wait for something to happen, and are given up with the connection."""
         self.turned_away: dict[Partition, tuple[type[KeptError], float]] = {}
         """Partitions that refused a batch of this connection to have it sent again, and until when

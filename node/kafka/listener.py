@@ -80,7 +80,7 @@ class HandedOver:
         """The transport is closed: it counts no more."""
         if self._open:
             self._open = False
-            self.listener.handed_over.discard(self)
+            self.listener.handed_over.pop(self, None)
             self.listener.quota.leave(self.host)
 
 
@@ -106,7 +106,7 @@ class Listener:
         self.port = address.port
         self.between_nodes = between_nodes
         self.connections: dict[Connection, None] = {}
-        self.handed_over: set[HandedOver] = set()
+        self.handed_over: dict[HandedOver, None] = {}
         """Connections that another protocol took over: they still count."""
         self.quota = quota
         self.replica_warning_at = 0.0
@@ -295,7 +295,7 @@ class Listener:
         is_probe = connection.over_limit is not None
         self.probes.discard(connection)
         handed_over = HandedOver(self, transport, connection.host, is_probe=is_probe)
-        self.handed_over.add(handed_over)
+        self.handed_over[handed_over] = None
         return handed_over
 
     def close_idle(self) -> None:

@@ -25,7 +25,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from heapq import heapify, heapreplace
+from heapq import heapify, heappush, heapreplace
 from random import Random
 from typing import Any, Final, TypeVar
 
@@ -89,6 +89,19 @@ class SimTask(asyncio.Task[Any]):
         return self.number
 
 
+class SimTimer(asyncio.TimerHandle):
+    """A timer; of those of one moment the first made comes first, whatever else is due later."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int, when: float, *call: Any) -> None:
+        super().__init__(when, *call)
+        self.number = number
+
+    def __lt__(self, other: Any) -> bool:
+        return bool((self._when, self.number) < (other._when, other.number))
+
+
 class SimLoop(asyncio.BaseEventLoop):
     """See the module. ``escaped``: what no code of a process caught, and its traceback's owner."""
 
@@ -111,7 +124,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._busy: defaultdict[Any, list[float]] = defaultdict(list)
         """By executor: when each of its threads is free, a heap."""
         self._made = 0
-        """Tasks and futures."""
+        """Tasks, futures and timers."""
         self.set_exception_handler(SimLoop._note_escaped)
         self.set_task_factory(SimLoop._make_task)
 
@@ -182,8 +195,12 @@ class SimLoop(asyncio.BaseEventLoop):
             context = contextvars.copy_context()
         process = context.get(PROCESS)
         if process is not None:
-            return super().call_at(when, process.run, callback, *args, context=context)
-        return super().call_at(when, callback, *args, context=context)
+            callback, args = process.run, (callback, *args)
+        self._made += 1
+        timer = SimTimer(self._made, when, callback, args, self, context)
+        heappush(self._scheduled, timer)
+        timer._scheduled = True
+        return timer
 
     def spawn(
         self, process: Process, work: Callable[[], Coroutine[Any, Any, T]]

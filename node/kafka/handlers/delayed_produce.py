@@ -317,7 +317,7 @@ class DelayedProduceRun(ResponseSlot):
         """By place in ``entries``."""
         self._commits: dict[LocalReplica, Token] = {}
         """The partitions whose high watermark is waited for."""
-        self._flushes: set[LocalReplica] = set()
+        self._flushes: dict[LocalReplica, None] = {}
         """Those whose fsync is; it calls back also after the time is up."""
         self._held_bytes = 0
         self._timer: Any = None
@@ -343,7 +343,7 @@ class DelayedProduceRun(ResponseSlot):
             if self.acks == -1 and hosted.partition.high_watermark < end_offset:
                 self._commits[hosted] = NO_TOKEN
             if hosted.sync:
-                self._flushes.add(hosted)
+                self._flushes[hosted] = None
         for hosted in tuple(self._commits):
             callback = partial(self._committed, hosted)
             token = hosted.partition.when_committed(ends[hosted], callback)
@@ -371,12 +371,12 @@ class DelayedProduceRun(ResponseSlot):
 
     def _flushed(self, hosted: LocalReplica, error: BaseException | None) -> None:
         if self.segments is not None:
-            self._flushes.discard(hosted)
+            self._flushes.pop(hosted, None)
             self._release()
             return
         if error is not None:
             self._fail(hosted, error)
-        self._flushes.discard(hosted)
+        self._flushes.pop(hosted, None)
         self._maybe_answer()
 
     def _maybe_answer(self) -> None:

@@ -162,7 +162,7 @@ class PendingFetch:
         work = self._context.runtime.slices.run(self._read())
         if isinstance(work, SlicedTask):
             self._reply = self._connection.expect()
-            self._connection.parked.add(self)
+            self._connection.parked[self] = None
             self._connection.block(lent=False)
             self._blocks = True
             self._continue_in_slices(work, self._on_first_read)
@@ -224,7 +224,7 @@ class PendingFetch:
         self._session.watch()
         loop = self._context.runtime.loop
         self._timer = loop.call_later(request.max_wait_ms / 1000, self._finish)
-        self._connection.parked.add(self)
+        self._connection.parked[self] = None
 
     def _wake(self) -> None:
         """A partition moved: look once at all that move in this turn of the loop."""
@@ -298,7 +298,7 @@ class PendingFetch:
         """Watch nothing any more, and answer."""
         reply = self._reply
         self.cancel()
-        self._connection.parked.discard(self)
+        self._connection.parked.pop(self, None)
         if self._connection.transport is not None:
             self._respond(results, reply)
 
@@ -314,11 +314,11 @@ class PendingFetch:
             return
         place = connection.expect() if reply is None else reply
         self._work = work
-        connection.parked.add(self)
+        connection.parked[self] = None
 
         def done(finished: Any) -> None:
             self._work = None
-            connection.parked.discard(self)
+            connection.parked.pop(self, None)
             if finished.cancelled() or connection.transport is None:
                 return
             error = finished.exception()

@@ -68,8 +68,8 @@ def submit(  # noqa: PLR0917
         return refuse(code)
     if given_up is not None and ctx.parked is not None and not result.done():
         parked, waiting = ctx.parked, Waiting(result, given_up)
-        parked.add(waiting)
-        result.add_done_callback(lambda _: parked.discard(waiting))
+        parked[waiting] = None
+        result.add_done_callback(lambda _: parked.pop(waiting, None))
     return then(result, answer)
 
 

@@ -223,12 +223,12 @@ def test_a_connection_counts_under_another_protocol_until_that_closes_it() -> No
     transport = Given(abort=lambda: None)
     taken = found.hand_over(peer, transport)  # type: ignore[arg-type]
     found.leave(peer)  # type: ignore[arg-type]
-    assert not found.connections and found.handed_over == {taken}
+    assert not found.connections and found.handed_over == {taken: None}
     assert (taken.transport, taken.host) == (transport, HERE)
     assert refused(found)
     taken.closed()
     taken.closed()
-    assert (found.quota.count, found.quota.of(HERE), found.handed_over) == (0, 0, set())
+    assert (found.quota.count, found.quota.of(HERE), found.handed_over) == (0, 0, {})
     assert not refused(found)
 
 

@@ -79,7 +79,7 @@ class Reader:
     def __init__(self, world: World, replica_id: int) -> None:
         self.world = world
         self.replica_id = replica_id
-        self.parked: set = set()
+        self.parked: dict = {}
         self.listener = Given(name="P")
         self.transport = object()
         self.session_id = 0

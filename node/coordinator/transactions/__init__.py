@@ -7,6 +7,7 @@
 :mod:`.events`             what happens to a core, what it wants done, what it answers
 :mod:`.transactional_id`   what a core holds of one id, and of a pending append
 :mod:`.connections`        which connection of a producer is its newest
+:mod:`.id_pattern`         which ids a list is of, in a time that is bounded
 :mod:`.core`               the state machine of one partition: ``step(event) -> effects``
 :mod:`.markers`            which markers go to which node, and what their answers mean
 :mod:`.coordinator`        the coordinator of a node: what its shards do beyond sharding

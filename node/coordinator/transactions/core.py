@@ -550,7 +550,7 @@ class TransactionCore:
                 and (
                     wanted.longer_than_ms < 0 or now_ms - metadata.start_ms > wanted.longer_than_ms
                 )
-                and (wanted.pattern is None or wanted.pattern.fullmatch(transactional_id))
+                and (wanted.pattern is None or wanted.pattern.matches(transactional_id))
             ):
                 yield ev.ListedTransaction(transactional_id, metadata.producer_id, metadata.state)
             else:

@@ -8,7 +8,6 @@ shell must carry them out. Appends and responses are those of
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from kio.schema.errors import ErrorCode
 from msgspec import Struct
 
 from kept.node.coordinator.sharding.events import Append, AppendEvent, EndMarker, Response
+from kept.node.coordinator.transactions.id_pattern import IdPattern
 from kept.node.coordinator.transactions.records import NO_PRODUCER_EPOCH, TransactionState
 from kept.storage.types import NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartition
 
@@ -232,7 +232,7 @@ class TransactionFilter(Struct, frozen=True):
     states: Collection[TransactionState] = ()
     producer_ids: Collection[int] = ()
     longer_than_ms: int = -1
-    pattern: re.Pattern[str] | None = None
+    pattern: IdPattern | None = None
 
 
 class ListedTransaction(Struct, frozen=True):

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from kept.node.coordinator.sharding.shard import coordinator_error
 from kept.node.coordinator.transactions import events as ev
+from kept.node.coordinator.transactions.id_pattern import compile_pattern
 from kept.node.coordinator.transactions.records import TransactionState, partitions_by_topic
 from kept.node.kafka.handlers.transactional_requests import result_of
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
@@ -49,10 +50,6 @@ _UNDESCRIBED: Final[Answer] = {
 """What Kafka says besides an error."""
 
 _STATES: Final = {state.kafka_name: state for state in TransactionState}
-_TOKEN: Final = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|.", re.DOTALL)
-MAX_REPEATS: Final = 2
-"""In a pattern of ids: more would let one request keep the node busy. ``?`` counts, too: each
-doubles what there is to try."""
 
 
 class _Named(Struct, frozen=True):
@@ -248,7 +245,7 @@ class TransactionsHandler:
                 states,
                 frozenset(request.producer_id_filters),
                 getattr(request, "duration_filter", -1),
-                compiled(getattr(request, "transactional_id_pattern", None)),
+                compile_pattern(getattr(request, "transactional_id_pattern", None)),
             )
             listed = []
             if states or not unknown:
@@ -277,20 +274,6 @@ def _listed(error: ErrorCode, unknown: Sequence[str] = (), found: Sequence[Answe
         "unknown_state_filters": unknown,
         "transaction_states": found,
     }
-
-
-def compiled(pattern: str | None) -> re.Pattern[str] | None:
-    """A pattern of whole ids; none where there is no text. Without groups, and with
-    :data:`MAX_REPEATS` repetitions at most: Kafka's RE2 takes a time that grows with the text,
-    Python's would not. Raises re.error.
-    """
-    if not pattern:
-        return None
-    tokens = _TOKEN.findall(pattern)
-    repeats = sum(token in ("*", "+", "?", "{") for token in tokens)
-    if "(" in tokens or repeats > MAX_REPEATS:
-        raise re.error(f"groups, or more than {MAX_REPEATS} repetitions")
-    return re.compile(pattern)
 
 
 async def _by_topic(errors: Errors) -> list[Answer]:

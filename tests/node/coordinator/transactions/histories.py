@@ -11,7 +11,6 @@ KEPT_REWRITE_HISTORIES=1 writes the effects anew into the file; read them before
 
 from __future__ import annotations
 
-import re
 import shlex
 
 from kio.schema.errors import ErrorCode
@@ -30,6 +29,7 @@ from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions import markers as mk
 from kept.node.coordinator.transactions.connections import ConnectionOrder
 from kept.node.coordinator.transactions.core import TransactionCore
+from kept.node.coordinator.transactions.id_pattern import compile_pattern
 from kept.node.coordinator.transactions.records import (
     TransactionMetadata,
     TransactionRecord,
@@ -322,7 +322,7 @@ class History:
             [s for s in TransactionState if s.kafka_name in states],
             producers,
             milliseconds(longer) if longer else -1,
-            re.compile(pattern) if pattern else None,
+            compile_pattern(pattern),
         )
         listed = self.core.list_transactions(wanted, self.now + self.wall_offset)
         for t in filter(None, listed):

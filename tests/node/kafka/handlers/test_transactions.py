@@ -7,7 +7,6 @@ kept, in ``tests/golden/transactions``.
 from __future__ import annotations
 
 import asyncio
-import re
 import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,7 +17,7 @@ from kio.schema.errors import ErrorCode
 from kept.node.kafka.api import RequestContext
 from kept.node.kafka.handlers.group_membership import GroupMembershipHandler
 from kept.node.kafka.handlers.init_producer_id import ProducerIdHandler
-from kept.node.kafka.handlers.transactions import TransactionsHandler, compiled
+from kept.node.kafka.handlers.transactions import TransactionsHandler
 from kept.testing import Cluster
 from tests.node.coordinator.groups.wire import Connection
 from tests.support.loops import run
@@ -84,20 +83,6 @@ async def test_many_partitions_let_others_run_meanwhile() -> None:
         assert turns > 10
 
 
-@pytest.mark.parametrize("pattern", ["b.*", "bank-[0-9]+", r"a\.b", "x|y", "[(]+", r"\(a"])
-def test_patterns_of_ids(pattern: str) -> None:
-    found = compiled(pattern)
-    assert found is not None and found.pattern == pattern
-
-
-@pytest.mark.parametrize(
-    "pattern", ["(a+)+b", "(bank)", "a*b*c*", "a{1,9}b+c+", "a?b?c?", "[", "*"]
-)
-def test_patterns_that_are_wrong_or_cost_too_much(pattern: str) -> None:
-    with pytest.raises(re.error):
-        compiled(pattern)
-
-
 @run
 async def test_a_request_of_many_ids_lets_others_run() -> None:
     nothing: Any = None
@@ -119,11 +104,6 @@ async def test_a_request_of_many_ids_lets_others_run() -> None:
         await asyncio.sleep(0)
     assert len(answer.result()["results_by_transaction"]) == 1600
     assert turns >= 100
-
-
-def test_no_pattern_lets_all_through() -> None:
-    assert compiled(None) is None
-    assert compiled("") is None
 
 
 class Bank:

@@ -1,16 +1,26 @@
-"""A cluster with something to see: topics, a log that is being cleaned, tombstones, a group."""
+"""A cluster with something to see: topics, a log that is being cleaned, tombstones, a group, a
+transaction.
+"""
 
 from __future__ import annotations
 
 import json
 import urllib.request
 
+from kio.schema.errors import ErrorCode
+
 from kept.client.client import OutRecord
 from kept.client.consume.consumer import GroupConsumer
 from kept.client.consume.positions import EARLIEST
+from tests.node.coordinator.groups.wire import Connection
 
 HOSTILE = '<script>document.title = "owned"</script><img src=x onerror="document.title=1">'
 ORDERS, USERS, CLICKS, GROUP = "orders", "users", "clicks", "billing"
+BANK = "bank"
+AGAIN = (
+    ErrorCode.coordinator_not_available, ErrorCode.coordinator_load_in_progress,
+    ErrorCode.not_coordinator,
+)  # fmt: skip
 COMPACTED = {
     "cleanup.policy": "compact", "segment.bytes": "65536", "min.cleanable.dirty.ratio": "0.5",
 }  # fmt: skip
@@ -44,7 +54,7 @@ def append_orders(client, partition, rounds, keys=60):
 
 
 def fill(cluster):
-    """Topics, records, a group that lags."""
+    """Topics, records, a group that lags, an open transaction."""
     with cluster.client() as client:
         for name, config in (
             (ORDERS, COMPACTED),
@@ -66,3 +76,32 @@ def fill(cluster):
         reader.commit()
         reader.close()
         client.produce(CLICKS, [OutRecord(None, b"/late", partition=1)] * 17)
+    begin_transaction(cluster, BANK, CLICKS, 2)
+
+
+def begin_transaction(cluster, transactional_id, topic, partition):
+    """It stays open; its producer id."""
+    asked = {"transactional_id": transactional_id, "transaction_timeout": 600_000}
+    coordinator = Connection(cluster.bootstrap.split(",")[0])
+    try:
+        while True:
+            found = coordinator.ask(10, 3, key=transactional_id, key_type=1)
+            if found.error_code is ErrorCode.none:
+                coordinator.close()
+                coordinator = Connection(f"{found.host}:{found.port}")
+                begun = coordinator.ask(22, 4, **asked, producer_id=-1, producer_epoch=-1)
+                if begun.error_code is ErrorCode.none:
+                    break
+            assert found.error_code in AGAIN or begun.error_code in AGAIN
+        added = coordinator.ask(
+            24, 3,
+            v3_and_below_transactional_id=transactional_id,
+            v3_and_below_producer_id=begun.producer_id,
+            v3_and_below_producer_epoch=begun.producer_epoch,
+            v3_and_below_topics=[{"name": topic, "partitions": [partition]}],
+        )  # fmt: skip
+        (one,) = added.results_by_topic_v3_and_below
+        assert one.results_by_partition[0].partition_error_code is ErrorCode.none
+        return begun.producer_id
+    finally:
+        coordinator.close()

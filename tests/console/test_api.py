@@ -14,6 +14,7 @@ import pytest
 from kept.client.client import OutRecord
 from kept.client.consume.consumer import GroupConsumer
 from kept.client.consume.positions import EARLIEST
+from tests.console.scene import begin_transaction
 
 COMPACTED = {"cleanup.policy": "compact", "segment.bytes": "4096"}
 
@@ -126,6 +127,22 @@ def test_groups_and_their_lag(kept_broker):
         reader.close()
     status, said = ask(kept_broker, "groups/nobody")
     assert status >= 400 and "no group nobody" in said
+
+
+def test_transactional_ids(kept_broker):
+    topic = kept_broker.create_topic(partitions=2)
+    name = f"bank of {topic}/?&"
+    producer_id = begin_transaction(kept_broker, name, topic, 1)
+    listed = given(kept_broker, "transactions", name=name)
+    (one,) = listed["transactions"]
+    assert (one["transactional_id"], one["state"]) == (name, "Ongoing")
+    assert (one["producer_id"], listed["left_out"]) == (producer_id, 0)
+    found = given(kept_broker, "transactions/" + urllib.parse.quote(name, safe=""))
+    assert found["partitions"] == [{"topic": topic, "partition": 1}]
+    assert (found["state"], found["timeout_ms"]) == ("Ongoing", 600_000)
+    assert found["started_ms"] > 0 and found["coordinator"] == one["coordinator"]
+    status, said = ask(kept_broker, "transactions/nobody")
+    assert status == 404 and "nobody" in said
 
 
 def test_the_page_may_only_do_what_the_setting_allows(kept_cluster):

@@ -113,6 +113,23 @@ def test_what_is_elsewhere_is_not_asked(cluster, chromium):
     assert wrong == []
 
 
+def test_transactions_and_their_partitions(cluster, chromium):
+    from tests.console import browser
+
+    page, wrong = browser.opened(chromium)
+    browser.show(page, cluster.url(), "#transactions")
+    (row,) = browser.rows(page, "Transactional ids")
+    assert (row["Transactional id"], row["State"]) == (scene.BANK, "Ongoing")
+    page.click(f"a:text-is('{scene.BANK}')")
+    page.wait_for_selector(f"h1:text-is('{scene.BANK}')")
+    assert browser.facts(page)["Timeout"] == "600 s"
+    assert browser.facts(page)["Coordinator"] == row["Coordinator"]
+    assert browser.rows(page, "Partitions of the transaction") == [
+        {"Topic": scene.CLICKS, "Partition": "2"}
+    ]
+    assert wrong == []
+
+
 def test_everybody_can_use_it(cluster, chromium):
     from axe_playwright_python.sync_playwright import Axe
 
@@ -120,7 +137,7 @@ def test_everybody_can_use_it(cluster, chromium):
 
     log, records = f"#topic/{scene.ORDERS}/0", f"#records/{scene.CLICKS}/1"
     for scheme, width, some in (
-        ("light", 1200, ("#", log, records, f"#group/{scene.GROUP}")),
+        ("light", 1200, ("#", log, records, f"#group/{scene.GROUP}", f"#transaction/{scene.BANK}")),
         ("dark", 390, ("#topics", f"#topic/{scene.ORDERS}", log, records)),
     ):
         page, wrong = browser.opened(chromium, scheme=scheme, width=width)

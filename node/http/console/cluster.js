@@ -1,4 +1,4 @@
-// The cluster: nodes, the metadata log, what the cleaner does here, topics.
+// The cluster: nodes, the metadata log, what the cleaner does here, topics, groups, transactions.
 import { api } from "./ask.js";
 import { bytes, count, crumbs, facts, hash, link, make, moment, percent, plural, quiet, table, tiles } from "./dom.js";
 
@@ -93,20 +93,27 @@ export const topics = {
   },
 };
 
+// Filters what the node lists: it leaves out what would be too long.
+function filterForm(refresh) {
+  const box = make("input", { type: "search", placeholder: "part of a name", id: "filter", autocomplete: "off" });
+  box.value = filter;
+  box.addEventListener("change", () => { filter = box.value; refresh(); });
+  const form = make("form", {}, make("label", {}, "Filter by name", box), make("button", { class: "main" }, "Filter"));
+  form.addEventListener("submit", (event) => { event.preventDefault(); filter = box.value; refresh(); });
+  return form;
+}
+
+const listed = (found, rows, what) => quiet(found.left_out ? `${count(found.left_out)} more: filter by name` : plural(rows.length, what));
+
 export const groups = {
   pause: 5000,
   poll: 10000,
   ask: () => api("groups", { name: filter }),
   show(found, refresh) {
-    const box = make("input", { type: "search", placeholder: "part of a name", id: "filter", autocomplete: "off" });
-    box.value = filter;
-    box.addEventListener("change", () => { filter = box.value; refresh(); });
-    const form = make("form", {}, make("label", {}, "Filter by name", box), make("button", { class: "main" }, "Filter"));
-    form.addEventListener("submit", (event) => { event.preventDefault(); filter = box.value; refresh(); });
-    return [make("h1", {}, "Consumer groups"), form,
+    return [make("h1", {}, "Consumer groups"), filterForm(refresh),
       table("Consumer groups", ["Group", "State", ["Members", "number"], ["Lag", "number"], ["Coordinator", "number"], "Topics"], found.groups.map((group) =>
         [link(hash("group", group.group), group.group), group.state, count(group.members), count(group.lag), `node ${group.coordinator}`, group.topics.join(", ") || "–"])),
-      quiet(found.left_out ? `${count(found.left_out)} more: filter by name` : plural(found.groups.length, "group")),
+      listed(found, found.groups, "group"),
       unanswered(found.unanswered)];
   },
 };
@@ -125,6 +132,31 @@ export const group = {
         return [link(hash("topic", one.topic, one.partition), `${one.topic} ${one.partition}`), count(one.committed_offset), count(one.high_watermark), one.lag ? [count(one.lag), "bad"] : count(one.lag), one.member_id || "–", member ? member.client_id : "–", member ? member.host : "–"];
       })),
       unanswered(found.unanswered)];
+  },
+};
+
+export const transactions = {
+  pause: 5000,
+  poll: 10000,
+  ask: () => api("transactions", { name: filter }),
+  show(found, refresh) {
+    return [make("h1", {}, "Transactions"), filterForm(refresh),
+      table("Transactional ids", ["Transactional id", "State", ["Producer id", "number"], ["Coordinator", "number"]], found.transactions.map((one) =>
+        [link(hash("transaction", one.transactional_id), one.transactional_id), one.state, String(one.producer_id), `node ${one.coordinator}`])),
+      listed(found, found.transactions, "transactional id"),
+      unanswered(found.unanswered)];
+  },
+};
+
+export const transaction = {
+  pause: 3000,
+  poll: 5000,
+  ask: (name) => api("transactions/" + encodeURIComponent(name)),
+  show(found) {
+    return [crumbs(link("#transactions", "Transactions")), make("h1", {}, found.transactional_id),
+      facts([["State", found.state], ["Began", moment(found.started_ms)], ["Timeout", `${count(found.timeout_ms / 1000)} s`], ["Producer id", String(found.producer_id)], ["Producer epoch", String(found.producer_epoch)], ["Coordinator", `node ${found.coordinator}`]]),
+      found.partitions.length ? table("Partitions of the transaction", ["Topic", ["Partition", "number"]], found.partitions.map((one) =>
+        [link(hash("topic", one.topic, one.partition), one.topic), one.partition])) : quiet("No partition is in a transaction of it now.")];
   },
 };
 

@@ -1,13 +1,13 @@
 // Which view is shown, and when it is asked for again.
 import { api, Live } from "./ask.js";
-import { group, groups, overview, topics } from "./cluster.js";
+import { group, groups, overview, topics, transaction, transactions } from "./cluster.js";
 import { make } from "./dom.js";
 import { life, records } from "./records.js";
 import { partition, topic } from "./topic.js";
 
 const view = document.getElementById("view"), trouble = document.getElementById("trouble");
 const where = document.getElementById("where"), status = document.getElementById("live");
-const VIEWS = { "": [overview, "cluster", "Cluster"], topics: [topics, "topics", "Topics"], topic: [topic, "topics"], groups: [groups, "groups", "Groups"], group: [group, "groups"], records: [records, "topics"], key: [life, "topics"] };
+const VIEWS = { "": [overview, "cluster", "Cluster"], topics: [topics, "topics", "Topics"], topic: [topic, "topics"], groups: [groups, "groups", "Groups"], group: [group, "groups"], transactions: [transactions, "transactions", "Transactions"], transaction: [transaction, "transactions"], records: [records, "topics"], key: [life, "topics"] };
 let shown = "", turn = 0, timer = 0, poll = 0, busy = false, again = false, last = 0, said = "", refused = "";
 
 function decoded(part) {

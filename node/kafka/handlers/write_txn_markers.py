@@ -58,12 +58,14 @@ _NOT_COORDINATOR: Final = frozenset(
 class _Write:
     """One marker in one partition: ``done`` is its error code."""
 
-    __slots__ = ("_waits", "done", "hosted", "tp")
+    __slots__ = ("_waits", "done", "hosted", "leader_epoch", "tp")
 
     def __init__(self, tp: TopicPartition, done: asyncio.Future[int]) -> None:
         self.tp = tp
         self.done = done
         self.hosted: LocalReplica | None = None
+        self.leader_epoch = -1
+        """In which it was staged."""
         self._waits = 0
 
     def resolve(self, result: BaseException | int) -> None:
@@ -154,6 +156,7 @@ class WriteTxnMarkersHandler:
         except KeptError as error:
             self._refuse(write, hosted, partition.leader_epoch, error)
         else:
+            write.leader_epoch = partition.leader_epoch
             staged.append((write, info.last_offset + 1))
 
     def _refuse(
@@ -208,5 +211,7 @@ def _write(staged: list[tuple[_Write, int]]) -> None:
         assert write.hosted is not None
         if write.hosted in failed:
             write.resolve(failed[write.hosted])
+        elif write.leader_epoch != write.hosted.partition.leader_epoch:  # others may be there now
+            write.resolve(NotLeaderOrFollower(f"{write.tp}: its leader changed meanwhile"))
         else:
             write.wait(end_offset)

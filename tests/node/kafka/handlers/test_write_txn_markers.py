@@ -187,6 +187,27 @@ def test_a_leader_that_resigns_has_not_written_it(world):
     assert world.loop.run_until_complete(task) == [["not_leader_or_follower"]]
 
 
+def test_what_was_staged_in_an_earlier_epoch_is_not_taken_for_committed(world):
+    """A request that takes slices of time: what is at its offset now may be another one's."""
+    values = {"markers": [marker(("t", (0,)), ("missing", (0,)))]}
+    kind = protocol.message_type(MARKERS, 1, protocol.EntityType.request)
+    steps = world.handler.write_txn_markers(Given(), protocol.build(kind, values))
+    next(steps)
+    world.partition.become_follower(1, 4, 1, (0, 1), (0, 1), tools.NOW)
+    tools.lead(world.partition, 5, (0, 1), (0, 1))
+    world.partition.append_marker(EndTxnMarker(True, 4), 8, 0, tools.NOW)
+    world.partition.write()
+    end_offset = world.partition.log_end_offset
+    world.partition.fetch(end_offset, 1000, replica_id=1)
+    assert world.partition.high_watermark == end_offset
+    next(steps)
+    with pytest.raises(StopIteration) as ended:
+        next(steps)
+    answer = world.loop.run_until_complete(ended.value.value)
+    first, _ = answer["markers"][0]["topics"]
+    assert ErrorCode(first["partitions"][0]["error_code"]) is ErrorCode.not_leader_or_follower
+
+
 @pytest.mark.parametrize("why", ["", "nobody answers", "another leads", "it was elected anew"])
 def test_what_is_final_is_said_by_a_proven_leader_only(world, why):
     """Its coordinator would stop sending the marker, and the transaction hang."""

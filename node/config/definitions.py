@@ -575,6 +575,11 @@ class NodeSettings:
         "replaced by a newer one: such a request was given up, and would act on a later "
         "transaction. serve: for proxies that spread a producer's requests over connections."
     )
+    transactional_ids_max_bytes = _long("536870912", low=1 << 20, ours=True).means(
+        "Memory of all transactional ids that this node coordinates (about 1.6 KB each, their text "
+        "twice, and 128 bytes for each partition of a transaction). Above, new ids get "
+        "COORDINATOR_NOT_AVAILABLE; partitions of those that exist may take an eighth more."
+    )
     transaction_state_log_num_partitions = _integer("50", low=1).means(
         "Partitions of __transaction_state; fixed once it exists."
     )

@@ -19,6 +19,7 @@ from kept.node.coordinator.transactions.connections import ConnectionOrder
 from kept.node.coordinator.transactions.core import TransactionCore
 from kept.node.coordinator.transactions.records import TransactionState, decode_record
 from kept.node.coordinator.transactions.transaction import TV2
+from kept.node.coordinator.transactions.transactional_id import IdMemory
 from kept.node.metadata.internal_topics import TRANSACTION_STATE
 from kept.node.runtime.counters import REQUEST_BUCKETS
 from kept.node.runtime.histogram import Histogram
@@ -76,6 +77,7 @@ class TransactionCoordinator:
         """From a decision to the end: all markers written, and that committed."""
         self.load_seconds = Histogram(REQUEST_BUCKETS)
         """Of partitions with records."""
+        self._id_memory = IdMemory()
         self._counted: Counter[str] = Counter()
         """By cores that are unloaded."""
         self.markers.on_written = self._markers_written
@@ -125,6 +127,7 @@ class TransactionCoordinator:
             transactional_id_expiration_ms=config.transactional_id_expiration_ms,
             add_partitions_retry_backoff_max_ms=config.add_partitions_to_txn_retry_backoff_max_ms,
             transaction_version=self.transaction_version,
+            ids_max_bytes=config.transactional_ids_max_bytes,
             closes_stale_connections=config.transaction_stale_connections == "close",
         )
 
@@ -133,7 +136,14 @@ class TransactionCoordinator:
     def new_core(self, tp: TopicPartition, leader_epoch: int) -> TransactionCore:
         """A core without transactional ids."""
         order = self._connections.setdefault(tp.partition, ConnectionOrder())
-        return TransactionCore(self.settings(), tp.partition, leader_epoch, order, self.end_seconds)
+        return TransactionCore(
+            self.settings(),
+            tp.partition,
+            leader_epoch,
+            order,
+            self.end_seconds,
+            memory=self._id_memory,
+        )
 
     @staticmethod
     def commit_timeout_ms() -> int:

@@ -51,7 +51,13 @@ from kept.node.coordinator.transactions.records import (
     TransactionRecord,
     TransactionState,
 )
-from kept.node.coordinator.transactions.transactional_id import PendingAppend, TransactionalId
+from kept.node.coordinator.transactions.transactional_id import (
+    PARTITIONS_SHARE,
+    IdMemory,
+    PendingAppend,
+    TransactionalId,
+    size_bytes,
+)
 from kept.node.runtime.counters import REQUEST_BUCKETS
 from kept.node.runtime.histogram import Histogram
 from kept.storage.errors import InvariantViolation
@@ -62,6 +68,8 @@ IDS_PER_TICK: Final = 1000
 """How many ids are checked for expiry at once: a million hold up no request."""
 NEXT_IDS_MS: Final = 5
 """Until the next so many are."""
+NOISE_INTERVAL_MS: Final = 60_000
+"""At most one line about requests refused for memory in this time."""
 COMPLETION_RETRY_MS: Final = 100
 """Until a completion that the log refused is tried again."""
 
@@ -105,7 +113,8 @@ EXPIRE_KEY: Final = ("remove-expired",)
 class TransactionCore:
     """The ids of partition ``state_partition``; markers carry ``coordinator_epoch``, in which this
     node leads it. ``connections`` are those of this partition on this node, of earlier epochs, too;
-    ``end_seconds`` gets how long each transaction took from its decision to its end.
+    ``end_seconds`` gets how long each transaction took from its decision to its end; ``memory``
+    counts the ids of other partitions, too.
     """
 
     def __init__(
@@ -115,6 +124,8 @@ class TransactionCore:
         coordinator_epoch: int,
         connections: ConnectionOrder | None = None,
         end_seconds: Histogram | None = None,
+        *,
+        memory: IdMemory | None = None,
     ) -> None:
         self.settings = settings
         self.state_partition = state_partition
@@ -124,6 +135,8 @@ class TransactionCore:
         self.wall_offset_ms = 0
         self.ids: dict[str, TransactionalId] = {}
         self.timers: Timers[Timer] = Timers()
+        self._memory = IdMemory() if memory is None else memory
+        self._next_noise_ms = 0
         self._unfinished: dict[str, TransactionalId] = {}
         """Those of the ids whose transaction is open or ends."""
         self._unchecked: Iterator[str] | None = None
@@ -146,10 +159,14 @@ class TransactionCore:
         """Apply one committed record of the log."""
         transactional_id, metadata = record.transactional_id, record.metadata
         self._unfinished.pop(transactional_id, None)
+        before = self.ids.get(transactional_id)
+        if before is not None:
+            self._count(transactional_id, before, None)
         if metadata is None:
             self.ids.pop(transactional_id, None)
             return
         held = self.ids[transactional_id] = TransactionalId(metadata)
+        self._count(transactional_id, held, metadata)
         if _is_unfinished(metadata):
             self._unfinished[transactional_id] = held
 
@@ -179,6 +196,7 @@ class TransactionCore:
         waiting += [e for e in self._awaiting_producer_id if not isinstance(e, Timeout)]
         for event in waiting:
             self._respond_failed(event, ErrorCode.not_coordinator)
+        self._memory.used_bytes -= sum(held.size_bytes for held in self.ids.values())
         self.ids.clear()
         self._unfinished.clear()
         self.pending.clear()
@@ -276,7 +294,9 @@ class TransactionCore:
         held: TransactionalId,
     ) -> None:
         decision = self._decision(event, held)
-        if isinstance(decision, rq.Transition):
+        if isinstance(decision, rq.Transition) and not self._admits(event, held, decision.metadata):
+            self._respond_failed(event, ErrorCode.coordinator_not_available)
+        elif isinstance(decision, rq.Transition):
             self._use_producer_id(decision.metadata)
             self._append(
                 {event.transactional_id: decision.metadata},
@@ -335,6 +355,32 @@ class TransactionCore:
             self.timers.cancel(_parked_key(request))
             self._request(held.parked.pop(request))
 
+    # Memory.
+
+    def _admits(
+        self, event: ev.Change, held: TransactionalId, metadata: TransactionMetadata
+    ) -> bool:
+        """Whether there is room for a new id, or for more partitions. Kafka has no limit."""
+        limit_bytes = self.settings.ids_max_bytes
+        if isinstance(event, ev.AddPartitions):
+            limit_bytes += limit_bytes // PARTITIONS_SHARE
+        elif held.committed is not None:
+            return True
+        more_bytes = size_bytes(event.transactional_id, metadata) - held.size_bytes
+        admits = more_bytes <= 0 or self._memory.used_bytes + more_bytes <= limit_bytes
+        if not admits and self.now_ms >= self._next_noise_ms:
+            self._next_noise_ms = self.now_ms + NOISE_INTERVAL_MS
+            text = "refused: kept.transactional.ids.max.bytes is reached"
+            self._effects.append(ev.Note(event.transactional_id, text))
+        return admits
+
+    def _count(
+        self, transactional_id: str, held: TransactionalId, metadata: TransactionMetadata | None
+    ) -> None:
+        size = 0 if metadata is None else size_bytes(transactional_id, metadata)
+        self._memory.used_bytes += size - held.size_bytes
+        held.size_bytes = size
+
     # Fresh producer ids.
 
     def _use_producer_id(self, metadata: TransactionMetadata) -> None:
@@ -373,6 +419,7 @@ class TransactionCore:
                 raise InvariantViolation(f"{transactional_id!r} has two pending transitions")
             txn.check_transition(held.committed, metadata)
             held.pending = self._last_append
+            self._count(transactional_id, held, metadata or held.committed)
         self.pending[self._last_append] = PendingAppend(changes, request, result)
         records = tuple(TransactionRecord(i, m, version) for i, m in changes.items())
         self._effects.append(Append(self._last_append, records, atomic=len(records) == 1))
@@ -394,6 +441,7 @@ class TransactionCore:
         for transactional_id in pending.changes:
             held = self.ids[transactional_id]
             held.pending = None
+            self._count(transactional_id, held, held.committed)
             if held.committed is not None and held.committed.state.is_prepared:
                 self.counts["append_retries"] += 1
                 retry = RetryCompletion(transactional_id)
@@ -417,6 +465,7 @@ class TransactionCore:
         before, held.committed = held.committed, metadata
         if metadata is None:
             del self.ids[transactional_id]
+            self._count(transactional_id, held, None)
             self._unfinished.pop(transactional_id, None)
             self._connections.forget(transactional_id)
             return

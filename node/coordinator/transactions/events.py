@@ -25,8 +25,9 @@ NO_ERROR: Final = ErrorCode.none
 class TransactionSettings(Struct, frozen=True):
     """The node's settings for transactions; names, units and defaults are Kafka's.
 
-    ``transaction_version`` is the finalized level of the feature. ``closes_stale_connections`` is
-    ours: ``kept.transaction.stale.connections=close``.
+    ``transaction_version`` is the finalized level of the feature. ``closes_stale_connections`` and
+    ``ids_max_bytes`` are ours: ``kept.transaction.stale.connections=close``,
+    ``kept.transactional.ids.max.bytes``.
     """
 
     transaction_max_timeout_ms: int = 900_000
@@ -36,6 +37,7 @@ class TransactionSettings(Struct, frozen=True):
     add_partitions_retry_backoff_max_ms: int = 100
     transaction_version: int = 0
     closes_stale_connections: bool = True
+    ids_max_bytes: int = 512 << 20
 
 
 class Connection(Struct, frozen=True):

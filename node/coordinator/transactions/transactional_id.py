@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions import transaction as txn
 from kept.node.coordinator.transactions.records import TransactionMetadata
 from kept.storage.errors import InvariantViolation
 from kept.storage.types import MAX_INT32, NO_PRODUCER_ID, TopicPartition
+
+ID_BYTES: Final = 1_536
+"""What an id holds in memory beside its text, which is there twice, its newest connections too."""
+PARTITION_BYTES: Final = 128
+PARTITIONS_SHARE: Final = 8
+"""Partitions of transactions may take this fraction of the limit above it."""
+
+
+@dataclass(slots=True)
+class IdMemory:
+    """What the transactional ids of all cores of a node hold, about."""
+
+    used_bytes: int = 0
+
+
+def size_bytes(name: str, metadata: TransactionMetadata) -> int:
+    """What an id holds in memory, about."""
+    return ID_BYTES + 2 * sys.getsizeof(name) + PARTITION_BYTES * len(metadata.partitions)
 
 
 @dataclass(slots=True)
@@ -26,6 +45,8 @@ class TransactionalId:
     unwritten: set[TopicPartition] = field(default_factory=set)
     deadline_ms: int | None = None
     parked: dict[int, ev.AddPartitions] = field(default_factory=dict)
+    size_bytes: int = 0
+    """As it is counted in the memory of the node's ids."""
 
     @property
     def is_pending(self) -> bool:

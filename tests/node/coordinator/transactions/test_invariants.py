@@ -18,7 +18,11 @@ from kept.node.coordinator.transactions.core import (
     TransactionCore,
 )
 from kept.node.coordinator.transactions.records import TransactionRecord
-from kept.node.coordinator.transactions.transactional_id import TransactionalId
+from kept.node.coordinator.transactions.transactional_id import (
+    IdMemory,
+    TransactionalId,
+    size_bytes,
+)
 from kept.storage.errors import InvariantViolation
 from kept.storage.types import TopicPartition
 from tests.node.coordinator.transactions.histories import History, Image
@@ -104,6 +108,35 @@ def test_ids_without_a_transaction_cost_no_time() -> None:
     assert [(r.transactional_id, r.metadata.state) for r in append.records] == [
         ("bank", txn.PREPARE_ABORT)
     ]
+
+
+def test_memory_of_ids_is_limited_and_given_back() -> None:
+    told, memory = History(), IdMemory()
+    told.settings["ids_max_bytes"] = 4_000
+    told.core = TransactionCore(
+        ev.TransactionSettings(**told.settings), 0, 1, told.connections, memory=memory
+    )
+    (staged, refused) = ("append bank Empty 7/0", "answer #3: coordinator_not_available")
+    assert told.run("init bank")[0] == staged
+    assert memory.used_bytes == size_bytes("bank", txn.prepare_first(7, 60_000, 0))
+    told.run("init shop")
+    assert refused in told.run("init third")
+    assert "third" not in told.core.ids
+    # Who is there goes on, with an eighth of the limit for partitions.
+    assert "answer #4: none" in told.run("add bank as 7/0 orders-0 orders-1")
+    assert "answer #5: coordinator_not_available" in told.run(
+        " ".join(["add bank as 7/0", *(f"orders-{n}" for n in range(2, 12))])
+    )
+    assert "answer #6: none 7/0" in told.run("commit bank as 7/0")
+    assert "answer #7: none 7/1" in told.run("init bank")
+    used = memory.used_bytes
+    again = TransactionCore(told.core.settings, 0, 2, memory=memory)
+    for record in told.log:
+        again.replay(record)
+    assert memory.used_bytes == 2 * used
+    again.unload()
+    told.core.unload()
+    assert memory.used_bytes == 0
 
 
 def test_expired_ids_are_forgotten_some_at_a_time() -> None:

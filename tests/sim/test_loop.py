@@ -242,6 +242,45 @@ def test_who_writes_faster_than_the_other_reads_is_told(loop: SimLoop) -> None:
     run(loop, main)
 
 
+def test_a_cut_link_holds_all_back_by_one_timer(loop: SimLoop) -> None:
+    got = bytearray()
+
+    class Collect(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            got.extend(data)
+
+    async def main() -> None:
+        process = Process("server", SERVER[0])
+        await loop.spawn(process, lambda: serve(loop, Collect, process))
+        transport, _ = await loop.create_connection(Replies, *SERVER)
+        loop.network.cuts.add((loop.network.client_host, SERVER[0]))
+        sent = bytes(range(200))
+        for byte in sent:
+            transport.write(bytes([byte]))
+        transport.close()
+        await asyncio.sleep(1)
+        turns = loop.turns
+        await asyncio.sleep(1)
+        assert not got and loop.turns - turns < 30
+        loop.network.cuts.clear()
+        await asyncio.sleep(1)
+        assert got == sent
+
+    run(loop, main)
+
+
+def test_timers_of_one_moment_run_in_the_order_in_which_they_were_made(loop: SimLoop) -> None:
+    async def main() -> None:
+        ran: list[int] = []
+        for number in range(20):
+            loop.call_at(2.0, ran.append, number)
+            loop.call_at(1.0 + number % 3, int)
+        await asyncio.sleep(5)
+        assert ran == list(range(20))
+
+    run(loop, main)
+
+
 def test_nothing_of_a_dead_process_runs_and_its_peers_see_a_reset(loop: SimLoop) -> None:
     ran = []
 

@@ -79,8 +79,12 @@ class NodesHistory:
         assertions: bool = True,
         durable: bool | None = None,
         trial: str | None = None,
+        heal_s: float = HEAL_S,
     ) -> None:
-        """``durable`` (power losses, and ``flush.messages=1``), ``trial``: drawn if None."""
+        """``durable`` (power losses, and ``flush.messages=1``), ``trial``: drawn if None;
+        ``heal_s``: how long the cluster may take to come to rest.
+        """
+        self.heal_s = heal_s
         self.world = World(seed, tracing=tracing)
         self.assertions = assertions
         self.random = random = self.world.random
@@ -286,7 +290,7 @@ class NodesHistory:
         await self.until(lambda: self.led(healed), "leaders, full ISRs, acknowledged producers")
         await self.try_last()
         self.running = False
-        done, late = await asyncio.wait(clients, timeout=HEAL_S)
+        done, late = await asyncio.wait(clients, timeout=self.heal_s)
         for client in done:
             client.result()
         if late:
@@ -321,11 +325,13 @@ class NodesHistory:
 
     async def until(self, done: Any, what: str) -> None:
         """Wait until ``done()``. Raises Violation."""
-        deadline = self.loop.time() + HEAL_S
+        deadline = self.loop.time() + self.heal_s
         while not done():
             self.check()
             if self.loop.time() > deadline:
-                raise Violation("liveness", f"{what}: not within {HEAL_S} s; {self.described()}")
+                raise Violation(
+                    "liveness", f"{what}: not within {self.heal_s} s; {self.described()}"
+                )
             await asyncio.sleep(0.05)
         self.check()
 

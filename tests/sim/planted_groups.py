@@ -110,7 +110,7 @@ def read_as_another(original: Any) -> Any:
 
 
 plant(
-    "groups-left-at-once", STAGE, 1, "member-back",
+    "groups-left-at-once", STAGE, 4, "member-back",
     "a leave is answered when the record of the empty group is committed",
     (f"{CORE}.respond_when_committed", left_at_once),
     strikes=OFTEN,
@@ -128,13 +128,13 @@ plant(
     strikes=OFTEN,
 )  # fmt: skip
 plant(
-    "groups-appended-is-read", STAGE, 1, "offset-lost offset-back",
+    "groups-appended-is-read", STAGE, 3, "offset-lost offset-back",
     "readers see committed offsets",
     (f"{CORE}.committed_of", appended_is_read),
     strikes=OFTEN,
 )  # fmt: skip
 plant(
-    "groups-loads-at-once", STAGE, 1, "offset-lost offset-back",
+    "groups-loads-at-once", STAGE, 1, "offset-lost offset-back two-owners",
     "a new coordinator waits until the high watermark reaches the end of its log",
     (f"{SHARD}._await_committed", loads_at_once),
     strikes=OFTEN,
@@ -146,7 +146,7 @@ plant(
     trial="depose",
 )  # fmt: skip
 plant(
-    "groups-whoever-commits", STAGE, 1, "zombie-commit",
+    "groups-whoever-commits", STAGE, 2, "zombie-commit",
     "a commit of an old generation is refused",
     (f"{OFFSETS}.commit", whoever_commits),
 )  # fmt: skip

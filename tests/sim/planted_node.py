@@ -11,6 +11,7 @@ from typing import Any
 
 from kept.node.kafka.handlers.delayed_produce import write_staged
 from tests.sim.planted import plant
+from tests.sim.planted_replicas import RESTS_S
 
 EXECUTORS = "kept.node.runtime.executors"
 PRODUCE = "kept.node.kafka.handlers.produce"
@@ -109,7 +110,7 @@ plant(
     ("kept.replication.partition.Partition.when_committed", acknowledged_by_the_leader_alone),
 )  # fmt: skip
 plant(
-    "nodes-ack-after-leadership", "nodes", 2, "acknowledged lost order",
+    "nodes-ack-after-leadership", "nodes", 4, "acknowledged lost order",
     "a callback of a leadership that is over acknowledges nothing",
     ("kept.replication.replica.Replica._commit_error", told_that_all_is_well),
 )  # fmt: skip
@@ -129,4 +130,5 @@ plant(
     "nodes-wake-up-lost", "nodes", 2, "liveness",
     "what comes while a task works is worked on after it",
     ("kept.node.runtime.tasks.Batcher.add", lost_while_busy),
+    heal_s=RESTS_S,
 )  # fmt: skip

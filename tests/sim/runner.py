@@ -55,13 +55,13 @@ def history(stage: str, seed: int, **options: Any) -> Any:
 
 
 def run_one(
-    stage: str, seed: int, *, planted: str = "", tracing: bool = False
+    stage: str, seed: int, *, planted: str = "", tracing: bool = False, **more: Any
 ) -> tuple[Result, list[str]]:
-    """Run a history to its end; the lines of its trace if asked for."""
+    """Run a history to its end; the lines of its trace if asked for. ``more``: its options."""
     started = time.process_time()
     logging.disable(logging.CRITICAL)
     check = message = ""
-    options: dict[str, Any] = {"tracing": tracing}
+    options: dict[str, Any] = {"tracing": tracing, **more}
     with ExitStack() as stack:
         if planted:
             from tests.sim.planted import PLANTED

@@ -18,9 +18,9 @@ must. The rarest are shown by every fifth."""
 
 
 @cache
-def without_bugs(stage: str, seed: int) -> Result:
+def without_bugs(stage: str, seed: int, **options: float) -> Result:
     """A history that many bugs are planted in is run without them once."""
-    return run_one(stage, seed)[0]
+    return run_one(stage, seed, **options)[0]
 
 
 @pytest.mark.parametrize("name", sorted(PLANTED))
@@ -34,5 +34,6 @@ def test_the_right_checker_fires(name: str) -> None:
             break
     else:
         pytest.fail(f"{bug.rule}: {found}")
-    without = without_bugs(bug.stage, seed)
+    rests = {name: bug.options[name] for name in bug.options if name == "heal_s"}
+    without = without_bugs(bug.stage, seed, **rests)
     assert not without.check, without.message

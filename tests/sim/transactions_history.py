@@ -36,7 +36,9 @@ class TransactionsHistory(NodesHistory):
     """See the module."""
 
     power_share = 0.0
-    trials = ("return", "")  # a leader that does not reach a coordinator waits for it
+    trials = ("return", "")
+    """Not ``limp``: a producer whose coordinator and whose leader do not reach each other waits, and
+    goes on as soon as they do."""
     again_s = 20.0
     consumers = False
 

@@ -37,8 +37,8 @@ class TransactionsHistory(NodesHistory):
 
     power_share = 0.0
     trials = ("return", "")
-    """Not ``limp``: a producer whose coordinator and whose leader do not reach each other waits, and
-    goes on as soon as they do."""
+    """Not ``limp``: a producer whose coordinator and whose leader do not reach each other waits,
+    and goes on as soon as they do."""
     again_s = 20.0
     consumers = False
 

@@ -117,8 +117,8 @@ class DelayedProduce:
         self.acks = acks
         self.timeout_ms = timeout_ms
         self._topics: list[tuple[bytes, list[codec.PartitionResult]]] = []
-        self._appended: list[tuple[LocalReplica, int, int, int]] = []
-        """(partition, its end offset after the append, topic's place, result's place)"""
+        self._appended: list[tuple[LocalReplica, int, int, int, int]] = []
+        """(partition, leader epoch of the append, end offset after it, topic's place, result's)"""
         self._unproven: list[UnprovenRefusal] = []
         self._waits = 0
         self._waiters = 0
@@ -137,7 +137,8 @@ class DelayedProduce:
     def appended(self, hosted: LocalReplica, index: int, info: AppendInfo) -> None:
         """A batch was staged."""
         results = self._topics[-1][1]
-        self._appended.append((hosted, info.last_offset + 1, len(self._topics) - 1, len(results)))
+        epoch, end_offset = hosted.partition.leader_epoch, info.last_offset + 1
+        self._appended.append((hosted, epoch, end_offset, len(self._topics) - 1, len(results)))
         results.append(
             codec.PartitionResult(
                 index, 0, info.base_offset, info.log_append_time, info.log_start_offset
@@ -162,10 +163,15 @@ class DelayedProduce:
         """The event's writes are done, except for ``failed`` ones: wait for what is still due."""
         # One for this loop: a waiter that is called at once must not answer for those to come.
         self._waits = 1
-        for hosted, end_offset, topic, place in self._appended:
+        for hosted, leader_epoch, end_offset, topic, place in self._appended:
             partition = hosted.partition
             if failed and partition in failed:
                 self._set_error(topic, place, failed[partition])
+                continue
+            if partition.leader_epoch != leader_epoch or not partition.is_leader:
+                # A long request went on in later turns: another leader's records may be there now.
+                lost = NotLeaderOrFollower(f"{partition}: its leader changed during the request")
+                self._set_error(topic, place, lost)
                 continue
             if self.acks == -1 and partition.high_watermark < end_offset:
                 partition.when_committed(end_offset, self._waiter(topic, place))
@@ -234,7 +240,7 @@ class DelayedProduce:
             self._waits = -1
             self._confirmed(False)
             late = _timeout_code(self._context)
-            for _, _, topic, place in self._appended:
+            for *_, topic, place in self._appended:
                 results = self._topics[topic][1]
                 if results[place].error_code == 0:
                     results[place] = codec.PartitionResult(results[place].partition, late)

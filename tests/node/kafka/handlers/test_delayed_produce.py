@@ -99,7 +99,8 @@ def synced(flushes: list[Any], *, durable: bool) -> Any:
         else:
             flushes.append(callback)
 
-    return Given(sync=True, partition=None, flush=flush)
+    leader = Given(is_leader=True, leader_epoch=0)
+    return Given(sync=True, partition=leader, flush=flush)
 
 
 @pytest.mark.parametrize("durable", [(True, False), (False, True), (True, True)])
@@ -136,6 +137,7 @@ class Committing:
     """A hosted partition whose high watermark the test moves."""
 
     def __init__(self, *, sync: bool = False) -> None:
+        self.is_leader, self.leader_epoch = True, 4
         self.high_watermark = 0
         self.sync = sync
         self.partition = self
@@ -180,6 +182,23 @@ def test_a_request_of_acks_1_waits_for_no_commit(asker):
     partition = Committing()
     committing_request(asker, 1, partition)
     assert partition.commits == [] and asker.happened == ["answered"]
+
+
+@pytest.mark.parametrize("acks", [-1, 1])
+@pytest.mark.parametrize("now", [{"is_leader": False, "leader_epoch": 5}, {"leader_epoch": 6}])
+def test_what_was_appended_before_the_leader_changed_is_not_acknowledged(asker, acks, now):
+    """A long request goes on in later turns, and others' records may be at its offsets by then."""
+    stayed, changed = Committing(), Committing()
+    request = DelayedProduce(asker.context, asker, 9, 1, acks=acks, timeout_ms=10_000)
+    results = request.topic(b"t")
+    for index, hosted in enumerate((stayed, changed)):
+        info = Given(base_offset=4, last_offset=6, log_append_time=-1, log_start_offset=0)
+        request.appended(hosted, index, info)
+        hosted.high_watermark = 7
+    vars(changed).update(now)
+    request.written({})
+    assert [result.error_code for result in results] == [0, 6]
+    assert changed.commits == [] and asker.happened == ["answered"]
 
 
 @pytest.mark.parametrize("as_run", [False, True])

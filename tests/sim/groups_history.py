@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.node.coordinator.sharding.partitioner import partition_for
+from kept.node.coordinator.common.partitioner import partition_for
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.storage.types import TopicPartition
 from tests.sim.groups_checks import GroupChecks

@@ -14,7 +14,7 @@ from kept.node.coordinator.groups.records import OffsetCommitKey
 from tests.sim.planted import plant
 
 CORE = "kept.node.coordinator.groups.core.GroupCore"
-SHARD = "kept.node.coordinator.sharding.shard.Shard"
+SHARD = "kept.node.coordinator.common.shard.Shard"
 OFFSETS = "kept.node.coordinator.groups.offset_requests.OffsetRequests"
 STAGE = "groups"
 OFTEN = 0.3

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, cast
 
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import PartitionRecord, TopicRecord
+from kept.node.coordinator.common.events import EndMarker, Producer
+from kept.node.coordinator.common.partitioner import partition_for
+from kept.node.coordinator.common.shard import Shard
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.coordinator import GroupCoordinator
-from kept.node.coordinator.sharding.events import EndMarker, Producer
-from kept.node.coordinator.sharding.partitioner import partition_for
-from kept.node.coordinator.sharding.shard import Shard
 from kept.node.kafka.api import RequestContext
 from kept.node.kafka.handlers.describe_groups import DescribeGroupsHandler
 from kept.node.kafka.handlers.group_membership import GroupMembershipHandler

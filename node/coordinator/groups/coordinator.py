@@ -13,12 +13,12 @@ from functools import cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from kept.node.coordinator.common.shard import Shard, coordinator_error
+from kept.node.coordinator.common.shards import Shards
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.core import GroupCore
 from kept.node.coordinator.groups.memory_limit import GroupMemory
 from kept.node.coordinator.groups.records import NO_TOPIC_ID, decode_record
-from kept.node.coordinator.sharding.shard import Shard, coordinator_error
-from kept.node.coordinator.sharding.shards import Shards
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.runtime.logging import log
 from kept.steps import Steps
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from kept.cluster.metadata.image import Delta, Image
     from kept.node.config.live_config import LiveConfig
-    from kept.node.coordinator.sharding.events import EndMarker
+    from kept.node.coordinator.common.events import EndMarker
     from kept.node.metadata.leadership_barrier import LeadershipBarrier
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.metadata.node_identity import NodeIdentity
@@ -45,7 +45,7 @@ NOISE_INTERVAL_MS: Final = 10_000
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class GroupCoordinator:
-    """The groups of a node; a :class:`~..sharding.shard.CoordinatorKind` to its ``shards``."""
+    """The groups of a node; a :class:`~..common.shard.CoordinatorKind` to its ``shards``."""
 
     topic: ClassVar[str] = CONSUMER_OFFSETS
 

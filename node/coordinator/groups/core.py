@@ -1,6 +1,6 @@
 """The state machine of one partition of ``__consumer_offsets``: all its groups and their offsets.
 
-A :class:`~..sharding.core.ShardCore`; :attr:`GroupCore.next_deadline_ms` says when to call
+A :class:`~..common.core.ShardCore`; :attr:`GroupCore.next_deadline_ms` says when to call
 :meth:`GroupCore.tick` next. ``now_ms`` everywhere is a clock that never jumps, so that no session
 ends because somebody set the time; what goes into records is the wall clock, which the shell keeps
 as :attr:`GroupCore.wall_offset_ms`.
@@ -27,6 +27,17 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from kept.node.coordinator.common.events import (
+    Append,
+    AppendCommitted,
+    AppendRejected,
+    AppendStaged,
+    AppendTimedOut,
+    EndMarker,
+    Producer,
+    Response,
+)
+from kept.node.coordinator.common.timers import Timers
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.events import NO_ERROR, Effect, Event, Note
 from kept.node.coordinator.groups.group import CLASSIC_GROUP_TYPE, DEAD_STATE, EMPTY, STABLE, Group
@@ -56,17 +67,6 @@ from kept.node.coordinator.groups.timers import (
     SyncDeadline,
     Timer,
 )
-from kept.node.coordinator.sharding.events import (
-    Append,
-    AppendCommitted,
-    AppendRejected,
-    AppendStaged,
-    AppendTimedOut,
-    EndMarker,
-    Producer,
-    Response,
-)
-from kept.node.coordinator.sharding.timers import Timers
 from kept.storage.errors import InvariantViolation
 
 EXPIRY_KEY: Final = ("expire-offsets",)

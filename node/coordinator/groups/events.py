@@ -12,15 +12,15 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 from msgspec import Struct
 
-from kept.node.coordinator.groups.group import Protocols
-from kept.node.coordinator.groups.records import NO_TOPIC_ID
-from kept.node.coordinator.sharding.events import (
+from kept.node.coordinator.common.events import (
     Append,
     AppendEvent,
     EndMarker,
     Producer,
     Response,
 )
+from kept.node.coordinator.groups.group import Protocols
+from kept.node.coordinator.groups.records import NO_TOPIC_ID
 
 NO_ERROR: Final = ErrorCode.none
 UNKNOWN_MEMBER_ID: Final = ""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kio.schema.errors import ErrorCode
 
+from kept.node.coordinator.common.events import Response
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.events import NO_ERROR
 from kept.node.coordinator.groups.group import (
@@ -34,7 +35,6 @@ from kept.node.coordinator.groups.records import (
     OffsetCommitValue,
     utf16_length,
 )
-from kept.node.coordinator.sharding.events import Response
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from kept.node.coordinator.common.events import EndMarker, Producer, Response
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.offsets import StoredOffset, TransactionalOffsets
 from kept.node.coordinator.groups.records import OffsetCommitKey, OffsetCommitValue
-from kept.node.coordinator.sharding.events import EndMarker, Producer, Response
 
 if TYPE_CHECKING:
     from kio.schema.errors import ErrorCode

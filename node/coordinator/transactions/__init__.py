@@ -10,7 +10,7 @@
 :mod:`.id_pattern`         which ids a list is of, in a time that is bounded
 :mod:`.core`               the state machine of one partition: ``step(event) -> effects``
 :mod:`.markers`            which markers go to which node, and what their answers mean
-:mod:`.coordinator`        the coordinator of a node: what its shards do beyond sharding
+:mod:`.coordinator`        the coordinator of a node: what its shards do besides
 :mod:`.marker_channel`     the shell of markers: WriteTxnMarkers to leaders
 :mod:`.verifier`           a leader asks whether a partition is in a transaction
 =========================  ========================================================================

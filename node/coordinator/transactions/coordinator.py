@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from kept.cluster.controller.features import TRANSACTION_VERSION
-from kept.node.coordinator.sharding.shard import Shard, coordinator_error
-from kept.node.coordinator.sharding.shards import Shards
+from kept.node.coordinator.common.shard import Shard, coordinator_error
+from kept.node.coordinator.common.shards import Shards
 from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions.connections import ConnectionOrder
 from kept.node.coordinator.transactions.core import TransactionCore
@@ -49,7 +49,7 @@ COMMIT_TIMEOUT_MS: Final = 5000
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class TransactionCoordinator:
-    """The transactional ids of a node; a :class:`~..sharding.shard.CoordinatorKind`."""
+    """The transactional ids of a node; a :class:`~..common.shard.CoordinatorKind`."""
 
     topic: ClassVar[str] = TRANSACTION_STATE
 

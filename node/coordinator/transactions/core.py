@@ -1,6 +1,6 @@
 """The state machine of one partition of ``__transaction_state``: its transactional ids.
 
-A :class:`~kept.node.coordinator.sharding.core.ShardCore`. A transition is *pending* from the moment
+A :class:`~kept.node.coordinator.common.core.ShardCore`. A transition is *pending* from the moment
 it is decided until its record is committed; only then does it count, and only then do responses and
 markers leave. One that the log refuses is undone. A transaction whose end is committed stays
 pending, as it were, until all of its markers are written and its completion is committed.
@@ -32,7 +32,7 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 from msgspec import Struct
 
-from kept.node.coordinator.sharding.events import (
+from kept.node.coordinator.common.events import (
     Append,
     AppendCommitted,
     AppendRejected,
@@ -41,7 +41,7 @@ from kept.node.coordinator.sharding.events import (
     EndMarker,
     Response,
 )
-from kept.node.coordinator.sharding.timers import Timers
+from kept.node.coordinator.common.timers import Timers
 from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions import requests as rq
 from kept.node.coordinator.transactions import transaction as txn

@@ -2,7 +2,7 @@
 
 Events go into :meth:`.core.TransactionCore.step`, effects come out, in the order in which the
 shell must carry them out. Appends and responses are those of
-:mod:`kept.node.coordinator.sharding.events`.
+:mod:`kept.node.coordinator.common.events`.
 ``request`` is the number that the shell gave the request.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 from msgspec import Struct
 
-from kept.node.coordinator.sharding.events import Append, AppendEvent, EndMarker, Response
+from kept.node.coordinator.common.events import Append, AppendEvent, EndMarker, Response
 from kept.node.coordinator.transactions.id_pattern import IdPattern
 from kept.node.coordinator.transactions.records import NO_PRODUCER_EPOCH, TransactionState
 from kept.storage.types import NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartition

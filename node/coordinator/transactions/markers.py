@@ -26,8 +26,8 @@ from typing import Any, Final, Protocol
 from kio.schema.errors import ErrorCode
 from msgspec import Struct
 
-from kept.node.coordinator.sharding.events import EndMarker
-from kept.node.coordinator.sharding.timers import Timers
+from kept.node.coordinator.common.events import EndMarker
+from kept.node.coordinator.common.timers import Timers
 from kept.node.coordinator.transactions.events import MarkersWritten, Note, WriteMarkers
 from kept.storage.errors import InvariantViolation
 from kept.storage.types import TopicPartition

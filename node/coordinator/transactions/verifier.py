@@ -19,7 +19,7 @@ from kio.schema.errors import ErrorCode
 from msgspec import Struct
 
 from kept.client.protocol.api_keys import ApiKey
-from kept.node.coordinator.sharding.shard import coordinator_error
+from kept.node.coordinator.common.shard import coordinator_error
 from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions.records import partitions_by_topic
 from kept.node.runtime.counters import REQUEST_BUCKETS

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from kept.node.coordinator.common.shard import coordinator_error
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.group import DEAD_STATE
-from kept.node.coordinator.sharding.shard import coordinator_error
 from kept.node.kafka.handlers.group_requests import Answer
 from kept.node.runtime.error_codes import shortened
 from kept.node.runtime.time_slices import ITEMS_PER_SLICE
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
+    from kept.node.coordinator.common.shard import MakeEvent, Shard
     from kept.node.coordinator.groups.coordinator import GroupCoordinator
     from kept.node.coordinator.groups.core import GroupCore
-    from kept.node.coordinator.sharding.shard import MakeEvent, Shard
     from kept.node.kafka.api import RequestContext
     from kept.steps import Steps
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 from kio.schema.errors import ErrorCode
 
 from kept.client.protocol.messages import milliseconds
+from kept.node.coordinator.common.leadership_check import still_leads
+from kept.node.coordinator.common.shard import coordinator_error
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.records import NO_TOPIC_ID
-from kept.node.coordinator.sharding.leadership_check import still_leads
-from kept.node.coordinator.sharding.shard import coordinator_error
 from kept.node.kafka.handlers.group_requests import Answer, submit
 from kept.node.kafka.handlers.transactional_commits import CommitVerification, known_to
 from kept.node.runtime.time_slices import Pace
@@ -28,8 +28,8 @@ from kept.storage.errors import KeptError, RetriableError
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import TopicImage
     from kept.node.config.live_config import LiveConfig
+    from kept.node.coordinator.common.events import Producer
     from kept.node.coordinator.groups.coordinator import GroupCoordinator
-    from kept.node.coordinator.sharding.events import Producer
     from kept.node.coordinator.transactions.verifier import Verifier
     from kept.node.kafka.api import RequestContext
     from kept.node.kafka.fetch_sessions import FetchSessions

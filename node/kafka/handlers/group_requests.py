@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from kio.schema.errors import ErrorCode
 
-from kept.node.coordinator.sharding.shard import coordinator_error
+from kept.node.coordinator.common.shard import coordinator_error
 from kept.node.runtime.logging import log
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
-    from kept.node.coordinator.sharding.shard import MakeEvent
-    from kept.node.coordinator.sharding.shards import Shards
+    from kept.node.coordinator.common.shard import MakeEvent
+    from kept.node.coordinator.common.shards import Shards
     from kept.node.kafka.api import RequestContext
 
 Answer = dict[str, Any] | asyncio.Future[dict[str, Any]]

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from kept.node.coordinator.sharding.events import Producer
+from kept.node.coordinator.common.events import Producer
 from kept.storage.types import NO_LEADER_EPOCH, NO_SEQUENCE
 
 if TYPE_CHECKING:
-    from kept.node.coordinator.sharding.shard import Shard
+    from kept.node.coordinator.common.shard import Shard
     from kept.node.coordinator.transactions.verifier import Verifier
     from kept.node.runtime.runtime import Runtime
 

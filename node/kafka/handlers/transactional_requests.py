@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 from msgspec.structs import replace
 
 from kept.client.protocol.api_keys import ApiKey
-from kept.node.coordinator.sharding.shard import coordinator_error
+from kept.node.coordinator.common.shard import coordinator_error
 from kept.node.coordinator.transactions import events as ev
 from kept.node.runtime.logging import log
 from kept.storage.errors import KeptError, NetworkException

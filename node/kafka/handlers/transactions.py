@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kio.schema.errors import ErrorCode
 from msgspec import Struct
 
-from kept.node.coordinator.sharding.shard import coordinator_error
+from kept.node.coordinator.common.shard import coordinator_error
 from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions.id_pattern import compile_pattern
 from kept.node.coordinator.transactions.records import TransactionState, partitions_by_topic

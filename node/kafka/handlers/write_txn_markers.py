@@ -12,7 +12,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.node.coordinator.sharding.events import EndMarker
+from kept.node.coordinator.common.events import EndMarker
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.runtime import error_codes
 from kept.node.runtime.time_slices import Pace

@@ -17,15 +17,7 @@ from collections.abc import Callable, Iterator
 from kio.schema.errors import ErrorCode
 
 from kept.client.admin.groups import encode_subscription
-from kept.node.coordinator.groups import events as ev
-from kept.node.coordinator.groups.core import GroupCore
-from kept.node.coordinator.groups.records import (
-    GroupMetadataValue,
-    GroupRecord,
-    OffsetCommitKey,
-    OffsetCommitValue,
-)
-from kept.node.coordinator.sharding.events import (
+from kept.node.coordinator.common.events import (
     Append,
     AppendCommitted,
     AppendRejected,
@@ -34,6 +26,14 @@ from kept.node.coordinator.sharding.events import (
     EndMarker,
     Producer,
     Response,
+)
+from kept.node.coordinator.groups import events as ev
+from kept.node.coordinator.groups.core import GroupCore
+from kept.node.coordinator.groups.records import (
+    GroupMetadataValue,
+    GroupRecord,
+    OffsetCommitKey,
+    OffsetCommitValue,
 )
 
 TOPIC_IDS = {name: uuid.uuid5(uuid.NAMESPACE_DNS, name) for name in ("orders", "users")}

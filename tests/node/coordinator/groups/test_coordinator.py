@@ -10,8 +10,8 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from kept.cluster.metadata.records import RemoveTopicRecord, TopicRecord
+from kept.node.coordinator.common.events import EndMarker
 from kept.node.coordinator.groups import events as ev
-from kept.node.coordinator.sharding.events import EndMarker
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.replicas.local_replica import LocalTopic
 from kept.steps import finished

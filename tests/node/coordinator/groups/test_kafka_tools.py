@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from kept.node.coordinator.sharding.partitioner import partition_for
+from kept.node.coordinator.common.partitioner import partition_for
 from kept.testing import Cluster
 from tests.tools import kafka_dist
 

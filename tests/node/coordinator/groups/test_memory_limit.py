@@ -9,11 +9,7 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from kept.node.coordinator.groups import events as ev
-from kept.node.coordinator.groups.core import GroupCore
-from kept.node.coordinator.groups.group import Group
-from kept.node.coordinator.groups.memory_limit import GROUP_BYTES, GroupMemory, GroupTable
-from kept.node.coordinator.sharding.events import (
+from kept.node.coordinator.common.events import (
     Append,
     AppendCommitted,
     AppendRejected,
@@ -23,6 +19,10 @@ from kept.node.coordinator.sharding.events import (
     Producer,
     Response,
 )
+from kept.node.coordinator.groups import events as ev
+from kept.node.coordinator.groups.core import GroupCore
+from kept.node.coordinator.groups.group import Group
+from kept.node.coordinator.groups.memory_limit import GROUP_BYTES, GroupMemory, GroupTable
 
 TOPIC_ID = uuid.UUID(int=9)
 

@@ -18,6 +18,15 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from kept.client.admin.groups import encode_subscription
+from kept.node.coordinator.common.events import (
+    Append,
+    AppendCommitted,
+    AppendRejected,
+    AppendStaged,
+    EndMarker,
+    Producer,
+    Response,
+)
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.core import GroupCore
 from kept.node.coordinator.groups.group import STABLE
@@ -27,15 +36,6 @@ from kept.node.coordinator.groups.records import (
     GroupRecord,
     OffsetCommitKey,
     decode_record,
-)
-from kept.node.coordinator.sharding.events import (
-    Append,
-    AppendCommitted,
-    AppendRejected,
-    AppendStaged,
-    EndMarker,
-    Producer,
-    Response,
 )
 from kept.storage.errors import InvariantViolation
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kept.node.coordinator.common.partitioner import java_hash, partition_for
 from kept.node.coordinator.groups import records as r
 from kept.node.coordinator.groups.group import Group, subscription_topics
-from kept.node.coordinator.sharding.partitioner import java_hash, partition_for
 from kept.storage.errors import CorruptMessage
 from kept.storage.records import records as read_records
 

@@ -13,6 +13,14 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from kept.cluster.metadata.image import Image
+from kept.node.coordinator.common.events import (
+    AppendCommitted,
+    AppendRejected,
+    AppendStaged,
+    Producer,
+)
+from kept.node.coordinator.common.log_loader import LOAD_SLICE_BYTES, load, replay_batches
+from kept.node.coordinator.common.shard import STALL_MS, coordinator_error
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.coordinator import GroupCoordinator
 from kept.node.coordinator.groups.core import GroupCore
@@ -22,14 +30,6 @@ from kept.node.coordinator.groups.records import (
     OffsetCommitKey,
     OffsetCommitValue,
 )
-from kept.node.coordinator.sharding.events import (
-    AppendCommitted,
-    AppendRejected,
-    AppendStaged,
-    Producer,
-)
-from kept.node.coordinator.sharding.log_loader import LOAD_SLICE_BYTES, load, replay_batches
-from kept.node.coordinator.sharding.shard import STALL_MS, coordinator_error
 from kept.storage.errors import (
     CorruptMessage,
     InvalidProducerEpoch,

@@ -13,8 +13,8 @@ from kio.static.constants import EntityType
 from kept.client.protocol import messages
 from kept.client.protocol.api_keys import ApiKey
 from kept.cluster.metadata.records import PartitionRecord, TopicRecord
+from kept.node.coordinator.common.events import EndMarker
 from kept.node.coordinator.groups import events as ev
-from kept.node.coordinator.sharding.events import EndMarker
 from kept.node.kafka.api import RequestContext
 from kept.node.kafka.handlers.group_offsets import GroupOffsetsHandler
 from kept.storage.errors import InvalidProducerEpoch, InvalidTxnState, KeptError

@@ -16,7 +16,7 @@ import shlex
 from kio.schema.errors import ErrorCode
 from msgspec.structs import replace
 
-from kept.node.coordinator.sharding.events import (
+from kept.node.coordinator.common.events import (
     Append,
     AppendCommitted,
     AppendRejected,

@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import FeatureRecord
-from kept.node.coordinator.sharding.events import Append, AppendCommitted
+from kept.node.coordinator.common.events import Append, AppendCommitted
 from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions.coordinator import TransactionCoordinator
 from kept.node.coordinator.transactions.core import TransactionCore

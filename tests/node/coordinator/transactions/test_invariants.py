@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from kept.node.coordinator.sharding.events import Append, AppendCommitted, EndMarker
+from kept.node.coordinator.common.events import Append, AppendCommitted, EndMarker
 from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions import markers as mk
 from kept.node.coordinator.transactions import transaction as txn

@@ -12,7 +12,7 @@ from kio.static.constants import EntityType
 
 from kept.client.protocol import messages as protocol
 from kept.client.protocol.api_keys import ApiKey
-from kept.node.coordinator.sharding.events import EndMarker
+from kept.node.coordinator.common.events import EndMarker
 from kept.node.coordinator.transactions.events import MarkersWritten, WriteMarkers
 from kept.node.coordinator.transactions.marker_channel import MarkerChannel
 from kept.node.metadata.node_identity import NodeIdentity

@@ -11,7 +11,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 from msgspec.structs import replace
 
-from kept.node.coordinator.sharding.events import (
+from kept.node.coordinator.common.events import (
     AppendCommitted,
     AppendTimedOut,
     EndMarker,

@@ -23,7 +23,7 @@ from kio.schema.errors import ErrorCode
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kept.node.coordinator.sharding.events import (
+from kept.node.coordinator.common.events import (
     Append,
     AppendCommitted,
     AppendRejected,

@@ -9,7 +9,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from kept.client.protocol import messages as protocol
-from kept.node.coordinator.sharding.events import EndMarker
+from kept.node.coordinator.common.events import EndMarker
 from kept.node.kafka.handlers.write_txn_markers import WriteTxnMarkersHandler
 from kept.node.runtime.time_slices import TimeSlices
 from kept.replication.partition import Partition

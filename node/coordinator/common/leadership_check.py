@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from kept.node.config.node_config import NodeConfig
-    from kept.node.coordinator.sharding.shard import Shard
+    from kept.node.coordinator.common.shard import Shard
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.runtime.runtime import Runtime
 

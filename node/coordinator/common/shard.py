@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from kio.schema.errors import ErrorCode
 
-from kept.node.coordinator.sharding.core import ShardCore
-from kept.node.coordinator.sharding.events import (
+from kept.node.coordinator.common.core import ShardCore
+from kept.node.coordinator.common.events import (
     Append,
     AppendCommitted,
     AppendRejected,
@@ -29,7 +29,7 @@ from kept.node.coordinator.sharding.events import (
     Producer,
     Response,
 )
-from kept.node.coordinator.sharding.log_loader import load
+from kept.node.coordinator.common.log_loader import load
 from kept.node.runtime.error_codes import code_for
 from kept.node.runtime.logging import log
 from kept.storage.errors import (

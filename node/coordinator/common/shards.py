@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from kept.node.coordinator.sharding.partitioner import partition_for
-from kept.node.coordinator.sharding.shard import CoordinatorKind, Core, MakeEvent, Shard
+from kept.node.coordinator.common.partitioner import partition_for
+from kept.node.coordinator.common.shard import CoordinatorKind, Core, MakeEvent, Shard
 from kept.node.runtime.logging import log
 from kept.node.runtime.time_slices import ITEMS_PER_SLICE, Pace
 from kept.steps import Steps

@@ -198,7 +198,7 @@ plant(
     (f"{LEADER}._advance", leader_alone_counts),
 )  # fmt: skip
 plant(
-    "hw-goes-back", "nodes", 4, "high-watermark-back",
+    "hw-goes-back", "nodes", 9, "high-watermark-back",
     "HW never goes back on a leader (30)",
     (f"{LEADER}._advance", hw_back),
 )  # fmt: skip
@@ -215,7 +215,7 @@ plant(
     heal_s=RESTS_S,
 )  # fmt: skip
 plant(
-    "no-divergence", "nodes", 3, DIFFERS,
+    "no-divergence", "nodes", 14, DIFFERS,
     "a diverging fetch gets no data (26)",
     ("kept.replication.partition.diverging_epoch", returns(None)),
     heal_s=RESTS_S,
@@ -246,7 +246,7 @@ plant(
     (f"{PARTITION}.fetch", skips),
 )  # fmt: skip
 plant(
-    "slow-stay-in-isr", "nodes", 3, "liveness",
+    "slow-stay-in-isr", "nodes", 6, "liveness",
     "a member that lags leaves the ISR (30)",
     (f"{LEADER}._lags", waits_for_all),
     trial="limp",
@@ -269,7 +269,7 @@ plant(
     (f"{PARTITION}.fetch", starts_with_the_epoch),
 )  # fmt: skip
 plant(
-    "deletes-uncommitted", "nodes", 3, "retention",
+    "deletes-uncommitted", "nodes", 7, "retention",
     "records are deleted below HW (43)",
     (f"{PARTITION}.delete_records", deletes_what_is_there),
 )  # fmt: skip

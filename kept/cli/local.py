@@ -224,7 +224,8 @@ def start(*, number: int, directory: str) -> None:
         _start([node])
         return
     node.launch()
-    echo(f"node {number} started; it serves once a majority of the nodes runs: {running} run now")
+    runs = f"{running} of {len(members)} now"
+    echo(f"node {number} started; it serves once a majority of the nodes runs: {runs}")
 
 
 @local.command(epilog=examples("kept local down", "kept local down --purge"))

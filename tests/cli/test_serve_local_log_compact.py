@@ -133,7 +133,7 @@ def test_a_node_without_a_majority_is_not_waited_for(offline, local_dir, monkeyp
     monkeypatch.setattr(local._Node, "launch", lambda node: launched.append(node.number))
     assert run(["local", "start", "1", "--dir", str(local_dir)]) == 0
     assert launched == [1]
-    assert "serves when most of the nodes run: 1 do now" in capsys.readouterr().out
+    assert "once a majority of the nodes runs: 1 of 3 now" in capsys.readouterr().out
 
 
 def test_local_says_why_a_node_does_not_start(offline, kept_broker, local_dir):

@@ -1,13 +1,16 @@
 """Histories of state machines as prose: commands at the margin, effects indented below them.
 
 A command is a line that starts at the margin; what the machine does about it follows, indented by
-two spaces. ``#`` begins a comment.
+two spaces. ``#`` begins a comment. KEPT_REWRITE_HISTORIES=1 writes the effects anew into the files;
+read them before you commit them.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 
 def milliseconds(text: str) -> int:
@@ -66,3 +69,13 @@ def rewritten(text: str, run: Callable[[str], list[str]]) -> str:
             except Exception as error:
                 raise AssertionError("\n".join(out)) from error
     return "\n".join(out) + "\n"
+
+
+def check_history(path: Path, run: Callable[[str], list[str]]) -> None:
+    """All happens as a file tells it, or is written anew."""
+    text = path.read_text()
+    if os.environ.get("KEPT_REWRITE_HISTORIES"):
+        path.write_text(rewritten(text, run))
+        return
+    for command, expected in commands(text):
+        assert run(command) == expected, command

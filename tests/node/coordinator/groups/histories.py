@@ -4,15 +4,12 @@ A command is a line that starts at the margin; what the core does about it follo
 spaces. ``#`` begins a comment. Appends commit at once unless ``hold appends`` was said; then
 ``commit append`` and ``time out append ERROR`` end the oldest one, and ``reject append ERROR`` the
 one of the command before.
-KEPT_REWRITE_HISTORIES=1 writes the effects anew into the file; read them before you commit them.
 """
 
 from __future__ import annotations
 
-import re
 import shlex
 import uuid
-from collections.abc import Callable, Iterator
 
 from kio.schema.errors import ErrorCode
 
@@ -35,39 +32,14 @@ from kept.node.coordinator.groups.records import (
     OffsetCommitKey,
     OffsetCommitValue,
 )
+from tests.support.histories import Words, milliseconds
 
 TOPIC_IDS = {name: uuid.uuid5(uuid.NAMESPACE_DNS, name) for name in ("orders", "users")}
-
-
-def milliseconds(text: str) -> int:
-    number, unit = re.fullmatch(r"(\d+)(ms|s|m|h|d)", text).groups()
-    return int(number) * {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}[unit]
 
 
 def partition(text: str) -> tuple[str, int]:
     topic, _, number = text.rpartition("-")
     return topic, int(number)
-
-
-class Words:
-    """Options after a command: ``name value`` pairs and flags in any order."""
-
-    def __init__(self, words: list[str]) -> None:
-        self.words = words
-
-    def option(self, name: str, default: str | None = None) -> str | None:
-        if name not in self.words:
-            return default
-        index = self.words.index(name)
-        value = self.words[index + 1]
-        del self.words[index : index + 2]
-        return value
-
-    def flag(self, name: str) -> bool:
-        found = name in self.words
-        if found:
-            self.words.remove(name)
-        return found
 
 
 class History:
@@ -422,35 +394,3 @@ def describe_offset(found: tuple[str, ev.FetchedOffset]) -> str:
     error = f" {f.error.name}" if f.error is not ev.NO_ERROR else ""
     note = f" {f.metadata!r}" if f.metadata else ""
     return f"{topic}-{f.partition} = {f.offset}{note}{error}"
-
-
-def commands(text: str) -> Iterator[tuple[str, list[str]]]:
-    """(command, expected effects) of a history."""
-    command: str | None = None
-    expected: list[str] = []
-    for line in text.splitlines():
-        if not line.strip() or line.startswith("#"):
-            continue
-        if line.startswith("  "):
-            expected.append(line[2:])
-            continue
-        if command is not None:
-            yield command, expected
-        command, expected = line, []
-    if command is not None:
-        yield command, expected
-
-
-def rewritten(text: str, run: Callable[[str], list[str]]) -> str:
-    """The history with the effects as they are now."""
-    out: list[str] = []
-    for line in text.splitlines():
-        if line.startswith("  "):
-            continue
-        out.append(line)
-        if line.strip() and not line.startswith("#"):
-            try:
-                out += ["  " + effect for effect in run(line)]
-            except Exception as error:
-                raise AssertionError("\n".join(out)) from error
-    return "\n".join(out) + "\n"

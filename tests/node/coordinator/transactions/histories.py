@@ -6,7 +6,6 @@ begins a comment. Appends commit at once unless ``hold appends`` was said; then 
 once unless ``hold markers`` was said; then ``markers NODE [PARTITION=ERROR...]`` answers the
 request that is under way, ``markers NODE broken`` breaks it. Producer ids are drawn at once unless
 ``hold ids`` was said; then ``draw`` and ``draw fails ERROR``.
-KEPT_REWRITE_HISTORIES=1 writes the effects anew into the file; read them before you commit them.
 """
 
 from __future__ import annotations

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from tests.node.coordinator.transactions.histories import History
-from tests.support.histories import commands, rewritten
+from tests.support.histories import check_history
 
 HISTORIES = sorted((Path(__file__).parent / "histories").glob("*.txt"))
 
@@ -19,10 +18,4 @@ def test_there_are_histories() -> None:
 
 @pytest.mark.parametrize("path", HISTORIES, ids=lambda p: p.stem)
 def test_history(path: Path) -> None:
-    history = History()
-    text = path.read_text()
-    if os.environ.get("KEPT_REWRITE_HISTORIES"):
-        path.write_text(rewritten(text, history.run))
-        return
-    for command, expected in commands(text):
-        assert history.run(command) == expected, command
+    check_history(path, History().run)

@@ -1,0 +1,113 @@
+"""Who speaks on a connection or in a call."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Final, Protocol
+
+from kept.cluster.security.acls import ANONYMOUS, AclOperation, AclResourceType
+
+
+class Everything(Collection[object]):
+    """A collection that contains whatever is looked for: where nothing is forbidden."""
+
+    def __contains__(self, item: object) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[object]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+class Session:
+    """Who speaks: a principal (``User:ada``), the address that it speaks from, the listener that it
+    came in by, and how it said who it is (``mechanism``: a SASL mechanism, ``SSL``, or "").
+
+    ``expires_at`` is by the loop's clock. ``is_node`` is true of members of the cluster, which may
+    do everything that members do. ``writable`` and ``readable`` are names and ids of topics, as on
+    the wire, of which it is known that this session may write or read them, so that the hot paths
+    look once and in one place; a change of ACLs clears them.
+    """
+
+    __slots__ = (
+        "expires_at",
+        "host",
+        "is_node",
+        "listener",
+        "mechanism",
+        "principal",
+        "readable",
+        "writable",
+    )
+
+    def __init__(
+        self,
+        principal: str = ANONYMOUS,
+        host: str = "",
+        listener: str = "",
+        mechanism: str = "",
+        *,
+        expires_at: float = float("inf"),
+        is_node: bool = False,
+    ) -> None:
+        self.principal = principal
+        self.host = host
+        self.listener = listener
+        self.mechanism = mechanism
+        self.expires_at = expires_at
+        self.is_node = is_node
+        self.writable: Collection[object] = EVERYTHING
+        self.readable: Collection[object] = EVERYTHING
+
+    def __repr__(self) -> str:
+        return f"<Session {self.principal} from {self.host} by {self.listener}>"
+
+
+class Authorizer(Protocol):
+    """Decides whether a session may do something. Pure: it asks the current image only."""
+
+    def allows(
+        self,
+        session: Session,
+        operation: AclOperation,
+        resource_type: AclResourceType,
+        name: str,
+        *,
+        audited: bool = True,
+    ) -> bool:
+        """Whether it may; ``audited``: a refusal is written to the audit log (filters are not)."""
+
+    def allows_any(
+        self, session: Session, operation: AclOperation, resource_type: AclResourceType
+    ) -> bool:
+        """Whether it may on at least one resource of the type (``authorizeByResourceType``)."""
+
+
+class AllowAll:
+    """The authorizer where none is set: whoever got in may do everything."""
+
+    def allows(
+        self,
+        session: Session,  # noqa: ARG002
+        operation: AclOperation,  # noqa: ARG002
+        resource_type: AclResourceType,  # noqa: ARG002
+        name: str,  # noqa: ARG002
+        *,
+        audited: bool = True,  # noqa: ARG002
+    ) -> bool:
+        """Yes."""
+        return True
+
+    def allows_any(
+        self,
+        session: Session,  # noqa: ARG002
+        operation: AclOperation,  # noqa: ARG002
+        resource_type: AclResourceType,  # noqa: ARG002
+    ) -> bool:
+        """Yes."""
+        return True
+
+
+EVERYTHING: Final = Everything()

@@ -296,6 +296,18 @@ class UnsupportedVersion(PeerError):
     """A version of an API that is not served."""
 
 
+class UnsupportedSaslMechanism(PeerError):
+    """A SASL mechanism that the listener does not enable."""
+
+
+class IllegalSaslState(PeerError):
+    """A SASL request that the state of the connection does not allow."""
+
+
+class SaslAuthenticationFailed(PeerError):
+    """The other side did not show that it is who it says, or broke the exchange."""
+
+
 class ClusterAuthorizationFailed(PeerError):
     """Not for whoever may reach this listener."""
 

@@ -27,10 +27,13 @@ NOT_ENOUGH_REPLICAS: Final = 19
 INVALID_REQUIRED_ACKS: Final = 21
 INVALID_TIMESTAMP: Final = 32
 TOPIC_AUTHORIZATION_FAILED: Final = 29
+UNSUPPORTED_SASL_MECHANISM: Final = 33
+ILLEGAL_SASL_STATE: Final = 34
 UNSUPPORTED_VERSION: Final = 35
 INVALID_REQUEST: Final = 42
 TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Final = 53
 KAFKA_STORAGE_ERROR: Final = 56
+SASL_AUTHENTICATION_FAILED: Final = 58
 FETCH_SESSION_ID_NOT_FOUND: Final = 70
 INVALID_FETCH_SESSION_EPOCH: Final = 71
 FENCED_LEADER_EPOCH: Final = 74
@@ -88,6 +91,9 @@ _NAMES: Final[dict[str, int]] = {
     "PolicyViolation": 44,
     "TopicDeletionDisabled": 73,
     "UnsupportedVersion": UNSUPPORTED_VERSION,
+    "UnsupportedSaslMechanism": UNSUPPORTED_SASL_MECHANISM,
+    "IllegalSaslState": ILLEGAL_SASL_STATE,
+    "SaslAuthenticationFailed": SASL_AUTHENTICATION_FAILED,
     "ClusterAuthorizationFailed": 31,
     "SecurityDisabled": 54,
     "CoordinatorNotAvailable": 15,

@@ -70,6 +70,7 @@ from kept.node.runtime.memory_budget import BudgetShare, MemoryBudget
 from kept.node.runtime.runtime import Runtime
 from kept.node.runtime.shutdown import Shutdown
 from kept.node.runtime.uncompiled_kernels import Kernels
+from kept.node.security.session import AllowAll
 from kept.replication.quota import ReplicationQuotas
 from kept.storage.disk import Disk
 from kept.storage.producers.producer_states import ProducerQuota
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from kept.cluster.controller.brokers import RegisterRequest
     from kept.node.admin.services import AdminServices
     from kept.node.config.node_config import NodeConfig
+    from kept.node.security.session import Authorizer
 
 IDLE_TICK_MS: Final = 10_000
 
@@ -100,6 +102,7 @@ class NodeParts:
         self.inflating = BudgetShare(self.budget, config.inflating_max_bytes)
         self.waiting = MemoryBudget(config.waiting_max_bytes, config.waiting_max_bytes // 4)
         self.producer_quota = ProducerQuota(config.producers_max)
+        self.authorizer: Authorizer = AllowAll()
         self._build_cluster(config)
         self._build_replicas(config)
         self._build_services(config)
@@ -396,6 +399,7 @@ class NodeParts:
                 )
             ),
             messages=self.handlers,
+            authorizer=self.authorizer,
         )
 
     def _build_listeners(self, config: NodeConfig) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from kept.cluster.metadata.image import Image
+    from kept.node.security.session import Session
 
 PRODUCE: Final = ApiKey.PRODUCE
 FETCH: Final = ApiKey.FETCH
@@ -90,8 +91,8 @@ class RequestContext:
     api_key: int
     api_version: int
     client_id: str | None
-    listener_name: str
-    client_host: str = ""
+    session: Session
+    """Who makes the request, from where, and on which listener."""
     tries: tuple[UUID, ...] = ()
     """Of a forwarded request: the ids of the attempts so far, this one's last."""
     parked: dict[Cancellable, None] | None = None

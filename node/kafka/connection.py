@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from kept.node.runtime.fd_quota import OpenFiles
     from kept.node.runtime.memory_budget import MemoryBudget
     from kept.node.runtime.runtime import Runtime
+    from kept.node.security.session import Authorizer, Session
     from kept.replication.partition import Partition
 
 FIRST_BUFFER_BYTES: Final = 256
@@ -161,15 +162,17 @@ class ServerContext:
     produce: ProduceServer
     fetch: RequestServer
     messages: MessageServer
+    authorizer: Authorizer
     ordinals: Iterator[int] = field(default_factory=count)
     marker_connections: MarkerConnections = field(default_factory=MarkerConnections)
 
 
 class Connection(asyncio.BufferedProtocol):
-    """The protocol of one accepted socket."""
+    """The protocol of one accepted socket, whose ``session`` is known."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, session: Session) -> None:
         self.listener = listener
+        self.session = session
         self.context = listener.context
         self.ordinal = next(self.context.ordinals)
         """Of connections to this process the newer one's is larger."""
@@ -284,7 +287,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def host(self) -> str:
         """The peer's address without its port."""
-        return self.peer.rpartition(":")[0]
+        return self.session.host
 
     @property
     def idle(self) -> bool:
@@ -517,8 +520,7 @@ class Connection(asyncio.BufferedProtocol):
             served.key,
             version,
             client_id,
-            self.listener.name,
-            self.host,
+            self.session,
             parked=self.parked,
             connection=self.ordinal,
         )

@@ -76,9 +76,9 @@ class ForwardingManager:
                 context.api_key,
                 context.api_version,
                 body,
-                context.listener_name,
+                context.session.listener,
                 context.client_id,
-                context.client_host,
+                context.session.host,
                 tuple(tries),
             )
 

@@ -23,10 +23,12 @@ from collections.abc import Callable, Mapping
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 
+from kept.cluster.security.acls import ANONYMOUS
 from kept.node.kafka import api
 from kept.node.kafka.connection import Connection, ServerContext
 from kept.node.kafka.handshake_timeout import HandshakeTimeouts
 from kept.node.runtime.logging import log
+from kept.node.security.session import Session
 from kept.storage.errors import ConfigurationError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from kept.node.runtime.connection_quota import ConnectionQuota
 
 TakeOver = Callable[["HandedOver", bytes], None]
+NewProtocol = Callable[["Listener"], asyncio.BaseProtocol]
+"""What serves an accepted socket of a listener until its session is known."""
 
 HTTP_METHODS: Final = (b"GET ", b"POST", b"HEAD", b"PUT ", b"DELE", b"OPTI", b"PATC")
 """First four bytes of HTTP; each is far above the largest frame size as a length."""
@@ -59,17 +63,22 @@ class HandedOver:
     Whoever serves it calls :meth:`closed` when its transport is.
     """
 
-    __slots__ = ("_open", "host", "is_probe", "listener", "transport")
+    __slots__ = ("_open", "is_probe", "listener", "session", "transport")
 
     def __init__(
-        self, listener: Listener, transport: Any, host: str, *, is_probe: bool = False
+        self, listener: Listener, transport: Any, session: Session, *, is_probe: bool = False
     ) -> None:
         self.is_probe = is_probe
         """It stands beyond a limit: it gets one response, and is closed."""
         self.listener = listener
         self.transport = transport
-        self.host = host
+        self.session = session
         self._open = True
+
+    @property
+    def host(self) -> str:
+        """The peer's address."""
+        return self.session.host
 
     @property
     def may_change_voters(self) -> bool:
@@ -84,11 +93,24 @@ class HandedOver:
             self.listener.quota.leave(self.host)
 
 
+class Accepted(asyncio.Protocol):
+    """An accepted socket of a listener where nobody is asked who he is."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It is known who speaks: a connection serves it."""
+        self._listener.open(transport, self._listener.session(transport))
+
+
 class Listener:
     """One of ``listeners``: its sockets, and the connections accepted there.
 
     ``takeovers``: who serves other protocols, by the first four bytes. ``quota`` counts connections
     of this listener and of others. ``between_nodes``: it is the listener for nodes.
+    ``new_protocol`` makes what serves an accepted socket until it calls :meth:`open`; without one
+    the transport alone tells the session.
     """
 
     def __init__(
@@ -99,12 +121,14 @@ class Listener:
         takeovers: Mapping[bytes, TakeOver],
         *,
         between_nodes: bool = False,
+        new_protocol: NewProtocol | None = None,
     ) -> None:
         self.context = context
         self.name = address.name
         self.address = address
         self.port = address.port
         self.between_nodes = between_nodes
+        self.new_protocol = new_protocol or Accepted
         self.connections: dict[Connection, None] = {}
         self.handed_over: dict[HandedOver, None] = {}
         """Connections that another protocol took over: they still count."""
@@ -177,7 +201,7 @@ class Listener:
         backlog = self.context.config.current.socket_listen_backlog_size
         for sock in self._sockets:
             server = await self.context.runtime.loop.create_server(
-                lambda: Connection(self), sock=sock, backlog=backlog
+                lambda: self.new_protocol(self), sock=sock, backlog=backlog
             )
             self._servers.append(server)
         self._sockets.clear()
@@ -204,7 +228,31 @@ class Listener:
         for handed_over in list(self.handed_over):
             handed_over.transport.abort()
 
-    # Called by connections.
+    # Called by connections, and by what comes before them.
+
+    def session(self, transport: Any, principal: str = ANONYMOUS, mechanism: str = "") -> Session:
+        """A session of ``principal`` on this listener, with no more rights than the authorizer
+        gives whoever is not known.
+        """
+        peer = transport.get_extra_info("peername")
+        host = peer[0] if isinstance(peer, tuple) and len(peer) > 1 else ""
+        session = Session(principal, host, self.name, mechanism, is_node=self.between_nodes)
+        session.writable = self.context.authorizer.grants()
+        session.readable = self.context.authorizer.grants()
+        return session
+
+    def open(self, transport: Any, session: Session, unread: bytes = b"") -> None:
+        """``session`` speaks over ``transport`` from now on: a connection serves it, and first the
+        bytes that came in already. It is counted from here on.
+        """
+        connection = Connection(self, session)
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
+        while unread and connection.transport is not None:
+            buffer = connection.get_buffer(len(unread))
+            size = min(len(buffer), len(unread))
+            buffer[:size], unread = unread[:size], unread[size:]
+            connection.buffer_updated(size)
 
     def admit(self, connection: Connection, fd: int) -> bool:
         """Count a new connection, whose descriptor is ``fd``; False when it is one too many.
@@ -294,7 +342,7 @@ class Listener:
         del self.connections[connection]
         is_probe = connection.over_limit is not None
         self.probes.discard(connection)
-        handed_over = HandedOver(self, transport, connection.host, is_probe=is_probe)
+        handed_over = HandedOver(self, transport, connection.session, is_probe=is_probe)
         self.handed_over[handed_over] = None
         return handed_over
 

@@ -17,6 +17,7 @@ from kept.client.node_connection import NodeConnection
 from kept.client.protocol import messages as protocol
 from kept.client.protocol.api_keys import ApiKey
 from kept.node.kafka.api import RequestContext
+from kept.node.security.session import node_session
 from kept.storage.errors import NetworkException, RequestTimedOut
 
 if TYPE_CHECKING:
@@ -74,8 +75,8 @@ class NodeRequests:
         request = protocol.build(
             protocol.message_type(api_key, version, EntityType.request), values
         )
-        listener = self._config.current.listeners[0].name
-        context = RequestContext(api_key, version, self._name, listener)
+        session = node_session(self._config.current.listeners[0].name)
+        context = RequestContext(api_key, version, self._name, session)
         response = await self.handlers.complete(context, request)
         return protocol.build(
             protocol.message_type(api_key, version, EntityType.response), response

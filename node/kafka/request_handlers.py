@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kept.client.protocol import messages as protocol
 from kept.node.internode import controller_rpc
 from kept.node.kafka import api
+from kept.node.security.session import Session
 from kept.storage.errors import NotController
 
 if TYPE_CHECKING:
@@ -103,9 +104,8 @@ class RequestHandlers:
         if not metadata.leads:
             raise NotController(f"node {config.node_id} is not the active controller")
         key, version = request.api_key, request.version
-        context = api.RequestContext(
-            key, version, request.client_id, request.listener, request.client_host, request.tries
-        )
+        session = Session(host=request.client_host, listener=request.listener)
+        context = api.RequestContext(key, version, request.client_id, session, request.tries)
         limit = config.request_max_entries
         message = protocol.decode_request(key, version, request.body, 0, limit)
         values = await self.complete(context, message)

@@ -11,6 +11,7 @@ from kept.client.protocol.api_keys import ApiKey
 from kept.node.kafka.api import RequestContext
 from kept.node.metadata import internal_topics
 from kept.node.runtime import error_codes
+from kept.node.security.session import node_session
 from kept.storage.errors import KeptError, PolicyViolation, TopicAlreadyExists
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ class TopicCreation:
             "configs": [{"name": key, "value": value} for key, value in (configs or {}).items()],
         }
         values = {"topics": [topic], "timeout": 30_000, "validate_only": False}
-        listener = self.config.current.listeners[0].name
-        context = RequestContext(ApiKey.CREATE_TOPICS, CREATE_TOPICS_VERSION, None, listener)
+        session = node_session(self.config.current.listeners[0].name)
+        context = RequestContext(ApiKey.CREATE_TOPICS, CREATE_TOPICS_VERSION, None, session)
         response = await self.forwarding.request(context, values)
         (created,) = response.topics
         error = failure(int(created.error_code), f"CreateTopics of {name}", created.error_message)

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from kept.cluster.security.acls import ANONYMOUS, AclOperation, AclResourceType
 
 
-class Everything(Collection[object]):
-    """A collection that contains whatever is looked for: where nothing is forbidden."""
+class Grants(Protocol):
+    """Names and ids of topics of which it is known that a session may write or read them."""
 
-    def __contains__(self, item: object) -> bool:
+    def __contains__(self, item: object, /) -> bool: ...
+
+    def add(self, item: Any, /) -> None:
+        """This one, too."""
+
+    def clear(self) -> None:
+        """The rules changed: nothing is known any more."""
+
+
+class Everything:
+    """Grants that contain whatever is looked for: where nothing is forbidden."""
+
+    def __contains__(self, item: object, /) -> bool:
         return True
 
-    def __iter__(self) -> Iterator[object]:
-        return iter(())
+    def add(self, item: Any, /) -> None:
+        """It is there."""
 
-    def __len__(self) -> int:
-        return 0
+    def clear(self) -> None:
+        """No rule forbids anything."""
 
 
 class Session:
@@ -28,7 +39,8 @@ class Session:
     ``expires_at`` is by the loop's clock. ``is_node`` is true of members of the cluster, which may
     do everything that members do. ``writable`` and ``readable`` are names and ids of topics, as on
     the wire, of which it is known that this session may write or read them, so that the hot paths
-    look once and in one place; a change of ACLs clears them.
+    look once and in one place; a change of ACLs clears them. Where nothing is forbidden they
+    contain everything (:meth:`Authorizer.grants`).
     """
 
     __slots__ = (
@@ -58,8 +70,8 @@ class Session:
         self.mechanism = mechanism
         self.expires_at = expires_at
         self.is_node = is_node
-        self.writable: Collection[object] = EVERYTHING
-        self.readable: Collection[object] = EVERYTHING
+        self.writable: Grants = set()
+        self.readable: Grants = set()
 
     def __repr__(self) -> str:
         return f"<Session {self.principal} from {self.host} by {self.listener}>"
@@ -83,6 +95,9 @@ class Authorizer(Protocol):
         self, session: Session, operation: AclOperation, resource_type: AclResourceType
     ) -> bool:
         """Whether it may on at least one resource of the type (``authorizeByResourceType``)."""
+
+    def grants(self) -> Grants:
+        """What is granted to a new session before anything is asked."""
 
 
 class AllowAll:
@@ -108,6 +123,17 @@ class AllowAll:
     ) -> bool:
         """Yes."""
         return True
+
+    def grants(self) -> Grants:
+        """Everything."""
+        return EVERYTHING
+
+
+def node_session(listener: str) -> Session:
+    """A session of a request of this node's own; addresses in its response are ``listener``'s."""
+    session = Session(listener=listener, is_node=True)
+    session.writable = session.readable = EVERYTHING
+    return session
 
 
 EVERYTHING: Final = Everything()

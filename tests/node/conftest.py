@@ -16,6 +16,7 @@ from kept.client.protocol import messages as protocol
 from kept.node.config.node_config import NodeConfig
 from kept.node.kafka import api
 from kept.node.node import Node
+from kept.node.security.session import node_session
 
 
 class Lone:
@@ -73,7 +74,7 @@ class Lone:
         cls = protocol.message_type(key, version, EntityType.request)
         request, _ = protocol.decode(cls, protocol.encode(protocol.build(cls, values)))
         listener = listener or self.node.parts.listeners[0].name
-        context = api.RequestContext(key, version, "test", listener, tries=tries)
+        context = api.RequestContext(key, version, "test", node_session(listener), tries)
         values = await self.node.parts.handlers.complete(context, request)
         frame = protocol.encode_response(key, version, 7, values)
         return protocol.decode_response(key, version, frame[4:])[1]

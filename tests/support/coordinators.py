@@ -23,6 +23,7 @@ from kept.node.metadata.leadership_barrier import LeadershipBarrier
 from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.replicas.replica_table import ReplicaTable
 from kept.node.runtime.runtime import Runtime
+from kept.node.security.session import Session
 from kept.storage.disk import Disk
 from kept.storage.errors import KeptError, NotLeaderOrFollower
 from kept.storage.records import CheckRules, EndTxnMarker, build_control_batch, headers, patch
@@ -268,14 +269,16 @@ class FakeNode:
 
     def described(self, version: int, api_name: str, request: Any) -> Any:
         """What a handler of the groups as a whole answers."""
-        context = RequestContext(0, version, "c", "P", "h")
+        context = RequestContext(0, version, "c", Session(host="h", listener="P"))
         handler = DescribeGroupsHandler(self.groups)
         return self.runtime.slices.run(getattr(handler, api_name)(context, request))
 
     def heartbeat(self, request: Any) -> Any:
         nothing: Any = None
         handler = GroupMembershipHandler(nothing, nothing, nothing, self.groups, nothing, nothing)
-        return handler.heartbeat(RequestContext(12, 0, "c", "P", "h"), request)
+        return handler.heartbeat(
+            RequestContext(12, 0, "c", Session(host="h", listener="P")), request
+        )
 
 
 def partition_record(number: int, leader: int, epoch: int) -> PartitionRecord:

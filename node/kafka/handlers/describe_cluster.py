@@ -64,7 +64,7 @@ class ClusterHandler:
             "endpoint_type": BROKER_ENDPOINT,
             "cluster_id": self.metadata.image.cluster_id,
             "controller_id": self.config.current.node_id,
-            "brokers": self._brokers(ctx.listener_name, fenced_too),
+            "brokers": self._brokers(ctx.session.listener, fenced_too),
             "cluster_authorized_operations": operations,
         }
 

@@ -109,7 +109,7 @@ class GroupMembershipHandler:
         key: str,
     ) -> tuple[ErrorCode, str, dict[str, Any]]:
         leader = coordinates.shards.leader_of(key)
-        endpoint = None if leader is None else self.addresses.broker(leader, ctx.listener_name)
+        endpoint = None if leader is None else self.addresses.broker(leader, ctx.session.listener)
         if leader is None or endpoint is None:
             why = f"{coordinates.topic} has no leader for {key!r}"
             return ErrorCode.coordinator_not_available, shortened(why), NO_NODE
@@ -140,7 +140,7 @@ class GroupMembershipHandler:
         def event(number: int) -> ev.Join:
             return ev.Join(
                 number, request.group_id, request.member_id, ctx.client_id or "",
-                f"/{ctx.client_host}", session_ms, rebalance_ms, request.protocol_type, protocols,
+                f"/{ctx.session.host}", session_ms, rebalance_ms, request.protocol_type, protocols,
                 str(uuid.uuid4()), instance,
                 requires_known_member_id=version >= 4, supports_skipping_assignment=version >= 9,
             )  # fmt: skip

@@ -165,7 +165,7 @@ class MetadataHandler:
         brokers = []
         for broker_id in sorted(image.brokers):
             broker = image.brokers[broker_id]
-            address = self._addresses.broker(broker_id, ctx.listener_name)
+            address = self._addresses.broker(broker_id, ctx.session.listener)
             if address is not None and (not broker.fenced or self._detector.lingers(broker_id)):
                 brokers.append(
                     {

@@ -12,6 +12,7 @@ from kept.client.protocol.api_keys import ApiKey
 from kept.node.kafka.connection import SMALL_FRAME_BYTES
 from kept.node.kafka.request_handlers import RequestHandlers
 from kept.node.kafka.response_slot import WAITING_ENTRY_BYTES, WAITING_REQUEST_BYTES
+from kept.node.security.session import Session
 
 
 class Transport:
@@ -29,7 +30,7 @@ def test_a_connection_that_is_gone_is_not_gone_on_with(lone, transport, monkeypa
     """A batch's check in a thread may end after its connection did."""
     from kept.node.kafka.connection import Connection
 
-    connection = Connection(lone.node.parts.listeners[0])
+    connection = Connection(lone.node.parts.listeners[0], Session())
     connection.transport = transport
     connection._blocked = True
     served = []
@@ -39,6 +40,43 @@ def test_a_connection_that_is_gone_is_not_gone_on_with(lone, transport, monkeypa
     connection.transport = Transport(closing=False)
     connection.unblock()
     assert served == [1] and not connection._blocked
+
+
+class Introduced(asyncio.Protocol):
+    """Serves a socket until its peer has said who it is, in one line."""
+
+    def __init__(self, listener):
+        self.listener, self.bytes = listener, b""
+
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def data_received(self, data):
+        name, ends, unread = (self.bytes + data).partition(b"\n")
+        self.bytes += data
+        if ends:
+            session = self.listener.session(self.transport, f"User:{name.decode()}", "line")
+            self.listener.open(self.transport, session, unread)
+
+
+async def test_a_connection_begins_when_its_session_is_known_with_what_was_read_behind(lone):
+    listener = lone.node.parts.listeners[0]
+    listener.new_protocol = Introduced
+    reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+    many = [f"none-{number:04}" for number in range(100)]
+    writer.write(b"ada\n" + metadata_of(*many) + metadata_of("none"))
+    for topics in (100, 1):
+        (size,) = struct.unpack(">i", await asyncio.wait_for(reader.readexactly(4), 60))
+        frame = await asyncio.wait_for(reader.readexactly(size), 60)
+        _, response = protocol.decode_response(ApiKey.METADATA, 4, frame)
+        assert len(response.topics) == topics
+    (connection,) = listener.connections
+    session = connection.session
+    assert (session.principal, session.mechanism) == ("User:ada", "line")
+    assert (session.host, session.listener, session.is_node) == ("127.0.0.1", listener.name, False)
+    assert listener.quota.count == 1
+    writer.close()
+    await until(lambda: not listener.quota.count)
 
 
 @pytest.mark.parametrize(("idle_ms", "stays"), [("-1", True), ("1000", False)])

@@ -14,6 +14,7 @@ from kept.node.kafka import api
 from kept.node.kafka.api import RequestContext
 from kept.node.kafka.forward_errors import refusal
 from kept.node.kafka.forwarding_manager import ForwardingManager
+from kept.node.security.session import node_session
 from kept.storage.errors import NetworkException, NotController, RequestTimedOut
 
 TOPIC = {"name": "t", "num_partitions": 1, "replication_factor": 1, "assignments": (),
@@ -78,5 +79,7 @@ def test_what_nobody_answered_is_an_answer_and_no_broken_connection(error, monke
     request = protocol.build(cls, REQUESTS[64])
     nothing: Any = None
     manager = ForwardingManager(nothing, nothing, nothing, nothing)
-    found = asyncio.run(manager.respond(RequestContext(64, 0, None, "P"), b"", request))
+    found = asyncio.run(
+        manager.respond(RequestContext(64, 0, None, node_session("P")), b"", request)
+    )
     assert isinstance(found, dict) and found["error_code"] == 7

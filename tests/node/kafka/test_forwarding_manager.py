@@ -12,12 +12,13 @@ from kept.node.kafka import forwarding_manager
 from kept.node.kafka.api import RequestContext
 from kept.node.kafka.forwarding_manager import ForwardingManager
 from kept.node.runtime.runtime import Runtime
+from kept.node.security.session import Session
 from kept.storage.disk import Disk
 from kept.storage.errors import NetworkException, NotController, RequestTimedOut
 from tests.support.metadata import FollowedChanges, KnownMetadata
 from tests.support.replicas import RecordedPeers
 
-CONTEXT = RequestContext(19, 7, "c", "PLAINTEXT", "::1")
+CONTEXT = RequestContext(19, 7, "c", Session(host="::1", listener="PLAINTEXT"))
 
 SILENCE: Any = object()
 """The controller stands still; another one is elected."""

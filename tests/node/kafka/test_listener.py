@@ -16,6 +16,7 @@ from kept.node.kafka.handshake_timeout import HandshakeTimeouts
 from kept.node.kafka.listener import PROBE_CONNECTIONS, HandedOver, Listener, may_change_voters
 from kept.node.parts import NodeParts
 from kept.node.runtime.connection_quota import ConnectionQuota
+from kept.node.security.session import Session
 from kept.storage.errors import ConfigurationError
 from tests.support.parts import Given
 
@@ -26,6 +27,7 @@ class Peer:
     """A connection, as far as its listener knows it."""
 
     def __init__(self, host: str = HERE, last_active: float = 0.0, **state: Any) -> None:
+        self.session = Session(host=host)
         self.host, self.peer, self.last_active = host, f"{host}:1", last_active
         self.idle, self.has_unsent, self.partial_since = True, False, 0.0
         self.over_limit: tuple[str, int] | None = None
@@ -263,7 +265,7 @@ def test_grpc_and_nodes_go_to_who_serves_them_there(parts, monkeypatch) -> None:
     ):
         calls: list[Any] = []
         monkeypatch.setattr(server, method, lambda *given, calls=calls: calls.append(given))
-        taken = HandedOver(found, object(), HERE)
+        taken = HandedOver(found, object(), Session(host=HERE))
         found.takeovers[words](taken, words)
         assert calls == [(taken.transport, words, taken.closed)]
     assert b"KEPT" not in clients.takeovers
@@ -435,7 +437,7 @@ def test_the_only_address_is_not_left_out(family, bind, outcome, monkeypatch) ->
 def test_who_votes_is_not_for_every_client(between_nodes: bool, host: str, allowed: bool) -> None:
     assert may_change_voters(between_nodes, host) is allowed
     found = Site().listener(between_nodes=between_nodes)
-    assert HandedOver(found, None, host).may_change_voters is allowed
+    assert HandedOver(found, None, Session(host=host)).may_change_voters is allowed
 
 
 def test_a_quota_counts_in_all_and_for_each_address() -> None:

@@ -28,6 +28,7 @@ from kept.node.metadata.failure_detector import FailureDetector
 from kept.node.replicas.replica_table import ReplicaTable
 from kept.node.runtime.counters import Counters
 from kept.node.runtime.time_slices import TimeSlices
+from kept.node.security.session import node_session
 from tests.support.parts import Given
 
 TOPIC_IDS = {"t": UUID(int=1), "u": UUID(int=2)}
@@ -91,7 +92,7 @@ def ask(name: str, *, elects: bool = True) -> tuple[int, int, list[int], list[in
     async def scene() -> tuple[int, int, list[int], list[int]]:
         cluster = Cluster()
         cluster.elects = elects
-        ctx = RequestContext(3, 9, None, "X")
+        ctx = RequestContext(3, 9, None, node_session("X"))
         found: Any = cluster.handler.metadata(ctx, Given(topics=[Given(name=name, topic_id=None)]))
         while not isinstance(found, dict):
             found = await found if inspect.isawaitable(found) else cluster.slices.run(found)

@@ -21,6 +21,7 @@ from kept.node.config.live_config import LiveConfig
 from kept.node.config.node_config import NodeConfig
 from kept.node.kafka.api import RequestContext
 from kept.node.kafka.handlers.raft_voters import RaftVotersHandler
+from kept.node.security.session import Session
 from kept.storage.errors import ClusterAuthorizationFailed
 from kept.testing import Cluster
 from tests.support.parts import Given
@@ -211,7 +212,7 @@ def test_requests_for_other_voters_are_refused_where_everybody_can_ask(listener,
     addresses: Any = Given(own_node_address=lambda: ("here", 9192))
     controller: Any = Given(quorum_reconfiguration=quorum_reconfiguration)
     handler = RaftVotersHandler(LiveConfig(config), metadata, addresses, controller)
-    ctx = RequestContext(ApiKey.ADD_RAFT_VOTER, 0, "c", listener, host)
+    ctx = RequestContext(ApiKey.ADD_RAFT_VOTER, 0, "c", Session(host=host, listener=listener))
     request = Given(cluster_id="c")
     if (listener, host) == ("CLIENTS", "10.1.2.3"):
         with pytest.raises(ClusterAuthorizationFailed, match="here:9192"):

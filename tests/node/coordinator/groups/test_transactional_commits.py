@@ -17,6 +17,7 @@ from kept.node.coordinator.common.events import EndMarker
 from kept.node.coordinator.groups import events as ev
 from kept.node.kafka.api import RequestContext
 from kept.node.kafka.handlers.group_offsets import GroupOffsetsHandler
+from kept.node.security.session import Session
 from kept.storage.errors import InvalidProducerEpoch, InvalidTxnState, KeptError
 from kept.storage.records import headers
 from kept.storage.types import TopicPartition
@@ -139,7 +140,7 @@ class Fixture:
         }  # fmt: skip
         kind = messages.message_type(TXN_OFFSET_COMMIT, version, EntityType.request)
         request = messages.build(kind, values)
-        context = RequestContext(TXN_OFFSET_COMMIT, version, "c", "P", "h")
+        context = RequestContext(TXN_OFFSET_COMMIT, version, "c", Session(host="h", listener="P"))
         answer: Any = self.node.runtime.slices.run(self.handler.txn_offset_commit(context, request))
         if not isinstance(answer, dict):
             answer = await result(answer)

@@ -20,6 +20,7 @@ from kept.node.kafka.api import RequestContext
 from kept.node.kafka.handlers.init_producer_id import ProducerIdHandler
 from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.runtime.runtime import Runtime
+from kept.node.security.session import node_session
 from kept.storage.disk import Disk
 from kept.storage.errors import KafkaStorageError, NotController, StaleBrokerEpoch
 from kept.testing import Cluster
@@ -56,7 +57,7 @@ class Controller:
 
 async def asked(ids: ProducerIds) -> Any:
     nothing: Any = None
-    context = RequestContext(INIT_PRODUCER_ID, 4, "c", "P")
+    context = RequestContext(INIT_PRODUCER_ID, 4, "c", node_session("P"))
     answer: Any = ProducerIdHandler(ids, nothing).init_producer_id(
         context, Given(transactional_id=None, producer_id=-1, producer_epoch=-1)
     )

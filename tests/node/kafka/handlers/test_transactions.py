@@ -18,6 +18,7 @@ from kept.node.kafka.api import RequestContext
 from kept.node.kafka.handlers.group_membership import GroupMembershipHandler
 from kept.node.kafka.handlers.init_producer_id import ProducerIdHandler
 from kept.node.kafka.handlers.transactions import TransactionsHandler
+from kept.node.security.session import node_session
 from kept.testing import Cluster
 from tests.node.coordinator.groups.wire import Connection
 from tests.support.loops import run
@@ -43,7 +44,7 @@ async def test_a_cluster_that_is_not_whole_refuses_transactional_ids() -> None:
     assert begun["error_code"] is refused
     finder = GroupMembershipHandler(nothing, nothing, nothing, nothing, transactions, nothing)
     for version in (1, 6):
-        context = RequestContext(FIND, version, "c", "P")
+        context = RequestContext(FIND, version, "c", node_session("P"))
         request = Given(key="bank", coordinator_keys=["bank"], key_type=1)
         found: Any = await finder.find_coordinator(context, request)
         one = found["coordinators"][0] if version >= 4 else found
@@ -67,7 +68,9 @@ async def test_many_partitions_let_others_run_meanwhile() -> None:
     requests = {3: of_client, 5: Given(transactions=[of_broker])}
     for version, request in requests.items():
         work = asyncio.create_task(
-            handler.add_partitions_to_txn(RequestContext(ADD, version, "c", "P"), request)
+            handler.add_partitions_to_txn(
+                RequestContext(ADD, version, "c", node_session("P")), request
+            )
         )
         turns = 0
         while not work.done():
@@ -96,7 +99,7 @@ async def test_a_request_of_many_ids_lets_others_run() -> None:
     turns, answer = (
         0,
         asyncio.ensure_future(
-            handler.add_partitions_to_txn(RequestContext(ADD, 4, "c", "P"), request)
+            handler.add_partitions_to_txn(RequestContext(ADD, 4, "c", node_session("P")), request)
         ),
     )
     while not answer.done():

@@ -34,6 +34,7 @@ _long: Final = Rows[int](Kind.LONG)
 _double: Final = Rows[float](Kind.DOUBLE)
 _string: Final = Rows[str](Kind.STRING)
 _listing: Final = Rows[tuple[str, ...]](Kind.LIST)
+_secret: Final = Rows[str](Kind.PASSWORD)
 
 _MINUTE: Final = 60_000
 _HOUR: Final = 3_600_000
@@ -495,6 +496,55 @@ class NodeSettings:
     )
     grpc_request_max_bytes = _integer("4194304", low=1024, high=1 << 30, ours=True).means(
         "Largest message of a gRPC client."
+    )
+
+    # TLS. All of them can be set for one listener, as listener.name.<name>.ssl.keystore.location.
+
+    ssl_keystore_location = _string(None).means(
+        "PEM file with a listener's private key (PKCS#8, encrypted or not) and its certificate, "
+        "followed by those that signed it. The node's own connections to others use it, too."
+    )
+    ssl_keystore_key = _secret(None, sensitive=True).means(
+        "The private key as PEM text, instead of ssl.keystore.location."
+    )
+    ssl_keystore_certificate_chain = _secret(None, sensitive=True).means(
+        "The certificate and those that signed it as PEM text, with ssl.keystore.key."
+    )
+    ssl_key_password = _secret(None, sensitive=True).means(
+        "Password of the private key, where it is encrypted."
+    )
+    ssl_keystore_type = _string("PEM").means(
+        "PEM. JKS and PKCS12 are refused with the command that converts them."
+    )
+    ssl_keystore_password = _secret(None, sensitive=True).means(
+        "Not to be set: PEM has no password of the store."
+    )
+    ssl_truststore_location = _string(None).means(
+        "PEM file with the certificates that sign those of clients and of other nodes."
+    )
+    ssl_truststore_certificates = _secret(None, sensitive=True).means(
+        "The same as PEM text, instead of ssl.truststore.location."
+    )
+    ssl_truststore_type = _string("PEM").means("PEM, as ssl.keystore.type.")
+    ssl_truststore_password = _secret(None, sensitive=True).means(
+        "Not to be set: PEM has no password of the store."
+    )
+    ssl_protocol = _string("TLSv1.3").means("Newest version of TLS that is spoken.")
+    ssl_enabled_protocols = _listing("TLSv1.2,TLSv1.3").means(
+        "Versions of TLS that are spoken, up to ssl.protocol. There are no others."
+    )
+    ssl_cipher_suites = _listing("").means(
+        "Cipher suites by their IANA names. Empty: those with forward secrecy and authenticated "
+        "encryption. The suites of TLS 1.3 cannot be chosen among: all of them, or none with "
+        "TLSv1.2 alone."
+    )
+    ssl_endpoint_identification_algorithm = _string("https").means(
+        "https: other nodes' certificates must name the host that is connected to. Empty: they "
+        "need not."
+    )
+    ssl_client_auth = _string("none", choices=("none", "requested", "required")).means(
+        "Whether clients show a certificate. requested: a valid one says who the client is, and "
+        "one without is anonymous."
     )
 
     # Consumer groups.

@@ -12,8 +12,10 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
+from kept.client.security.tls import DEFAULTS as TLS_SETTINGS
 from kept.node.config.config_def import Layers, Source
 from kept.node.config.definitions import BROKER_SETTINGS, HONOURED, TOPIC_SETTINGS, NodeSettings
+from kept.node.config.listener_settings import PREFIX, check_listeners, split
 from kept.node.config.listeners import Listener, Role, Voter, parse_voters, resolve
 from kept.node.config.sources import Sugar, gather, located
 from kept.node.config.topic_config import default_from_broker, validate_topic
@@ -36,6 +38,8 @@ class NodeConfig(NodeSettings):
     """
 
     given: Mapping[str, str]
+    _of_node: Mapping[str, str]
+    _of_listeners: Mapping[str, Mapping[str, str]]
     dynamic_own: Mapping[str, str]
     dynamic_default: Mapping[str, str]
 
@@ -52,12 +56,19 @@ class NodeConfig(NodeSettings):
         """Settings by name, as text. Raises ConfigurationError."""
         attributes = self.__dict__
         attributes["given"] = dict(given or {})
+        of_node, of_listeners = split(attributes["given"])
+        attributes["_of_node"], attributes["_of_listeners"] = of_node, of_listeners
         attributes["dynamic_own"] = dict(dynamic_own or {})
         attributes["dynamic_default"] = dict(dynamic_default or {})
         try:
             values = {name: setting.parse_default() for name, setting in HONOURED.items()}
             for _, layer in reversed(self.layers):
                 values.update(BROKER_SETTINGS.parse(layer))
+            for name, own in of_listeners.items():
+                try:
+                    BROKER_SETTINGS.parse(own)
+                except InvalidConfig as error:
+                    raise ConfigurationError(f"{PREFIX}{name}: {error}") from error
             for name in HONOURED:
                 attributes[attribute(name)] = values[name]
             self._resolve()
@@ -115,8 +126,29 @@ class NodeConfig(NodeSettings):
         return (
             (Source.DYNAMIC_BROKER_CONFIG, self.dynamic_own),
             (Source.DYNAMIC_DEFAULT_BROKER_CONFIG, self.dynamic_default),
-            (Source.STATIC_BROKER_CONFIG, self.given),
+            (Source.STATIC_BROKER_CONFIG, self._of_node),
         )
+
+    def of_listener(self, name: str) -> NodeConfig:
+        """The same settings as they hold on one listener: ``listener.name.<name>.`` is laid over
+        them, also over what was changed while the node runs.
+        """
+        own = self._of_listeners.get(name.lower())
+        if not own:
+            return self
+        dynamic = [
+            {name: text for name, text in layer.items() if name not in own}
+            for layer in (self.dynamic_own, self.dynamic_default)
+        ]
+        return NodeConfig({**self.given, **own}, dynamic_own=dynamic[0], dynamic_default=dynamic[1])
+
+    def tls_properties(self) -> dict[str, str | None]:
+        """The settings of TLS, as :func:`kept.client.security.tls.tls_config` wants them."""
+        return {name: self._tls_value(name) for name in TLS_SETTINGS}
+
+    def _tls_value(self, name: str) -> str | None:
+        value = getattr(self, attribute(name))
+        return ",".join(value) if isinstance(value, tuple) else value
 
     def topic_defaults(self) -> dict[str, str]:
         """Topic settings that the broker's settings change, as text: for ``log_config``."""
@@ -161,6 +193,9 @@ class NodeConfig(NodeSettings):
         attributes["advertised_listeners"] = addresses.advertised
         attributes["node_listener"] = addresses.node
         attributes["advertised_node_listener"] = addresses.advertised_node
+        node = () if addresses.node is None else (addresses.node,)
+        bound = [listener.name for listener in (*addresses.client, *node)]
+        check_listeners(self._of_listeners, bound)
         if "group.initial.rebalance.delay.ms" not in self.given and self.alone:
             attributes["group_initial_rebalance_delay_ms"] = 0
         for name in ("inflight_max_bytes_per_ip", "inflating_max_bytes", "waiting_max_bytes"):
@@ -278,10 +313,14 @@ class NodeConfig(NodeSettings):
 
     def __repr__(self) -> str:
         shown = {
-            name: "[hidden]" if BROKER_SETTINGS[name].sensitive else text
-            for name, text in self.given.items()
+            name: "[hidden]" if _is_sensitive(name) else text for name, text in self.given.items()
         }
         return f"NodeConfig({shown})"
+
+
+def _is_sensitive(name: str) -> bool:
+    setting = name.split(".", 3)[-1] if name.startswith(PREFIX) else name
+    return BROKER_SETTINGS[setting].sensitive
 
 
 _RESOLVED: Final = frozenset(

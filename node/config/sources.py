@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from kept.node.config.config_def import nearest, unknown_name
+from kept.node.config.listener_settings import PREFIX, from_variable
 from kept.storage.errors import ConfigurationError
 
 NOT_SETTINGS: Final = frozenset(
@@ -49,6 +50,7 @@ def from_environment(environ: Mapping[str, str], names: Collection[str]) -> dict
         if not key.startswith("KEPT_") or key in NOT_SETTINGS:
             continue
         name = by_variable.get(key)
+        name = name or from_variable(key)
         if name is not None:
             settings[name] = text
         elif not _is_kubernetes(key, text):
@@ -188,7 +190,7 @@ def gather(
     )
     for where, settings in from_where:
         for name in settings:
-            if name not in names:
+            if name not in names and not name.startswith(PREFIX):
                 line = _line(file, name) if where and file is not None else None
                 place = where if line is None else f"{file} line {line}: "
                 raise ConfigurationError(place + _unknown(name, names, refused_prefixes))

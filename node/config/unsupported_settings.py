@@ -18,8 +18,6 @@ _NO_SHARES: Final = "kept has no share or streams groups"
 
 REFUSED_PREFIXES: Final = {
     "sasl.": _NO_SECURITY,
-    "ssl.": _NO_SECURITY,
-    "listener.name.": "settings per listener are not supported",
     "remote.": NO_TIERS,
     "follower.fetch.last.tiered.": NO_TIERS,
     "group.share.": _NO_SHARES,
@@ -181,6 +179,12 @@ UNSUPPORTED: Final = (
         ("telemetry.max.bytes", "int", "1048576", "1:"),
     ),
     *_accepted(
+        "OpenSSL does what Java's providers do there.",
+        ("ssl.keymanager.algorithm", "string", "SunX509", ""),
+        ("ssl.trustmanager.algorithm", "string", "PKIX", ""),
+        ("ssl.secure.random.implementation", "string", None, ""),
+    ),
+    *_accepted(
         "nothing is authenticated, so nothing is to be renewed.",
         ("connections.max.reauth.ms", "long", "0", ""),
         ("connection.failed.authentication.delay.ms", "int", "100", "0:"),
@@ -190,6 +194,9 @@ UNSUPPORTED: Final = (
     ),
     *_refused(
         _NO_SECURITY,
+        ("ssl.allow.dn.changes", "boolean", "false"),
+        ("ssl.allow.san.changes", "boolean", "false"),
+        ("ssl.principal.mapping.rules", "string", "DEFAULT"),
         ("security.inter.broker.protocol", "string", "PLAINTEXT"),
         ("authorizer.class.name", "string", ""),
         (
@@ -206,6 +213,8 @@ UNSUPPORTED: Final = (
     ),
     *_refused(
         _NO_CLASSES,
+        ("ssl.provider", "string", None),
+        ("ssl.engine.factory.class", "class", None),
         ("create.topic.policy.class.name", "class", None),
         ("alter.config.policy.class.name", "class", None),
         ("client.quota.callback.class", "class", None),

@@ -79,6 +79,7 @@ TOOLS: dict[str, Callable[[], str | None]] = {
     "docker": _docker,
     "netns": _netns,
     "go": lambda: _on_path("go"),
+    "openssl": lambda: _on_path("openssl"),
     "chromium": _chromium,
     "helm": lambda: _judges("helm", "schemas"),
     "promtool": lambda: _judges("promtool"),

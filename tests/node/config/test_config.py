@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from kept.client.security.tls import DEFAULTS as TLS_SETTINGS
 from kept.node.config import node_config as config
 from kept.node.config.config_def import Kind, Source
 from kept.node.config.definitions import BROKER_SETTINGS, HONOURED, TOPIC_SETTINGS
@@ -46,6 +47,7 @@ DIFFERENT_DEFAULT = {
     "node.id", "broker.id", "process.roles", "listeners", "listener.security.protocol.map",
     "log.dir", "controller.listener.names", "inter.broker.listener.name",
     "metadata.log.max.record.bytes.between.snapshots", "group.max.size",
+    "ssl.keystore.type", "ssl.truststore.type",
 }  # fmt: skip
 DIFFERENT_TYPE = {"listener.security.protocol.map"}
 DIFFERENT_RANGE = {"log.segment.bytes"}
@@ -95,7 +97,7 @@ def test_what_is_called_honoured_is_read_somewhere():
     unread = [
         name
         for name in HONOURED
-        if name not in topics | RESOLVED_AT_LOAD
+        if name not in topics | RESOLVED_AT_LOAD | set(TLS_SETTINGS)
         and not re.search(rf"config(\.current)?\.{attribute(name)}\b", source)
     ]
     assert unread == []
@@ -245,6 +247,34 @@ def test_a_huge_file_is_not_read(tmp_path):
     assert "not a configuration" in refusal(file=str(file))
 
 
+# Settings of one listener.
+
+
+def test_a_setting_of_a_listener_counts_there_and_nowhere_else():
+    config = load(
+        overrides={
+            "listeners": "PLAINTEXT://localhost:9092,IN_SIDE://localhost:9093",
+            "listener.security.protocol.map": "IN_SIDE:PLAINTEXT",
+            "ssl.protocol": "TLSv1.3",
+            "ssl.keystore.location": "node.pem",
+            "listener.name.in_side.ssl.protocol": "TLSv1.2",
+            "listener.name.in_side.ssl.key.password": "secret",
+        },
+        environ={"KEPT_LISTENER_NAME_IN_SIDE_SSL_KEYSTORE_LOCATION": "inside.pem"},
+    )
+    own, other = config.of_listener("IN_SIDE"), config.of_listener("PLAINTEXT")
+    assert (own.ssl_protocol, own.ssl_keystore_location) == ("TLSv1.2", "inside.pem")
+    assert (other.ssl_protocol, other.ssl_keystore_location) == ("TLSv1.3", "node.pem")
+    assert own.tls_properties()["ssl.enabled.protocols"] == "TLSv1.2,TLSv1.3"
+    assert "secret" not in repr(config) and "[hidden]" in repr(config)
+    later = config.with_dynamic({"max.connections": "5"}, {})
+    assert later.of_listener("IN_SIDE").max_connections == 5
+    few = NodeConfig({"listener.name.plaintext.max.connections": "3"})
+    changed = few.with_dynamic({"max.connections": "5"}, {})
+    assert changed.of_listener("PLAINTEXT").max_connections == 3
+    assert changed.text("max.connections") == "5"
+
+
 # Refusals.
 
 
@@ -259,7 +289,28 @@ def test_a_huge_file_is_not_read(tmp_path):
             {"log.segment.bytes": "1"},
             "Invalid value 1 for configuration log.segment.bytes: Value must be at least 1024",
         ),
-        ({"ssl.keystore.location": "x"}, "ssl.keystore.location: refused, since"),
+        ({"ssl.keystore.passwords": "x"}, "did you mean ssl.keystore.password?"),
+        ({"ssl.provider": "x"}, "kept runs no Java classes"),
+        (
+            {"listener.name.plaintext.ssl.keystore.locations": "x"},
+            "did you mean listener.name.plaintext.ssl.keystore.location?",
+        ),
+        (
+            {"listener.name.plaintext.log.dirs": "x"},
+            "listener.name.plaintext.log.dirs: log.dirs is no setting of a single listener",
+        ),
+        (
+            {"listener.name.PLAINTEXT.ssl.protocol": "TLSv1.2"},
+            "listener.name.<listener in lower case>.<setting> is wanted",
+        ),
+        (
+            {"listener.name.outside.ssl.protocol": "TLSv1.2"},
+            "there is no listener OUTSIDE; listeners has PLAINTEXT",
+        ),
+        (
+            {"listener.name.plaintext.ssl.client.auth": "yes"},
+            "listener.name.plaintext: Invalid value yes for configuration ssl.client.auth",
+        ),
         ({"sasl.enabled.mechanisms": "PLAIN"}, "refused, since kept does not auth"),
         ({"authorizer.class.name": "x"}, "kept does not authenticate"),
         ({"remote.log.storage.system.enable": "true"}, "no tiered storage"),

@@ -1,0 +1,216 @@
+"""Decisions on ACL bindings: what may be created, and which a filter finds. Pure functions.
+
+Rules as in ``AclControlManager`` and ``AclApis`` of Kafka 4.3; all refusals are INVALID_REQUEST.
+Codes that no enum knows are refused with an answer, where Kafka closes the connection. A request
+changes at most 10,000 bindings, as in Kafka.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum
+from typing import Final, TypeVar
+from uuid import UUID
+
+from msgspec import Struct
+
+from kept.cluster.security.acl_index import AclIndex
+from kept.cluster.security.acls import (
+    CLUSTER_NAME,
+    WILDCARD,
+    AclBinding,
+    AclOperation,
+    AclPermission,
+    AclResourceType,
+    PatternType,
+)
+from kept.storage.errors import InvalidRequest
+
+MAX_CHANGES: Final = 10_000
+"""Bindings that one request creates or deletes (Kafka's ``MAX_RECORDS_PER_USER_OP``)."""
+
+E = TypeVar("E", bound=IntEnum)
+
+
+def known(kind: type[E], code: int) -> E:
+    """The member with a code of the wire, or the one that is called UNKNOWN."""
+    try:
+        return kind(code)
+    except ValueError:
+        return kind(0)
+
+
+class AclFilter(Struct, frozen=True):
+    """Which bindings are meant: None and ANY stand for all. Principal and host are compared as
+    text, as in Kafka.
+    """
+
+    resource_type: AclResourceType = AclResourceType.ANY
+    name: str | None = None
+    pattern: PatternType = PatternType.ANY
+    principal: str | None = None
+    host: str | None = None
+    operation: AclOperation = AclOperation.ANY
+    permission: AclPermission = AclPermission.ANY
+
+    @property
+    def exactly(self) -> AclBinding | None:
+        """The one binding that it can find; None if it may find several."""
+        if (
+            self.name is None
+            or self.principal is None
+            or self.host is None
+            or self.pattern not in (PatternType.LITERAL, PatternType.PREFIXED)
+            or AclResourceType.ANY is self.resource_type
+            or AclOperation.ANY is self.operation
+            or AclPermission.ANY is self.permission
+        ):
+            return None
+        return AclBinding(
+            self.resource_type,
+            self.name,
+            self.pattern,
+            self.principal,
+            self.host,
+            self.operation,
+            self.permission,
+        )
+
+    def finds(self, binding: AclBinding) -> bool:
+        """Whether it means a binding."""
+        return (
+            (self.principal is None or self.principal == binding.principal)
+            and self.resource_type in (AclResourceType.ANY, binding.resource_type)
+            and self._finds_name(binding)
+            and (self.host is None or self.host == binding.host)
+            and self.operation in (AclOperation.ANY, binding.operation)
+            and self.permission in (AclPermission.ANY, binding.permission)
+        )
+
+    def _finds_name(self, binding: AclBinding) -> bool:
+        if self.pattern is PatternType.MATCH and self.name is not None:
+            if binding.pattern is PatternType.PREFIXED:
+                return self.name.startswith(binding.name)
+            return binding.name in (self.name, WILDCARD)
+        return self.pattern in (PatternType.ANY, PatternType.MATCH, binding.pattern) and (
+            self.name is None or self.name == binding.name
+        )
+
+
+def check_binding(binding: AclBinding) -> None:
+    """Raises InvalidRequest for a binding that cannot be created."""
+    for value, legal in (
+        (binding.resource_type, binding.resource_type > AclResourceType.ANY),
+        (binding.pattern, binding.pattern > PatternType.MATCH),
+        (binding.operation, binding.operation > AclOperation.ANY),
+        (binding.permission, binding.permission > AclPermission.ANY),
+    ):
+        if not legal:
+            raise InvalidRequest(f"{value.name} is no {_FIELDS[type(value)]} of a binding")
+    if not binding.name:
+        raise InvalidRequest("the name of a binding's resource is empty")
+    if binding.resource_type is AclResourceType.CLUSTER and binding.name != CLUSTER_NAME:
+        raise InvalidRequest(
+            f"the only resource of type CLUSTER is {CLUSTER_NAME}, not {binding.name}"
+        )
+    if ":" not in binding.principal:
+        raise InvalidRequest(
+            f"principal {binding.principal!r} has no type: write Type:name, as User:ada"
+        )
+
+
+_FIELDS: Final[Mapping[type[IntEnum], str]] = {
+    AclResourceType: "resource type",
+    PatternType: "pattern type",
+    AclOperation: "operation",
+    AclPermission: "permission",
+}
+
+
+def check_filter(wanted: AclFilter) -> None:
+    """Raises InvalidRequest for a filter with a part that is not known."""
+    for value in (wanted.resource_type, wanted.pattern, wanted.operation, wanted.permission):
+        if not value:
+            raise InvalidRequest(f"the {_FIELDS[type(value)]} of a filter is not known")
+
+
+class Creations(Struct, frozen=True):
+    """``results`` are those of the bindings asked for, in their order: None, or why not. ``added``
+    are those that were not there yet.
+    """
+
+    results: tuple[InvalidRequest | None, ...]
+    added: tuple[AclBinding, ...]
+
+
+def create_acls(index: AclIndex, bindings: Sequence[AclBinding]) -> Creations:
+    """What creating ``bindings`` adds; what is there already is a success. Raises InvalidRequest
+    for more than a request may create.
+    """
+    if len(bindings) > MAX_CHANGES:
+        raise InvalidRequest(f"{len(bindings)} bindings; a request creates at most {MAX_CHANGES}")
+    results: list[InvalidRequest | None] = []
+    added: dict[AclBinding, None] = {}
+    for binding in bindings:
+        try:
+            check_binding(binding)
+        except InvalidRequest as error:
+            results.append(error)
+            continue
+        results.append(None)
+        if binding not in index:
+            added[binding] = None
+    return Creations(tuple(results), tuple(added))
+
+
+class Deletions(Struct, frozen=True):
+    """``results`` are those of the filters, in their order: what each found, sorted, or why it was
+    refused. ``removed`` are the ids of all that was found.
+    """
+
+    results: tuple[InvalidRequest | tuple[AclBinding, ...], ...]
+    removed: tuple[UUID, ...]
+
+
+def delete_acls(acls: Mapping[UUID, AclBinding], filters: Sequence[AclFilter]) -> Deletions:
+    """What deleting by ``filters`` removes; two may find the same. Raises InvalidRequest for more
+    than a request may delete: then nothing is removed.
+    """
+    results: list[InvalidRequest | tuple[AclBinding, ...]] = []
+    removed: dict[UUID, None] = {}
+    ids: dict[AclBinding, UUID] = {}
+    if any(wanted.exactly for wanted in filters):
+        ids = {binding: acl_id for acl_id, binding in acls.items()}
+    for wanted in filters:
+        try:
+            check_filter(wanted)
+        except InvalidRequest as error:
+            results.append(error)
+            continue
+        exactly = wanted.exactly
+        if exactly is not None:
+            matching = [(exactly, ids[exactly])] if exactly in ids else []
+        else:
+            matching = [(each, acl_id) for acl_id, each in acls.items() if wanted.finds(each)]
+        removed.update(dict.fromkeys(acl_id for _, acl_id in matching))
+        if len(removed) > MAX_CHANGES:
+            raise InvalidRequest(
+                f"the filters find more than {MAX_CHANGES} bindings, which is what a request may "
+                "delete: delete them in parts, by resource or by principal"
+            )
+        results.append(tuple(sorted(each for each, _ in matching)))
+    return Deletions(tuple(results), tuple(removed))
+
+
+def describe_acls(
+    bindings: Iterable[AclBinding], wanted: AclFilter
+) -> Mapping[tuple[AclResourceType, str, PatternType], Sequence[AclBinding]]:
+    """The bindings that a filter finds, sorted, by what they name. Raises InvalidRequest for a
+    filter with a part that is not known.
+    """
+    check_filter(wanted)
+    resources: dict[tuple[AclResourceType, str, PatternType], list[AclBinding]] = {}
+    for binding in sorted(each for each in bindings if wanted.finds(each)):
+        key = (binding.resource_type, binding.name, binding.pattern)
+        resources.setdefault(key, []).append(binding)
+    return resources

@@ -28,8 +28,10 @@ from kept.cluster.metadata.persistent_map import Draft, PersistentMap
 from kept.cluster.metadata.records import (
     NO_LEADER,
     RECORDS_PER_STEP,
+    AclRecord,
     BrokerChangeRecord,
     BrokerRecord,
+    ClientQuotaRecord,
     ClusterRecord,
     ConfigRecord,
     Endpoint,
@@ -38,13 +40,19 @@ from kept.cluster.metadata.records import (
     NoOpRecord,
     PartitionRecord,
     ProducerIdsRecord,
+    QuotaEntity,
+    RemoveAclRecord,
+    RemoveScramCredentialRecord,
     RemoveTopicRecord,
     ResourceType,
+    ScramCredentialRecord,
     TopicRecord,
     UnregisterBrokerRecord,
     VotersRecord,
 )
 from kept.cluster.metadata.voters import Voter
+from kept.cluster.security.acls import AclBinding
+from kept.cluster.security.credentials import ScramCredential, ScramMechanism
 from kept.steps import Steps, finished
 from kept.storage.errors import InvariantViolation
 from kept.storage.types import TopicPartition
@@ -52,6 +60,8 @@ from kept.storage.types import TopicPartition
 ResourceKey = tuple[int, str]
 """(:class:`ResourceType`, name): what settings belong to. A broker's name is its id in decimal;
 ``""`` stands for all brokers."""
+CredentialKey = tuple[str, ScramMechanism]
+"""(user, mechanism): a user has one credential of each."""
 
 _NO_CONFIGS: Final[Mapping[str, str]] = {}
 _NOTHING_HOSTED: Final[PersistentMap[UUID, tuple[int, ...]]] = PersistentMap()
@@ -100,7 +110,8 @@ class Delta(Struct, frozen=True):
 
     A topic that is deleted and created anew under its name appears in both lists, with both ids;
     one that is created and deleted within the delta in neither. ``partitions`` holds each partition
-    of ``topics_created`` and each changed one of the others, once.
+    of ``topics_created`` and each changed one of the others, once. ``acls`` are the ids of bindings
+    that came or went.
     """
 
     topics_created: tuple[TopicImage, ...] = ()
@@ -110,6 +121,9 @@ class Delta(Struct, frozen=True):
     brokers: frozenset[int] = frozenset()
     features: frozenset[str] = frozenset()
     voters: bool = False
+    acls: frozenset[UUID] = frozenset()
+    credentials: frozenset[CredentialKey] = frozenset()
+    quotas: frozenset[QuotaEntity] = frozenset()
 
 
 class Image(Struct, frozen=True):
@@ -137,6 +151,9 @@ class Image(Struct, frozen=True):
     recovering: Mapping[tuple[UUID, int], None] = field(default_factory=PersistentMap)
     """Those of ``pending`` that wait for an election by length (rule 33)."""
     voters: tuple[Voter, ...] = ()
+    acls: Mapping[UUID, AclBinding] = field(default_factory=PersistentMap)
+    credentials: Mapping[CredentialKey, ScramCredential] = field(default_factory=PersistentMap)
+    quotas: Mapping[QuotaEntity, Mapping[str, float]] = field(default_factory=dict)
 
     def topic(self, key: str | UUID) -> TopicImage | None:
         """A topic by name or by id."""
@@ -199,6 +216,13 @@ class Image(Struct, frozen=True):
             values = self.configs[resource_type, resource_name]
             for name in sorted(values):
                 yield ConfigRecord(resource_type, resource_name, name, values[name])
+        for user, mechanism in sorted(self.credentials):
+            yield ScramCredentialRecord(user, mechanism, self.credentials[user, mechanism])
+        for acl_id in sorted(self.acls):
+            yield AclRecord(acl_id, self.acls[acl_id])
+        for entity in sorted(self.quotas, key=_sortable):
+            for name, value in sorted(self.quotas[entity].items()):
+                yield ClientQuotaRecord(entity, name, value)
         if self.next_producer_id:
             yield ProducerIdsRecord(-1, -1, self.next_producer_id)
 
@@ -212,9 +236,18 @@ def _recovering(state: PartitionRecord) -> bool:
     return state.recovering
 
 
+def _sortable(entity: QuotaEntity) -> list[tuple[str, bool, str]]:
+    """The default (None) after the names."""
+    return [(kind, name is None, name or "") for kind, name in entity]
+
+
 def unify(name: str) -> str:
     """A topic's name as metrics spell it: two names that agree here collide."""
     return name.replace(".", "_")
+
+
+_KEYED: Final = ("configs", "brokers", "features", "acls", "credentials", "quotas")
+"""The maps of which a delta names the keys that were touched."""
 
 
 class _Step:
@@ -229,7 +262,7 @@ class _Step:
         self._open: dict[UUID, tuple[str, list[PartitionRecord]]] = {}
         self._changes: dict[tuple[UUID, int], PartitionRecord | None] = {}
         self._gone: list[TopicImage] = []
-        self._touched: dict[str, set[Any]] = {"configs": set(), "brokers": set(), "features": set()}
+        self._touched: dict[str, set[Any]] = {name: set() for name in _KEYED}
 
     def _own(self, name: str) -> Any:
         """The map of the next image, to be changed: a draft, or a copy of a small one."""
@@ -265,6 +298,12 @@ class _Step:
                 self._touched["brokers"].add(record.broker_id)
             case ProducerIdsRecord():
                 self._producer_ids(record)
+            case AclRecord() | RemoveAclRecord():
+                self._acl(record)
+            case ScramCredentialRecord() | RemoveScramCredentialRecord():
+                self._credential(record)
+            case ClientQuotaRecord():
+                self._quota(record)
             case FeatureRecord():
                 self._feature(record)
             case ClusterRecord():
@@ -382,6 +421,37 @@ class _Step:
             self._own("features").pop(record.name, None)
         self._touched["features"].add(record.name)
 
+    def _acl(self, record: AclRecord | RemoveAclRecord) -> None:
+        acls, acl_id = self._own("acls"), record.acl_id
+        if isinstance(record, AclRecord) == (acl_id in acls):
+            raise InvariantViolation(f"ACL {acl_id}: {'exists' if acl_id in acls else 'no such'}")
+        if isinstance(record, AclRecord):
+            acls[acl_id] = record.binding
+        else:
+            del acls[acl_id]
+        self._touched["acls"].add(acl_id)
+
+    def _credential(self, record: ScramCredentialRecord | RemoveScramCredentialRecord) -> None:
+        credentials, key = self._own("credentials"), (record.user, record.mechanism)
+        if isinstance(record, ScramCredentialRecord):
+            credentials[key] = record.credential
+        elif key in credentials:
+            del credentials[key]
+        else:
+            raise InvariantViolation(f"user {key[0]!r} has no credential of {key[1].text}")
+        self._touched["credentials"].add(key)
+
+    def _quota(self, record: ClientQuotaRecord) -> None:
+        quotas = self._own("quotas")
+        values = {**quotas.get(record.entity, {}), record.key: record.value}
+        if record.value is None:
+            del values[record.key]
+        if values:
+            quotas[record.entity] = values
+        else:
+            quotas.pop(record.entity, None)
+        self._touched["quotas"].add(record.entity)
+
     def _cluster(self, record: ClusterRecord) -> None:
         known = self._values.get("cluster_id", self._before.cluster_id)
         if known not in (None, record.cluster_id):
@@ -479,11 +549,5 @@ class _Step:
                 changes.append(PartitionChange(topic_partition, before, opened[1][number]))
                 if number % RECORDS_PER_STEP == 0:
                     yield
-        return Delta(
-            tuple(created),
-            tuple(self._gone),
-            tuple(changes),
-            frozenset(self._touched["configs"]),
-            frozenset(self._touched["brokers"]),
-            frozenset(self._touched["features"]),
-        )
+        touched: dict[str, Any] = {name: frozenset(keys) for name, keys in self._touched.items()}
+        return Delta(tuple(created), tuple(self._gone), tuple(changes), **touched)

@@ -23,6 +23,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kept.cluster.metadata.voters import Voter
+from kept.cluster.security.acls import (
+    AclBinding,
+    AclOperation,
+    AclPermission,
+    AclResourceType,
+    PatternType,
+)
+from kept.cluster.security.credentials import ScramCredential, ScramMechanism
 from kept.steps import Steps, finished
 from kept.storage.errors import CorruptMessage, InvariantViolation, UnsupportedVersion
 
@@ -40,6 +48,11 @@ _HEAD = struct.Struct(">BB")
 _U32 = struct.Struct(">I")
 _PARTITION = struct.Struct(">16siiiiB")
 _CHANGE = struct.Struct(">iqB")
+_QUOTA = struct.Struct(">Bd")
+
+QuotaEntity = tuple[tuple[str, str | None], ...]
+"""Whose quota: (``user``, ``client-id`` or ``ip``, name), sorted; None stands for all that have no
+quota of their own."""
 
 
 class ResourceType(IntEnum):
@@ -184,6 +197,42 @@ class ProducerIdsRecord(Struct, frozen=True):
     next_producer_id: int
 
 
+class AclRecord(Struct, frozen=True):
+    """A binding holds from this entry on. ``acl_id`` is new with each binding."""
+
+    acl_id: UUID
+    binding: AclBinding
+
+
+class RemoveAclRecord(Struct, frozen=True):
+    """A binding holds no more."""
+
+    acl_id: UUID
+
+
+class ScramCredentialRecord(Struct, frozen=True):
+    """What proves the user's password; it replaces an earlier one of that mechanism."""
+
+    user: str
+    mechanism: ScramMechanism
+    credential: ScramCredential
+
+
+class RemoveScramCredentialRecord(Struct, frozen=True):
+    """The user has no password of that mechanism any more."""
+
+    user: str
+    mechanism: ScramMechanism
+
+
+class ClientQuotaRecord(Struct, frozen=True):
+    """A quota of an entity, by its ``key`` (``producer_byte_rate``); ``value`` None: no more."""
+
+    entity: QuotaEntity
+    key: str
+    value: float | None
+
+
 class VotersRecord(Struct, frozen=True):
     """Who votes from this entry on; the first record of its entry (``kept.cluster.raft``)."""
 
@@ -205,6 +254,11 @@ MetadataRecord = (
     | PartitionRecord
     | ConfigRecord
     | ProducerIdsRecord
+    | AclRecord
+    | RemoveAclRecord
+    | ScramCredentialRecord
+    | RemoveScramCredentialRecord
+    | ClientQuotaRecord
     | VotersRecord
     | NoOpRecord
 )
@@ -269,6 +323,10 @@ def _read_string(reader: _Reader) -> str:
     return value
 
 
+def _write_bytes(value: bytes) -> bytes:
+    return _U16.write(len(value)) + value
+
+
 def _read_ids(reader: _Reader) -> tuple[int, ...]:
     count = _U16.read(reader)
     return struct.unpack(f">{count}i", reader.read(4 * count))
@@ -276,14 +334,35 @@ def _read_ids(reader: _Reader) -> tuple[int, ...]:
 
 _STRING: Final = _Type(_write_string, _read_string)
 _NULLABLE: Final = _Type(_write_string, _read_nullable)
+_BYTES: Final = _Type(_write_bytes, lambda reader: bytes(reader.read(_U16.read(reader))))
 _FENCED: Final = _Type(lambda fenced: bytes((fenced,)), lambda reader: bool(reader.read(1)[0] & 1))
 _IDS: Final = _Type(lambda ids: struct.pack(f">H{len(ids)}i", len(ids), *ids), _read_ids)
+
+
+def _enum(numbers: type[IntEnum]) -> _Type:
+    """A uint8 that has a name; one without comes from a newer version."""
+
+    def read(reader: _Reader) -> IntEnum:
+        number = _U8.read(reader)
+        try:
+            return numbers(number)
+        except ValueError as error:
+            raise UnsupportedVersion(f"metadata record: {error}, written by a newer kept") from None
+
+    return _Type(_U8.write, read)
 
 
 def _array(item: _Type) -> _Type:
     return _Type(
         lambda items: _U16.write(len(items)) + b"".join(map(item.write, items)),
         lambda reader: tuple([item.read(reader) for _ in range(_U16.read(reader))]),
+    )
+
+
+def _pair(first: _Type, second: _Type) -> _Type:
+    return _Type(
+        lambda pair: first.write(pair[0]) + second.write(pair[1]),
+        lambda reader: (first.read(reader), second.read(reader)),
     )
 
 
@@ -307,6 +386,18 @@ def _write_change(record: BrokerChangeRecord) -> bytes:
 def _read_change(reader: _Reader) -> BrokerChangeRecord:
     broker_id, broker_epoch, flags = reader.unpack(_CHANGE)
     return BrokerChangeRecord(broker_id, broker_epoch, bool(flags & 1), bool(flags & 2))
+
+
+def _write_quota(record: ClientQuotaRecord) -> bytes:
+    value = 0.0 if record.value is None else record.value
+    head = _ENTITY.write(record.entity) + _STRING.write(record.key)
+    return head + _QUOTA.pack(record.value is None, value)
+
+
+def _read_quota(reader: _Reader) -> ClientQuotaRecord:
+    entity, key = _ENTITY.read(reader), _STRING.read(reader)
+    removed, value = reader.unpack(_QUOTA)
+    return ClientQuotaRecord(entity, key, None if removed & 1 else value)
 
 
 def _write_partition(record: PartitionRecord) -> bytes:
@@ -349,6 +440,21 @@ class _Kind(NamedTuple):
 
 _ENDPOINT: Final = _fields(Endpoint, name=_STRING, protocol=_STRING, host=_STRING, port=_I32)
 _VOTER: Final = _fields(Voter, node_id=_I32, directory_id=_UUID, host=_STRING, port=_I32)
+_BINDING: Final = _fields(
+    AclBinding,
+    resource_type=_enum(AclResourceType),
+    name=_STRING,
+    pattern=_enum(PatternType),
+    principal=_STRING,
+    host=_STRING,
+    operation=_enum(AclOperation),
+    permission=_enum(AclPermission),
+)
+_USER: Final = {"user": _STRING, "mechanism": _enum(ScramMechanism)}
+_CREDENTIAL: Final = _fields(
+    ScramCredential, salt=_BYTES, stored_key=_BYTES, server_key=_BYTES, iterations=_I32
+)
+_ENTITY: Final = _array(_pair(_STRING, _NULLABLE))
 _BROKER: Final = {"broker_id": _I32, "broker_epoch": _I64}
 _BROKER_BODY: Final = _fields(
     BrokerRecord,
@@ -375,10 +481,17 @@ _KINDS: Final = (
         ),
     ),
     _Kind(9, RemoveTopicRecord, _fields(RemoveTopicRecord, topic_id=_UUID)),
+    _Kind(
+        11, ScramCredentialRecord, _fields(ScramCredentialRecord, **_USER, credential=_CREDENTIAL)
+    ),
     _Kind(12, FeatureRecord, _fields(FeatureRecord, name=_STRING, level=_U16)),
+    _Kind(14, ClientQuotaRecord, _Type(_write_quota, _read_quota)),
     _Kind(15, ProducerIdsRecord, _fields(ProducerIdsRecord, **_BROKER, next_producer_id=_I64)),
     _Kind(17, BrokerChangeRecord, _Type(_write_change, _read_change)),
+    _Kind(18, AclRecord, _fields(AclRecord, acl_id=_UUID, binding=_BINDING)),
+    _Kind(19, RemoveAclRecord, _fields(RemoveAclRecord, acl_id=_UUID)),
     _Kind(20, NoOpRecord, _fields(NoOpRecord)),
+    _Kind(22, RemoveScramCredentialRecord, _fields(RemoveScramCredentialRecord, **_USER)),
     _Kind(27, BrokerRecord, _BROKER_BODY, {"directories": _array(_UUID)}),
     _Kind(64, ClusterRecord, _fields(ClusterRecord, cluster_id=_STRING)),
     _Kind(65, VotersRecord, _fields(VotersRecord, voters=_array(_VOTER))),

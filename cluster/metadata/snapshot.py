@@ -148,6 +148,9 @@ def difference(before: Image, after: Image) -> Delta:
         _changed(before.brokers, after.brokers),
         _changed(before.features, after.features),
         before.voters != after.voters,
+        _changed(before.acls, after.acls),
+        _changed(before.credentials, after.credentials),
+        _changed(before.quotas, after.quotas),
     )
 
 

@@ -8,9 +8,15 @@ from msgspec.structs import replace
 from kept.cluster.metadata.dump import dump_metadata, is_metadata_file
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.metadata_node import MetadataNode
-from kept.cluster.metadata.records import ClusterRecord, ConfigRecord, encode_batch
+from kept.cluster.metadata.records import (
+    ClusterRecord,
+    ConfigRecord,
+    ScramCredentialRecord,
+    encode_batch,
+)
 from kept.cluster.metadata.snapshot import write_snapshot
 from kept.cluster.metadata.wal import Entry, HardState, WriteAheadLog, write_hard_state
+from kept.cluster.security.credentials import ScramCredential, ScramMechanism
 from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData
 
@@ -34,6 +40,18 @@ def test_the_log(directory) -> None:
         "at 83: entry 2, term 1, 19 bytes",
         "  ConfigRecord(resource_type=4, resource_name='', name='k', value='v')",
     ]
+
+
+def test_secrets_are_hidden(tmp_path) -> None:
+    """Who has the keys of a credential may log in as the user."""
+    credential = ScramCredential(b"salt", b"stored", b"server", 4096)
+    record = ScramCredentialRecord("ada", ScramMechanism.SCRAM_SHA_256, credential)
+    WriteAheadLog.open(str(tmp_path), Disk()).append([Entry(1, 1, encode_batch([record]))])
+    write_snapshot(Disk(), str(tmp_path), Image().apply([record])[0], 1)
+    for path in tmp_path.iterdir():
+        lines = "".join(dump_metadata(str(path)))
+        assert "ScramCredentialRecord(user='ada'" in lines and "[hidden]" in lines
+        assert not any(secret in lines for secret in ("salt", "stored", "server"))
 
 
 def test_a_torn_tail_is_shown_and_left(directory, tmp_path) -> None:

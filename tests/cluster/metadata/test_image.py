@@ -9,25 +9,54 @@ from msgspec.structs import replace
 
 from kept.cluster.metadata.image import Image, PartitionChange
 from kept.cluster.metadata.records import (
+    AclRecord,
     BrokerChangeRecord,
     BrokerRecord,
+    ClientQuotaRecord,
     ClusterRecord,
     ConfigRecord,
     Endpoint,
     FeatureRecord,
     PartitionRecord,
     ProducerIdsRecord,
+    RemoveAclRecord,
+    RemoveScramCredentialRecord,
     RemoveTopicRecord,
     ResourceType,
+    ScramCredentialRecord,
     TopicRecord,
     UnregisterBrokerRecord,
 )
+from kept.cluster.metadata.snapshot import difference
+from kept.cluster.security.acls import (
+    AclBinding,
+    AclOperation,
+    AclPermission,
+    AclResourceType,
+    PatternType,
+)
+from kept.cluster.security.credentials import ScramCredential, ScramMechanism
 from kept.storage.errors import InvariantViolation
 from kept.storage.types import TopicPartition
 
 TOPIC = ResourceType.TOPIC
 A, B = UUID(int=1), UUID(int=2)
 ENDPOINT = Endpoint("PLAINTEXT", "PLAINTEXT", "localhost", 9092)
+
+
+SHA_256, SHA_512 = ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512
+ADA = (("user", "ada"),)
+ADA_BY_DEFAULT = (("client-id", None), ("user", "ada"))
+
+
+def binding(number: int) -> AclBinding:
+    allow = AclPermission(2 + number % 2)
+    read, literal = AclOperation.READ, PatternType.LITERAL
+    return AclBinding(AclResourceType.TOPIC, f"t{number}", literal, "User:ada", "*", read, allow)
+
+
+def credential(number: int) -> ScramCredential:
+    return ScramCredential(bytes([number]), b"stored", b"server", 4096)
 
 
 def part(topic_id: UUID, number: int, version: int = 0, **fields) -> PartitionRecord:
@@ -130,6 +159,42 @@ def test_features() -> None:
     assert image.features == {"f": 3}
 
 
+def test_acls_credentials_and_quotas_come_and_go() -> None:
+    image, delta = Image().apply(
+        [
+            AclRecord(A, binding(1)),
+            AclRecord(B, binding(2)),
+            ScramCredentialRecord("ada", SHA_512, credential(1)),
+            ScramCredentialRecord("ada", SHA_256, credential(2)),
+            ClientQuotaRecord(ADA, "producer_byte_rate", 1000.0),
+            ClientQuotaRecord(ADA, "request_percentage", 12.5),
+            ClientQuotaRecord(ADA_BY_DEFAULT, "producer_byte_rate", 1.0),
+        ]
+    )
+    assert image.acls == {A: binding(1), B: binding(2)} and delta.acls == {A, B}
+    assert delta.credentials == image.credentials.keys() == {("ada", SHA_256), ("ada", SHA_512)}
+    assert image.quotas[ADA] == {"producer_byte_rate": 1000.0, "request_percentage": 12.5}
+    assert delta.quotas == {ADA, ADA_BY_DEFAULT}
+
+    before, (image, delta) = (
+        image,
+        image.apply(
+            [
+                RemoveAclRecord(A),
+                ScramCredentialRecord("ada", SHA_512, credential(3)),
+                RemoveScramCredentialRecord("ada", SHA_256),
+                ClientQuotaRecord(ADA, "producer_byte_rate", None),
+                ClientQuotaRecord(ADA_BY_DEFAULT, "producer_byte_rate", None),
+                ClientQuotaRecord(ADA_BY_DEFAULT, "never_set", None),
+            ]
+        ),
+    )
+    assert image.acls == {B: binding(2)} and delta.acls == {A}
+    assert image.credentials == {("ada", SHA_512): credential(3)}
+    assert image.quotas == {ADA: {"request_percentage": 12.5}}
+    assert difference(before, image) == delta
+
+
 @pytest.mark.parametrize(
     ("entry", "why"),
     [
@@ -146,6 +211,9 @@ def test_features() -> None:
         ([BrokerRecord(7, 5, A, ()), BrokerRecord(7, 5, B, ())], "epoch 5 after 5"),
         ([ProducerIdsRecord(0, 1, 10), ProducerIdsRecord(0, 1, 10)], "were given away"),
         ([ClusterRecord("x"), ClusterRecord("y")], "cannot become"),
+        ([AclRecord(A, binding(1)), AclRecord(A, binding(1))], "exists"),
+        ([RemoveAclRecord(A)], "no such"),
+        ([RemoveScramCredentialRecord("ada", SHA_256)], "'ada' has no credential of SCRAM-SHA-256"),
     ],
 )
 def test_what_contradicts_the_image_is_refused(entry, why) -> None:
@@ -170,7 +238,8 @@ def test_an_untouched_topic_is_shared_between_images() -> None:
 
 names = st.sampled_from(["a", "b", "a.b", "c_d"])
 steps = st.lists(
-    st.tuples(st.sampled_from(["create", "delete", "grow", "change", "config", "broker", "ids"]),
+    st.tuples(st.sampled_from(["create", "delete", "grow", "change", "config", "broker", "ids",
+                               "acl", "credential", "quota"]),
               names, st.integers(0, 3)),
     max_size=40,
 )  # fmt: skip
@@ -194,6 +263,17 @@ def entry_for(image: Image, step, number: int):
             return [ConfigRecord(TOPIC, name, f"k{extra}", None if number % 3 == 0 else "v")]
         case "broker":
             return [BrokerRecord(extra, image.index + 1, A, (ENDPOINT,), None, number % 2 == 0)]
+        case "acl" if number % 3 and image.acls:
+            return [RemoveAclRecord(next(iter(image.acls)))]
+        case "acl":
+            return [AclRecord(UUID(int=number), binding(extra))]
+        case "credential" if (name, SHA_256) in image.credentials and extra == 0:
+            return [RemoveScramCredentialRecord(name, SHA_256)]
+        case "credential":
+            return [ScramCredentialRecord(name, SHA_256, credential(extra))]
+        case "quota":
+            entity = (("client-id", name if extra % 2 else None), ("user", "ada"))
+            return [ClientQuotaRecord(entity, f"k{extra}", None if number % 3 == 0 else 1.5)]
         case "ids":
             return [ProducerIdsRecord(0, 1, image.next_producer_id + 1000)]
     return []

@@ -10,8 +10,10 @@ from msgspec.structs import replace
 
 from kept.cluster.metadata import records
 from kept.cluster.metadata.records import (
+    AclRecord,
     BrokerChangeRecord,
     BrokerRecord,
+    ClientQuotaRecord,
     ClusterRecord,
     ConfigRecord,
     Endpoint,
@@ -19,7 +21,10 @@ from kept.cluster.metadata.records import (
     NoOpRecord,
     PartitionRecord,
     ProducerIdsRecord,
+    RemoveAclRecord,
+    RemoveScramCredentialRecord,
     RemoveTopicRecord,
+    ScramCredentialRecord,
     TopicRecord,
     UnregisterBrokerRecord,
     VotersRecord,
@@ -29,10 +34,30 @@ from kept.cluster.metadata.records import (
     encode_batch,
 )
 from kept.cluster.metadata.voters import Voter
+from kept.cluster.security.acls import (
+    AclBinding,
+    AclOperation,
+    AclPermission,
+    AclResourceType,
+    PatternType,
+)
+from kept.cluster.security.credentials import ScramCredential, ScramMechanism
 from kept.storage.errors import CorruptMessage, InvariantViolation, UnsupportedVersion
 
 ID = UUID("00112233-4455-6677-8899-aabbccddeeff")
 INCARNATION = UUID("ffeeddcc-bbaa-9988-7766-554433221100")
+
+BINDING = AclBinding(
+    AclResourceType.TOPIC,
+    "orders-",
+    PatternType.PREFIXED,
+    "User:ada",
+    "::1",
+    AclOperation.READ,
+    AclPermission.ALLOW,
+)
+SHA_512 = ScramMechanism.SCRAM_SHA_512
+CREDENTIAL = ScramCredential(b"salt", b"stored-key", b"server-key", 8192)
 
 GOLDEN = Path(__file__).parent / "golden" / "records.txt"
 EXAMPLES = [
@@ -63,6 +88,12 @@ EXAMPLES = [
     ProducerIdsRecord(3, 17, 5000),
     NoOpRecord(),
     VotersRecord((Voter(0, ID, "node-0", 10092), Voter(1, INCARNATION, "::1", 10093))),
+    AclRecord(ID, BINDING),
+    RemoveAclRecord(ID),
+    ScramCredentialRecord("ada", SHA_512, CREDENTIAL),
+    RemoveScramCredentialRecord("ada", SHA_512),
+    ClientQuotaRecord((("client-id", None), ("user", "ada")), "producer_byte_rate", 1048576.0),
+    ClientQuotaRecord((("ip", "::1"),), "connection_creation_rate", None),
 ]
 
 texts = st.text(max_size=40)
@@ -95,6 +126,21 @@ any_record = st.one_of(
     st.builds(ConfigRecord, st.integers(0, 255), texts, texts, nullable),
     st.builds(ProducerIdsRecord, int32, int64, int64),
     st.just(NoOpRecord()),
+    st.builds(AclRecord, st.uuids(), st.from_type(AclBinding)),
+    st.builds(RemoveAclRecord, st.uuids()),
+    st.builds(
+        ScramCredentialRecord,
+        texts,
+        st.sampled_from(ScramMechanism),
+        st.builds(ScramCredential, *(st.binary(max_size=64),) * 3, int32),
+    ),
+    st.builds(RemoveScramCredentialRecord, texts, st.sampled_from(ScramMechanism)),
+    st.builds(
+        ClientQuotaRecord,
+        st.lists(st.tuples(texts, nullable), max_size=2).map(tuple),
+        texts,
+        st.none() | st.floats(allow_nan=False),
+    ),
     st.builds(
         VotersRecord,
         st.lists(st.builds(Voter, int32, st.uuids(), texts, int32), max_size=3).map(tuple),
@@ -162,6 +208,18 @@ def test_a_newer_version_is_refused(record) -> None:
 def test_an_unknown_type_is_refused() -> None:
     with pytest.raises(UnsupportedVersion, match="type 200 version 0"):
         decode(b"\xc8\0")
+
+
+def test_a_number_without_a_name_is_refused() -> None:
+    data = encode(AclRecord(ID, BINDING))
+    with pytest.raises(UnsupportedVersion, match=r"200 is not a valid AclPermission.*newer kept"):
+        decode(data[:-1] + b"\xc8")
+
+
+def test_nothing_shows_what_a_credential_holds() -> None:
+    shown = repr(ScramCredentialRecord("ada", SHA_512, CREDENTIAL))
+    assert "ada" in shown and "8192" in shown
+    assert not any(secret in shown for secret in ("salt", "stored", "server"))
 
 
 def test_text_that_is_not_utf8_is_refused() -> None:

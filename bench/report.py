@@ -1,11 +1,13 @@
 """The figures of a run as a table, as a plot, and as ``docs/benchmarks.md``.
 
-``python bench/report.py [RESULT.json]`` writes the page anew from a run's result.
+``python bench/report.py [RESULT.json]`` writes the page anew from a run's result;
+``python bench/report.py --into RESULT.json`` puts the sections of that run into the page.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ import failover
 import loop_stalls
 import replicated
 import size
+import transactions
 from baseline import FLOOR
 from harness import Row
 from targets import GOALS, goal_of, scaled_goal_of
@@ -24,15 +27,17 @@ HERE = Path(__file__).resolve().parent
 RESULT = HERE / "results" / "bench.json"
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 PANELS = ("CPU-s/GB", "ms", "s")
+MISSED = "## Goals missed"
 
 INTRODUCTION = """# Measurements
 
 `make bench` runs kept and Apache Kafka 4.3 side by side on one machine, prints one table and writes
 JSON and a plot to `bench/results/`; `python bench/run.py --only NAME...` runs some sections alone,
-`python bench/report.py` writes this page from the last result. CPU is the broker processes' own,
-user and system; the load comes from a small C program (`bench/load.c`). Kafka has the settings it
-comes with and the JVM flags of its own start script. Read ratios within the run, not single
-figures: CPU seconds grow up to twofold when others use the machine, latencies by far more.
+`python bench/report.py` writes this page from the last result, `--into` only its sections. CPU is
+the broker processes' own, user and system; the load comes from a small C program (`bench/load.c`).
+Kafka has the settings it comes with and the JVM flags of its own start script. Read ratios within
+the run, not single figures: CPU seconds grow up to twofold when others use the machine, latencies
+by far more.
 
 Two columns tell the machine's share from ours. *Floor* is a C program in the broker's place
 (`bench/floor.c`): it receives the same frames, writes them to files on the same filesystem and
@@ -183,16 +188,43 @@ def page(result: dict[str, Any]) -> str:
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
+def put_into(old: str, result: dict[str, Any]) -> str:
+    """A page with the sections of a run of some: in the place of the page's own, or before the
+    goals that were missed, of which those of these sections are listed anew.
+    """
+    head, *sections = re.split(r"^(?=## )", old, flags=re.MULTILINE)
+    texts = {text.partition("\n")[0]: text.strip() for text in sections}
+    found = lines(result["rows"], result["scale"])
+    new = {f"## {line.group.capitalize()}": line.group for line in found}
+    before = [heading for heading in texts if heading not in new]
+    at = before.index(MISSED)
+    said = _run(result)
+    for heading, group in new.items():
+        table = _markdown([x for x in found if x.group == group])
+        texts[heading] = f"{heading}\n{said}\n\n{table}"
+        said = "In the same run."
+    measured = tuple(f"- {line.name}: " for line in found)
+    others = [x for x in texts[MISSED].splitlines() if not x.startswith((MISSED, *measured))]
+    texts[MISSED] = "\n".join([MISSED, *others, *_said_missed(found)])
+    order = [*before[:at], *new, *before[at:]]
+    return "\n\n".join([head.strip(), *(texts[heading] for heading in order)]) + "\n"
+
+
 def _machine(result: dict[str, Any]) -> str:
+    return f"## The run\n{_run(result)}"
+
+
+def _run(result: dict[str, Any]) -> str:
+    """When and where it was, and how quiet the machine."""
     machine, noise = result["machine"], result["noise"]
     kind = "virtual machine" if machine["virtual"] else "machine"
     least = min(float(n["cpu_ms"]) for n in noise)
     said = ", ".join(
         f"{n['section']} {float(n['cpu_ms']) / least:.2f}/{n['stretch']}" for n in noise
     )
-    text = f"""## The run
-{machine["date"]}, a {kind} with {machine["cpus"]} processors ({machine["processor"]}),
-{machine["memory_gb"]} GB, Linux {machine["kernel"]}, Python {machine["python"]}, {machine["java"]}.
+    text = f"""{machine["date"]}, a {kind} with {machine["cpus"]} processors
+({machine["processor"]}), {machine["memory_gb"]} GB, Linux {machine["kernel"]},
+Python {machine["python"]}, {machine["java"]}.
 """
     if result["scale"] != 1:
         text += (
@@ -214,6 +246,8 @@ def _method() -> str:
 **Failover.** {_said(failover)}
 Measured so often: kept {kept}, Kafka {kafka}, in the order below; the 95th percentile of 20 is the
 second largest.
+
+**Transactions.** {_said(transactions)}
 
 **Partitions.** {_said(size)}
 
@@ -240,17 +274,18 @@ def _markdown(found: list[Line]) -> str:
 
 
 def _missed(found: list[Line]) -> str:
-    missed = [x for x in found if x.missed]
-    if not missed:
-        return "## Goals missed\nNone in this run."
+    return "\n".join([MISSED, *(_said_missed(found) or ["None in this run."])])
+
+
+def _said_missed(found: list[Line]) -> list[str]:
     said = []
-    for line in missed:
+    for line in (x for x in found if x.missed):
         more = "" if line.floor is None else f", floor {_number(line.floor)}"
         more += "" if line.scaled is None else f", scaled goal {_number(line.scaled)}"
         said.append(
             f"- {line.name}: {_number(line.ours)} {line.unit}, goal {_number(line.goal)}{more}"
         )
-    return "\n".join(["## Goals missed", *said])
+    return said
 
 
 def _failed(failed: list[str], found: list[Line]) -> str:
@@ -263,8 +298,11 @@ def _failed(failed: list[str], found: list[Line]) -> str:
 
 def main() -> None:
     """Write the page."""
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULT
-    PAGE.write_text(page(json.loads(path.read_text())))
+    into = "--into" in sys.argv
+    paths = [Path(x) for x in sys.argv[1:] if x != "--into"]
+    path = paths[0] if paths else RESULT
+    result = json.loads(path.read_text())
+    PAGE.write_text(put_into(PAGE.read_text(), result) if into else page(result))
     print(f"{PAGE} from {path}")
 
 

@@ -127,6 +127,28 @@ def test_the_page_names_machine_noise_and_missed_goals():
     )
 
 
+def test_a_run_of_some_sections_is_put_into_the_page():
+    start, missed = (
+        "\n\n## Start\n\n| x |",
+        "\n\n## Goals missed\n- a: 3\n- ready: 9 s\n\n## Then\nz\n",
+    )
+    old = f"# M\n\nabout\n\n## The run\none{start}{missed}"
+    machine_ = {"date": "2026-11-25", "virtual": True, "cpus": 2, "processor": "P", "memory_gb": 8}
+    result = {
+        "machine": {**machine_, "kernel": "6", "python": "3.11", "java": "17"},
+        "noise": [{"section": "start", "cpu_ms": 3, "stretch": 1.0}],
+        "scale": 1,
+        "rows": [row("ready", "kept", 0.7, "s", "start"), row("new", "kept", 1, "s", "another")],
+    }
+    page = report.put_into(old, result)
+    assert page.startswith("# M\n\nabout\n\n## The run\none\n\n## Start\n2026-11-25, a virtual")
+    assert "| x |" not in page and "- ready: 9 s" not in page
+    assert page.index("| ready | 0.700 |") < page.index("## Another\nIn the same run.")
+    end = "\n\n## Goals missed\n- a: 3\n- ready: 0.700 s, goal 0.500\n\n## Then\nz\n"
+    assert page.endswith(end)
+    assert report.put_into(page, result) == page
+
+
 def test_the_floor_takes_what_the_load_sends_and_leaves_nothing(tmp_path):
     bench = Bench(tmp_path, 1.0)
     data = frames.batch(1024, 1000, Codec.NONE, int(time.time() * 1000))

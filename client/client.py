@@ -254,6 +254,34 @@ class Client:
         share one partition that has a leader, drawn anew for each call. ``producer`` is (id, epoch,
         next sequence by partition) of an idempotent producer; the sequences are moved on.
         """
+        batches = self.batches(
+            topic, records, codec=codec, producer=producer, auto_create=auto_create
+        )
+        out = self.run(
+            record_operations.produce(
+                self.view,
+                topic,
+                batches,
+                acks=acks,
+                timeout_ms=self.timeout_ms,
+                auto_create=auto_create,
+            )
+        )
+        if acks == 0:
+            self._sockets.flush(self.timeout_ms)
+        return out
+
+    def batches(
+        self,
+        topic: str,
+        records: Iterable[OutRecord],
+        *,
+        codec: Codec = Codec.NONE,
+        producer: tuple[int, int, dict[int, int]] | None = None,
+        is_transactional: bool = False,
+        auto_create: bool = False,
+    ) -> dict[int, bytes]:
+        """The batches that :meth:`produce` writes, by partition."""
         view = self.view.topics.get(topic)
         if view is None or not view.partitions:
             view = self._topic_for_produce(topic, auto_create)
@@ -276,21 +304,14 @@ class Client:
             first = sequences.get(where, 0)
             sequences[where] = (first + len(rows)) & 0x7FFFFFFF
             batches[where] = build_batch(
-                rows, codec=codec, producer_id=pid, producer_epoch=epoch, base_sequence=first
+                rows,
+                codec=codec,
+                producer_id=pid,
+                producer_epoch=epoch,
+                base_sequence=first,
+                is_transactional=is_transactional,
             )
-        out = self.run(
-            record_operations.produce(
-                self.view,
-                topic,
-                batches,
-                acks=acks,
-                timeout_ms=self.timeout_ms,
-                auto_create=auto_create,
-            )
-        )
-        if acks == 0:
-            self._sockets.flush(self.timeout_ms)
-        return out
+        return batches
 
     def append(self, topic: str, batches: Mapping[int, bytes]) -> list[Produced]:
         """Append a batch that is ready to each of these partitions, acknowledged by all replicas

@@ -141,29 +141,6 @@ def describe_transaction(transactional_id: str) -> Operation[TransactionDescript
     )
 
 
-def fence_producer(transactional_id: str, timeout_ms: int) -> Operation[tuple[int, int]]:
-    """Fence the producer of an id, and abort its transaction; the producer id and epoch that are
-    the newest now.
-    """
-    what = f"InitProducerId of {transactional_id}"
-
-    (response,) = yield [
-        Call(
-            ApiKey.INIT_PRODUCER_ID,
-            {
-                "transactional_id": transactional_id,
-                "transaction_timeout": timeout_ms,
-                "producer_id": -1,
-                "producer_epoch": -1,
-            },
-            ToCoordinator(transactional_id, KEY_TYPE_TRANSACTION),
-            what=what,
-            check=lambda r: failure(int(r.error_code), what),
-        )
-    ]
-    return response.producer_id, response.producer_epoch
-
-
 def open_transactions(partitions: Iterable[TopicPartition]) -> Operation[list[OpenTransaction]]:
     """What is open in partitions, by their leaders."""
     asked = list(partitions)

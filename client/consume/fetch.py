@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from kept.client.admin.topics import Operation
 from kept.client.consume import positions
 from kept.client.core.broker_errors import failure
-from kept.client.core.calls import Anywhere, Call, Route, ToLeader, ToNode
+from kept.client.core.calls import Anywhere, Call, Route, ToCoordinator, ToLeader, ToNode
 from kept.client.core.metadata import ClusterView
 from kept.client.protocol.api_keys import ApiKey
 from kept.storage.errors import KeptError, RequestTimedOut, UnknownTopicId
@@ -20,6 +20,10 @@ LATEST: Final = positions.LATEST
 EARLIEST: Final = positions.EARLIEST
 MAX_TIMESTAMP: Final = positions.MAX_TIMESTAMP
 
+TRANSACTION_TIMEOUT_MS: Final = 60_000
+"""After so long its coordinator aborts a transaction, unless the producer says otherwise."""
+_NO_TRANSACTIONS_V2: Final = 11
+"""The newest version of Produce in which partitions do not join a transaction by being written."""
 _NO_ID: Final = uuid.UUID(int=0)
 
 
@@ -55,10 +59,20 @@ def produce(
     timeout_ms: int,
     auto_create: bool = False,
     at_most_once: bool = False,
+    transactional_id: str | None = None,
 ) -> Operation[list[Produced]]:
-    """Append one batch to each of these partitions."""
+    """Append one batch to each of these partitions; in a transaction, which they have joined,
+    where ``transactional_id`` is given.
+    """
     calls = [
-        _produce_call(view, TopicPartition(topic, partition), batch, acks, timeout_ms)
+        _produce_call(
+            view,
+            TopicPartition(topic, partition),
+            batch,
+            acks=acks,
+            timeout_ms=timeout_ms,
+            transactional_id=transactional_id,
+        )
         for partition, batch in batches.items()
     ]
     for call, partition in zip(calls, batches, strict=True):
@@ -81,7 +95,13 @@ def _produced(partition: int, response: Any) -> Produced:
 
 
 def _produce_call(
-    view: ClusterView, tp: TopicPartition, batch: bytes, acks: int, timeout_ms: int
+    view: ClusterView,
+    tp: TopicPartition,
+    batch: bytes,
+    *,
+    acks: int,
+    timeout_ms: int,
+    transactional_id: str | None,
 ) -> Call:
     what = f"Produce to {tp}"
 
@@ -89,7 +109,12 @@ def _produce_call(
         del version
         data = {"index": tp.partition, "records": batch}
         named = {"name": tp.topic, "topic_id": _topic_id(view, tp.topic), "partition_data": [data]}
-        return {"acks": acks, "timeout": timeout_ms, "topic_data": [named]}
+        return {
+            "transactional_id": transactional_id,
+            "acks": acks,
+            "timeout": timeout_ms,
+            "topic_data": [named],
+        }
 
     def check(response: Any) -> KeptError | None:
         partition = response.responses[0].partition_responses[0]
@@ -116,6 +141,7 @@ def _produce_call(
         timeout_ms=timeout_ms,
         check=check,
         expects_response=acks != 0,
+        max_version=32767 if transactional_id is None else _NO_TRANSACTIONS_V2,
     )
 
 
@@ -130,17 +156,32 @@ def _leader_epoch(view: ClusterView, tp: TopicPartition) -> int:
     return -1 if partition is None else partition.leader_epoch
 
 
-def init_producer_id(timeout_ms: int) -> Operation[tuple[int, int]]:
-    """(producer id, producer epoch) for an idempotent producer."""
-    values = {"transactional_id": None, "transaction_timeout": 60_000}
+def init_producer_id(
+    timeout_ms: int,
+    transactional_id: str | None = None,
+    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
+) -> Operation[tuple[int, int]]:
+    """(producer id, producer epoch) for an idempotent producer, or for one of an id: that fences
+    the id's producers before, and aborts their transaction.
+    """
+    route: Route = Anywhere()
+    what = "InitProducerId"
+    if transactional_id is not None:
+        route, what = ToCoordinator(transactional_id, kind=1), f"{what} of {transactional_id}"
+    values = {
+        "transactional_id": transactional_id,
+        "transaction_timeout": transaction_timeout_ms,
+        "producer_id": -1,
+        "producer_epoch": -1,
+    }
     (response,) = yield [
         Call(
             ApiKey.INIT_PRODUCER_ID,
             values,
-            Anywhere(),
-            what="InitProducerId",
+            route,
+            what=what,
             timeout_ms=timeout_ms,
-            check=lambda r: failure(int(r.error_code), "InitProducerId"),
+            check=lambda r: failure(int(r.error_code), what),
         )
     ]
     return int(response.producer_id), int(response.producer_epoch)

@@ -32,6 +32,8 @@ _TEXTS: Final = {
     "coordinator_not_available": "the coordinator is not available yet",
     "unsupported_version": "that version of the API is not served",
     "kafka_storage_error": "the log directory of the partition is offline",
+    "transactional_id_authorization_failed": "not authorized for the transactional id",
+    "invalid_transaction_timeout": "the timeout is above the node's transaction.max.timeout.ms",
     "topic_authorization_failed": "not authorized for the topic",
     "group_authorization_failed": "not authorized for the group",
     "cluster_authorization_failed": "not authorized for the cluster",

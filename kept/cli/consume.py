@@ -57,7 +57,14 @@ from kept.storage.types import IsolationLevel, TopicPartition
 @click.option("--until-end", is_flag=True, help="Stop at the present end of the log.")
 @click.option("--group", help="Read as a member of this group, and commit what was printed.")
 @click.option("--value-only", is_flag=True, help="Print values and nothing else.")
-@click.option("--read-committed", is_flag=True, help="Leave out aborted transactions.")
+@click.option(
+    "--isolation",
+    type=click.Choice([level.name.lower() for level in IsolationLevel]),
+    default="read_uncommitted",
+    show_default=True,
+    help="read_committed leaves out aborted transactions, and ends before the first open one.",
+)
+@click.option("--read-committed", is_flag=True, help="The same as --isolation read_committed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 @click.option("--table", is_flag=True, help="Print the latest value of every key, and stop.")
 @bootstrap_option
@@ -71,6 +78,7 @@ def consume(
     until_end: bool,
     group: str | None,
     value_only: bool,
+    isolation: str,
     read_committed: bool,
     as_json: bool,
     table: bool,
@@ -91,7 +99,8 @@ def consume(
     if offset is not None and partition is None:
         raise click.UsageError("--offset needs --partition: offsets count per partition")
 
-    limits = FetchLimits(isolation=IsolationLevel(int(read_committed)))
+    level = IsolationLevel.READ_COMMITTED if read_committed else IsolationLevel[isolation.upper()]
+    limits = FetchLimits(isolation=level)
     start = EARLIEST if from_beginning or table else LATEST
     waiting = open_client(bootstrap)
     with explained(bootstrap, topic), waiting as client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -14,7 +15,14 @@ from kept.cli.output import echo, get_bytes
 from kept.cli.shell import Failure, WholeNumber, bootstrap_option, examples
 from kept.cli.unavailable import explained, open_client
 from kept.client.client import Client, OutRecord
-from kept.storage.errors import KeptError, UnsupportedVersion
+from kept.client.consume.fetch import TRANSACTION_TIMEOUT_MS
+from kept.client.transactional_producer import TransactionalProducer
+from kept.storage.errors import (
+    InvalidProducerEpoch,
+    KeptError,
+    ProducerFenced,
+    UnsupportedVersion,
+)
 from kept.storage.types import Codec
 
 READ_BYTES: Final = 256 * 1024
@@ -33,6 +41,7 @@ _FIELDS: Final = frozenset(
         "echo 'alice:hello' | kept produce users --key-separator :",
         "echo 'alice:NULL' | kept produce users --key-separator : --null-marker NULL",
         "kept consume users --from-beginning --until-end --json | kept produce copy --json",
+        "kept produce orders --transactional-id nightly < orders.txt",
     )
 )
 @click.argument("topic")
@@ -50,6 +59,17 @@ _FIELDS: Final = frozenset(
     help="Codec of the batches.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Lines are JSON, as consume --json prints.")
+@click.option(
+    "--transactional-id",
+    metavar="ID",
+    help="Write everything in one transaction of this id: all or nothing.",
+)
+@click.option(
+    "--transaction-timeout",
+    type=WholeNumber(1, 2_147_483),
+    metavar="SECONDS",
+    help="The transaction is aborted if it takes longer.  [default: 60]",
+)
 @bootstrap_option
 def produce(
     *,
@@ -60,6 +80,8 @@ def produce(
     acks: str,
     compression: str,
     as_json: bool,
+    transactional_id: str | None,
+    transaction_timeout: int | None,
     bootstrap: str,
 ) -> None:
     """Write each line of standard input to TOPIC.
@@ -67,24 +89,77 @@ def produce(
     A line is the value; with --key-separator it is key and value. Keys go to the partition that
     Java's client would choose (murmur2). With --json a line is an object with key, value (or
     key_base64, value_base64), headers, timestamp and partition; null is a null.
+
+    With --transactional-id the records of one run are one transaction, which is committed at the
+    end of the input, and aborted after an error or Ctrl-C.
     """
     if as_json and (key_separator is not None or null_marker is not None):
         raise click.UsageError("--json excludes --key-separator and --null-marker")
     if key_separator == "":
         raise click.UsageError("--key-separator is empty")
+    if transactional_id == "":
+        raise click.UsageError("--transactional-id is empty")
+    if transactional_id is None and transaction_timeout is not None:
+        raise click.UsageError("--transaction-timeout needs --transactional-id")
+    if transactional_id is not None and acks != "all":
+        raise click.UsageError(f"--transactional-id needs --acks all, not {acks}")
 
-    lines = _Lines(key_separator, null_marker, partition, as_json)
+    batches = _Lines(key_separator, null_marker, partition, as_json).batches(0)
+    codec = Codec[compression.upper()]
     with open_client(bootstrap) as client:
-        sink = _Sink(client, topic, _ACKS[acks], Codec[compression.upper()])
-        for batch in lines.batches(0):
-            try:
-                with explained(bootstrap, topic):
-                    sink.write(batch)
-            except Exception as error:
-                _report_written(error, sink.written)
-                raise
+        if transactional_id is not None:
+            timeout_ms = 1000 * (transaction_timeout or TRANSACTION_TIMEOUT_MS // 1000)
+            producer = TransactionalProducer(client, transactional_id, timeout_ms)
+            written = _write_transaction(producer, topic, batches, codec)
+        else:
+            written = _write(_Sink(client, topic, _ACKS[acks], codec), batches)
     if sys.stderr.isatty():
-        echo(f"{sink.written} records written to {topic}", err=True)
+        echo(f"{written} records written to {topic}", err=True)
+
+
+def _write(sink: _Sink, batches: Iterator[list[OutRecord]]) -> int:
+    """Write each batch as it comes; how many records there were."""
+    for batch in batches:
+        try:
+            with explained(sink.client.bootstrap, sink.topic):
+                sink.write(batch)
+        except Exception as error:
+            _report_written(error, sink.written)
+            raise
+    return sink.written
+
+
+def _write_transaction(
+    producer: TransactionalProducer, topic: str, batches: Iterator[list[OutRecord]], codec: Codec
+) -> int:
+    """Write all batches in one transaction; how many records there were."""
+    written = 0
+    try:
+        with explained(producer.client.bootstrap, topic):
+            for batch in batches:
+                producer.produce(topic, batch, codec=codec)
+                written += len(batch)
+    except BaseException as error:
+        with contextlib.suppress(KeptError):  # it times out, then
+            producer.abort()
+        if isinstance(error, KeptError):
+            why = f"the transaction is aborted{_taken_over(error)}"
+            raise Failure(f"{error} (nothing is written: {why})") from error
+        raise
+    try:
+        producer.commit()
+    except KeptError as error:
+        more = f"`kept transaction describe {producer.transactional_id}` shows what became of it"
+        why = f"the transaction may be committed or not{_taken_over(error)}"
+        raise Failure(f"{error} ({why}; {more})") from error
+    return written
+
+
+def _taken_over(error: KeptError) -> str:
+    """Why the epoch of a transactional producer is not the newest."""
+    if isinstance(error, InvalidProducerEpoch | ProducerFenced):
+        return ", for another producer has that id now, or it took longer than its timeout"
+    return ""
 
 
 def _report_written(error: Exception, written: int) -> None:

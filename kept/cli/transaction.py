@@ -12,6 +12,7 @@ from kept.cli.shell import Failure, Group, WholeNumber, bootstrap_option, exampl
 from kept.cli.unavailable import open_client, warn_unanswered
 from kept.client.admin import transactions
 from kept.client.client import SILENT_MS
+from kept.client.consume.fetch import init_producer_id
 from kept.storage.printable import printable_line
 from kept.storage.types import TopicPartition
 
@@ -142,6 +143,6 @@ def fence(*, transactional_id: str, bootstrap: str) -> None:
     """Fence the producer of a transactional ID: its transaction is aborted, and it must stop."""
     with open_client(bootstrap) as client:
         client.run(transactions.describe_transaction(transactional_id))
-        producer_id, epoch = client.run(transactions.fence_producer(transactional_id, 60_000))
+        producer_id, epoch = client.run(init_producer_id(client.timeout_ms, transactional_id))
     newest = f"producer {producer_id} epoch {epoch} is the newest"
     echo(f"fenced {printable_line(transactional_id)}: {newest}")

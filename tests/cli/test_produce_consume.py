@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import time
 
 import pytest
 
+from kept.client.admin import transactions
 from kept.client.client import OutRecord
 from kept.client.partitioner import partition_for_key
 
@@ -177,3 +181,78 @@ def test_large_input_arrives_whole(kept, kept_broker):
     kept("produce", topic, "--key-separator", ":", stdin="\n".join(lines))
     found = produced(kept_broker, topic)
     assert [f"{r.key.decode()}:{r.value.decode()}" for r in found] == lines
+
+
+def ids(cluster) -> dict[str, str]:
+    """Transactional ids that begin with ``cli-``, and their states."""
+    silent: list[int] = []
+    with cluster.client() as client:
+        found = client.run(transactions.list_transactions(silent, 3_000))
+    return {t.transactional_id: t.state for t in found if t.transactional_id.startswith("cli-")}
+
+
+def test_one_run_is_one_transaction(kept, kept_broker):
+    topic = kept_broker.create_topic(partitions=2)
+    both = ("consume", topic, "--from-beginning", "--until-end", "--value-only")
+    lines = [f"{n}:{'x' * (n % 2000)}" for n in range(800)]  # of two batches
+    stdin = "\n".join(lines)
+    once = ("produce", topic, "--key-separator", ":", "--transactional-id", "cli-one")
+    kept(*once, stdin=stdin)
+    assert len(kept(*both, "--isolation", "read_committed").lines) == 800
+    ran = kept(*once, stdin=f"{stdin}\nwithout separator\n", status=1)
+    assert "line 801 has no key separator ':' (nothing is written: the transaction" in ran.err
+    assert len(kept(*both, "--isolation", "read_committed").lines) == 800
+    assert len(kept(*both, "--read-committed").lines) == 800
+    aborted = len(kept(*both, "--isolation", "read_uncommitted").lines) - 800
+    assert 0 < aborted < 800 and len(kept(*both).lines) == 800 + aborted
+    kept(*once, stdin="a:b\n", status=0)
+    assert len(kept(*both, "--isolation", "read_committed").lines) == 801
+    kept("produce", topic, "--transactional-id", "cli-nothing", stdin="")
+    assert ids(kept_broker) == {"cli-one": "CompleteCommit", "cli-nothing": "Empty"}
+
+
+def test_a_run_that_is_fenced_or_interrupted_writes_nothing(kept, kept_broker):
+    topic = kept_broker.create_topic()
+    once = ("produce", topic, "--transactional-id", "cli-two")
+    committed = ("consume", topic, "--from-beginning", "--until-end", "--isolation")
+
+    def begun(process):
+        process.stdin.write("first\n")
+        process.stdin.flush()
+        while ids(kept_broker).get("cli-two") != "Ongoing":
+            time.sleep(0.02)
+        while not kept(*committed, "read_uncommitted").lines:
+            time.sleep(0.02)
+
+    with kept.started(*once, stdin=subprocess.PIPE, text=True) as old:
+        begun(old)
+        kept(*once, stdin="second\n")
+        out, err = old.communicate("third\n", timeout=60)
+    assert (old.returncode, out) == (1, "")
+    assert err.startswith("kept: ") and "another producer has that id now, or it took" in err
+    assert "(nothing is written: the transaction is aborted, for" in err
+    assert [line.split()[-1] for line in kept(*committed, "read_committed").lines] == ["second"]
+    with kept.started(*once, stdin=subprocess.PIPE, text=True) as interrupted:
+        begun(interrupted)
+        interrupted.send_signal(signal.SIGINT)
+        assert interrupted.wait(60) == 130
+    assert ids(kept_broker)["cli-two"] == "CompleteAbort"
+    assert len(kept(*committed, "read_committed").lines) == 1
+
+
+@pytest.mark.parametrize(
+    "options, status, said",
+    [
+        (("--transactional-id", ""), 2, "--transactional-id is empty"),
+        (("--transactional-id", "cli-x", "--acks", "1"), 2, "needs --acks all, not 1"),
+        (("--transaction-timeout", "9"), 2, "--transaction-timeout needs --transactional-id"),
+        (
+            ("--transactional-id", "cli-x", "--transaction-timeout", "1000"), 1,
+            "InitProducerId of cli-x: INVALID_TRANSACTION_TIMEOUT (the timeout is above the "
+            "node's transaction.max.timeout.ms)",
+        ),
+    ],
+)  # fmt: skip
+def test_what_transactional_ids_refuse(kept, kept_broker, options, status, said):
+    ran = kept("produce", kept_broker.create_topic(), *options, stdin="x\n", status=status)
+    assert said in ran.err

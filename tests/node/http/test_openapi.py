@@ -18,9 +18,9 @@ import yaml
 from jsonschema import Draft202012Validator, FormatChecker
 from openapi_spec_validator import validate
 
-from kept.client.admin.transactions import fence_producer
 from kept.client.client import Client, OutRecord
 from kept.client.consume.consumer import GroupConsumer
+from kept.client.consume.fetch import init_producer_id
 from kept.client.consume.positions import EARLIEST
 from kept.compaction.cleaner.removal_log import Fate, Reason
 from kept.node.admin import compaction_status
@@ -259,7 +259,7 @@ def fill(lone):
             pass
         member.commit()
         client.produce("plain", [OutRecord(None, bytes(900))])
-        client.run(fence_producer("payments", 60_000))
+        client.run(init_producer_id(60_000, "payments"))
 
     def connect():
         with Client(f"127.0.0.1:{lone.port}") as client:

@@ -1,0 +1,143 @@
+"""A producer with a transactional id, over a :class:`kept.client.client.Client`.
+
+::
+
+    with TransactionalProducer(client, "payments") as producer:
+        producer.produce("orders", [OutRecord(b"k", b"v")])
+
+commits at the end of the block, and aborts where an error leaves it. It speaks version 1 of the
+protocol, which every broker with transactions serves: a partition joins by AddPartitionsToTxn, and
+the epoch stays from one transaction to the next (KIP-98). Not thread-safe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Final, Self
+
+from kept.client.client import Client, OutRecord
+from kept.client.consume import fetch as record_operations
+from kept.client.consume.fetch import TRANSACTION_TIMEOUT_MS, Produced
+from kept.client.core.broker_errors import failure
+from kept.client.core.calls import Call, ToCoordinator
+from kept.client.protocol.api_keys import ApiKey
+from kept.storage.errors import KeptError
+from kept.storage.types import Codec, TopicPartition
+
+_ADD_VERSION: Final = 3
+"""Of AddPartitionsToTxn; brokers ask each other in newer ones."""
+_END_VERSION: Final = 4
+"""Of EndTxn; newer ones belong to version 2 of transactions, as Produce does above 11."""
+_NOT_ATTEMPTED: Final = 55
+
+
+class TransactionalProducer:
+    """Fences the producers before it that had this id, and ends what they left open.
+
+    ``timeout_ms``: the coordinator aborts a transaction that takes longer; at most the broker's
+    ``transaction.max.timeout.ms``. Raises KeptError where the id is refused.
+    """
+
+    def __init__(
+        self, client: Client, transactional_id: str, timeout_ms: int = TRANSACTION_TIMEOUT_MS
+    ) -> None:
+        self.client = client
+        self.transactional_id = transactional_id
+        self.producer_id, self.epoch = client.run(
+            record_operations.init_producer_id(client.timeout_ms, transactional_id, timeout_ms)
+        )
+        self._sequences: dict[str, dict[int, int]] = {}
+        self._joined: set[TopicPartition] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.commit()
+            return
+        with contextlib.suppress(KeptError):  # it times out, then
+            self.abort()
+
+    def produce(
+        self, topic: str, records: Iterable[OutRecord], *, codec: Codec = Codec.NONE
+    ) -> list[Produced]:
+        """Write records in the transaction, which the first of them begins, and wait for all
+        replicas in sync. After an error only :meth:`abort` is right.
+        """
+        sequences = self._sequences.setdefault(topic, {})
+        producer = (self.producer_id, self.epoch, sequences)
+        batches = self.client.batches(
+            topic, records, codec=codec, producer=producer, is_transactional=True
+        )
+        new = [TopicPartition(topic, p) for p in batches]
+        new = [tp for tp in new if tp not in self._joined]
+        if new:
+            self.client.call(self._add_call(topic, [tp.partition for tp in new]))
+            self._joined.update(new)
+        return self.client.run(
+            record_operations.produce(
+                self.client.view, topic, batches, acks=-1, timeout_ms=self.client.timeout_ms,
+                transactional_id=self.transactional_id,
+            )
+        )  # fmt: skip
+
+    def commit(self) -> None:
+        """End the transaction; nothing to do where none has begun. An error without an answer
+        leaves open which of both it became.
+        """
+        self._end(committed=True)
+
+    def abort(self) -> None:
+        """End the transaction without its records."""
+        self._end(committed=False)
+
+    def _end(self, *, committed: bool) -> None:
+        if not self._joined:
+            return
+        what = f"EndTxn of {self.transactional_id}"
+        values = {**self._producer(), "committed": committed}
+        self.client.call(
+            self._call(ApiKey.END_TXN, values, what, _END_VERSION, lambda r: int(r.error_code))
+        )
+        self._joined.clear()
+
+    def _producer(self) -> dict[str, Any]:
+        return {
+            "transactional_id": self.transactional_id,
+            "producer_id": self.producer_id,
+            "producer_epoch": self.epoch,
+        }
+
+    def _add_call(self, topic: str, partitions: list[int]) -> Call:
+        what = f"AddPartitionsToTxn of {self.transactional_id}"
+        topics = [{"name": topic, "partitions": partitions}]
+        values = {**self._producer(), "topics": topics}
+        old = {f"v3_and_below_{name}": value for name, value in values.items()}
+
+        def error_code(response: Any) -> int:
+            (one,) = response.results_by_topic_v3_and_below
+            codes = [int(p.partition_error_code) for p in one.results_by_partition]
+            return next((code for code in codes if code not in (0, _NOT_ATTEMPTED)), 0)
+
+        return self._call(ApiKey.ADD_PARTITIONS_TO_TXN, old, what, _ADD_VERSION, error_code)
+
+    def _call(
+        self, api: ApiKey, values: dict[str, Any], what: str, version: int, error_code: Any
+    ) -> Call:
+        return Call(
+            api,
+            values,
+            ToCoordinator(self.transactional_id, kind=1),
+            what=what,
+            timeout_ms=self.client.timeout_ms,
+            check=lambda r: failure(error_code(r), what),
+            max_version=version,
+        )

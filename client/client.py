@@ -13,6 +13,7 @@ Not thread-safe. Every error names host:port or the partition, and the API.
 
 from __future__ import annotations
 
+import random
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from kept.client.core.client_core import ClientCore
 from kept.client.core.metadata import ClusterView, TopicView, parse_bootstrap
 from kept.client.partitioner import partition_for
 from kept.client.protocol.messages import Values
+from kept.client.security.security import PLAINTEXT, Security
 from kept.client.sockets import Sockets, first_failure
 from kept.storage.errors import KeptError, PeerError, RetriableError
 from kept.storage.records import build_batch
@@ -66,6 +68,8 @@ class Client:
     ``timeout_ms`` is how long a request is tried again: through an election, say. ``on_wait`` is
     told why one is, when that takes longer than a moment. ``known``: the cluster was there when it
     was asked last, by another process; so where nobody answers that is waited for from the start.
+    ``security``: how connections are encrypted and who logs in. An authentication that fails ends
+    the request at once, with AuthenticationFailed.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class Client:
         timeout_ms: int = TIMEOUT_MS,
         on_wait: Callable[[KeptError], None] | None = None,
         known: bool = False,
+        security: Security = PLAINTEXT,
     ) -> None:
         from kept import __version__
 
@@ -85,7 +90,8 @@ class Client:
             raise BadAddress(str(error)) from None
         self.bootstrap = bootstrap
         self.timeout_ms = timeout_ms
-        self.core = ClientCore(endpoints, client_id, ("kept", __version__))
+        software = ("kept", __version__)
+        self.core = ClientCore(endpoints, client_id, software, security, random.random())
         self.core.reached = known
         self.on_wait = on_wait
         self._sockets = Sockets(self.core, on_wait)

@@ -1,10 +1,13 @@
-"""The blocking shell: plain sockets under :mod:`kept.client.core.client_core`, one thread."""
+"""The blocking shell: sockets, with TLS where the client's security says so, under
+:mod:`kept.client.core.client_core`, one thread.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import selectors
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
@@ -25,9 +28,11 @@ from kept.client.core.calls import (
     Waiting,
 )
 from kept.client.core.client_core import ClientCore
+from kept.client.security.tls_errors import tls_failure
 from kept.storage.errors import KeptError
 
 _READ_BYTES: Final = 1024 * 1024
+_NOT_NOW: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 ADDRESS_MS: Final = 2_000
 """Of a host that has several addresses the next one is tried after so long."""
 UNHEARD_S: Final = 20
@@ -47,13 +52,17 @@ PROBES: Final = (
 
 
 class _Socket:
-    """One connection's socket, the addresses still to be tried, and the bytes still to be sent."""
+    """One connection's socket, the addresses still to be tried, and the bytes still to be sent.
+    ``connecting``, then ``shaking_hands`` where there is TLS.
+    """
 
-    def __init__(self, number: int, addresses: list[tuple[Any, ...]]) -> None:
+    def __init__(self, number: int, host: str, addresses: list[tuple[Any, ...]]) -> None:
         self.number = number
+        self.host = host
         self.addresses = addresses
         self.socket: socket.socket | None = None
         self.connecting = True
+        self.shaking_hands = False
         self.since_ms = 0
         self.unsent = bytearray()
 
@@ -109,6 +118,9 @@ class Sockets:
             if connection.connecting:
                 self._finish_connecting(connection)
                 continue
+            if connection.shaking_hands:
+                self._shake_hands(connection)
+                continue
             if mask & selectors.EVENT_WRITE:
                 self._write(connection)
             if mask & selectors.EVENT_READ and self._sockets.get(connection.number) is connection:
@@ -152,7 +164,7 @@ class Sockets:
             why = f"{host} is not a known host ({getattr(error, 'strerror', None) or error})"
             self._perform(self.core.step(Lost(effect.connection, why), _now_ms()))
             return
-        connection = _Socket(effect.connection, list(addresses))
+        connection = _Socket(effect.connection, host, list(addresses))
         self._sockets[effect.connection] = connection
         self._try_next(connection, "no address")
 
@@ -185,48 +197,106 @@ class Sockets:
             self._try_next(one, _reason(OSError(code, "")))
             return
         one.connecting = False
+        context = self.core.security.context()
+        if context is None:
+            self._connected(one)
+            return
+        self._selector.unregister(one.socket)
+        try:
+            one.socket = context.wrap_socket(
+                one.socket, server_hostname=one.host, do_handshake_on_connect=False
+            )
+        except OSError as error:
+            self._gone(one, _reason(error))
+            return
+        one.shaking_hands = True
+        self._selector.register(one.socket, selectors.EVENT_READ, one)
+        self._shake_hands(one)
+
+    def _shake_hands(self, one: _Socket) -> None:
+        assert isinstance(one.socket, ssl.SSLSocket)
+        try:
+            one.socket.do_handshake()
+        except ssl.SSLWantReadError:
+            self._selector.modify(one.socket, selectors.EVENT_READ, one)
+        except ssl.SSLWantWriteError:
+            self._selector.modify(one.socket, selectors.EVENT_WRITE, one)
+        except OSError as error:
+            self._failed(one, error)
+        else:
+            one.shaking_hands = False
+            self._connected(one)
+
+    def _connected(self, one: _Socket) -> None:
+        assert one.socket is not None
         self._selector.modify(one.socket, selectors.EVENT_READ, one)
         self._perform(self.core.step(Connected(one.number), _now_ms()))
 
     def _write(self, one: _Socket) -> None:
-        if one.socket is None or one.connecting:
+        if one.socket is None or one.connecting or one.shaking_hands:
             return
         try:
             while one.unsent:
                 sent = one.socket.send(memoryview(one.unsent)[:_READ_BYTES])
                 del one.unsent[:sent]
-        except BlockingIOError:
+        except _NOT_NOW:
             pass
         except OSError as error:
-            self._gone(one, _reason(error))
+            self._failed(one, error)
             return
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if one.unsent else 0)
         self._selector.modify(one.socket, events, one)
 
     def _read(self, one: _Socket) -> None:
+        self._take(one)
+        while self._sockets.get(one.number) is one and _is_pending(one.socket):
+            self._take(one)
+
+    def _take(self, one: _Socket) -> None:
+        """Take what is there. TLS gives a record at a time, and the selector does not know of those
+        that are decrypted already: it is read until there is no more.
+        """
         assert one.socket is not None
         room = self.core.room(one.number)
-        event: Received | Filled
+        chunks: list[bytes] = []
+        count, ended = 0, False
         try:
-            if room is None:
-                data = one.socket.recv(_READ_BYTES)
-                event, count = Received(one.number, data), len(data)
-            else:
-                count = one.socket.recv_into(room)
-                event = Filled(one.number, count)
-        except BlockingIOError:
-            return
+            while count < (_READ_BYTES if room is None else len(room)):
+                if room is None:
+                    chunks.append(one.socket.recv(_READ_BYTES))
+                    more = len(chunks[-1])
+                else:
+                    more = one.socket.recv_into(room[count:])
+                count += more
+                ended = not more
+                if ended or not isinstance(one.socket, ssl.SSLSocket):
+                    break
+        except _NOT_NOW:
+            pass
         except OSError as error:
+            self._failed(one, error)
+            return
+        if count:
+            data = Received(one.number, b"".join(chunks))
+            event = data if room is None else Filled(one.number, count)
+            self._perform(self.core.step(event, _now_ms()))
+        elif ended:
+            self._gone(one, "the other side closed the connection")
+
+    def _failed(self, one: _Socket, error: OSError) -> None:
+        """The socket failed. Of a server that does not accept our certificate TLS 1.3 hears when it
+        reads first.
+        """
+        if not one.shaking_hands and not isinstance(error, ssl.SSLError):
             self._gone(one, _reason(error))
             return
-        if not count:
-            self._gone(one, "the other side closed the connection")
-            return
-        self._perform(self.core.step(event, _now_ms()))
+        tls = self.core.security.tls
+        failure = tls_failure(error, has_certificate=tls is not None and tls.keys is not None)
+        self._gone(one, failure.why, mistrusted=failure.lasting)
 
-    def _gone(self, one: _Socket, why: str) -> None:
+    def _gone(self, one: _Socket, why: str, *, mistrusted: bool = False) -> None:
         self._drop(one)
-        self._perform(self.core.step(Lost(one.number, why), _now_ms()))
+        self._perform(self.core.step(Lost(one.number, why, mistrusted), _now_ms()))
 
     def _drop(self, one: _Socket) -> None:
         self._sockets.pop(one.number, None)
@@ -243,6 +313,11 @@ class Sockets:
 def first_failure(finished: Iterable[Finished]) -> KeptError | None:
     """The first error of several calls."""
     return next((f.error for f in finished if f.error is not None), None)
+
+
+def _is_pending(one: socket.socket | None) -> bool:
+    """Whether bytes are decrypted already that nobody has read."""
+    return isinstance(one, ssl.SSLSocket) and one.pending() > 0
 
 
 def _now_ms() -> int:

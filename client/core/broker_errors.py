@@ -68,6 +68,10 @@ class NotKafka(PeerError):
     """The other side does not speak the Kafka protocol."""
 
 
+class AuthenticationFailed(PeerError):
+    """One side does not believe who the other one is, by TLS or SASL. Nothing is tried again."""
+
+
 def unreachable(name: str, error: KeptError, tried: Collection[ConnectionFailed]) -> KeptError:
     """What to say of a call that found no node: ``error``, or all that were tried where they are
     several.

@@ -179,7 +179,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The connection stands."""
+    """The connection stands, with TLS where that is wanted."""
 
     connection: int
 
@@ -202,10 +202,13 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The connection could not be made, or broke."""
+    """The connection could not be made, or broke. ``mistrusted``: because one side does not believe
+    who the other one is, by TLS, which trying again does not mend.
+    """
 
     connection: int
     why: str
+    mistrusted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from kept.client.core.broker_errors import (
+    AuthenticationFailed,
     ConnectionFailed,
     NoResponse,
     NotKafka,
@@ -48,9 +49,11 @@ from kept.client.core.calls import (
 )
 from kept.client.core.connections import Connection
 from kept.client.core.leader_errors import offline_grace_ms, why_no_leader
+from kept.client.core.login import OwnRequest
 from kept.client.core.metadata import ClusterView, Endpoint
 from kept.client.protocol.api_keys import ApiKey
-from kept.client.protocol.messages import Values, decode_response, encode_request, versions
+from kept.client.protocol.messages import Values, decode_response, encode_request
+from kept.client.security.security import PLAINTEXT, Security
 from kept.storage.errors import (
     CorruptMessage,
     KeptError,
@@ -58,12 +61,12 @@ from kept.storage.errors import (
 )
 from kept.storage.types import MAX_INT64, TopicPartition
 
-UNSUPPORTED_VERSION: Final = 35
-
 CONNECT_TIMEOUT_MS: Final = 10_000
 """For connecting and agreeing on versions."""
 SLOW_MS: Final = 1_000
 """A node that is silent for so long is not waited for where another one will do."""
+UNVERSED: Final = "ApiVersions; is it a Kafka listener, and of this security.protocol?"
+UNKNOWN: Final = " before it answered anything; does it want a login by SASL (security.protocol)?"
 NOTICE_MS: Final = 2_000
 """A call that is still tried after so long is told of by Waiting."""
 
@@ -76,10 +79,15 @@ class ClientCore:
         bootstrap: Sequence[Endpoint],
         client_id: str,
         software: tuple[str, str] = ("kept", "0"),
+        security: Security = PLAINTEXT,
+        spread: float = 0.5,
     ) -> None:
+        """``spread``, drawn from 0 to 1 by the shell, says when sessions are renewed."""
         self.bootstrap = tuple(bootstrap)
         self.client_id = client_id
         self.software = software
+        self.security = security
+        self._spread = spread
         self.view = ClusterView()
         self._connections: dict[int, Connection] = {}
         self._by_endpoint: dict[Endpoint, int] = {}
@@ -119,7 +127,8 @@ class ClientCore:
                 connection.incoming.fill(event.count)
                 self._received(connection, now_ms, effects)
         elif isinstance(event, Lost):
-            self._lost(event.connection, event.why, now_ms, effects)
+            kind = AuthenticationFailed if event.mistrusted else ConnectionFailed
+            self._lost(event.connection, event.why, now_ms, effects, kind)
         else:
             self._expire(now_ms, effects)
         effects.extend(self._advance(now_ms))
@@ -180,6 +189,12 @@ class ClientCore:
             return False
         connection = self._connection_to(endpoint, now_ms, effects)
         if not connection.ready:
+            return False
+        if connection.is_to_be_renewed(now_ms):
+            if not connection.in_flight:
+                login = connection.begin_login(self.security, now_ms)
+                assert login is not None
+                self._send_own(connection, login, effects)
             return False
         try:
             self._send(call, connection, now_ms, effects)
@@ -369,20 +384,16 @@ class ClientCore:
         connection = self._connections.get(number)
         if connection is not None:
             connection.established = True
-            self._request_versions(connection, max(versions(ApiKey.API_VERSIONS)), effects)
+            self._send_own(connection, connection.request_versions(self.software), effects)
 
-    def _request_versions(
-        self, connection: Connection, version: int, effects: list[Effect]
-    ) -> None:
-        values = {
-            "client_software_name": self.software[0],
-            "client_software_version": self.software[1],
-        }
+    def _send_own(self, connection: Connection, request: OwnRequest, effects: list[Effect]) -> None:
+        """A request that the connection itself needs before it is ready."""
         correlation = self._correlation()
-        connection.requested_version = version
         connection.in_flight[correlation] = None
-        connection.in_flight_versions[correlation] = (ApiKey.API_VERSIONS, version)
-        data = encode_request(ApiKey.API_VERSIONS, version, correlation, self.client_id, values)
+        connection.in_flight_versions[correlation] = (request.api_key, request.version)
+        data = encode_request(
+            request.api_key, request.version, correlation, self.client_id, request.values
+        )
         effects.append(Send(connection.id, data))
 
     def _received(self, connection: Connection, now_ms: int, effects: list[Effect]) -> None:
@@ -397,6 +408,9 @@ class ClientCore:
             except (CorruptMessage, struct.error) as error:
                 effects.append(Close(connection.id))
                 self._lost(connection.id, f"{why}{error}", now_ms, effects, kind=NotKafka)
+            except AuthenticationFailed as error:
+                effects.append(Close(connection.id))
+                self._lost(connection.id, str(error), now_ms, effects, kind=AuthenticationFailed)
 
     def _frame(
         self,
@@ -414,8 +428,9 @@ class ClientCore:
         call = connection.in_flight.pop(correlation)
         if call is None:
             if not connection.ready:
-                self._versions_came(connection, frame, effects)
+                self._agree(connection, request, frame, now_ms, effects)
             return
+        connection.served = True
         _, response = decode_response(*request, frame)
         if self._finish_internal(call, response, now_ms):
             return
@@ -430,29 +445,27 @@ class ClientCore:
         else:
             effects.append(Finished(call, None, error))
 
-    def _versions_came(
-        self, connection: Connection, frame: bytes | memoryview, effects: list[Effect]
+    def _agree(
+        self,
+        connection: Connection,
+        request: tuple[int, int],
+        frame: bytes | memoryview,
+        now_ms: int,
+        effects: list[Effect],
     ) -> None:
-        """KIP-511: an unknown version is answered in version 0 with error 35."""
-        (code,) = struct.unpack_from(">h", frame, 4)
-        version = 0 if code == UNSUPPORTED_VERSION else connection.requested_version
-        _, response = decode_response(ApiKey.API_VERSIONS, version, frame)
-        table = {
-            int(k.api_key): (int(k.min_version), int(k.max_version)) for k in response.api_keys
-        }
-        if code == UNSUPPORTED_VERSION and connection.requested_version > 0:
-            newest = table.get(ApiKey.API_VERSIONS, (0, 0))[1]
-            self._request_versions(
-                connection, min(newest, connection.requested_version - 1), effects
-            )
-            return
-        error = failure(code, f"{connection.endpoint}: ApiVersions")
-        if error is not None:
-            raise CorruptMessage(str(error))
-        connection.versions = table
-        connection.ready = True
-        self.reached = True
-        self._refused.clear()
+        """An answer that brings a connection nearer to being ready."""
+        if request[0] == ApiKey.API_VERSIONS:
+            following = connection.versions_came(frame, self.software)
+            if following is None:
+                following = connection.begin_login(self.security, now_ms)
+        else:
+            _, response = decode_response(*request, frame)
+            following = connection.login_answered(request[0], response, self._spread, now_ms)
+        if following is not None:
+            self._send_own(connection, following, effects)
+        else:
+            self.reached = True
+            self._refused.clear()
 
     def _forget_route(self, call: Call) -> None:
         """What was known of the way to this call's node is wrong."""
@@ -470,7 +483,7 @@ class ClientCore:
         why: str,
         now_ms: int,
         effects: list[Effect],
-        kind: type[ConnectionFailed | NotKafka] = ConnectionFailed,
+        kind: type[ConnectionFailed | NotKafka | AuthenticationFailed] = ConnectionFailed,
     ) -> None:
         connection = self._connections.pop(number, None)
         if connection is None:
@@ -479,7 +492,10 @@ class ClientCore:
         self._turn += 1
         text = why
         if connection.established and not connection.ready and kind is ConnectionFailed:
-            text = f"{why} during ApiVersions; is it a Kafka listener?"
+            login = connection.login is not None
+            text = f"{why} during {'the SASL login' if login else UNVERSED}"
+        elif connection.ready and not connection.served and not self.security.mechanism:
+            text = why + UNKNOWN
         if not connection.ready:
             self._refused[connection.endpoint] = ConnectionFailed(f"{connection.endpoint}: {text}")
         for call in connection.in_flight.values():
@@ -503,7 +519,7 @@ class ClientCore:
         self,
         endpoint: Endpoint,
         why: str,
-        kind: type[ConnectionFailed | NotKafka],
+        kind: type[ConnectionFailed | NotKafka | AuthenticationFailed],
         now_ms: int,
         effects: list[Effect],
     ) -> None:
@@ -513,7 +529,7 @@ class ClientCore:
         for call in waiting:
             error = kind(f"{endpoint}: {call.name}: {why}")
             concerned = isinstance(call.route, Anywhere) or self._goes_to(call, endpoint)
-            if hopeless or kind is NotKafka or (concerned and not call.patient):
+            if hopeless or kind is not ConnectionFailed or (concerned and not call.patient):
                 all_tried = self._refused.values() if hopeless else ()
                 self._finish(call, unreachable(call.name, error, all_tried), effects)
                 continue

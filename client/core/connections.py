@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
-from kept.client.core.broker_errors import NoController, api_name
+from kept.client.core.broker_errors import NoController, api_name, failure
 from kept.client.core.calls import Call, ToController, Waiting
+from kept.client.core.login import Login, OwnRequest, renew_at_ms
 from kept.client.core.metadata import Endpoint
+from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.frame_reader import FrameReader
-from kept.client.protocol.messages import encode_request, versions
-from kept.storage.errors import InvalidRequest, UnsupportedVersion
+from kept.client.protocol.messages import decode_response, encode_request, versions
+from kept.client.security.security import Security
+from kept.storage.errors import CorruptMessage, InvalidRequest, UnsupportedVersion
+
+UNSUPPORTED_VERSION: Final = 35
 
 DEAD_MS: Final = 10_000
 """A connection that was silent for so long while answers were awaited is not used again."""
@@ -19,11 +24,12 @@ DEAD_MS: Final = 10_000
 
 @dataclass(slots=True)
 class Connection:
-    """Connecting, then agreeing on versions, then ready.
+    """Connecting, then agreeing on versions, then logging in where that is wanted, then ready; and
+    from ready to logging in again when the session is to be renewed.
 
     ``in_flight`` has a call for each response that is to come, None where nobody waits for it.
-    ``last_response_ms``: nothing is owed that was sent before. ``doubts``: how often other nodes
-    were tried since then because of its silence.
+    ``served``: a call was answered. ``last_response_ms``: nothing is owed that was sent before.
+    ``doubts``: how often other nodes were tried since then because of its silence.
     """
 
     id: int
@@ -33,7 +39,10 @@ class Connection:
     doubts: int = 0
     established: bool = False
     ready: bool = False
+    served: bool = False
     requested_version: int = 0
+    login: Login | None = None
+    renew_at_ms: int | None = None
     incoming: FrameReader = field(default_factory=FrameReader)
     versions: dict[int, tuple[int, int]] = field(default_factory=dict)
     in_flight: dict[int, Call | None] = field(default_factory=dict)
@@ -97,6 +106,61 @@ class Connection:
     def next_doubt_ms(self, patience_ms: int) -> int:
         """When others are asked in its place, if nothing comes until then: ever more seldom."""
         return self.last_response_ms + (patience_ms << self.doubts)
+
+    def request_versions(self, software: tuple[str, str], newest: int = 32767) -> OwnRequest:
+        """ApiVersions, in our newest version up to ``newest``; ``software``: name and version."""
+        self.requested_version = min(newest, max(versions(ApiKey.API_VERSIONS)))
+        values = {"client_software_name": software[0], "client_software_version": software[1]}
+        return OwnRequest(ApiKey.API_VERSIONS, self.requested_version, values)
+
+    def versions_came(
+        self, frame: bytes | memoryview, software: tuple[str, str]
+    ) -> OwnRequest | None:
+        """The answer to ApiVersions; None when both sides know their versions now. KIP-511: an
+        unknown version is answered in version 0 with error 35. Raises CorruptMessage.
+        """
+        (code,) = struct.unpack_from(">h", frame, 4)
+        version = 0 if code == UNSUPPORTED_VERSION else self.requested_version
+        _, response = decode_response(ApiKey.API_VERSIONS, version, frame)
+        table = {
+            int(k.api_key): (int(k.min_version), int(k.max_version)) for k in response.api_keys
+        }
+        if code == UNSUPPORTED_VERSION and self.requested_version > 0:
+            newest = table.get(ApiKey.API_VERSIONS, (0, 0))[1]
+            return self.request_versions(software, min(newest, self.requested_version - 1))
+        error = failure(code, f"{self.endpoint}: ApiVersions")
+        if error is not None:
+            raise CorruptMessage(str(error))
+        self.versions = table
+        return None
+
+    def begin_login(self, security: Security, now_ms: int) -> OwnRequest | None:
+        """The first request of a login, the first one or another; None where none is wanted. Raises
+        AuthenticationFailed.
+        """
+        if not security.mechanism:
+            self.ready = True
+            return None
+        self.ready, self.since_ms = False, now_ms
+        self.login = Login(security, self.versions)
+        return self.login.begin()
+
+    def login_answered(
+        self, api_key: int, response: Any, spread: float, now_ms: int
+    ) -> OwnRequest | None:
+        """The next request of the login; None when it is done, and the connection ready."""
+        assert self.login is not None
+        request = self.login.answered(api_key, response)
+        if request is None:
+            self.renew_at_ms = renew_at_ms(now_ms, self.login.lifetime_ms, spread)
+            self.login, self.ready = None, True
+        return request
+
+    def is_to_be_renewed(self, now_ms: int) -> bool:
+        """Whether no more is to be sent before the session is renewed; that begins once all is
+        answered.
+        """
+        return self.ready and self.renew_at_ms is not None and self.renew_at_ms <= now_ms
 
     def version_for(self, call: Call) -> int:
         """The newest version of a call's API that both sides know. Raises UnsupportedVersion."""

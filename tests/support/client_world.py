@@ -56,6 +56,7 @@ class World:
         self.served = served or {}
         self.connections: dict[int, Endpoint] = {}
         self.requests: list[tuple[Endpoint, int, int]] = []
+        self.unanswered: list[Send] = []
         self.finished: dict[int, Finished] = {}
 
     def call(self, **kwargs) -> Call:
@@ -90,6 +91,7 @@ class World:
         api, version, correlation, name = struct.unpack_from(">hhih", sent.data, 4)
         self.requests.append((endpoint, api, version))
         if endpoint in self.mute:
+            self.unanswered.append(sent)
             return
         position = 14 + max(name, 0)
         if header_is_flexible(message_type(api, version, EntityType.request)):

@@ -130,12 +130,14 @@ class Broker:
     """One Apache Kafka node (broker and controller) on 127.0.0.1, files in ``directory/data``.
 
     The controller listens on the port above that of the broker. ``features`` are levels that are
-    finalized at first, where they are not the highest.
+    finalized at first, where they are not the highest; ``scram`` credentials as ``SCRAM-SHA-256=
+    [name=ada,password=…]``.
     """
 
     def __init__(
         self, directory: Path, port: int, cluster_id: str | None = None,
-        features: Mapping[str, int] | None = None, **properties: object,
+        features: Mapping[str, int] | None = None, scram: Sequence[str] = (),
+        **properties: object,
     ) -> None:  # fmt: skip
         self.directory = directory
         self.data = directory / "data"
@@ -158,7 +160,10 @@ class Broker:
             "transaction.state.log.min.isr": 1,
             "group.initial.rebalance.delay.ms": 0,
         }
-        settings |= {name.replace("_", "."): value for name, value in properties.items()}
+        settings |= {
+            name if "." in name else name.replace("_", "."): value
+            for name, value in properties.items()
+        }
         directory.mkdir(parents=True, exist_ok=True)
         self._config.write_text("".join(f"{n}={v}\n" for n, v in settings.items()))
         run(
@@ -166,6 +171,7 @@ class Broker:
             str(self._config),
             "--ignore-formatted",
             *(f"--feature={name}={level}" for name, level in (features or {}).items()),
+            *(f"--add-scram={credential}" for credential in scram),
         )  # fmt: skip
 
     def start(self) -> None:

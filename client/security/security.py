@@ -1,0 +1,191 @@
+"""How a client is secured, as one value: made of the properties that Java's clients have.
+
+::
+
+    security = Security.from_properties({
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.jaas.config": 'org.apache.kafka.common.security.scram.ScramLoginModule required '
+                            'username="ada" password="…";',
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": "/etc/kept/ca.pem",
+    })
+
+Neither its repr nor an error shows anything but the protocol and the mechanism. Two are equal if
+their properties are; their hash is that of a digest, so that one may be part of a key.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import hmac
+import ssl
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from kept.client.security import plain
+from kept.client.security.jaas import MODULES, parse_jaas
+from kept.client.security.scram import HASHES, ScramClient
+from kept.client.security.tls import TlsConfig, client_context, tls_config
+from kept.storage.errors import ConfigurationError
+
+PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+MECHANISMS: Final = (plain.MECHANISM, *HASHES)
+_OWN: Final = ("security.protocol", "sasl.mechanism", "sasl.jaas.config")
+_SECURING: Final = ("security.", "sasl.", "ssl.")
+"""Properties that begin so are ours, or an error; others are of no concern to us."""
+WITHOUT_EFFECT: Final = frozenset(
+    (
+        "security.providers",
+        "sasl.login.connect.timeout.ms",
+        "sasl.login.read.timeout.ms",
+        "sasl.login.refresh.buffer.seconds",
+        "sasl.login.refresh.min.period.seconds",
+        "sasl.login.refresh.window.factor",
+        "sasl.login.refresh.window.jitter",
+        "sasl.login.retry.backoff.max.ms",
+        "sasl.login.retry.backoff.ms",
+        "sasl.oauthbearer.clock.skew.seconds",
+        "ssl.provider",
+        "ssl.secure.random.implementation",
+    )
+)
+"""Properties of Java's clients that are accepted: they tune what is not used, or Java itself."""
+
+
+class SaslClient(Protocol):
+    """One SASL exchange, seen from the client."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the server has proved all that it has to prove."""
+
+    def step(self, challenge: bytes | None) -> bytes | None:
+        """The answer to what the server said (None at first); None when there is none. Raises
+        KeptError for a server that is not believed.
+        """
+
+
+class Security:
+    """Protocol, mechanism, and what proves who one is."""
+
+    __slots__ = ("_context", "_digest", "_password", "_properties", "mechanism", "protocol",
+                 "tls", "user")  # fmt: skip
+
+    def __init__(self, properties: Mapping[str, str] | None = None) -> None:
+        """Raises ConfigurationError with the name of the property and what would be right."""
+        given = {n: v for n, v in (properties or {}).items() if n.startswith(_SECURING)}
+        self.protocol = given.get("security.protocol", "PLAINTEXT").strip().upper()
+        if self.protocol not in PROTOCOLS:
+            raise ConfigurationError(
+                f"security.protocol is {self.protocol}, which is none of {', '.join(PROTOCOLS)}"
+            )
+        self.mechanism = self.user = self._password = ""
+        if self.protocol.startswith("SASL"):
+            self._log_in(given)
+        _refuse_unknown(given)
+        self.tls: TlsConfig | None = None
+        if self.protocol.endswith("SSL"):
+            self.tls = tls_config({n: v for n, v in given.items() if n not in WITHOUT_EFFECT})
+        self._context: ssl.SSLContext | None = None
+        self._properties = given
+        material = "\0".join(f"{name}\0{given[name]}" for name in sorted(given))
+        self._digest = hashlib.sha256(material.encode("utf-8", "surrogatepass")).digest()
+
+    def _log_in(self, given: Mapping[str, str]) -> None:
+        mechanism = given.get("sasl.mechanism", "GSSAPI").strip()
+        known = ", ".join(MECHANISMS)
+        if mechanism not in MECHANISMS:
+            default = "" if "sasl.mechanism" in given else ", Kafka's default,"
+            raise ConfigurationError(
+                f"sasl.mechanism is {mechanism}{default} which is none of {known}"
+            )
+        self.mechanism = mechanism
+        module = next(name for name, kinds in MODULES.items() if mechanism in kinds)
+        text = given.get("sasl.jaas.config")
+        if text is None:
+            raise ConfigurationError(
+                f"sasl.jaas.config is missing, which {mechanism} needs: "
+                f'{module} required username="…" password="…";'
+            )
+        entry = parse_jaas(text)
+        if entry.login_module != module:
+            raise ConfigurationError(
+                f"sasl.jaas.config names {entry.login_module}: for {mechanism} it is {module}"
+            )
+        for name in ("username", "password"):
+            if not entry.options.get(name):
+                raise ConfigurationError(f'sasl.jaas.config lacks {name}="…"')
+        if unknown := sorted(entry.options.keys() - {"username", "password"}):
+            raise ConfigurationError(
+                f"sasl.jaas.config has the option {unknown[0]}: a client gives username and "
+                "password"
+            )
+        self.user, self._password = entry.options["username"], entry.options["password"]
+
+    @property
+    def principal(self) -> str:
+        """What authorization calls this client; ``""`` where only the server knows, as for
+        certificates.
+        """
+        if self.user:
+            return f"User:{self.user}"
+        return "" if self.protocol.endswith("SSL") else "User:ANONYMOUS"
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """The properties that it was made of, secrets and all."""
+        return self._properties
+
+    @property
+    def basic_login(self) -> tuple[str, str] | None:
+        """User and password for HTTP, None where none are given."""
+        return (self.user, self._password) if self.user else None
+
+    def context(self) -> ssl.SSLContext | None:
+        """What a connection's TLS is made with, None without TLS. Raises ConfigurationError for
+        files that cannot be used.
+        """
+        if self.tls is not None and self._context is None:
+            self._context = client_context(self.tls)
+        return self._context
+
+    def exchange(self) -> SaslClient | None:
+        """A new SASL exchange, None without SASL."""
+        if not self.mechanism:
+            return None
+        if self.mechanism == plain.MECHANISM:
+            return plain.PlainClient(self.user, self._password)
+        return ScramClient(self.mechanism, self.user, self._password)
+
+    def __repr__(self) -> str:
+        return f"<Security {self.protocol}{f' {self.mechanism}' * bool(self.mechanism)}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Security) and hmac.compare_digest(self._digest, other._digest)
+
+    def __hash__(self) -> int:
+        return hash(self._digest)
+
+    def __reduce__(self) -> tuple[type[Security], tuple[Mapping[str, str]]]:
+        return Security, (self._properties,)
+
+
+def _refuse_unknown(given: Mapping[str, str]) -> None:
+    for name in sorted(given):
+        if name in _OWN or name in WITHOUT_EFFECT or name.startswith("ssl."):
+            continue
+        if ".callback.handler.class" in name or name.endswith((".class", ".classes")):
+            raise ConfigurationError(f"{name} names a class of Java, which is not run here")
+        if name.startswith(("sasl.kerberos.", "sasl.oauthbearer.", "sasl.login.")):
+            raise ConfigurationError(
+                f"{name} is for a mechanism that is not here: there are {', '.join(MECHANISMS)}"
+            )
+        near = difflib.get_close_matches(name, _OWN, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigurationError(f"{name} is no property of a client{hint}")
+
+
+PLAINTEXT: Final = Security()
+"""Neither encrypted nor authenticated."""

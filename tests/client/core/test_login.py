@@ -1,0 +1,172 @@
+"""The login of a connection by SASL, against brokers and a clock that live in tests/support."""
+
+from __future__ import annotations
+
+import pytest
+
+from kept.client.core.broker_errors import AuthenticationFailed, ConnectionFailed
+from kept.client.core.calls import Anywhere, Lost
+from kept.client.protocol.api_keys import ApiKey
+from kept.client.protocol.messages import versions
+from kept.client.security.jaas import PLAIN_MODULE, SCRAM_MODULE
+from kept.client.security.scram import ScramServer, keys_of, salted_password
+from kept.client.security.security import Security
+from tests.support.client_world import A, World, offsets
+
+PASSWORD = "the-password"
+SASL = (ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE)
+SALT = b"salt"
+
+
+def security(mechanism="SCRAM-SHA-256", password=PASSWORD):
+    module = PLAIN_MODULE if mechanism == "PLAIN" else SCRAM_MODULE
+    return Security(
+        {
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": mechanism,
+            "sasl.jaas.config": f'{module} required username="ada" password="{password}";',
+        }
+    )
+
+
+class Secured(World):
+    """Brokers that want a login; sessions last ``lifetime_ms``, 0: for good."""
+
+    def __init__(self, given, mechanism="SCRAM-SHA-256", lifetime_ms=0, spread=0.5):
+        super().__init__(served={k: (versions(k)[0], versions(k)[-1]) for k in SASL})
+        self.core.security, self.core._spread = given, spread
+        self.mechanism, self.lifetime_ms = mechanism, lifetime_ms
+        self.logins: list[int] = []
+        self.refusal = 0
+        self.answers[ApiKey.SASL_HANDSHAKE] = self.handshake
+        self.answers[ApiKey.SASL_AUTHENTICATE] = self.authenticate
+        self.server = None
+
+    def handshake(self, api, version, endpoint, request):
+        self.logins.append(self.now)
+        hashed = salted_password("SCRAM-SHA-256", PASSWORD, SALT, 4096)
+        keys = keys_of("SCRAM-SHA-256", hashed, SALT, 4096)
+        self.server = ScramServer("SCRAM-SHA-256", lambda _: keys, lambda _: keys)
+        code = self.refusal or (0 if request.mechanism == self.mechanism else 33)
+        return {"error_code": code, "mechanisms": (self.mechanism,)}
+
+    def authenticate(self, api, version, endpoint, request):
+        message = b""
+        try:
+            if self.mechanism == "PLAIN":
+                right = request.auth_bytes == f"\0ada\0{PASSWORD}".encode()
+            else:
+                message, right = self.server.step(request.auth_bytes), True
+        except Exception:  # noqa: BLE001
+            right = False
+        return {
+            "error_code": 0 if right else 58,
+            "error_message": None if right else "no",
+            "auth_bytes": message,
+            "session_lifetime": self.lifetime_ms,
+        }
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
+def test_a_connection_logs_in_before_it_is_used(mechanism):
+    world = Secured(security(mechanism), mechanism)
+    assert world.result(offsets(world)).topics[0].partitions[0].offset == 7
+    apis = [api for _, api, _ in world.requests]
+    before = apis[: apis.index(ApiKey.METADATA)]
+    assert before[:2] == [ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE]
+    assert set(before[2:]) == {ApiKey.SASL_AUTHENTICATE}
+    assert len(before[2:]) == (1 if mechanism == "PLAIN" else 2)
+
+
+def test_who_is_not_believed_is_told_at_once_and_nothing_is_tried_again():
+    world = Secured(security(password="another"))
+    call = offsets(world)
+    with pytest.raises(
+        AuthenticationFailed,
+        match=r"a:1: ListOffsets of t-0: ada was not believed by SASL SCRAM-SHA-256: no$",
+    ):
+        world.result(call)
+    assert not world.connections and world.logins == [1000]
+
+
+@pytest.mark.parametrize(
+    ("refusal", "mechanism", "said"),
+    [
+        (0, "PLAIN", r"sasl.mechanism is SCRAM-SHA-256; its listener has PLAIN"),
+        (34, "SCRAM-SHA-256", "no login by SASL: security.protocol may be PLAINTEXT there"),
+        (35, "SCRAM-SHA-256", "SaslHandshake: UNSUPPORTED_VERSION"),
+    ],
+)
+def test_a_refused_handshake_says_what_would_be_right(refusal, mechanism, said):
+    world = Secured(security(), mechanism)
+    world.refusal = refusal
+    with pytest.raises(AuthenticationFailed, match=said):
+        world.result(offsets(world))
+
+
+def test_a_server_that_says_yes_without_knowing_the_password_is_not_believed():
+    world = Secured(security())
+    world.answers[ApiKey.SASL_AUTHENTICATE] = lambda *_: {
+        "error_code": 0, "error_message": None, "auth_bytes": b"", "session_lifetime": 0
+    }  # fmt: skip
+    with pytest.raises(AuthenticationFailed, match="first SCRAM message is malformed"):
+        world.result(offsets(world))
+
+
+def test_a_broker_without_frames_for_tokens_is_too_old():
+    world = Secured(security())
+    world.served[ApiKey.SASL_HANDSHAKE] = (0, 0)
+    with pytest.raises(AuthenticationFailed, match="too old"):
+        world.result(offsets(world))
+
+
+@pytest.mark.parametrize(("spread", "renewed"), [(0.0, 8_500), (1.0, 9_500)])
+def test_a_session_is_renewed_before_it_ends_and_calls_wait_for_that(spread, renewed):
+    world = Secured(security(), lifetime_ms=10_000, spread=spread)
+    began = world.now
+    for past in (0, renewed - 1, renewed, renewed + 1, 2 * renewed):
+        world.now = began + past
+        world.result(offsets(world))
+    assert world.logins == [began, began + renewed, began + 2 * renewed]
+    assert len(world.connections) == 1
+
+
+def test_a_session_is_renewed_once_all_is_answered():
+    world = Secured(security(), lifetime_ms=10_000)
+    offsets(world)
+    world.mute.add(A)
+    early = offsets(world)
+    world.now += 9_500
+    late = offsets(world)
+    assert late.id not in world.finished and len(world.logins) == 1
+    world.mute.clear()
+    (sent,) = world.unanswered
+    world.deliver(sent)
+    assert early.id in world.finished and late.id in world.finished and len(world.logins) == 2
+
+
+def test_a_renewal_that_fails_ends_what_waits():
+    world = Secured(security(), lifetime_ms=10_000)
+    offsets(world)
+    world.now += 9_500
+    world.mechanism = "PLAIN"
+    with pytest.raises(AuthenticationFailed, match="its listener has PLAIN"):
+        world.result(offsets(world))
+
+
+def test_a_connection_that_breaks_under_the_login_says_so():
+    world = Secured(security())
+    world.answers[ApiKey.SASL_HANDSHAKE] = lambda *_: None
+    call = offsets(world)
+    world.step(Lost(1, "the other side closed the connection"))
+    with pytest.raises(ConnectionFailed, match="closed the connection during the SASL login"):
+        world.result(call)
+
+
+def test_a_listener_that_closes_before_it_answers_may_want_a_login():
+    world = World()
+    world.answers[ApiKey.LIST_OFFSETS] = lambda *_: None
+    call = offsets(world, route=Anywhere(), repeatable=False)
+    world.step(Lost(1, "the other side closed the connection"))
+    with pytest.raises(ConnectionFailed, match="before it answered anything; does it want a login"):
+        world.result(call)

@@ -1,0 +1,73 @@
+"""What a client is given to be secured, and what is said of what it cannot use."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+
+import pytest
+
+from kept.client.security.jaas import PLAIN_MODULE, SCRAM_MODULE
+from kept.client.security.security import PLAINTEXT, Security
+from kept.storage.errors import ConfigurationError
+
+SECRET = "do-not-show-me"
+JAAS = f'{SCRAM_MODULE} required username="ada" password="{SECRET}";'
+SCRAM = {
+    "security.protocol": "SASL_PLAINTEXT",
+    "sasl.mechanism": "SCRAM-SHA-512",
+    "sasl.jaas.config": JAAS,
+}
+SSL = {"security.protocol": "SSL"}
+
+
+@pytest.mark.parametrize(
+    ("properties", "said"),
+    [
+        ({"security.protocol": "TLS"}, "security.protocol is TLS, which is none of PLAINTEXT, SSL"),
+        ({"security.protocl": "SSL"}, "security.protocl is no .* did you mean security.protocol"),
+        ({"security.protocol": "SASL_SSL"}, "sasl.mechanism is GSSAPI, Kafka's default, which is"),
+        (SCRAM | {"sasl.mechanism": "SCRAM-SHA-1"}, "sasl.mechanism is SCRAM-SHA-1 which is none"),
+        (SCRAM | {"sasl.mechanism": "PLAIN"}, f"names .*Scram.*: for PLAIN .*{PLAIN_MODULE}"),
+        ({**SCRAM, "sasl.jaas.config": JAAS[:-1]}, "sasl.jaas.config: it must be one entry"),
+        ({**SCRAM, "sasl.jaas.config": f"{SCRAM_MODULE} required;"}, 'lacks username="…"'),
+        (
+            {**SCRAM, "sasl.jaas.config": JAAS.replace(";", " tokenauth=true;")},
+            "has the option tokenauth: a client gives",
+        ),
+        (
+            {n: v for n, v in SCRAM.items() if n != "sasl.jaas.config"},
+            "sasl.jaas.config is missing, which SCRAM-SHA-512 needs: .*ScramLoginModule required",
+        ),
+        (SCRAM | {"sasl.kerberos.service.name": "kafka"}, "for a mechanism that is not here"),
+        (SCRAM | {"sasl.login.callback.handler.class": "a.B"}, "names a class of Java"),
+        (SSL | {"ssl.engine.factory.class": "a.B"}, "ssl.engine.factory.class"),
+        (SSL | {"ssl.truststore.location": "/nowhere/ca.pem"}, "ssl.truststore.location=/nowhere"),
+        (SSL | {"ssl.truststore.type": "JKS", "ssl.truststore.location": "t.jks"}, "keytool -list"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_is_named_with_what_would_be_right(properties, said):
+    with pytest.raises(ConfigurationError, match=said) as caught:
+        Security(properties)
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+def test_other_properties_of_a_clients_file_and_those_that_tune_java_are_passed_over():
+    more = {"bootstrap.servers": "a:1", "client.id": "c", "sasl.login.retry.backoff.ms": "5"}
+    assert Security(SCRAM | more).user == "ada"
+
+
+def test_a_truststore_is_not_read_where_there_is_no_tls():
+    assert Security(SCRAM | {"ssl.truststore.location": "/nowhere/ca.pem"}).context() is None
+
+
+def test_it_is_a_value_that_shows_nothing():
+    security = Security(SCRAM)
+    assert repr(security) == "<Security SASL_PLAINTEXT SCRAM-SHA-512>"
+    assert repr(Security()) == "<Security PLAINTEXT>"
+    again = pickle.loads(pickle.dumps(security))
+    assert again == security and hash(again) == hash(security)
+    assert security != Security(SCRAM | {"sasl.jaas.config": JAAS.replace("ada", "bob")})
+    assert security != PLAINTEXT
+    assert (security.principal, security.basic_login) == ("User:ada", ("ada", SECRET))
+    assert (PLAINTEXT.principal, PLAINTEXT.basic_login) == ("User:ANONYMOUS", None)

@@ -1,0 +1,116 @@
+"""Our client and Apache Kafka's listeners: encrypted, with a login, and such as do not fit."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from kept.client.client import Client, OutRecord
+from kept.client.core.broker_errors import AuthenticationFailed, ConnectionFailed
+from kept.client.security.jaas import PLAIN_MODULE, SCRAM_MODULE
+from kept.client.security.security import Security
+from kept.node.config.local_certificates import LocalCertificates
+from tests.support.secured import MECHANISMS, PROTOCOLS, SecuredKafka, client_properties
+
+pytestmark = [pytest.mark.java, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
+    lifetime = {"connections.max.reauth.ms": 3_000}
+    with SecuredKafka(tmp_path_factory.mktemp("kafka"), **lifetime) as kafka:
+        yield kafka
+
+
+@pytest.mark.parametrize(
+    ("protocol", "mechanism"),
+    [
+        (protocol, mechanism)
+        for protocol in PROTOCOLS
+        for mechanism in (MECHANISMS if protocol.startswith("SASL") else ("",))
+    ],
+)
+def test_records_go_there_and_back(kafka, protocol, mechanism):
+    security = Security(client_properties(kafka.certificates, protocol, mechanism))
+    topic = f"t-{protocol}-{mechanism}"
+    with Client(kafka.bootstrap[protocol], security=security) as client:
+        client.create_topic(topic, partitions=2)
+        for _ in range(3):  # responses of megabytes: TLS gives them in records of 16 KiB
+            client.produce(topic, [OutRecord(b"%d" % i, bytes(400_000)) for i in range(4)])
+        assert [len(record.value) for record in client.read(topic)] == [400_000] * 12
+
+
+def test_a_session_is_renewed_while_requests_go_on(kafka, monkeypatch):
+    """Kafka closes a connection whose session has ended, and counts who came again."""
+    security = Security(client_properties(kafka.certificates, "SASL_SSL", "SCRAM-SHA-512"))
+    exchanges = []
+    known = Security.exchange
+    monkeypatch.setattr(Security, "exchange", lambda s: exchanges.append(s) or known(s))
+    with Client(kafka.bootstrap["SASL_SSL"], security=security) as client:
+        client.metadata([])
+        (connection,) = client.core._connections.values()
+        while len(exchanges) < 3:
+            client.metadata([])
+        assert list(client.core._connections.values()) == [connection]
+
+
+MISFITS = [
+    ("SSL", {"security.protocol": "PLAINTEXT"}, ConnectionFailed, "of this security.protocol"),
+    ("SASL_PLAINTEXT", {"security.protocol": "PLAINTEXT"}, ConnectionFailed, "want a login"),
+    ("PLAINTEXT", ("SSL", ""), ConnectionFailed, "ended the TLS handshake; is its listener SSL"),
+    ("PLAINTEXT", ("SASL_PLAINTEXT", "PLAIN"), AuthenticationFailed, "may be PLAINTEXT there"),
+    ("SSL", ("SASL_SSL", "PLAIN"), AuthenticationFailed, "wants a? ?.*certificate of this side"),
+    ("SASL_PLAINTEXT", ("SASL_SSL", "PLAIN"), ConnectionFailed, "ended the TLS handshake"),
+    ("SASL_SSL", ("SASL_PLAINTEXT", "PLAIN"), ConnectionFailed, "of this security.protocol"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("listener", "given", "kind", "said"), MISFITS)
+def test_a_listener_of_another_protocol_is_told_by_what_it_does(kafka, listener, given, kind, said):
+    properties = (
+        client_properties(kafka.certificates, *given) if isinstance(given, tuple) else given
+    )
+    with pytest.raises(kind, match=said):
+        ask(kafka.bootstrap[listener], properties)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_wrong_password_is_told_by_the_name_of_the_user(kafka, mechanism):
+    module = PLAIN_MODULE if mechanism == "PLAIN" else SCRAM_MODULE
+    properties = client_properties(kafka.certificates, "SASL_SSL", mechanism)
+    properties["sasl.jaas.config"] = f'{module} required username="ada" password="wrong";'
+    with pytest.raises(AuthenticationFailed, match=f"ada was not believed by SASL {mechanism}"):
+        ask(kafka.bootstrap["SASL_SSL"], properties)
+
+
+def test_certificates_that_are_not_trusted_are_told_by_whose_they_are(kafka, tmp_path):
+    strangers = LocalCertificates(str(tmp_path))
+    strangers.path("ada")
+    properties = client_properties(kafka.certificates, "SSL")
+    for changed, said in (
+        ({"ssl.truststore.location": strangers.ca_path}, "certificate is not trusted: unable"),
+        ({"ssl.keystore.location": strangers.path("ada")}, "alert certificate unknown: the other"),
+        ({"ssl.keystore.location": None}, "wants the certificate of this side .* is none"),
+    ):  # fmt: skip
+        wrong = {n: v for n, v in (properties | changed).items() if v is not None}
+        with pytest.raises(AuthenticationFailed, match=said):
+            ask(kafka.bootstrap["SSL"], wrong)
+
+
+def test_the_host_name_must_be_one_of_the_certificates(kafka, monkeypatch):
+    known = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *rest, **given: known("localhost", *rest, **given)
+    )
+    port = kafka.bootstrap["SASL_SSL"].rpartition(":")[2]
+    properties = client_properties(kafka.certificates, "SASL_SSL", "PLAIN")
+    with pytest.raises(AuthenticationFailed, match=r"not trusted: Hostname mismatch.*by a name"):
+        ask(f"elsewhere:{port}", properties)
+    ask(f"elsewhere:{port}", properties | {"ssl.endpoint.identification.algorithm": ""})
+
+
+def ask(bootstrap: str, properties: dict[str, str]) -> None:
+    with Client(bootstrap, security=Security(properties), timeout_ms=3_000) as client:
+        client.metadata([])

@@ -8,9 +8,9 @@ holds it.
 Cost: maps share what an entry does not touch (:mod:`kept.cluster.metadata.persistent_map`), so that
 one partition record among 100,000 topics, or in a topic of 10,000 partitions, costs some 50
 microseconds, and an entry that creates a topic of 10,000 partitions copies nothing 10,000 times.
-Two indexes are derived, never recorded: ``hosted`` (which replicas a broker has) and ``pending``
-(the partitions that await a decision), so that fencing one broker of 300 looks at its partitions
-only.
+Indexes are derived, never recorded: ``hosted`` (which replicas a broker has) and ``pending`` (the
+partitions that await a decision), so that fencing one broker of 300 looks at its partitions only;
+and ``acl_index``.
 
 Shape after ``org.apache.kafka.image``. Ours: one entry is one step, so ``index`` counts entries.
 """
@@ -51,6 +51,7 @@ from kept.cluster.metadata.records import (
     VotersRecord,
 )
 from kept.cluster.metadata.voters import Voter
+from kept.cluster.security.acl_index import AclIndex
 from kept.cluster.security.acls import AclBinding
 from kept.cluster.security.credentials import ScramCredential, ScramMechanism
 from kept.steps import Steps, finished
@@ -62,6 +63,9 @@ ResourceKey = tuple[int, str]
 ``""`` stands for all brokers."""
 CredentialKey = tuple[str, ScramMechanism]
 """(user, mechanism): a user has one credential of each."""
+
+ACLS_PER_STEP: Final = 256
+"""Bindings that are indexed at a time, some 10 us each: a step copies what their principals have."""
 
 _NO_CONFIGS: Final[Mapping[str, str]] = {}
 _NOTHING_HOSTED: Final[PersistentMap[UUID, tuple[int, ...]]] = PersistentMap()
@@ -152,6 +156,8 @@ class Image(Struct, frozen=True):
     """Those of ``pending`` that wait for an election by length (rule 33)."""
     voters: tuple[Voter, ...] = ()
     acls: Mapping[UUID, AclBinding] = field(default_factory=PersistentMap)
+    acl_index: AclIndex = field(default_factory=AclIndex)
+    """The bindings of ``acls`` as decisions want them."""
     credentials: Mapping[CredentialKey, ScramCredential] = field(default_factory=PersistentMap)
     quotas: Mapping[QuotaEntity, Mapping[str, float]] = field(default_factory=dict)
 
@@ -467,6 +473,8 @@ class _Step:
             yield
         if self._changes or self._gone:
             yield from self._index()
+        if self._touched["acls"]:
+            yield from self._index_acls()
         finished: dict[str, Any] = {
             name: mine.finish() if isinstance(mine, Draft) else mine
             for name, mine in self._owned.items()
@@ -502,6 +510,19 @@ class _Step:
             yield
         if came or went:
             yield from self._rehost(came, went)
+
+    def _index_acls(self) -> Steps[None]:
+        """Bring ``acl_index`` up to date, a part of the bindings at a time."""
+        index, before, after = self._before.acl_index, self._before.acls, self._owned["acls"]
+        touched = sorted(self._touched["acls"])
+        for first in range(0, len(touched), ACLS_PER_STEP):
+            part = touched[first : first + ACLS_PER_STEP]
+            index = index.changed(
+                added=[after[acl_id] for acl_id in part if acl_id in after],
+                removed=[before[acl_id] for acl_id in part if acl_id in before],
+            )
+            yield
+        self._values["acl_index"] = index
 
     def _watch(self, before: PartitionRecord | None, after: PartitionRecord | None) -> None:
         for index, belongs in (("pending", is_pending), ("recovering", _recovering)):

@@ -120,11 +120,11 @@ _NO_TYPES: Final[Mapping[AclResourceType, _Bindings]] = {}
 
 
 class AclIndex:
-    """A set of bindings that never changes. Begin with ``AclIndex()`` and go on by
-    :meth:`changed`.
+    """Bindings, each with how often it is there; never changed. Begin with ``AclIndex()`` and go on
+    by :meth:`changed`. Equal if they have the same bindings.
     """
 
-    __slots__ = ("_count", "_literals", "_prefixes", "_principals")
+    __slots__ = ("_count", "_duplicates", "_literals", "_prefixes", "_principals")
 
     def __init__(self) -> None:
         self._principals: PersistentMap[str, Mapping[AclResourceType, _Bindings]] = PersistentMap()
@@ -133,9 +133,24 @@ class AclIndex:
         """How many bindings have a type and a literal name, whoever they are for."""
         self._prefixes: Mapping[AclResourceType, Mapping[int, Mapping[str, int]]] = {}
         """How many bindings have a type and a prefix: by type, length and text."""
+        self._duplicates: Mapping[AclBinding, int] = {}
+        """How often a binding is there besides once: logs of Apache Kafka may have the same one
+        under several ids."""
         self._count = 0
 
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, AclIndex):
+            return NotImplemented
+        return self is other or (
+            self._count == other._count
+            and self._duplicates == other._duplicates
+            and dict(self._principals.items()) == dict(other._principals.items())
+        )
+
     def __len__(self) -> int:
+        """The number of different bindings."""
         return self._count
 
     def __contains__(self, binding: AclBinding) -> bool:
@@ -149,12 +164,24 @@ class AclIndex:
     def changed(
         self, added: Iterable[AclBinding] = (), removed: Iterable[AclBinding] = ()
     ) -> AclIndex:
-        """The index without ``removed``, then with ``added``. As of a set: what is removed may be
-        absent, and what is added there already.
+        """The index with each of ``removed`` once less, and each of ``added`` once more. What is
+        removed may be absent.
         """
-        new = set(added)
-        gone = {each for each in removed if each not in new and each in self}
-        new = {each for each in new if each not in self}
+        duplicates = {**self._duplicates}
+        gone: set[AclBinding] = set()
+        for binding in removed:
+            if binding in duplicates:
+                _count(duplicates, binding, -1)
+            elif binding in self:
+                gone.add(binding)
+        new: set[AclBinding] = set()
+        for binding in added:
+            if binding in gone:
+                gone.remove(binding)
+            elif binding in new or binding in self:
+                _count(duplicates, binding, 1)
+            else:
+                new.add(binding)
         concerned: defaultdict[str, list[AclBinding]] = defaultdict(list)
         for binding in (*gone, *new):
             concerned[binding.principal].append(binding)
@@ -174,6 +201,7 @@ class AclIndex:
                     _count(literals, _literal_key(binding.resource_type, binding.name), step)
         successor = AclIndex()
         successor._count = self._count + len(new) - len(gone)
+        successor._duplicates = duplicates
         successor._principals, successor._literals = principals.finish(), literals.finish()
         successor._prefixes = _with_prefixes(self._prefixes, prefixes, gone)
         return successor

@@ -28,6 +28,7 @@ from kept.cluster.metadata.records import (
     UnregisterBrokerRecord,
 )
 from kept.cluster.metadata.snapshot import difference
+from kept.cluster.security.acl_index import AclIndex
 from kept.cluster.security.acls import (
     AclBinding,
     AclOperation,
@@ -318,3 +319,4 @@ def test_deltas_tell_a_follower_everything(history) -> None:
         for name, topic in image.topics.items()
         for n, state in enumerate(topic.partitions)
     }
+    assert image.acl_index == AclIndex().changed(image.acls.values())

@@ -65,7 +65,7 @@ CredentialKey = tuple[str, ScramMechanism]
 """(user, mechanism): a user has one credential of each."""
 
 ACLS_PER_STEP: Final = 256
-"""Bindings that are indexed at a time, some 10 us each: a step copies what their principals have."""
+"""Bindings that are indexed at a time, some 10 us each: a step copies what a principal has."""
 
 _NO_CONFIGS: Final[Mapping[str, str]] = {}
 _NOTHING_HOSTED: Final[PersistentMap[UUID, tuple[int, ...]]] = PersistentMap()

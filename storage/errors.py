@@ -292,6 +292,10 @@ class TopicDeletionDisabled(PeerError):
     """``delete.topic.enable`` is false."""
 
 
+class ThrottlingQuotaExceeded(RetriableError):
+    """A change of metadata beyond its client's ``controller_mutation_rate``."""
+
+
 class UnsupportedVersion(PeerError):
     """A version of an API that is not served."""
 

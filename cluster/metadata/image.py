@@ -40,7 +40,6 @@ from kept.cluster.metadata.records import (
     NoOpRecord,
     PartitionRecord,
     ProducerIdsRecord,
-    QuotaEntity,
     RemoveAclRecord,
     RemoveScramCredentialRecord,
     RemoveTopicRecord,
@@ -53,6 +52,7 @@ from kept.cluster.metadata.records import (
 from kept.cluster.metadata.voters import Voter
 from kept.cluster.security.acl_index import AclIndex
 from kept.cluster.security.acls import AclBinding
+from kept.cluster.security.client_quotas import QuotaEntity
 from kept.cluster.security.credentials import ScramCredential, ScramMechanism
 from kept.steps import Steps, finished
 from kept.storage.errors import InvariantViolation

@@ -30,6 +30,7 @@ from kept.cluster.security.acls import (
     AclResourceType,
     PatternType,
 )
+from kept.cluster.security.client_quotas import QuotaEntity
 from kept.cluster.security.credentials import ScramCredential, ScramMechanism
 from kept.steps import Steps, finished
 from kept.storage.errors import CorruptMessage, InvariantViolation, UnsupportedVersion
@@ -49,10 +50,6 @@ _U32 = struct.Struct(">I")
 _PARTITION = struct.Struct(">16siiiiB")
 _CHANGE = struct.Struct(">iqB")
 _QUOTA = struct.Struct(">Bd")
-
-QuotaEntity = tuple[tuple[str, str | None], ...]
-"""Whose quota: (``user``, ``client-id`` or ``ip``, name), sorted; None stands for all that have no
-quota of their own."""
 
 
 class ResourceType(IntEnum):

@@ -90,6 +90,7 @@ _NAMES: Final[dict[str, int]] = {
     "InvalidConfig": 40,
     "PolicyViolation": 44,
     "TopicDeletionDisabled": 73,
+    "ThrottlingQuotaExceeded": 89,
     "UnsupportedVersion": UNSUPPORTED_VERSION,
     "UnsupportedSaslMechanism": UNSUPPORTED_SASL_MECHANISM,
     "IllegalSaslState": ILLEGAL_SASL_STATE,

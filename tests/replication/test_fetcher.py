@@ -338,10 +338,12 @@ def test_the_rate_is_over_a_sliding_window() -> None:
     quota = ReplicationQuota(1000)
     quota.record(10_000, 0)
     assert not quota.exceeded(0), "ten seconds' worth"
+    quota.record(1, 0)
+    assert quota.exceeded(0)
     quota.record(1, 500)
-    assert quota.exceeded(500)
-    assert quota.rate(10_999) < 1000
-    assert quota.rate(11_000) == 0
+    assert not quota.exceeded(500), "half a second of the sample has passed, too"
+    assert 0 < quota.rate(11_499) < 1000
+    assert quota.rate(11_500) == 0, "a window after the last byte of the only sample"
     assert not ReplicationQuota().exceeded(0)
 
 

@@ -9,6 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kept.cluster.controller.client_quota_changes import alter_client_quotas
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.records import ClientQuotaRecord
 from kept.cluster.security.client_quotas import (
     CLIENT_ID,
     IP,
@@ -26,6 +29,7 @@ from kept.cluster.security.client_quotas import (
     entity,
     matches,
 )
+from kept.steps import finished
 from kept.storage.errors import InvalidRequest, UnsupportedVersion
 
 ANY = "(none)"
@@ -204,3 +208,36 @@ def test_entities_in_words() -> None:
     assert describe_entity(entity({USER: "ada", CLIENT_ID: None})) == (
         "client-id <default>, user 'ada'"
     )
+
+
+def test_alterations_become_records_of_what_changes() -> None:
+    ada, app = entity({USER: "ada"}), entity({CLIENT_ID: "app"})
+    image, _ = Image().apply([ClientQuotaRecord(ada, KEYS[0], 100.0)])
+    results, records = finished(
+        alter_client_quotas(
+            image,
+            [
+                Alteration(ada, [(KEYS[0], 100.0), (KEYS[1], 1.0), ("none", None)]),
+                Alteration(app, [(KEYS[0], 5.0), (KEYS[1], -1.0)]),
+                Alteration(entity({CLIENT_ID: "twice"}), [(KEYS[0], 5.0), (KEYS[0], 6.0)]),
+                Alteration(ada, [(KEYS[0], 1.0)]),
+                Alteration(entity({USER: None}), [(KEYS[0], 7.0)]),
+            ],
+        )
+    )
+    assert records == [
+        ClientQuotaRecord(ada, KEYS[1], 1.0),
+        ClientQuotaRecord(((USER, None),), KEYS[0], 7.0),
+    ]
+    assert {describe_entity(of): error and str(error) for of, error in results.items()} == {
+        "user 'ada'": "Ignoring duplicate entity user 'ada'",
+        "client-id 'app'": "Quota request_percentage must be greater than 0",
+        "client-id 'twice'": "Ignoring duplicate entity client-id 'twice'",
+        "user <default>": None,
+    }
+    image, _ = image.apply(records)
+    _, records = finished(
+        alter_client_quotas(image, [Alteration(ada, [(KEYS[0], None), (KEYS[1], None)])])
+    )
+    image, delta = image.apply(records)
+    assert image.quotas == {((USER, None),): {KEYS[0]: 7.0}} and delta.quotas == {ada}

@@ -112,6 +112,11 @@ class Client:
         self._sockets.close()
 
     @property
+    def security(self) -> Security:
+        """How its connections are secured."""
+        return self.core.security
+
+    @property
     def view(self) -> ClusterView:
         """What is known of the cluster."""
         return self.core.view

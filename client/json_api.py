@@ -1,15 +1,22 @@
-"""kept's own API: JSON over HTTP under ``/api/v1/``, on the port that also speaks Kafka."""
+"""kept's own API: JSON over HTTP under ``/api/v1/``, on the port that also speaks Kafka. Where that
+port wants TLS or a login, so does this: https, and Basic with the user and password of SASL.
+"""
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import socket
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
+from kept.client.bootstrap import Bootstrap
 from kept.client.core.metadata import Endpoint, parse_bootstrap
+from kept.client.security.security import PLAINTEXT, Security
+from kept.client.security.tls_errors import tls_failure
 from kept.storage.errors import KeptError
 
 _T = TypeVar("_T")
@@ -18,6 +25,7 @@ CONNECT_TIMEOUT_S: Final = 5.0
 TIMEOUT_S: Final = 30.0
 PRESENT_S: Final = 3.0
 """A node that says nothing at all for so long is passed over for another one."""
+UNAUTHORIZED: Final = 401
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 
 
@@ -32,9 +40,15 @@ class HttpFailed(KeptError):
 class JsonApi:
     """One node's API. A POST carries the header ``X-Kept``, which no web page sends by accident."""
 
-    def __init__(self, endpoint: Endpoint, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        timeout_s: float = TIMEOUT_S,
+        security: Security = PLAINTEXT,
+    ) -> None:
         self.endpoint = endpoint
         self.timeout_s = timeout_s
+        self.security = security
 
     def get(self, path: str, **query: object) -> Any:
         """``GET /api/v1/path?query``; parameters that are None are left out."""
@@ -48,9 +62,7 @@ class JsonApi:
 
     def is_there(self) -> bool:
         """Whether a node answers here, soon: one that stands still accepts connections, too."""
-        connection = http.client.HTTPConnection(
-            self.endpoint.host, self.endpoint.port, timeout=PRESENT_S
-        )
+        connection = self._connection(PRESENT_S)
         try:
             connection.request("GET", "/healthz")
             connection.getresponse().read(MAX_ANSWER_BYTES)
@@ -60,13 +72,20 @@ class JsonApi:
             connection.close()
         return True
 
+    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        host, port, context = *self.endpoint, self.security.context()
+        if context is None:
+            return http.client.HTTPConnection(host, port, timeout=timeout_s)
+        return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
+
     def _request(self, method: str, url: str, body: bytes | None) -> Any:
         headers = {"Accept": "application/json"}
         if body is not None:
             headers |= {"Content-Type": "application/json", "X-Kept": "1"}
-        connection = http.client.HTTPConnection(
-            self.endpoint.host, self.endpoint.port, timeout=min(CONNECT_TIMEOUT_S, self.timeout_s)
-        )
+        if login := self.security.basic_login:
+            token = base64.b64encode(":".join(login).encode()).decode()
+            headers["Authorization"] = f"Basic {token}"
+        connection = self._connection(min(CONNECT_TIMEOUT_S, self.timeout_s))
         try:
             connection.connect()
             connection.sock.settimeout(self.timeout_s)
@@ -81,6 +100,10 @@ class JsonApi:
         except socket.gaierror as error:
             why = f"{self.endpoint}: {self.endpoint.host} is not a known host ({error.strerror})"
             raise HttpFailed(why) from error
+        except ssl.SSLError as error:
+            tls = self.security.tls
+            failure = tls_failure(error, has_certificate=tls is not None and tls.keys is not None)
+            raise HttpFailed(f"{self.endpoint}: {method} {url}: {failure.why}") from error
         except (OSError, http.client.HTTPException) as error:
             raise HttpFailed(
                 f"{self.endpoint} does not answer HTTP: this needs a node of kept"
@@ -98,6 +121,9 @@ class JsonApi:
             ) from error
         if 200 <= status < 300:
             return value
+        if status == UNAUTHORIZED:
+            who = self.security.user or "who one is has to be said, and it"
+            raise HttpFailed(f"{self.endpoint}: {method} {url}: {who} was not believed", status)
         said = value.get("error") if isinstance(value, dict) else None
         if isinstance(said, dict):
             said = said.get("message")
@@ -105,12 +131,13 @@ class JsonApi:
 
 
 def request_any(
-    bootstrap: str, request: Callable[[JsonApi], _T], timeout_s: float = TIMEOUT_S
+    bootstrap: str | Bootstrap, request: Callable[[JsonApi], _T], timeout_s: float = TIMEOUT_S
 ) -> _T:
     """Ask the first node of a bootstrap list that is there. Raises HttpFailed."""
-    endpoints = parse_bootstrap(bootstrap)
+    where = Bootstrap.of(bootstrap)
+    endpoints = parse_bootstrap(where.servers)
     for endpoint in endpoints[:-1]:
-        api = JsonApi(endpoint, timeout_s)
+        api = JsonApi(endpoint, timeout_s, where.security)
         if not api.is_there():
             continue
         try:
@@ -118,21 +145,29 @@ def request_any(
         except HttpFailed as error:
             if error.status:
                 raise
-    return request(JsonApi(endpoints[-1], timeout_s))
+    return request(JsonApi(endpoints[-1], timeout_s, where.security))
 
 
-def each_node(bootstrap: str, timeout_s: float = TIMEOUT_S) -> dict[int, JsonApi]:
+def each_node(bootstrap: str | Bootstrap, timeout_s: float = TIMEOUT_S) -> dict[int, JsonApi]:
     """Every node of the cluster that takes part, by its id. Raises HttpFailed."""
+    security = Bootstrap.of(bootstrap).security
     cluster = request_any(bootstrap, lambda api: api.get("cluster"))
     nodes: dict[int, JsonApi] = {}
     for broker in cluster["brokers"]:
         if not broker["fenced"]:
-            (endpoint,) = parse_bootstrap(broker["endpoints"][0].partition("://")[2])
-            nodes[broker["node_id"]] = JsonApi(endpoint, timeout_s)
+            address = listener_address(broker["endpoints"], security)
+            (endpoint,) = parse_bootstrap(address)
+            nodes[broker["node_id"]] = JsonApi(endpoint, timeout_s, security)
     return nodes
 
 
-def nodes_away(bootstrap: str) -> list[int]:
+def listener_address(endpoints: Sequence[str], security: Security) -> str:
+    """``host:port`` of the listener that is named as the security protocol, else of the first."""
+    named = dict(endpoint.split("://", 1) for endpoint in endpoints)
+    return named.get(security.protocol, next(iter(named.values())))
+
+
+def nodes_away(bootstrap: str | Bootstrap) -> list[int]:
     """Nodes that are registered and do not take part: :func:`each_node` lacks them. Raises
     HttpFailed.
     """
@@ -140,14 +175,14 @@ def nodes_away(bootstrap: str) -> list[int]:
     return sorted(broker["node_id"] for broker in cluster["brokers"] if broker["fenced"])
 
 
-def cluster_is_up(endpoints: Sequence[Endpoint]) -> str | None:
+def cluster_is_up(endpoints: Sequence[Endpoint], security: Security = PLAINTEXT) -> str | None:
     """Whether each of these nodes is ready and knows all of them as brokers that take part.
 
     Says who is not, and why; None when all are.
     """
     for endpoint in endpoints:
         try:
-            cluster = JsonApi(endpoint, CONNECT_TIMEOUT_S).get("cluster")
+            cluster = JsonApi(endpoint, CONNECT_TIMEOUT_S, security).get("cluster")
         except HttpFailed as error:
             return str(error)
         if not cluster["ready"]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from kept.pipeline.connection import BadOption
 from kept.pipeline.optional import pa
-from kept.pipeline.options import BadOption
 from kept.storage.records import Binary, Block, Field, HeaderLists
 
 TYPES: Final[Mapping[str, str]] = {

@@ -17,7 +17,8 @@ from typing import Any, Final, TypeVar
 
 from kept.client.consume.positions import EARLIEST, LATEST
 from kept.client.core.metadata import parse_bootstrap
-from kept.storage.errors import InvariantViolation, PeerError
+from kept.pipeline.connection import COMMAND_CONFIG, SECURITY, BadOption, Connection, security_of
+from kept.storage.errors import InvariantViolation
 from kept.storage.types import MAX_INT32, MAX_INT64, Codec, IsolationLevel, TopicPartition
 
 _T = TypeVar("_T")
@@ -57,13 +58,6 @@ SHOWN: Final = 200
 """Characters of a value that a message repeats."""
 MAX_DIGITS: Final = 30
 """Of a number; no option takes one of as many."""
-_SECURITY: Final = ("kafka.sasl.", "kafka.ssl.")
-
-
-class BadOption(PeerError):
-    """An option of the data source that cannot be used; the message names it and what would be
-    right.
-    """
 
 
 # Which topics, and from where to where.
@@ -118,15 +112,6 @@ Where = AtOffsets | AtTimestamps
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
-    """How the cluster is reached; also the key under which a worker keeps its connections."""
-
-    bootstrap: str
-    client_id: str = "kept-spark"
-    timeout_ms: int = 30_000
-
-
-@dataclass(frozen=True, slots=True)
 class ReadOptions:
     """Options of a read; see docs/spark.md for each."""
 
@@ -168,7 +153,7 @@ class WriteOptions:
 
 _CONNECTION: Final = (
     "kafka.bootstrap.servers", "bootstrap", "kafka.client.id", "kafka.request.timeout.ms",
-    "kafka.default.api.timeout.ms", "kafka.security.protocol",
+    "kafka.default.api.timeout.ms", COMMAND_CONFIG,
 )  # fmt: skip
 _READ: Final = (
     *_CONNECTION,
@@ -211,6 +196,8 @@ class _Options:
             for name, value in given.items()
             if name.lower() not in WITHOUT_EFFECT
         }
+        self.security = {n: v for n, v in self.given.items() if n.startswith(SECURITY)}
+        self.given = {n: v for n, v in self.given.items() if n not in self.security}
         names = {name.lower(): name for name in USES[use]}
         for name in self.given.keys() - names.keys():
             raise BadOption(_unknown(name, use, names))
@@ -242,8 +229,6 @@ def _unknown(name: str, use: str, known: Mapping[str, str]) -> str:
     if elsewhere:
         other, spelled = elsewhere[0]
         return f"{spelled} is an option of {other}, not of {use}"
-    if name.startswith(_SECURITY):
-        return f"{name} is no option of {use}: TLS and SASL are not supported, leave it out"
     close = difflib.get_close_matches(name, known, 1, 0.6)
     hint = f"; did you mean {known[close[0]]}?" if close else ""
     return f"{name} is no option of {use}{hint}"
@@ -366,12 +351,14 @@ def _connection(o: _Options) -> Connection:
     )
     if where is None:
         raise BadOption("kafka.bootstrap.servers is missing: host:port of one node or more")
-    o.pop("kafka.security.protocol", _plaintext, None)
+    command_config = o.pop(COMMAND_CONFIG, _any, "") or ""
     timeout_ms = o.pop("kafka.request.timeout.ms", _int32, 30_000)
     return Connection(
         where[1],
         client_id=o.pop("kafka.client.id", lambda n, t: t and _app(n, t), "kept-spark"),
         timeout_ms=o.pop("kafka.default.api.timeout.ms", _int32, timeout_ms),
+        security=security_of(o.security, command_config),
+        command_config=command_config,
     )
 
 
@@ -425,7 +412,6 @@ _strategy = _named({"ERROR": False, "LATEST": True}, "error or latest")
 _codec = _named(Codec.__members__, "none, gzip, snappy, lz4 or zstd")
 _acks = _named({"ALL": None, "-1": None}, "all: every record is written with acks=all")
 _idempotence = _named({"TRUE": None}, "true: every record is written by an idempotent producer")
-_plaintext = _named({"PLAINTEXT": None}, "PLAINTEXT: TLS and SASL are not supported")
 
 
 def _bootstrap(name: str, text: str) -> str:

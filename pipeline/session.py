@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from kept.client.bootstrap import Bootstrap
 from kept.client.consume.positions import EARLIEST, LATEST
-from kept.pipeline.options import BadOption, Subscribe
+from kept.pipeline.connection import COMMAND_CONFIG, BadOption, open_client
+from kept.pipeline.options import Subscribe
 from kept.pipeline.read import offsets
 from kept.storage.types import IsolationLevel, TopicPartition
 
@@ -54,11 +56,19 @@ class Bounds:
         return sum(end - self.starts[p] for p, end in self.ends.items())
 
 
-def connect(bootstrap: str) -> Client:
+def connect(bootstrap: str | Bootstrap) -> Client:
     """A client for the driver; close it."""
-    from kept.client.client import Client
+    where = Bootstrap.of(bootstrap)
+    return open_client(where.servers, "kept-spark", security=where.security)
 
-    return Client(bootstrap, "kept-spark")
+
+def reach(bootstrap: str | Bootstrap) -> dict[str, str]:
+    """The options of the data source that say how to reach a cluster. A Bootstrap that is secured
+    must come from a file, which every executor reads.
+    """
+    where = Bootstrap.of(bootstrap)
+    more = {COMMAND_CONFIG: where.command_config} if where.command_config else {}
+    return {"bootstrap": where.servers, **more}
 
 
 def bounds_of(client: Client, topic: str) -> Bounds:
@@ -136,7 +146,7 @@ def register(spark: SparkSession) -> None:
 
 def records(
     spark: SparkSession,
-    bootstrap: str,
+    bootstrap: str | Bootstrap,
     bounds: Bounds,
     *,
     columns: str | None = None,
@@ -168,15 +178,15 @@ def records(
     return reader.load()
 
 
-def current_records(spark: SparkSession, bootstrap: str, topic: str) -> DataFrame:
+def current_records(spark: SparkSession, bootstrap: str | Bootstrap, topic: str) -> DataFrame:
     """All records of a topic, with headers: those that are there whenever the frame is used."""
     reader = _reader(spark, bootstrap).option("subscribe", topic)
     return reader.option("untilCaughtUp", "true").load()
 
 
-def _reader(spark: SparkSession, bootstrap: str) -> Any:
+def _reader(spark: SparkSession, bootstrap: str | Bootstrap) -> Any:
     return (
-        spark.read.format("kept").option("bootstrap", bootstrap)
+        spark.read.format("kept").options(**reach(bootstrap))
         .option("includeHeaders", "true").option("kafka.isolation.level", "read_committed")
     )  # fmt: skip
 

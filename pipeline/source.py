@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from kept.pipeline.columns import check_schema, schema_text
-from kept.pipeline.options import BadOption, ReadOptions, parse_read, parse_write
+from kept.pipeline.connection import BadOption
+from kept.pipeline.options import ReadOptions, parse_read, parse_write
 from kept.pipeline.read.plan import Bounds, Range
 from kept.storage.types import MAX_INT64
 
@@ -119,13 +120,9 @@ class KeptReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """The ranges, planned on the driver."""
-        from kept.client.client import Client
         from kept.pipeline.read.batch import plan_batch
 
-        connection = self.options.connection
-        with Client(
-            connection.bootstrap, connection.client_id, timeout_ms=connection.timeout_ms
-        ) as client:
+        with self.options.connection.open() as client:
             ranges = plan_batch(client, self.options, self.bounds)
         return [InputPartition(range_) for range_ in ranges]
 

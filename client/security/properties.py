@@ -10,9 +10,7 @@ one counts. Files are UTF-8, or Latin-1 where they are not valid UTF-8, as
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 import string
 from typing import Final
 
@@ -94,13 +92,3 @@ def read_properties(path: str) -> dict[str, str]:
     except UnicodeDecodeError:
         text = data.decode("latin-1")
     return parse_properties(text, path)
-
-
-def who_else_reads(path: str) -> str:
-    """Whom the mode of a file lets read it besides its owner: ``its group``, ``everybody``, or
-    ``""``.
-    """
-    mode = os.stat(path).st_mode
-    if mode & stat.S_IROTH:
-        return "everybody"
-    return "its group" if mode & stat.S_IRGRP else ""

@@ -33,6 +33,7 @@ from kept.storage.errors import ConfigurationError
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS: Final = (plain.MECHANISM, *HASHES)
 _OWN: Final = ("security.protocol", "sasl.mechanism", "sasl.jaas.config")
+_KEYS: Final = ("ssl.keystore.location", "ssl.keystore.key")
 _SECURING: Final = ("security.", "sasl.", "ssl.")
 """Properties that begin so are ours, or an error; others are of no concern to us."""
 WITHOUT_EFFECT: Final = frozenset(
@@ -80,6 +81,10 @@ class Security:
         if self.protocol not in PROTOCOLS:
             raise ConfigurationError(
                 f"security.protocol is {self.protocol}, which is none of {', '.join(PROTOCOLS)}"
+            )
+        if given and "security.protocol" not in given:
+            raise ConfigurationError(
+                f"{min(given)} is given, and security.protocol is not: SSL or SASL_SSL?"
             )
         self.mechanism = self.user = self._password = ""
         if self.protocol.startswith("SASL"):
@@ -132,6 +137,11 @@ class Security:
         if self.user:
             return f"User:{self.user}"
         return "" if self.protocol.endswith("SSL") else "User:ANONYMOUS"
+
+    @property
+    def has_secrets(self) -> bool:
+        """Whether a password or a private key is among its properties."""
+        return bool(self._password) or not self._properties.keys().isdisjoint(_KEYS)
 
     @property
     def properties(self) -> Mapping[str, str]:

@@ -24,6 +24,7 @@ from kept.client.admin import cluster as operations
 from kept.client.admin import reassignment_plan
 from kept.client.admin.cluster import ClusterDescription, Outcome, Reassignment
 from kept.client.admin.reassignment_plan import Plan
+from kept.client.bootstrap import Bootstrap
 from kept.client.client import Client
 from kept.client.core.metadata import Endpoint, TopicView
 from kept.client.json_api import PRESENT_S, HttpFailed, JsonApi, request_any
@@ -55,7 +56,7 @@ def cluster() -> None:
 )
 @json_option
 @bootstrap_option
-def status(*, check: bool, as_json: bool, bootstrap: str) -> None:
+def status(*, check: bool, as_json: bool, bootstrap: Bootstrap) -> None:
     """Show the nodes, the controller, and partitions that lack a leader or a replica."""
     with open_client(bootstrap) as client:
         cluster_status = _status(client)
@@ -143,7 +144,7 @@ def _node_reports(client: Client) -> dict[int, tuple[dict[str, Any], dict[str, A
     """The reports of the nodes of kept that answer: their view of the cluster, their cleaner."""
 
     def report(endpoint: Endpoint) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        api = JsonApi(endpoint, PRESENT_S)
+        api = JsonApi(endpoint, PRESENT_S, client.security)
         try:
             return api.get("cluster"), api.get("cleaner")
         except HttpFailed:  # not there, or Apache Kafka
@@ -238,7 +239,7 @@ def voter() -> None:
 )
 @json_option
 @bootstrap_option
-def add(*, number: int, address: str | None, as_json: bool, bootstrap: str) -> None:
+def add(*, number: int, address: str | None, as_json: bool, bootstrap: Bootstrap) -> None:
     """Make node N a voter; it must follow as an observer, new or with an empty disk."""
     body: dict[str, Any] = {"node_id": number}
     if address is not None:
@@ -250,12 +251,12 @@ def add(*, number: int, address: str | None, as_json: bool, bootstrap: str) -> N
 @click.argument("number", metavar="N", type=WholeNumber(0))
 @json_option
 @bootstrap_option
-def remove(*, number: int, as_json: bool, bootstrap: str) -> None:
+def remove(*, number: int, as_json: bool, bootstrap: Bootstrap) -> None:
     """Remove node N from the voters; it continues as an observer."""
     _change_voters("remove", {"node_id": number}, as_json, bootstrap)
 
 
-def _change_voters(what: str, body: dict[str, Any], as_json: bool, bootstrap: str) -> None:
+def _change_voters(what: str, body: dict[str, Any], as_json: bool, bootstrap: Bootstrap) -> None:
     changed = request_any(bootstrap, lambda api: api.post(f"voters/{what}", body))
     if as_json:
         show_json(changed)
@@ -276,7 +277,12 @@ def _change_voters(what: str, body: dict[str, Any], as_json: bool, bootstrap: st
 @json_option
 @bootstrap_option
 def elect(
-    *, targets: tuple[str, ...], everything: bool, unclean: bool, as_json: bool, bootstrap: str
+    *,
+    targets: tuple[str, ...],
+    everything: bool,
+    unclean: bool,
+    as_json: bool,
+    bootstrap: Bootstrap,
 ) -> None:
     """Make the preferred replica the leader, or with --unclean any that is alive."""
     if bool(targets) == everything:
@@ -366,7 +372,7 @@ def reassign(
     cancel: bool,
     wait: bool,
     as_json: bool,
-    bootstrap: str,
+    bootstrap: Bootstrap,
 ) -> None:
     """Move replicas to other nodes; show or cancel moves that are under way."""
     if sum((nodes is not None, show, cancel)) > 1:
@@ -477,7 +483,13 @@ def _show_moves(moving: dict[TopicPartition, Reassignment], as_json: bool) -> No
 @json_option
 @bootstrap_option
 def drain(
-    *, number: int, leaders: bool, throttle: int | None, wait: bool, as_json: bool, bootstrap: str
+    *,
+    number: int,
+    leaders: bool,
+    throttle: int | None,
+    wait: bool,
+    as_json: bool,
+    bootstrap: Bootstrap,
 ) -> None:
     """Move every replica off NODE, so that it can be removed; with --leaders, leadership only."""
     with open_client(bootstrap) as client:
@@ -504,7 +516,7 @@ def drain(
 @cluster.command(epilog=examples("kept cluster unregister 2"))
 @click.argument("number", metavar="NODE", type=WholeNumber(0))
 @bootstrap_option
-def unregister(*, number: int, bootstrap: str) -> None:
+def unregister(*, number: int, bootstrap: Bootstrap) -> None:
     """Unregister NODE, which was drained and stopped and will not come back."""
     with open_client(bootstrap) as client:
         described = client.run(operations.describe_cluster())

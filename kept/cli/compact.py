@@ -20,6 +20,7 @@ from kept.cli.shell import (
 from kept.cli.unavailable import warn_unanswered
 from kept.client.admin import replica_digests
 from kept.client.admin.replica_digests import Verdict
+from kept.client.bootstrap import Bootstrap
 from kept.client.json_api import HttpFailed, JsonApi, each_node, nodes_away, request_any
 
 TIMEOUT_S: Final = 30.0
@@ -39,7 +40,7 @@ def compact() -> None:
 @click.argument("topic", required=False)
 @json_option
 @bootstrap_option
-def status(*, topic: str | None, as_json: bool, bootstrap: str) -> None:
+def status(*, topic: str | None, as_json: bool, bootstrap: Bootstrap) -> None:
     """Show the state of each compacted partition."""
     partitions = _status(each_node(bootstrap, TIMEOUT_S), topic)
     if as_json:
@@ -92,7 +93,7 @@ def status(*, topic: str | None, as_json: bool, bootstrap: str) -> None:
 @click.option("--wait", is_flag=True, help="Wait until it is done.")
 @json_option
 @bootstrap_option
-def now(*, target: str, wait: bool, as_json: bool, bootstrap: str) -> None:
+def now(*, target: str, wait: bool, as_json: bool, bootstrap: Bootstrap) -> None:
     """Compact a topic or one partition, whatever its dirty ratio."""
     topic, partition = topic_and_partition(target)
     body = {"topic": topic, "wait": wait}
@@ -120,7 +121,7 @@ def now(*, target: str, wait: bool, as_json: bool, bootstrap: str) -> None:
 @click.option("--key", help="Show the records of this key.")
 @json_option
 @bootstrap_option
-def explain(*, target: str, key: str | None, as_json: bool, bootstrap: str) -> None:
+def explain(*, target: str, key: str | None, as_json: bool, bootstrap: Bootstrap) -> None:
     """Explain what a pass would do now, without doing it."""
     topic, partition = topic_and_partition(target)
     answer = request_any(
@@ -143,7 +144,7 @@ def explain(*, target: str, key: str | None, as_json: bool, bootstrap: str) -> N
 @json_option
 @bootstrap_option
 def why_missing(
-    *, topic: str, partition: int, offset: int, key: str | None, as_json: bool, bootstrap: str
+    *, topic: str, partition: int, offset: int, key: str | None, as_json: bool, bootstrap: Bootstrap
 ) -> None:
     """Explain why there is no record at an offset."""
     answer = request_any(
@@ -174,7 +175,7 @@ def why_missing(
 @click.argument("topic", required=False)
 @json_option
 @bootstrap_option
-def lost(*, topic: str | None, as_json: bool, bootstrap: str) -> None:
+def lost(*, topic: str | None, as_json: bool, bootstrap: Bootstrap) -> None:
     """Show acknowledged records that replicas had to truncate.
 
     That happens after an unclean election, or when a whole ISR lost power.
@@ -224,7 +225,7 @@ def _keys(records: list[dict[str, Any]]) -> str:
     return ", ".join(keys[:SHOWN_KEYS]) + more
 
 
-def _lost(bootstrap: str, **asked: object) -> list[dict[str, Any]]:
+def _lost(bootstrap: Bootstrap, **asked: object) -> list[dict[str, Any]]:
     """The reports of all nodes that take part; a node without the topic's replica has none."""
     reports: list[dict[str, Any]] = []
     for api in each_node(bootstrap, TIMEOUT_S).values():
@@ -236,7 +237,7 @@ def _lost(bootstrap: str, **asked: object) -> list[dict[str, Any]]:
 @click.argument("target", metavar="TOPIC:P")
 @json_option
 @bootstrap_option
-def retry(*, target: str, as_json: bool, bootstrap: str) -> None:
+def retry(*, target: str, as_json: bool, bootstrap: Bootstrap) -> None:
     """Retry a partition that could not be compacted, on each replica where it fails."""
     topic, partition = topic_and_partition(target)
     if partition is None:
@@ -281,7 +282,7 @@ def retry(*, target: str, as_json: bool, bootstrap: str) -> None:
 )
 @json_option
 @bootstrap_option
-def verify(*, target: str, patience: int, as_json: bool, bootstrap: str) -> None:
+def verify(*, target: str, patience: int, as_json: bool, bootstrap: Bootstrap) -> None:
     """Compare what the replicas have on disk, by digests of their files."""
     from dataclasses import asdict
 
@@ -298,7 +299,7 @@ def verify(*, target: str, patience: int, as_json: bool, bootstrap: str) -> None
 
 
 def _verdicts(
-    bootstrap: str, topic: str, partition: int | None, patience_s: float
+    bootstrap: Bootstrap, topic: str, partition: int | None, patience_s: float
 ) -> list[Verdict]:
     nodes = each_node(bootstrap, WAIT_S)
     partitions = next(iter(nodes.values())).get(f"topics/{topic}")["partitions"]

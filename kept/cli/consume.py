@@ -24,6 +24,7 @@ from kept.cli.output import (
 )
 from kept.cli.shell import Failure, WholeNumber, bootstrap_option, examples
 from kept.cli.unavailable import explained, open_client
+from kept.client.bootstrap import Bootstrap
 from kept.client.client import Client
 from kept.client.consume.consumer import ConsumedRecord, Consumer, GroupConsumer
 from kept.client.consume.fetch import FetchLimits
@@ -82,7 +83,7 @@ def consume(
     read_committed: bool,
     as_json: bool,
     table: bool,
-    bootstrap: str,
+    bootstrap: Bootstrap,
 ) -> None:
     """Print the records of TOPIC, from now on, until Ctrl-C."""
     _refuse(from_beginning and offset is not None, "--from-beginning and --offset")

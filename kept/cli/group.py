@@ -10,6 +10,7 @@ import click
 from kept.cli.output import echo, show_json, show_table, write
 from kept.cli.shell import Failure, Group, WholeNumber, bootstrap_option, examples, json_option
 from kept.cli.unavailable import warn_unanswered
+from kept.client.bootstrap import Bootstrap
 from kept.client.client import Client
 from kept.client.consume.positions import EARLIEST, LATEST
 from kept.client.core.metadata import TopicView
@@ -26,7 +27,7 @@ def group() -> None:
 @group.command("list", epilog=examples("kept group list --json"))
 @json_option
 @bootstrap_option
-def list_groups(*, as_json: bool, bootstrap: str) -> None:
+def list_groups(*, as_json: bool, bootstrap: Bootstrap) -> None:
     """List all groups."""
     silent: list[int] = []
     with _client(bootstrap) as client:
@@ -45,7 +46,7 @@ def list_groups(*, as_json: bool, bootstrap: str) -> None:
 @click.argument("name", metavar="GROUP")
 @json_option
 @bootstrap_option
-def describe(*, name: str, as_json: bool, bootstrap: str) -> None:
+def describe(*, name: str, as_json: bool, bootstrap: Bootstrap) -> None:
     """Show members, committed offsets and lag of GROUP."""
     with _client(bootstrap) as client:
         described = _describe(client, name)
@@ -138,7 +139,7 @@ def reset_offsets(
     to: str,
     dry_run: bool,
     as_json: bool,
-    bootstrap: str,
+    bootstrap: Bootstrap,
 ) -> None:
     """Set the committed offsets of GROUP, which must have no members."""
     kind, number = _target(to)
@@ -201,7 +202,7 @@ def _offsets(
 @group.command(epilog=examples("kept group delete readers"))
 @click.argument("names", metavar="GROUP …", nargs=-1, required=True)
 @bootstrap_option
-def delete(*, names: tuple[str, ...], bootstrap: str) -> None:
+def delete(*, names: tuple[str, ...], bootstrap: Bootstrap) -> None:
     """Delete groups that have no members, and their offsets."""
     with _client(bootstrap) as client:
         for name in names:
@@ -209,5 +210,5 @@ def delete(*, names: tuple[str, ...], bootstrap: str) -> None:
             echo(f"deleted group {name}")
 
 
-def _client(bootstrap: str) -> Client:
-    return Client(bootstrap, client_id="kept-cli")
+def _client(bootstrap: Bootstrap) -> Client:
+    return Client(bootstrap.servers, client_id="kept-cli", security=bootstrap.security)

@@ -14,6 +14,7 @@ import click
 from kept.cli.output import echo, get_bytes
 from kept.cli.shell import Failure, WholeNumber, bootstrap_option, examples
 from kept.cli.unavailable import explained, open_client
+from kept.client.bootstrap import Bootstrap
 from kept.client.client import Client, OutRecord
 from kept.client.consume.fetch import TRANSACTION_TIMEOUT_MS
 from kept.client.transactional_producer import TransactionalProducer
@@ -82,7 +83,7 @@ def produce(
     as_json: bool,
     transactional_id: str | None,
     transaction_timeout: int | None,
-    bootstrap: str,
+    bootstrap: Bootstrap,
 ) -> None:
     """Write each line of standard input to TOPIC.
 
@@ -117,11 +118,15 @@ def produce(
         echo(f"{written} records written to {topic}", err=True)
 
 
+def _reached(client: Client) -> Bootstrap:
+    return Bootstrap(client.bootstrap, client.security)
+
+
 def _write(sink: _Sink, batches: Iterator[list[OutRecord]]) -> int:
     """Write each batch as it comes; how many records there were."""
     for batch in batches:
         try:
-            with explained(sink.client.bootstrap, sink.topic):
+            with explained(_reached(sink.client), sink.topic):
                 sink.write(batch)
         except Exception as error:
             _report_written(error, sink.written)
@@ -135,7 +140,7 @@ def _write_transaction(
     """Write all batches in one transaction; how many records there were."""
     written = 0
     try:
-        with explained(producer.client.bootstrap, topic):
+        with explained(_reached(producer.client), topic):
             for batch in batches:
                 producer.produce(topic, batch, codec=codec)
                 written += len(batch)

@@ -6,11 +6,12 @@ Exit status: 0 done (also when the reader of our output has enough, as in ``kept
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -18,12 +19,16 @@ from kept.storage.errors import KeptError
 from kept.storage.printable import printable_line
 from kept.storage.types import decimal_number
 
+if TYPE_CHECKING:
+    from kept.client.bootstrap import Bootstrap
+
 INTERRUPTED: Final = 130
 SUMMARY_COLUMNS: Final = 200
 """Longer than any summary of a command: the formatter wraps, it does not cut."""
 DEFAULT_BOOTSTRAP: Final = "localhost:9092"
 NO_NODE: Final = "; no node is there: `kept serve` starts one, --bootstrap names another"
 
+_T = TypeVar("_T")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -112,8 +117,40 @@ def examples(*lines: str) -> str:
     return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-def bootstrap_option(function: _Function) -> _Function:
-    """``--bootstrap``, from ``$KEPT_BOOTSTRAP`` when it is set."""
+def bootstrap_option(function: Callable[..., _T]) -> Callable[..., _T]:
+    """``--bootstrap`` and ``--command-config``, from ``$KEPT_BOOTSTRAP`` and
+    ``$KEPT_COMMAND_CONFIG`` when they are set; both as one argument ``bootstrap``.
+    """
+
+    @functools.wraps(function)
+    def reached(*args: Any, bootstrap: str, command_config: str | None, **given: Any) -> _T:
+        return function(*args, bootstrap=_reached(bootstrap, command_config), **given)
+
+    option = click.option(
+        "--command-config",
+        metavar="FILE",
+        envvar="KEPT_COMMAND_CONFIG",
+        show_envvar=True,
+        help="How to connect, as properties of a Kafka client: security.protocol, sasl.*, ssl.*.",
+    )
+    return option(_bootstrap_option(reached))
+
+
+def _reached(servers: str, command_config: str | None) -> Bootstrap:
+    """Warns of a file with secrets that others may read."""
+    from kept.client.bootstrap import Bootstrap, read_security, who_else_reads
+
+    if not command_config:
+        return Bootstrap(servers)
+    security = read_security(command_config)
+    if security.has_secrets and (who := who_else_reads(command_config)):
+        click.echo(
+            f"kept: {command_config} holds secrets and {who} may read it: chmod 600 it", err=True
+        )
+    return Bootstrap(servers, security, command_config)
+
+
+def _bootstrap_option(function: _Function) -> _Function:
     return click.option(
         "--bootstrap",
         metavar="HOST:PORT[,…]",

@@ -36,6 +36,7 @@ from kept.storage.types import decimal_number
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from kept.client.bootstrap import Bootstrap
     from kept.pipeline.jobs.audits import Audit
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -126,7 +127,7 @@ def table(
     refresh: str | None,
     limit: int,
     as_json: bool,
-    bootstrap: str,
+    bootstrap: Bootstrap,
 ) -> None:
     """Show or write the latest value of every key of TOPIC."""
     offset, at_ms = _offset(as_of_offset), _moment(as_of_timestamp)
@@ -197,7 +198,7 @@ def analyze(
     prefix_until: str,
     config: tuple[str, ...],
     as_json: bool,
-    bootstrap: str,
+    bootstrap: Bootstrap,
 ) -> None:
     """Report what compaction of TOPIC would save, and where."""
     from dataclasses import asdict
@@ -255,7 +256,7 @@ def audit(
     reference: str | None,
     patience: float,
     as_json: bool,
-    bootstrap: str,
+    bootstrap: Bootstrap,
 ) -> int:
     """Compare what must survive in TOPIC with what every replica holds.
 
@@ -322,7 +323,7 @@ def _show_audit(audited: Audit, as_json: bool) -> None:
 @bootstrap_option
 @click.pass_obj
 def export(
-    obj: dict[str, Any], *, topic: str, directory: str, as_json: bool, bootstrap: str
+    obj: dict[str, Any], *, topic: str, directory: str, as_json: bool, bootstrap: Bootstrap
 ) -> None:
     """Write all records of TOPIC to a new DIRECTORY as Parquet."""
     _need(bootstrap, topic)
@@ -348,7 +349,7 @@ def restore(
     topic: str,
     replication_factor: int | None,
     as_json: bool,
-    bootstrap: str,
+    bootstrap: Bootstrap,
 ) -> None:
     """Write an export to TOPIC, which is new or empty."""
     _need(bootstrap, None)
@@ -408,7 +409,7 @@ def _show_export(written: Any, as_json: bool) -> None:
 # What they share.
 
 
-def _need(bootstrap: str | None, topic: str | None) -> None:
+def _need(bootstrap: Bootstrap | None, topic: str | None) -> None:
     """Fail at once where Spark, Java, the cluster or the topic is not there."""
     missing = [
         package for package in ("pyspark", "pyarrow") if importlib.util.find_spec(package) is None

@@ -17,6 +17,7 @@ from kept.cli.shell import (
     pairs,
 )
 from kept.cli.unavailable import open_client, warn_unanswered
+from kept.client.bootstrap import Bootstrap
 from kept.client.client import Client
 from kept.client.core.broker_errors import ConnectionFailed, NoResponse
 from kept.client.json_api import PRESENT_S, HttpFailed, JsonApi
@@ -57,7 +58,7 @@ def create(
     replication_factor: int | None,
     config: tuple[str, ...],
     if_not_exists: bool,
-    bootstrap: str,
+    bootstrap: Bootstrap,
 ) -> None:
     """Create topic NAME."""
     with open_client(bootstrap) as client:
@@ -83,7 +84,7 @@ def create(
 )
 @json_option
 @bootstrap_option
-def list_topics(*, internal: bool, as_json: bool, bootstrap: str) -> None:
+def list_topics(*, internal: bool, as_json: bool, bootstrap: Bootstrap) -> None:
     """List all topics."""
     with open_client(bootstrap) as client:
         topics = client.metadata().topics
@@ -106,7 +107,7 @@ def list_topics(*, internal: bool, as_json: bool, bootstrap: str) -> None:
 @click.option("--all", "all_settings", is_flag=True, help="Also show settings at their default.")
 @json_option
 @bootstrap_option
-def describe(*, name: str, all_settings: bool, as_json: bool, bootstrap: str) -> None:
+def describe(*, name: str, all_settings: bool, as_json: bool, bootstrap: Bootstrap) -> None:
     """Show topic NAME: settings, and where each partition stands."""
     with open_client(bootstrap) as client:
         described = _describe(client, name, all_settings)
@@ -172,7 +173,7 @@ def _compaction(
         if node not in leaders.values():
             continue
         try:
-            answer = JsonApi(endpoint, PRESENT_S).get("compaction", topic=name)
+            answer = JsonApi(endpoint, PRESENT_S, client.security).get("compaction", topic=name)
         except HttpFailed:
             continue
         for partition in answer["partitions"]:
@@ -232,7 +233,7 @@ def alter(
     config: tuple[str, ...],
     delete_config: tuple[str, ...],
     partitions: int | None,
-    bootstrap: str,
+    bootstrap: Bootstrap,
 ) -> None:
     """Change settings of topic NAME, or give it more partitions."""
     changes = pairs("--config", config)
@@ -270,7 +271,7 @@ def _refuse_unknown(names: tuple[str, ...], known: list[str]) -> None:
 @topic.command(epilog=examples("kept topic delete users"))
 @click.argument("names", metavar="NAME …", nargs=-1, required=True)
 @bootstrap_option
-def delete(*, names: tuple[str, ...], bootstrap: str) -> None:
+def delete(*, names: tuple[str, ...], bootstrap: Bootstrap) -> None:
     """Delete topics with all their records."""
     with open_client(bootstrap) as client:
         client.delete_topics(names)

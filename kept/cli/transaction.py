@@ -11,6 +11,7 @@ from kept.cli.output import echo, show_json, show_table, write
 from kept.cli.shell import Failure, Group, WholeNumber, bootstrap_option, examples, json_option
 from kept.cli.unavailable import open_client, warn_unanswered
 from kept.client.admin import transactions
+from kept.client.bootstrap import Bootstrap
 from kept.client.client import SILENT_MS
 from kept.client.consume.fetch import init_producer_id
 from kept.storage.printable import printable_line
@@ -29,7 +30,7 @@ def transaction() -> None:
 @click.option("--state", "states", multiple=True, help="Only ids in this state, such as Ongoing.")
 @json_option
 @bootstrap_option
-def list_transactions(*, states: tuple[str, ...], as_json: bool, bootstrap: str) -> None:
+def list_transactions(*, states: tuple[str, ...], as_json: bool, bootstrap: Bootstrap) -> None:
     """List transactional ids."""
     silent: list[int] = []
     with open_client(bootstrap) as client:
@@ -51,7 +52,7 @@ def list_transactions(*, states: tuple[str, ...], as_json: bool, bootstrap: str)
 @click.argument("transactional_id", metavar="ID")
 @json_option
 @bootstrap_option
-def describe(*, transactional_id: str, as_json: bool, bootstrap: str) -> None:
+def describe(*, transactional_id: str, as_json: bool, bootstrap: Bootstrap) -> None:
     """Show the state, producer and partitions of a transactional ID."""
     with open_client(bootstrap) as client:
         found = client.run(transactions.describe_transaction(transactional_id))
@@ -81,7 +82,9 @@ def describe(*, transactional_id: str, as_json: bool, bootstrap: str) -> None:
 )
 @json_option
 @bootstrap_option
-def hanging(*, topics: tuple[str, ...], older_than: int, as_json: bool, bootstrap: str) -> None:
+def hanging(
+    *, topics: tuple[str, ...], older_than: int, as_json: bool, bootstrap: Bootstrap
+) -> None:
     """List hanging transactions: open in a partition, and no coordinator will end them."""
     silent: list[int] = []
     with open_client(bootstrap) as client:
@@ -127,7 +130,7 @@ def _ago(timestamp_ms: int) -> str:
     help="First offset of the transaction, as kept transaction hanging shows it.",
 )
 @bootstrap_option
-def abort(*, topic: str, partition: int, start_offset: int, bootstrap: str) -> None:
+def abort(*, topic: str, partition: int, start_offset: int, bootstrap: Bootstrap) -> None:
     """Abort a hanging transaction in PARTITION of TOPIC, without its coordinator."""
     with open_client(bootstrap) as client:
         opened = client.run(
@@ -139,7 +142,7 @@ def abort(*, topic: str, partition: int, start_offset: int, bootstrap: str) -> N
 @transaction.command(epilog=examples("kept transaction fence payments"))
 @click.argument("transactional_id", metavar="ID")
 @bootstrap_option
-def fence(*, transactional_id: str, bootstrap: str) -> None:
+def fence(*, transactional_id: str, bootstrap: Bootstrap) -> None:
     """Fence the producer of a transactional ID: its transaction is aborted, and it must stop."""
     with open_client(bootstrap) as client:
         client.run(transactions.describe_transaction(transactional_id))

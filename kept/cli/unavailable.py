@@ -10,16 +10,24 @@ from typing import Final
 
 from kept.cli.output import echo
 from kept.cli.shell import Failure
+from kept.client.bootstrap import Bootstrap
 from kept.client.client import Client
 from kept.client.core.broker_errors import NoController
 from kept.client.core.metadata import parse_bootstrap
-from kept.client.json_api import PRESENT_S, HttpFailed, JsonApi, each_node, request_any
+from kept.client.json_api import (
+    PRESENT_S,
+    HttpFailed,
+    JsonApi,
+    each_node,
+    listener_address,
+    request_any,
+)
 from kept.storage.errors import KafkaStorageError, KeptError, NotLeaderOrFollower
 
 ANSWER_S: Final = 10.0
 
 
-def wait_reporter(bootstrap: str) -> Callable[[KeptError], None]:
+def wait_reporter(bootstrap: Bootstrap) -> Callable[[KeptError], None]:
     """What a :class:`kept.client.client.Client` calls when it waits: a line for each new reason."""
     reported: set[str] = set()
 
@@ -32,7 +40,7 @@ def wait_reporter(bootstrap: str) -> Callable[[KeptError], None]:
     return report
 
 
-def _controllers(bootstrap: str) -> str:
+def _controllers(bootstrap: Bootstrap) -> str:
     """What nodes of kept know of their controller, and which of its voters are there."""
     try:
         summary = request_any(bootstrap, lambda api: api.get("cluster"), PRESENT_S)
@@ -41,17 +49,22 @@ def _controllers(bootstrap: str) -> str:
     if summary["controller_id"] >= 0:
         return f": node {summary['controller_id']} is taken for it"
     at = {
-        broker["node_id"]: broker["endpoints"][0].partition("://")[2]
+        broker["node_id"]: listener_address(broker["endpoints"], bootstrap.security)
         for broker in summary["brokers"]
     }
     silent = [
         str(voter)
         for voter in summary["voters"]
-        if voter in at and not JsonApi(parse_bootstrap(at[voter])[0]).is_there()
+        if voter in at and not _is_there(bootstrap, at[voter])
     ]
     voters = ", ".join(map(str, summary["voters"]))
     away = f", of which {', '.join(silent)} do{'es' * (len(silent) == 1)} not answer"
     return f": none is elected; the voters are nodes {voters}{away if silent else ''}"
+
+
+def _is_there(bootstrap: Bootstrap, address: str) -> bool:
+    (endpoint,) = parse_bootstrap(address)
+    return JsonApi(endpoint, security=bootstrap.security).is_there()
 
 
 def warn_unanswered(nodes: Iterable[int], so: str) -> None:
@@ -62,13 +75,18 @@ def warn_unanswered(nodes: Iterable[int], so: str) -> None:
     echo(f"kept: node{'s' * plural} {which} do{'es' * (not plural)} not answer; {so}", err=True)
 
 
-def open_client(bootstrap: str) -> Client:
+def open_client(bootstrap: Bootstrap) -> Client:
     """A client that reports on standard error what it waits for."""
-    return Client(bootstrap, client_id="kept-cli", on_wait=wait_reporter(bootstrap))
+    return Client(
+        bootstrap.servers,
+        client_id="kept-cli",
+        on_wait=wait_reporter(bootstrap),
+        security=bootstrap.security,
+    )
 
 
 @contextmanager
-def explained(bootstrap: str, topic: str) -> Iterator[None]:
+def explained(bootstrap: Bootstrap, topic: str) -> Iterator[None]:
     """An error about a partition that nobody leads gets what its nodes know about it."""
     try:
         yield
@@ -79,7 +97,7 @@ def explained(bootstrap: str, topic: str) -> Iterator[None]:
         raise Failure("; ".join([str(error), *reasons])) from error
 
 
-def _reasons(bootstrap: str, topic: str, named: set[str]) -> list[str]:
+def _reasons(bootstrap: Bootstrap, topic: str, named: set[str]) -> list[str]:
     """Why those partitions of a topic that are ``named`` are offline; nothing where nobody of kept
     is there to say.
     """

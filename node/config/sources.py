@@ -16,10 +16,16 @@ from kept.node.config.listener_settings import PREFIX, from_variable
 from kept.storage.errors import ConfigurationError
 
 NOT_SETTINGS: Final = frozenset(
-    {"KEPT_KERNEL", "KEPT_REQUIRE_KERNELS", "KEPT_FAIL_POINT", "KEPT_BOOTSTRAP"}
+    {
+        "KEPT_KERNEL",
+        "KEPT_REQUIRE_KERNELS",
+        "KEPT_FAIL_POINT",
+        "KEPT_BOOTSTRAP",
+        "KEPT_COMMAND_CONFIG",
+    }
 )
 """Variables of ours that are no settings: choice of kernel, the build's demand for them, fail
-points, the CLI's default."""
+points, the CLI's defaults."""
 
 KERNELS: Final = ("python", "cython")
 """What ``KEPT_KERNEL`` may say; the compiled ones are taken anyway where there are any."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.compaction.strategy import rules
+from kept.pipeline.connection import BadOption
 from kept.pipeline.jobs import files, survivors
 from kept.pipeline.optional import f
-from kept.pipeline.options import BadOption
 from kept.pipeline.session import bounds_of, connect, records, register
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from kept.client.bootstrap import Bootstrap
     from kept.compaction.strategy import Strategy
 
 HOTTEST: Final = 20
@@ -67,7 +68,7 @@ class Analysis:
 
 def analyze(
     spark: SparkSession,
-    bootstrap: str,
+    bootstrap: str | Bootstrap,
     topic: str,
     *,
     out: str | None = None,

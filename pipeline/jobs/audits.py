@@ -37,15 +37,16 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from kept.compaction.strategy import rules
+from kept.pipeline.connection import BadOption
 from kept.pipeline.jobs import survivors
 from kept.pipeline.jobs.exports import Export, load
 from kept.pipeline.jobs.faults import NEWER, REFERENCE, Expected, find, held, overtaken
-from kept.pipeline.options import BadOption
 from kept.pipeline.session import Bounds, bounds_of, connect, records, register
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from kept.client.bootstrap import Bootstrap
     from kept.client.client import Client
 
 _Seen = TypeVar("_Seen")
@@ -133,7 +134,7 @@ class Audit:
 
 def audit(
     spark: SparkSession,
-    bootstrap: str,
+    bootstrap: str | Bootstrap,
     topic: str,
     *,
     reference: str | None = None,
@@ -181,7 +182,7 @@ def _steady(compare: Callable[[], _Seen], end: float) -> _Seen:
 
 def _compare(
     spark: SparkSession,
-    bootstrap: str,
+    bootstrap: str | Bootstrap,
     topic: str,
     reference: tuple[Export, DataFrame] | None,
     known: DataFrame | None,
@@ -250,7 +251,7 @@ def _too_old(export: Export, bounds: Bounds) -> bool:
     return time.time_ns() // 1_000_000 - export.taken_ms >= kept_ms
 
 
-def _written_since(spark: SparkSession, bootstrap: str, bounds: Bounds) -> DataFrame:
+def _written_since(spark: SparkSession, bootstrap: str | Bootstrap, bounds: Bounds) -> DataFrame:
     """What the leaders have from the ends on that were noted."""
     with connect(bootstrap) as client:
         now = bounds_of(client, bounds.topic)

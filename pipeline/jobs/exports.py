@@ -21,13 +21,15 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.compaction.strategy import Strategy, rules
+from kept.pipeline.connection import BadOption
 from kept.pipeline.jobs import files, survivors
 from kept.pipeline.optional import f
-from kept.pipeline.options import BadOption
-from kept.pipeline.session import Bounds, bounds_of, connect, records, register
+from kept.pipeline.session import Bounds, bounds_of, connect, reach, records, register
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from kept.client.bootstrap import Bootstrap
 
 RECORDS: Final = "records"
 STATE: Final = "_kept.json"
@@ -54,7 +56,7 @@ class Export:
     compacted_to: Mapping[int, int] | None = None
 
 
-def export(spark: SparkSession, bootstrap: str, topic: str, path: str) -> Export:
+def export(spark: SparkSession, bootstrap: str | Bootstrap, topic: str, path: str) -> Export:
     """Write all of a topic to a new directory, each partition until it has caught up.
 
     One that fails leaves the directory empty; one that was killed leaves what is no export.
@@ -95,7 +97,7 @@ def load(spark: SparkSession, path: str) -> tuple[Export, DataFrame]:
 
 def restore(
     spark: SparkSession,
-    bootstrap: str,
+    bootstrap: str | Bootstrap,
     path: str,
     topic: str,
     *,
@@ -127,7 +129,7 @@ def restore(
     )
     (
         ordered.select("partition", "key", "value", "headers", "timestamp")
-        .write.format("kept").mode("append").option("bootstrap", bootstrap).option("topic", topic)
+        .write.format("kept").mode("append").options(**reach(bootstrap)).option("topic", topic)
         .option("includeTimestamps", "true").save()
     )  # fmt: skip
     with connect(bootstrap) as client:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.pipeline.options import BadOption
+from kept.pipeline.connection import BadOption
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

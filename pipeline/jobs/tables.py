@@ -28,9 +28,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.consume.positions import LATEST
+from kept.pipeline.connection import BadOption
 from kept.pipeline.jobs import files
 from kept.pipeline.optional import f
-from kept.pipeline.options import BadOption, Subscribe
+from kept.pipeline.options import Subscribe
 from kept.pipeline.read import offsets
 from kept.pipeline.session import (
     Bounds,
@@ -46,6 +47,7 @@ from kept.storage.types import TopicPartition
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from kept.client.bootstrap import Bootstrap
     from kept.client.client import Client
     from kept.client.consume.leader_offsets import OffsetAt
 
@@ -75,7 +77,7 @@ def latest(rows: DataFrame) -> DataFrame:
 
 def table(
     spark: SparkSession,
-    bootstrap: str,
+    bootstrap: str | Bootstrap,
     topic: str,
     *,
     as_of_offset: int | Mapping[int, int] | None = None,
@@ -135,7 +137,7 @@ class Refreshed:
     whole: str | None
 
 
-def refresh(spark: SparkSession, bootstrap: str, topic: str, path: str) -> Refreshed:
+def refresh(spark: SparkSession, bootstrap: str | Bootstrap, topic: str, path: str) -> Refreshed:
     """Bring the table in directory ``path`` up to now; :func:`saved` reads it.
 
     Each refresh writes a directory of its own and then replaces the file that names it, so whoever
@@ -266,7 +268,7 @@ def _cut_back(
 
 def _write(
     spark: SparkSession,
-    bootstrap: str,
+    bootstrap: str | Bootstrap,
     store: files.Store,
     before: Mapping[str, Any] | None,
     now: Bounds,

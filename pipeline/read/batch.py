@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kept.client.consume.positions import EARLIEST, LATEST
-from kept.pipeline.options import BadOption, ReadOptions
+from kept.pipeline.connection import BadOption
+from kept.pipeline.options import ReadOptions
 from kept.pipeline.read import offsets
 from kept.pipeline.read.plan import Bounds, Range, plan, split, split_by_bytes
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from kept.client.consume.positions import EARLIEST, LATEST
 from kept.client.consume.range_reader import UNKNOWN_TOPIC_OR_PARTITION
 from kept.client.core.broker_errors import failure
+from kept.pipeline.connection import BadOption
 from kept.pipeline.options import (
     Assign,
     AtOffsets,
-    BadOption,
     ReadOptions,
     Subscribe,
     Where,

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from kept.pipeline.options import BadOption, ReadOptions
+from kept.pipeline.connection import BadOption
+from kept.pipeline.options import ReadOptions
 from kept.pipeline.read.admission import (
     Checkpoint,
     from_json,

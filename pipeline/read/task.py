@@ -18,8 +18,9 @@ from kept.client.client import Client
 from kept.client.consume.fetch import FetchLimits
 from kept.client.consume.range_reader import RangeReader
 from kept.pipeline.columns import ArrowBatches, wanted_fields
+from kept.pipeline.connection import Connection
 from kept.pipeline.optional import pa
-from kept.pipeline.options import Connection, ReadOptions
+from kept.pipeline.options import ReadOptions
 from kept.pipeline.read.plan import MIN_INT64, Range
 from kept.storage.errors import CorruptMessage, InvalidRecord
 from kept.storage.records import read_block
@@ -52,12 +53,7 @@ def client_for(connection: Connection, *, known: bool = True) -> Client:
             gone = _clients.pop(oldest)
             if oldest[0] == os.getpid():
                 gone.close()
-        client = Client(
-            connection.bootstrap,
-            connection.client_id,
-            timeout_ms=connection.timeout_ms,
-            known=known,
-        )
+        client = connection.open(known=known)
         _clients[key] = client
     return client
 

@@ -46,7 +46,7 @@ from kept.client.consume.fetch import FetchLimits
 from kept.client.consume.positions import EARLIEST, LATEST
 from kept.client.consume.range_reader import RangeReader
 from kept.client.partitioner import partition_for
-from kept.pipeline.options import BadOption
+from kept.pipeline.connection import BadOption
 from kept.storage.errors import PeerError
 from kept.storage.records import headers, read_header, records
 from kept.storage.types import TimestampType, TopicPartition

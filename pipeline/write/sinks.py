@@ -18,7 +18,8 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from kept.pipeline.options import BadOption, WriteOptions
+from kept.pipeline.connection import BadOption
+from kept.pipeline.options import WriteOptions
 from kept.pipeline.write.task import check_columns
 
 if TYPE_CHECKING:
@@ -145,17 +146,10 @@ def check_write(
         raise BadOption("mode overwrite: a topic is only appended to; use mode append")
     check_columns({f.name: f.dataType.simpleString() for f in schema.fields}, options)
     if options.topic is not None:
-        from kept.client.client import Client
         from kept.pipeline.options import Subscribe
         from kept.pipeline.read.offsets import find_partitions
 
-        connection = options.connection
-        with Client(
-            connection.bootstrap,
-            connection.client_id,
-            timeout_ms=connection.timeout_ms,
-            known=streaming,
-        ) as client:
+        with options.connection.open(known=streaming) as client:
             find_partitions(client, Subscribe((options.topic,)))
             if options.exactly_once:
                 from kept.pipeline.write import ledger

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.client import Client
 from kept.pipeline.columns import HEADERS
+from kept.pipeline.connection import BadOption
 from kept.pipeline.optional import pa
-from kept.pipeline.options import BadOption, WriteOptions
+from kept.pipeline.options import WriteOptions
 from kept.storage.errors import InvalidRecord, OutOfOrderSequenceNumber, PeerError
 from kept.storage.records import (
     HEADER_BYTES,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from kept.cli.shell import run
 from kept.client.client import Client, OutRecord
 from kept.client.core.broker_errors import AuthenticationFailed, ConnectionFailed
 from kept.client.security.jaas import PLAIN_MODULE, SCRAM_MODULE
@@ -114,3 +115,23 @@ def test_the_host_name_must_be_one_of_the_certificates(kafka, monkeypatch):
 def ask(bootstrap: str, properties: dict[str, str]) -> None:
     with Client(bootstrap, security=Security(properties), timeout_ms=3_000) as client:
         client.metadata([])
+
+
+def test_commands_connect_as_a_file_says(kafka, tmp_path, monkeypatch, capfdbinary):
+    file = tmp_path / "client.properties"
+    properties = client_properties(kafka.certificates, "SASL_SSL", "SCRAM-SHA-256")
+    file.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
+    file.chmod(0o640)
+    there = ("--bootstrap", kafka.bootstrap["SASL_SSL"])
+    assert run(["topic", "create", "by-command", *there, "--command-config", str(file)]) == 0
+    warned = capfdbinary.readouterr().err
+    assert b"client.properties holds secrets and its group may read it: chmod 600 it" in warned
+    file.chmod(0o600)
+    monkeypatch.setenv("KEPT_COMMAND_CONFIG", str(file))
+    assert run(["topic", "describe", "by-command", *there]) == 0
+    out, err = capfdbinary.readouterr()
+    assert b"Topic: by-command" in out and not err
+    file.write_text(file.read_text().replace("secret-of-ada", "secret-of-bob"))
+    assert run(["topic", "list", *there]) == 1
+    err = capfdbinary.readouterr().err
+    assert b"ada was not believed by SASL SCRAM-SHA-256" in err and b"secret-of" not in err

@@ -11,7 +11,8 @@ from confluent_kafka import Producer
 from kept.client.client import Client
 from kept.client.consume.fetch import FetchLimits
 from kept.client.consume.range_reader import OffsetsLost, RangeReader
-from kept.pipeline.options import BadOption, parse_read
+from kept.pipeline.connection import BadOption
+from kept.pipeline.options import parse_read
 from kept.pipeline.read.batch import plan_batch
 from kept.pipeline.read.plan import Bounds
 from kept.pipeline.read.progress import Following

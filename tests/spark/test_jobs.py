@@ -18,8 +18,8 @@ from kept.client.json_api import JsonApi
 from kept.compaction.strategies.kit import clean
 from kept.compaction.strategy import From, Latest
 from kept.pipeline import jobs
+from kept.pipeline.connection import BadOption
 from kept.pipeline.jobs import exports, files, tables
-from kept.pipeline.options import BadOption
 from kept.pipeline.session import bounds_of
 from kept.storage.records import Record
 from kept.testing import Cluster

@@ -14,8 +14,8 @@ import pytest
 from kept.cli.spark import DIED
 from kept.client.client import OutRecord
 from kept.pipeline import jobs
+from kept.pipeline.connection import BadOption
 from kept.pipeline.jobs import exports
-from kept.pipeline.options import BadOption
 from kept.testing import Cluster
 from tests.spark.topics import eventually, fill
 

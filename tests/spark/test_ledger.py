@@ -12,7 +12,8 @@ import pytest
 from kept.client.client import Client, OutRecord
 from kept.client.consume.fetch import FetchLimits
 from kept.client.partitioner import partition_for_key
-from kept.pipeline.options import BadOption, Connection, WriteOptions, parse_write
+from kept.pipeline.connection import BadOption, Connection
+from kept.pipeline.options import WriteOptions, parse_write
 from kept.pipeline.write import ledger
 from kept.pipeline.write.ledger import NotTheSame
 from kept.pipeline.write.task import TopicWriter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kept.pipeline.options import BadOption
+from kept.pipeline.connection import BadOption
 from kept.pipeline.write import ledger
 from kept.pipeline.write.ledger import Begun, NotTheSame, Written
 from kept.storage.records import build_batch, read_header

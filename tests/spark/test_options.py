@@ -3,13 +3,14 @@ from __future__ import annotations
 import pytest
 
 from kept.client.consume.positions import EARLIEST, LATEST
+from kept.client.security.jaas import PLAIN_MODULE
+from kept.pipeline.connection import BadOption
 from kept.pipeline.options import (
     USES,
     WITHOUT_EFFECT,
     Assign,
     AtOffsets,
     AtTimestamps,
-    BadOption,
     Subscribe,
     SubscribePattern,
     parse_read,
@@ -120,6 +121,12 @@ def test_where_to_start_and_end() -> None:
     assert stamp.starting == AtTimestamps("startingTimestamp", 1_700_000_000_000)
 
 
+SSL = {"kafka.security.protocol": "SSL", "kafka.ssl.truststore.location": "/x"}
+SASL = {
+    "kafka.security.protocol": "SASL_PLAINTEXT",
+    "kafka.sasl.mechanism": "PLAIN",
+    "kafka.sasl.jaas.config": f'{PLAIN_MODULE} required username="ada" password="do-not-show";',
+}
 REFUSED = [
     ({"subscribe": "a"}, "kafka.bootstrap.servers is missing"),
     ({**WHERE}, "what to read is missing"),
@@ -137,8 +144,12 @@ REFUSED = [
     ({**READ, "startingTimestamp": str(2**63)}, "milliseconds since 1970, up to 922337203685477"),
     ({**READ, "startingOffsetsByTimestamp": f'{{"a": {{"0": {2**63}}}}}'}, "must be JSON such as"),
     ({**READ, "subscrbe": "b"}, "subscrbe is no option of a batch read; did you mean subscribe?"),
-    ({**READ, "kafka.sasl.mechanism": "PLAIN"}, "batch read: TLS and SASL are not supported"),
-    ({**READ, "kafka.ssl.truststore.location": "/x"}, "TLS and SASL are not supported, leave it"),
+    ({**READ, "kafka.sasl.mechanism": "PLAIN"}, "kafka.sasl.mechanism is given, and security.prot"),
+    ({**READ, **SSL, "kafka.ssl.truststore.type": "JKS"}, "convert it with: keytool -list -rfc"),
+    ({**READ, **SASL, "kafka.sasl.mechanism": "GSSAPI"}, "kafka.sasl.mechanism is GSSAPI which is"),
+    ({**READ, **SASL, "kafka.sasl.jaas.config": "X"}, "kafka.sasl.jaas.config: it must begin"),
+    ({**READ, **SASL, "kept.command.config": "/x"}, "kept.command.config and kafka.sasl.jaas.conf"),
+    ({**READ, "kept.command.config": "/nowhere"}, "kept.command.config: /nowhere: No such file"),
     ({**READ, "minPartitions": "9" * 5000}, "a whole number above 0"),
     ({**READ, "kafka.fetch.max.wait.ms": "9" * 5000}, "from 1 to 2147483647"),
     ({**READ, "startingTimestamp": "9" * 5000}, "milliseconds since 1970"),
@@ -149,7 +160,7 @@ REFUSED = [
     ({**READ, "endingOffsets": '{"a": {"0": 1}, "a": {"0": 2}}'}, "it must be earliest, latest"),
     ({**READ, "kafka.client.id": "x" * 40_000}, "and so on; it must be a name of 1 to 200 chara"),
     ({**READ, "replica": str(2**31)}, "the id of a node"),
-    ({**READ, "kafka.security.protocol": "SSL"}, "TLS and SASL are not supported"),
+    ({**READ, "kafka.security.protocol": "TLS"}, "kafka.security.protocol is TLS, which is none"),
     ({**READ, "maxOffsetsPerTrigger": "1"}, "maxOffsetsPerTrigger is an option of a streaming"),
     ({**READ, "kafka.max.partition.fetch.bytes": "3000000000"}, "from 1 to 2147483647"),
     ({**READ, "topic": "b"}, "topic is an option of a batch write"),
@@ -212,3 +223,22 @@ def test_refused_when_writing(given: dict[str, str], why: str) -> None:
 def test_times(text: str, milliseconds: int) -> None:
     found = parse_read({**READ, "maxTriggerDelay": text}, streaming=True)
     assert found.max_trigger_delay_ms == milliseconds
+
+
+def test_security_is_given_as_the_jvm_connector_has_it_and_shown_nowhere(tmp_path):
+    options = parse_read({**READ, **{n.upper(): v for n, v in SASL.items()}}, streaming=False)
+    connection = options.connection
+    assert connection.security.user == "ada"
+    assert "do-not-show" not in repr(options)
+    other = SASL | {"kafka.sasl.jaas.config": SASL["kafka.sasl.jaas.config"].replace("ada", "bob")}
+    assert connection == parse_read({**READ, **SASL}, streaming=True).connection
+    assert connection != parse_read({**READ, **other}, streaming=False).connection
+    file = tmp_path / "client.properties"
+    file.write_text("".join(f"{n.removeprefix('kafka.')}={v}\n" for n, v in SASL.items()))
+    given = parse_write({**WHERE, "kept.command.config": str(file)}).connection
+    assert given.command_config == str(file)
+    with given.open() as client:
+        assert client.security.user == "ada"
+    file.unlink()
+    with pytest.raises(BadOption, match=r"kept.command.config: .*No such file"):
+        given.open()

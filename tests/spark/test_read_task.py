@@ -10,7 +10,8 @@ import pytest
 
 from kept.client.client import OutRecord
 from kept.client.consume.range_reader import OffsetsLost
-from kept.pipeline.options import Connection, parse_read
+from kept.pipeline.connection import Connection
+from kept.pipeline.options import parse_read
 from kept.pipeline.read import task as read_task
 from kept.pipeline.read.plan import Range
 from kept.storage.types import IsolationLevel, TopicPartition

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from kept.pipeline.options import Connection, WriteOptions
+from kept.pipeline.connection import Connection
+from kept.pipeline.options import WriteOptions
 from kept.pipeline.write.task import TopicWriter
 from kept.storage.records import BatchBuilder, build_area_batch, records
 from kept.storage.types import Codec

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-from kept.client.security.properties import parse_properties, read_properties, who_else_reads
+from kept.client.security.properties import parse_properties, read_properties
 from kept.storage.errors import ConfigurationError
 
 CASES = [
@@ -53,13 +51,3 @@ def test_files_are_utf_8_or_else_latin_1(tmp_path):
     file.write_bytes(bytes(2 << 20))
     with pytest.raises(ConfigurationError, match="not properties"):
         read_properties(str(file))
-
-
-@pytest.mark.parametrize(
-    ("mode", "who"), [(0o600, ""), (0o640, "its group"), (0o644, "everybody"), (0o604, "everybody")]
-)
-def test_who_else_reads_a_file(tmp_path, mode, who):
-    file = tmp_path / "client.properties"
-    file.touch()
-    os.chmod(file, mode)
-    assert who_else_reads(str(file)) == who

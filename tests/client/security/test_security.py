@@ -25,7 +25,8 @@ SSL = {"security.protocol": "SSL"}
     ("properties", "said"),
     [
         ({"security.protocol": "TLS"}, "security.protocol is TLS, which is none of PLAINTEXT, SSL"),
-        ({"security.protocl": "SSL"}, "security.protocl is no .* did you mean security.protocol"),
+        (SSL | {"security.protocl": "S"}, "security.protocl is no .* did you mean security."),
+        ({"sasl.mechanism": "PLAIN"}, "sasl.mechanism is given, and security.protocol is not"),
         ({"security.protocol": "SASL_SSL"}, "sasl.mechanism is GSSAPI, Kafka's default, which is"),
         (SCRAM | {"sasl.mechanism": "SCRAM-SHA-1"}, "sasl.mechanism is SCRAM-SHA-1 which is none"),
         (SCRAM | {"sasl.mechanism": "PLAIN"}, f"names .*Scram.*: for PLAIN .*{PLAIN_MODULE}"),

@@ -417,6 +417,16 @@ class BrokerSessions:
                 epochs = {b: session.broker_epoch for b, session in sessions.items()}
                 self._decide(FinalizeFeatures(levels, epochs), str(levels))
 
+    def lacking(self, feature: str, level: int) -> tuple[int, ...]:
+        """The registered brokers that have not told this controller in its time that they serve a
+        feature at a level; none while it does not lead.
+        """
+        return tuple(
+            broker_id
+            for broker_id, session in sorted(self._sessions.items())
+            if not session.contacted or features.common([session.features]).get(feature, 0) < level
+        )
+
     def _probed(self, event: Probed) -> None:
         broker_id, result = event.broker_id, event.result
         session = self._sessions.get(broker_id)

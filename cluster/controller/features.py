@@ -3,9 +3,10 @@
 A broker says with each heartbeat up to which level it serves each feature. When every registered
 broker has said so to the active controller, the level is finalized: a
 :class:`~kept.cluster.metadata.records.FeatureRecord`. A level is never lowered, and a broker that
-does not serve what is finalized is not registered. In Kafka an administrator raises levels, and the
-records of registrations hold what brokers serve; heartbeats do here, so that no older node meets a
-record that it cannot read.
+does not serve what is finalized is not registered. Voters that are no brokers are not asked: an
+older one refuses the records that it cannot read, and stops, until it is replaced. In Kafka an
+administrator raises levels, and the records of registrations hold what brokers serve; heartbeats do
+here, so that no older node meets a record that it cannot read.
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ from msgspec import Struct
 
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import FeatureRecord
+from kept.storage.errors import UnsupportedVersion
 
 TRANSACTION_VERSION: Final = "transaction.version"
 """Kafka's feature: 1 has flexible records of transactions, 2 a new epoch for each (KIP-890)."""
+
+SECURITY: Final = "kept.security"
+"""Ours: 1 has records of ACLs, SCRAM credentials and client quotas. None is written before."""
 
 
 class Feature(Struct, frozen=True):
@@ -29,7 +34,7 @@ class Feature(Struct, frozen=True):
     max_level: int
 
 
-SUPPORTED: Final = (Feature(TRANSACTION_VERSION, 2),)
+SUPPORTED: Final = (Feature(TRANSACTION_VERSION, 2), Feature(SECURITY, 1))
 """What this version serves."""
 
 
@@ -44,6 +49,18 @@ def common(served: Iterable[Iterable[Feature]]) -> dict[str, int]:
     each = [{feature.name: feature.max_level for feature in features} for features in served]
     names = set[str]().union(*each)
     return {name: min(levels.get(name, 0) for levels in each) for name in sorted(names)}
+
+
+def check_security(image: Image, lacking: Iterable[int]) -> None:
+    """Raises UnsupportedVersion unless records of security may be written. ``lacking`` are the
+    nodes that have not said that they can read them.
+    """
+    if not image.features.get(SECURITY):
+        nodes = ", ".join(map(str, lacking)) or "of this cluster"
+        raise UnsupportedVersion(
+            f"ACLs, SCRAM credentials and client quotas need {SECURITY} 1, but node(s) {nodes} "
+            "have not said that they serve it: let each run once, by this version or a later one"
+        )
 
 
 def raise_levels(image: Image, levels: Mapping[str, int]) -> list[FeatureRecord]:

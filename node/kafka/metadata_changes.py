@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from kept.cluster.controller import features
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import MetadataRecord
 from kept.steps import Steps
@@ -31,6 +32,13 @@ class MetadataChanges:
     controller: Controller
     metadata: Metadata
     logs: LogLifecycle
+
+    def check_security(self, image: Image) -> None:
+        """Raises UnsupportedVersion, which names the nodes that are in the way, unless ACLs, SCRAM
+        credentials and client quotas may be written: for decisions.
+        """
+        lacking = self.controller.sessions.lacking(features.SECURITY, 1)
+        features.check_security(image, lacking)
 
     async def decide(self, decision: Callable[[Image], Decided[T] | Steps[Decided[T]]]) -> T:
         """Run ``decision`` on the newest image, make its records durable, applied, and acted on

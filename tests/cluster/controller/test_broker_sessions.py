@@ -26,7 +26,7 @@ from kept.cluster.controller.broker_sessions import (
     SettingsChanged,
 )
 from kept.cluster.controller.brokers import RegisterRequest, register_broker
-from kept.cluster.controller.features import Feature
+from kept.cluster.controller.features import SECURITY, Feature, check_security
 from kept.cluster.controller.heartbeats import HeartbeatReply, ReplicaLog
 from kept.cluster.controller.partition_election import alter_isr
 from kept.cluster.controller.topics import create_topic
@@ -582,6 +582,20 @@ def test_a_feature_is_finalized_when_every_registered_broker_serves_it():
     assert c.image.features == {"transaction.version": 2}
     c.heartbeat(3, features=serving(1))
     assert c.image.features == {"transaction.version": 2}, "never lowered"
+
+
+def test_records_of_security_wait_for_every_broker_and_the_refusal_names_who_is_missing():
+    c = Controller()
+    new = (*serving(2), Feature(SECURITY, 1))
+    c.heartbeat(1, features=new)
+    c.heartbeat(2, features=serving(2))
+    assert c.sessions.lacking(SECURITY, 1) == (2, 3)
+    with pytest.raises(UnsupportedVersion, match=r"kept.security 1, but node\(s\) 2, 3 have not"):
+        check_security(c.image, c.sessions.lacking(SECURITY, 1))
+    c.heartbeat(2, features=new)
+    c.heartbeat(3, features=new)
+    assert c.sessions.lacking(SECURITY, 1) == ()
+    check_security(c.image, ())
 
 
 def test_a_new_controller_waits_for_the_word_of_all_before_it_finalizes():

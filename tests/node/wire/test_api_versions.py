@@ -35,6 +35,7 @@ NOT_SERVED = {
     74: "client metrics",
     **dict.fromkeys([76, 77, 78, 79, 83, 84, 85, 86, 87, 88, 89, 90, 91, 92], "share, streams"),
 }
+SUPPORTED = [("transaction.version", 0, 2), ("kept.security", 0, 1)]
 
 
 def versions(response):
@@ -52,12 +53,12 @@ def test_what_is_served_is_served_as_kafka_does(wire, version):
 
 
 @pytest.mark.parametrize("version", [3, 4])
-def test_transactions_are_the_feature_that_is_claimed(wire, version):
+def test_the_features_that_are_claimed(wire, version):
     response = wire.ask(18, version, client_software_name="x", client_software_version="1.0")
     supported = [(f.name, f.min_version, f.max_version) for f in response.supported_features]
-    assert supported == [("transaction.version", 0, 2)] * (version >= 4)
-    ((name, level),) = [(f.name, f.max_version_level) for f in response.finalized_features]
-    assert (name, level) == ("transaction.version", 2)
+    assert supported == SUPPORTED * (version >= 4)
+    finalized = {f.name: f.max_version_level for f in response.finalized_features}
+    assert finalized == {"transaction.version": 2, "kept.security": 1}
     assert response.finalized_features_epoch > 0
 
 
@@ -73,9 +74,8 @@ def test_features_are_served_as_far_as_the_version_knows_them(version, level):
     _, response = protocol.decode_response(18, version, bytes(4) + body)
     assert int(response.error_code) == 0
     if version >= 3:
-        assert [(f.name, f.min_version, f.max_version) for f in response.supported_features] == [
-            ("transaction.version", 0, 2)
-        ] * (version >= 4)
+        supported = [(f.name, f.min_version, f.max_version) for f in response.supported_features]
+        assert supported == SUPPORTED * (version >= 4)
         assert [
             (f.name, f.min_version_level, f.max_version_level) for f in response.finalized_features
         ] == [("transaction.version", level, level)] * (level > 0)

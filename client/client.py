@@ -29,6 +29,7 @@ from kept.client.consume import leader_offsets as leader_operations
 from kept.client.consume.fetch import Fetched, FetchLimits, Produced
 from kept.client.consume.leader_offsets import OffsetAt, Standing
 from kept.client.consume.positions import EARLIEST, LATEST
+from kept.client.core.authorization_errors import NotAuthorized
 from kept.client.core.broker_errors import failure
 from kept.client.core.calls import Anywhere, Call, Route
 from kept.client.core.client_core import ClientCore
@@ -152,7 +153,7 @@ class Client:
             if not (call.call.optional and isinstance(call.error, RetriableError))
         )
         if error is not None:
-            raise error
+            raise self.named(error)
         return [call.response if call.error is None else call.error for call in finished]
 
     def run(self, operation: Generator[list[Call], list[Any], _T]) -> _T:
@@ -169,6 +170,14 @@ class Client:
         except StopIteration as end:
             result: _T = end.value
             return result
+        except NotAuthorized as error:
+            raise self.named(error) from error
+
+    def named(self, error: KeptError) -> KeptError:
+        """An error that says who may not do something, where it is known who this client is."""
+        if isinstance(error, NotAuthorized) and self.security.principal:
+            return error.named(self.security.principal)
+        return error
 
     # Topics and settings.
 
@@ -186,7 +195,7 @@ class Client:
             view = self.metadata([name]).topics.get(name)
         error = failure(3 if view is None else view.error_code, f"Metadata of {name}")
         if error is not None:
-            raise error
+            raise self.named(error)
         assert view is not None
         return view
 

@@ -113,7 +113,7 @@ class Consumer:
             elif isinstance(batch.error, RetriableError):
                 troubles[batch.topic_partition] = batch.error
             else:
-                raise batch.error
+                raise self.client.named(batch.error)
         for tp in troubles:
             self.client.view.forget(tp)
         self._note_away(troubles)

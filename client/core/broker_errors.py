@@ -12,6 +12,7 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
+from kept.client.core.authorization_errors import NotAuthorized, is_about_authorization
 from kept.storage import errors
 from kept.storage.errors import KeptError, NetworkException, PeerError, RetriableError
 
@@ -34,9 +35,6 @@ _TEXTS: Final = {
     "kafka_storage_error": "the log directory of the partition is offline",
     "transactional_id_authorization_failed": "not authorized for the transactional id",
     "invalid_transaction_timeout": "the timeout is above the node's transaction.max.timeout.ms",
-    "topic_authorization_failed": "not authorized for the topic",
-    "group_authorization_failed": "not authorized for the group",
-    "cluster_authorization_failed": "not authorized for the cluster",
 }
 
 
@@ -99,6 +97,8 @@ def failure(code: int, what: str, message: str | None = None) -> KeptError | Non
     if code == 0:
         return None
     name = ErrorCode(code).name if code in _CODES else f"error code {code}"
+    if is_about_authorization(code):
+        return NotAuthorized(code, name.upper(), what)
     text = message or _TEXTS.get(name, "")
     said = f"{name.upper()} ({text})" if text else name.upper()
     return error_class(code)(f"{what}: {said}")

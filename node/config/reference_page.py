@@ -35,8 +35,9 @@ port 9092, advertises `localhost`, and keeps its data in `./data`. `--port P` me
 `metadata.log.dir=D/meta`; each is refused beside the settings that it stands for. Nothing is
 authenticated or encrypted, so anything beyond this machine must be said explicitly.
 
-Three variables are no settings: `KEPT_KERNEL=python` takes plain Python instead of the compiled
+Four variables are no settings: `KEPT_KERNEL=python` takes plain Python instead of the compiled
 kernels where there is any, `KEPT_BOOTSTRAP` is where the command line looks for a cluster,
+`KEPT_COMMAND_CONFIG` the file that says how it connects,
 `KEPT_FAIL_POINT` is for tests.
 
 In the tables *null* is an unset value. **Update**: `read-only` settings change with a restart;

@@ -8,6 +8,7 @@ from typing import Any, Final, NoReturn
 from google.protobuf.message import DecodeError
 
 from kept.client.core import broker_errors as failures
+from kept.client.core.authorization_errors import NotAuthorized
 from kept.node.grpc import grpc_options  # noqa: F401 - before grpc
 from kept.node.runtime.logging import log
 from kept.storage import errors
@@ -23,6 +24,7 @@ _STATUSES: Final[tuple[tuple[type[errors.KeptError], Any], ...]] = (
     (errors.UnknownTopicId, Status.NOT_FOUND),
     (errors.TopicAlreadyExists, Status.ALREADY_EXISTS),
     (errors.OffsetOutOfRange, Status.OUT_OF_RANGE),
+    (NotAuthorized, Status.PERMISSION_DENIED),
     (errors.PolicyViolation, Status.FAILED_PRECONDITION),
     (errors.RequestTimedOut, Status.DEADLINE_EXCEEDED),
     (failures.NoResponse, Status.DEADLINE_EXCEEDED),

@@ -13,7 +13,8 @@ from kept.client.client import Client
 from kept.client.consume import leader_offsets as leaders
 from kept.client.consume.leader_offsets import MOST_PARTITIONS, OffsetAt
 from kept.client.consume.positions import EARLIEST, LATEST
-from kept.client.core.broker_errors import BrokerError, NoResponse
+from kept.client.core.authorization_errors import NotAuthorized
+from kept.client.core.broker_errors import NoResponse
 from kept.client.core.calls import Call, ToLeader
 from kept.client.core.metadata import ClusterView, Endpoint, PartitionView, TopicView
 from kept.client.protocol.api_keys import ApiKey
@@ -147,7 +148,7 @@ def test_an_error_that_no_other_try_mends_names_its_partition():
     (call,) = next(list_offsets(view(t={0: 0, 1: 0, 2: 0}), partitions("t", 0, 1, 2)))
     codes = {TopicPartition("t", 0): NOT_LEADER, TopicPartition("t", 2): NOT_AUTHORIZED}
     error = call.check(answer(call, codes))
-    assert isinstance(error, BrokerError) and str(error).startswith("ListOffsets of t-2: TOPIC_AUT")
+    assert isinstance(error, NotAuthorized) and str(error).startswith("ListOffsets of t-2: ")
 
 
 def test_partitions_whose_leader_is_not_known_are_asked_about_by_topic():
@@ -225,6 +226,6 @@ def test_what_is_optional_may_be_an_error_that_waiting_mends():
     found = ended(operation, answers)
     assert found[0] == found[1] == (None, None, None, nothing) and found[2][:2] == (102, 102)
     final = answer(calls[0], {TopicPartition("t", 1): NOT_AUTHORIZED})
-    assert isinstance(calls[0].check(final), BrokerError)
+    assert isinstance(calls[0].check(final), NotAuthorized)
     both = {TopicPartition("t", 0): NOT_LEADER, TopicPartition("t", 1): NOT_LEADER}
     assert isinstance(calls[0].check(answer(calls[0], both)), NotLeaderOrFollower)

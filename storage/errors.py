@@ -312,6 +312,18 @@ class SaslAuthenticationFailed(PeerError):
     """The other side did not show that it is who it says, or broke the exchange."""
 
 
+class UnacceptableCredential(PeerError):
+    """A user's credential, or his name, is not one to be stored."""
+
+
+class ResourceNotFound(PeerError):
+    """What is to be described or deleted does not exist."""
+
+
+class DuplicateResource(PeerError):
+    """A request names something twice."""
+
+
 class ClusterAuthorizationFailed(PeerError):
     """Not for whoever may reach this listener."""
 

@@ -50,6 +50,7 @@ _NOTHING: Final[Values] = {
     "topics": (),
     "responses": (),
     "nodes": (),
+    "results": (),
     "replica_election_results": (),
 }
 
@@ -96,6 +97,11 @@ def _elected(request: Any, failed: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _users(request: Any, failed: Mapping[str, Any]) -> dict[str, Any]:
+    users = dict.fromkeys(each.name for each in (*request.deletions, *request.upsertions))
+    return {"results": [{"user": user, **failed} for user in users]}
+
+
 _PARTS: Final[Mapping[int, Callable[[Any, Mapping[str, Any]], Values]]] = {
     ApiKey.CREATE_TOPICS: _created,
     ApiKey.DELETE_TOPICS: _deleted,
@@ -103,5 +109,6 @@ _PARTS: Final[Mapping[int, Callable[[Any, Mapping[str, Any]], Values]]] = {
     ApiKey.CREATE_PARTITIONS: _grown,
     ApiKey.ELECT_LEADERS: _elected,
     ApiKey.INCREMENTAL_ALTER_CONFIGS: _altered,
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: _users,
 }
 """Those in whose responses each part has an error of its own."""

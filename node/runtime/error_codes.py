@@ -116,6 +116,7 @@ _NAMES: Final[dict[str, int]] = {
     "OffsetMetadataTooLarge": 12,
     "ResourceNotFound": 91,
     "DuplicateResource": 92,
+    "UnacceptableCredential": 93,
     "ReassignmentInProgress": 60,
     "NoReassignmentInProgress": 85,
     "ElectionNotNeeded": 84,

@@ -27,8 +27,6 @@ NOT_SERVED = {
     41: "delegation tokens",
     48: "quotas",
     49: "quotas",
-    50: "SCRAM",
-    51: "SCRAM",
     57: "features",
     68: "KIP-848",
     69: "KIP-848",

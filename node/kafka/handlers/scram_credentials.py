@@ -1,0 +1,85 @@
+"""DescribeUserScramCredentials and AlterUserScramCredentials."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kept.client.protocol.messages import Values
+from kept.client.security.scram import keys_of
+from kept.cluster.controller import scram_changes
+from kept.cluster.controller.scram_changes import Deletion, Upsertion
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.records import MetadataRecord
+from kept.cluster.security.credentials import ScramCredential, ScramMechanism
+from kept.node.runtime.error_codes import error_values
+from kept.storage.errors import KeptError, UnsupportedVersion
+
+if TYPE_CHECKING:
+    from kept.node.kafka.api import RequestContext
+    from kept.node.kafka.metadata_changes import MetadataChanges
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.steps import Steps
+
+
+@dataclass(frozen=True, slots=True)
+class ScramCredentialsHandler:
+    """Who has a password, and new ones."""
+
+    metadata: Metadata
+    changes: MetadataChanges
+
+    def describe_user_scram_credentials(self, _ctx: RequestContext, request: Any) -> Steps[Values]:
+        """DescribeUserScramCredentials v0: mechanisms and iterations; of everybody where nobody is
+        named.
+        """
+        users = [user.name for user in request.users or ()]
+        results = []
+        for user, known in scram_changes.describe_credentials(self.metadata.image, users).items():
+            yield
+            error = known if isinstance(known, KeptError) else None
+            credentials = () if isinstance(known, KeptError) else known
+            infos = [{"mechanism": number, "iterations": count} for number, count in credentials]
+            results.append({"user": user, **_error(error), "credential_infos": infos})
+        return {**_error(None), "results": results}
+
+    async def alter_user_scram_credentials(self, _ctx: RequestContext, request: Any) -> Values:
+        """AlterUserScramCredentials v0: each user is altered or refused by himself."""
+        changes: list[Deletion | Upsertion] = [
+            *(Deletion(each.name, each.mechanism) for each in request.deletions),
+            *(_upsertion(each) for each in request.upsertions),
+        ]
+
+        def decision(
+            image: Image,
+        ) -> tuple[dict[str, KeptError | None], Sequence[MetadataRecord]]:
+            self.changes.check_security(image)
+            altered = scram_changes.alter_credentials(image, changes)
+            return dict(altered.errors), altered.records
+
+        try:
+            errors = await self.changes.decide(decision)
+        except UnsupportedVersion as error:
+            errors = dict.fromkeys((change.user for change in changes), error)
+        return {
+            "results": [{"user": user, **error_values(error)} for user, error in errors.items()]
+        }
+
+
+def _error(error: KeptError | None) -> Values:
+    """Kafka's message where there is no error is empty, not null."""
+    values = error_values(error)
+    return values if error is not None else {**values, "error_message": ""}
+
+
+def _upsertion(asked: Any) -> Upsertion:
+    try:
+        mechanism = ScramMechanism(asked.mechanism)
+    except ValueError:
+        return Upsertion(asked.name, asked.mechanism, None)
+    if not asked.salted_password or mechanism is ScramMechanism.UNKNOWN:
+        return Upsertion(asked.name, asked.mechanism, None)
+    keys = keys_of(mechanism.text, asked.salted_password, asked.salt, asked.iterations)
+    credential = ScramCredential(keys.salt, keys.stored_key, keys.server_key, keys.iterations)
+    return Upsertion(asked.name, asked.mechanism, credential)

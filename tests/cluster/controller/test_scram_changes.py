@@ -1,0 +1,101 @@
+"""Which credentials may be stored, as Apache Kafka 4.3 answered the same requests, but where ours
+is said.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from kept.cluster.controller.scram_changes import (
+    Deletion,
+    Upsertion,
+    alter_credentials,
+    describe_credentials,
+)
+from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.records import RemoveScramCredentialRecord, ScramCredentialRecord
+from kept.cluster.security.credentials import ScramCredential, ScramMechanism
+from kept.storage.errors import (
+    DuplicateResource,
+    KeptError,
+    ResourceNotFound,
+    UnacceptableCredential,
+    UnsupportedSaslMechanism,
+)
+
+SHA_256, SHA_512 = ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512
+
+
+def credential(iterations: int = 4096, salt: bytes = b"salt") -> ScramCredential:
+    return ScramCredential(salt, b"stored", b"server", iterations)
+
+
+def put(user: str, mechanism: int = SHA_256, **fields) -> Upsertion:
+    return Upsertion(user, mechanism, credential(**fields))
+
+
+IMAGE, _ = Image().apply(
+    [
+        ScramCredentialRecord("bob", SHA_512, credential(8192)),
+        ScramCredentialRecord("ada", SHA_512, credential(16_384)),
+        ScramCredentialRecord("ada", SHA_256, credential()),
+    ]
+)
+
+
+def test_credentials_are_stored_and_removed_user_by_user() -> None:
+    altered = alter_credentials(
+        IMAGE, [Deletion("ada", SHA_256), Deletion("zoe", SHA_256), put("bob", SHA_512)]
+    )
+    assert [*altered.errors] == ["ada", "zoe", "bob"]
+    assert altered.errors["ada"] is altered.errors["bob"] is None
+    assert isinstance(altered.errors["zoe"], ResourceNotFound)
+    assert altered.records == (
+        RemoveScramCredentialRecord("ada", SHA_256),
+        ScramCredentialRecord("bob", SHA_512, credential()),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ([put("")], UnacceptableCredential, "Username must not be empty"),
+        ([put("", 9)], UnacceptableCredential, "Username must not be empty"),
+        ([put("x", 0)], UnsupportedSaslMechanism, "Unknown SCRAM mechanism"),
+        ([Deletion("ada", 3)], UnsupportedSaslMechanism, "Unknown SCRAM mechanism"),
+        ([put("x", iterations=4095)], UnacceptableCredential, "Too few iterations"),
+        ([put("x", iterations=16_385)], UnacceptableCredential, "Too many iterations"),
+        ([Deletion("bob", SHA_256)], ResourceNotFound, "does not exist"),
+        ([put("x"), put("x")], DuplicateResource, "altered twice"),
+        ([put("x", SHA_256), put("x", SHA_512)], DuplicateResource, "altered twice"),
+        ([Deletion("ada", SHA_256), put("ada", SHA_512)], DuplicateResource, "altered twice"),
+        ([put("x"), put("x"), put("x")], DuplicateResource, "altered twice"),
+        ([Deletion("zoe", SHA_256), put("zoe")], ResourceNotFound, "does not exist"),
+        ([put("x", iterations=1), put("x")], UnacceptableCredential, "Too few iterations"),
+        # Ours: Kafka stores the first two, and fails with UNKNOWN_SERVER_ERROR for the others.
+        ([put("x\n")], UnacceptableCredential, "that print"),
+        ([put("é" * 128)], UnacceptableCredential, "255 bytes"),
+        ([put("x", salt=b"")], UnacceptableCredential, "1 to 1024 bytes"),
+        ([Upsertion("x", SHA_256, None)], UnacceptableCredential, "salted password"),
+    ],
+)
+def test_what_is_wrong_with_a_user_leaves_him_as_he_was(changes, error, says) -> None:
+    altered = alter_credentials(IMAGE, changes)
+    ((_, told),) = altered.errors.items()
+    assert type(told) is error and says in str(told) and not altered.records
+
+
+@pytest.mark.parametrize("iterations", [4096, 16_384])
+def test_the_bounds_of_iterations_are_legal(iterations) -> None:
+    assert alter_credentials(IMAGE, [put("x", iterations=iterations)]).errors == {"x": None}
+
+
+def test_users_are_described_without_their_secrets() -> None:
+    ada, bob = [(SHA_256, 4096), (SHA_512, 16_384)], [(SHA_512, 8192)]
+    assert describe_credentials(IMAGE) == {"ada": ada, "bob": bob}
+    assert describe_credentials(Image()) == {}
+    described = describe_credentials(IMAGE, ["zoe", "ada", "bob", "bob"])
+    assert described["ada"] == ada
+    for user, error in (("zoe", ResourceNotFound), ("bob", DuplicateResource)):
+        told = described[user]
+        assert isinstance(told, KeptError) and type(told) is error and user in str(told)

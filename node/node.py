@@ -154,6 +154,8 @@ class Node:
         parts = self.parts
         if any(kind == ResourceType.BROKER for kind, _ in delta.configs):
             self._reload_settings(image)
+        if delta.credentials:
+            parts.end_revoked_sessions()
         parts.counters.cluster.acting_on(image, delta, parts.identity.node_id)
         parts.controller.warn_of_unclean_elections(image, delta)
         await parts.replicas.apply(image, delta)
@@ -221,4 +223,5 @@ class Node:
         parts = self.parts
         parts.log_dirs.release()
         parts.metadata_directory.release()
+        parts.logins.passwords.close()
         parts.runtime.close()

@@ -19,6 +19,7 @@ from kept.node.admin.readiness import Readiness
 from kept.node.compaction.dry_run import DryRuns
 from kept.node.compaction.lazy_cleaner import LazyCleaner
 from kept.node.config.live_config import LiveConfig
+from kept.node.config.sasl import SASL_PROTOCOLS
 from kept.node.controller.controller import Controller
 from kept.node.coordinator.groups.coordinator import GroupCoordinator
 from kept.node.coordinator.producer_ids import ProducerIds
@@ -42,6 +43,7 @@ from kept.node.kafka.listener import HTTP2, HTTP_METHODS, HandedOver, Listener
 from kept.node.kafka.metadata_changes import MetadataChanges
 from kept.node.kafka.node_requests import NodeRequests
 from kept.node.kafka.request_handlers import Collaborators, RequestHandlers
+from kept.node.kafka.sasl_handshake import SaslHandshake
 from kept.node.kafka.topic_creation import TopicCreation
 from kept.node.metadata.address_book import AddressBook
 from kept.node.metadata.broker_lifecycle import BrokerLifecycleManager
@@ -70,6 +72,7 @@ from kept.node.runtime.memory_budget import BudgetShare, MemoryBudget
 from kept.node.runtime.runtime import Runtime
 from kept.node.runtime.shutdown import Shutdown
 from kept.node.runtime.uncompiled_kernels import Kernels
+from kept.node.security.logins import Logins
 from kept.node.security.session import AllowAll
 from kept.replication.quota import ReplicationQuotas
 from kept.storage.disk import Disk
@@ -79,7 +82,7 @@ if TYPE_CHECKING:
     from kept.cluster.controller.brokers import RegisterRequest
     from kept.node.admin.services import AdminServices
     from kept.node.config.node_config import NodeConfig
-    from kept.node.security.session import Authorizer
+    from kept.node.security.session import Authorizer, Session
 
 IDLE_TICK_MS: Final = 10_000
 
@@ -104,6 +107,9 @@ class NodeParts:
         self.producer_quota = ProducerQuota(config.producers_max)
         self.authorizer: Authorizer = AllowAll()
         self._build_cluster(config)
+        self.logins = Logins(
+            self.runtime.loop, self.live_config, lambda: self.metadata.image.credentials
+        )
         self._build_replicas(config)
         self._build_services(config)
         self._subscribe()
@@ -363,6 +369,8 @@ class NodeParts:
             producer_ids=self.producer_ids,
             changes=self.changes,
             topics=self.topics,
+            counters=self.counters,
+            logins=self.logins,
         )
         self.handlers = RequestHandlers(collaborators, self.forwarding)
         self.marker_requests.handlers = self.verifying_requests.handlers = self.handlers
@@ -400,6 +408,7 @@ class NodeParts:
             ),
             messages=self.handlers,
             authorizer=self.authorizer,
+            logins=self.logins,
         )
 
     def _build_listeners(self, config: NodeConfig) -> None:
@@ -411,7 +420,13 @@ class NodeParts:
 
         http = dict.fromkeys(HTTP_METHODS, self.http.take_over)
         self.listeners = [
-            Listener(self.server, address, self.client_connections, {**http, HTTP2: serve_grpc})
+            Listener(
+                self.server,
+                address,
+                self.client_connections,
+                {**http, HTTP2: serve_grpc},
+                new_protocol=SaslHandshake if address.protocol in SASL_PROTOCOLS else None,
+            )
             for address in config.listeners
         ]
         self.node_listener: Listener | None = None
@@ -428,6 +443,15 @@ class NodeParts:
     def all_listeners(self) -> list[Listener]:
         """Those of clients, and the one between nodes."""
         return [*self.listeners, *([] if self.node_listener is None else [self.node_listener])]
+
+    def end_revoked_sessions(self) -> None:
+        """Close the connections of users whose credentials were deleted."""
+        for listener in self.listeners:
+            listener.end_sessions(self.logins.is_revoked)
+
+    def _end_session(self, session: Session) -> None:
+        for listener in self.listeners:
+            listener.end_sessions(lambda other: other is session)
 
     def _close_idle_connections(self) -> Iterator[None]:
         for listener in self.all_listeners:
@@ -463,3 +487,4 @@ class NodeParts:
         ):
             self.peers.serve(method, answer)
         self.controller.serve_brokers()
+        self.logins.on_ended.append(self._end_session)

@@ -547,6 +547,32 @@ class NodeSettings:
         "one without is anonymous."
     )
 
+    # SASL. All of them can be set for one listener, too.
+
+    sasl_enabled_mechanisms = _listing("").means(
+        "How clients of SASL listeners may say who they are: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512. "
+        "(Kafka's default is GSSAPI, which is not served.)"
+    )
+    plain_sasl_jaas_config = _secret(None, sensitive=True).means(
+        "Users of PLAIN with their passwords: org.apache.kafka.common.security.plain."
+        'PlainLoginModule required user_ada="password" user_bob="another";'
+    )
+    sasl_plain_users = _string("jaas", choices=("jaas", "scram"), ours=True).means(
+        "Who may log in by PLAIN besides users in plain.sasl.jaas.config. scram: whoever has SCRAM "
+        "credentials (kept user add), by the same password, so that none lies in a file."
+    )
+    sasl_server_max_receive_size = _integer("524288", low=1024).means(
+        "Largest request of a client that has not logged in yet."
+    )
+    connections_max_reauth_ms = _long("0", low=0).means(
+        "Longest time that a login counts: a client must log in again on the same connection "
+        "before (KIP-368), or it is closed at its next request. 0: as long as the connection."
+    )
+    connection_failed_authentication_delay_ms = _integer("100", low=0, high=5000).means(
+        "How long the answer to a failed login waits. Each further failure of an address within "
+        "10 s doubles that, up to 5 s."
+    )
+
     # Consumer groups.
 
     group_min_session_timeout_ms = _integer("6000", low=1).means(

@@ -16,7 +16,14 @@ from kept.storage.errors import ConfigurationError
 PREFIX: Final = "listener.name."
 
 OF_A_LISTENER: Final = (
+    "connections.max.reauth.ms",
+    "kept.sasl.plain.users",
     "max.connections",
+    "plain.sasl.jaas.config",
+    "sasl.enabled.mechanisms",
+    "sasl.server.max.receive.size",
+    "scram-sha-256.sasl.jaas.config",
+    "scram-sha-512.sasl.jaas.config",
     "ssl.cipher.suites",
     "ssl.client.auth",
     "ssl.enabled.protocols",

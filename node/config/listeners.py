@@ -1,8 +1,8 @@
 """Addresses of a node: ``listeners``, ``advertised.listeners`` and what belongs to them.
 
 Kafka's syntax (``NAME://host:port``, comma-separated) and Kafka's checks, with two differences:
-only the protocol PLAINTEXT is served, and one listener carries all traffic between nodes, named by
-``inter.broker.listener.name`` and ``controller.listener.names`` alike. A node of several has one
+only the protocols in :data:`SERVED` are, and one listener carries all traffic between nodes, named
+by ``inter.broker.listener.name`` and ``controller.listener.names`` alike. A node of several has one
 also where ``listeners`` does not name it: ``NODE``, on the first client port + 1000.
 """
 
@@ -28,6 +28,8 @@ _ADDRESS: Final = re.compile(
 _VOTER: Final = re.compile(
     r"(?P<id>[0-9]{1,10})@(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^\[\]:/@]+)):(?P<port>[0-9]{1,5})"
 )
+SERVED: Final = ("PLAINTEXT", "SASL_PLAINTEXT")
+"""Security protocols that listeners may have."""
 _WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})
 
 
@@ -148,9 +150,10 @@ def _parse(setting: str, entries: Sequence[str], protocols: dict[str, str]) -> l
                 f"{setting}: no security protocol for listener {name}; add {name}:PLAINTEXT to "
                 "listener.security.protocol.map"
             )
-        if protocol != "PLAINTEXT":
+        if protocol not in SERVED:
             raise ConfigurationError(
-                f"{setting}: listener {name} is to speak {protocol}, but kept serves PLAINTEXT only"
+                f"{setting}: listener {name} is to speak {protocol}, but kept serves "
+                f"{', '.join(SERVED)} only"
             )
         if any(other.name == name for other in listeners):
             raise ConfigurationError(f"{setting}: listener {name} is given twice")
@@ -194,6 +197,12 @@ def resolve(
         raise ConfigurationError(
             f"listener {named} is to carry the traffic between nodes, but listeners has none of "
             "that name"
+        )
+    if node is not None and node.protocol.startswith("SASL_"):
+        raise ConfigurationError(
+            f"listeners: {node.name} carries the traffic between nodes and is to speak "
+            f"{node.protocol}, but users are in the metadata that it brings: nodes know each other "
+            "by certificates (SSL), or by the network that only they are in (PLAINTEXT)"
         )
     client = tuple(listener for listener in bound if listener is not node)
     if not client and role.broker:

@@ -17,6 +17,7 @@ from kept.node.config.config_def import Layers, Source
 from kept.node.config.definitions import BROKER_SETTINGS, HONOURED, TOPIC_SETTINGS, NodeSettings
 from kept.node.config.listener_settings import PREFIX, check_listeners, split
 from kept.node.config.listeners import Listener, Role, Voter, parse_voters, resolve
+from kept.node.config.sasl import SASL_PROTOCOLS, check_sasl_listener
 from kept.node.config.sources import Sugar, gather, located
 from kept.node.config.topic_config import default_from_broker, validate_topic
 from kept.node.config.unsupported_settings import REFUSED_PREFIXES
@@ -100,7 +101,11 @@ class NodeConfig(NodeSettings):
         )
         given = gather(*sources, names=BROKER_SETTINGS, refused_prefixes=REFUSED_PREFIXES)
         try:
-            return cls(given)
+            config = cls(given)
+            for listener in config.listeners:
+                if listener.protocol in SASL_PROTOCOLS:
+                    check_sasl_listener(listener.name, config.of_listener(listener.name))
+            return config
         except ConfigurationError as error:
             raise ConfigurationError(located(str(error), *sources, names=given)) from error
 

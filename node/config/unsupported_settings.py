@@ -17,7 +17,9 @@ NO_TIERS: Final = "kept has no tiered storage"
 _NO_SHARES: Final = "kept has no share or streams groups"
 
 REFUSED_PREFIXES: Final = {
-    "sasl.": _NO_SECURITY,
+    "sasl.kerberos.": "GSSAPI needs a KDC, a keytab and a C library on every node",
+    "sasl.": "clients' listeners have sasl.enabled.mechanisms and <mechanism>.sasl.jaas.config, "
+    "and nodes know each other by certificates",
     "remote.": NO_TIERS,
     "follower.fetch.last.tiered.": NO_TIERS,
     "group.share.": _NO_SHARES,
@@ -43,6 +45,7 @@ def _accepted(why: str, *rows: tuple[str, str, str | None, str]) -> list[ConfigD
                 high=float(high) if high else None,
                 dynamic=update == "dynamic",
                 no_effect=why,
+                sensitive=kind == "password",
             )
         )
     return accepted
@@ -185,9 +188,12 @@ UNSUPPORTED: Final = (
         ("ssl.secure.random.implementation", "string", None, ""),
     ),
     *_accepted(
-        "nothing is authenticated, so nothing is to be renewed.",
-        ("connections.max.reauth.ms", "long", "0", ""),
-        ("connection.failed.authentication.delay.ms", "int", "100", "0:"),
+        "users of SCRAM are in the metadata log (kept user), and nodes do not log in by it.",
+        ("scram-sha-256.sasl.jaas.config", "password", None, ""),
+        ("scram-sha-512.sasl.jaas.config", "password", None, ""),
+    ),
+    *_accepted(
+        "kept has no delegation tokens.",
         ("delegation.token.expiry.time.ms", "long", "86400000", "1:"),
         ("delegation.token.max.lifetime.ms", "long", "604800000", "1:"),
         ("delegation.token.expiry.check.interval.ms", "long", "3600000", "1:"),

@@ -108,6 +108,7 @@ IN_TURN: Final = frozenset(
         ApiKey.ADD_OFFSETS_TO_TXN,
         ApiKey.END_TXN,
         ApiKey.TXN_OFFSET_COMMIT,
+        ApiKey.SASL_AUTHENTICATE,
     }
 )
 """The next request of a connection is served when such a one is answered, as Kafka does: librdkafka
@@ -136,6 +137,11 @@ FORWARDED: Final = frozenset(
 whoever was asked.
 """
 
+BEFORE_LOGIN: Final = frozenset(
+    {ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE}
+)
+"""What is served on a SASL listener before a client has logged in."""
+
 GROUP_MEMBERS: Final = frozenset({ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP})
 """What of these waits is memory of groups (``kept.groups.max.bytes``)."""
 
@@ -157,6 +163,7 @@ APIS: Final = (
     Api(ApiKey.SYNC_GROUP, 0, 5, "group_membership.GroupMembershipHandler", 4),
     Api(ApiKey.DESCRIBE_GROUPS, 0, 6, "describe_groups.DescribeGroupsHandler", 5),
     Api(ApiKey.LIST_GROUPS, 0, 5, "describe_groups.DescribeGroupsHandler", 3),
+    Api(ApiKey.SASL_HANDSHAKE, 0, 1, "sasl.SaslHandler", NEVER),
     Api(ApiKey.API_VERSIONS, 0, 4, "", 3),  # answered below
     Api(ApiKey.CREATE_TOPICS, 2, 7, "topics.TopicsHandler", 5),
     Api(ApiKey.DELETE_TOPICS, 1, 6, "topics.TopicsHandler", 4),
@@ -172,6 +179,7 @@ APIS: Final = (
     Api(ApiKey.DESCRIBE_CONFIGS, 1, 4, "configs.ConfigHandler", 4),
     Api(ApiKey.ALTER_CONFIGS, 0, 2, "configs.ConfigHandler", 2),
     Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, "describe_log_dirs.LogDirsHandler", 2),
+    Api(ApiKey.SASL_AUTHENTICATE, 0, 2, "sasl.SaslHandler", 2),
     Api(ApiKey.CREATE_PARTITIONS, 0, 3, "topics.TopicsHandler", 2),
     Api(ApiKey.DELETE_GROUPS, 0, 2, "describe_groups.DescribeGroupsHandler", 2),
     Api(ApiKey.ELECT_LEADERS, 0, 2, "reassignments.ReassignmentHandler", 2),

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from kept.node.runtime.fd_quota import OpenFiles
     from kept.node.runtime.memory_budget import MemoryBudget
     from kept.node.runtime.runtime import Runtime
+    from kept.node.security.logins import Logins
     from kept.node.security.session import Authorizer, Session
     from kept.replication.partition import Partition
 
@@ -101,6 +102,7 @@ RUN_FRAMES: Final = 16
 """Produced frames between two looks at the clock."""
 
 _SIZE: Final = struct.Struct(">i").unpack_from
+_KEY: Final = struct.Struct(">h").unpack_from
 _HEADER: Final = struct.Struct(">hhih").unpack_from
 
 
@@ -163,6 +165,7 @@ class ServerContext:
     fetch: RequestServer
     messages: MessageServer
     authorizer: Authorizer
+    logins: Logins
     ordinals: Iterator[int] = field(default_factory=count)
     marker_connections: MarkerConnections = field(default_factory=MarkerConnections)
 
@@ -380,6 +383,7 @@ class Connection(asyncio.BufferedProtocol):
         turn_end = started + TURN_S
         turned = False
         now_ms = 0
+        expired = self.last_active >= self.session.expires_at
         max_frame_bytes = self.listener.max_frame_bytes
         room = self._room()
         try:
@@ -403,6 +407,9 @@ class Connection(asyncio.BufferedProtocol):
                     break
                 if turned and perf_counter() >= turn_end:
                     self._stalled = True
+                    break
+                if expired and _KEY(self._buffer, start + 4)[0] not in api.BEFORE_LOGIN:
+                    self.abort("session expired", principal=self.session.principal)
                     break
                 if size > SMALL_FRAME_BYTES and not self._may_wait():
                     break

@@ -23,13 +23,15 @@ from collections.abc import Callable, Mapping
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 
+from kept.client.security.plain import MECHANISM as PLAIN
+from kept.client.security.plain import parse_plain
 from kept.cluster.security.acls import ANONYMOUS
 from kept.node.kafka import api
 from kept.node.kafka.connection import Connection, ServerContext
 from kept.node.kafka.handshake_timeout import HandshakeTimeouts
 from kept.node.runtime.logging import log
 from kept.node.security.session import Session
-from kept.storage.errors import ConfigurationError, InvalidRequest
+from kept.storage.errors import ConfigurationError, InvalidRequest, SaslAuthenticationFailed
 
 if TYPE_CHECKING:
     from kept.node.config.listeners import Listener as Address
@@ -93,6 +95,23 @@ class HandedOver:
             self.listener.quota.leave(self.host)
 
 
+class Pending(asyncio.BufferedProtocol):
+    """What serves an accepted socket until it is known who speaks, and counts meanwhile. ``host``
+    and ``peer`` are the other side's address; ``over_limit`` is the setting and the limit that it
+    exceeds: it may stay if it is a probe.
+    """
+
+    transport: Any = None
+    host = ""
+    peer = "?"
+    over_limit: tuple[str, int] | None = None
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self.transport is not None:
+            self.transport.abort()
+
+
 class Accepted(asyncio.Protocol):
     """An accepted socket of a listener where nobody is asked who he is."""
 
@@ -130,6 +149,8 @@ class Listener:
         self.between_nodes = between_nodes
         self.new_protocol = new_protocol or Accepted
         self.connections: dict[Connection, None] = {}
+        self.logging_in: dict[Pending, None] = {}
+        """Those of whom it is not known yet who speaks: they count, too."""
         self.handed_over: dict[HandedOver, None] = {}
         """Connections that another protocol took over: they still count."""
         self.quota = quota
@@ -225,6 +246,8 @@ class Listener:
         self.probes.stop()
         for connection in list(self.connections):
             connection.abort()
+        for pending in list(self.logging_in):
+            pending.abort()
         for handed_over in list(self.handed_over):
             handed_over.transport.abort()
 
@@ -241,20 +264,51 @@ class Listener:
         session.readable = self.context.authorizer.grants()
         return session
 
-    def open(self, transport: Any, session: Session, unread: bytes = b"") -> None:
+    async def authenticate_password(
+        self, transport: Any, user: str, password: str
+    ) -> Session | None:
+        """A session of ``user``, where a password comes outside of SASL (HTTP Basic); None, after
+        the delay of a failed login, where it is not his or there is no such user.
+        """
+        session = self.session(transport, f"User:{user}", PLAIN)
+        logins = self.context.logins
+        try:
+            parse_plain(f"\0{user}\0{password}".encode())
+            matches = await logins.password_matches(
+                self.name, session.host, user, password, plain=False
+            )
+        except SaslAuthenticationFailed:
+            matches = False
+        if matches:
+            self.context.counters.logins += 1
+            return session
+        self.context.counters.failed_logins += 1
+        logins.report("login refused", peer=session.host, listener=self.name, mechanism="Basic")
+        await asyncio.sleep(logins.delay_s(self.name, session.host))
+        return None
+
+    def open(
+        self, transport: Any, session: Session, unread: bytes = b"", *, logged_in: bool = False
+    ) -> None:
         """``session`` speaks over ``transport`` from now on: a connection serves it, and first the
-        bytes that came in already. It is counted from here on.
+        bytes that came in already. It is counted from here on. Who has ``logged_in`` by Kafka's
+        protocol need not say at once what he wants.
         """
         connection = Connection(self, session)
         transport.set_protocol(connection)
         connection.connection_made(transport)
+        if logged_in:
+            self.silent.discard(connection)
         while unread and connection.transport is not None:
             buffer = connection.get_buffer(len(unread))
             size = min(len(buffer), len(unread))
+            if not size:
+                connection.abort("more was sent behind a login than is served at once")
+                return
             buffer[:size], unread = unread[:size], unread[size:]
             connection.buffer_updated(size)
 
-    def admit(self, connection: Connection, fd: int) -> bool:
+    def admit(self, connection: Connection | Pending, fd: int) -> bool:
         """Count a new connection, whose descriptor is ``fd``; False when it is one too many.
 
         One beyond a limit of clients is counted, too, if it may turn out to be a probe: what it
@@ -269,7 +323,10 @@ class Listener:
             self.probes.add(connection)
         else:
             self.silent.add(connection)
-        self.connections[connection] = None
+        if isinstance(connection, Pending):
+            self.logging_in[connection] = None
+        else:
+            self.connections[connection] = None
         self.quota.enter(connection.host)
         return True
 
@@ -314,7 +371,7 @@ class Listener:
         oldest.abort("closed to make room for another node", setting="kept.node.max.connections")
         self.leave(oldest)
 
-    def _refuse(self, connection: Connection, setting: str, limit: int) -> None:
+    def _refuse(self, connection: Connection | Pending, setting: str, limit: int) -> None:
         now = self.context.runtime.loop.time()
         if now >= self._quiet_until:
             self._quiet_until = now + NOISE_INTERVAL_S
@@ -327,12 +384,15 @@ class Listener:
             return True
         return None if any(probe.startswith(first_bytes) for probe in PROBES) else False
 
-    def leave(self, connection: Connection) -> None:
-        """A connection is closed."""
-        if connection in self.connections:
+    def leave(self, connection: Connection | Pending) -> None:
+        """A connection is closed, or another protocol serves it, which counts it by itself."""
+        members: dict[Any, None] = self.connections
+        if connection in self.logging_in:
+            members = self.logging_in
+        if connection in members:
             if connection.over_limit is not None:
                 self._refuse(connection, *connection.over_limit)
-            del self.connections[connection]
+            del members[connection]
             self.probes.discard(connection)
             self.silent.discard(connection)
             self.quota.leave(connection.host)
@@ -345,6 +405,15 @@ class Listener:
         handed_over = HandedOver(self, transport, connection.session, is_probe=is_probe)
         self.handed_over[handed_over] = None
         return handed_over
+
+    def end_sessions(self, is_ended: Callable[[Session], bool]) -> None:
+        """Close the connections of sessions that are over."""
+        for connection in list(self.connections):
+            if is_ended(connection.session):
+                connection.abort("session ended", principal=connection.session.principal)
+        for handed_over in list(self.handed_over):
+            if is_ended(handed_over.session):
+                handed_over.transport.abort()
 
     def close_idle(self) -> None:
         """Close connections idle longer than ``connections.max.idle.ms``, and those whose request

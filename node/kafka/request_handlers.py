@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from kept.node.metadata.leadership_barrier import LeadershipBarrier
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.replicas.replica_table import ReplicaTable
+    from kept.node.runtime.counters import Counters
     from kept.node.runtime.fd_quota import OpenFiles
     from kept.node.runtime.runtime import Runtime
+    from kept.node.security.logins import Logins
 
 Handler = Callable[[api.RequestContext, Any], api.Answer]
 
@@ -57,6 +59,8 @@ class Collaborators:
     producer_ids: ProducerIds
     changes: MetadataChanges
     topics: TopicCreation
+    counters: Counters
+    logins: Logins
 
 
 class RequestHandlers:

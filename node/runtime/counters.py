@@ -41,7 +41,9 @@ class Counters:
         "cluster",
         "compactions",
         "failed_compactions",
+        "failed_logins",
         "fsync_seconds",
+        "logins",
         "produced_batches",
         "records_in",
         "records_out",
@@ -59,6 +61,9 @@ class Counters:
         self.records_out = 0
         self.produced_batches = 0
         self.refused_batches = 0
+        self.logins = 0
+        """By SASL, and by a password over HTTP."""
+        self.failed_logins = 0
         self.cluster = ClusterCounters()
         self.compactions = 0
         self.failed_compactions = 0

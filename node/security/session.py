@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from kept.cluster.security.acls import ANONYMOUS, AclOperation, AclResourceType
+
+if TYPE_CHECKING:
+    from kept.node.security.sasl_authenticator import SaslAuthenticator
 
 
 class Grants(Protocol):
@@ -32,6 +35,13 @@ class Everything:
         """No rule forbids anything."""
 
 
+class Renewal(NamedTuple):
+    """A session's client logs in again: where that stands, and since when by the loop's clock."""
+
+    authenticator: SaslAuthenticator
+    begun_at: float
+
+
 class Session:
     """Who speaks: a principal (``User:ada``), the address that it speaks from, the listener that it
     came in by, and how it said who it is (``mechanism``: a SASL mechanism, ``SSL``, or "").
@@ -40,7 +50,8 @@ class Session:
     do everything that members do. ``writable`` and ``readable`` are names and ids of topics, as on
     the wire, of which it is known that this session may write or read them, so that the hot paths
     look once and in one place; a change of ACLs clears them. Where nothing is forbidden they
-    contain everything (:meth:`Authorizer.grants`).
+    contain everything (:meth:`Authorizer.grants`). ``renewal`` is the last time that the client
+    logged in again (KIP-368).
     """
 
     __slots__ = (
@@ -51,6 +62,7 @@ class Session:
         "mechanism",
         "principal",
         "readable",
+        "renewal",
         "writable",
     )
 
@@ -70,8 +82,14 @@ class Session:
         self.mechanism = mechanism
         self.expires_at = expires_at
         self.is_node = is_node
+        self.renewal: Renewal | None = None
         self.writable: Grants = set()
         self.readable: Grants = set()
+
+    @property
+    def user(self) -> str:
+        """The name in the principal."""
+        return self.principal.partition(":")[2]
 
     def __repr__(self) -> str:
         return f"<Session {self.principal} from {self.host} by {self.listener}>"

@@ -47,7 +47,7 @@ DIFFERENT_DEFAULT = {
     "node.id", "broker.id", "process.roles", "listeners", "listener.security.protocol.map",
     "log.dir", "controller.listener.names", "inter.broker.listener.name",
     "metadata.log.max.record.bytes.between.snapshots", "group.max.size",
-    "ssl.keystore.type", "ssl.truststore.type",
+    "ssl.keystore.type", "ssl.truststore.type", "sasl.enabled.mechanisms",
 }  # fmt: skip
 DIFFERENT_TYPE = {"listener.security.protocol.map"}
 DIFFERENT_RANGE = {"log.segment.bytes"}
@@ -311,7 +311,8 @@ def test_a_setting_of_a_listener_counts_there_and_nowhere_else():
             {"listener.name.plaintext.ssl.client.auth": "yes"},
             "listener.name.plaintext: Invalid value yes for configuration ssl.client.auth",
         ),
-        ({"sasl.enabled.mechanisms": "PLAIN"}, "refused, since kept does not auth"),
+        ({"sasl.kerberos.service.name": "kafka"}, "refused, since GSSAPI needs a KDC"),
+        ({"sasl.jaas.config": "x"}, "refused, since clients' listeners have sasl.enabled.mech"),
         ({"authorizer.class.name": "x"}, "kept does not authenticate"),
         ({"remote.log.storage.system.enable": "true"}, "no tiered storage"),
         ({"node.id": "1", "broker.id": "2"}, "contradict each other"),
@@ -424,7 +425,7 @@ def test_an_empty_host_binds_all_interfaces():
         ({"listeners": "localhost:9092"}, "localhost:9092 is not NAME://host:port"),
         ({"listeners": "PLAINTEXT://localhost:99999"}, "is not NAME://host:port"),
         ({"listeners": "X://localhost:1"}, "no security protocol for listener X"),
-        ({"listeners": "SSL://localhost:1"}, "kept serves PLAINTEXT only"),
+        ({"listeners": "SSL://localhost:1"}, "kept serves PLAINTEXT, SASL_PLAINTEXT only"),
         ({"listeners": "PLAINTEXT://:9092"}, "advertised.listeners must say"),
         ({"listeners": "PLAINTEXT://a:1,PLAINTEXT://a:2"}, "listener PLAINTEXT is given twice"),
         ({"listeners": "PLAINTEXT://a:1,NODE://a:1"}, "are the same address"),

@@ -1,0 +1,140 @@
+"""SaslHandshake and SaslAuthenticate of a client that is known already: logging in again (KIP-368).
+
+Where ``connections.max.reauth.ms`` bounds a session, a client begins anew on the same connection
+before it ends, at most once a second, as the same user by the same mechanism. Elsewhere both are
+answered with ILLEGAL_SASL_STATE, as Kafka does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.client.protocol.messages import Values
+from kept.node.runtime import error_codes
+from kept.node.security.sasl_authenticator import (
+    Authenticated,
+    AuthenticationFailed,
+    Challenge,
+    CheckPassword,
+    HandshakeAnswer,
+    HandshakeReceived,
+    MechanismRefused,
+    PasswordChecked,
+    SaslAuthenticator,
+    SaslEffect,
+    SaslState,
+    TokenReceived,
+)
+from kept.node.security.session import Renewal, Session
+from kept.storage.errors import IllegalSaslState
+
+if TYPE_CHECKING:
+    from kept.node.kafka.api import RequestContext
+    from kept.node.runtime.counters import Counters
+    from kept.node.runtime.runtime import Runtime
+    from kept.node.security.logins import Logins
+
+MIN_INTERVAL_S: Final = 1.0
+"""Between two beginnings of one client."""
+NONCE_BYTES: Final = 24
+
+
+class SaslHandler:
+    """See the module."""
+
+    def __init__(self, runtime: Runtime, logins: Logins, counters: Counters) -> None:
+        self._runtime = runtime
+        self._logins = logins
+        self._counters = counters
+
+    def sasl_handshake(self, context: RequestContext, request: Any) -> Values:
+        """Begin again."""
+        session = context.session
+        now = self._runtime.loop.time()
+        last = session.renewal
+        if last is not None and last.authenticator.state is SaslState.FAILED:
+            raise IllegalSaslState("logging in again has failed")
+        if (
+            not session.mechanism
+            or math.isinf(session.expires_at)
+            or context.api_version == 0
+            or (last is not None and now < last.begun_at + MIN_INTERVAL_S)
+        ):
+            return {"error_code": error_codes.ILLEGAL_SASL_STATE, "mechanisms": ()}
+        mechanisms = self._logins.settings(session.listener).mechanisms
+        authenticator = SaslAuthenticator(
+            mechanisms, self._logins.credentials, renews=(session.mechanism, session.user)
+        )
+        session.renewal = Renewal(authenticator, now)
+        nonce = secrets.token_urlsafe(NONCE_BYTES)
+        (effect,) = authenticator.step(HandshakeReceived(request.mechanism, nonce))
+        match effect:
+            case HandshakeAnswer():
+                code = error_codes.NONE
+            case MechanismRefused():
+                code = error_codes.UNSUPPORTED_SASL_MECHANISM
+            case _:
+                code = error_codes.SASL_AUTHENTICATION_FAILED
+        if code:
+            self._end(session)
+        return {"error_code": code, "mechanisms": mechanisms}
+
+    def sasl_authenticate(
+        self, context: RequestContext, request: Any
+    ) -> Values | Coroutine[Any, Any, Values]:
+        """Take the mechanism's next message."""
+        session = context.session
+        renewal = session.renewal
+        if renewal is None or renewal.authenticator.ended:
+            return _response(
+                error_codes.ILLEGAL_SASL_STATE,
+                "SaslAuthenticate request received after successful authentication",
+            )
+        (effect,) = renewal.authenticator.step(TokenReceived(request.auth_bytes))
+        if isinstance(effect, Challenge):
+            return _response(token=effect.token)
+        return self._finish(session, renewal.authenticator, effect)
+
+    async def _finish(
+        self, session: Session, authenticator: SaslAuthenticator, effect: SaslEffect
+    ) -> Values:
+        if isinstance(effect, CheckPassword):
+            matches = await self._logins.password_matches(
+                session.listener, session.host, effect.user, effect.password
+            )
+            (effect,) = authenticator.step(PasswordChecked(matches))
+        if isinstance(effect, Authenticated):
+            lifetime_ms = self._logins.settings(session.listener).max_reauth_ms
+            session.expires_at = self._runtime.loop.time() + lifetime_ms / 1000
+            self._counters.logins += 1
+            return _response(token=effect.token, lifetime_ms=lifetime_ms)
+        message = effect.message if isinstance(effect, AuthenticationFailed) else ""
+        why = effect.why if isinstance(effect, AuthenticationFailed) else type(effect).__name__
+        self._counters.failed_logins += 1
+        self._logins.report("login refused", listener=session.listener, error=why)
+        await asyncio.sleep(self._logins.delay_s(session.listener, session.host))
+        self._end(session)
+        return _response(error_codes.SASL_AUTHENTICATION_FAILED, message)
+
+    def _end(self, session: Session) -> None:
+        """The connection is closed once the response has had its time to leave."""
+        session.expires_at = -math.inf
+        self._runtime.loop.call_later(0.1, self._logins.end_session, session)
+
+
+def _response(
+    code: int = error_codes.NONE,
+    message: str | None = None,
+    token: bytes = b"",
+    lifetime_ms: int = 0,
+) -> Values:
+    return {
+        "error_code": code,
+        "error_message": message,
+        "auth_bytes": token,
+        "session_lifetime": lifetime_ms,
+    }

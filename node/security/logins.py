@@ -1,0 +1,99 @@
+"""What logins need on any listener: settings, stored credentials, checks of passwords, delays."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from kept.client.security.plain import MECHANISM as PLAIN
+from kept.client.security.scram import HASHES as SCRAM_MECHANISMS
+from kept.node.config.sasl import SaslSettings, sasl_settings
+from kept.node.runtime.logging import log
+from kept.node.security.failed_logins import FailedLogins
+from kept.node.security.password_checks import PasswordChecks
+from kept.node.security.stored_credentials import CredentialsByUser, StoredCredentials
+
+if TYPE_CHECKING:
+    from kept.node.config.live_config import LiveConfig
+    from kept.node.config.node_config import NodeConfig
+    from kept.node.security.session import Session
+
+NOISE_INTERVAL_S: Final = 10.0
+"""At most one line about refused logins in this time."""
+
+
+class Logins:
+    """Made and used on the node's loop. ``credentials`` gives those of the metadata's image."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        config: LiveConfig,
+        credentials: Callable[[], CredentialsByUser],
+    ) -> None:
+        self._loop = loop
+        self._config = config
+        self._settings: dict[str, tuple[NodeConfig, SaslSettings]] = {}
+        self.credentials = StoredCredentials(credentials)
+        self.passwords = PasswordChecks(loop, self.credentials)
+        self.on_ended: list[Callable[[Session], None]] = []
+        """Called with a session that is over: its connection is to be closed."""
+        self._failed = FailedLogins()
+        self._quiet_until = 0.0
+        self._unreported = 0
+
+    def settings(self, listener: str) -> SaslSettings:
+        """Those of a listener, as they are now."""
+        current = self._config.current
+        of, settings = self._settings.get(listener, (None, None))
+        if settings is None or of is not current:
+            settings = sasl_settings(current.of_listener(listener))
+            self._settings[listener] = current, settings
+        return settings
+
+    def delay_s(self, listener: str, host: str) -> float:
+        """A login failed: how long its answer waits."""
+        base_ms = self.settings(listener).failed_delay_ms
+        return self._failed.delay_ms(host, base_ms, int(self._loop.time() * 1000)) / 1000
+
+    def report(self, why: str, **fields: Any) -> None:
+        """Say in the log that somebody did not get in; at most once in a while."""
+        now = self._loop.time()
+        self._unreported += 1
+        if now >= self._quiet_until:
+            self._quiet_until = now + NOISE_INTERVAL_S
+            log.warning(why, **fields, times=self._unreported)
+            self._unreported = 0
+
+    def is_revoked(self, session: Session) -> bool:
+        """Whether the credential by which a session was begun was deleted. (A changed one is not:
+        whoever logged in by the password of then stays.)
+        """
+        mechanism, user = session.mechanism, session.user
+        if mechanism in SCRAM_MECHANISMS:
+            return self.credentials.find(mechanism, user) is None
+        if mechanism != PLAIN or user in self.settings(session.listener).plain_users:
+            return False
+        return not self.credentials.for_password(user).exists
+
+    def end_session(self, session: Session) -> None:
+        """Close the connection that a session speaks on."""
+        for call in self.on_ended:
+            call(session)
+
+    async def password_matches(
+        self, listener: str, host: str, user: str, password: str, *, plain: bool = True
+    ) -> bool:
+        """Whether ``user`` may log in by ``password`` from ``host``: by PLAIN, or (not ``plain``)
+        by HTTP Basic, which the users of any enabled mechanism may.
+        """
+        settings = self.settings(listener)
+        expected = settings.plain_users.get(user)
+        if expected is not None:
+            return hmac.compare_digest(expected.encode(), password.encode())
+        stored = settings.stored_passwords
+        if not plain:
+            stored = stored or any(name in SCRAM_MECHANISMS for name in settings.mechanisms)
+        return stored and await self.passwords.matches(host, user, password)

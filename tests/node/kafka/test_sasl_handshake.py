@@ -1,0 +1,590 @@
+"""A SASL listener over real sockets: who gets in, what closes, and what strangers can hold.
+
+Anchors: SaslAuthenticatorTest, SaslServerAuthenticatorTest, NioEchoServer's delays of Kafka 4.3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import Any
+
+import pytest
+
+from kept.client.protocol import messages as protocol
+from kept.client.security.jaas import PLAIN_MODULE
+from kept.client.security.plain import PlainClient
+from kept.client.security.scram import ScramClient
+from kept.cluster.metadata.records import RemoveScramCredentialRecord, ScramCredentialRecord
+from kept.cluster.security.credentials import ScramMechanism
+from tests.support.credentials import credential
+from tests.support.loops import until
+
+VERSIONS, HANDSHAKE, AUTHENTICATE, METADATA, PRODUCE = 18, 17, 36, 3, 0
+SOFTWARE = {"client_software_name": "x", "client_software_version": "1"}
+SETTINGS = {
+    "listeners": "SASL_PLAINTEXT://127.0.0.1:0",
+    "sasl_enabled_mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
+    "plain_sasl_jaas_config": f'{PLAIN_MODULE} required user_ada="pencil" user_root="\\"r=;";',
+    "connection_failed_authentication_delay_ms": "0",
+    "sasl_server_max_receive_size": "2048",
+}
+FAILED = (
+    "Authentication failed during authentication due to invalid credentials with SASL mechanism "
+)
+
+
+class Peer:
+    """A client's socket."""
+
+    def __init__(self, lone: Any) -> None:
+        self.lone = lone
+
+    async def __aenter__(self) -> Peer:
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.lone.port)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.writer.close()
+
+    def send(self, key: int, version: int, **values: Any) -> None:
+        self.writer.write(protocol.encode_request(key, version, 7, "test", values))
+
+    def send_bare(self, token: bytes) -> None:
+        self.writer.write(struct.pack(">i", len(token)) + token)
+
+    async def receive(self, key: int, version: int) -> Any:
+        correlation_id, response = protocol.decode_response(key, version, await self.receive_bare())
+        assert correlation_id == 7
+        return response
+
+    async def receive_bare(self) -> bytes:
+        (size,) = struct.unpack(">i", await asyncio.wait_for(self.reader.readexactly(4), 60))
+        return await asyncio.wait_for(self.reader.readexactly(size), 60)
+
+    async def ask(self, key: int, version: int, **values: Any) -> Any:
+        self.send(key, version, **values)
+        return await self.receive(key, version)
+
+    async def ends(self) -> bool:
+        return await asyncio.wait_for(self.reader.read(), 60) == b""
+
+    async def login(self, client: Any, mechanism: str, *, version: int = 2) -> Any:
+        """The whole exchange; the last response."""
+        response = await self.ask(HANDSHAKE, 1, mechanism=mechanism)
+        assert response.error_code.name == "none", response
+        token = client.step(None)
+        while not client.done:
+            response = await self.ask(AUTHENTICATE, version, auth_bytes=token)
+            if response.error_code.name != "none":
+                return response
+            token = client.step(response.auth_bytes)
+        return response
+
+    async def is_in(self) -> bool:
+        response = await self.ask(METADATA, 9, topics=None)
+        return bool(response.brokers)
+
+
+@pytest.fixture
+def secure(lone_node: Any) -> Any:
+    def start(**settings: str) -> Any:
+        lone = lone_node(**{**SETTINGS, **settings})
+        records = [
+            ScramCredentialRecord(user, mechanism, credential("pencil", mechanism.text))
+            for user in ("ada", "sue")
+            for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512)
+        ]
+        lone.run(lone.node.parts.metadata.propose(records))
+        return lone
+
+    return start
+
+
+def listener_of(lone: Any) -> Any:
+    return lone.node.parts.listeners[0]
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("mechanism", "client"),
+    [
+        ("PLAIN", PlainClient("root", '"r=;')),
+        ("SCRAM-SHA-256", ScramClient("SCRAM-SHA-256", "sue", "pencil")),
+        ("SCRAM-SHA-512", ScramClient("SCRAM-SHA-512", "ada", "pencil")),
+    ],
+)
+def test_who_logs_in_has_a_session(secure, mechanism, client, version) -> None:
+    lone = secure()
+
+    async def go() -> None:
+        async with Peer(lone) as peer:
+            versions = await peer.ask(VERSIONS, 3, **SOFTWARE)
+            assert {17, 36, 0, 1} <= {int(k.api_key) for k in versions.api_keys}
+            fresh = type(client)(*client_arguments(client))
+            response = await peer.login(fresh, mechanism, version=version)
+            assert response.error_code.name == "none"
+            assert await peer.is_in()
+            (connection,) = listener_of(lone).connections
+            session = connection.session
+            assert (session.user, session.mechanism, session.host) == (
+                client_arguments(client)[-2], mechanism, "127.0.0.1",
+            )  # fmt: skip
+            assert not listener_of(lone).logging_in
+            # No lifetime was told: whoever is in has no business with SASL any more.
+            again = await peer.ask(HANDSHAKE, 1, mechanism=mechanism)
+            assert again.error_code.name == "illegal_sasl_state"
+            again = await peer.ask(AUTHENTICATE, 2, auth_bytes=b"x")
+            assert again.error_code.name == "illegal_sasl_state"
+            assert await peer.is_in()
+        await until(lambda: not listener_of(lone).quota.count)
+
+    lone.run(go())
+    assert (lone.node.parts.counters.logins, lone.node.parts.counters.failed_logins) == (1, 0)
+
+
+def client_arguments(client: Any) -> tuple[str, ...]:
+    if isinstance(client, PlainClient):
+        _, user, password = client._message.decode().split("\0")
+        return user, password
+    return client.mechanism, client._bare[2:].partition(",")[0], client._password
+
+
+def test_tokens_are_bare_after_the_first_version_of_the_handshake(secure) -> None:
+    lone = secure()
+
+    async def go() -> None:
+        async with Peer(lone) as peer:
+            response = await peer.ask(HANDSHAKE, 0, mechanism="SCRAM-SHA-256")
+            assert list(response.mechanisms) == ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
+            client = ScramClient("SCRAM-SHA-256", "ada", "pencil")
+            token = client.step(None)
+            while not client.done:
+                peer.send_bare(token)
+                token = client.step(await peer.receive_bare())
+            assert await peer.is_in()
+        async with Peer(lone) as peer:
+            await peer.ask(HANDSHAKE, 0, mechanism="PLAIN")
+            peer.send_bare(b"\0ada\0pencil")
+            assert await peer.receive_bare() == b""
+            assert await peer.is_in()
+        async with Peer(lone) as peer:
+            await peer.ask(HANDSHAKE, 0, mechanism="PLAIN")
+            peer.send_bare(b"\0ada\0wrong")
+            assert await peer.ends()
+
+    lone.run(go())
+
+
+def test_what_is_sent_behind_the_last_token_is_served_behind_it(secure) -> None:
+    lone = secure()
+
+    async def go() -> None:
+        async with Peer(lone) as peer:
+            peer.send(HANDSHAKE, 1, mechanism="PLAIN")
+            peer.send(AUTHENTICATE, 2, auth_bytes=b"\0ada\0pencil")
+            for _ in range(20):
+                peer.send(METADATA, 9, topics=None)
+            assert (await peer.receive(HANDSHAKE, 1)).error_code.name == "none"
+            assert (await peer.receive(AUTHENTICATE, 2)).error_code.name == "none"
+            for _ in range(20):
+                assert (await peer.receive(METADATA, 9)).brokers
+
+    lone.run(go())
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "client"),
+    [
+        ("PLAIN", PlainClient("ada", "wrong")),
+        ("PLAIN", PlainClient("nobody", "pencil")),
+        ("PLAIN", PlainClient("sue", "pencil")),
+        ("SCRAM-SHA-256", ScramClient("SCRAM-SHA-256", "ada", "wrong")),
+        ("SCRAM-SHA-256", ScramClient("SCRAM-SHA-256", "nobody", "pencil")),
+        ("SCRAM-SHA-256", ScramClient("SCRAM-SHA-256", "root", '"r=;')),
+    ],
+)
+def test_one_text_for_whoever_is_refused(secure, mechanism, client, capfd) -> None:
+    lone = secure()
+
+    async def go() -> None:
+        async with Peer(lone) as peer:
+            await peer.ask(VERSIONS, 3, **SOFTWARE)
+            response = await peer.login(type(client)(*client_arguments(client)), mechanism)
+            assert response.error_code.name == "sasl_authentication_failed"
+            assert response.error_message == FAILED + mechanism
+            assert response.auth_bytes == b""
+            assert await peer.ends()
+
+    lone.run(go())
+    assert (lone.node.parts.counters.logins, lone.node.parts.counters.failed_logins) == (0, 1)
+    told = capfd.readouterr().err
+    assert 'event="login refused"' in told
+    assert "pencil" not in told
+    assert "wrong" not in told
+
+
+def test_a_mechanism_that_is_not_enabled_is_told_which_are(secure) -> None:
+    lone = secure(sasl_enabled_mechanisms="SCRAM-SHA-512")
+
+    async def go() -> None:
+        for mechanism in ("PLAIN", "GSSAPI", "SCRAM-SHA-256", "x" * 1000, ""):
+            async with Peer(lone) as peer:
+                response = await peer.ask(HANDSHAKE, 1, mechanism=mechanism)
+                assert response.error_code.name == "unsupported_sasl_mechanism"
+                assert list(response.mechanisms) == ["SCRAM-SHA-512"]
+                assert await peer.ends()
+
+    lone.run(go())
+
+
+def test_an_unknown_version_of_api_versions_is_asked_again(secure) -> None:
+    lone = secure()
+
+    async def go() -> None:
+        async with Peer(lone) as peer:
+            for version, software in ((99, b""), (3, b"\0\4a b\2x\0")):
+                peer.writer.write(
+                    struct.pack(">ihhih", 10 + len(software), 18, version, 7, -1) + software
+                )
+                frame = await peer.receive_bare()
+                assert frame[4:6] in (b"\0\x23", b"\0\x2a")
+            assert (await peer.ask(VERSIONS, 3, **SOFTWARE)).error_code.name == "none"
+            assert (await peer.login(PlainClient("ada", "pencil"), "PLAIN")).auth_bytes == b""
+
+    lone.run(go())
+
+
+def frame(key: int, version: int, body: bytes = b"", size: int | None = None) -> bytes:
+    head = struct.pack(">hhih", key, version, 7, -1)
+    return struct.pack(">i", len(head) + len(body) if size is None else size) + head + body
+
+
+HELLO = frame(HANDSHAKE, 1, b"\0\5PLAIN")
+
+STRANGERS = {
+    "metadata": frame(METADATA, 1, b"\0\0\0\0"),
+    "produce": frame(PRODUCE, 3, b"\xff" * 60),
+    "fetch": frame(1, 12, b"\0" * 60),
+    "an unknown API": frame(999, 0),
+    "authenticate first": frame(AUTHENTICATE, 1, b"\0\0\0\2ab"),
+    "handshake twice": HELLO + HELLO,
+    "versions twice": frame(VERSIONS, 0) + frame(VERSIONS, 0),
+    "versions behind the handshake": HELLO + frame(VERSIONS, 0),
+    "metadata behind the handshake": HELLO + frame(METADATA, 1, b"\0\0\0\0"),
+    "handshake of another version": frame(HANDSHAKE, 2, b"\0\5PLAIN"),
+    "authenticate of another version": HELLO + frame(AUTHENTICATE, 3, b"\0\3ab\0"),
+    "half a mechanism": frame(HANDSHAKE, 1, b"\0\5PL"),
+    "a null mechanism": frame(HANDSHAKE, 1, b"\xff\xff"),
+    "a token longer than its request": HELLO + frame(AUTHENTICATE, 1, b"\0\0\xff\xffab"),
+    "no request": b"\0\0\0\2ab",
+    "an empty request": b"\0\0\0\0",
+    "a negative size": b"\xff\xff\xff\xff",
+    "one byte more than is taken": struct.pack(">i", 2049),
+    "as large as a request may be elsewhere": struct.pack(">i", 104857600),
+    "HTTP": b"GET /api/v1/cluster HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "HTTP POST": b"POST /api/v1/topics HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(32),
+}
+
+
+def test_whoever_does_not_log_in_is_closed_unparsed(secure, monkeypatch, capfd) -> None:
+    lone = secure()
+    made: list[Any] = []
+    monkeypatch.setattr("kept.node.kafka.listener.Connection", lambda *_: made.append(1))
+
+    async def go() -> None:
+        for what, data in STRANGERS.items():
+            async with Peer(lone) as peer:
+                peer.writer.write(data)
+                left = await asyncio.wait_for(peer.reader.read(), 60)
+                allowed = 0 if not data.startswith((HELLO, frame(VERSIONS, 0))) else 4096
+                assert len(left) <= allowed, what
+        await until(lambda: not listener_of(lone).quota.count)
+
+    lone.run(go())
+    assert not made, "nothing of a stranger reaches a connection"
+    assert not listener_of(lone).logging_in
+    assert capfd.readouterr().err.count("level=warning") == 1, "one line in ten seconds"
+
+
+def test_probes_of_health_need_no_login(secure) -> None:
+    lone = secure()
+    for path, said in (("/healthz", b"ok\n"), ("/readyz", b"ready\n")):
+        status, _, body = lone.http(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert (status, body) == (200, said), path
+
+
+def test_a_login_that_takes_too_long_is_closed_though_bytes_trickle(secure) -> None:
+    lone = secure(kept_silent_ms="100")
+
+    async def go() -> None:
+        async with Peer(lone) as peer, Peer(lone) as silent:
+            await peer.ask(VERSIONS, 3, **SOFTWARE)
+            peer.writer.write(struct.pack(">i", 2048))
+            trickle = asyncio.ensure_future(_trickle(peer))
+            assert await peer.ends()
+            assert await silent.ends()
+            trickle.cancel()
+        await until(lambda: not listener_of(lone).quota.count)
+
+    lone.run(go())
+
+
+async def _trickle(peer: Peer) -> None:
+    while True:
+        peer.writer.write(b"x")
+        await asyncio.sleep(0.01)
+
+
+def test_who_is_in_may_be_silent(secure) -> None:
+    lone = secure(kept_silent_ms="100")
+
+    async def go() -> None:
+        async with Peer(lone) as peer, Peer(lone) as silent:
+            await peer.login(PlainClient("ada", "pencil"), "PLAIN")
+            async with Peer(lone) as other:
+                assert await other.ends(), "it came later and is closed first"
+            assert await silent.ends()
+            assert await peer.is_in()
+
+    lone.run(go())
+
+
+def test_logins_count_as_connections(secure) -> None:
+    lone = secure(max_connections="2")
+
+    async def go() -> None:
+        async with Peer(lone) as one, Peer(lone) as two:
+            await one.ask(VERSIONS, 3, **SOFTWARE)
+            await two.login(PlainClient("ada", "pencil"), "PLAIN")
+            async with Peer(lone) as three:
+                three.send(VERSIONS, 3, **SOFTWARE)
+                assert await three.ends()
+            assert listener_of(lone).quota.count == 2
+
+    lone.run(go())
+
+
+def test_a_failure_is_answered_late_and_nothing_is_read_meanwhile(secure) -> None:
+    lone = secure(connection_failed_authentication_delay_ms="5000")
+
+    async def go() -> None:
+        async with Peer(lone) as peer:
+            await peer.ask(HANDSHAKE, 1, mechanism="PLAIN")
+            peer.send(AUTHENTICATE, 2, auth_bytes=b"\0ada\0wrong")
+            await until(lambda: lone.node.parts.counters.failed_logins)
+            (login,) = listener_of(lone).logging_in
+            assert not login.transport.is_reading()
+            assert not peer.reader._buffer
+            (response,) = login._timer._args
+            login._timer.cancel()
+            login._close_with(response)
+            assert (await peer.receive(AUTHENTICATE, 2)).error_message == FAILED + "PLAIN"
+            assert await peer.ends()
+
+    lone.run(go())
+
+
+def test_passwords_of_stored_credentials_serve_plain_where_that_is_set(secure) -> None:
+    lone = secure(kept_sasl_plain_users="scram")
+
+    async def go() -> None:
+        for user, password, code in (
+            ("sue", "pencil", "none"),
+            ("ada", "pencil", "none"),
+            ("root", '"r=;', "none"),
+            ("sue", "Pencil", "sasl_authentication_failed"),
+            ("nobody", "pencil", "sasl_authentication_failed"),
+        ):
+            async with Peer(lone) as peer:
+                response = await peer.login(PlainClient(user, password), "PLAIN")
+                assert response.error_code.name == code, user
+
+    lone.run(go())
+
+
+# Logging in again.
+
+
+def expire(lone: Any) -> Any:
+    (connection,) = listener_of(lone).connections
+    connection.session.expires_at = 0.0
+    return connection
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
+def test_a_session_ends_unless_its_client_logs_in_again(secure, mechanism, capfd) -> None:
+    lone = secure(connections_max_reauth_ms="3600000")
+
+    def client() -> Any:
+        if mechanism == "PLAIN":
+            return PlainClient("ada", "pencil")
+        return ScramClient(mechanism, "ada", "pencil")
+
+    async def go() -> None:
+        async with Peer(lone) as peer:
+            response = await peer.login(client(), mechanism, version=1)
+            assert response.session_lifetime.total_seconds() == 3600
+            assert await peer.is_in()
+            connection = expire(lone)
+            response = await peer.login(client(), mechanism)
+            assert response.session_lifetime.total_seconds() == 3600
+            assert connection.session.expires_at > lone.node.parts.runtime.loop.time() + 3000
+            assert await peer.is_in()
+            again = await peer.ask(HANDSHAKE, 1, mechanism=mechanism)
+            assert again.error_code.name == "illegal_sasl_state", "twice in a second"
+            assert await peer.is_in()
+            expire(lone)
+            peer.send(METADATA, 9, topics=None)
+            assert await peer.ends()
+
+    lone.run(go())
+    assert 'event="session expired"' in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "client", "code"),
+    [
+        (
+            "SCRAM-SHA-256",
+            ScramClient("SCRAM-SHA-256", "sue", "pencil"),
+            "sasl_authentication_failed",
+        ),
+        (
+            "SCRAM-SHA-256",
+            ScramClient("SCRAM-SHA-256", "ada", "wrong"),
+            "sasl_authentication_failed",
+        ),
+        ("PLAIN", None, "sasl_authentication_failed"),
+        ("SCRAM-SHA-512", None, "sasl_authentication_failed"),
+        ("GSSAPI", None, "unsupported_sasl_mechanism"),
+    ],
+)
+def test_who_logs_in_again_as_another_or_otherwise_is_closed(
+    secure, mechanism, client, code
+) -> None:
+    lone = secure(connections_max_reauth_ms="3600000")
+
+    async def go() -> None:
+        async with Peer(lone) as peer:
+            await peer.login(ScramClient("SCRAM-SHA-256", "ada", "pencil"), "SCRAM-SHA-256")
+            if client is None:
+                response = await peer.ask(HANDSHAKE, 1, mechanism=mechanism)
+            else:
+                response = await peer.login(
+                    ScramClient(*client_arguments(client)),
+                    mechanism,  # type: ignore[arg-type]
+                )
+            assert response.error_code.name == code
+            peer.send(METADATA, 9, topics=None)
+            assert await peer.ends()
+
+    lone.run(go())
+
+
+def test_a_fetch_that_waits_outlives_its_session(secure) -> None:
+    """What was asked while it lasted is answered; the next request closes."""
+    lone = secure(connections_max_reauth_ms="3600000")
+    lone.create("t")
+
+    async def go() -> None:
+        async with Peer(lone) as peer:
+            await peer.login(PlainClient("ada", "pencil"), "PLAIN")
+            metadata = await peer.ask(METADATA, 12, topics=None)
+            (topic_id,) = {t.topic_id for t in metadata.topics}
+            partition = {
+                "partition": 0, "current_leader_epoch": -1, "fetch_offset": 0,
+                "log_start_offset": -1, "partition_max_bytes": 1000, "last_fetched_epoch": -1,
+            }  # fmt: skip
+            peer.send(
+                1, 13, max_wait=300, min_bytes=1, max_bytes=1000, isolation_level=0, session_id=0,
+                session_epoch=-1, forgotten_topics_data=(), rack_id="",
+                topics=[{"topic_id": topic_id, "partitions": [partition]}],
+            )  # fmt: skip
+            (connection,) = listener_of(lone).connections
+            await until(lambda: connection._replies)
+            connection.session.expires_at = 0.0
+            assert (await peer.receive(1, 13)).error_code.name == "none"
+            peer.send(METADATA, 9, topics=None)
+            assert await peer.ends()
+
+    lone.run(go())
+
+
+# Whose credentials are deleted.
+
+
+@pytest.mark.parametrize(
+    ("plain_users", "mechanism", "ended"),
+    [
+        ("jaas", "SCRAM-SHA-256", True),
+        ("jaas", "SCRAM-SHA-512", False),
+        ("jaas", "PLAIN", False),
+        ("scram", "PLAIN", False),
+    ],
+)
+def test_sessions_end_with_the_credential_they_began_by(
+    secure, plain_users, mechanism, ended, capfd
+) -> None:
+    lone = secure(kept_sasl_plain_users=plain_users)
+    user = "ada" if plain_users == "jaas" else "sue"
+
+    def client() -> Any:
+        if mechanism == "PLAIN":
+            return PlainClient(user, "pencil")
+        return ScramClient(mechanism, user, "pencil")
+
+    async def go() -> None:
+        metadata = lone.node.parts.metadata
+        async with Peer(lone) as peer:
+            assert (await peer.login(client(), mechanism)).error_code.name == "none"
+            altered = credential("other", "SCRAM-SHA-256")
+            sha_256, sha_512 = ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512
+            await metadata.propose([ScramCredentialRecord(user, sha_256, altered)])
+            assert await peer.is_in(), "an altered one ends none"
+            await metadata.propose([RemoveScramCredentialRecord(user, sha_256)])
+            if ended:
+                assert await peer.ends()
+                return
+            assert await peer.is_in()
+            await metadata.propose([RemoveScramCredentialRecord(user, sha_512)])
+            if user == "ada" and mechanism == "PLAIN":
+                assert await peer.is_in(), "he is a user of the file"
+            else:
+                assert await peer.ends()
+
+    lone.run(go())
+
+
+# A password outside of SASL.
+
+
+@pytest.mark.parametrize(
+    ("mechanisms", "user", "password", "known"),
+    [
+        ("PLAIN", "ada", "pencil", True),
+        ("PLAIN", "sue", "pencil", False),
+        ("SCRAM-SHA-256", "sue", "pencil", True),
+        ("SCRAM-SHA-256", "sue", "wrong", False),
+        ("SCRAM-SHA-256", "sue", "", False),
+        ("SCRAM-SHA-256", "sue\0", "pencil", False),
+        ("SCRAM-SHA-256", "nobody", "pencil", False),
+    ],
+)
+def test_a_password_over_http_is_that_of_any_mechanism(
+    secure, mechanisms, user, password, known
+) -> None:
+    lone = secure(sasl_enabled_mechanisms=mechanisms)
+
+    async def go() -> None:
+        async with Peer(lone) as peer:
+            await peer.ask(VERSIONS, 3, **SOFTWARE)
+            (login,) = listener_of(lone).logging_in
+            session = await listener_of(lone).authenticate_password(login.transport, user, password)
+            assert (session is not None) is known
+            if session is not None:
+                assert (session.user, session.host) == (user, "127.0.0.1")
+
+    lone.run(go())

@@ -1,0 +1,132 @@
+"""Checks of passwords take turns, are bounded, and failures of an address slow it down alone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kept.cluster.security.credentials import ScramCredential, ScramMechanism
+from kept.node.security import password_checks
+from kept.node.security.failed_logins import MAX_ADDRESSES, MAX_DELAY_MS, REMEMBER_MS, FailedLogins
+from kept.node.security.password_checks import MAX_WAITING, MAX_WAITING_PER_HOST, PasswordChecks
+from kept.node.security.stored_credentials import StoredCredentials
+from tests.support.credentials import credential
+from tests.support.loops import run, until
+
+SHA_512 = ScramMechanism.SCRAM_SHA_512
+Users = dict[tuple[str, ScramMechanism], ScramCredential]
+
+
+class Held:
+    """Checks that end when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.begun: list[tuple[str, asyncio.Future[bool]]] = []
+        self.users: Users = {("ada", SHA_512): credential("right", "SCRAM-SHA-512")}
+        self.checks = PasswordChecks(self.loop, StoredCredentials(lambda: self.users))
+        monkeypatch.setattr(self.loop, "run_in_executor", self._begin)
+
+    def _begin(self, _: Any, function: Any, mechanism: str, password: str, *__: Any) -> Any:
+        assert function is password_checks.password_matches
+        future = self.loop.create_future()
+        self.begun.append((password, future))
+        return future
+
+    def start(self, host: str, password: str) -> asyncio.Task[bool]:
+        return self.loop.create_task(self.checks.matches(host, "ada", password))
+
+    async def end(self, password: str, *, right: bool = False) -> None:
+        await until(lambda: password in [name for name, _ in self.begun])
+        entry = next(entry for entry in self.begun if entry[0] == password)
+        self.begun.remove(entry)
+        entry[1].set_result(right)
+
+
+@run
+async def test_a_password_that_was_right_is_remembered_until_it_changes() -> None:
+    users: Users = {("ada", SHA_512): credential("right", "SCRAM-SHA-512")}
+    checks = PasswordChecks(asyncio.get_running_loop(), StoredCredentials(lambda: users))
+    try:
+        assert await checks.matches("h", "ada", "right")
+        assert not await checks.matches("h", "ada", "wrong")
+        assert not await checks.matches("h", "bob", "right")
+        checks.close()  # from here on only what is remembered is answered
+        assert await checks.matches("h", "ada", "right")
+        users[("ada", SHA_512)] = credential("other", "SCRAM-SHA-512")
+        with pytest.raises(RuntimeError, match="shutdown"):
+            await checks.matches("h", "ada", "right")
+    finally:
+        checks.close()
+
+
+async def _turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held(monkeypatch)
+    flood = [held.start("bad", f"guess {number}") for number in range(MAX_WAITING_PER_HOST + 10)]
+    await until(lambda: held.checks.waiting == MAX_WAITING_PER_HOST)
+    refused = [task for task in flood if task.done()]
+    assert len(refused) == 8
+    assert not any(task.result() for task in refused)
+    good = held.start("good", "right")
+    await held.end("guess 0")
+    await held.end("guess 1")
+    await held.end("guess 2")
+    await held.end("right", right=True)
+    assert await good
+    assert held.checks.waiting == MAX_WAITING_PER_HOST - 3
+    for task in flood:
+        task.cancel()
+    while held.begun:
+        await held.end(held.begun[0][0])
+    await until(lambda: all(task.done() for task in flood))
+    last = held.start("bad", "right")
+    assert await last, "it is remembered"
+    later = held.start("bad", "guess")
+    await held.end("guess")
+    assert not await later
+    assert held.checks.waiting == 0
+
+
+def test_an_address_that_floods_keeps_nobody_else_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    run(_turns)(monkeypatch)
+
+
+async def _bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held(monkeypatch)
+    tasks = [held.start(f"h{number}", str(number)) for number in range(MAX_WAITING + 3)]
+    await until(lambda: held.checks.waiting == MAX_WAITING)
+    assert [task.done() for task in tasks[-1:]] == [True]
+    for task in tasks:
+        task.cancel()
+    await until(lambda: all(task.done() for task in tasks))
+    assert len(held.begun) == 2, "their threads are busy though nobody waits"
+    while held.begun:
+        await held.end(held.begun[0][0])
+    await until(lambda: held.checks.waiting == 0)
+
+
+def test_what_waits_is_bounded_also_when_clients_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    run(_bounded)(monkeypatch)
+
+
+def test_each_further_failure_of_an_address_waits_twice_as_long() -> None:
+    failed = FailedLogins()
+    now, delays = 1_000_000, []
+    for _ in range(9):
+        delays.append(failed.delay_ms("bad", 100, now))
+        now += 1000
+    assert delays == [100, 200, 400, 800, 1600, 3200, MAX_DELAY_MS, MAX_DELAY_MS, MAX_DELAY_MS]
+    assert failed.delay_ms("good", 100, now) == 100
+    assert failed.delay_ms("bad", 100, now + REMEMBER_MS + MAX_DELAY_MS) == 100
+    assert failed.delay_ms("never", 0, now) == failed.delay_ms("never", 0, now) == 0
+
+
+def test_so_many_addresses_are_remembered() -> None:
+    failed = FailedLogins()
+    for number in range(MAX_ADDRESSES + 5):
+        failed.delay_ms(str(number), 100, 0)
+    assert len(failed) == MAX_ADDRESSES
+    assert failed.delay_ms("0", 100, 0) == 100
+    assert failed.delay_ms(str(MAX_ADDRESSES), 100, 0) == 200

@@ -1,0 +1,18 @@
+"""SCRAM credentials made from passwords."""
+
+from __future__ import annotations
+
+from kept.client.security.scram import keys_of, salted_password
+from kept.cluster.security.credentials import ScramCredential
+
+
+def credential(
+    password: str,
+    mechanism: str = "SCRAM-SHA-256",
+    salt: bytes = b"some salt that is random",
+    iterations: int = 4096,
+) -> ScramCredential:
+    """What the metadata log holds of a user with this password."""
+    salted = salted_password(mechanism, password, salt, iterations)
+    keys = keys_of(mechanism, salted, salt, iterations)
+    return ScramCredential(keys.salt, keys.stored_key, keys.server_key, keys.iterations)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kept.cluster.controller.brokers import RegisterRequest
@@ -18,6 +19,7 @@ from kept.cluster.controller.features import SUPPORTED
 from kept.cluster.metadata.records import ResourceType
 from kept.cluster.metadata.voters import Voter
 from kept.cluster.metadata.wal import NO_DIRECTORY
+from kept.node.config import bootstrap_scram
 from kept.node.config.core_settings import raft_settings
 from kept.node.kafka import api
 from kept.node.metadata import directory_ids
@@ -132,7 +134,9 @@ class Node:
             observer="controller" not in config.process_roles,
             settings=raft_settings(config),
             snapshot_after_bytes=config.metadata_log_max_record_bytes_between_snapshots,
+            found_with=partial(bootstrap_scram.founding_records, config.bootstrap_scram),
         )
+        bootstrap_scram.warn(config.bootstrap_scram, founding=parts.metadata.member.founding)
 
     async def _warm_up(self) -> None:
         """Import what is needed soon but not to be ready; then the cleaner looks for work."""

@@ -120,6 +120,7 @@ class MetadataNode:
         node_id: int,
         listed: tuple[Voter, ...],
         founding: bool,
+        found_with: Callable[[], Sequence[MetadataRecord]],
         random: Callable[[int], int],
         settings: RaftSettings,
         snapshot_after_bytes: int,
@@ -149,7 +150,10 @@ class MetadataNode:
         self._compact_to = files.image.index
         me = next((v for v in listed if v.node_id == node_id), Voter(node_id, self.directory_id))
         self._me = replace(me, directory_id=self.directory_id)
+        self.founding = founding
+        """Whether this node began without a log, and might form the cluster."""
         self._formation = Formation(self._me, listed) if founding else None
+        self._found_with = tuple(found_with()) if founding else ()
         self.core = RaftCore(
             node_id=node_id,
             directory_id=self.directory_id,
@@ -180,13 +184,15 @@ class MetadataNode:
         raft: RaftSettings | None = None,
         snapshot_after_bytes: int = SNAPSHOT_AFTER_BYTES,
         cluster_id: str | None = None,
+        found_with: Callable[[], Sequence[MetadataRecord]] = tuple,
     ) -> MetadataNode:
         """Open the metadata of a directory, created when absent.
 
         ``directory_id`` is taken where the directory has no id of its own yet. ``voters``: from
         configuration, their directory ids are not read; no ``voters`` or this node alone: a lone
         node, which leads and has applied everything when this returns. ``observer``: never votes.
-        ``cluster_id``: the one that this node's other directories belong to, if any.
+        ``cluster_id``: the one that this node's other directories belong to, if any. ``found_with``
+        is called where this node may form the cluster: records that stand beside the cluster's id.
 
         Blocks. Raises DamagedData (path, position), DirectoryRefused, MachineError. The caller
         holds the lock of the node's directories.
@@ -198,6 +204,7 @@ class MetadataNode:
             node_id=node_id,
             listed=listed,
             founding=files.is_empty and not observer and any(v.node_id == node_id for v in listed),
+            found_with=found_with,
             random=random,
             settings=raft or RaftSettings(),
             snapshot_after_bytes=snapshot_after_bytes,
@@ -583,7 +590,7 @@ class MetadataNode:
             self._formation = None
         elif founders is not None:
             self._formation = None
-            cluster = encode_batch([ClusterRecord(self._new_cluster)])
+            cluster = encode_batch([ClusterRecord(self._new_cluster), *self._found_with])
             self.core.form(founders, _joined(voters_entry(founders), cluster))
 
     def _check_cluster(self, hint: LeaderHint) -> None:

@@ -16,6 +16,7 @@ from kept.cli.shell import WholeNumber, examples, pairs
         "kept serve",
         "kept serve --port 9192 --data-dir /var/lib/kept --set log.segment.bytes=104857600",
         "kept serve --config kept.yaml --check",
+        "kept serve --add-scram 'SCRAM-SHA-512=[name=admin,password-file=/run/secrets/admin]'",
         "kept serve --adopt --node-id 1 --set log.dirs=/var/lib/kafka/data",
     )
 )
@@ -34,6 +35,13 @@ from kept.cli.shell import WholeNumber, examples, pairs
 @click.option("--node-id", metavar="N", type=WholeNumber(0), help="Id of this node.  [default: 0]")
 @click.option(
     "--set", "settings", metavar="K=V", multiple=True, help="One setting; may be repeated."
+)
+@click.option(
+    "--add-scram",
+    metavar="USER",
+    multiple=True,
+    help="A user that a new cluster begins with; the same on every voter, ignored where a cluster "
+    "exists: SCRAM-SHA-512=[name=admin,password-file=/run/secrets/admin]. May be repeated.",
 )
 @click.option("--check", is_flag=True, help="Check settings, addresses and directories, and exit.")
 @click.option(
@@ -59,6 +67,7 @@ def serve(
     data_dir: str | None,
     node_id: int | None,
     settings: tuple[str, ...],
+    add_scram: tuple[str, ...],
     check: bool,
     adopt: bool,
     kafka_metadata: str | None,
@@ -74,11 +83,15 @@ def serve(
     # Whoever starts it there may have blocked TERM, so that one that comes too soon is not lost.
     signal.signal(signal.SIGTERM, lambda number, _frame: os._exit(128 + number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    from kept.node.config.bootstrap_scram import SETTING
     from kept.node.config.node_config import NodeConfig
 
-    config = NodeConfig.load(
-        file, pairs("--set", settings), port=port, data_dir=data_dir, node_id=node_id
-    )
+    given = pairs("--set", settings)
+    if add_scram:
+        if SETTING in given:
+            raise click.UsageError(f"--add-scram and --set {SETTING} say the same: use one")
+        given[SETTING] = ";".join(add_scram)
+    config = NodeConfig.load(file, given, port=port, data_dir=data_dir, node_id=node_id)
 
     def take_over() -> None:
         from kept.node.kafka_import.adopt import adopt as taken

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from kept.node.config.bootstrap_scram import parse_bootstrap_scram
 from kept.node.config.checks import (
     check_not_blank,
     check_strategy_name,
@@ -667,6 +668,14 @@ class NodeSettings:
     )
     transaction_state_log_segment_bytes = _integer("104857600", low=1024).means(
         "Segment size of __transaction_state."
+    )
+
+    # The first users.
+
+    bootstrap_scram = _secret(None, check=parse_bootstrap_scram, sensitive=True, ours=True).means(
+        "Users that a new cluster begins with; the same on every voter. kept serve --add-scram "
+        "says the same: SCRAM-SHA-512=[name=admin,password-file=/run/secrets/admin], several with "
+        "; between them. A cluster that exists ignores it."
     )
 
     # What the node says of itself.

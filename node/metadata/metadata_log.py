@@ -102,6 +102,7 @@ class Metadata:
         observer: bool,
         settings: RaftSettings,
         snapshot_after_bytes: int = SNAPSHOT_AFTER_BYTES,
+        found_with: Callable[[], Sequence[MetadataRecord]] = tuple,
     ) -> None:
         """Open the member. Blocks. Raises as :meth:`MetadataNode.open`."""
         self._path = path
@@ -116,6 +117,7 @@ class Metadata:
             raft=settings,
             snapshot_after_bytes=snapshot_after_bytes,
             cluster_id=directory_ids.cluster_of(disk, path),
+            found_with=found_with,
         )
         self.acted_index = self.image.index
         if (cut := self.member.cut_at_start) is not None:

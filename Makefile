@@ -76,6 +76,7 @@ else
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage groups --seeds 12
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage transactions --seeds 10
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage nodes-compaction --seeds 14
+	$(PYTEST) -q -m slow -n 2 --dist worksteal tests/sim/test_planted.py
 endif
 
 # The protocol of docs/compaction-protocol.md by itself, then each mistake in it. SECONDS= of CPU for each random run.

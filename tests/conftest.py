@@ -85,8 +85,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """How tests are dealt out to processes."""
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
+    """How tests are dealt out to processes; ``--dist worksteal`` is xdist's own way."""
+    if config.option.dist == "worksteal":
+        return None
     config.option.loadscopereorder = False  # by count, of which most say nothing
     return ByFileAndTool(config, log)
 

@@ -151,6 +151,7 @@ def await_fenced(cluster: Cluster, count: int) -> None:
     cluster.wait_until(lambda: counts() == {count}, f"{count} nodes are fenced")
 
 
+@pytest.mark.slow
 def test_a_dead_node_is_seen(kept_cluster):
     cluster = kept_cluster(nodes=3)
     topic = cluster.create_topic(partitions=3)

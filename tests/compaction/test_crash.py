@@ -6,6 +6,7 @@ import pytest
 from kept.storage import layout
 from kept.storage.types import Generation
 from kept.testing.simulated_disk import SimulatedCrash
+from tests.support.slow import rest_slow
 
 
 def prepared(world):
@@ -73,7 +74,7 @@ def reference(world):
     return before, everything(w)
 
 
-@pytest.mark.parametrize("how", ["kill", "power"])
+@pytest.mark.parametrize("how", rest_slow(["power", "kill"], 1))
 def test_a_crash_at_every_call_recovers(world, how):
     before, after = reference(world)
     assert before != after
@@ -90,6 +91,7 @@ def test_a_crash_at_every_call_recovers(world, how):
         assert generations == sorted(generations), "once it counts as applied it stays applied"
 
 
+@pytest.mark.slow
 def test_a_second_crash_during_recovery_recovers(world):
     before, after = reference(world)
     for call in range(1, 10_000, 3):

@@ -21,6 +21,7 @@ from kept.storage import layout
 from kept.storage.log.log import Log
 from kept.storage.types import Generation
 from kept.testing.simulated_disk import SimulatedCrash
+from tests.support.slow import rest_slow
 
 OLD, NEW, BASE = Generation(0, 1), Generation(0, 2), Generation(3, 0)
 
@@ -123,7 +124,7 @@ def body_of(prepared):
     return w.pairs(), manifest_store.load(w.path, w.disk)
 
 
-@pytest.mark.parametrize("how", ["kill", "power"])
+@pytest.mark.parametrize("how", rest_slow(["power", "kill"], 1))
 @pytest.mark.parametrize("act", [as_leader, as_follower])
 def test_what_was_acknowledged_is_held_and_applied_in_the_end(prepared, act, how) -> None:
     after, body = body_of(prepared)
@@ -165,7 +166,7 @@ def test_a_leader_that_dies_before_its_swap_still_knows_why_records_went(prepare
     assert not [name for name in w.disk.listdir(w.path) if name.endswith(".tmp")]
 
 
-@pytest.mark.parametrize("how", ["kill", "power"])
+@pytest.mark.parametrize("how", rest_slow(["power", "kill"], 1))
 def test_who_begins_anew_is_never_taken_for_one_that_had_nothing(prepared, how) -> None:
     before = prepared().pairs()
     steps = set()

@@ -32,9 +32,9 @@ from kept.testing import Cluster
 
 GOLDEN = Path(__file__).resolve().parent
 CASES = [
-    pytest.param(version / kind, id=f"{version.name}-{kind}")
+    pytest.param(version / kind, id=f"{version.name}-{kind}", marks=marks)
     for version in sorted((GOLDEN / "data").iterdir())
-    for kind in ("clean", "unclean")
+    for kind, marks in (("clean", pytest.mark.slow), ("unclean", ()))
 ]
 
 

@@ -14,7 +14,7 @@ from tests.sim.coverage import REQUIRED, missing
 from tests.sim.runner import AHEAD, repeat_command, report, run_many, run_one
 from tests.tools.needs import cannot_run
 
-SEEDS = range(1, 61)
+SEEDS = range(1, 31)
 AT_ONCE = 15
 """Histories in one test: few seconds of a processor."""
 happened: Counter[str] = Counter()

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.sim.runner import report, run_one
+from tests.support.slow import rest_slow
 
 FINGERPRINT = """
 from tests.sim.runner import run_one
@@ -16,14 +17,14 @@ print(run_one("node", {seed}, tracing=True)[0].fingerprint)
 """
 
 
-@pytest.mark.parametrize("first", [1, 6])
+@pytest.mark.parametrize("first", rest_slow([1, 6], 1))
 def test_no_rule_is_broken(first: int) -> None:
     for seed in range(first, first + 5):
         result, _ = run_one("node", seed)
         assert not result.check, report(result)
 
 
-@pytest.mark.parametrize("seed", [3, 5])
+@pytest.mark.parametrize("seed", rest_slow([3, 5], 1))
 def test_a_seed_is_one_history_in_every_process(seed: int) -> None:
     fingerprints = {
         subprocess.run(

@@ -150,6 +150,7 @@ def test_a_log_that_went_back_is_a_loss(client, kept_broker):
     assert tolerant.ranges({tp: 9}, {tp: 3}) == []
 
 
+@pytest.mark.slow
 def test_a_log_that_was_cut_back_and_has_grown_again_is_a_loss(kept_cluster):
     """Offsets alone cannot tell: only the epochs of the leaders do (KIP-320)."""
     cluster = kept_cluster(3, unclean_leader_election_enable="true", min_insync_replicas="1")

@@ -224,6 +224,7 @@ def test_that_has_it_again(kept_broker):
 """
 
 
+@pytest.mark.slow
 def test_the_plugin_in_a_users_project(tmp_path):
     (tmp_path / "test_user.py").write_text(USER_TESTS)
     done = subprocess.run(

@@ -21,6 +21,7 @@ from kept.client.protocol import messages as protocol
 from kept.client.protocol.bounds import NO_LIMIT, program
 from kept.storage.errors import CorruptMessage, InvalidRequest, InvariantViolation, KeptError
 from tests.client.protocol.messages import mutants, plain_walk, sample
+from tests.support.slow import rest_slow
 
 METADATA = (3, 9)
 HUGE = bytes((0xFF, 0xFF, 0xFF, 0xFF, 0x0F))
@@ -97,7 +98,7 @@ def test_both_walks_judge_alike_of_any_bytes(data: bytes, which: int, limit: int
     assert outcome(bounds.Walk, cls, data, limit) == outcome(plain_walk(), cls, data, limit)
 
 
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("part", rest_slow(range(2), 1))
 def test_no_mutant_makes_the_reader_reserve_more_than_its_bytes(part: int) -> None:
     """In a process that may not have 256 MiB more: a reader that reserves what a length says ends
     it.

@@ -190,7 +190,7 @@ def play(cluster: Cluster, op: str, node: int, number: int) -> None:
             cluster.report(node)
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(steps)
 def test_nothing_acknowledged_is_lost_while_one_member_keeps_its_disk(history) -> None:
     cluster = Cluster()

@@ -24,6 +24,7 @@ from kept.storage.errors import ConfigurationError
 from kept.storage.records import Record, build_batch, read_header, records
 from kept.storage.types import Codec, TimestampType
 from kept.testing.strategies import clean
+from tests.support.slow import rest_slow
 
 KEY = bytes(range(16))
 PREFIXES = "user.=latest-n:2,user.a=highest-version:version,cfg.=highest-version,x=latest"
@@ -60,18 +61,19 @@ rows = st.lists(
 )
 batches = st.lists(st.tuples(rows, st.sampled_from(list(Codec))), min_size=1, max_size=10)
 quick = settings(
-    max_examples=80,
+    max_examples=25,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 
+@pytest.mark.parametrize("examples", rest_slow([quick.max_examples, 200], 1))
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 @pytest.mark.usefixtures("each_kernel")
-def test_a_pass_equals_the_strategy_in_python(world, name):
+def test_a_pass_equals_the_strategy_in_python(world, name, examples):
     """Whatever the codec, the memory, the kind of timestamp and the segments."""
 
-    @quick
+    @settings(quick, max_examples=examples)
     @given(batches, st.sampled_from([0, 2, 3, 6]), st.booleans())
     def check(log, room, append_time):
         strategy = "highest-version" if name == "by header" else name

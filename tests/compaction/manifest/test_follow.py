@@ -21,6 +21,7 @@ from kept.storage.errors import InvariantViolation
 from kept.storage.types import Codec, Generation
 from kept.testing.simulated_disk import SimulatedCrash
 from tests.support.follower_pair import HOUR_MS, Pair, fill, write
+from tests.support.slow import rest_slow
 
 SEEDS = int(os.environ.get("SEEDS", "25"))
 
@@ -332,7 +333,7 @@ def prepared(pair):
     return both
 
 
-@pytest.mark.parametrize("how", ["kill", "power"])
+@pytest.mark.parametrize("how", rest_slow(["power", "kill"], 1))
 def test_a_crash_at_every_call_recovers(pair, how: str) -> None:
     """It has the one generation or the other, whole; and comes to the newest."""
     generations = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import urllib.request
 
+import pytest
+
 from kept.client.client import OutRecord
 from kept.testing import Cluster
 
@@ -16,6 +18,7 @@ def counted(cluster: Cluster, node: int) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith(COUNT + " "))
 
 
+@pytest.mark.slow
 def test_an_election_that_nobody_asked_for_is_told_and_counted():
     with Cluster(nodes=3) as cluster:
         allowed = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}

@@ -25,6 +25,7 @@ def records(number: int) -> list[OutRecord]:
     return [OutRecord(key=b"k%d" % n, value=b"v" * 100) for n in range(number)]
 
 
+@pytest.mark.slow
 def test_three_nodes_that_are_told_to_stop_at_once_stop_cleanly():
     with Cluster(nodes=3, **{PATIENCE: 200_000}) as cluster:
         topic = cluster.create_topic(partitions=6)

@@ -60,6 +60,7 @@ def test_the_metadata_of_another_cluster_is_not_let_in(three, tmp_path):
     assert "Traceback" not in three.log(1) + three.log(0) + three.log(2)
 
 
+@pytest.mark.slow
 def test_the_metadata_of_another_node_is_refused(three, tmp_path):
     three.stop(1)
     three.stop(2)

@@ -75,6 +75,7 @@ class Load:
         assert set(errors) == {None}
 
 
+@pytest.mark.slow
 def test_a_follower_that_waits_does_not_wait_for_the_time_of_day(jumping) -> None:
     """Its leader is silent, so it asks in vain, later and later, while its clock is set back."""
     cluster, jump = jumping

@@ -27,6 +27,7 @@ from kept.storage.records import check_replica, headers, records
 from kept.storage.segments import txn_index
 from kept.storage.types import IsolationLevel
 from kept.testing import Cluster
+from tests.support.slow import rest_slow
 
 
 def flip(data: bytes, at: int) -> bytes:
@@ -212,7 +213,7 @@ def damage(root: Path, kind: str, how: str) -> list[str]:
 
 @pytest.mark.parametrize("how", DAMAGES)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("state", ["stopped", "killed"])
+@pytest.mark.parametrize("state", rest_slow(["killed", "stopped"], 1))
 def test_damaged(written, model, tmp_path, caplog, capfd, state, kind, how):  # noqa: PLR0917
     path = tmp_path / "data"
     shutil.copytree(written / state, path)

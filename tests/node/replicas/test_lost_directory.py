@@ -33,6 +33,7 @@ def fill(path) -> None:
             assert error.errno == errno.ENOSPC
 
 
+@pytest.mark.slow
 def test_what_a_node_leads_on_a_failed_disk_is_led_elsewhere(kept_cluster, small) -> None:
     cluster = kept_cluster(nodes=3, replica_lag_time_max_ms=600_000)
     cluster.stop(0)

@@ -67,6 +67,7 @@ def test_a_follower_flushes_what_flush_messages_asks_for(cluster) -> None:
     assert produced(cluster, topic, 5) == 5
 
 
+@pytest.mark.slow
 def test_a_follower_that_lags_leaves_the_isr_and_comes_back(kept_cluster) -> None:
     """It is registered all the time: nothing but its lag tells."""
     cluster = kept_cluster(
@@ -90,6 +91,7 @@ def test_a_follower_that_lags_leaves_the_isr_and_comes_back(kept_cluster) -> Non
     cluster.wait_until(lambda: isr(cluster, topic) == {0, 1, 2}, "back in the ISR")
 
 
+@pytest.mark.slow
 def test_a_new_partition_does_not_wait_behind_idle_ones(kept_cluster) -> None:
     """Their request is held by the leader for longer than a producer waits."""
     cluster = kept_cluster(

@@ -9,6 +9,7 @@ from confluent_kafka import Producer
 
 from kept.client.admin import cluster as operations
 from kept.storage.types import TopicPartition
+from tests.support.slow import rest_slow
 
 MIB = 1 << 20
 TOPIC_MIB = 24
@@ -34,7 +35,7 @@ def leader(client, topic: str) -> int:
     return client.metadata([topic]).topics[topic].partitions[0].leader
 
 
-@pytest.mark.parametrize("side", ["leader", "follower"])
+@pytest.mark.parametrize("side", rest_slow(["leader", "follower"], 1))
 def test_a_throttled_move_takes_its_share_and_no_more(kept_cluster, side) -> None:
     cluster = kept_cluster(nodes=3, replica_fetch_response_max_bytes=MIB)
     free, throttled = (

@@ -57,6 +57,7 @@ def become(cluster: Cluster, **wanted: float) -> None:
         raise AssertionError(f"{got} instead of {wanted}") from error
 
 
+@pytest.mark.slow
 def test_a_node_dies_and_comes_back(kept_cluster):
     cluster = kept_cluster(nodes=3, **PATIENT)
     cluster.create_topic(partitions=6)

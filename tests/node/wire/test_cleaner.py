@@ -9,7 +9,6 @@ from tests.support.wire_cleaner import CONFIG, fill
 
 STEPS = [
     "compaction.manifest",
-    "swap.renamed",
     *(
         pytest.param(step, marks=pytest.mark.slow)
         for step in (

@@ -6,8 +6,10 @@ import os
 
 import pytest
 
+from tests.support.slow import rest_slow
 
-@pytest.mark.parametrize("clean", [True, False])
+
+@pytest.mark.parametrize("clean", rest_slow([True, False], 1))
 def test_a_consumer_of_a_segment_that_was_cut_is_told(kept_cluster, connect, tools, clean):
     cluster = kept_cluster(log_flush_offset_checkpoint_interval_ms=50)
     topic = cluster.create_topic(config={"segment.bytes": "4096", "flush.messages": "1"})

@@ -20,6 +20,7 @@ from kept.node.runtime.runtime import Runtime
 from kept.storage.disk import Disk
 from kept.storage.records import records
 from kept.testing.ports import free_port
+from tests.support.slow import rest_slow
 
 
 class Served:
@@ -58,7 +59,7 @@ def all_offsets(wire, topic, end):
     return found
 
 
-@pytest.mark.parametrize("kind", ["eio", "enospc"])
+@pytest.mark.parametrize("kind", rest_slow(["eio", "enospc"], 1))
 def test_a_write_that_fails_takes_the_only_directory_offline(kept_cluster, connect, tools, kind):
     cluster = kept_cluster()
     wire = connect(cluster.port())

@@ -62,6 +62,7 @@ def status_of(cluster, path):
             return error.code, error.read().decode()
 
 
+@pytest.mark.slow
 def test_the_only_disk_is_full(small, connect, tools):
     with Cluster(log_dirs=small / "log") as cluster:
         topic = cluster.create_topic(config={"segment.bytes": "300000"})

@@ -16,7 +16,7 @@ import pytest
 from kept.storage.records import build_batch, headers, records
 
 KEYS = 30
-ROUNDS = 4
+ROUNDS = 2
 LONG_ROUNDS = 25
 SEEDS = int(os.environ.get("SEEDS", "1"))
 

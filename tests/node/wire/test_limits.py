@@ -221,7 +221,7 @@ def test_one_client_does_not_keep_the_others_waiting(kept_cluster, connect):
     cluster.create_topic(partitions=300)
     busy, other = connect(cluster.port()), connect(cluster.port())
     busy.ask(3, 9, topics=None)
-    count = 600
+    count = 250
     busy.socket.settimeout(60)
     frames = b"".join(
         protocol.encode_request(3, 9, n, "wire", {"topics": None}) for n in range(count)

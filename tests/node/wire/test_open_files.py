@@ -147,6 +147,7 @@ def is_ready(node) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_one_metadata_request_does_not_fill_the_node_with_topics(limited, connect, tools):
     node = limited()
     wire = connect(node.port)

@@ -14,6 +14,7 @@ from kept.storage.errors import InvariantViolation
 from tests.replication.manifests.history import play
 from tests.replication.manifests.logs import Violation
 from tests.replication.manifests.planted import PLANTED
+from tests.support.slow import rest_slow
 
 SEEDS = int(os.environ.get("SEEDS", "80"))
 FIRST = int(os.environ.get("FIRST_SEED", "0"))
@@ -36,12 +37,13 @@ ALSO = {
 }
 
 
+@pytest.mark.parametrize("seeds", rest_slow([SEEDS // 4, SEEDS], 1))
 @pytest.mark.parametrize("kind", KINDS)
-def test_histories(kind: str) -> None:
+def test_histories(kind: str, seeds: int) -> None:
     seen: set[str] = set()
-    for seed in range(FIRST, FIRST + SEEDS):
+    for seed in range(FIRST, FIRST + seeds):
         seen |= play(seed, **KINDS[kind]).seen.keys()
-    if SEEDS >= 80:
+    if seeds >= 80:
         assert COME_ACROSS | ALSO.get(kind, set()) <= seen
 
 

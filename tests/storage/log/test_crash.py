@@ -18,6 +18,7 @@ from kept.storage.errors import MachineError
 from kept.storage.records import build_batch
 from kept.storage.types import LogConfig
 from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
+from tests.support.slow import rest_slow
 
 CONFIG = LogConfig(segment_bytes=900, index_interval_bytes=100, file_delete_delay_ms=0)
 OPERATIONS = ["append", "append", "append", "big", "flush", "roll", "epoch", "checkpoint"]
@@ -108,7 +109,7 @@ def crash_everywhere(kit, operations: list[str], seeds: int) -> int:
     return whole.calls
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", rest_slow(range(4), 2))
 def test_every_call_of_a_script(kit, seed) -> None:
     random = Random(seed)
     operations = [random.choice(OPERATIONS) for _ in range(25)] + ["append", "close"]

@@ -153,7 +153,8 @@ def controller_of(cluster: Cluster) -> int:
     return int(float(line.split()[1]))
 
 
-@pytest.mark.parametrize("victims", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("victims", [1, 3])
 def test_no_id_is_given_twice_while_controllers_die(kept_cluster, victims):
     cluster = kept_cluster(nodes=3)
     askers = [Asker(cluster.port(i)) for i in range(3)]

@@ -15,6 +15,7 @@ COMMANDS = {
     "consume": ("kept.cli.consume:consume", "Print the records of a topic."),
     "group": ("kept.cli.group:group", "List, describe, reset and delete consumer groups."),
     "transaction": ("kept.cli.transaction:transaction", "Show, fence and abort transactions."),
+    "user": ("kept.cli.user:user", "Add, list and delete users who log in by SCRAM."),
     "compact": ("kept.cli.compact:compact", "See, start and explain compaction."),
     "cluster": (
         "kept.cli.cluster:cluster",

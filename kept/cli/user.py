@@ -1,0 +1,161 @@
+"""``kept user``: who may log in by SASL SCRAM, on kept or on Apache Kafka.
+
+A password comes from a prompt, a file or standard input, never from an argument: every process of
+the machine may read those.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import BinaryIO
+
+import click
+
+from kept.cli.output import echo, show_json, show_table
+from kept.cli.shell import Failure, Group, WholeNumber, bootstrap_option, examples, json_option
+from kept.cli.unavailable import open_client
+from kept.client.admin import users
+from kept.client.bootstrap import Bootstrap
+from kept.client.client import Client
+from kept.client.security.plain import MAX_FIELD_BYTES
+from kept.storage.printable import printable_line
+
+MECHANISM = "SCRAM-SHA-512"
+ITERATIONS = 8192
+MAX_LINE_BYTES = 4096
+
+password_option = click.option(
+    "--password-file",
+    type=click.File("rb"),
+    help="File whose first line is the password; - is standard input.  [default: a prompt]",
+)
+iterations_option = click.option(
+    "--iterations",
+    type=WholeNumber(4096, 16_384),
+    default=ITERATIONS,
+    show_default=True,
+    help="How often the password is hashed.",
+)
+
+
+@click.group(cls=Group, epilog=examples("kept user add ada --password-file ada.password"))
+def user() -> None:
+    """Add, list and delete users who log in by SCRAM."""
+
+
+@user.command(epilog=examples("kept user add ada", "pass ada | kept user add ada"))
+@click.argument("name")
+@click.option(
+    "--mechanism",
+    type=click.Choice(sorted(users.MECHANISMS)),
+    default=MECHANISM,
+    show_default=True,
+)
+@iterations_option
+@password_option
+@bootstrap_option
+def add(
+    *,
+    name: str,
+    mechanism: str,
+    iterations: int,
+    password_file: BinaryIO | None,
+    bootstrap: Bootstrap,
+) -> None:
+    """Add user NAME with a password, or a mechanism to one who exists."""
+    with open_client(bootstrap) as client:
+        if mechanism in _mechanisms(client, name):
+            raise Failure(
+                f"user {printable_line(name)} has a password for {mechanism}: kept user passwd "
+                "changes it"
+            )
+        password = _read_password(name, password_file)
+        client.run(users.set_password(name, mechanism, password, iterations))
+    echo(f"added user {printable_line(name)} with {mechanism}")
+
+
+@user.command(epilog=examples("kept user passwd ada --password-file ada.password"))
+@click.argument("name")
+@iterations_option
+@password_option
+@bootstrap_option
+def passwd(
+    *,
+    name: str,
+    iterations: int,
+    password_file: BinaryIO | None,
+    bootstrap: Bootstrap,
+) -> None:
+    """Change the password of user NAME, for all mechanisms that he has.
+
+    Who is connected stays connected.
+    """
+    with open_client(bootstrap) as client:
+        mechanisms = _existing(client, name)
+        password = _read_password(name, password_file)
+        for mechanism in mechanisms:
+            client.run(users.set_password(name, mechanism, password, iterations))
+    echo(f"changed the password of {printable_line(name)} for {', '.join(mechanisms)}")
+
+
+@user.command(epilog=examples("kept user delete ada"))
+@click.argument("name")
+@click.option(
+    "--mechanism",
+    type=click.Choice(sorted(users.MECHANISMS)),
+    help="Only his password for this mechanism.  [default: all]",
+)
+@bootstrap_option
+def delete(*, name: str, mechanism: str | None, bootstrap: Bootstrap) -> None:
+    """Delete user NAME: he cannot log in any more, and kept closes his connections."""
+    with open_client(bootstrap) as client:
+        mechanisms = [mechanism] if mechanism else _existing(client, name)
+        for each in mechanisms:
+            client.run(users.delete_password(name, each))
+    echo(f"deleted the password of {printable_line(name)} for {', '.join(mechanisms)}")
+
+
+@user.command("list", epilog=examples("kept user list"))
+@json_option
+@bootstrap_option
+def list_users(*, as_json: bool, bootstrap: Bootstrap) -> None:
+    """List users and their mechanisms."""
+    with open_client(bootstrap) as client:
+        listed = client.run(users.describe_users())
+    rows = [(one.user, one.mechanism, one.iterations) for one in sorted(listed, key=_by_name)]
+    if as_json:
+        columns = ("user", "mechanism", "iterations")
+        show_json([dict(zip(columns, row, strict=True)) for row in rows])
+    else:
+        show_table(("user", "mechanism", "iterations"), rows)
+
+
+def _by_name(credential: users.UserCredential) -> tuple[str, str]:
+    return credential.user, credential.mechanism
+
+
+def _mechanisms(client: Client, name: str) -> list[str]:
+    return sorted(one.mechanism for one in client.run(users.describe_users((name,))))
+
+
+def _existing(client: Client, name: str) -> list[str]:
+    mechanisms = _mechanisms(client, name)
+    if not mechanisms:
+        raise Failure(f"there is no user {printable_line(name)}: kept user list")
+    return mechanisms
+
+
+def _read_password(name: str, file: BinaryIO | None) -> str:
+    if file is None and sys.stdin.isatty():
+        what = f"Password of {printable_line(name)}"
+        prompted: str = click.prompt(what, hide_input=True, confirmation_prompt=True, err=True)
+        line = prompted.encode("utf-8", "surrogateescape")
+    else:
+        line = (file or sys.stdin.buffer).readline(MAX_LINE_BYTES)
+        line = line.removesuffix(b"\n").removesuffix(b"\r")
+    if not 0 < len(line) <= MAX_FIELD_BYTES or b"\0" in line:
+        raise Failure(f"a password has 1 to {MAX_FIELD_BYTES} bytes and no NUL")
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        raise Failure("a password is UTF-8 text") from None

@@ -8,10 +8,11 @@ seen all of it, what they committed is committed, and who comes later goes on fr
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -92,7 +93,11 @@ def leader(cluster: Cluster, topic: str, partition: int = 0) -> int:
 
 
 def story_over_a_kill(
-    cluster: Cluster, topic: str, command: Sequence[str], folder: Path | None = None
+    cluster: Cluster,
+    topic: str,
+    command: Sequence[str],
+    folder: Path | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> dict[str, int]:
     """Run a program that writes a topic and reads it in a group; what it says of it, as JSON.
 
@@ -100,7 +105,12 @@ def story_over_a_kill(
     and started again. ``held`` is what the log then has.
     """
     with subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=folder,
+        env={**os.environ, **(environ or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         try:
             assert process.stdout is not None
@@ -144,6 +154,11 @@ def committed(cluster: Cluster, topic: str, group: str) -> int:
     with cluster.client() as client:
         places = [TopicPartition(topic, number) for number in range(PARTITIONS)]
         return sum(client.committed(group, places).values())
+
+
+def undisturbed(cluster: Cluster, client: Client) -> None:
+    """Nothing happens."""
+    _story(cluster, client, lambda _, go_on: go_on())
 
 
 def over_a_kill(cluster: Cluster, client: Client) -> None:

@@ -20,7 +20,7 @@ HERE = Path(__file__).parent / "node"
 @pytest.fixture(scope="session")
 def workspace(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("node-client")
-    for name in ("package.json", "codecs.js", "round_trip.js", "over_a_kill.js"):
+    for name in ("package.json", "codecs.js", "round_trip.js", "over_a_kill.js", "security.js"):
         shutil.copy(HERE / name, folder)
     subprocess.run(
         ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"],

@@ -6,11 +6,30 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/sasl/plain"
+	"github.com/twmb/franz-go/pkg/sasl/scram"
 )
 
 type franz struct {
 	place
 	producers map[string]*kgo.Client
+}
+
+func franzSecurity() []kgo.Opt {
+	options := []kgo.Opt{}
+	if config := tlsConfig(); config != nil {
+		options = append(options, kgo.DialTLSConfig(config))
+	}
+	auth := scram.Auth{User: user, Pass: password}
+	switch mechanism {
+	case "PLAIN":
+		options = append(options, kgo.SASL(plain.Auth{User: user, Pass: password}.AsMechanism()))
+	case "SCRAM-SHA-256":
+		options = append(options, kgo.SASL(auth.AsSha256Mechanism()))
+	case "SCRAM-SHA-512":
+		options = append(options, kgo.SASL(auth.AsSha512Mechanism()))
+	}
+	return options
 }
 
 func newFranz(where place) (library, error) {
@@ -20,8 +39,9 @@ func newFranz(where place) (library, error) {
 		"lz4": kgo.Lz4Compression(), "zstd": kgo.ZstdCompression(),
 	}
 	for name, codec := range byName {
-		client, err := kgo.NewClient(kgo.SeedBrokers(where.bootstrap...), kgo.DefaultProduceTopic(where.topic),
-			kgo.ProducerBatchCompression(codec), kgo.RecordPartitioner(kgo.RoundRobinPartitioner()))
+		client, err := kgo.NewClient(append(franzSecurity(), kgo.SeedBrokers(where.bootstrap...),
+			kgo.DefaultProduceTopic(where.topic), kgo.ProducerBatchCompression(codec),
+			kgo.RecordPartitioner(kgo.RoundRobinPartitioner()))...)
 		if err != nil {
 			return nil, err
 		}
@@ -44,9 +64,9 @@ func (f *franz) Send(ctx context.Context, codec string, values []string) error {
 }
 
 func (f *franz) Read(ctx context.Context, seen func(string)) error {
-	client, err := kgo.NewClient(kgo.SeedBrokers(f.bootstrap...), kgo.ConsumerGroup(f.topic),
-		kgo.ConsumeTopics(f.topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
-		kgo.AutoCommitInterval(autoCommit))
+	client, err := kgo.NewClient(append(franzSecurity(), kgo.SeedBrokers(f.bootstrap...),
+		kgo.ConsumerGroup(f.topic), kgo.ConsumeTopics(f.topic),
+		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.AutoCommitInterval(autoCommit))...)
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/IBM/sarama"
+	"github.com/xdg-go/scram"
 )
 
 type saramaClient struct {
@@ -24,6 +25,15 @@ func newSarama(where place) (library, error) {
 	config.Net.MaxOpenRequests = 1
 	config.Consumer.Offsets.Initial = sarama.OffsetOldest
 	config.Consumer.Offsets.AutoCommit.Interval = autoCommit
+	if config.Net.TLS.Config = tlsConfig(); config.Net.TLS.Config != nil {
+		config.Net.TLS.Enable = true
+	}
+	if mechanism != "" {
+		config.Net.SASL.Enable = true
+		config.Net.SASL.Mechanism = sarama.SASLMechanism(mechanism)
+		config.Net.SASL.User, config.Net.SASL.Password = user, password
+		config.Net.SASL.SCRAMClientGeneratorFunc = func() sarama.SCRAMClient { return &scramClient{} }
+	}
 	return &saramaClient{where, config, map[string]sarama.SyncProducer{}}, nil
 }
 
@@ -68,6 +78,23 @@ func (s *saramaClient) Read(ctx context.Context, seen func(string)) error {
 		}
 	}
 	return nil
+}
+
+// sarama leaves SCRAM to the application.
+type scramClient struct {
+	*scram.ClientConversation
+}
+
+func (s *scramClient) Begin(user, password, authzid string) error {
+	hash := scram.SHA256
+	if mechanism == "SCRAM-SHA-512" {
+		hash = scram.SHA512
+	}
+	client, err := hash.NewClient(user, password, authzid)
+	if err == nil {
+		s.ClientConversation = client.NewConversation()
+	}
+	return err
 }
 
 type member func(string)

@@ -5,11 +5,29 @@ import (
 	"time"
 
 	"github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/sasl"
+	"github.com/segmentio/kafka-go/sasl/plain"
+	"github.com/segmentio/kafka-go/sasl/scram"
 )
 
 type segmentio struct {
 	place
 	writers map[string]*kafka.Writer
+}
+
+func segmentioSASL() sasl.Mechanism {
+	algorithms := map[string]scram.Algorithm{"SCRAM-SHA-256": scram.SHA256, "SCRAM-SHA-512": scram.SHA512}
+	if algorithm, found := algorithms[mechanism]; found {
+		made, err := scram.Mechanism(algorithm, user, password)
+		if err != nil {
+			panic(err)
+		}
+		return made
+	}
+	if mechanism == "PLAIN" {
+		return plain.Mechanism{Username: user, Password: password}
+	}
+	return nil
 }
 
 func newSegmentio(where place) (library, error) {
@@ -21,13 +39,15 @@ func newSegmentio(where place) (library, error) {
 		made.writers[name] = &kafka.Writer{
 			Addr: kafka.TCP(where.bootstrap...), Topic: where.topic, Balancer: &kafka.RoundRobin{},
 			RequiredAcks: kafka.RequireAll, Compression: codec, BatchTimeout: time.Millisecond, MaxAttempts: 100,
+			Transport: &kafka.Transport{TLS: tlsConfig(), SASL: segmentioSASL()},
 		}
 	}
 	return made, nil
 }
 
 func (s *segmentio) Create(ctx context.Context) error {
-	client := &kafka.Client{Addr: kafka.TCP(s.bootstrap...)}
+	transport := &kafka.Transport{TLS: tlsConfig(), SASL: segmentioSASL()}
+	client := &kafka.Client{Addr: kafka.TCP(s.bootstrap...), Transport: transport}
 	topics := []kafka.TopicConfig{{Topic: s.topic, NumPartitions: partitions, ReplicationFactor: -1}}
 	made, err := client.CreateTopics(ctx, &kafka.CreateTopicsRequest{Topics: topics})
 	if err != nil {
@@ -48,6 +68,7 @@ func (s *segmentio) Read(ctx context.Context, seen func(string)) error {
 	reader := kafka.NewReader(kafka.ReaderConfig{
 		Brokers: s.bootstrap, GroupID: s.topic, Topic: s.topic, StartOffset: kafka.FirstOffset,
 		MaxWait: 100 * time.Millisecond, CommitInterval: autoCommit, MaxAttempts: 100,
+		Dialer: &kafka.Dialer{Timeout: 10 * time.Second, DualStack: true, TLS: tlsConfig(), SASLMechanism: segmentioSASL()},
 	})
 	defer reader.Close()
 	for {

@@ -3,11 +3,12 @@
 // Ends with one JSON line: how many records were sent, seen, and seen more than once.
 const { Kafka, CompressionTypes, logLevel } = require('kafkajs')
 const { codecs } = require('./codecs.js')
+const security = require('./security.js')
 
 const [bootstrap, topic] = process.argv.slice(2)
 const HALF = 300
 const retry = { initialRetryTime: 50, maxRetryTime: 500, retries: 60 }
-const kafka = new Kafka({ clientId: 'survivor', brokers: bootstrap.split(','), retry, logLevel: logLevel.NOTHING })
+const kafka = new Kafka({ clientId: 'survivor', brokers: bootstrap.split(','), retry, logLevel: logLevel.NOTHING, ...security })
 
 async function until(what, condition) {
   const deadline = Date.now() + 60000

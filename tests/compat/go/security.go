@@ -1,0 +1,33 @@
+package main
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"os"
+)
+
+// How to connect: SECURITY_CA and SECURITY_CERTIFICATE are PEM files (the latter with its key), SECURITY_MECHANISM,
+// SECURITY_USER and SECURITY_PASSWORD a login by SASL; what is unset is not wanted.
+var mechanism, user, password = os.Getenv("SECURITY_MECHANISM"), os.Getenv("SECURITY_USER"), os.Getenv("SECURITY_PASSWORD")
+
+// The configuration of TLS, nil without it.
+func tlsConfig() *tls.Config {
+	path := os.Getenv("SECURITY_CA")
+	if path == "" {
+		return nil
+	}
+	pem, err := os.ReadFile(path)
+	if err != nil {
+		panic(err)
+	}
+	config := &tls.Config{RootCAs: x509.NewCertPool(), MinVersion: tls.VersionTLS12}
+	config.RootCAs.AppendCertsFromPEM(pem)
+	if own := os.Getenv("SECURITY_CERTIFICATE"); own != "" {
+		pair, err := tls.LoadX509KeyPair(own, own)
+		if err != nil {
+			panic(err)
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	return config
+}

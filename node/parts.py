@@ -73,7 +73,7 @@ from kept.node.runtime.runtime import Runtime
 from kept.node.runtime.shutdown import Shutdown
 from kept.node.runtime.uncompiled_kernels import Kernels
 from kept.node.security.logins import Logins
-from kept.node.security.session import AllowAll
+from kept.node.security.session import ALLOW_ALL
 from kept.replication.quota import ReplicationQuotas
 from kept.storage.disk import Disk
 from kept.storage.producers.producer_states import ProducerQuota
@@ -105,7 +105,7 @@ class NodeParts:
         self.inflating = BudgetShare(self.budget, config.inflating_max_bytes)
         self.waiting = MemoryBudget(config.waiting_max_bytes, config.waiting_max_bytes // 4)
         self.producer_quota = ProducerQuota(config.producers_max)
-        self.authorizer: Authorizer = AllowAll()
+        self.authorizer: Authorizer = ALLOW_ALL
         self._build_cluster(config)
         self.logins = Logins(
             self.runtime.loop, self.live_config, lambda: self.metadata.image.credentials
@@ -372,7 +372,7 @@ class NodeParts:
             counters=self.counters,
             logins=self.logins,
         )
-        self.handlers = RequestHandlers(collaborators, self.forwarding)
+        self.handlers = RequestHandlers(collaborators, self.forwarding, self.authorizer)
         self.marker_requests.handlers = self.verifying_requests.handlers = self.handlers
         hints = LeaderHints(live, metadata, self.addresses, self.detector, table)
         self.server = ServerContext(

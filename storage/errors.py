@@ -328,6 +328,10 @@ class ClusterAuthorizationFailed(PeerError):
     """Not for whoever may reach this listener."""
 
 
+class TopicAuthorizationFailed(PeerError):
+    """Whoever asks may not do this with the topic, or may not know whether there is one."""
+
+
 class SecurityDisabled(PeerError):
     """ACLs without an authorizer."""
 

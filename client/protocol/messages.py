@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 from kio.index import load_request_schema, load_response_schema
@@ -387,13 +387,29 @@ def refused(api_key: int, version: int, error_code: int, message: str) -> Values
     cls: Any = message_type(api_key, version, EntityType.response)
     if "error_code" not in {field.name for field in fields(cls)}:
         return None
+    return {**nothing(cls), "error_code": error_code, "error_message": message}
+
+
+def nothing(cls: Any) -> Values:
+    """What stands in the fields of a message that has nothing to say: those without a default."""
+    return _blank(cls)[0]
+
+
+def array_element(cls: Any, name: str) -> Any:
+    """The class of the messages in an array of a message."""
+    return _blank(cls)[1][name]
+
+
+@cache
+def _blank(cls: Any) -> tuple[Values, Values]:
     hints = get_type_hints(cls)
-    values: dict[str, Any] = {
+    values = {
         name: _nothing(hints[name], kind)
         for name, kind, _, default in _plan(cls)
         if default is None
     }
-    return {**values, "error_code": error_code, "error_message": message}
+    elements = {name: _element(hint) for name, hint in hints.items()}
+    return MappingProxyType(values), MappingProxyType(elements)
 
 
 def _nothing(hint: Any, kind: str) -> Any:

@@ -6,7 +6,9 @@ allows or denies. Source: ``org.apache.kafka.common.acl`` and ``common.resource`
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Final
 
 from msgspec import Struct
@@ -63,6 +65,25 @@ class AclOperation(IntEnum):
     CREATE_TOKENS = 13
     DESCRIBE_TOKENS = 14
     TWO_PHASE_COMMIT = 15
+
+
+_CONFIGS: Final = (AclOperation.DESCRIBE_CONFIGS, AclOperation.ALTER_CONFIGS)
+_READ: Final = (AclOperation.READ, AclOperation.DELETE, AclOperation.DESCRIBE)
+_ALTER: Final = (AclOperation.CREATE, AclOperation.ALTER)
+OPERATIONS: Final[Mapping[AclResourceType, tuple[AclOperation, ...]]] = MappingProxyType(
+    {
+        AclResourceType.TOPIC: (*_READ, *_ALTER, *_CONFIGS, AclOperation.WRITE),
+        AclResourceType.GROUP: (*_READ, *_CONFIGS),
+        AclResourceType.CLUSTER: (
+            *_ALTER,
+            *_CONFIGS,
+            AclOperation.DESCRIBE,
+            AclOperation.CLUSTER_ACTION,
+            AclOperation.IDEMPOTENT_WRITE,
+        ),
+    }
+)
+"""What can be done with a resource of a type that a client asks this of (``AclEntry``)."""
 
 
 class AclPermission(IntEnum):

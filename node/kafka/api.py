@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
@@ -23,7 +23,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.wire import read_uvarint, skip_tags, uvarint
 from kept.cluster.controller.features import SUPPORTED, TRANSACTION_VERSION
+from kept.cluster.security.acls import AclOperation as Op
+from kept.cluster.security.acls import AclResourceType
+from kept.node.kafka import resources
 from kept.node.runtime import error_codes
+from kept.node.security.access import CLUSTER, Access, Each, Open, Own, Whole
+from kept.node.security.session import EVERYTHING
 from kept.steps import Steps
 
 if TYPE_CHECKING:
@@ -54,7 +59,7 @@ class Api(NamedTuple):
 
     ``max_before``: the newest version below level 2 of transaction.version, where that matters.
     ``handler`` is the module and class below ``kept.node.kafka.handlers`` whose method of the API's
-    name serves it; empty where the connection does.
+    name serves it; empty where the connection does. ``access`` is what is asked before, in order.
     """
 
     key: ApiKey
@@ -62,6 +67,7 @@ class Api(NamedTuple):
     max_version: int
     handler: str
     flexible_from: int
+    access: tuple[Access, ...]
     refused_below: int = 0
     max_before: int | None = None
 
@@ -99,6 +105,39 @@ class RequestContext:
     """What is cancelled when the client's connection goes; None for a forwarded request."""
     connection: int | None = None
     """The ordinal of its connection in this process; None for a forwarded request."""
+    questions: int = 0
+    """How often it was asked whether the session may do something."""
+
+    def may(
+        self, operation: Op, resource_type: AclResourceType, name: str, *, audited: bool = True
+    ) -> bool:
+        """Whether whoever makes the request may do something with a resource."""
+        self.questions += 1
+        return self.session.may(operation, resource_type, name, audited=audited)
+
+    def permitted(
+        self,
+        operation: Op,
+        resource_type: AclResourceType,
+        names: Iterable[str],
+        *,
+        cluster: Op | None = None,
+        audited: bool = False,
+    ) -> Steps[Container[object]]:
+        """Those of ``names`` with which he may do it. Who may do ``cluster`` on the cluster may do
+        it with all.
+        """
+        self.questions += 1
+        if self.session.is_unrestricted or (
+            cluster is not None and self.session.may(cluster, *CLUSTER, audited=False)
+        ):
+            return EVERYTHING
+        permitted = set()
+        for name in names:
+            yield
+            if self.session.may(operation, resource_type, name, audited=audited):
+                permitted.add(name)
+        return permitted
 
 
 IN_TURN: Final = frozenset(
@@ -148,62 +187,122 @@ GROUP_MEMBERS: Final = frozenset({ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP})
 NEVER: Final = 32767
 """``flexible_from`` of an API without flexible versions."""
 
+_OWN: Final = (Own(),)
+_OPEN: Final = (Open(),)
+_READ_GROUP: Final = (Whole(Op.READ, resources.group),)
+_DESCRIBE_GROUPS: Final = (Each(Op.DESCRIBE, resources.group),)
+_DELETE_GROUPS: Final = (Each(Op.DELETE, resources.group),)
+_DESCRIBE_TOPICS: Final = (Each(Op.DESCRIBE, resources.topic),)
+_EPOCHS: Final = (Each(Op.DESCRIBE, resources.topic, cluster=Op.CLUSTER_ACTION),)
+_CREATE_TOPICS: Final = (Each(Op.CREATE, resources.topic, cluster=Op.CREATE),)
+_ALTER_TOPICS: Final = (Each(Op.ALTER, resources.topic),)
+_DELETE_RECORDS: Final = (Each(Op.DELETE, resources.topic),)
+_READ_TOPICS: Final = (Each(Op.READ, resources.topic),)
+_DESCRIBE_CONFIGS: Final = (Each(Op.DESCRIBE_CONFIGS, resources.configured),)
+_ALTER_CONFIGS: Final = (Each(Op.ALTER_CONFIGS, resources.configured),)
+_DESCRIBE_IDS: Final = (Each(Op.DESCRIBE, resources.transactional_id),)
+_WRITE_ID: Final = (Whole(Op.WRITE, resources.transactional_id),)
+_MARK: Final = (Whole(Op.ALTER, otherwise=Op.CLUSTER_ACTION),)
+_COMMIT: Final = (*_READ_GROUP, *_READ_TOPICS)
+_DELETE_OFFSETS: Final = (Whole(Op.DELETE, resources.group), *_READ_TOPICS)
+_WRITE_GROUP: Final = (*_WRITE_ID, *_READ_GROUP)
+_TXN_COMMIT: Final = (*_WRITE_ID, *_READ_GROUP, *_READ_TOPICS)
+_DESCRIBE_CLUSTER: Final = (Whole(Op.DESCRIBE),)
+_ALTER_CLUSTER: Final = (Whole(Op.ALTER),)
+
 APIS: Final = (
     # Produce 0-2 are advertised for librdkafka (KAFKA-18659) and refused on use.
-    Api(ApiKey.PRODUCE, 0, 13, "", 9, refused_below=3),
-    Api(ApiKey.FETCH, 4, 18, "", 12),
-    Api(ApiKey.LIST_OFFSETS, 1, 11, "list_offsets.ListOffsetsHandler", 6),
-    Api(ApiKey.METADATA, 0, 13, "metadata.MetadataHandler", 9),
-    Api(ApiKey.OFFSET_COMMIT, 2, 10, "group_offsets.GroupOffsetsHandler", 8),
-    Api(ApiKey.OFFSET_FETCH, 1, 10, "group_offsets.GroupOffsetsHandler", 6),
-    Api(ApiKey.FIND_COORDINATOR, 0, 6, "group_membership.GroupMembershipHandler", 3),
-    Api(ApiKey.JOIN_GROUP, 0, 9, "group_membership.GroupMembershipHandler", 6),
-    Api(ApiKey.HEARTBEAT, 0, 4, "group_membership.GroupMembershipHandler", 4),
-    Api(ApiKey.LEAVE_GROUP, 0, 5, "group_membership.GroupMembershipHandler", 4),
-    Api(ApiKey.SYNC_GROUP, 0, 5, "group_membership.GroupMembershipHandler", 4),
-    Api(ApiKey.DESCRIBE_GROUPS, 0, 6, "describe_groups.DescribeGroupsHandler", 5),
-    Api(ApiKey.LIST_GROUPS, 0, 5, "describe_groups.DescribeGroupsHandler", 3),
-    Api(ApiKey.SASL_HANDSHAKE, 0, 1, "sasl.SaslHandler", NEVER),
-    Api(ApiKey.API_VERSIONS, 0, 4, "", 3),  # answered below
-    Api(ApiKey.CREATE_TOPICS, 2, 7, "topics.TopicsHandler", 5),
-    Api(ApiKey.DELETE_TOPICS, 1, 6, "topics.TopicsHandler", 4),
-    Api(ApiKey.DELETE_RECORDS, 0, 2, "delete_records.DeleteRecordsHandler", 2),
-    Api(ApiKey.INIT_PRODUCER_ID, 0, 5, "init_producer_id.ProducerIdHandler", 2),
-    Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, "list_offsets.ListOffsetsHandler", 4),
-    Api(ApiKey.ADD_PARTITIONS_TO_TXN, 0, 5, "transactions.TransactionsHandler", 3),
-    Api(ApiKey.ADD_OFFSETS_TO_TXN, 0, 4, "transactions.TransactionsHandler", 3),
-    Api(ApiKey.END_TXN, 0, 5, "transactions.TransactionsHandler", 3, max_before=4),
-    Api(ApiKey.WRITE_TXN_MARKERS, 1, 2, "write_txn_markers.WriteTxnMarkersHandler", 1),
-    Api(ApiKey.TXN_OFFSET_COMMIT, 0, 5, "group_offsets.GroupOffsetsHandler", 3, max_before=4),
-    Api(ApiKey.DESCRIBE_ACLS, 1, 3, "describe_cluster.ClusterHandler", 2),
-    Api(ApiKey.DESCRIBE_CONFIGS, 1, 4, "configs.ConfigHandler", 4),
-    Api(ApiKey.ALTER_CONFIGS, 0, 2, "configs.ConfigHandler", 2),
-    Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, "describe_log_dirs.LogDirsHandler", 2),
-    Api(ApiKey.SASL_AUTHENTICATE, 0, 2, "sasl.SaslHandler", 2),
-    Api(ApiKey.CREATE_PARTITIONS, 0, 3, "topics.TopicsHandler", 2),
-    Api(ApiKey.DELETE_GROUPS, 0, 2, "describe_groups.DescribeGroupsHandler", 2),
-    Api(ApiKey.ELECT_LEADERS, 0, 2, "reassignments.ReassignmentHandler", 2),
-    Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, "configs.ConfigHandler", 1),
-    Api(ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, 1, "reassignments.ReassignmentHandler", 0),
-    Api(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, 0, "reassignments.ReassignmentHandler", 0),
-    Api(ApiKey.OFFSET_DELETE, 0, 0, "group_offsets.GroupOffsetsHandler", NEVER),
+    Api(ApiKey.PRODUCE, 0, 13, "", 9, _OWN, refused_below=3),
+    Api(ApiKey.FETCH, 4, 18, "", 12, _OWN),
+    Api(ApiKey.LIST_OFFSETS, 1, 11, "list_offsets.ListOffsetsHandler", 6, _DESCRIBE_TOPICS),
+    Api(ApiKey.METADATA, 0, 13, "metadata.MetadataHandler", 9, _OWN),
+    Api(ApiKey.OFFSET_COMMIT, 2, 10, "group_offsets.GroupOffsetsHandler", 8, _COMMIT),
+    Api(ApiKey.OFFSET_FETCH, 1, 10, "group_offsets.GroupOffsetsHandler", 6, _OWN),
+    Api(ApiKey.FIND_COORDINATOR, 0, 6, "group_membership.GroupMembershipHandler", 3, _OWN),
+    Api(ApiKey.JOIN_GROUP, 0, 9, "group_membership.GroupMembershipHandler", 6, _READ_GROUP),
+    Api(ApiKey.HEARTBEAT, 0, 4, "group_membership.GroupMembershipHandler", 4, _READ_GROUP),
+    Api(ApiKey.LEAVE_GROUP, 0, 5, "group_membership.GroupMembershipHandler", 4, _READ_GROUP),
+    Api(ApiKey.SYNC_GROUP, 0, 5, "group_membership.GroupMembershipHandler", 4, _READ_GROUP),
+    Api(ApiKey.DESCRIBE_GROUPS, 0, 6, "describe_groups.DescribeGroupsHandler", 5, _DESCRIBE_GROUPS),
+    Api(ApiKey.LIST_GROUPS, 0, 5, "describe_groups.DescribeGroupsHandler", 3, _OWN),
+    Api(ApiKey.SASL_HANDSHAKE, 0, 1, "sasl.SaslHandler", NEVER, _OPEN),
+    Api(ApiKey.API_VERSIONS, 0, 4, "", 3, _OPEN),  # answered below
+    Api(ApiKey.CREATE_TOPICS, 2, 7, "topics.TopicsHandler", 5, _CREATE_TOPICS),
+    Api(ApiKey.DELETE_TOPICS, 1, 6, "topics.TopicsHandler", 4, _OWN),
+    Api(ApiKey.DELETE_RECORDS, 0, 2, "delete_records.DeleteRecordsHandler", 2, _DELETE_RECORDS),
+    Api(ApiKey.INIT_PRODUCER_ID, 0, 5, "init_producer_id.ProducerIdHandler", 2, _OWN),
+    Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, "list_offsets.ListOffsetsHandler", 4, _EPOCHS),
+    Api(ApiKey.ADD_PARTITIONS_TO_TXN, 0, 5, "transactions.TransactionsHandler", 3, _OWN),
+    Api(ApiKey.ADD_OFFSETS_TO_TXN, 0, 4, "transactions.TransactionsHandler", 3, _WRITE_GROUP),
+    Api(ApiKey.END_TXN, 0, 5, "transactions.TransactionsHandler", 3, _WRITE_ID, max_before=4),
+    Api(ApiKey.WRITE_TXN_MARKERS, 1, 2, "write_txn_markers.WriteTxnMarkersHandler", 1, _MARK),
+    Api(
+        ApiKey.TXN_OFFSET_COMMIT,
+        0,
+        5,
+        "group_offsets.GroupOffsetsHandler",
+        3,
+        _TXN_COMMIT,
+        max_before=4,
+    ),
+    Api(ApiKey.DESCRIBE_ACLS, 1, 3, "describe_cluster.ClusterHandler", 2, _DESCRIBE_CLUSTER),
+    Api(ApiKey.DESCRIBE_CONFIGS, 1, 4, "configs.ConfigHandler", 4, _DESCRIBE_CONFIGS),
+    Api(ApiKey.ALTER_CONFIGS, 0, 2, "configs.ConfigHandler", 2, _ALTER_CONFIGS),
+    Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, "describe_log_dirs.LogDirsHandler", 2, _DESCRIBE_CLUSTER),
+    Api(ApiKey.SASL_AUTHENTICATE, 0, 2, "sasl.SaslHandler", 2, _OPEN),
+    Api(ApiKey.CREATE_PARTITIONS, 0, 3, "topics.TopicsHandler", 2, _ALTER_TOPICS),
+    Api(ApiKey.DELETE_GROUPS, 0, 2, "describe_groups.DescribeGroupsHandler", 2, _DELETE_GROUPS),
+    Api(ApiKey.ELECT_LEADERS, 0, 2, "reassignments.ReassignmentHandler", 2, _ALTER_CLUSTER),
+    Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, "configs.ConfigHandler", 1, _ALTER_CONFIGS),
+    Api(
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+        0,
+        1,
+        "reassignments.ReassignmentHandler",
+        0,
+        _ALTER_CLUSTER,
+    ),
+    Api(
+        ApiKey.LIST_PARTITION_REASSIGNMENTS,
+        0,
+        0,
+        "reassignments.ReassignmentHandler",
+        0,
+        _DESCRIBE_CLUSTER,
+    ),
+    Api(ApiKey.OFFSET_DELETE, 0, 0, "group_offsets.GroupOffsetsHandler", NEVER, _DELETE_OFFSETS),
     Api(
         ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
         0,
         0,
         "scram_credentials.ScramCredentialsHandler",
         0,
+        _DESCRIBE_CLUSTER,
     ),
-    Api(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, 0, "scram_credentials.ScramCredentialsHandler", 0),
-    Api(ApiKey.DESCRIBE_QUORUM, 0, 2, "describe_quorum.QuorumHandler", 0),
-    Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, "describe_cluster.ClusterHandler", 0),
-    Api(ApiKey.DESCRIBE_PRODUCERS, 0, 0, "describe_producers.DescribeProducersHandler", 0),
-    Api(ApiKey.UNREGISTER_BROKER, 0, 0, "describe_cluster.ClusterHandler", 0),
-    Api(ApiKey.DESCRIBE_TRANSACTIONS, 0, 0, "transactions.TransactionsHandler", 0),
-    Api(ApiKey.LIST_TRANSACTIONS, 0, 2, "transactions.TransactionsHandler", 0),
-    Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, "describe_cluster.ClusterHandler", 0),
-    Api(ApiKey.ADD_RAFT_VOTER, 0, 1, "raft_voters.RaftVotersHandler", 0),
-    Api(ApiKey.REMOVE_RAFT_VOTER, 0, 0, "raft_voters.RaftVotersHandler", 0),
+    Api(
+        ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
+        0,
+        0,
+        "scram_credentials.ScramCredentialsHandler",
+        0,
+        _ALTER_CLUSTER,
+    ),
+    Api(ApiKey.DESCRIBE_QUORUM, 0, 2, "describe_quorum.QuorumHandler", 0, _DESCRIBE_CLUSTER),
+    Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, "describe_cluster.ClusterHandler", 0, _OPEN),
+    Api(
+        ApiKey.DESCRIBE_PRODUCERS,
+        0,
+        0,
+        "describe_producers.DescribeProducersHandler",
+        0,
+        _READ_TOPICS,
+    ),
+    Api(ApiKey.UNREGISTER_BROKER, 0, 0, "describe_cluster.ClusterHandler", 0, _ALTER_CLUSTER),
+    Api(ApiKey.DESCRIBE_TRANSACTIONS, 0, 0, "transactions.TransactionsHandler", 0, _DESCRIBE_IDS),
+    Api(ApiKey.LIST_TRANSACTIONS, 0, 2, "transactions.TransactionsHandler", 0, _OWN),
+    Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, "describe_cluster.ClusterHandler", 0, _OWN),
+    Api(ApiKey.ADD_RAFT_VOTER, 0, 1, "raft_voters.RaftVotersHandler", 0, _ALTER_CLUSTER),
+    Api(ApiKey.REMOVE_RAFT_VOTER, 0, 0, "raft_voters.RaftVotersHandler", 0, _ALTER_CLUSTER),
 )
 
 

@@ -16,7 +16,7 @@ from kept.client.protocol import messages as protocol
 from kept.client.protocol.api_keys import ApiKey
 from kept.node.internode import controller_rpc
 from kept.node.kafka import api
-from kept.node.kafka.forward_errors import UNANSWERED, refusal
+from kept.node.kafka.error_responses import UNANSWERED, refusal, unanswered
 from kept.node.runtime.logging import log
 from kept.storage.errors import NetworkException, NotController
 
@@ -61,7 +61,9 @@ class ForwardingManager:
             log.warning(
                 "no controller answers", api=api.served()[context.api_key].name, error=str(error)
             )
-            return refusal(context.api_key, request, error)
+            failed = unanswered(error)
+            steps = refusal(context.api_key, context.api_version, request, failed)
+            return await self._runtime.slices.finish(steps)
 
     async def forward(self, context: api.RequestContext, body: bytes) -> bytes:
         """The response's body to an admin request, from whoever is the active controller.

@@ -30,7 +30,7 @@ from kept.node.kafka import api
 from kept.node.kafka.connection import Connection, ServerContext
 from kept.node.kafka.handshake_timeout import HandshakeTimeouts
 from kept.node.runtime.logging import log
-from kept.node.security.session import Session
+from kept.node.security.session import ALLOW_ALL, Session
 from kept.storage.errors import ConfigurationError, InvalidRequest, SaslAuthenticationFailed
 
 if TYPE_CHECKING:
@@ -254,15 +254,20 @@ class Listener:
     # Called by connections, and by what comes before them.
 
     def session(self, transport: Any, principal: str = ANONYMOUS, mechanism: str = "") -> Session:
-        """A session of ``principal`` on this listener, with no more rights than the authorizer
-        gives whoever is not known.
+        """A session of ``principal`` on this listener: of a node on the one between nodes, whom
+        nothing is forbidden.
         """
         peer = transport.get_extra_info("peername")
         host = peer[0] if isinstance(peer, tuple) and len(peer) > 1 else ""
-        session = Session(principal, host, self.name, mechanism, is_node=self.between_nodes)
-        session.writable = self.context.authorizer.grants()
-        session.readable = self.context.authorizer.grants()
-        return session
+        authorizer = ALLOW_ALL if self.between_nodes else self.context.authorizer
+        return Session(
+            principal,
+            host,
+            self.name,
+            mechanism,
+            authorizer=authorizer,
+            is_node=self.between_nodes,
+        )
 
     async def authenticate_password(
         self, transport: Any, user: str, password: str

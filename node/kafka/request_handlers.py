@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kept.client.protocol import messages as protocol
 from kept.node.internode import controller_rpc
-from kept.node.kafka import api
+from kept.node.kafka import api, request_authorizer
 from kept.node.security.session import Session
 from kept.storage.errors import NotController
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kept.node.runtime.fd_quota import OpenFiles
     from kept.node.runtime.runtime import Runtime
     from kept.node.security.logins import Logins
+    from kept.node.security.session import Authorizer
 
 Handler = Callable[[api.RequestContext, Any], api.Answer]
 
@@ -66,16 +67,19 @@ class Collaborators:
 class RequestHandlers:
     """Serves the requests of every API but Produce, Fetch and ApiVersions."""
 
-    def __init__(self, collaborators: Collaborators, forwarding: ForwardingManager) -> None:
+    def __init__(
+        self, collaborators: Collaborators, forwarding: ForwardingManager, authorizer: Authorizer
+    ) -> None:
         self._collaborators = collaborators
+        self._authorizer = authorizer
         self._forwarding = forwarding
         self._handlers: dict[int, Handler] = {}
 
-    def handler(self, key: int) -> Handler:
-        """The method that serves an API."""
+    def _handler(self, served: api.Api) -> Handler:
+        """The method that serves an API: only :meth:`_serve` calls it."""
+        key = served.key
         handler = self._handlers.get(key)
         if handler is None:
-            served = api.served()[key]
             cls = api.handler_class(served)
             names = inspect.signature(cls).parameters
             made = cls(**{name: getattr(self._collaborators, name) for name in names})
@@ -86,13 +90,18 @@ class RequestHandlers:
         """Serve a client's request, here or at the active controller. ``body`` is the request's."""
         if context.api_key in api.FORWARDED and not self._collaborators.config.current.alone:
             return self._forwarding.respond(context, bytes(body), request)
-        return self.handler(context.api_key)(context, request)
+        return self._serve(context, request)
+
+    def _serve(self, context: api.RequestContext, request: Any) -> api.Answer:
+        served = api.served()[context.api_key]
+        image = self._collaborators.metadata.image
+        return request_authorizer.serve(served, context, request, self._handler(served), image)
 
     async def complete(self, context: api.RequestContext, request: Any) -> Any:
         """The values of the response to a request that is served here. Raises TypeError where its
         handler gives none.
         """
-        answer: Any = self.handler(context.api_key)(context, request)
+        answer: Any = self._serve(context, request)
         while not isinstance(answer, dict):
             if isinstance(answer, Generator):
                 answer = await self._collaborators.runtime.slices.finish(answer)
@@ -108,7 +117,9 @@ class RequestHandlers:
         if not metadata.leads:
             raise NotController(f"node {config.node_id} is not the active controller")
         key, version = request.api_key, request.version
-        session = Session(host=request.client_host, listener=request.listener)
+        session = Session(
+            host=request.client_host, listener=request.listener, authorizer=self._authorizer
+        )
         context = api.RequestContext(key, version, request.client_id, session, request.tries)
         limit = config.request_max_entries
         message = protocol.decode_request(key, version, request.body, 0, limit)

@@ -96,6 +96,7 @@ _NAMES: Final[dict[str, int]] = {
     "IllegalSaslState": ILLEGAL_SASL_STATE,
     "SaslAuthenticationFailed": SASL_AUTHENTICATION_FAILED,
     "ClusterAuthorizationFailed": 31,
+    "TopicAuthorizationFailed": TOPIC_AUTHORIZATION_FAILED,
     "SecurityDisabled": 54,
     "CoordinatorNotAvailable": 15,
     "CoordinatorLoadInProgress": 14,

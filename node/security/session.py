@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from kept.cluster.security.acls import ANONYMOUS, AclOperation, AclResourceType
+from kept.cluster.security.acls import ANONYMOUS, OPERATIONS, AclOperation, AclResourceType
 
 if TYPE_CHECKING:
     from kept.node.security.sasl_authenticator import SaslAuthenticator
@@ -50,11 +50,12 @@ class Session:
     do everything that members do. ``writable`` and ``readable`` are names and ids of topics, as on
     the wire, of which it is known that this session may write or read them, so that the hot paths
     look once and in one place; a change of ACLs clears them. Where nothing is forbidden they
-    contain everything (:meth:`Authorizer.grants`). ``renewal`` is the last time that the client
-    logged in again (KIP-368).
+    contain everything (:meth:`Authorizer.grants`). Without an ``authorizer`` nothing is allowed.
+    ``renewal`` is the last time that the client logged in again (KIP-368).
     """
 
     __slots__ = (
+        "authorizer",
         "expires_at",
         "host",
         "is_node",
@@ -73,9 +74,11 @@ class Session:
         listener: str = "",
         mechanism: str = "",
         *,
+        authorizer: Authorizer | None = None,
         expires_at: float = float("inf"),
         is_node: bool = False,
     ) -> None:
+        self.authorizer = DENY_ALL if authorizer is None else authorizer
         self.principal = principal
         self.host = host
         self.listener = listener
@@ -83,8 +86,40 @@ class Session:
         self.expires_at = expires_at
         self.is_node = is_node
         self.renewal: Renewal | None = None
-        self.writable: Grants = set()
-        self.readable: Grants = set()
+        self.writable = self.authorizer.grants()
+        self.readable = self.authorizer.grants()
+
+    def may(
+        self,
+        operation: AclOperation,
+        resource_type: AclResourceType,
+        name: str,
+        *,
+        audited: bool = True,
+    ) -> bool:
+        """Whether it may do something with a resource; ``audited`` as :meth:`Authorizer.allows`."""
+        return self.authorizer.allows(self, operation, resource_type, name, audited=audited)
+
+    def may_any(self, operation: AclOperation, resource_type: AclResourceType) -> bool:
+        """Whether it may do something with at least one resource of a type."""
+        return self.authorizer.allows_any(self, operation, resource_type)
+
+    @property
+    def is_unrestricted(self) -> bool:
+        """Whether nothing is forbidden to whom it is, or to anybody."""
+        return self.authorizer is ALLOW_ALL
+
+    def operations(self, resource_type: AclResourceType, name: str) -> int:
+        """What it may do with a resource, as ``authorized_operations`` has it: a bit for each
+        operation. Nobody is told of the questions.
+        """
+        if self.is_unrestricted:
+            return ALL_OPERATIONS[resource_type]
+        return sum(
+            1 << operation
+            for operation in OPERATIONS[resource_type]
+            if self.may(operation, resource_type, name, audited=False)
+        )
 
     @property
     def user(self) -> str:
@@ -147,11 +182,30 @@ class AllowAll:
         return EVERYTHING
 
 
+class DenyAll(AllowAll):
+    """The authorizer of a session that was given none: a bug of ours must not open a door."""
+
+    def allows(self, *_: Any, **__: Any) -> bool:
+        """No."""
+        return False
+
+    def allows_any(self, *_: Any) -> bool:
+        """No."""
+        return False
+
+    def grants(self) -> Grants:
+        """Nothing."""
+        return set()
+
+
 def node_session(listener: str) -> Session:
     """A session of a request of this node's own; addresses in its response are ``listener``'s."""
-    session = Session(listener=listener, is_node=True)
-    session.writable = session.readable = EVERYTHING
-    return session
+    return Session(listener=listener, authorizer=ALLOW_ALL, is_node=True)
 
 
 EVERYTHING: Final = Everything()
+ALLOW_ALL: Final = AllowAll()
+ALL_OPERATIONS: Final = {
+    kind: sum(1 << operation for operation in operations) for kind, operations in OPERATIONS.items()
+}
+DENY_ALL: Final = DenyAll()

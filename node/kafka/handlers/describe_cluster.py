@@ -11,14 +11,14 @@ from kept.cluster.controller import brokers as controller_brokers
 from kept.cluster.controller.topics import INTERNAL_TOPICS
 from kept.cluster.metadata.image import Image, TopicImage
 from kept.cluster.metadata.records import MetadataRecord, PartitionRecord
-from kept.node.kafka.forward_errors import outcome
+from kept.cluster.security.acls import AclOperation, AclResourceType
+from kept.node.kafka.error_responses import outcome
 from kept.node.kafka.handlers.metadata import (
-    CLUSTER_OPERATIONS,
-    TOPIC_OPERATIONS,
+    cluster_operations,
     missing_code,
     partition_values,
 )
-from kept.node.runtime.error_codes import code_for
+from kept.node.runtime.error_codes import TOPIC_AUTHORIZATION_FAILED, code_for
 from kept.storage.errors import InvalidRequest, SecurityDisabled
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class ClusterHandler:
         fenced_too = getattr(request, "include_fenced_brokers", False)
         operations = NO_OPERATIONS
         if request.include_cluster_authorized_operations:
-            operations = CLUSTER_OPERATIONS
+            operations = cluster_operations(ctx)
         return {
             "error_code": 0,
             "error_message": None,
@@ -88,15 +88,32 @@ class ClusterHandler:
             )
         return brokers
 
-    def describe_topic_partitions(self, _ctx: RequestContext, request: Any) -> Steps[Values]:
-        """DescribeTopicPartitions v0: partitions in pages, topics by name (KIP-966)."""
+    def describe_topic_partitions(self, ctx: RequestContext, request: Any) -> Steps[Values]:
+        """DescribeTopicPartitions v0: partitions in pages, topics by name (KIP-966).
+
+        Topics that may not be described are left out of all topics, and refused where they are
+        named.
+        """
         cursor = request.cursor
         image = self.metadata.image
         names = sorted({topic.name for topic in request.topics} or image.topics)
+        if cursor is not None and (
+            cursor.partition_index < 0 or (request.topics and cursor.topic_name not in names)
+        ):
+            yield from ctx.permitted(AclOperation.DESCRIBE, AclResourceType.TOPIC, ())
+            return (yield from _cursor_refused(request))
         if cursor is not None:
-            if cursor.partition_index < 0 or (request.topics and cursor.topic_name not in names):
-                return (yield from _cursor_refused(request))
             names = [name for name in names if name >= cursor.topic_name]
+        visible = yield from ctx.permitted(AclOperation.DESCRIBE, AclResourceType.TOPIC, names)
+        hidden = [_hidden_topic(name) for name in names if name not in visible]
+        names = [name for name in names if name in visible]
+        page = yield from self._page(ctx, request, names, image)
+        return {**page, "topics": [*page["topics"], *(hidden if request.topics else ())]}
+
+    def _page(
+        self, ctx: RequestContext, request: Any, names: list[str], image: Image
+    ) -> Steps[Values]:
+        cursor = request.cursor
         limit = request.response_partition_limit
         most = self.config.current.max_request_partition_size_limit
         left = max(1, min(limit, most))
@@ -108,19 +125,21 @@ class ClusterHandler:
             topic = image.topics.get(name)
             if topic is None:
                 if cursor is None or request.topics:
-                    topics.append(_unknown_topic(name))
+                    topics.append(_unknown_topic(ctx, name))
                 continue
             begins = cursor is not None and name == cursor.topic_name
             first = cursor.partition_index if begins and cursor is not None else 0
             page = topic.partitions[first : first + left]
-            topics.append((yield from self._topic(topic, page)))
+            topics.append((yield from self._topic(ctx, topic, page)))
             left -= len(page)
             if first + len(page) < len(topic.partitions):
                 following = {"topic_name": name, "partition_index": first + len(page)}
                 return {"topics": topics, "next_cursor": following}
         return {"topics": topics, "next_cursor": None}
 
-    def _topic(self, topic: TopicImage, page: tuple[PartitionRecord, ...]) -> Steps[Values]:
+    def _topic(
+        self, ctx: RequestContext, topic: TopicImage, page: tuple[PartitionRecord, ...]
+    ) -> Steps[Values]:
         image, node_id = self.metadata.image, self.config.current.node_id
         partitions = []
         for record in page:
@@ -133,7 +152,9 @@ class ClusterHandler:
             "topic_id": topic.topic_id,
             "is_internal": topic.name in INTERNAL_TOPICS,
             "partitions": partitions,
-            "topic_authorized_operations": TOPIC_OPERATIONS,
+            "topic_authorized_operations": ctx.session.operations(
+                AclResourceType.TOPIC, topic.name
+            ),
         }
 
     async def unregister_broker(self, _ctx: RequestContext, request: Any) -> Values:
@@ -184,18 +205,27 @@ def _cursor_refused(request: Any) -> Steps[Values]:
     code = code_for(InvalidRequest("cursor"))
     topics = []
     for topic in request.topics:
-        refused = {"error_code": code, "topic_authorized_operations": NO_OPERATIONS}
-        topics.append({**_unknown_topic(topic.name), **refused})
+        topics.append({**_hidden_topic(topic.name), "error_code": code})
         yield
     return {"topics": topics, "next_cursor": None}
 
 
-def _unknown_topic(name: str) -> dict[str, Any]:
+def _unknown_topic(ctx: RequestContext, name: str) -> dict[str, Any]:
     return {
+        **_hidden_topic(name),
         "error_code": missing_code(name),
+        "is_internal": name in INTERNAL_TOPICS,
+        "topic_authorized_operations": ctx.session.operations(AclResourceType.TOPIC, name),
+    }
+
+
+def _hidden_topic(name: str) -> dict[str, Any]:
+    """A topic of which nothing is said, not even whether it exists."""
+    return {
+        "error_code": TOPIC_AUTHORIZATION_FAILED,
         "name": name,
         "topic_id": None,
-        "is_internal": name in INTERNAL_TOPICS,
+        "is_internal": False,
         "partitions": (),
-        "topic_authorized_operations": TOPIC_OPERATIONS,
+        "topic_authorized_operations": NO_OPERATIONS,
     }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from kept.cluster.security.acls import AclOperation, AclResourceType
 from kept.node.coordinator.common.shard import coordinator_error
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.group import DEAD_STATE
@@ -27,9 +28,6 @@ GROUPS_PER_DELETION: Final = 100
 """Groups that one event of a shard deletes, at a stretch."""
 NOT_FOUND_FROM: Final = 6
 """DescribeGroups says GROUP_ID_NOT_FOUND from this version on; before, the group is Dead."""
-AUTHORIZED_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
-"""READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: all that there is for groups, since
-there is no authorizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +77,14 @@ class DescribeGroupsHandler:
             ],
         }
         if with_operations and error is ev.NO_ERROR:
-            answer["authorized_operations"] = AUTHORIZED_OPERATIONS
+            operations = ctx.session.operations(AclResourceType.GROUP, group_id)
+            answer["authorized_operations"] = operations
         return answer
 
-    def list_groups(self, _ctx: RequestContext, request: Any) -> Steps[Answer]:
-        """All groups of this node, or those in some states and of some types."""
+    def list_groups(self, ctx: RequestContext, request: Any) -> Steps[Answer]:
+        """All groups of this node, or those in some states and of some types; of those who may not
+        describe the cluster those that they may describe.
+        """
         states = {state.strip().lower() for state in getattr(request, "states_filter", ())}
         types = {kind.strip().lower() for kind in getattr(request, "types_filter", ())}
         try:
@@ -91,9 +92,17 @@ class DescribeGroupsHandler:
         except KeptError as refusal:
             return {"error_code": coordinator_error(refusal), "groups": ()}
         groups = []
+        visible = yield from ctx.permitted(
+            AclOperation.DESCRIBE,
+            AclResourceType.GROUP,
+            (g.group for g in listed),
+            cluster=AclOperation.DESCRIBE,
+        )
         for number, g in enumerate(listed):
             if number % ITEMS_PER_SLICE == 0:
                 yield
+            if g.group not in visible:
+                continue
             groups.append(
                 {
                     "group_id": g.group,

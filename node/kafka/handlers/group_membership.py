@@ -9,17 +9,20 @@ COORDINATOR_NOT_AVAILABLE meanwhile, and clients log it).
 from __future__ import annotations
 
 import uuid
+from collections.abc import Container, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from kept.client.protocol.messages import milliseconds
+from kept.client.protocol.messages import Values, milliseconds
+from kept.cluster.security.acls import AclOperation, AclResourceType
 from kept.node.coordinator.groups import events as ev
 from kept.node.kafka.handlers.group_requests import Answer, submit
 from kept.node.runtime.error_codes import shortened
 from kept.node.runtime.logging import log
 from kept.node.runtime.time_slices import Pace
+from kept.node.security.access import MESSAGES
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from kept.node.kafka.topic_creation import TopicCreation
     from kept.node.metadata.address_book import AddressBook
     from kept.node.metadata.metadata_log import Metadata
+    from kept.steps import Steps
 
 KEY_TYPE_GROUP: Final = 0
 KEY_TYPE_TRANSACTION: Final = 1
@@ -62,14 +66,26 @@ class GroupMembershipHandler:
     transactions: TransactionCoordinator
     topics: TopicCreation
 
-    async def find_coordinator(self, ctx: RequestContext, request: Any) -> dict[str, Any]:
+    def find_coordinator(
+        self, ctx: RequestContext, request: Any
+    ) -> Steps[Coroutine[Any, Any, Values]]:
         """Which node coordinates a group or a transactional id, or each of several."""
         key_type = getattr(request, "key_type", KEY_TYPE_GROUP)
-        batched = ctx.api_version >= BATCHED_FROM
-        keys = request.coordinator_keys if batched else (request.key,)
+        keys = request.coordinator_keys if ctx.api_version >= BATCHED_FROM else (request.key,)
+        resource_type = AclResourceType.GROUP
+        if key_type == KEY_TYPE_TRANSACTION:
+            resource_type = AclResourceType.TRANSACTIONAL_ID
+        visible = yield from ctx.permitted(AclOperation.DESCRIBE, resource_type, keys, audited=True)
+        return self._coordinators(ctx, key_type, keys, visible)
+
+    async def _coordinators(
+        self, ctx: RequestContext, key_type: int, keys: Sequence[str], visible: Container[object]
+    ) -> dict[str, Any]:
         coordinates: GroupCoordinator | TransactionCoordinator = self.groups
+        batched, forbidden = ctx.api_version >= BATCHED_FROM, ErrorCode.group_authorization_failed
         if key_type == KEY_TYPE_TRANSACTION:
             coordinates = self.transactions
+            forbidden = ErrorCode.transactional_id_authorization_failed
         if key_type != KEY_TYPE_GROUP and not (
             key_type == KEY_TYPE_TRANSACTION and self.transactions.is_served
         ):
@@ -77,11 +93,15 @@ class GroupMembershipHandler:
             code, why = _REFUSALS.get(key_type, (ErrorCode.invalid_request, unknown))
             coordinators = [(code, why, NO_NODE)] * len(keys)
         else:
-            await self._ensure_topic(coordinates.topic)
-            await coordinates.shards.wait_for(keys)
+            permitted = [key for key in keys if key in visible]
+            if permitted:
+                await self._ensure_topic(coordinates.topic)
+                await coordinates.shards.wait_for(permitted)
             coordinators, pace = [], Pace()
+            refused = forbidden, "" if batched else MESSAGES[forbidden], NO_NODE
             for key in keys:
-                coordinators.append(self._coordinator(ctx, coordinates, key))
+                shown = key in visible
+                coordinators.append(self._coordinator(ctx, coordinates, key) if shown else refused)
                 await pace.checkpoint()
         if batched:
             return {

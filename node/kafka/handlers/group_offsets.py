@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kio.schema.errors import ErrorCode
 
 from kept.client.protocol.messages import milliseconds
+from kept.cluster.security.acls import AclOperation, AclResourceType
 from kept.node.coordinator.common.leadership_check import still_leads
 from kept.node.coordinator.common.shard import coordinator_error
 from kept.node.coordinator.groups import events as ev
@@ -226,13 +227,20 @@ class GroupOffsetsHandler:
     def offset_fetch(self, ctx: RequestContext, request: Any) -> Steps[Answer]:
         """Committed offsets of one group (up to v7) or several."""
         stable = getattr(request, "require_stable", False)
-        if ctx.api_version < BATCHED_FROM:
-            return (yield from self._fetch_group(ctx, request, stable))
-        answers = []
-        for group in _once(request.groups):
-            answers.append((yield from self._fetch_group(ctx, group, stable)))
+        batched = ctx.api_version >= BATCHED_FROM
+        groups = _once(request.groups) if batched else [request]
+        visible = yield from ctx.permitted(
+            AclOperation.DESCRIBE, AclResourceType.GROUP, [g.group_id for g in groups], audited=True
+        )
+        answers: list[Any] = []
+        for group in groups:
+            if group.group_id in visible:
+                answers.append((yield from self._fetch_group(ctx, group, stable)))
+            else:
+                error = ErrorCode.group_authorization_failed
+                answers.append(self._fetch_refused(ctx, group, error))
             yield
-        return self._merged(answers, lambda groups: {"groups": groups})
+        return self._merged(answers, lambda done: {"groups": done} if batched else done[0])
 
     def _merged(self, answers: list[Any], merge: Callable[[list[Any]], dict[str, Any]]) -> Answer:
         """What ``merge`` makes of all answers: now, or when they are there."""
@@ -245,17 +253,24 @@ class GroupOffsetsHandler:
         return asyncio.ensure_future(gathered(), loop=self.runtime.loop)
 
     def _fetch_group(self, ctx: RequestContext, group: Any, stable: bool) -> Steps[Answer]:
-        """One group's offsets, in parts where many are asked for."""
+        """One group's offsets, in parts where many are asked for. Topics that may not be described
+        are left out of all topics, and refused where they are named.
+        """
         unknown: list[dict[str, Any]] = []
         parts = _Parts(_fetch_topic)
         for committed, partitions in self._all_committed(group):
-            parts.add((committed, NO_TOPIC_ID), partitions)
+            if ctx.may(AclOperation.DESCRIBE, AclResourceType.TOPIC, committed, audited=False):
+                parts.add((committed, NO_TOPIC_ID), partitions)
             yield
         for topic in group.topics or ():
             yield
             name, topic_id, _ = self._topic(ctx, topic)
             if not name and ctx.api_version >= TOPIC_IDS_FROM:
                 unknown.append(_unfetched(topic, topic_id, ErrorCode.unknown_topic_id))
+                continue
+            if not ctx.may(AclOperation.DESCRIBE, AclResourceType.TOPIC, name):
+                code = ErrorCode.topic_authorization_failed
+                unknown.append(_unfetched(topic, topic_id, code))
                 continue
             key = name, topic_id if ctx.api_version >= TOPIC_IDS_FROM else NO_TOPIC_ID
             parts.add(key, topic.partition_indexes)

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 from kio.schema.errors import ErrorCode
 
 from kept.client.protocol.messages import milliseconds
+from kept.cluster.security.acls import AclOperation, AclResourceType
 from kept.node.coordinator.transactions import events as ev
 from kept.node.kafka.handlers.transactional_requests import result_of
 from kept.node.runtime import error_codes
+from kept.node.security.access import CLUSTER
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
@@ -40,9 +42,17 @@ class ProducerIdHandler:
         producer_id = getattr(request, "producer_id", -1)
         epoch = getattr(request, "producer_epoch", -1)
         if request.transactional_id is not None:
-            if not self.transactions.is_served:
+            may = ctx.may(
+                AclOperation.WRITE, AclResourceType.TRANSACTIONAL_ID, request.transactional_id
+            )
+            if not may or not self.transactions.is_served:
                 return _answer(ErrorCode.transactional_id_authorization_failed)
             return self._begin(ctx, request, producer_id, epoch)
+        if not (
+            ctx.may(AclOperation.IDEMPOTENT_WRITE, *CLUSTER, audited=False)
+            or ctx.session.may_any(AclOperation.WRITE, AclResourceType.TOPIC)
+        ):
+            return _answer(ErrorCode.cluster_authorization_failed)
         if (producer_id != -1) != (epoch != -1):
             return _answer(ErrorCode.invalid_request)
         return self._assign()

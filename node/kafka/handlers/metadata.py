@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 from kept.client.protocol.messages import Values
 from kept.cluster.controller.topics import INTERNAL_TOPICS, check_topic_name
 from kept.cluster.metadata.records import NO_LEADER
+from kept.cluster.security.acls import CLUSTER_NAME, AclOperation, AclResourceType
 from kept.node.runtime import error_codes
+from kept.node.security.access import CLUSTER
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
@@ -33,10 +35,6 @@ if TYPE_CHECKING:
 DECISION_S: Final = 0.5
 """How long an answer waits for a leader where the one of before seems to be gone."""
 NO_ID: Final = uuid.UUID(int=0)
-CLUSTER_OPERATIONS: Final = 8096
-"""All operations on a cluster, as Kafka answers without an authorizer."""
-TOPIC_OPERATIONS: Final = 3576
-"""All operations on a topic, likewise."""
 
 
 class MetadataHandler:
@@ -60,34 +58,59 @@ class MetadataHandler:
         self._topics = topics
 
     def metadata(self, ctx: RequestContext, request: Any) -> Steps[Answer]:
-        """The cluster as this node knows it."""
-        names: list[str] = []
-        unknown_ids: list[uuid.UUID] = []
+        """The cluster as this node knows it, and the topics in it that may be described."""
+        image = self._metadata.image
+        named: dict[str, uuid.UUID] = {}
+        unnamed: list[Values] = []
         wanted = request.topics
         if wanted is None or (ctx.api_version == 0 and not wanted):
-            names = sorted(self._metadata.image.topics)
+            names = sorted(image.topics)
         else:
             for topic in wanted:
                 yield
                 topic_id = getattr(topic, "topic_id", None)
                 if topic.name is None and topic_id is not None and topic_id != NO_ID:
-                    known = self._metadata.image.topics_by_id.get(topic_id)
+                    known = image.topics_by_id.get(topic_id)
                     if known is None:
-                        unknown_ids.append(topic_id)
+                        unnamed.append(_unnamed(ctx, error_codes.UNKNOWN_TOPIC_ID, topic_id))
                     else:
-                        names.append(known.name)
+                        named.setdefault(known.name, topic_id)
                 elif topic.name is not None:
-                    names.append(topic.name)
-        missing = [name for name in dict.fromkeys(names) if name not in self._metadata.image.topics]
+                    named[topic.name] = NO_ID
+            names = list(named)
+        visible = yield from ctx.permitted(
+            AclOperation.DESCRIBE, AclResourceType.TOPIC, names, audited=bool(named)
+        )
+        for name, topic_id in named.items():
+            if name in visible:
+                continue
+            yield
+            if topic_id == NO_ID:
+                unnamed.append(_absent(name, error_codes.TOPIC_AUTHORIZATION_FAILED))
+            else:
+                code = error_codes.TOPIC_AUTHORIZATION_FAILED
+                unnamed.append(_unnamed(ctx, code, topic_id))
+        names = [name for name in names if name in visible]
+        missing = [name for name in names if name not in image.topics]
         allowed = getattr(request, "allow_auto_topic_creation", True)
         if missing and allowed and (self._config.current.auto_create_topics_enable):
-            return self._create_and_respond(
-                ctx, request, list(dict.fromkeys(names)), missing, unknown_ids
+            creatable = yield from ctx.permitted(
+                AclOperation.CREATE,
+                AclResourceType.TOPIC,
+                missing,
+                cluster=AclOperation.CREATE,
+                audited=True,
             )
-        wanted_names = list(dict.fromkeys(names))
-        if self._leader_seems_gone(wanted_names):
-            return self._respond_when_elected(ctx, request, wanted_names, unknown_ids)
-        return (yield from self._response(ctx, request, wanted_names, {}, unknown_ids))
+            refused = {
+                name: error_codes.TOPIC_AUTHORIZATION_FAILED
+                for name in missing
+                if name not in creatable
+            }
+            missing = [name for name in missing if name in creatable]
+            return self._create_and_respond(ctx, request, names, missing, refused, unnamed)
+        if self._leader_seems_gone(names):
+            return self._respond_when_elected(ctx, request, names, unnamed)
+        return (yield from self._response(ctx, request, names, {}, unnamed))
 
     def _leader_seems_gone(self, names: list[str]) -> bool:
         """Whether a leader that is asked for seems to be gone."""
@@ -99,7 +122,7 @@ class MetadataHandler:
         return any(self._detector.seems_gone(leader) for leader in leaders)
 
     async def _respond_when_elected(
-        self, ctx: RequestContext, request: Any, names: list[str], unknown_ids: list[uuid.UUID]
+        self, ctx: RequestContext, request: Any, names: list[str], unnamed: list[Values]
     ) -> Steps[Values]:
         """Give the controller a moment to find the next leader: librdkafka that hears of none asks
         again only after a second.
@@ -110,23 +133,24 @@ class MetadataHandler:
                     await self._metadata.acted(self._metadata.image.index + 1)
         except TimeoutError:
             pass  # the answer says that there is no leader
-        return self._response(ctx, request, names, {}, unknown_ids)
+        return self._response(ctx, request, names, {}, unnamed)
 
-    async def _create_and_respond(
+    async def _create_and_respond(  # noqa: PLR0917
         self,
         ctx: RequestContext,
         request: Any,
         names: list[str],
         missing: list[str],
-        unknown_ids: list[uuid.UUID],
+        refused: dict[str, int],
+        unnamed: list[Values],
     ) -> Steps[Values]:
         most = self._config.current.auto_create_max_topics
-        refused = dict.fromkeys(missing[most:], error_codes.LEADER_NOT_AVAILABLE)
+        refused.update(dict.fromkeys(missing[most:], error_codes.LEADER_NOT_AVAILABLE))
         for name in missing[:most]:
             code = await self._topics.create_for_client(name)
             if code:
                 refused[name] = code
-        return self._response(ctx, request, names, refused, unknown_ids)
+        return self._response(ctx, request, names, refused, unnamed)
 
     def _response(
         self,
@@ -134,7 +158,7 @@ class MetadataHandler:
         request: Any,
         names: list[str],
         refused: dict[str, int],
-        unknown_ids: list[uuid.UUID],
+        unnamed: list[Values],
     ) -> Steps[dict[str, Any]]:
         image = self._metadata.image
         topics: list[dict[str, Any]] = []
@@ -144,24 +168,9 @@ class MetadataHandler:
             if topic is not None:
                 topics.append((yield from self._topic(image, topic)))
             else:
-                topics.append(
-                    {
-                        "error_code": refused.get(name, missing_code(name)),
-                        "name": name,
-                        "topic_id": NO_ID,
-                        "is_internal": name in INTERNAL_TOPICS,
-                        "partitions": (),
-                    }
-                )
-        topics += [
-            {
-                "error_code": error_codes.UNKNOWN_TOPIC_ID,
-                "name": None if ctx.api_version >= 12 else "",
-                "topic_id": topic_id,
-                "partitions": (),
-            }
-            for topic_id in unknown_ids
-        ]
+                code = refused.get(name, missing_code(name))
+                topics.append({**_absent(name, code), "is_internal": name in INTERNAL_TOPICS})
+        yield from _add_topic_operations(ctx, request, topics)
         brokers = []
         for broker_id in sorted(image.brokers):
             broker = image.brokers[broker_id]
@@ -179,10 +188,12 @@ class MetadataHandler:
             "brokers": brokers,
             "cluster_id": self._metadata.image.cluster_id,
             "controller_id": self._config.current.node_id,
-            "topics": topics,
+            "topics": [*topics, *unnamed],
             "error_code": 0,
         }
-        return _with_operations(request, answer)
+        if getattr(request, "include_cluster_authorized_operations", False):
+            answer["cluster_authorized_operations"] = cluster_operations(ctx)
+        return answer
 
     def _topic(self, image: Image, topic: TopicImage) -> Steps[dict[str, Any]]:
         detector, node_id = self._detector, self._config.current.node_id
@@ -200,18 +211,39 @@ class MetadataHandler:
         }
 
 
-def _with_operations(request: Any, answer: dict[str, Any]) -> dict[str, Any]:
-    """Add the operations that the client may do, where it asks for them: all, as in Kafka without
-    an authorizer.
-    """
-    if getattr(request, "include_cluster_authorized_operations", False):
-        answer["cluster_authorized_operations"] = CLUSTER_OPERATIONS
+def cluster_operations(ctx: RequestContext) -> int:
+    """What whoever asks may do with the cluster, in bits; nothing if he may not describe it."""
+    if not ctx.may(AclOperation.DESCRIBE, *CLUSTER):
+        return 0
+    return ctx.session.operations(AclResourceType.CLUSTER, CLUSTER_NAME)
+
+
+def _add_topic_operations(
+    ctx: RequestContext, request: Any, topics: list[dict[str, Any]]
+) -> Steps[None]:
+    """Add what whoever asks may do with topics, in bits, where he wants to know."""
     if getattr(request, "include_topic_authorized_operations", False):
-        for topic in answer["topics"]:
-            if topic["error_code"] == error_codes.UNKNOWN_TOPIC_ID:
-                continue
-            topic["topic_authorized_operations"] = TOPIC_OPERATIONS
-    return answer
+        for topic in topics:
+            yield
+            operations = ctx.session.operations(AclResourceType.TOPIC, topic["name"])
+            topic["topic_authorized_operations"] = operations
+
+
+def _absent(name: str, code: int) -> dict[str, Any]:
+    """A topic that is named and not there, or not to be told of."""
+    return {
+        "error_code": code,
+        "name": name,
+        "topic_id": NO_ID,
+        "is_internal": False,
+        "partitions": (),
+    }
+
+
+def _unnamed(ctx: RequestContext, code: int, topic_id: uuid.UUID) -> Values:
+    """The same of one that is asked for by its id."""
+    name = None if ctx.api_version >= 12 else ""
+    return {"error_code": code, "name": name, "topic_id": topic_id, "partitions": ()}
 
 
 def missing_code(name: str) -> int:

@@ -24,7 +24,7 @@ from kept.node.controller.quorum_reconfiguration import (
     refuse_strangers,
 )
 from kept.node.internode.controller_rpc import ChangeVotersRequest
-from kept.node.kafka.forward_errors import outcome
+from kept.node.kafka.error_responses import outcome
 from kept.node.kafka.listener import may_change_voters
 from kept.storage.errors import (
     DuplicateVoter,

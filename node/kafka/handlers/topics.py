@@ -8,6 +8,7 @@ applied here. Messages and order of checks are Kafka's (``ReplicationControlMana
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,18 +25,21 @@ from kept.cluster.controller.topics import (
 )
 from kept.cluster.metadata.image import Image, TopicImage
 from kept.cluster.metadata.records import ConfigRecord, MetadataRecord, ResourceType
+from kept.cluster.security.acls import AclOperation, AclResourceType
 from kept.node.kafka.handlers.config_schema import check_topic, entry_values, topic_entries
 from kept.node.kafka.metadata_changes import Decided
 from kept.node.metadata import internal_topics
 from kept.node.metadata.internal_topics import COORDINATED
-from kept.node.runtime.error_codes import error_values
+from kept.node.runtime.error_codes import TOPIC_AUTHORIZATION_FAILED, error_values
 from kept.node.runtime.fd_quota import FdQuota
+from kept.node.security.access import CLUSTER, MESSAGES
 from kept.steps import Steps
 from kept.storage.errors import (
     InvalidReplicaAssignment,
     InvalidRequest,
     KeptError,
     PolicyViolation,
+    TopicAuthorizationFailed,
     TopicDeletionDisabled,
     UnknownTopicId,
     UnknownTopicOrPartition,
@@ -127,7 +131,7 @@ class TopicsHandler:
             return _each(
                 image,
                 topics,
-                lambda image, topic: self._create(image, topic, tries),
+                lambda image, topic: self._create(ctx, image, topic, tries),
                 _uncreated,
                 request.validate_only,
                 room=FdQuota(self.open_files, image),
@@ -137,14 +141,14 @@ class TopicsHandler:
         return {"topics": answers + await self.changes.decide(decision)}
 
     def _create(
-        self, image: Image, topic: Any, tries: Sequence[UUID]
+        self, ctx: RequestContext, image: Image, topic: Any, tries: Sequence[UUID]
     ) -> tuple[Values, Sequence[MetadataRecord]]:
         ids = [_topic_id(seed, topic.name) for seed in tries]
         made = image.topics.get(topic.name)
         if made is not None and made.topic_id in ids:
             given = image.config(ResourceType.TOPIC, topic.name)
             counts = len(made.partitions), len(made.partitions[0].replicas)
-            return self._created(made.name, made.topic_id, counts, given), []
+            return self._created(ctx, made.name, made.topic_id, counts, given), []
         topic_id = ids[-1]
         assignments: dict[int, Sequence[int]] = {}
         for entry in topic.assignments:
@@ -179,16 +183,21 @@ class TopicsHandler:
             if isinstance(record, ConfigRecord) and record.value is not None
         }
         counts = controller_topics.topic_counts(records)
-        return self._created(topic.name, topic_id, counts, given), records
+        return self._created(ctx, topic.name, topic_id, counts, given), records
 
     def _created(
-        self, name: str, topic_id: UUID, counts: tuple[int, int], given: Mapping[str, str]
+        self,
+        ctx: RequestContext,
+        name: str,
+        topic_id: UUID,
+        counts: tuple[int, int],
+        given: Mapping[str, str],
     ) -> Values:
+        created = {**_NOT_CREATED, "name": name, "topic_id": topic_id, **error_values(None)}
+        if not ctx.may(AclOperation.DESCRIBE_CONFIGS, AclResourceType.TOPIC, name, audited=False):
+            return {**created, "topic_config_error_code": TOPIC_AUTHORIZATION_FAILED}
         return {
-            "name": name,
-            "topic_id": topic_id,
-            "error_code": 0,
-            "error_message": None,
+            **created,
             "num_partitions": counts[0],
             "replication_factor": counts[1],
             "configs": [entry_values(e) for e in topic_entries(self.config.current, given)],
@@ -202,7 +211,7 @@ class TopicsHandler:
             wanted = [(name, None) for name in request.topic_names]
 
         def decision(image: Image) -> Steps[Decided[list[Values]]]:
-            resolved, answers = yield from _resolve(image, wanted)
+            resolved, answers = yield from _resolve(ctx, image, wanted)
             if not self.config.current.delete_topic_enable:
                 why = "Topic deletion is disabled: delete.topic.enable is false."
                 error = InvalidRequest(why) if ctx.api_version < 3 else TopicDeletionDisabled(why)
@@ -214,7 +223,11 @@ class TopicsHandler:
             more, records = yield from _each(image, resolved, _delete, lambda one: one, False)
             return answers + more, records
 
-        return {"responses": await self.changes.decide(decision)}
+        responses = await self.changes.decide(decision)
+        if not ctx.session.is_unrestricted:
+            # Else the order would tell what is not there from what may not be described.
+            random.shuffle(responses)
+        return {"responses": responses}
 
     async def create_partitions(self, _ctx: RequestContext, request: Any) -> Values:
         """CreatePartitions v0-3: more partitions for existing topics."""
@@ -265,18 +278,29 @@ def _delete(image: Image, topic: Values) -> tuple[Values, Sequence[MetadataRecor
 
 
 def _resolve(
-    image: Image, wanted: Sequence[tuple[str | None, UUID | None]]
+    ctx: RequestContext, image: Image, wanted: Sequence[tuple[str | None, UUID | None]]
 ) -> Steps[tuple[list[Values], list[Values]]]:
-    """(topics as name and id, errors) of what is to be deleted."""
+    """(topics as name and id, errors) of what is to be deleted. Of a topic that may not be
+    described nothing is said, also not its name for its id.
+    """
+    deletes_all = ctx.may(AclOperation.DELETE, *CLUSTER, audited=False)
     counts = Counter(key for pair in wanted for key in pair if key is not None)
     topics: list[TopicImage] = []
     errors: dict[tuple[str | None, UUID | None], KeptError] = {}
     for name, topic_id in wanted:
         yield
         try:
-            topics.append(_find(image, name, topic_id, counts))
+            topic = _find(image, name, topic_id, counts, ctx)
         except KeptError as error:
             errors[name, topic_id] = error
+            continue
+        if deletes_all or ctx.may(AclOperation.DELETE, AclResourceType.TOPIC, topic.name):
+            topics.append(topic)
+            continue
+        describes = ctx.may(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic.name)
+        errors[topic.name if describes else name, topic_id] = TopicAuthorizationFailed(
+            MESSAGES[TOPIC_AUTHORIZATION_FAILED]
+        )
     times = Counter(topic.name for topic in topics)
     for name in [name for name, count in times.items() if count > 1]:
         errors[name, None] = InvalidRequest("The same topic was specified by name and by id.")
@@ -291,7 +315,11 @@ def _resolve(
 
 
 def _find(
-    image: Image, name: str | None, topic_id: UUID | None, counts: Counter[str | UUID]
+    image: Image,
+    name: str | None,
+    topic_id: UUID | None,
+    counts: Counter[str | UUID],
+    ctx: RequestContext,
 ) -> TopicImage:
     """The topic of that name or id, which must be named once."""
     if name is not None and topic_id is not None:
@@ -299,6 +327,8 @@ def _find(
     if name is not None:
         if counts[name] > 1:
             raise InvalidRequest(_DUPLICATE)
+        if not ctx.may(AclOperation.DESCRIBE, AclResourceType.TOPIC, name):
+            raise TopicAuthorizationFailed(MESSAGES[TOPIC_AUTHORIZATION_FAILED])
         topic = image.topics.get(name)
         if topic is None:
             raise UnknownTopicOrPartition("This server does not host this topic-partition.")

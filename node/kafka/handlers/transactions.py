@@ -5,13 +5,14 @@ requests apart and answering. ``kept.node.coordinator.transactions`` decides.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
 from msgspec import Struct
 
+from kept.cluster.security.acls import AclOperation, AclResourceType
 from kept.node.coordinator.common.shard import coordinator_error
 from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions.id_pattern import compile_pattern
@@ -20,6 +21,7 @@ from kept.node.kafka.handlers.transactional_requests import result_of
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.runtime.tasks import gather_or_cancel
 from kept.node.runtime.time_slices import ITEMS_PER_SLICE, Pace
+from kept.node.security.access import CLUSTER
 from kept.steps import Steps
 from kept.storage.errors import CoordinatorNotAvailable, InvalidRequest, KeptError
 from kept.storage.types import TopicPartition
@@ -73,17 +75,30 @@ class TransactionsHandler:
         who may also want to know only whether they are in it.
         """
         if ctx.api_version < BATCHED_FROM:
-            errors = await self._add(
-                ctx,
-                request.v3_and_below_transactional_id,
-                request.v3_and_below_producer_id,
-                request.v3_and_below_producer_epoch,
-                await self._named(request.v3_and_below_topics),
-                ev.Connection(ctx.connection or 0, ctx.api_key),
-            )
+            errors = await self._of_client(ctx, request)
             return {"results_by_topic_v3_and_below": await _by_topic(errors)}
+        if not ctx.may(AclOperation.CLUSTER_ACTION, *CLUSTER):
+            code = ErrorCode.cluster_authorization_failed
+            return {"error_code": code, "results_by_transaction": ()}
         results = await gather_or_cancel(self._of_broker(ctx, one) for one in request.transactions)
         return {"error_code": ErrorCode.none, "results_by_transaction": results}
+
+    async def _of_client(self, ctx: RequestContext, request: Any) -> Errors:
+        name, topics = request.v3_and_below_transactional_id, request.v3_and_below_topics
+        if not ctx.may(AclOperation.WRITE, AclResourceType.TRANSACTIONAL_ID, name):
+            named = await self._named(topics)
+            code = ErrorCode.transactional_id_authorization_failed
+            return dict.fromkeys(named.partitions, code)
+        return await self._add(
+            ctx,
+            name,
+            request.v3_and_below_producer_id,
+            request.v3_and_below_producer_epoch,
+            await self._named(
+                topics, lambda name: ctx.may(AclOperation.WRITE, AclResourceType.TOPIC, name)
+            ),
+            ev.Connection(ctx.connection or 0, ctx.api_key),
+        )
 
     async def _of_broker(self, ctx: RequestContext, asked: Any) -> Answer:
         named = await self._named(asked.topics)
@@ -113,20 +128,26 @@ class TransactionsHandler:
         )
         return result.errors(named.partitions)
 
-    async def _named(self, topics: Iterable[Any]) -> _Named:
-        """What a request names, in slices of time."""
+    async def _named(
+        self, topics: Iterable[Any], may_write: Callable[[str], bool] = lambda _: True
+    ) -> _Named:
+        """What a request names, in slices of time, and whether whoever makes it may write it."""
         image, pace = self.metadata.image, Pace()
-        exist: dict[TopicPartition, bool] = {}
+        refused: dict[TopicPartition, ErrorCode | None] = {}
         for topic in topics:
+            writable = may_write(topic.name)
             for number in topic.partitions:
-                tp = TopicPartition(topic.name, number)
-                exist[tp] = image.partition(topic.name, number) is not None
+                error = None
+                if not writable:
+                    error = ErrorCode.topic_authorization_failed
+                elif image.partition(topic.name, number) is None:
+                    error = ErrorCode.unknown_topic_or_partition
+                refused[TopicPartition(topic.name, number)] = error
                 await pace.checkpoint()
-        if all(exist.values()):
-            return _Named(tuple(exist))
-        codes = ErrorCode.unknown_topic_or_partition, ErrorCode.operation_not_attempted
-        errors = {tp: codes[exists] for tp, exists in exist.items()}
-        return _Named(tuple(exist), errors)
+        if not any(refused.values()):
+            return _Named(tuple(refused))
+        untried = ErrorCode.operation_not_attempted
+        return _Named(tuple(refused), {tp: error or untried for tp, error in refused.items()})
 
     async def _add(  # noqa: PLR0917
         self,
@@ -204,15 +225,15 @@ class TransactionsHandler:
             "producer_epoch": result.epoch,
         }
 
-    async def describe_transactions(self, _ctx: RequestContext, request: Any) -> Answer:
-        """Transactional ids in full."""
+    async def describe_transactions(self, ctx: RequestContext, request: Any) -> Answer:
+        """Transactional ids in full, but for the topics that may not be described."""
         described, pace = [], Pace()
         for transactional_id in dict.fromkeys(request.transactional_ids):
-            described.append(self._described(transactional_id))
+            described.append(self._described(ctx, transactional_id))
             await pace.checkpoint()
         return {"transaction_states": described}
 
-    def _described(self, transactional_id: str) -> Answer:
+    def _described(self, ctx: RequestContext, transactional_id: str) -> Answer:
         found, error = None, ErrorCode.transactional_id_not_found
         try:
             if not transactional_id:
@@ -233,11 +254,14 @@ class TransactionsHandler:
             "topics": [
                 {"topic": topic, "partitions": numbers}
                 for topic, numbers in partitions_by_topic(found.partitions)
+                if ctx.may(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic, audited=False)
             ],
         }
 
-    def list_transactions(self, _ctx: RequestContext, request: Any) -> Steps[Answer]:
-        """Transactional ids that this node coordinates, those that the filters let through."""
+    def list_transactions(self, ctx: RequestContext, request: Any) -> Steps[Answer]:
+        """Transactional ids that this node coordinates, those that the filters let through and that
+        may be described.
+        """
         unknown = [state for state in request.state_filters if state not in _STATES]
         states = {_STATES[state] for state in request.state_filters if state in _STATES}
         try:
@@ -255,9 +279,15 @@ class TransactionsHandler:
         except KeptError as refusal:
             return _listed(coordinator_error(refusal))
         found = []
+        ids = (entry.transactional_id for entry in listed)
+        visible = yield from ctx.permitted(
+            AclOperation.DESCRIBE, AclResourceType.TRANSACTIONAL_ID, ids
+        )
         for number, entry in enumerate(listed):
             if number % ITEMS_PER_SLICE == 0:
                 yield
+            if entry.transactional_id not in visible:
+                continue
             found.append(
                 {
                     "transactional_id": entry.transactional_id,

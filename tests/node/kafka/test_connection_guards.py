@@ -119,7 +119,7 @@ async def later(*_):
 
 @pytest.mark.parametrize("handler", [in_place, in_steps, in_many_steps, later])
 async def test_a_handler_without_response_closes_the_connection(lone, handler, monkeypatch, capfd):
-    monkeypatch.setattr(RequestHandlers, "handler", lambda *_: handler)
+    monkeypatch.setattr(RequestHandlers, "_handler", lambda *_: handler)
     reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
     writer.write(struct.pack(">ihhihi", 14, 3, 1, 7, -1, 0))
     assert await asyncio.wait_for(reader.read(1), 60) == b""
@@ -142,7 +142,7 @@ async def until(condition):
 def answer(lone, monkeypatch):
     """What all requests of the lone node wait for."""
     future = lone.node.parts.runtime.loop.create_future()
-    monkeypatch.setattr(RequestHandlers, "handler", lambda *_: lambda *_: future)
+    monkeypatch.setattr(RequestHandlers, "_handler", lambda *_: lambda *_: future)
     return future
 
 

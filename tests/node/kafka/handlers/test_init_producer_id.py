@@ -69,7 +69,8 @@ def test_a_producer_names_its_id_and_its_epoch_or_neither(producer_id, epoch):
     """Half of it is a client's bug, which a fresh id would hide (KIP-360)."""
     nothing: Any = None
     request = Given(transactional_id=None, producer_id=producer_id, producer_epoch=epoch)
-    answer: Any = ProducerIdHandler(nothing, nothing).init_producer_id(nothing, request)
+    context = RequestContext(INIT_PRODUCER_ID, 5, "c", node_session("P"))
+    answer: Any = ProducerIdHandler(nothing, nothing).init_producer_id(context, request)
     assert answer["error_code"] == ErrorCode.invalid_request
     assert answer["producer_id"] == -1
 

@@ -19,6 +19,7 @@ from kept.node.kafka.handlers.group_membership import GroupMembershipHandler
 from kept.node.kafka.handlers.init_producer_id import ProducerIdHandler
 from kept.node.kafka.handlers.transactions import TransactionsHandler
 from kept.node.security.session import node_session
+from kept.steps import finished
 from kept.testing import Cluster
 from tests.node.coordinator.groups.wire import Connection
 from tests.support.loops import run
@@ -40,13 +41,13 @@ async def test_a_cluster_that_is_not_whole_refuses_transactional_ids() -> None:
     refused = ErrorCode.transactional_id_authorization_failed
     ids = ProducerIdHandler(nothing, transactions)
     request = Given(transactional_id="bank", producer_id=-1, producer_epoch=-1)
-    begun: Any = ids.init_producer_id(nothing, request)
+    begun: Any = ids.init_producer_id(RequestContext(22, 5, "c", node_session("P")), request)
     assert begun["error_code"] is refused
     finder = GroupMembershipHandler(nothing, nothing, nothing, nothing, transactions, nothing)
     for version in (1, 6):
         context = RequestContext(FIND, version, "c", node_session("P"))
         request = Given(key="bank", coordinator_keys=["bank"], key_type=1)
-        found: Any = await finder.find_coordinator(context, request)
+        found: Any = await finished(finder.find_coordinator(context, request))
         one = found["coordinators"][0] if version >= 4 else found
         assert one["error_code"] is refused
         assert "not every node" in one["error_message"]

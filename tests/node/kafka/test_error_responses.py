@@ -12,9 +12,12 @@ from kio.static.constants import EntityType
 from kept.client.protocol import messages as protocol
 from kept.node.kafka import api
 from kept.node.kafka.api import RequestContext
-from kept.node.kafka.forward_errors import refusal
+from kept.node.kafka.error_responses import refusal, unanswered
 from kept.node.kafka.forwarding_manager import ForwardingManager
+from kept.node.runtime.runtime import Runtime
 from kept.node.security.session import node_session
+from kept.steps import finished
+from kept.storage.disk import Disk
 from kept.storage.errors import NetworkException, NotController, RequestTimedOut
 
 TOPIC = {"name": "t", "num_partitions": 1, "replication_factor": 1, "assignments": (),
@@ -64,7 +67,8 @@ def errors(value: Any) -> list[tuple[int, str | None]]:
 def test_every_part_of_the_request_is_told_that_it_timed_out(key, version):
     cls = protocol.message_type(key, version, EntityType.request)
     request = protocol.build(cls, REQUESTS[key])
-    values = refusal(key, request, NotController("no controller is elected"))
+    failed = unanswered(NotController("no controller is elected"))
+    values = finished(refusal(key, version, request, failed))
     frame = protocol.encode_response(key, version, 7, values)
     response = protocol.decode_response(key, version, frame[4:])[1]
     found = errors(response)
@@ -78,12 +82,13 @@ def test_what_nobody_answered_is_an_answer_and_no_broken_connection(error, monke
     async def forward(*_: Any) -> bytes:
         raise error("nobody")
 
+    async def respond() -> Any:
+        nothing: Any = None
+        manager = ForwardingManager(Runtime(Disk()), nothing, nothing, nothing)
+        return await manager.respond(context, b"", request)
+
     monkeypatch.setattr(ForwardingManager, "forward", forward)
     cls = protocol.message_type(64, 0, EntityType.request)
     request = protocol.build(cls, REQUESTS[64])
-    nothing: Any = None
-    manager = ForwardingManager(nothing, nothing, nothing, nothing)
-    found = asyncio.run(
-        manager.respond(RequestContext(64, 0, None, node_session("P")), b"", request)
-    )
-    assert isinstance(found, dict) and found["error_code"] == 7
+    context = RequestContext(64, 0, None, node_session("P"))
+    assert asyncio.run(respond())["error_code"] == 7

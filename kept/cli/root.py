@@ -16,6 +16,7 @@ COMMANDS = {
     "group": ("kept.cli.group:group", "List, describe, reset and delete consumer groups."),
     "transaction": ("kept.cli.transaction:transaction", "Show, fence and abort transactions."),
     "user": ("kept.cli.user:user", "Add, list and delete users who log in by SCRAM."),
+    "acl": ("kept.cli.acl:acl", "Allow and forbid; say who may do what, and why."),
     "compact": ("kept.cli.compact:compact", "See, start and explain compaction."),
     "cluster": (
         "kept.cli.cluster:cluster",

@@ -208,6 +208,7 @@ class Node:
             for replica in parts.table.hosted.values():
                 replica.partition.resign()
             await parts.log_dirs.close()
+        await parts.audit.close()
         self._release()
 
     async def _leave_cluster(self) -> None:

@@ -20,6 +20,7 @@ from kept.node.compaction.dry_run import DryRuns
 from kept.node.compaction.lazy_cleaner import LazyCleaner
 from kept.node.config.live_config import LiveConfig
 from kept.node.config.sasl import SASL_PROTOCOLS
+from kept.node.config.security_checks import is_secured, parse_super_users
 from kept.node.controller.controller import Controller
 from kept.node.coordinator.groups.coordinator import GroupCoordinator
 from kept.node.coordinator.producer_ids import ProducerIds
@@ -72,6 +73,8 @@ from kept.node.runtime.memory_budget import BudgetShare, MemoryBudget
 from kept.node.runtime.runtime import Runtime
 from kept.node.runtime.shutdown import Shutdown
 from kept.node.runtime.uncompiled_kernels import Kernels
+from kept.node.security.audit import AuditLog
+from kept.node.security.authorizer import StandardAuthorizer
 from kept.node.security.logins import Logins
 from kept.node.security.session import ALLOW_ALL
 from kept.replication.quota import ReplicationQuotas
@@ -105,14 +108,30 @@ class NodeParts:
         self.inflating = BudgetShare(self.budget, config.inflating_max_bytes)
         self.waiting = MemoryBudget(config.waiting_max_bytes, config.waiting_max_bytes // 4)
         self.producer_quota = ProducerQuota(config.producers_max)
-        self.authorizer: Authorizer = ALLOW_ALL
+        self.audit = AuditLog(
+            self.runtime,
+            config.node_id,
+            config.audit if is_secured(config) else "off",
+            config.audit_path,
+        )
         self._build_cluster(config)
         self.logins = Logins(
             self.runtime.loop, self.live_config, lambda: self.metadata.image.credentials
         )
+        self.authorizer = self._new_authorizer(config)
         self._build_replicas(config)
         self._build_services(config)
         self._subscribe()
+
+    def _new_authorizer(self, config: NodeConfig) -> Authorizer:
+        if not config.authorizer_class_name:
+            return ALLOW_ALL
+        return StandardAuthorizer(
+            lambda: self.metadata.image.acl_index,
+            parse_super_users(config.super_users),
+            self.audit,
+            allow_if_no_acl=config.allow_everyone_if_no_acl_found,
+        )
 
     def _build_cluster(self, config: NodeConfig) -> None:
         """What it is in its cluster: identity, metadata log, controller."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import kept
+from kept.node.config.security_checks import security_warnings
 from kept.node.kafka.connection import raise_file_limit
 from kept.node.node import Node
 from kept.node.runtime.logging import bridge, log
@@ -30,9 +31,13 @@ async def serve(config: NodeConfig) -> str:
     loop = asyncio.get_running_loop()
     if (unreached := out_of_reach(config, os.getpid())) is not None:
         log.warning(unreached[0], why=unreached[1])
+    for warning in security_warnings(config):
+        log.warning("insecure settings", why=warning)
     node = Node(config)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, node.parts.shutdown.requested.set)
+    if config.audit_path is not None:
+        loop.add_signal_handler(signal.SIGHUP, node.parts.audit.reopen)
     raise_file_limit()
     starting = loop.create_task(node.start())
     stopping = loop.create_task(node.parts.shutdown.requested.wait())

@@ -104,11 +104,14 @@ def serve(
 
     if check:
         from kept.node.config.preflight import check_addresses, check_directories
+        from kept.node.config.security_checks import security_warnings
 
         check_addresses(config)
         check_directories(config)
         if adopt:
             take_over()
+        for warning in security_warnings(config):
+            echo(f"warning: {warning}", err=True)
         echo(f"settings are right{f' in {file}' if file else ''}")
         return
     from kept.node.process import run

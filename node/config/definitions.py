@@ -25,6 +25,7 @@ from kept.node.config.checks import (
 )
 from kept.node.config.config_def import Kind, Row, Rows, Settings
 from kept.node.config.listeners import Listener, Voter
+from kept.node.config.security_checks import check_authorizer_class, check_super_users
 from kept.node.config.unsupported_settings import NO_TIERS, UNSUPPORTED
 from kept.storage.types import MAX_INT32, MAX_INT64
 
@@ -676,6 +677,31 @@ class NodeSettings:
         "Users that a new cluster begins with; the same on every voter. kept serve --add-scram "
         "says the same: SCRAM-SHA-512=[name=admin,password-file=/run/secrets/admin], several with "
         "; between them. A cluster that exists ignores it."
+    )
+
+    # Who may do what.
+
+    authorizer_class_name = _string("", check=check_authorizer_class).means(
+        "What decides who may do what: empty, whoever got in may do everything; "
+        "org.apache.kafka.metadata.authorizer.StandardAuthorizer, the ACLs of the metadata log."
+    )
+    super_users = _string("", check=check_super_users).means(
+        "Principals that may do everything, with ; between them: User:admin;User:CN=ops,O=x."
+    )
+    allow_everyone_if_no_acl_found = _boolean("false").means(
+        "Whether everybody may use a resource that no ACL names."
+    )
+    node_network_trusted = _boolean("false", ours=True).means(
+        "Whether nobody but nodes of the cluster reaches the listener between nodes, so that it "
+        "may be PLAINTEXT beside an authorizer."
+    )
+    audit = _string("denied", choices=("off", "denied", "all"), ours=True).means(
+        "What the audit log records where there is an authorizer: what was denied, logins that "
+        "were refused, and changes; all: also what was allowed."
+    )
+    audit_path = _string(None, check=check_not_blank, ours=True).means(
+        "File of the audit log, readable by its owner only; opened anew on SIGHUP. Default: "
+        "standard error."
     )
 
     # What the node says of itself.

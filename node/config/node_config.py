@@ -18,6 +18,7 @@ from kept.node.config.definitions import BROKER_SETTINGS, HONOURED, TOPIC_SETTIN
 from kept.node.config.listener_settings import PREFIX, check_listeners, split
 from kept.node.config.listeners import Listener, Role, Voter, parse_voters, resolve
 from kept.node.config.sasl import SASL_PROTOCOLS, check_sasl_listener
+from kept.node.config.security_checks import check_authorizer
 from kept.node.config.sources import Sugar, gather, located
 from kept.node.config.topic_config import default_from_broker, validate_topic
 from kept.node.config.unsupported_settings import REFUSED_PREFIXES
@@ -206,6 +207,7 @@ class NodeConfig(NodeSettings):
         for name in ("inflight_max_bytes_per_ip", "inflating_max_bytes", "waiting_max_bytes"):
             if attributes[name] is None:
                 attributes[name] = self.inflight_max_bytes // 4
+        check_authorizer(self)
         self._check_times()
 
     @property

@@ -204,7 +204,6 @@ UNSUPPORTED: Final = (
         ("ssl.allow.san.changes", "boolean", "false"),
         ("ssl.principal.mapping.rules", "string", "DEFAULT"),
         ("security.inter.broker.protocol", "string", "PLAINTEXT"),
-        ("authorizer.class.name", "string", ""),
         (
             "principal.builder.class",
             "class",

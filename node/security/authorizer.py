@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
@@ -18,9 +18,6 @@ from kept.cluster.security.acls import AclBinding, AclOperation, AclResourceType
 
 if TYPE_CHECKING:
     from kept.node.security.session import Grants, Session
-
-STANDARD_AUTHORIZER: Final = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
-"""The one value of ``authorizer.class.name`` that there is, besides none."""
 
 
 class Rule(StrEnum):

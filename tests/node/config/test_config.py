@@ -313,7 +313,7 @@ def test_a_setting_of_a_listener_counts_there_and_nowhere_else():
         ),
         ({"sasl.kerberos.service.name": "kafka"}, "refused, since GSSAPI needs a KDC"),
         ({"sasl.jaas.config": "x"}, "refused, since clients' listeners have sasl.enabled.mech"),
-        ({"authorizer.class.name": "x"}, "kept does not authenticate"),
+        ({"authorizer.class.name": "x"}, "kept runs no Java classes: leave it empty, or set org."),
         ({"remote.log.storage.system.enable": "true"}, "no tiered storage"),
         ({"node.id": "1", "broker.id": "2"}, "contradict each other"),
         ({"controller.quorum.voters": "host:1"}, "host:1 is not id@host:port"),

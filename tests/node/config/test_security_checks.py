@@ -1,0 +1,59 @@
+"""Settings of security that contradict each other, or leave a way around."""
+
+from __future__ import annotations
+
+import pytest
+
+from kept.node.config.node_config import NodeConfig
+from kept.node.config.security_checks import (
+    STANDARD_AUTHORIZER,
+    parse_super_users,
+    security_warnings,
+)
+from kept.storage.errors import ConfigurationError
+
+AUTHORIZER = {"authorizer.class.name": STANDARD_AUTHORIZER}
+ADMIN = {**AUTHORIZER, "super.users": "User:admin"}
+OPEN_NODE = {
+    "listeners": "PLAINTEXT://127.0.0.1:9092,NODE://:10092",
+    "advertised.listeners": "NODE://node-0:10092",
+}
+
+
+def load(**settings: str) -> NodeConfig:
+    return NodeConfig.load(overrides=settings, environ={})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (AUTHORIZER, "super.users names nobody: no one could create the first ACL"),
+        ({"super.users": "User:admin"}, "super.users is set without authorizer.class.name"),
+        ({**AUTHORIZER, "super.users": "admin"}, "'admin' has no type: write principals as User:"),
+        ({**ADMIN, **OPEN_NODE}, "listener NODE://:10092 between nodes is PLAINTEXT"),
+        ({"authorizer.class.name": "kafka.security.AclAuthorizer"}, "kept runs no Java classes"),
+    ],
+)
+def test_refused(settings, message) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load(**settings)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        ADMIN,
+        {**AUTHORIZER, "allow.everyone.if.no.acl.found": "true"},
+        {**ADMIN, "listeners": "PLAINTEXT://127.0.0.1:9092,NODE://127.0.0.1:10092"},
+        {**ADMIN, **OPEN_NODE, "kept.node.network.trusted": "true"},
+    ],
+)
+def test_right(settings) -> None:
+    assert not security_warnings(load(**settings))
+
+
+def test_super_users_are_apart_by_semicolons_as_names_of_certificates_have_commas() -> None:
+    parsed = parse_super_users("User:admin; User:CN=a,OU=b ;;User:a:b")
+    assert parsed == {"User:admin", "User:CN=a,OU=b", "User:a:b"}

@@ -105,8 +105,10 @@ def refusal(api_key: int, version: int, request: Any, failed: Values) -> Steps[V
 
 
 def _once(part: Part, items: Iterable[Any], answers: Sequence[Values]) -> Iterable[Any]:
-    """``items`` without those that are answered, or named again, where an answer has no parts."""
-    if part.inside is not None:
+    """``items`` without those that are answered, or named again, where an answer has no parts; all
+    of them where an answer names no item.
+    """
+    if part.inside is not None or not part.keys:
         return items
     asked = {tuple(part.key(item).items()): item for item in items}
     done = {tuple((name, one.get(name)) for _, name in part.keys) for one in answers}
@@ -156,6 +158,8 @@ PARTS: Final[Mapping[int, tuple[Part, ...]]] = MappingProxyType(
         ),
         ApiKey.WRITE_TXN_MARKERS: (_part("markers", "markers", "producer_id", inside=_INDEXED),),
         ApiKey.TXN_OFFSET_COMMIT: (_TOPICS,),
+        ApiKey.CREATE_ACLS: (_part("creations", "results"),),
+        ApiKey.DELETE_ACLS: (_part("filters", "filter_results"),),
         ApiKey.DESCRIBE_CONFIGS: (_part("resources", "results", *_RESOURCE),),
         ApiKey.ALTER_CONFIGS: (_part("resources", "responses", *_RESOURCE),),
         ApiKey.CREATE_PARTITIONS: (_part("topics", "results", "name"),),

@@ -1,4 +1,4 @@
-"""DescribeCluster, DescribeTopicPartitions, UnregisterBroker, DescribeAcls."""
+"""DescribeCluster, DescribeTopicPartitions, UnregisterBroker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kept.node.kafka.handlers.metadata import (
     partition_values,
 )
 from kept.node.runtime.error_codes import TOPIC_AUTHORIZATION_FAILED, code_for
-from kept.storage.errors import InvalidRequest, SecurityDisabled
+from kept.storage.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
@@ -171,14 +171,6 @@ class ClusterHandler:
             return None, records
 
         return await outcome(self.changes.decide(decision))
-
-    def describe_acls(self, _ctx: RequestContext, _request: Any) -> Values:
-        """DescribeAcls v1-3: there is no authorizer."""
-        return {
-            "error_code": code_for(SecurityDisabled("acls")),
-            "error_message": "No Authorizer is configured on the broker",
-            "resources": (),
-        }
 
 
 def _wrong_endpoint(endpoint_type: int) -> Values:

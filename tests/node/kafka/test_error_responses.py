@@ -23,10 +23,24 @@ from kept.storage.errors import NetworkException, NotController, RequestTimedOut
 TOPIC = {"name": "t", "num_partitions": 1, "replication_factor": 1, "assignments": (),
          "configs": ()}  # fmt: skip
 RESOURCE = {"resource_type": 2, "resource_name": "t", "configs": ()}
+FILTER = {
+    "resource_type_filter": 2,
+    "resource_name_filter": "t",
+    "pattern_type_filter": 3,
+    "principal_filter": None,
+    "host_filter": None,
+    "operation": 3,
+    "permission_type": 3,
+}
 REQUESTS: dict[int, dict[str, Any]] = {
     19: {"topics": [TOPIC], "timeout": 1000, "validate_only": False},
     20: {"topics": [{"name": "t", "topic_id": uuid.UUID(int=7)}], "topic_names": ["t"],
          "timeout": 1000},
+    29: FILTER,
+    30: {"creations": [{"resource_type": 2, "resource_name": "t", "resource_pattern_type": 3,
+                        "principal": "User:ada", "host": "*", "operation": 3,
+                        "permission_type": 3}]},
+    31: {"filters": [FILTER]},
     33: {"resources": [RESOURCE], "validate_only": False},
     37: {"topics": [{"name": "t", "count": 2, "assignments": None}], "timeout": 1000,
          "validate_only": False},

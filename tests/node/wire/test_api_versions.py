@@ -16,8 +16,6 @@ GOLDEN = json.loads(
     (Path(__file__).parents[2] / "golden" / "api_versions_4_3.json").read_text("utf-8")
 )
 NOT_SERVED = {
-    30: "ACLs",
-    31: "ACLs",
     34: "one directory per replica is chosen at creation",
     38: "delegation tokens",
     39: "delegation tokens",

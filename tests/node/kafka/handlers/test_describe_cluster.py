@@ -1,4 +1,4 @@
-"""DescribeCluster, DescribeTopicPartitions, UnregisterBroker, DescribeAcls."""
+"""DescribeCluster, DescribeTopicPartitions, UnregisterBroker."""
 
 from uuid import UUID
 
@@ -139,23 +139,6 @@ def test_limits(lone_node):
     lone.create("t", 5)
     assert pages(lone, ["t"]) == ([("t", "none", [0, 1])], ("t", 2))
     assert pages(lone, ["t"], 0) == ([("t", "none", [0])], ("t", 1))
-
-
-@pytest.mark.parametrize("version", range(1, 4))
-def test_acls(lone, version):
-    answer = lone.ask(
-        29,
-        version,
-        resource_type_filter=1,
-        resource_name_filter=None,
-        pattern_type_filter=1,
-        principal_filter=None,
-        host_filter=None,
-        operation=1,
-        permission_type=1,
-    )
-    assert answer.error_code.name == "security_disabled"
-    assert answer.error_message == "No Authorizer is configured on the broker"
 
 
 def registered(lone, broker_id, *, fenced=False):

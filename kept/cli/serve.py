@@ -58,7 +58,8 @@ from kept.cli.shell import WholeNumber, examples, pairs
 @click.option(
     "--ignore-security",
     is_flag=True,
-    help="With --adopt: go on without Kafka's ACLs, credentials and tokens.",
+    help="With --adopt: go on without Kafka's delegation tokens, and though this node would not "
+    "ask for Kafka's ACLs or credentials.",
 )
 def serve(
     *,

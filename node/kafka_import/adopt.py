@@ -11,7 +11,7 @@ One way: from the first start on kept's logs go their own way, and Kafka's metad
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 from uuid import NAMESPACE_OID, UUID, uuid5
 
@@ -26,7 +26,7 @@ from kept.cluster.metadata.wal import (
     write_hard_state,
     write_identity,
 )
-from kept.node.kafka_import import directories, kafka_records, metadata_log
+from kept.node.kafka_import import directories, metadata_log
 from kept.node.kafka_import.directories import Found, Owner
 from kept.node.kafka_import.metadata_log import Begun
 from kept.node.metadata import directory_ids
@@ -83,6 +83,8 @@ def adopt(
     _refuse_used(disk, metadata)
     locks = _lock(disk, config.log_dirs)
     try:
+        kafkas = [*config.log_dirs, *((kafka_metadata,) if kafka_metadata else ())]
+        directories.refuse([why for path in kafkas for why in directories.links(disk, path)])
         imports = [directories.read(disk, path, config.node_id) for path in config.log_dirs]
         begun = _read(config, disk, imports, kafka_metadata)
         _check(config, disk, imports, begun, ignore_security)
@@ -158,12 +160,7 @@ def _check(
     reasons = list(translation.problems())
     left = translation.left
     if not ignore_security:
-        for kind in (kafka_records.ACL, kafka_records.SCRAM, kafka_records.TOKEN):
-            if count := left.count(kind):
-                reasons.append(
-                    f"{count} {kind}s: kept has no security yet, and would serve everybody; "
-                    "--ignore-security goes on without them"
-                )
+        reasons += _not_asked(config, begun)
     me = translation.brokers.get(config.node_id)
     registered = set() if me is None else set(me.log_dirs)
     lacking = registered - {directory.directory_id for directory in imports}
@@ -179,6 +176,24 @@ def _check(
     states = (f"{NOT_SERVED[topic]}; {topic} stays as a topic" for topic in held)
     for what in (*left.described(), *states):
         log.warning("not taken over from Apache Kafka", what=what)
+
+
+def _not_asked(config: NodeConfig, begun: Begun) -> Iterator[str]:
+    """What Kafka may have refused clients by, and this node would not."""
+    image = begun.final_image
+    go_on = "--ignore-security goes on"
+    if tokens := begun.translation.left.tokens:
+        yield f"{len(tokens)} delegation tokens: kept has none; {go_on} without them"
+    if image.acls and not config.authorizer_class_name:
+        yield (
+            f"{len(image.acls)} ACLs, and authorizer.class.name is not set: everybody would be "
+            f"served. Set it as it was in Apache Kafka, and super.users; {go_on} all the same"
+        )
+    if image.credentials and not any("SASL" in each.protocol for each in config.listeners):
+        yield (
+            f"{len(image.credentials)} SCRAM credentials, and no listener asks for one: set "
+            f"listeners and listener.security.protocol.map as in Apache Kafka; {go_on} all the same"
+        )
 
 
 def _missing(config: NodeConfig, imports: Sequence[Found], begun: Begun) -> list[str]:

@@ -115,6 +115,18 @@ def read(disk: Disk, path: str, node_id: int) -> Found:
     return Found(path, properties.get("cluster.id", ""), directory_id, epoch, logs)
 
 
+def links(disk: Disk, path: str) -> Iterator[str]:
+    """Symbolic links in a directory and those in it, each as a reason to refuse it: they may lead
+    to files that are not Kafka's, which would be read, cut and deleted as if they were.
+    """
+    for name in disk.listdir(path):
+        inner = f"{path}/{name}"
+        if disk.is_link(inner):
+            yield f"{inner} is a symbolic link: put what it leads to in its place"
+        elif disk.stat(inner).is_directory:
+            yield from links(disk, inner)
+
+
 def _logs(disk: Disk, path: str) -> Iterator[tuple[TopicPartition, UUID | None]]:
     for name in disk.listdir(path):
         parsed = layout.parse_directory_name(name)

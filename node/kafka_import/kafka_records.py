@@ -2,7 +2,8 @@
 
 A value is a frame (uvarint 1, uvarint api key, uvarint version) and a message in Kafka's flexible
 encoding: strings and arrays carry their length + 1 as a uvarint, every message ends with tagged
-fields. Of each record only what a cluster of kept needs is kept. kio has no schemas of these
+fields. Of each record only what a cluster of kept needs is kept; what says the same in both is a
+record of kept at once. kio has no schemas of these
 records; their source is ``metadata/src/main/resources/common/metadata`` of Apache Kafka.
 
 A record that is none of these, or newer than 4.3 writes it, raises :class:`UnsupportedVersion`:
@@ -16,6 +17,21 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
+from kept.cluster.metadata.records import (
+    AclRecord,
+    ClientQuotaRecord,
+    RemoveAclRecord,
+    RemoveScramCredentialRecord,
+    ScramCredentialRecord,
+)
+from kept.cluster.security.acls import (
+    AclBinding,
+    AclOperation,
+    AclPermission,
+    AclResourceType,
+    PatternType,
+)
+from kept.cluster.security.credentials import ScramCredential, ScramMechanism
 from kept.node.runtime.message_reader import MessageReader
 from kept.storage.errors import UnsupportedVersion
 
@@ -133,11 +149,10 @@ class ProducerIds:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
-    """A rule, a credential or a token: ``kind`` says which, ``identity`` which one."""
+class Token:
+    """A delegation token was made, or is gone."""
 
-    kind: str
-    identity: tuple[object, ...]
+    token_id: str
     removed: bool
 
 
@@ -148,15 +163,15 @@ class Transaction:
     what: str
 
 
+Security = (
+    AclRecord | RemoveAclRecord | ScramCredentialRecord | RemoveScramCredentialRecord
+    | ClientQuotaRecord
+)  # fmt: skip
+"""What says the same in Kafka and here."""
 KafkaRecord = (
     RegisterBroker | ChangeBroker | UnregisterBroker | Topic | RemoveTopic | Partition
-    | ChangePartition | ClearElr | Config | Feature | ProducerIds | Access | Transaction
+    | ChangePartition | ClearElr | Config | Feature | ProducerIds | Token | Transaction | Security
 )  # fmt: skip
-
-ACL: Final = "ACL"
-SCRAM: Final = "SCRAM credential"
-TOKEN: Final = "delegation token"
-QUOTA: Final = "client quota"
 
 
 def _reader(data: bytes) -> MessageReader:
@@ -233,20 +248,29 @@ def _change_partition(r: MessageReader, _version: int) -> ChangePartition:
     )
 
 
-def _token(r: MessageReader, _version: int) -> Access:
+def _token(r: MessageReader, _version: int) -> Token:
     r.string(), r.string(), r.array(r.string), r.raw(24)
-    return Access(TOKEN, (r.string(),), False)
+    return Token(r.string(), False)
 
 
-def _quota(r: MessageReader, _version: int) -> Access:
+def _quota(r: MessageReader, _version: int) -> ClientQuotaRecord:
     entity = r.array(lambda: (r.string(), r.nullable_string(), r.tags())[:2])
-    key = r.string()
-    r.raw(8)
-    return Access(QUOTA, (entity, key), r.boolean())
+    key, value, removed = r.string(), r.float64(), r.boolean()
+    return ClientQuotaRecord(tuple(sorted(entity)), key, None if removed else value)
 
 
-def _of(kind: str, removed: bool, *fields: str) -> Callable[[MessageReader, int], Access]:
-    return lambda r, _version: Access(kind, tuple(getattr(r, field)() for field in fields), removed)
+def _acl(r: MessageReader, _version: int) -> AclRecord:
+    acl_id, resource_type, name = r.uuid(), AclResourceType(r.int8()), r.string()
+    pattern, principal, host = PatternType(r.int8()), r.string(), r.string()
+    operation, permission = AclOperation(r.int8()), AclPermission(r.int8())
+    binding = AclBinding(resource_type, name, pattern, principal, host, operation, permission)
+    return AclRecord(acl_id, binding)
+
+
+def _credential(r: MessageReader, _version: int) -> ScramCredentialRecord:
+    user, mechanism = r.string(), ScramMechanism(r.int8())
+    credential = ScramCredential(r.blob(), r.blob(), r.blob(), r.int32())
+    return ScramCredentialRecord(user, mechanism, credential)
 
 
 def _transaction(what: str) -> Callable[[MessageReader, int], Transaction]:
@@ -268,20 +292,20 @@ _READERS: Final[dict[int, tuple[int, Callable[[MessageReader, int], Any]]]] = {
     8: (0, _fence(False)),
     9: (0, lambda r, _: RemoveTopic(r.uuid())),
     10: (0, _token),
-    11: (0, _of(SCRAM, False, "string", "int8")),
+    11: (0, _credential),
     12: (0, lambda r, _: Feature(r.string(), r.int16())),
     14: (0, _quota),
     15: (0, lambda r, _: ProducerIds((r.int32(), r.int64(), r.int64())[2])),
     17: (3, _change_broker),
-    18: (0, _of(ACL, False, "uuid")),
-    19: (0, _of(ACL, True, "uuid")),
+    18: (0, _acl),
+    19: (0, lambda r, _: RemoveAclRecord(r.uuid())),
     20: (0, _nothing),  # NoOp
     21: (0, _nothing),  # ZkMigration
-    22: (0, _of(SCRAM, True, "string", "int8")),
+    22: (0, lambda r, _: RemoveScramCredentialRecord(r.string(), ScramMechanism(r.int8()))),
     23: (0, _transaction("begin")),
     24: (0, _transaction("end")),
     25: (0, _transaction("abort")),
-    26: (0, _of(TOKEN, True, "string")),
+    26: (0, lambda r, _: Token(r.string(), True)),
     27: (0, _nothing),  # RegisterController
     28: (0, lambda r, _: ClearElr(r.string())),
 }
@@ -301,7 +325,10 @@ def decode(value: bytes) -> KafkaRecord | None:
             f"a metadata record of type {key}, version {version}, which Apache Kafka 4.3 does not "
             "write: only data directories of 4.3 and older 4.x are adopted"
         )
-    record: KafkaRecord | None = read(reader, version)
+    try:
+        record: KafkaRecord | None = read(reader, version)
+    except ValueError as error:  # a number without a name
+        raise UnsupportedVersion(f"a metadata record of type {key}: {error}") from None
     return record
 
 

@@ -20,9 +20,11 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from kept.cluster.controller.features import SECURITY
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import (
     ClusterRecord,
+    FeatureRecord,
     NoOpRecord,
     VotersRecord,
     decode_batch,
@@ -58,6 +60,8 @@ class Begun:
     image: Image
     term: int
     """Of the snapshot's last entry."""
+    final_image: Image
+    """After the last entry."""
     entries: tuple[Entry, ...]
     hard_state: HardState
     translation: Translation
@@ -130,7 +134,11 @@ class _Reading:
 
     def __init__(self, log: _Log, cluster_id: str, voters: Sequence[Voter]) -> None:
         self._log = log
-        self._ours = (ClusterRecord(cluster_id), VotersRecord(tuple(voters)))
+        self._ours = (
+            ClusterRecord(cluster_id),
+            VotersRecord(tuple(voters)),
+            FeatureRecord(SECURITY, 1),
+        )
         self.translation = Translation()
         self.image: Image | None = None
         self.base = (0, 0)
@@ -200,7 +208,7 @@ class _Reading:
             data = encode_batch(step) if step else _NOTHING
             self.entries.append(Entry(term, header.last_offset + 1, data))
 
-    def check(self) -> None:
+    def final_image(self) -> Image:
         """Raises DirectoryRefused where the entries would not apply: better now than at a start."""
         image = self.image
         assert image is not None
@@ -211,6 +219,7 @@ class _Reading:
                 raise DirectoryRefused(
                     f"{self._log.path}: offset {entry.index - 1}: {error}"
                 ) from error
+        return image
 
 
 def _quorum_state(disk: Disk, path: str) -> tuple[HardState, tuple[int, ...] | None]:
@@ -239,7 +248,7 @@ def read(disk: Disk, path: str, *, cluster_id: str, node_id: int, voters: Sequen
     hard_state, listed = _quorum_state(disk, path)
     reading = _Reading(_Log(disk, path), cluster_id, voters)
     reading.read()
-    reading.check()
+    final_image = reading.final_image()
     kafkas = listed if reading.voters is None else reading.voters
     mine = tuple(sorted(voter.node_id for voter in voters))
     if kafkas and kafkas != mine:
@@ -257,6 +266,5 @@ def read(disk: Disk, path: str, *, cluster_id: str, node_id: int, voters: Sequen
     if hard_state.vote == NO_VOTE:
         hard_state = HardState(hard_state.term, node_id)
     assert reading.image is not None
-    return Begun(
-        reading.image, reading.base[1], tuple(reading.entries), hard_state, reading.translation
-    )
+    term, entries = reading.base[1], tuple(reading.entries)
+    return Begun(reading.image, term, final_image, entries, hard_state, reading.translation)

@@ -12,7 +12,9 @@ What differs:
   was committed, and kept has no such list beside the ISR;
 - of brokers the address is left out: each registers anew, at another one;
 - a topic's settings that kept does not know, settings of anything but topics and brokers, feature
-  levels, quotas, rules and credentials are left out; :class:`NotTranslated` counts them.
+  levels and delegation tokens are left out; :class:`NotTranslated` counts them.
+
+ACLs, SCRAM credentials and client quotas say the same in both.
 """
 
 from __future__ import annotations
@@ -24,10 +26,16 @@ from uuid import UUID
 
 from kept.cluster.metadata import records as ours
 from kept.cluster.metadata.records import MetadataRecord, ResourceType
+from kept.cluster.security.client_quotas import (
+    Alteration,
+    QuotaEntity,
+    check_alteration,
+    describe_entity,
+)
 from kept.node.config.definitions import BROKER_SETTINGS, TOPIC_SETTINGS
 from kept.node.kafka_import import kafka_records
 from kept.node.kafka_import.kafka_records import KafkaRecord
-from kept.storage.errors import CorruptMessage, InvalidConfig
+from kept.storage.errors import CorruptMessage, InvalidConfig, InvalidRequest
 
 _RESOURCES: Final = {2: "topic", 4: "broker", 8: "broker logger", 16: "client metrics", 32: "group"}
 _KNOWN_SETTINGS: Final = {
@@ -43,21 +51,16 @@ NEWEST_METADATA_VERSION: Final = 30
 class NotTranslated:
     """What Kafka's metadata hold that kept does not serve."""
 
-    access: dict[str, set[tuple[object, ...]]] = field(default_factory=dict)
-    """Kind -> rules, credentials, tokens, quotas that are in force."""
+    tokens: set[str] = field(default_factory=set)
+    """Ids of delegation tokens."""
     settings: dict[tuple[int, str, str], str] = field(default_factory=dict)
     """(resource type, name, setting) -> value."""
     features: dict[str, int] = field(default_factory=dict)
 
-    def count(self, kind: str) -> int:
-        """How many of a kind."""
-        return len(self.access.get(kind, ()))
-
     def described(self) -> Iterator[str]:
         """A line for each sort of thing that is not taken over."""
-        for kind, identities in sorted(self.access.items()):
-            if identities:
-                yield f"{len(identities)} {kind}{'s' if len(identities) > 1 else ''}"
+        if self.tokens:
+            yield f"{len(self.tokens)} delegation tokens"
         for (of, name, setting), value in sorted(self.settings.items()):
             yield f"{_RESOURCES.get(of, 'resource')} {name or '(all)'}: {setting}={value}"
 
@@ -70,6 +73,7 @@ class _Touched:
     partitions: set[tuple[UUID, int]] = field(default_factory=set)
     brokers: set[int] = field(default_factory=set)
     settings: dict[tuple[int, str, str], None] = field(default_factory=dict)
+    security: list[kafka_records.Security] = field(default_factory=list)
 
 
 class Translation:
@@ -81,6 +85,7 @@ class Translation:
         self.partitions: dict[tuple[UUID, int], kafka_records.Partition] = {}
         self.brokers: dict[int, kafka_records.RegisterBroker] = {}
         self.settings: dict[tuple[int, str, str], str] = {}
+        self.quotas: dict[tuple[QuotaEntity, str], float] = {}
         self.next_producer_id = 0
         self.metadata_version = 0
         self._touched = _Touched()
@@ -134,9 +139,21 @@ class Translation:
                 self.next_producer_id = max(self.next_producer_id, next_producer_id)
             case kafka_records.Feature(name, level):
                 self.left.features[name] = level
-            case kafka_records.Access(kind, identity, removed):
-                identities = self.left.access.setdefault(kind, set())
-                (identities.discard if removed else identities.add)(identity)
+            case kafka_records.Token(token_id, removed):
+                (self.left.tokens.discard if removed else self.left.tokens.add)(token_id)
+            case ours.ClientQuotaRecord(entity, key, value):
+                if value is None:
+                    self.quotas.pop((entity, key), None)
+                else:
+                    self.quotas[entity, key] = value
+                self._touched.security.append(record)
+            case (
+                ours.AclRecord()
+                | ours.RemoveAclRecord()
+                | ours.ScramCredentialRecord()
+                | ours.RemoveScramCredentialRecord()
+            ):
+                self._touched.security.append(record)
 
     def _remove_topic(self, topic_id: UUID) -> None:
         name = self.topics.pop(topic_id, None)
@@ -219,6 +236,7 @@ class Translation:
         for kind, name, setting in touched.settings:
             value = self.settings.get((kind, name, setting))
             records.append(ours.ConfigRecord(kind, name, setting, value))
+        records += touched.security
         if self.next_producer_id > self._emitted_producer_id:
             self._emitted_producer_id = self.next_producer_id
             records.append(ours.ProducerIdsRecord(-1, -1, self.next_producer_id))
@@ -297,3 +315,9 @@ class Translation:
                 _KNOWN_SETTINGS[kind][setting].parse(value)
             except InvalidConfig as error:
                 yield f"{name or 'all brokers'}: {error}; change it in Apache Kafka first"
+        for (entity, key), quota in sorted(self.quotas.items(), key=str):
+            try:
+                check_alteration(Alteration(entity, ((key, quota),)))
+            except InvalidRequest as error:
+                what = f"client quota {key} of {describe_entity(entity)}"
+                yield f"{what}: {error}; change it in Apache Kafka first"

@@ -12,6 +12,7 @@ from kept.storage.errors import CorruptMessage
 _T = TypeVar("_T")
 
 _INT8, _INT16, _UINT16, _INT32, _INT64 = map(struct.Struct, (">b", ">h", ">H", ">i", ">q"))
+_FLOAT64 = struct.Struct(">d")
 
 
 class MessageReader:
@@ -64,6 +65,10 @@ class MessageReader:
     def int64(self) -> int:
         """Eight bytes, signed."""
         return self._number(_INT64)
+
+    def float64(self) -> float:
+        """Eight bytes."""
+        return float(_FLOAT64.unpack(self.raw(8))[0])
 
     def boolean(self) -> bool:
         """One byte."""

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from kept.cli.serve import serve
 from kept.cluster.metadata.metadata_files import open_files
+from kept.cluster.metadata.snapshot import load_snapshot
 from kept.node.coordinator.transactions.records import (
     TransactionMetadata,
     TransactionRecord,
@@ -201,12 +202,59 @@ def test_damage_in_the_metadata_log_names_the_place(kafka: Path) -> None:
         adopt(fixtures.config(kafka), Disk())
 
 
-def test_rules_and_credentials_are_refused_unless_given_up(tmp_path: Path) -> None:
+SASL = {
+    "listeners": "CLIENTS://127.0.0.1:0",
+    "listener_security_protocol_map": "CLIENTS:SASL_PLAINTEXT",
+    "sasl_enabled_mechanisms": "SCRAM-SHA-256",
+}
+AUTHORIZER = {
+    "authorizer_class_name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super_users": "User:admin",
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, "1 ACLs, and authorizer.class.name is not set.*1 SCRAM credentials, and no listener"),
+        (SASL, "1 ACLs, and authorizer.class.name is not set"),
+        (AUTHORIZER, "1 SCRAM credentials, and no listener asks for one"),
+    ],
+)
+def test_what_kept_would_not_ask_for_is_refused_unless_that_is_meant(
+    tmp_path: Path, settings: dict[str, str], reason: str
+) -> None:
     kafka = fixtures.copy("one", tmp_path / "data")
-    config = fixtures.config(kafka, alone=True)
-    with pytest.raises(DirectoryRefused, match=r"1 ACL.*1 SCRAM.*--ignore-security"):
+    config = fixtures.config(kafka, alone=True, **settings)
+    with pytest.raises(DirectoryRefused, match=rf"{reason}.*--ignore-security"):
         adopt(config, Disk())
     adopt(config, Disk(), ignore_security=True)
+    image, _, _ = load_snapshot(Disk(), config.metadata_log_dir)
+    assert (len(image.acls), len(image.credentials), len(image.quotas)) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "name", ["t0-0", f"t0-1/{0:020d}.log", "meta.properties", "__cluster_metadata-0/quorum-state"]
+)
+def test_a_symbolic_link_is_refused_by_its_path(tmp_path: Path, name: str) -> None:
+    kafka = fixtures.copy("one", tmp_path / "data")
+    (kafka / name).rename(tmp_path / "elsewhere")
+    (kafka / name).symlink_to(tmp_path / "elsewhere")
+    before = fixtures.hashes(kafka)
+    with pytest.raises(DirectoryRefused, match=rf"data/{name} is a symbolic link"):
+        adopt(fixtures.config(kafka, alone=True), Disk(), ignore_security=True)
+    assert fixtures.hashes(kafka) == before
+
+
+def test_the_directory_itself_may_be_reached_by_a_link(tmp_path: Path) -> None:
+    fixtures.copy("one", tmp_path / "disk7")
+    (tmp_path / "data").symlink_to(tmp_path / "disk7")
+    adopt(fixtures.config(tmp_path / "data", alone=True), Disk(), ignore_security=True)
+
+
+def test_a_secured_node_goes_on_as_one(tmp_path: Path) -> None:
+    kafka = fixtures.copy("one", tmp_path / "data")
+    adopt(fixtures.config(kafka, alone=True, **SASL, **AUTHORIZER), Disk())
 
 
 def test_topics_that_hold_what_is_not_served_are_named(

@@ -5,10 +5,13 @@ from __future__ import annotations
 from uuid import UUID
 
 import pytest
+from msgspec.structs import replace
 
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import (
+    AclRecord,
     BrokerChangeRecord,
+    ClientQuotaRecord,
     ConfigRecord,
     PartitionRecord,
     ProducerIdsRecord,
@@ -16,6 +19,14 @@ from kept.cluster.metadata.records import (
     TopicRecord,
     decode_batch,
 )
+from kept.cluster.security.acls import (
+    AclBinding,
+    AclOperation,
+    AclPermission,
+    AclResourceType,
+    PatternType,
+)
+from kept.cluster.security.credentials import ScramMechanism
 from kept.node.kafka_import import kafka_records
 from kept.node.kafka_import.metadata_log import Begun, _records
 from kept.node.kafka_import.translate import Translation
@@ -30,6 +41,7 @@ def whole(begun: Begun) -> Image:
     image = begun.image
     for entry in begun.entries:
         image, _ = image.apply(decode_batch(entry.data))
+    assert image == begun.final_image
     return image
 
 
@@ -59,8 +71,39 @@ def test_a_node_with_checkpoints_gives_all_its_topics_and_settings() -> None:
     assert image.config(2, "t1") == {"cleanup.policy": "compact,delete"}
     assert image.config(4, "")["log.retention.ms"] == "5000000"
     assert image.cluster_id == "rp4NgQTYSq2Wmy8ngP4D8g"
-    left = begun.translation.left
-    assert list(left.described()) == ["1 ACL", "1 SCRAM credential", "1 client quota"]
+    assert list(begun.translation.left.described()) == []
+
+
+def test_acls_credentials_and_quotas_say_the_same_here() -> None:
+    image = whole(fixtures.read("one"))
+    read, allow = AclOperation.READ, AclPermission.ALLOW
+    topic, literal = AclResourceType.TOPIC, PatternType.LITERAL
+    assert [*image.acls.values()] == [AclBinding(topic, "t1", literal, "User:x", "*", read, allow)]
+    ((who, credential),) = image.credentials.items()
+    assert who == ("alice", ScramMechanism.SCRAM_SHA_256)
+    assert (credential.iterations, len(credential.stored_key)) == (4096, 32)
+    assert image.quotas == {(("user", "bob"),): {"producer_byte_rate": 1024.0}}
+    assert image.features["kept.security"] == 1
+
+
+def test_a_quota_that_kept_would_not_take_is_named_unless_it_was_taken_back() -> None:
+    """Kafka resolves the names of hosts."""
+    translation = Translation()
+    quota = ClientQuotaRecord((("ip", "localhost"),), "connection_creation_rate", 5.0)
+    translation.add([quota])
+    (problem,) = translation.problems()
+    assert "connection_creation_rate of ip 'localhost': localhost is not a valid IP" in problem
+    translation.add([replace(quota, value=None)])
+    assert not list(translation.problems())
+    assert len(translation.step()) == 2
+
+
+def test_a_number_without_a_name_is_refused() -> None:
+    """As a newer Kafka may write it."""
+    acl = b"\1\x12\0" + bytes(16) + b"\2\2t\3\2x\2*"
+    assert isinstance(kafka_records.decode(acl + b"\3\3\0"), AclRecord)
+    with pytest.raises(UnsupportedVersion, match="type 18: 99 is not a valid AclOperation"):
+        kafka_records.decode(acl + b"\x63\3\0")
 
 
 def test_nodes_whose_logs_end_apart_agree_as_far_as_both_go() -> None:

@@ -112,6 +112,8 @@ class FileStat(NamedTuple):
     size_bytes: int
     mtime_ms: int
     is_directory: bool
+    mode: int = 0
+    """Permission bits."""
 
 
 class Lock:
@@ -507,7 +509,12 @@ class Disk:
         except OSError as error:
             raise _failing(path, "stat", error) from error
         is_directory = (status.st_mode & 0o170000) == 0o040000
-        return FileStat(status.st_size, status.st_mtime_ns // 1_000_000, is_directory)
+        mode = status.st_mode & 0o777
+        return FileStat(status.st_size, status.st_mtime_ns // 1_000_000, is_directory, mode)
+
+    def is_link(self, path: str) -> bool:
+        """Whether the name is a symbolic link, wherever that leads; not where it is absent."""
+        return os.path.islink(path)
 
     def exists(self, path: str) -> bool:
         """Whether the name is there."""

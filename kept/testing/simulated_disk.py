@@ -458,6 +458,10 @@ class SimulatedDisk(Disk):
             return FileStat(0, 0, True)
         return FileStat(len(node.data), node.mtime_ms, False)
 
+    def is_link(self, path: str) -> bool:  # noqa: ARG002
+        """See :meth:`Disk.is_link`."""
+        return False
+
     def is_at(self, file: File, path: str) -> bool:
         """See :meth:`Disk.is_at`."""
         assert isinstance(file, SimulatedFile)

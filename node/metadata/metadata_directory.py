@@ -6,12 +6,16 @@ import asyncio
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from kept.node.runtime.logging import log
+
 if TYPE_CHECKING:
     from kept.node.runtime.runtime import Runtime
     from kept.node.runtime.shutdown import Shutdown
     from kept.storage.disk import Lock
 
 LOCK: Final = ".lock"
+NOT_THE_OWNERS: Final = 0o077
+PRIVATE: Final = "chmod -R go="
 
 
 class MetadataDirectory:
@@ -27,6 +31,19 @@ class MetadataDirectory:
         """Make the directory if there is none, and lock it. Raises MachineError, DirectoryInUse."""
         self._runtime.disk.ensure_data_directory(path)
         self._lock = self._runtime.disk.lock(f"{path}/{LOCK}")
+        self._warn_of_readers(path)
+
+    def _warn_of_readers(self, path: str) -> None:
+        """New files are private, but a copy or a backup may have made these readable."""
+        disk = self._runtime.disk
+        names = [path, *(f"{path}/{name}" for name in disk.listdir(path))]
+        open_to_others = [name for name in names if disk.stat(name).mode & NOT_THE_OWNERS]
+        if open_to_others:
+            log.warning(
+                "other users of this machine may read the metadata",
+                paths=",".join(open_to_others),
+                why=f"who reads its SCRAM credentials may log in as their users: {PRIVATE} {path}",
+            )
 
     def release(self) -> None:
         """Let another process have it."""

@@ -175,24 +175,6 @@ def nodes_away(bootstrap: str | Bootstrap) -> list[int]:
     return sorted(broker["node_id"] for broker in cluster["brokers"] if broker["fenced"])
 
 
-def cluster_is_up(endpoints: Sequence[Endpoint], security: Security = PLAINTEXT) -> str | None:
-    """Whether each of these nodes is ready and knows all of them as brokers that take part.
-
-    Says who is not, and why; None when all are.
-    """
-    for endpoint in endpoints:
-        try:
-            cluster = JsonApi(endpoint, CONNECT_TIMEOUT_S, security).get("cluster")
-        except HttpFailed as error:
-            return str(error)
-        if not cluster["ready"]:
-            return f"{endpoint} is not ready: {cluster['reason']}"
-        active = sum(not broker["fenced"] for broker in cluster["brokers"])
-        if active < len(endpoints):
-            return f"{endpoint} knows {active} of {len(endpoints)} brokers"
-    return None
-
-
 def _url(path: str, query: Mapping[str, str]) -> str:
     suffix = f"?{urlencode(query)}" if query else ""
     return f"/api/v1/{quote(path)}{suffix}"

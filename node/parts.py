@@ -116,10 +116,7 @@ class NodeParts:
         )
         self._build_cluster(config)
         self.logins = Logins(
-            self.runtime.loop,
-            self.live_config,
-            self.counters,
-            lambda: self.metadata.image.credentials,
+            self.runtime.loop, self.live_config, lambda: self.metadata.image.credentials
         )
         self.authorizer = self._new_authorizer(config)
         self._build_replicas(config)

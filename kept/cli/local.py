@@ -21,9 +21,12 @@ import click
 
 from kept.cli.output import echo, show_json, show_table
 from kept.cli.shell import Failure, Group, WholeNumber, examples, json_option, pairs
+from kept.client.admin.readiness import cluster_is_up
 from kept.client.core.metadata import Endpoint
-from kept.client.json_api import HttpFailed, JsonApi, cluster_is_up
+from kept.client.json_api import HttpFailed, JsonApi
+from kept.client.security.security import PLAINTEXT, Security
 from kept.node.config.local_cluster import NODE_PORT_OFFSET, cluster_settings
+from kept.node.config.local_security import USERS, LocalSecurity
 
 READY_DEADLINE_S: Final = 60.0
 STOP_DEADLINE_S: Final = 30.0
@@ -79,8 +82,20 @@ def local() -> None:
     "--port", type=WholeNumber(1, 65535), default=9092, show_default=True, help="Port of node 0."
 )
 @click.option("--set", "settings", metavar="K=V", multiple=True, help="A setting of every node.")
-def up(*, nodes: int | None, directory: str, port: int, settings: tuple[str, ...]) -> None:
-    """Start nodes and return when all are ready."""
+@click.option(
+    "--secure",
+    is_flag=True,
+    help="TLS, logins by SCRAM and ACLs, with certificates and passwords made in DIR/security. "
+    "Nodes that were secure stay so.",
+)
+def up(
+    *, nodes: int | None, directory: str, port: int, settings: tuple[str, ...], secure: bool
+) -> None:
+    """Start nodes and return when all are ready.
+
+    With --secure, DIR/security/admin.properties is a --command-config of one who may do everything,
+    ada.properties and bob.properties are of users who may do what ACLs allow them.
+    """
     given = pairs("--set", settings)
     for name in _OURS:
         if name in given:
@@ -101,9 +116,29 @@ def up(*, nodes: int | None, directory: str, port: int, settings: tuple[str, ...
     if max(node_ports if count > 1 else ports) > MAX_PORT or set(ports) & set(node_ports):
         raise click.UsageError(f"--port {port}: {count} nodes do not fit there")
     shared = cluster_settings(node_ports) | given
+    if there and secure and _secured(directory) is None:
+        raise Failure(
+            f"the nodes in {directory} are not secure: give another --dir, or start again after "
+            "kept local down --purge"
+        )
+    security = LocalSecurity(_security_directory(directory)) if secure else _secured(directory)
     for node in members:
-        node.configure(ports[node.number], shared)
+        secured = {} if security is None else security.settings(ports[node.number])
+        node.configure(ports[node.number], secured | shared)
+    configs = {} if security is None else {u: security.command_config(u) for u in USERS}
     _start(members)
+    for user, path in configs.items():
+        echo(f"{user} connects with --command-config {os.path.relpath(path)}")
+
+
+def _security_directory(directory: str) -> str:
+    return os.path.join(os.path.abspath(directory), "security")
+
+
+def _secured(directory: str) -> LocalSecurity | None:
+    """What the nodes of a directory are secured by, if they are."""
+    path = _security_directory(directory)
+    return LocalSecurity(path) if os.path.isdir(path) else None
 
 
 def _start(members: Sequence[_Node]) -> None:
@@ -141,7 +176,8 @@ def _await_ready(started: Sequence[tuple[_Node, _Launched]]) -> list[str]:
 def _await_cluster(members: Sequence[_Node]) -> None:
     endpoints = [endpoint for node in members if (endpoint := node.endpoint()) is not None]
     end = time.monotonic() + READY_DEADLINE_S
-    while (why := cluster_is_up(endpoints)) is not None:
+    security = members[0].security()
+    while (why := cluster_is_up(endpoints, security)) is not None:
         if time.monotonic() > end:
             raise Failure(f"the nodes found no cluster in {READY_DEADLINE_S:.0f} s: {why}")
         time.sleep(_POLL_S)
@@ -184,7 +220,7 @@ def _role(node: _Node) -> str | None:
     if endpoint is None:
         return None
     try:
-        summary = JsonApi(endpoint, ROLE_TIMEOUT_S).get("cluster")
+        summary = JsonApi(endpoint, ROLE_TIMEOUT_S, node.security()).get("cluster")
     except HttpFailed:
         return None
     if not summary["ready"]:
@@ -249,6 +285,9 @@ def down(*, directory: str, purge: bool) -> None:
     for node in nodes if purge else ():
         shutil.rmtree(node.directory)
         echo(f"removed {node.directory}")
+    if purge and _secured(directory) is not None:
+        shutil.rmtree(_security_directory(directory))
+        echo(f"removed {_security_directory(directory)}")
 
 
 class _Node:
@@ -308,6 +347,11 @@ class _Node:
         """Where it serves."""
         port = self.port()
         return None if port is None else Endpoint("localhost", port)
+
+    def security(self) -> Security:
+        """How an administrator connects to it."""
+        secured = _secured(os.path.dirname(self.directory))
+        return PLAINTEXT if secured is None else Security(secured.client_properties())
 
     def launch(self) -> _Launched:
         """Start the process."""

@@ -86,7 +86,6 @@ def serve(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     from kept.node.config.bootstrap_scram import SETTING
     from kept.node.config.node_config import NodeConfig
-    from kept.node.config.sasl import sasl_warnings
 
     given = pairs("--set", settings)
     if add_scram:
@@ -94,8 +93,6 @@ def serve(
             raise click.UsageError(f"--add-scram and --set {SETTING} say the same: use one")
         given[SETTING] = ";".join(add_scram)
     config = NodeConfig.load(file, given, port=port, data_dir=data_dir, node_id=node_id)
-    for warning in sasl_warnings(config):
-        echo(f"kept: {warning}", err=True)
 
     def take_over() -> None:
         from kept.node.kafka_import.adopt import adopt as taken

@@ -15,9 +15,12 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
+from kept.client.security.security import PLAINTEXT, Security
 from kept.node.config.local_cluster import NODE_PORT_OFFSET, cluster_settings
+from kept.node.config.local_security import ADMIN, LocalSecurity
+from kept.node.config.local_security import DEFAULT_MECHANISM as MECHANISM
 from kept.storage.errors import ConfigurationError, KeptError
 from kept.testing import reaper
 from kept.testing.ports import free_port, give_back, is_free
@@ -72,6 +75,10 @@ class Cluster:
     the nodes and waits until all are ready, leaving stops them and removes their files (unless
     ``directory`` was given). Three nodes and more keep three replicas and want two in sync. When
     the process that made it dies, its nodes do too (:mod:`kept.testing.reaper`).
+
+    ``security``: ``SASL_SSL``, ``SASL_PLAINTEXT`` or ``SSL``. Certificates (by the extra
+    ``secure``), passwords and the users ``admin``, ``ada`` and ``bob`` are made then, and ACLs are
+    asked: ``admin`` may do everything, the others nothing yet.
     """
 
     def __init__(
@@ -80,6 +87,7 @@ class Cluster:
         *,
         directory: str | os.PathLike[str] | None = None,
         environ: Mapping[str, str] | None = None,
+        security: str | None = None,
         **settings: object,
     ) -> None:
         if nodes < 1:
@@ -90,6 +98,11 @@ class Cluster:
         )
         reaper.watch(self.directory, remove=self._temporary)
         self._environ = dict(environ or {})
+        self._local_security = (
+            None
+            if security is None
+            else LocalSecurity(os.path.join(self.directory, "security"), security)
+        )
         self._settings = {name.replace("_", "."): _text(value) for name, value in settings.items()}
         self._nodes = [
             _Node(number, os.path.join(self.directory, f"node-{number}")) for number in range(nodes)
@@ -138,7 +151,8 @@ class Cluster:
 
     def url(self, i: int = 0) -> str:
         """Where node ``i`` answers HTTP."""
-        return f"http://{self._nodes[i].host}:{self._nodes[i].port}"
+        tls = self._local_security is not None and self._local_security.has_tls
+        return f"http{'s' * tls}://{self._nodes[i].host}:{self._nodes[i].port}"
 
     def pid(self, i: int = 0) -> int:
         """The process id of node ``i``; NodeFailed when it does not run."""
@@ -147,11 +161,44 @@ class Cluster:
             raise NodeFailed(f"node {i} does not run")
         return process.pid
 
-    def client(self, client_id: str = "kept-testing") -> Client:
-        """A client of ours for this cluster; the caller closes it."""
+    def client(
+        self, client_id: str = "kept-testing", *, user: str = ADMIN, mechanism: str = MECHANISM
+    ) -> Client:
+        """A client of ours for this cluster, as ``user`` where it is secured; the caller closes
+        it.
+        """
+        return self._client(self.bootstrap, self.security(user, mechanism), client_id=client_id)
+
+    @staticmethod
+    def _client(bootstrap: str, security: Security, **given: Any) -> Client:
         from kept.client.client import Client
 
-        return Client(self.bootstrap, client_id=client_id)
+        return Client(bootstrap, security=security, **given)
+
+    def security(self, user: str = ADMIN, mechanism: str = MECHANISM) -> Security:
+        """How ``user`` connects."""
+        if self._local_security is None:
+            return PLAINTEXT
+        return Security(self._local_security.client_properties(user, mechanism))
+
+    def client_properties(self, user: str = ADMIN, mechanism: str = MECHANISM) -> dict[str, str]:
+        """How ``user`` connects, as the properties of a Kafka client."""
+        return dict(self.security(user, mechanism).properties)
+
+    def command_config(self, user: str = ADMIN, mechanism: str = MECHANISM) -> str:
+        """The path of a file with :meth:`client_properties`: for ``--command-config`` of our
+        commands and of Kafka's.
+        """
+        if self._local_security is None:
+            raise ConfigurationError("command_config() is for a Cluster(security=...)")
+        return self._local_security.command_config(user, mechanism)
+
+    @property
+    def ca_path(self) -> str:
+        """The certificate, as a PEM file, of who signed those of the nodes."""
+        if self._local_security is None:
+            raise ConfigurationError("ca_path is of a Cluster(security=...)")
+        return self._local_security.certificates.ca_path
 
     def topic(self, prefix: str = "topic") -> str:
         """A topic name that nobody has used here; the topic is not created."""
@@ -189,10 +236,9 @@ class Cluster:
         """Until a node has heard of a topic, or does not answer: it may stand still, or be cut off
         by whoever tests that.
         """
-        from kept.client.client import Client
-
         end = time.monotonic() + HEARD_S
-        with Client(f"{node.host}:{node.port}", timeout_ms=int(HEARD_S * 1000)) as client:
+        where, timeout_ms = f"{node.host}:{node.port}", int(HEARD_S * 1000)
+        with self._client(where, self.security(), timeout_ms=timeout_ms) as client:
             try:
                 while not self._knows(client, topic) and time.monotonic() < end:
                     time.sleep(_POLL_S)
@@ -323,12 +369,12 @@ class Cluster:
 
     def await_ready(self, deadline_s: float = START_DEADLINE_S) -> None:
         """Wait until every node that runs is ready and knows all the others that do."""
+        from kept.client.admin.readiness import cluster_is_up
         from kept.client.core.metadata import Endpoint
-        from kept.client.json_api import cluster_is_up
 
         up = [Endpoint(node.host, node.port) for node in self._nodes if node.running]
         end = time.monotonic() + deadline_s
-        while (why := cluster_is_up(up)) is not None:
+        while (why := cluster_is_up(up, self.security())) is not None:
             if time.monotonic() > end:
                 who = why.partition(" ")[0].rstrip(":")
                 named = (n for n in self._nodes if f"{n.host}:{n.port}" == who)
@@ -414,7 +460,8 @@ class Cluster:
 
     def _command(self, node: _Node) -> list[str]:
         command = [sys.executable, "-P", "-m", "kept", "serve", "--node-id", str(node.number)]
-        settings = {**self._shared, **self._settings, **node.settings}
+        secured = {} if self._local_security is None else self._local_security.settings(node.port)
+        settings = {**secured, **self._shared, **self._settings, **node.settings}
         if "listeners" not in settings:
             command += ["--port", str(node.port)]
         if "log.dirs" in settings:

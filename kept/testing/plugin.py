@@ -4,6 +4,10 @@
     One node for the whole session: ``kept_broker.bootstrap``, ``kept_broker.topic()`` for a fresh
     topic name, ``kept_broker.create_topic(partitions=3, config={...})``. It keeps records of any
     age (``log.retention.ms=-1``): tests write fixed timestamps, and a session may be long.
+``kept_secure_broker``
+    One node for the whole session that is reached by SASL_SSL, with the users ``admin``, ``ada``
+    and ``bob`` and an authorizer: ``kept_secure_broker.client(user="ada")``,
+    ``kept_secure_broker.command_config("ada")``. It needs the extra ``secure``.
 ``kept_cluster``
     A function that starts a :class:`kept.testing.Cluster` of its own for one test:
     ``cluster = kept_cluster(log_segment_bytes=4096)`` or, with three nodes of which any may be
@@ -23,22 +27,33 @@ import pytest
 if TYPE_CHECKING:
     from kept.testing.cluster import Cluster
 
-_FIXTURES: Final = ("kept_broker", "kept_cluster")
+_FIXTURES: Final = ("kept_broker", "kept_secure_broker", "kept_cluster")
 _TAIL_LINES: Final = 60
 _LIVE: Final = pytest.StashKey[list["Cluster"]]()
-_SHARED: Final = pytest.StashKey["Cluster"]()
+_SHARED: Final = pytest.StashKey[dict[str, "Cluster"]]()
 
 
 @pytest.fixture(scope="session")
 def kept_broker(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """One node of kept, shared by all tests of the session."""
+    yield from _shared(request, "kept_broker")
+
+
+@pytest.fixture(scope="session")
+def kept_secure_broker(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """The same, secured."""
+    yield from _shared(request, "kept_secure_broker", security="SASL_SSL")
+
+
+def _shared(request: pytest.FixtureRequest, name: str, **given: Any) -> Iterator[Cluster]:
     from kept.testing.cluster import Cluster
 
-    with Cluster(log_retention_ms=-1) as cluster:
+    shared = request.session.stash.setdefault(_SHARED, {})
+    with Cluster(log_retention_ms=-1, **given) as cluster:
         request.session.stash.setdefault(_LIVE, []).append(cluster)
-        request.session.stash[_SHARED] = cluster
+        shared[name] = cluster
         yield cluster
-        del request.session.stash[_SHARED]
+        del shared[name]
 
 
 @pytest.fixture
@@ -65,15 +80,15 @@ def kept_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[..., Clust
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """One test says that the shared node is dead, and not all that come after it."""
-    cluster = item.session.stash.get(_SHARED, None)
-    uses = "kept_broker" in getattr(item, "fixturenames", ())
-    if cluster is not None and uses and not cluster.running():
-        tail = "\n".join(cluster.log().splitlines()[-_TAIL_LINES:])
-        cluster.start()
-        pytest.fail(
-            f"the node that all tests share was dead before this one; its log ended with\n{tail}",
-            pytrace=False,
-        )
+    for name, cluster in item.session.stash.get(_SHARED, {}).items():
+        if name in getattr(item, "fixturenames", ()) and not cluster.running():
+            tail = "\n".join(cluster.log().splitlines()[-_TAIL_LINES:])
+            cluster.start()
+            pytest.fail(
+                "the node that all tests share was dead before this one; its log ended with\n"
+                f"{tail}",
+                pytrace=False,
+            )
 
 
 @pytest.hookimpl(wrapper=True)

@@ -229,14 +229,12 @@ class SaslHandshake(Pending):
             case MechanismRefused():
                 self._fail(
                     f"mechanism {effect.mechanism!r} is not enabled",
-                    "",
                     error_code=error_codes.UNSUPPORTED_SASL_MECHANISM,
                     mechanisms=self._settings.mechanisms,
                 )
             case AuthenticationFailed():
                 self._fail(
                     effect.why,
-                    effect.user,
                     error_code=error_codes.SASL_AUTHENTICATION_FAILED,
                     error_message=effect.message,
                     auth_bytes=b"",
@@ -276,11 +274,12 @@ class SaslHandshake(Pending):
         transport.resume_reading()
         self.listener.open(transport, session, unread, logged_in=logged_in)
 
-    def _fail(self, why: str, user: str, **response: Any) -> None:
+    def _fail(self, why: str, **response: Any) -> None:
         """Answer late, and close."""
         self._wait()
-        mechanism = self._authenticator.mechanism or "none"
-        delay_s = self.context.logins.refused(self.listener.name, self.host, mechanism, user, why)
+        self.context.counters.failed_logins += 1
+        self._report("login refused", error=why)
+        delay_s = self.context.logins.delay_s(self.listener.name, self.host)
         self._timer = self.context.runtime.loop.call_later(delay_s, self._close_with, response)
 
     def _close_with(self, response: dict[str, Any]) -> None:
@@ -297,8 +296,9 @@ class SaslHandshake(Pending):
     def _report(self, why: str, **fields: Any) -> None:
         self.context.logins.report(
             why,
-            host=self.host,
+            peer=self.peer,
             listener=self.listener.name,
+            mechanism=self._authenticator.mechanism or "none",
             **fields,
         )
 

@@ -11,8 +11,8 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from kept.client.admin.readiness import cluster_is_up
 from kept.client.core.metadata import Endpoint
-from kept.client.json_api import cluster_is_up
 from kept.storage.errors import RetriableError
 from kept.testing.ports import free_port
 from tests.deploy.files import ROOT

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import pytest
 
+from kept.client.admin.readiness import cluster_is_up
 from kept.client.core.metadata import Endpoint
-from kept.client.json_api import HttpFailed, JsonApi, cluster_is_up
+from kept.client.json_api import HttpFailed, JsonApi
 from kept.node.config.local_cluster import NODE_PORT_OFFSET, cluster_settings
 from kept.storage.errors import ConfigurationError
 from kept.testing import Cluster, NodeFailed, ports
@@ -178,8 +179,9 @@ def test_who_is_not_ready_is_named_with_its_own_log(kept_broker, monkeypatch):
     well, ill = replace(node, port=1), replace(node, number=1, port=free_port())
     monkeypatch.setattr(kept_broker, "_nodes", [well, ill])
     monkeypatch.setattr(kept_broker, "log", lambda number: f"the log of {number}")
+    why = "{up[1]}: GET: connection refused"
     monkeypatch.setattr(
-        "kept.client.json_api.cluster_is_up", lambda up: f"{up[1]}: GET: connection refused"
+        "kept.client.admin.readiness.cluster_is_up", lambda up, _: why.format(up=up)
     )
     with pytest.raises(NodeFailed, match=r"node 1 after(.|\n)*the log of 1"):
         kept_broker.await_ready(deadline_s=0.05)

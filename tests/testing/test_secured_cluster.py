@@ -1,0 +1,72 @@
+"""``Cluster(security=...)``: users, their files, and what ACLs allow them."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+from kept.cli.shell import run
+from kept.client.client import OutRecord
+from kept.client.core.authorization_errors import NotAuthorized
+from kept.storage.errors import ConfigurationError
+from kept.testing import Cluster
+
+
+@pytest.fixture(scope="module")
+def secured():
+    with Cluster(security="SASL_PLAINTEXT") as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_users_log_in_and_one_of_them_may_do_everything(secured, mechanism):
+    topic = secured.create_topic()
+    config = secured.command_config("admin", mechanism)
+    assert os.stat(config).st_mode & 0o777 == 0o600
+    with secured.client(user="admin", mechanism=mechanism) as admin:
+        admin.produce(topic, [OutRecord(b"k", b"v")])
+    with (
+        secured.client(user="bob", mechanism=mechanism) as bob,
+        pytest.raises(NotAuthorized, match=f"User:bob lacks Describe on topic {topic}"),
+    ):
+        bob.produce(topic, [OutRecord(b"k", b"v")])
+
+
+def test_a_user_may_do_what_an_administrator_was_told_to_allow(secured, capfdbinary):
+    topic = secured.create_topic()
+    config = secured.command_config("admin")
+    assert os.stat(config).st_mode & 0o777 == 0o600
+    allowed = []
+    with secured.client(user="ada", mechanism="PLAIN") as ada:
+        while True:
+            try:
+                ada.produce(topic, [OutRecord(b"k", b"v")])
+                break
+            except NotAuthorized as error:
+                (rule,) = re.findall(r"kept (acl add User:ada .*)\)", str(error))
+            allowed.append(rule.split(" ", 3)[3])
+            where = ("--bootstrap", secured.bootstrap, "--command-config", config)
+            assert run([*rule.split(), *where]) == 0
+    assert allowed == [f"describe topic:{topic}", f"alter-configs topic:{topic}"]
+    with secured.client(user="bob") as bob, pytest.raises(NotAuthorized, match="User:bob lacks De"):
+        bob.produce(topic, [OutRecord(b"k", b"v")])
+    assert not capfdbinary.readouterr().err
+
+
+def test_commands_say_who_may_not_do_what(secured, capfdbinary):
+    topic = secured.create_topic()
+    where = ("--bootstrap", secured.bootstrap, "--command-config", secured.command_config("bob"))
+    assert run(["topic", "describe", topic, *where]) == 1
+    assert f"(User:bob lacks Describe on topic {topic};".encode() in capfdbinary.readouterr().err
+
+
+def test_other_protocols_are_refused_and_what_is_of_security_is_not_there_without_it():
+    with pytest.raises(ConfigurationError, match="security='TLS' is none of SSL, SASL_PLAINTEXT"):
+        Cluster(security="TLS")
+    plain = Cluster()
+    for lacking in (lambda: plain.command_config("ada"), lambda: plain.ca_path):
+        with pytest.raises(ConfigurationError, match=r"Cluster\(security=...\)"):
+            lacking()
+    plain.close()

@@ -75,6 +75,7 @@ from kept.node.runtime.shutdown import Shutdown
 from kept.node.runtime.uncompiled_kernels import Kernels
 from kept.node.security.audit import AuditLog
 from kept.node.security.authorizer import StandardAuthorizer
+from kept.node.security.listener_tls import ListenerTls
 from kept.node.security.logins import Logins
 from kept.node.security.session import ALLOW_ALL
 from kept.replication.quota import ReplicationQuotas
@@ -114,6 +115,11 @@ class NodeParts:
             config.audit if is_secured(config) else "off",
             config.audit_path,
         )
+        node = config.node_listener
+        self.node_tls = (
+            ListenerTls(config, node, between_nodes=True) if node and node.is_tls else None
+        )
+        """TLS of the listener between nodes, and of this node's connections to others'."""
         self._build_cluster(config)
         self.logins = Logins(
             self.runtime.loop, self.live_config, lambda: self.metadata.image.credentials
@@ -445,6 +451,7 @@ class NodeParts:
                 self.client_connections,
                 {**http, HTTP2: serve_grpc},
                 new_protocol=SaslHandshake if address.protocol in SASL_PROTOCOLS else None,
+                tls=ListenerTls(config, address) if address.is_tls else None,
             )
             for address in config.listeners
         ]
@@ -456,6 +463,7 @@ class NodeParts:
                 self.node_connections,
                 {**http, PREFACE: serve_node},
                 between_nodes=True,
+                tls=self.node_tls,
             )
 
     @property

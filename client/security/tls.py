@@ -52,8 +52,9 @@ CLIENT_AUTH: Final = {
     "requested": ssl.CERT_OPTIONAL,
     "required": ssl.CERT_REQUIRED,
 }
-ALPN: Final = ("h2", "http/1.1")
-"""What a server offers besides Kafka's protocol, whose clients name none."""
+ALPN: Final = ("http/1.1", "h2")
+"""What a server offers besides Kafka's protocol, whose clients name none. gRPC's name h2 alone;
+browsers name both, and get HTTP/1.1."""
 
 SUITES_1_3: Final = (
     "TLS_AES_256_GCM_SHA384",

@@ -81,7 +81,10 @@ class NodeSettings:
     )
     listener_security_protocol_map = _listing(
         "PLAINTEXT:PLAINTEXT,NODE:PLAINTEXT,CONTROLLER:PLAINTEXT"
-    ).means("Security protocol of each listener name. Only PLAINTEXT is served.")
+    ).means(
+        "Security protocol of each listener name: PLAINTEXT, SSL (TLS), SASL_PLAINTEXT or SASL_SSL "
+        "(clients log in). Between nodes: PLAINTEXT or SSL."
+    )
     inter_broker_listener_name = _string(None).means(
         "Listener that nodes reach each other on; equal to controller.listener.names. Default: "
         "NODE. A lone node binds none."
@@ -573,6 +576,16 @@ class NodeSettings:
     connection_failed_authentication_delay_ms = _integer("100", low=0, high=5000).means(
         "How long the answer to a failed login waits. Each further failure of an address within "
         "10 s doubles that, up to 5 s."
+    )
+    ssl_principal_mapping_rules = _string("DEFAULT").means(
+        "Who a client is by the distinguished name of its certificate: DEFAULT takes it whole, "
+        "RULE:pattern/replacement/ what the replacement makes of it, in lower case with L behind "
+        "it, in upper case with U; the first rule that takes the whole name counts, and without "
+        "one the client is turned away."
+    )
+    tls_handshakes = _integer("256", low=1, ours=True).means(
+        "Handshakes of TLS at a time on one listener; beyond, the oldest is closed. They have "
+        "kept.silent.ms, as what comes after them does."
     )
 
     # Consumer groups.

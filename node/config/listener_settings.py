@@ -34,6 +34,7 @@ OF_A_LISTENER: Final = (
     "ssl.keystore.location",
     "ssl.keystore.password",
     "ssl.keystore.type",
+    "ssl.principal.mapping.rules",
     "ssl.protocol",
     "ssl.truststore.certificates",
     "ssl.truststore.location",

@@ -1,8 +1,8 @@
 """Addresses of a node: ``listeners``, ``advertised.listeners`` and what belongs to them.
 
-Kafka's syntax (``NAME://host:port``, comma-separated) and Kafka's checks, with two differences:
-only the protocols in :data:`SERVED` are, and one listener carries all traffic between nodes, named
-by ``inter.broker.listener.name`` and ``controller.listener.names`` alike. A node of several has one
+Kafka's syntax (``NAME://host:port``, comma-separated) and Kafka's checks, with one difference: one
+listener carries all traffic between nodes, named by ``inter.broker.listener.name`` and
+``controller.listener.names`` alike; it speaks PLAINTEXT or SSL. A node of several has one
 also where ``listeners`` does not name it: ``NODE``, on the first client port + 1000.
 """
 
@@ -28,7 +28,7 @@ _ADDRESS: Final = re.compile(
 _VOTER: Final = re.compile(
     r"(?P<id>[0-9]{1,10})@(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^\[\]:/@]+)):(?P<port>[0-9]{1,5})"
 )
-SERVED: Final = ("PLAINTEXT", "SASL_PLAINTEXT")
+SERVED: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 """Security protocols that listeners may have."""
 _WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})
 
@@ -49,6 +49,11 @@ class Listener(NamedTuple):
         if self.host == "":
             return ("0.0.0.0", "::")
         return (self.host,)
+
+    @property
+    def is_tls(self) -> bool:
+        """Whether everything there is in TLS."""
+        return self.protocol in {"SSL", "SASL_SSL"}
 
     @property
     def is_loopback(self) -> bool:
@@ -208,7 +213,7 @@ def resolve(
     if not client and role.broker:
         raise ConfigurationError("listeners: none is left for clients")
     if node is None and not role.alone:
-        node = _default_node(client[0])
+        node = _default_node(client[0], protocols[NODE_LISTENER])
         bound.append(node)
     _no_port_twice(bound)
     by_name = _advertised_by_name(advertised, protocols, bound, role)
@@ -220,14 +225,14 @@ def resolve(
     )
 
 
-def _default_node(client: Listener) -> Listener:
+def _default_node(client: Listener, protocol: str) -> Listener:
     port = client.port + NODE_PORT_OFFSET
     if client.port == 0 or port > 65535:
         raise ConfigurationError(
             f"listeners: {client} leaves no node port (it is the client port + {NODE_PORT_OFFSET} "
             f"unless set): add {NODE_LISTENER}://{client.host}:port"
         )
-    return client._replace(name=NODE_LISTENER, port=port)
+    return client._replace(name=NODE_LISTENER, port=port, protocol=protocol)
 
 
 def _advertised_node(

@@ -148,6 +148,10 @@ class NodeConfig(NodeSettings):
         ]
         return NodeConfig({**self.given, **own}, dynamic_own=dynamic[0], dynamic_default=dynamic[1])
 
+    def has_of_listener(self, name: str, setting: str) -> bool:
+        """Whether a setting is given for that listener alone."""
+        return setting in self._of_listeners.get(name.lower(), {})
+
     def tls_properties(self) -> dict[str, str | None]:
         """The settings of TLS, as :func:`kept.client.security.tls.tls_config` wants them."""
         return {name: self._tls_value(name) for name in TLS_SETTINGS}

@@ -202,8 +202,6 @@ UNSUPPORTED: Final = (
         _NO_SECURITY,
         ("ssl.allow.dn.changes", "boolean", "false"),
         ("ssl.allow.san.changes", "boolean", "false"),
-        ("ssl.principal.mapping.rules", "string", "DEFAULT"),
-        ("security.inter.broker.protocol", "string", "PLAINTEXT"),
         (
             "principal.builder.class",
             "class",
@@ -215,6 +213,11 @@ UNSUPPORTED: Final = (
     *_refused(
         "a transaction cannot be prepared for another system to commit yet (KIP-939)",
         ("transaction.two.phase.commit.enable", "boolean", "false"),
+    ),
+    *_refused(
+        "inter.broker.listener.name names the listener between nodes, and "
+        "listener.security.protocol.map its protocol",
+        ("security.inter.broker.protocol", "string", "PLAINTEXT"),
     ),
     *_refused(
         _NO_CLASSES,

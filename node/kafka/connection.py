@@ -246,18 +246,29 @@ class Connection(asyncio.BufferedProtocol):
         self.last_active = self.context.runtime.loop.time()
         self.account = self.context.budget.account(self.host)
         self.waiting_account = self.context.waiting.account(self.host)
-        if sock is None:
-            self._sender = TransportWriter(transport, self.context.runtime.disk, self.abort)
-            return
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._sender = ResponseWriter(
-            runtime=self.context.runtime,
-            table=self.context.table,
-            budget=self.account,
-            fd=sock.fileno(),
-            on_progress=self._sent,
-            on_failure=self.abort,
-        )
+        shared: dict[str, Any] = {
+            "runtime": self.context.runtime,
+            "table": self.context.table,
+            "budget": self.account,
+            "on_progress": self._sent,
+            "on_failure": self.abort,
+        }
+        if sock is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sock is None or transport.get_extra_info("ssl_object") is not None:
+            self._sender = TransportWriter(transport=transport, **shared)
+        else:
+            self._sender = ResponseWriter(fd=sock.fileno(), **shared)
+
+    def pause_writing(self) -> None:
+        """The transport's buffer is full."""
+        if isinstance(self._sender, TransportWriter):
+            self._sender.pause()
+
+    def resume_writing(self) -> None:
+        """It is not any more."""
+        if isinstance(self._sender, TransportWriter):
+            self._sender.resume()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """The peer is gone, or we closed: give everything back."""
@@ -344,7 +355,11 @@ class Connection(asyncio.BufferedProtocol):
                 return
             self._fresh = full = False
             self.listener.silent.discard(self)
-            take_over = self.listener.takeovers.get(bytes(self._view[:4]))
+            first = bytes(self._view[:4])
+            if not self.listener.is_expected(self.transport, first):
+                self.abort()
+                return
+            take_over = self.listener.takeovers.get(first)
             if take_over is not None:
                 self._hand_over(take_over)
                 return

@@ -29,6 +29,7 @@ from kept.cluster.security.acls import ANONYMOUS
 from kept.node.kafka import api
 from kept.node.kafka.connection import Connection, ServerContext
 from kept.node.kafka.handshake_timeout import HandshakeTimeouts
+from kept.node.kafka.tls_handshake import TlsAcceptor
 from kept.node.runtime.logging import log
 from kept.node.security.session import ALLOW_ALL, Session
 from kept.storage.errors import ConfigurationError, InvalidRequest, SaslAuthenticationFailed
@@ -36,6 +37,7 @@ from kept.storage.errors import ConfigurationError, InvalidRequest, SaslAuthenti
 if TYPE_CHECKING:
     from kept.node.config.listeners import Listener as Address
     from kept.node.runtime.connection_quota import ConnectionQuota
+    from kept.node.security.listener_tls import ListenerTls
 
 TakeOver = Callable[["HandedOver", bytes], None]
 NewProtocol = Callable[["Listener"], asyncio.BaseProtocol]
@@ -129,7 +131,7 @@ class Listener:
     ``takeovers``: who serves other protocols, by the first four bytes. ``quota`` counts connections
     of this listener and of others. ``between_nodes``: it is the listener for nodes.
     ``new_protocol`` makes what serves an accepted socket until it calls :meth:`open`; without one
-    the transport alone tells the session.
+    the transport alone tells the session. With ``tls`` all that is in TLS.
     """
 
     def __init__(
@@ -141,6 +143,7 @@ class Listener:
         *,
         between_nodes: bool = False,
         new_protocol: NewProtocol | None = None,
+        tls: ListenerTls | None = None,
     ) -> None:
         self.context = context
         self.name = address.name
@@ -171,6 +174,10 @@ class Listener:
         self.max_unsent_bytes = config.connection_inflight_max_bytes
         self.max_queued = PIECES_PER_REPLY * self.max_replies
         """Pieces of responses, bytes or slices: many small ones cost more than their bytes."""
+        self.acceptor = (
+            None if tls is None else TlsAcceptor(self, tls, authenticates=new_protocol is not None)
+        )
+        """Accepts where TLS is spoken."""
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.AbstractServer] = []
         self._quiet_until = 0.0
@@ -221,6 +228,9 @@ class Listener:
         """Accept."""
         backlog = self.context.config.current.socket_listen_backlog_size
         for sock in self._sockets:
+            if self.acceptor is not None:
+                self.acceptor.listen(sock, backlog)
+                continue
             server = await self.context.runtime.loop.create_server(
                 lambda: self.new_protocol(self), sock=sock, backlog=backlog
             )
@@ -236,6 +246,8 @@ class Listener:
     def stop_accepting(self) -> None:
         """No new connections."""
         self.close_sockets()
+        if self.acceptor is not None:
+            self.acceptor.stop()
         for server in self._servers:
             server.close()
         self._servers.clear()
@@ -244,6 +256,8 @@ class Listener:
         """Close what is still open."""
         self.silent.stop()
         self.probes.stop()
+        if self.acceptor is not None:
+            self.acceptor.close()
         for connection in list(self.connections):
             connection.abort()
         for pending in list(self.logging_in):
@@ -377,10 +391,14 @@ class Listener:
         self.leave(oldest)
 
     def _refuse(self, connection: Connection | Pending, setting: str, limit: int) -> None:
+        self.complain("connection refused", peer=connection.peer, setting=setting, limit=limit)
+
+    def complain(self, what: str, **fields: Any) -> None:
+        """A line about a connection that was not taken; at most one in a while."""
         now = self.context.runtime.loop.time()
         if now >= self._quiet_until:
             self._quiet_until = now + NOISE_INTERVAL_S
-            log.warning("connection refused", peer=connection.peer, setting=setting, limit=limit)
+            log.warning(what, listener=self.name, **fields)
 
     @staticmethod
     def is_probe(first_bytes: bytes) -> bool | None:
@@ -401,6 +419,23 @@ class Listener:
             self.probes.discard(connection)
             self.silent.discard(connection)
             self.quota.leave(connection.host)
+
+    def is_expected(self, transport: Any, first: bytes) -> bool:
+        """Whether the first four bytes are those of what speaks here: TLS only where it is spoken,
+        and the protocol that the client named in its handshake (ALPN), if it named one.
+        """
+        tls = transport.get_extra_info("ssl_object")
+        if tls is None:
+            if first[:2] == b"\x16\x03" and first[2] < 4:
+                peer = transport.get_extra_info("peername")
+                what = f"speaks TLS, which this listener does not ({self.address.protocol})"
+                self.complain(what, peer=peer[0] if isinstance(peer, tuple) else "?")
+                return False
+            return True
+        named = tls.selected_alpn_protocol()
+        if named is None:
+            return True
+        return first == HTTP2 if named == "h2" else first in HTTP_METHODS
 
     def hand_over(self, connection: Connection, transport: Any) -> HandedOver:
         """Another protocol has the transport now; it counts until it is closed."""

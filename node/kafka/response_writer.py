@@ -1,16 +1,20 @@
 """The sending half of a connection: bytes and slices of files, in order, without blocking the loop.
 
-Written with ``writev`` and ``sendfile`` straight to the socket; only when the socket is full does
-the loop watch a duplicate of its descriptor (uvloop refuses to watch a transport's own). Slices
-below :data:`SENDFILE_BYTES` are read and join the bytes around them. A slice whose pages are not in
-memory is read in a thread first (rule 44): ``sendfile`` would make the whole loop wait
-for the disk.
+:class:`ResponseWriter` writes with ``writev`` and ``sendfile`` straight to the socket; only when
+the socket is full does the loop watch a duplicate of its descriptor (uvloop refuses to watch a
+transport's own). Slices below :data:`SENDFILE_BYTES` are read and join the bytes around them. A
+slice whose pages are not in memory is read in a thread first (rule 44): ``sendfile`` would make the
+whole loop wait for the disk.
+
+:class:`TransportWriter` gives a transport bytes instead, in pieces, as far as it takes them: over
+TLS, where the kernel cannot send files, and where there is no descriptor.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -24,7 +28,6 @@ if TYPE_CHECKING:
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.memory_budget import MemoryBudget
     from kept.node.runtime.runtime import Runtime
-    from kept.storage.disk import Disk
 
 SENDFILE_BYTES: Final = 32 * 1024
 """Below this a copy is cheaper than the calls that ``sendfile`` needs: it took 4.5 us against 5.2
@@ -36,24 +39,25 @@ CHUNK_BYTES: Final = 512 * 1024
 TURN_BYTES: Final = 4 * 1024 * 1024
 """What one connection may send before others get their turn."""
 MAX_BUFFERS: Final = 64
+PIECE_BYTES: Final = 256 * 1024
+"""What a transport is given at once: never a whole response, which may be 55 MiB."""
 
 
-class ResponseWriter:
-    """A queue in front of a socket. ``on_progress`` is called when what had to wait was sent,
-    ``on_failure`` when nothing can be sent any more. Bytes that wait are drawn on ``budget``.
+class _Writer(ABC):
+    """A queue of segments in front of something that sends them. ``on_progress`` is called when
+    what had to wait was sent, ``on_failure`` when nothing can be sent any more. Bytes that wait are
+    drawn on ``budget``.
     """
 
     __slots__ = (
         "_budget",
-        "_duplicate",
-        "_fd",
+        "_closed",
         "_on_failure",
         "_on_progress",
         "_queue",
         "_runtime",
         "_table",
         "_waiting",
-        "_watching",
         "unsent_bytes",
     )
 
@@ -63,24 +67,21 @@ class ResponseWriter:
         runtime: Runtime,
         table: ReplicaTable,
         budget: MemoryBudget,
-        fd: int,
         on_progress: Callable[[], None],
         on_failure: Callable[[], None],
     ) -> None:
         self._runtime = runtime
         self._table = table
         self._budget = budget
-        self._fd = fd
         self._on_progress = on_progress
         self._on_failure = on_failure
         self._queue: deque[Any] = deque()
-        self._duplicate: socket.socket | None = None
-        """Over the same connection, for what a transport's own descriptor cannot be used for."""
+        self._closed = False
         self._waiting = False
         """A thread reads, or another turn is scheduled."""
-        self._watching = False
         self.unsent_bytes = 0
-        """Bytes in memory that wait for a full socket: what the budget counts."""
+        """Bytes in memory that wait for the peer to take what came before: what the budget
+        counts."""
 
     @property
     def busy(self) -> bool:
@@ -92,11 +93,119 @@ class ResponseWriter:
         """How many pieces of responses wait to be sent."""
         return len(self._queue)
 
+    @property
+    def _blocked(self) -> bool:
+        """Whether nothing can be sent before somebody says so."""
+        return self._waiting
+
     def close(self) -> None:
-        """The socket is closing: drop what waits, and the duplicate, else the peer sees no end."""
-        self._fd = -1
+        """The socket is closing: drop what waits."""
+        self._closed = True
         self._queue.clear()
         self._count_unsent()
+
+    def stage(self, segments: list[Segment]) -> None:
+        """Queue a response; :meth:`push` sends."""
+        self._queue.extend(segments)
+        if self._blocked:
+            more = sum(len(s) for s in segments if type(s) is not FileSlice)
+            self.unsent_bytes += more
+            self._budget.force(more)
+
+    def push(self) -> None:
+        """Send what is taken."""
+        if self._queue and not self._blocked:
+            self._pump()
+
+    @abstractmethod
+    def _pump(self) -> None:
+        """Send until the queue is empty, nothing is taken any more, or the turn is over."""
+
+    def _fail(self, error: MachineError | None = None) -> None:
+        if error is not None:
+            log.error("reading records failed", path=error.path, error=str(error))
+        self._closed = True
+        self._queue.clear()
+        self._on_failure()
+
+    def _read_now(self, piece: FileSlice) -> bytes | bytearray | None:
+        """A small slice's bytes; None when reading them would wait for the disk."""
+        file, position, size = piece
+        disk = self._runtime.disk
+        if self._table.reads_in_memory:
+            return disk.pread(file, position, size)
+        data = disk.preadv_nowait(file, position, size)
+        return data if data is not None and len(data) == size else None
+
+    def _read_in_thread(self, size: int) -> None:
+        slice_ = self._queue[0]
+        self._waiting = True
+        future = self._runtime.in_thread(
+            self._runtime.disk.pread, slice_.file, slice_.position, size
+        )
+
+        def done(finished: Any) -> None:
+            self._waiting = False
+            if self._closed:
+                finished.exception()
+                return
+            error = finished.exception()
+            if error is not None or len(finished.result()) < size:
+                log.error("reading records failed", path=slice_.file.path, error=str(error))
+                self._queue.clear()
+                self._on_failure()
+                return
+            self._queue.popleft()
+            if size < slice_.size_bytes:
+                rest = FileSlice(slice_.file, slice_.position + size, slice_.size_bytes - size)
+                self._queue.appendleft(rest)
+            self._queue.appendleft(finished.result())
+            self._next_turn()
+
+        future.add_done_callback(done)
+
+    def _turn_later(self) -> None:
+        """Others get their turn before this goes on."""
+        self._waiting = True
+        self._runtime.loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        """Another turn; what went out may let the connection be read again."""
+        self._waiting = False
+        if not self._closed:
+            self.push()
+            if not self._closed:
+                self._on_progress()
+
+    def _count_unsent(self) -> None:
+        now = sum(len(s) for s in self._queue if type(s) is not FileSlice)
+        change = now - self.unsent_bytes
+        self.unsent_bytes = now
+        if change > 0:
+            self._budget.force(change)
+        elif change:
+            self._budget.give(-change)
+
+
+class ResponseWriter(_Writer):
+    """Writes to the socket ``fd`` itself."""
+
+    __slots__ = ("_duplicate", "_fd", "_watching")
+
+    def __init__(self, *, fd: int, **shared: Any) -> None:
+        super().__init__(**shared)
+        self._fd = fd
+        self._duplicate: socket.socket | None = None
+        """Over the same connection, for what a transport's own descriptor cannot be used for."""
+        self._watching = False
+
+    @property
+    def _blocked(self) -> bool:
+        return self._watching or self._waiting
+
+    def close(self) -> None:
+        """Drop what waits, and the duplicate, else the peer sees no end."""
+        super().close()
         if self._duplicate is not None:
             if self._watching:
                 self._runtime.loop.remove_writer(self._duplicate.fileno())
@@ -104,27 +213,13 @@ class ResponseWriter:
             self._duplicate.close()
             self._duplicate = None
 
-    def stage(self, segments: list[Segment]) -> None:
-        """Queue a response; :meth:`push` sends."""
-        self._queue.extend(segments)
-        if self._watching or self._waiting:
-            more = sum(len(s) for s in segments if type(s) is not FileSlice)
-            self.unsent_bytes += more
-            self._budget.force(more)
-
-    def push(self) -> None:
-        """Send what the socket takes."""
-        if self._queue and not self._watching and not self._waiting:
-            self._pump()
-
     def _pump(self) -> None:
         turn = TURN_BYTES
         queue = self._queue
         try:
             while queue:
                 if turn <= 0:
-                    self._waiting = True
-                    self._runtime.loop.call_soon(self._next_turn)
+                    self._turn_later()
                     break
                 sent = self._send_file() if type(queue[0]) is FileSlice else self._send_bytes()
                 if sent < 0:
@@ -133,15 +228,10 @@ class ResponseWriter:
         except BlockingIOError:
             self._watch()
         except OSError:
-            self._fd = -1
-            queue.clear()
-            self._on_failure()
+            self._fail()
             return
         except MachineError as error:
-            log.error("reading records failed", path=error.path, error=str(error))
-            self._fd = -1
-            queue.clear()
-            self._on_failure()
+            self._fail(error)
             return
         if self._watching and not queue:
             self._runtime.loop.remove_writer(self._socket().fileno())
@@ -187,15 +277,6 @@ class ResponseWriter:
             raise BlockingIOError
         return sent
 
-    def _read_now(self, piece: FileSlice) -> bytes | bytearray | None:
-        """A small slice's bytes; None when reading them would wait for the disk."""
-        file, position, size = piece
-        disk = self._runtime.disk
-        if self._table.reads_in_memory:
-            return disk.pread(file, position, size)
-        data = disk.preadv_nowait(file, position, size)
-        return data if data is not None and len(data) == size else None
-
     def _send_file(self) -> int:
         """Send from the slice at the head; -1 when a thread has to read first."""
         queue = self._queue
@@ -221,41 +302,6 @@ class ResponseWriter:
             queue[0] = FileSlice(file, position + sent, size - sent)
         return sent
 
-    def _read_in_thread(self, size: int) -> None:
-        slice_ = self._queue[0]
-        self._waiting = True
-        future = self._runtime.in_thread(
-            self._runtime.disk.pread, slice_.file, slice_.position, size
-        )
-
-        def done(finished: Any) -> None:
-            self._waiting = False
-            if self._fd < 0:
-                finished.exception()
-                return
-            error = finished.exception()
-            if error is not None or len(finished.result()) < size:
-                log.error("reading records failed", path=slice_.file.path, error=str(error))
-                self._queue.clear()
-                self._on_failure()
-                return
-            self._queue.popleft()
-            if size < slice_.size_bytes:
-                rest = FileSlice(slice_.file, slice_.position + size, slice_.size_bytes - size)
-                self._queue.appendleft(rest)
-            self._queue.appendleft(finished.result())
-            self._next_turn()
-
-        future.add_done_callback(done)
-
-    def _next_turn(self) -> None:
-        """Another turn; what went out may let the connection be read again."""
-        self._waiting = False
-        if self._fd >= 0:
-            self.push()
-            if self._fd >= 0:
-                self._on_progress()
-
     def _socket(self) -> socket.socket:
         if self._duplicate is None:
             # Its family does not matter to what is done with it.
@@ -269,73 +315,90 @@ class ResponseWriter:
             self._watching = True
 
     def _writable(self) -> None:
-        if self._fd >= 0 and not self._waiting:
+        if not self._closed and not self._waiting:
             self._pump()
-            if self._fd >= 0:
+            if not self._closed:
                 self._on_progress()
 
-    def _count_unsent(self) -> None:
-        now = sum(len(s) for s in self._queue if type(s) is not FileSlice)
-        change = now - self.unsent_bytes
-        self.unsent_bytes = now
-        if change > 0:
-            self._budget.force(change)
-        elif change:
-            self._budget.give(-change)
 
-
-class TransportWriter:
-    """The same for a transport without a descriptor: it gets all bytes at once, and keeps what the
-    peer does not take, so that nothing ever waits here.
+class TransportWriter(_Writer):
+    """Gives ``transport`` bytes in pieces of :data:`PIECE_BYTES`, until its buffer is full: whoever
+    has the transport's protocol calls :meth:`pause` and :meth:`resume` then.
     """
 
-    __slots__ = ("_disk", "_on_failure", "_staged", "_transport")
+    __slots__ = ("_paused", "_transport")
 
-    unsent_bytes: Final = 0
-
-    def __init__(self, transport: Any, disk: Disk, on_failure: Callable[[], None]) -> None:
+    def __init__(self, *, transport: Any, **shared: Any) -> None:
+        super().__init__(**shared)
         self._transport = transport
-        self._disk = disk
-        self._on_failure = on_failure
-        self._staged: list[Segment] = []
+        self._paused = False
 
     @property
-    def busy(self) -> bool:
-        """Whether anything waits to be sent."""
-        return bool(self._staged)
+    def _blocked(self) -> bool:
+        return self._paused or self._waiting
 
-    @property
-    def queued(self) -> int:
-        """How many pieces of responses wait to be sent."""
-        return len(self._staged)
+    def pause(self) -> None:
+        """The transport's buffer is full."""
+        self._paused = True
 
-    def close(self) -> None:
-        """The transport is closing: drop what waits."""
-        self._staged.clear()
+    def resume(self) -> None:
+        """It is not any more."""
+        self._paused = False
+        if not self._closed and not self._waiting:
+            self._pump()
+            if not self._closed:
+                self._on_progress()
 
-    def stage(self, segments: list[Segment]) -> None:
-        """Queue a response; :meth:`push` sends."""
-        self._staged.extend(segments)
-
-    def push(self) -> None:
-        """Send everything."""
-        staged, self._staged = self._staged, []
+    def _pump(self) -> None:
+        turn = TURN_BYTES
         try:
-            data = b"".join(map(self._read, staged))
+            while self._queue and not self._paused:
+                if turn <= 0:
+                    self._turn_later()
+                    break
+                piece = self._next_piece()
+                if not piece:
+                    break
+                turn -= len(piece)
+                self._transport.write(piece)
         except MachineError as error:
-            log.error("reading records failed", path=error.path, error=str(error))
-            self._on_failure()
+            self._fail(error)
             return
-        except ConnectionError:
-            self._on_failure()
-            return
-        if data:
-            self._transport.write(data)
+        if self._queue or self.unsent_bytes:
+            self._count_unsent()
 
-    def _read(self, segment: Segment) -> Any:
-        if type(segment) is not FileSlice:
-            return segment
-        data = self._disk.pread(segment.file, segment.position, segment.size_bytes)
-        if len(data) < segment.size_bytes:
-            raise ConnectionError("the file ends inside a slice")
-        return data
+    def _next_piece(self) -> Any:
+        """The next bytes to give; none when a thread has to read them first."""
+        queue = self._queue
+        pieces: list[Any] = []
+        room = PIECE_BYTES
+        while queue and room > 0:
+            head = queue[0]
+            if type(head) is FileSlice:
+                size = min(head.size_bytes, room)
+                data: Any = self._read_now(FileSlice(head.file, head.position, size))
+                if data is None:
+                    if not pieces:
+                        self._read_in_thread(size)
+                    break
+                if len(data) < size:
+                    log.error("reading records failed", path=head.file.path, error="it ends early")
+                    self._fail()
+                    return b""
+                rest: Any = FileSlice(head.file, head.position + size, head.size_bytes - size)
+                left = rest.size_bytes
+            else:
+                data, rest = (head, b"") if len(head) <= room else _cut(head, room)
+                left = len(rest)
+            pieces.append(data)
+            room -= len(data)
+            if left:
+                queue[0] = rest
+            else:
+                queue.popleft()
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _cut(data: Any, size: int) -> tuple[memoryview, memoryview]:
+    view = memoryview(data)
+    return view[:size], view[size:]

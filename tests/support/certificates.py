@@ -26,6 +26,12 @@ class Authority:
         self.ca_pem = self._ca.cert_pem.bytes().decode()
         Path(self.ca).write_text(self.ca_pem)
 
+    def own(self, name: str) -> str:
+        """The path of a key store with the authority's own certificate, which signed itself."""
+        path = self.directory / f"{name}-own.pem"
+        path.write_bytes(self._ca.private_key_pem.bytes() + self._ca.cert_pem.bytes())
+        return str(path)
+
     def issue(
         self,
         name: str,

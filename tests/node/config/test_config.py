@@ -425,7 +425,10 @@ def test_an_empty_host_binds_all_interfaces():
         ({"listeners": "localhost:9092"}, "localhost:9092 is not NAME://host:port"),
         ({"listeners": "PLAINTEXT://localhost:99999"}, "is not NAME://host:port"),
         ({"listeners": "X://localhost:1"}, "no security protocol for listener X"),
-        ({"listeners": "SSL://localhost:1"}, "kept serves PLAINTEXT, SASL_PLAINTEXT only"),
+        (
+            {"listeners": "X://a:1", "listener_security_protocol_map": "X:TLS"},
+            "kept serves PLAINTEXT,",
+        ),
         ({"listeners": "PLAINTEXT://:9092"}, "advertised.listeners must say"),
         ({"listeners": "PLAINTEXT://a:1,PLAINTEXT://a:2"}, "listener PLAINTEXT is given twice"),
         ({"listeners": "PLAINTEXT://a:1,NODE://a:1"}, "are the same address"),

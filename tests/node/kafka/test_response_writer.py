@@ -12,6 +12,7 @@ import pytest
 from kept.node.kafka.response_writer import (
     CHUNK_BYTES,
     MAX_COPIED_BYTES,
+    PIECE_BYTES,
     SENDFILE_BYTES,
     TURN_BYTES,
     ResponseWriter,
@@ -316,31 +317,112 @@ def test_others_get_their_turn(content):
 
 
 class Transport:
-    """A transport without a descriptor: it keeps what is written."""
+    """A transport that keeps what is written, and says after ``room`` bytes that it is full."""
 
-    def __init__(self):
+    def __init__(self, room=1 << 40):
         self.written = []
+        self.room = room
+        self.writer = None
 
     def write(self, data):
         self.written.append(bytes(data))
+        self.room -= len(data)
+        if self.room <= 0:
+            self.writer.pause()
 
 
-def test_a_transport_without_a_descriptor_gets_a_response_in_one_write(tmp_path):
-    path = str(tmp_path / "log")
-    with open(path, "wb") as made:
-        made.write(b"0123456789")
-    disk, transport, failures = Disk({}), Transport(), []
-    writer = TransportWriter(transport, disk, lambda: failures.append(1))
+def transport_writer(bench, transport):
+    writer = TransportWriter(
+        transport=transport,
+        runtime=bench.runtime,
+        table=bench.table,
+        budget=bench.budget,
+        on_progress=bench.on_progress,
+        on_failure=bench.on_failure,
+    )
+    transport.writer = writer
+    return writer
+
+
+def made(tmp_path, size):
+    data = random.Random(7).randbytes(size)
+    (tmp_path / "log").write_bytes(data)
+    return data, str(tmp_path / "log")
+
+
+def test_a_transport_gets_a_small_response_in_one_write(tmp_path):
+    data, path = made(tmp_path, 10)
+    disk, transport = Disk({}), Transport()
     file = disk.open_read(path)
-    writer.stage([b"head ", FileSlice(file, 2, 3), b" tail"])
-    assert writer.busy and writer.queued == 3 and not transport.written
-    writer.push()
-    writer.push()
-    assert transport.written == [b"head 234 tail"] and not writer.busy and not failures
-    writer.stage([b"lost"])
-    writer.close()
-    writer.push()
-    assert len(transport.written) == 1
-    writer.stage([FileSlice(file, 8, 3)])
-    writer.push()
-    assert len(transport.written) == 1 and failures == [1], "a file that ends inside a slice"
+
+    async def job(bench):
+        writer = transport_writer(bench, transport)
+        writer.stage([b"head ", FileSlice(file, 2, 3), b" tail"])
+        assert writer.busy and writer.queued == 3 and not transport.written
+        writer.push()
+        writer.push()
+        assert transport.written == [b"head " + data[2:5] + b" tail"] and not writer.busy
+        writer.stage([b"lost"])
+        writer.close()
+        writer.push()
+        assert len(transport.written) == 1 and not bench.failures
+        writer = transport_writer(bench, transport)
+        writer.stage([FileSlice(file, 8, 3)])
+        writer.push()
+        while not bench.failures:
+            await asyncio.sleep(0.001)
+        assert len(transport.written) == 1, "a file that ends inside a slice"
+
+    on_bench(disk, job)
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_a_transport_gets_a_large_response_in_pieces_as_far_as_it_takes_them(tmp_path, cold):
+    data, path = made(tmp_path, 3 * PIECE_BYTES + 5)
+    disk = ColdDisk()
+    disk.cold = cold
+    file = disk.open_read(path)
+    transport = Transport(room=2 * PIECE_BYTES)
+
+    async def job(bench):
+        writer = transport_writer(bench, transport)
+        writer.stage([b"head", FileSlice(file, 0, len(data)), b"tail"])
+        writer.push()
+        while transport.room > 0:
+            await asyncio.sleep(0.001)
+        written = sum(map(len, transport.written))
+        assert written <= 3 * PIECE_BYTES, "it is full, and gets no more"
+        assert max(map(len, transport.written)) <= PIECE_BYTES
+        waiting = writer.unsent_bytes
+        writer.stage([b"x" * 1000])
+        assert writer.unsent_bytes == waiting + 1000 == bench.budget.used_bytes
+        assert waiting <= PIECE_BYTES, "what waits stands in the file, not in memory"
+        writer.push()
+        assert sum(map(len, transport.written)) == written
+        transport.room = 1 << 40
+        writer.resume()
+        while writer.busy:
+            await asyncio.sleep(0.001)
+        assert b"".join(transport.written) == b"head" + data + b"tail" + b"x" * 1000
+        assert bench.progress and not bench.failures and bench.budget.used_bytes == 0
+        in_main = [main for _, _, main in disk.reads]
+        assert not any(in_main) and bool(in_main) == cold
+
+    on_bench(disk, job)
+
+
+def test_a_transport_lets_others_have_their_turn(tmp_path):
+    total = TURN_BYTES + PIECE_BYTES
+    _, path = made(tmp_path, total)
+    disk, transport = Disk({}), Transport()
+    file = disk.open_read(path)
+
+    async def job(bench):
+        writer = transport_writer(bench, transport)
+        writer.stage([FileSlice(file, 0, total)])
+        writer.push()
+        assert sum(map(len, transport.written)) == TURN_BYTES
+        await asyncio.sleep(0)
+        assert sum(map(len, transport.written)) == total and bench.progress == 1
+
+    on_bench(disk, job)

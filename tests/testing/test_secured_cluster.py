@@ -42,14 +42,15 @@ def test_a_user_may_do_what_an_administrator_was_told_to_allow(secured, capfdbin
     with secured.client(user="ada", mechanism="PLAIN") as ada:
         while True:
             try:
-                ada.produce(topic, [OutRecord(b"k", b"v")])
+                ada.topic(topic)
+                ada.topic_configs([topic])
                 break
             except NotAuthorized as error:
                 (rule,) = re.findall(r"kept (acl add User:ada .*)\)", str(error))
             allowed.append(rule.split(" ", 3)[3])
             where = ("--bootstrap", secured.bootstrap, "--command-config", config)
             assert run([*rule.split(), *where]) == 0
-    assert allowed == [f"describe topic:{topic}", f"alter-configs topic:{topic}"]
+    assert allowed == [f"describe topic:{topic}", f"describe-configs topic:{topic}"]
     with secured.client(user="bob") as bob, pytest.raises(NotAuthorized, match="User:bob lacks De"):
         bob.produce(topic, [OutRecord(b"k", b"v")])
     assert not capfdbinary.readouterr().err

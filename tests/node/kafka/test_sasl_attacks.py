@@ -1,0 +1,163 @@
+"""What strangers try on a SASL listener, by the thousand. Times are printed, not asserted."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import pytest
+
+from kept.client.protocol import messages as protocol
+from kept.client.security.scram import ScramClient
+from kept.cluster.metadata.records import ScramCredentialRecord
+from kept.cluster.security.credentials import ScramMechanism
+from kept.node.security.password_checks import MAX_WAITING_PER_HOST
+from tests.support.credentials import credential
+from tests.support.loops import until
+
+pytestmark = pytest.mark.slow
+
+HANDSHAKE, AUTHENTICATE = 17, 36
+SETTINGS = {
+    "listeners": "SASL_PLAINTEXT://127.0.0.1:0",
+    "sasl_enabled_mechanisms": "PLAIN,SCRAM-SHA-256",
+    "kept_sasl_plain_users": "scram",
+    "max_connections_per_ip": "1000",
+}
+
+
+@pytest.fixture
+def secure(lone_node: Any, request: pytest.FixtureRequest) -> Any:
+    delay_ms = "100" if "flood" in request.node.name else "0"
+    lone = lone_node(**SETTINGS, connection_failed_authentication_delay_ms=delay_ms)
+    ada = ScramCredentialRecord("ada", ScramMechanism.SCRAM_SHA_256, credential("pencil"))
+    lone.run(lone.node.parts.metadata.propose([ada]))
+    return lone
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+    return pages * 4096
+
+
+async def ask(stream: Any, key: int, version: int, **values: Any) -> Any:
+    reader, writer = stream
+    writer.write(protocol.encode_request(key, version, 7, "test", values))
+    (size,) = struct.unpack(">i", await asyncio.wait_for(reader.readexactly(4), 60))
+    _, response = protocol.decode_response(key, version, await reader.readexactly(size))
+    return response
+
+
+def connect(lone: Any, host: str = "127.0.0.1") -> Any:
+    return asyncio.open_connection("127.0.0.1", lone.port, local_addr=(host, 0))
+
+
+async def log_in(lone: Any, user: str, password: str, host: str = "127.0.0.1") -> tuple[int, str]:
+    """By PLAIN; bytes and name of the answer's code."""
+    stream = await connect(lone, host)
+    try:
+        await ask(stream, HANDSHAKE, 1, mechanism="PLAIN")
+        token = f"\0{user}\0{password}".encode()
+        response = await ask(stream, AUTHENTICATE, 2, auth_bytes=token)
+        return len(response.error_message or ""), response.error_code.name
+    finally:
+        stream[1].close()
+
+
+def test_ten_thousand_strangers_leave_nothing(secure: Any) -> None:
+    requests = (
+        protocol.encode_request(3, 9, 7, "x", {"topics": None}),
+        protocol.encode_request(HANDSHAKE, 1, 7, "x", {"mechanism": "PLAIN"}) * 2,
+        protocol.encode_request(AUTHENTICATE, 2, 7, "x", {"auth_bytes": b"x" * 5000}),
+        struct.pack(">i", 524_289),
+    )
+    listener = secure.node.parts.listeners[0]
+
+    async def wave(count: int) -> None:
+        for number in range(count):
+            reader, writer = await connect(secure)
+            writer.write(requests[number % len(requests)])
+            await asyncio.wait_for(reader.read(), 60)
+            writer.close()
+        await until(lambda: not listener.quota.count)
+
+    secure.run(wave(1_000))
+    before = resident_bytes()
+    secure.run(wave(9_000))
+    assert resident_bytes() - before < 4_000_000
+    assert not listener.logging_in
+    assert not listener.connections
+    assert len(listener.silent) == 0
+
+
+def test_a_flood_of_wrong_passwords_keeps_no_other_address_out(secure: Any) -> None:
+    checks = secure.node.parts.logins.passwords
+
+    async def go() -> None:
+        waited = 0
+        stop = asyncio.Event()
+
+        async def guess(number: int) -> None:
+            while not stop.is_set():
+                _, code = await log_in(secure, "ada", f"guess {number}", "127.0.0.2")
+                assert code == "sasl_authentication_failed"
+
+        guesses = [asyncio.ensure_future(guess(number)) for number in range(300)]
+        await until(lambda: checks.waiting == MAX_WAITING_PER_HOST)
+        for _ in range(20):
+            checks._right.clear()
+            _, code = await log_in(secure, "ada", "pencil", "127.0.0.3")
+            assert code == "none"
+            waited = max(waited, checks.waiting)
+        stop.set()
+        await asyncio.gather(*guesses)
+        assert 0 < waited <= MAX_WAITING_PER_HOST + 1
+
+    secure.run(go())
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
+def test_an_unknown_user_is_answered_as_a_wrong_password_is(
+    secure: Any, mechanism: str, capsys: Any
+) -> None:
+    async def attempt(user: str) -> tuple[list[int], float]:
+        """Sizes of the answers, and the time that the whole took."""
+        stream = await connect(secure)
+        began = time.perf_counter()
+        response = await ask(stream, HANDSHAKE, 1, mechanism=mechanism)
+        sizes = []
+        token: bytes | None = f"\0{user}\0wrong".encode()
+        client = ScramClient("SCRAM-SHA-256", user, "wrong")
+        if mechanism != "PLAIN":
+            token = client.step(None)
+        while True:
+            response = await ask(stream, AUTHENTICATE, 2, auth_bytes=token)
+            sizes.append(len(response.auth_bytes) + len(response.error_message or ""))
+            if response.error_code.name != "none":
+                break
+            token = client.step(response.auth_bytes)
+        took = time.perf_counter() - began
+        stream[1].close()
+        return sizes, took
+
+    async def go() -> dict[str, list[float]]:
+        times: dict[str, list[float]] = {"ada": [], "eve": []}
+        shapes = set()
+        for _ in range(200):
+            for user, taken in times.items():
+                sizes, took = await attempt(user)
+                shapes.add(tuple(sizes))
+                taken.append(took)
+        assert len(shapes) == 1, shapes
+        return times
+
+    times = secure.run(go())
+    with capsys.disabled():
+        shown = {
+            user: [f"{t * 1e3:.2f}" for t in quantiles(taken)] for user, taken in times.items()
+        }
+        print(f"\n{mechanism}, ms by quartiles: {shown}")

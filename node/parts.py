@@ -122,7 +122,10 @@ class NodeParts:
         """TLS of the listener between nodes, and of this node's connections to others'."""
         self._build_cluster(config)
         self.logins = Logins(
-            self.runtime.loop, self.live_config, lambda: self.metadata.image.credentials
+            self.runtime.loop,
+            self.live_config,
+            self.counters,
+            lambda: self.metadata.image.credentials,
         )
         self.authorizer = self._new_authorizer(config)
         self._build_replicas(config)
@@ -515,3 +518,4 @@ class NodeParts:
             self.peers.serve(method, answer)
         self.controller.serve_brokers()
         self.logins.on_ended.append(self._end_session)
+        self.logins.on_refused = self.audit.login_refused

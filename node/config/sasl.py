@@ -85,6 +85,18 @@ def check_sasl_listener(name: str, config: NodeConfig) -> None:
         )
 
 
+def sasl_warnings(config: NodeConfig) -> list[str]:
+    """What is allowed and unwise about logins on the listeners of a node."""
+    return [
+        f"listener {listener.name} takes passwords by PLAIN over SASL_PLAINTEXT: whoever is on the "
+        "wire reads them; give it SASL_SSL, or SCRAM alone"
+        for listener in config.listeners
+        if listener.protocol == "SASL_PLAINTEXT"
+        and not listener.is_loopback
+        and PLAIN in config.of_listener(listener.name).sasl_enabled_mechanisms
+    ]
+
+
 def _plain_users(text: str | None) -> dict[str, str]:
     if text is None:
         return {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from kept.node.config.sasl import sasl_warnings
 from kept.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def is_secured(config: NodeConfig) -> bool:
 
 def security_warnings(config: NodeConfig) -> list[str]:
     """What is allowed and probably not wanted, a sentence each."""
-    warnings = []
+    warnings = sasl_warnings(config)
     protocols = {listener.name: listener.protocol for listener in config.listeners}
     secured = [name for name, protocol in protocols.items() if protocol != "PLAINTEXT"]
     if secured:

@@ -424,6 +424,7 @@ class Connection(asyncio.BufferedProtocol):
                     self._stalled = True
                     break
                 if expired and _KEY(self._buffer, start + 4)[0] not in api.BEFORE_LOGIN:
+                    self.context.counters.expired_sessions += 1
                     self.abort("session expired", principal=self.session.principal)
                     break
                 if size > SMALL_FRAME_BYTES and not self._may_wait():

@@ -301,9 +301,8 @@ class Listener:
         if matches:
             self.context.counters.logins += 1
             return session
-        self.context.counters.failed_logins += 1
-        logins.report("login refused", peer=session.host, listener=self.name, mechanism="Basic")
-        await asyncio.sleep(logins.delay_s(self.name, session.host))
+        why = "no such user, or another password"
+        await asyncio.sleep(logins.refused(self.name, session.host, "Basic", user, why))
         return None
 
     def open(

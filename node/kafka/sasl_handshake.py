@@ -229,12 +229,14 @@ class SaslHandshake(Pending):
             case MechanismRefused():
                 self._fail(
                     f"mechanism {effect.mechanism!r} is not enabled",
+                    "",
                     error_code=error_codes.UNSUPPORTED_SASL_MECHANISM,
                     mechanisms=self._settings.mechanisms,
                 )
             case AuthenticationFailed():
                 self._fail(
                     effect.why,
+                    effect.user,
                     error_code=error_codes.SASL_AUTHENTICATION_FAILED,
                     error_message=effect.message,
                     auth_bytes=b"",
@@ -274,12 +276,11 @@ class SaslHandshake(Pending):
         transport.resume_reading()
         self.listener.open(transport, session, unread, logged_in=logged_in)
 
-    def _fail(self, why: str, **response: Any) -> None:
+    def _fail(self, why: str, user: str, **response: Any) -> None:
         """Answer late, and close."""
         self._wait()
-        self.context.counters.failed_logins += 1
-        self._report("login refused", error=why)
-        delay_s = self.context.logins.delay_s(self.listener.name, self.host)
+        mechanism = self._authenticator.mechanism or "none"
+        delay_s = self.context.logins.refused(self.listener.name, self.host, mechanism, user, why)
         self._timer = self.context.runtime.loop.call_later(delay_s, self._close_with, response)
 
     def _close_with(self, response: dict[str, Any]) -> None:
@@ -296,9 +297,8 @@ class SaslHandshake(Pending):
     def _report(self, why: str, **fields: Any) -> None:
         self.context.logins.report(
             why,
-            peer=self.peer,
+            host=self.host,
             listener=self.listener.name,
-            mechanism=self._authenticator.mechanism or "none",
             **fields,
         )
 

@@ -195,6 +195,14 @@ TABLE: Final = (
     histogram("request_seconds", _requests, labels=("api",)).means(
         "Time from a request's last byte to its answer."
     ),
+    # Who speaks.
+    counter("logins", lambda s: s.counters.logins).means(
+        "Logins by SASL, those again on the same connection included, and by passwords over HTTP."
+    ),
+    counter("logins_refused", lambda s: s.counters.failed_logins).means("Logins that failed."),
+    counter("sessions_expired", lambda s: s.counters.expired_sessions).means(
+        "Connections closed because their client did not log in again in time."
+    ),
     # Compaction.
     counter("log_cleaner_compactions", lambda s: s.counters.compactions).means(
         "Compaction passes applied."

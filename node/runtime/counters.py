@@ -40,6 +40,7 @@ class Counters:
         "cleaner_seconds",
         "cluster",
         "compactions",
+        "expired_sessions",
         "failed_compactions",
         "failed_logins",
         "fsync_seconds",
@@ -64,6 +65,7 @@ class Counters:
         self.logins = 0
         """By SASL, and by a password over HTTP."""
         self.failed_logins = 0
+        self.expired_sessions = 0
         self.cluster = ClusterCounters()
         self.compactions = 0
         self.failed_compactions = 0

@@ -18,6 +18,7 @@ from kept.node.security.stored_credentials import CredentialsByUser, StoredCrede
 if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
     from kept.node.config.node_config import NodeConfig
+    from kept.node.runtime.counters import Counters
     from kept.node.security.session import Session
 
 NOISE_INTERVAL_S: Final = 10.0
@@ -31,15 +32,20 @@ class Logins:
         self,
         loop: asyncio.AbstractEventLoop,
         config: LiveConfig,
+        counters: Counters,
         credentials: Callable[[], CredentialsByUser],
     ) -> None:
         self._loop = loop
+        self._counters = counters
         self._config = config
         self._settings: dict[str, tuple[NodeConfig, SaslSettings]] = {}
         self.credentials = StoredCredentials(credentials)
         self.passwords = PasswordChecks(loop, self.credentials)
         self.on_ended: list[Callable[[Session], None]] = []
         """Called with a session that is over: its connection is to be closed."""
+        self.on_refused: Callable[[str, str, str, str | None], None] = _nothing
+        """Called with address, listener, mechanism and user of a login that failed; None in place
+        of a name that is no user's: people type passwords there."""
         self._failed = FailedLogins()
         self._quiet_until = 0.0
         self._unreported = 0
@@ -53,10 +59,20 @@ class Logins:
             self._settings[listener] = current, settings
         return settings
 
-    def delay_s(self, listener: str, host: str) -> float:
-        """A login failed: how long its answer waits."""
+    def refused(self, listener: str, host: str, mechanism: str, user: str, why: str) -> float:
+        """A login failed, of ``user`` ("" where no name was told): how long its answer waits, in
+        seconds.
+        """
+        self._counters.failed_logins += 1
+        self.report("login refused", host=host, listener=listener, mechanism=mechanism, error=why)
+        known = user if user and self._exists(listener, user) else None
+        self.on_refused(host, listener, mechanism, known)
         base_ms = self.settings(listener).failed_delay_ms
         return self._failed.delay_ms(host, base_ms, int(self._loop.time() * 1000)) / 1000
+
+    def _exists(self, listener: str, user: str) -> bool:
+        plain_users = self.settings(listener).plain_users
+        return user in plain_users or self.credentials.for_password(user).exists
 
     def report(self, why: str, **fields: Any) -> None:
         """Say in the log that somebody did not get in; at most once in a while."""
@@ -97,3 +113,7 @@ class Logins:
         if not plain:
             stored = stored or any(name in SCRAM_MECHANISMS for name in settings.mechanisms)
         return stored and await self.passwords.matches(host, user, password)
+
+
+def _nothing(*_: object) -> None:
+    """Nobody wants to know."""

@@ -30,7 +30,7 @@ from kept.node.security.sasl_authenticator import (
     TokenReceived,
 )
 from kept.node.security.session import Renewal, Session
-from kept.storage.errors import IllegalSaslState
+from kept.storage.errors import IllegalSaslState, InvariantViolation
 
 if TYPE_CHECKING:
     from kept.node.kafka.api import RequestContext
@@ -112,13 +112,14 @@ class SaslHandler:
             session.expires_at = self._runtime.loop.time() + lifetime_ms / 1000
             self._counters.logins += 1
             return _response(token=effect.token, lifetime_ms=lifetime_ms)
-        message = effect.message if isinstance(effect, AuthenticationFailed) else ""
-        why = effect.why if isinstance(effect, AuthenticationFailed) else type(effect).__name__
-        self._counters.failed_logins += 1
-        self._logins.report("login refused", listener=session.listener, error=why)
-        await asyncio.sleep(self._logins.delay_s(session.listener, session.host))
+        if not isinstance(effect, AuthenticationFailed):
+            raise InvariantViolation(f"{type(effect).__name__} where a token was expected")
+        delay_s = self._logins.refused(
+            session.listener, session.host, session.mechanism, effect.user, effect.why
+        )
+        await asyncio.sleep(delay_s)
         self._end(session)
-        return _response(error_codes.SASL_AUTHENTICATION_FAILED, message)
+        return _response(error_codes.SASL_AUTHENTICATION_FAILED, effect.message)
 
     def _end(self, session: Session) -> None:
         """The connection is closed once the response has had its time to leave."""

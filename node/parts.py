@@ -127,6 +127,7 @@ class NodeParts:
             self.counters,
             lambda: self.metadata.image.credentials,
         )
+        self.logins.on_refused = self.audit.login_refused
         self.authorizer = self._new_authorizer(config)
         self._build_replicas(config)
         self._build_services(config)
@@ -400,7 +401,7 @@ class NodeParts:
             counters=self.counters,
             logins=self.logins,
         )
-        self.handlers = RequestHandlers(collaborators, self.forwarding, self.authorizer)
+        self.handlers = RequestHandlers(collaborators, self.forwarding, self.authorizer, self.audit)
         self.marker_requests.handlers = self.verifying_requests.handlers = self.handlers
         hints = LeaderHints(live, metadata, self.addresses, self.detector, table)
         self.server = ServerContext(

@@ -63,7 +63,7 @@ def _authorized(
         return (yield from _item_by_item(served, context, request, handler, by_item, image))
     if Own() not in served.access:
         return handler(context, request)
-    return (yield from _then(handler(context, request), _asked(served, context)))
+    return (yield from then(handler(context, request), _asked(served, context)))
 
 
 def _may(context: RequestContext, access: Whole, resource_type: AclResourceType, name: str) -> bool:
@@ -107,7 +107,7 @@ def _item_by_item(  # noqa: PLR0917
         return {**nothing, part.answered: [answer for _, answer in refusals]}
     rest = dataclasses.replace(request, **{part.asked: tuple(permitted)})
     finish = _merging(part, items, refusals)
-    return (yield from _then(handler(context, rest), finish))
+    return (yield from then(handler(context, rest), finish))
 
 
 def _key(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
@@ -157,7 +157,8 @@ def _asked(served: Api, context: RequestContext) -> Finish:
     return check
 
 
-def _then(answer: Answer, finish: Finish) -> Steps[Answer]:
+def then(answer: Answer, finish: Finish) -> Steps[Answer]:
+    """The answer, whenever it comes, after ``finish`` has had it."""
     while isinstance(answer, Generator):
         answer = yield from answer
     if isinstance(answer, Mapping):
@@ -166,4 +167,4 @@ def _then(answer: Answer, finish: Finish) -> Steps[Answer]:
 
 
 async def _later(answer: Any, finish: Finish) -> Steps[Answer]:
-    return _then(await answer, finish)
+    return then(await answer, finish)

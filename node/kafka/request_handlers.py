@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kept.client.protocol import messages as protocol
 from kept.node.internode import controller_rpc
-from kept.node.kafka import api, request_authorizer
+from kept.node.kafka import api, audited_changes, request_authorizer
 from kept.node.security.session import Session
 from kept.storage.errors import NotController
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from kept.node.runtime.counters import Counters
     from kept.node.runtime.fd_quota import OpenFiles
     from kept.node.runtime.runtime import Runtime
+    from kept.node.security.audit import AuditLog
     from kept.node.security.logins import Logins
     from kept.node.security.session import Authorizer
 
@@ -68,8 +69,13 @@ class RequestHandlers:
     """Serves the requests of every API but Produce, Fetch and ApiVersions."""
 
     def __init__(
-        self, collaborators: Collaborators, forwarding: ForwardingManager, authorizer: Authorizer
+        self,
+        collaborators: Collaborators,
+        forwarding: ForwardingManager,
+        authorizer: Authorizer,
+        audit: AuditLog,
     ) -> None:
+        self._audit = audit
         self._collaborators = collaborators
         self._authorizer = authorizer
         self._forwarding = forwarding
@@ -95,7 +101,10 @@ class RequestHandlers:
     def _serve(self, context: api.RequestContext, request: Any) -> api.Answer:
         served = api.served()[context.api_key]
         image = self._collaborators.metadata.image
-        return request_authorizer.serve(served, context, request, self._handler(served), image)
+        answer = request_authorizer.serve(served, context, request, self._handler(served), image)
+        if not self._audit.is_on:
+            return answer
+        return audited_changes.recorded(self._audit, context, request, answer)
 
     async def complete(self, context: api.RequestContext, request: Any) -> Any:
         """The values of the response to a request that is served here. Raises TypeError where its

@@ -17,6 +17,8 @@ import time
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from msgspec import Struct
+
 from kept.node.runtime.logging import log
 from kept.storage.errors import KeptError
 from kept.storage.printable import printable_text
@@ -36,6 +38,17 @@ MAX_WAITING: Final = 16_384
 """Lines that wait for the disk; those beyond are dropped, and counted."""
 
 E = TypeVar("E", bound=Hashable)
+
+
+class LoginRefused(Struct, frozen=True):
+    """Somebody did not get in. ``user`` is None where there is none of that name: people type
+    passwords there.
+    """
+
+    host: str
+    listener: str
+    mechanism: str
+    user: str | None
 
 
 class RepeatedEvents(Generic[E]):
@@ -87,46 +100,30 @@ class AuditLog:
 
     def __init__(self, runtime: Runtime, node_id: int, mode: str, path: str | None = None) -> None:
         self.records_allowed = mode == "all"
-        self._is_on = mode != "off"
+        self.is_on = mode != "off"
         self._runtime = runtime
         self._node_id = node_id
-        self._denials: RepeatedEvents[AccessEvent] = RepeatedEvents()
+        self._repeated: RepeatedEvents[AccessEvent | LoginRefused] = RepeatedEvents()
         self._timer: asyncio.TimerHandle | None = None
         self._file = None if path is None else AuditFile(runtime, path)
 
     def decided(self, event: AccessEvent) -> None:
         """Something was denied or allowed."""
-        if not self._is_on:
+        if not self.is_on:
             return
         if event.ruling.allowed:
             self._write(_access(event, 1))
-            return
-        now_ms = self._now_ms()
-        if self._denials.is_first(event, now_ms):
-            self._write(_access(event, 1))
-        if self._timer is None:
-            self._wait(now_ms)
+        else:
+            self._count(event)
 
     def login_refused(self, host: str, listener: str, mechanism: str, user: str | None) -> None:
-        """A login failed; ``user`` is None where there is none of that name: people type passwords
-        there.
-        """
-        if self._is_on:
-            principal = None if user is None else f"User:{user}"
-            self._write(
-                {
-                    "event": "login",
-                    "outcome": "refused",
-                    "principal": principal,
-                    "host": host,
-                    "listener": listener,
-                    "mechanism": mechanism,
-                }
-            )
+        """A login failed."""
+        if self.is_on:
+            self._count(LoginRefused(host, listener, mechanism, user))
 
     def changed(self, session: Session, api: str, names: Sequence[str]) -> None:
-        """Something was changed at this controller: names, never values."""
-        if self._is_on:
+        """Something was changed by this node as controller: names, never values."""
+        if self.is_on:
             speaker = {
                 "principal": session.principal,
                 "host": session.host,
@@ -148,11 +145,19 @@ class AuditLog:
         if self._file is not None:
             await self._file.drain()
 
+    def _count(self, event: AccessEvent | LoginRefused) -> None:
+        """Write what is new, and count what is not."""
+        now_ms = self._now_ms()
+        if self._repeated.is_first(event, now_ms):
+            self._write(_refused(event, 1))
+        if self._timer is None:
+            self._wait(now_ms)
+
     def _now_ms(self) -> int:
         return int(self._runtime.loop.time() * 1000)
 
     def _wait(self, now_ms: int) -> None:
-        end_ms = self._denials.next_end_ms()
+        end_ms = self._repeated.next_end_ms()
         self._timer = None
         if end_ms is not None:
             delay = max(end_ms - now_ms, 0) / 1000
@@ -164,11 +169,11 @@ class AuditLog:
         self._wait(now_ms)
 
     def _write_ended(self, now_ms: float) -> None:
-        for event, count in self._denials.ended(now_ms):
+        for event, count in self._repeated.ended(now_ms):
             if event is None:
-                self._write({"event": "access", "outcome": "denied", "others": count})
+                self._write({"event": "others", "outcome": "denied", "count": count})
             else:
-                self._write(_access(event, count))
+                self._write(_refused(event, count))
 
     def _write(self, fields: Mapping[str, Any]) -> None:
         now = time.time()
@@ -238,6 +243,20 @@ class AuditFile:
             log.error("lines of the audit log were dropped", path=self._path, lines=self._dropped)
             self._dropped = 0
         self._flush()
+
+
+def _refused(event: AccessEvent | LoginRefused, count: int) -> Mapping[str, Any]:
+    if isinstance(event, LoginRefused):
+        return {
+            "event": "login",
+            "outcome": "refused",
+            "principal": None if event.user is None else f"User:{event.user}",
+            "host": event.host,
+            "listener": event.listener,
+            "mechanism": event.mechanism,
+            "count": count,
+        }
+    return _access(event, count)
 
 
 def _access(event: AccessEvent, count: int) -> Mapping[str, Any]:

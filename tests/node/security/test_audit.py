@@ -54,18 +54,20 @@ def test_lines(capsys) -> None:
         log = AuditLog(Runtime(Disk()), 7, "denied")
         for _ in range(3):
             log.decided(DENIED)
-        log.login_refused("10.0.0.2", "OUT", "PLAIN", None)
+        for _ in range(2):
+            log.login_refused("10.0.0.2", "OUT", "PLAIN", None)
         log.changed(Session("User:superman", "10.0.0.3"), "CreateAcls", ("topic:\x1b[2J\n",))
         await log.close()
 
     asyncio.run(run())
     text = capsys.readouterr().err
-    assert text.count("\n") == 4 and "\x1b" not in text
-    first, login, change, again = map(json.loads, text.splitlines())
+    assert text.count("\n") == 5 and "\x1b" not in text
+    first, login, change, again, others = map(json.loads, text.splitlines())
     assert first["node"] == 7 and first["time"].endswith("Z")
     assert (first["outcome"], first["operation"], first["resource"]) == ("denied", "READ", "foo")
     assert (first["rule"], first["binding"]) == ("no binding names the resource", None)
     assert (first["count"], again["count"], again["resource"]) == (1, 2, "foo")
+    assert (others["event"], others["count"]) == ("login", 1)
     assert login["principal"] is None and login["host"] == "10.0.0.2"
     assert change["api"] == "CreateAcls" and change["names"] == ["topic:\x1b[2J\n"]
 

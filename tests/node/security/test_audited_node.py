@@ -1,0 +1,81 @@
+"""What a node writes into its audit log: refused logins, denied requests, and changes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from kept.client.protocol import messages as protocol
+from kept.client.security.jaas import PLAIN_MODULE
+from tests.support.loops import until
+
+CREATE, DELETE, HANDSHAKE, AUTHENTICATE = 19, 20, 17, 36
+
+
+class Client:
+    """A client's socket."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def ask(self, key: int, version: int, **values: Any) -> Any:
+        self._writer.write(protocol.encode_request(key, version, 7, "test", values))
+        size = int.from_bytes(await self._reader.readexactly(4), "big")
+        return protocol.decode_response(key, version, await self._reader.readexactly(size))[1]
+
+    async def log_in(self, user: str, password: str) -> int:
+        await self.ask(HANDSHAKE, 1, mechanism="PLAIN")
+        token = f"\0{user}\0{password}".encode()
+        return int((await self.ask(AUTHENTICATE, 2, auth_bytes=token)).error_code)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def test_logins_denials_and_changes(lone_node: Any, tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    node = lone_node(
+        listeners="SASL_PLAINTEXT://127.0.0.1:0",
+        sasl_enabled_mechanisms="PLAIN",
+        plain_sasl_jaas_config=f'{PLAIN_MODULE} required user_ada="pencil" user_admin="x";',
+        connection_failed_authentication_delay_ms="0",
+        authorizer_class_name="org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        super_users="User:admin",
+        kept_audit_path=str(path),
+    )
+
+    async def connected() -> Client:
+        return Client(*await asyncio.open_connection("127.0.0.1", node.port))
+
+    async def talk() -> None:
+        for user in ("ada", "hunter2"):
+            client = await connected()
+            assert await client.log_in(user, "wrong") == 58
+            client.close()
+        new = {"num_partitions": 1, "replication_factor": 1, "assignments": (), "configs": ()}
+        for user, password, codes in (("ada", "pencil", [29, 29]), ("admin", "x", [0, 17])):
+            client = await connected()
+            assert await client.log_in(user, password) == 0
+            topics = [{"name": name, **new} for name in ("t", "no/name")]
+            answer = await client.ask(CREATE, 7, topics=topics, timeout=9000, validate_only=False)
+            assert [int(topic.error_code) for topic in answer.topics] == codes
+            await client.ask(
+                CREATE, 7, topics=[{"name": "u", **new}], timeout=9, validate_only=True
+            )
+            client.close()
+        await until(lambda: path.exists() and path.read_text().count("\n") >= 6)
+
+    node.run(asyncio.wait_for(talk(), 60))
+    assert "hunter2" not in path.read_text(), "people type passwords there"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["principal"], line["event"]) for line in lines] == [
+        ("User:ada", "login"), (None, "login"),
+        ("User:ada", "access"), ("User:ada", "access"), ("User:ada", "access"),
+        ("User:admin", "change"),
+    ]  # fmt: skip
+    assert [line["resource"] for line in lines[2:5]] == ["t", "no/name", "u"]
+    assert lines[2]["operation"] == "CREATE" and lines[2]["host"] == "127.0.0.1"
+    assert lines[5]["api"] == "create_topics" and lines[5]["names"] == ["t"]

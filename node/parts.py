@@ -120,6 +120,7 @@ class NodeParts:
             ListenerTls(config, node, between_nodes=True) if node and node.is_tls else None
         )
         """TLS of the listener between nodes, and of this node's connections to others'."""
+        self._acls: object = None
         self._build_cluster(config)
         self.logins = Logins(
             self.runtime.loop,
@@ -489,11 +490,21 @@ class NodeParts:
             listener.close_idle()
             yield
 
+    def _access_moved(self) -> None:
+        """If rules of access changed, nobody is served by those of before."""
+        acls = self.metadata.image.acls
+        if acls is self._acls:
+            return
+        self._acls = acls
+        connections = [one for each in self.all_listeners for one in each.connections]
+        self.runtime.slices.run(self.server.fetch.access_changed(connections))
+
     def _subscribe(self) -> None:
         """Tell those above what happens below."""
         self.metadata.on_failure = self.shutdown.fatal
         self.detector.on_death += [self.metadata.peer_down, self.controller.peer_down]
         self.cluster_link.on_moved += [
+            self._access_moved,
             self.replicas.metadata_moved,
             self.controller.metadata_moved,
             self.readiness.moved,

@@ -95,7 +95,8 @@ class ForwardRequest(Struct, frozen=True):
     """A client's admin request for the controller to answer: ``body`` without the header.
 
     ``tries`` are random ids of the attempts so far, this one's last: a controller that is asked
-    again recognizes what was done for an earlier one.
+    again recognizes what was done for an earlier one. The controller decides what ``principal`` may
+    do; a request that is ``by_node`` is the sender's own.
     """
 
     api_key: int
@@ -105,6 +106,9 @@ class ForwardRequest(Struct, frozen=True):
     client_id: str | None = None
     client_host: str = ""
     tries: tuple[UUID, ...] = ()
+    principal: str = ""
+    mechanism: str = ""
+    by_node: bool = False
 
 
 class ForwardReply(Struct, frozen=True):

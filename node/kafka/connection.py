@@ -27,7 +27,7 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter
@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from kept.node.security.logins import Logins
     from kept.node.security.session import Authorizer, Session
     from kept.replication.partition import Partition
+    from kept.steps import Steps
 
 FIRST_BUFFER_BYTES: Final = 256
 """What a connection holds that has not spoken yet: there may be thousands."""
@@ -120,6 +121,13 @@ class RequestServer(Protocol):
         """Serve one request, whose body starts at ``position`` of ``frame``."""
 
 
+class FetchServer(RequestServer, Protocol):
+    """Who serves Fetch."""
+
+    def access_changed(self, connections: Sequence[Connection]) -> Steps[None]:
+        """Rules of access have changed: of the sessions of these connections, too."""
+
+
 class ProduceServer(RequestServer, Protocol):
     """Who serves Produce."""
 
@@ -162,7 +170,7 @@ class ServerContext:
     table: ReplicaTable
     metadata: Metadata
     produce: ProduceServer
-    fetch: RequestServer
+    fetch: FetchServer
     messages: MessageServer
     authorizer: Authorizer
     logins: Logins

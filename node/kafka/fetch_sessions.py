@@ -14,8 +14,8 @@ give way to nobody. Where there is no room a fetch is answered with id 0 (sessio
 its client longer requests and nothing else.
 
 Errors: 70 for an unknown session, and for another reader's (a consumer has no part in a
-follower's), 71 for a wrong epoch, 106 where a session made with names goes on with topic ids or the
-other way round.
+follower's, nor one principal in another's), 71 for a wrong epoch, 106 where a session made with
+names goes on with topic ids or the other way round.
 """
 
 from __future__ import annotations
@@ -135,14 +135,25 @@ class Session:
         "id",
         "last_used_ms",
         "on_news",
+        "owner",
         "partitions",
+        "recheck",
         "replica_id",
         "uses_ids",
     )
 
     def __init__(
-        self, session_id: int, request: codec.FetchRequest, uses_ids: bool, now_ms: int
+        self,
+        session_id: int,
+        request: codec.FetchRequest,
+        uses_ids: bool,
+        now_ms: int,
+        owner: str = "",
     ) -> None:
+        self.owner = owner
+        """The principal that opened it: nobody else goes on with it."""
+        self.recheck = False
+        """What may be read has changed since its partitions were read."""
         self.id = session_id
         self.uses_ids = uses_ids
         self.replica_id = request.replica_id
@@ -182,6 +193,13 @@ class Session:
                     gone.unwatch()
                     if self.replica_id >= 0 and gone.partition is not None:
                         gone.partition.follower_stopped(self.replica_id)
+
+    def recheck_all(self) -> None:
+        """Before a reading: all partitions are due if it is not known whether all may be read."""
+        if self.recheck:
+            self.recheck = False
+            for key, cached in self.partitions.items():
+                self.due.setdefault(key, cached)
 
     def watch(self) -> None:
         """A request is parked: hear of what is due, too. What rests is watched anyway."""
@@ -234,18 +252,23 @@ class FetchSessions:
         """The sessions of other brokers, least recently used first."""
         return [session for session in self._sessions.values() if session.replica_id >= 0]
 
+    def access_changed(self) -> None:
+        """What consumers may read has changed: each session reads all of its partitions once."""
+        for session in self._sessions.values():
+            session.recheck = session.replica_id < 0
+
     def open(
-        self, request: codec.FetchRequest, uses_ids: bool, now_ms: int
+        self, request: codec.FetchRequest, uses_ids: bool, now_ms: int, owner: str = ""
     ) -> tuple[int, Session | None]:
-        """(error code, session) for a request; (0, None) is a sessionless fetch."""
+        """(error code, session) for a request of ``owner``; (0, None) is a sessionless fetch."""
         if request.session_epoch == FINAL_EPOCH:
-            self._close_own(request)
+            self._close_own(request, owner)
             return error_codes.NONE, None
         if request.session_epoch == INITIAL_EPOCH:
-            self._close_own(request)
-            return error_codes.NONE, self._create(request, uses_ids, now_ms)
+            self._close_own(request, owner)
+            return error_codes.NONE, self._create(request, uses_ids, now_ms, owner)
         session = self._sessions.get(request.session_id)
-        if session is None or session.replica_id != request.replica_id:
+        if session is None or (session.replica_id, session.owner) != (request.replica_id, owner):
             return error_codes.FETCH_SESSION_ID_NOT_FOUND, None
         if session.uses_ids != uses_ids:
             return error_codes.FETCH_SESSION_TOPIC_ID_ERROR, None
@@ -276,7 +299,9 @@ class FetchSessions:
         """A fetch that was parked waits no more."""
         self.held_partitions -= _parked(session)
 
-    def _create(self, request: codec.FetchRequest, uses_ids: bool, now_ms: int) -> Session | None:
+    def _create(
+        self, request: codec.FetchRequest, uses_ids: bool, now_ms: int, owner: str
+    ) -> Session | None:
         size = sum(len(partitions) for _, partitions in request.topics)
         follower = request.replica_id >= 0
         if not self._free_slot(follower, now_ms):
@@ -286,7 +311,7 @@ class FetchSessions:
         session_id = self._draw()
         while session_id in self._sessions or session_id <= 0:
             session_id = self._draw()
-        session = Session(session_id, request, uses_ids, now_ms)
+        session = Session(session_id, request, uses_ids, now_ms, owner)
         self._sessions[session_id] = session
         self.held_partitions += len(session.partitions)
         return session
@@ -319,10 +344,13 @@ class FetchSessions:
             self._close(largest.id)
         return True
 
-    def _close_own(self, request: codec.FetchRequest) -> None:
-        """A consumer does not reach a follower's session, whatever id it names."""
+    def _close_own(self, request: codec.FetchRequest, owner: str) -> None:
+        """A consumer does not reach a follower's session, or another's, whatever id it names."""
         session = self._sessions.get(request.session_id)
-        if session is not None and session.replica_id == request.replica_id:
+        if session is not None and (session.replica_id, session.owner) == (
+            request.replica_id,
+            owner,
+        ):
             self._close(session.id)
 
     def _close(self, session_id: int) -> None:

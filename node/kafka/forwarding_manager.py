@@ -72,16 +72,21 @@ class ForwardingManager:
         """
         tries: list[uuid.UUID] = []
 
+        session = context.session
+
         def request() -> controller_rpc.ForwardRequest:
             tries.append(uuid.uuid4())
             return controller_rpc.ForwardRequest(
                 context.api_key,
                 context.api_version,
                 body,
-                context.session.listener,
+                session.listener,
                 context.client_id,
-                context.session.host,
+                session.host,
                 tuple(tries),
+                session.principal,
+                session.mechanism,
+                session.is_node,
             )
 
         reply = await self._call_controller("Forward", request, logs=context.api_key in MOVES_LOGS)

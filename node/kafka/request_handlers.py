@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kept.client.protocol import messages as protocol
+from kept.cluster.security.acls import ANONYMOUS
 from kept.node.internode import controller_rpc
 from kept.node.kafka import api, audited_changes, request_authorizer
-from kept.node.security.session import Session
+from kept.node.security.session import Session, node_session
 from kept.storage.errors import NotController
 
 if TYPE_CHECKING:
@@ -126,9 +127,15 @@ class RequestHandlers:
         if not metadata.leads:
             raise NotController(f"node {config.node_id} is not the active controller")
         key, version = request.api_key, request.version
-        session = Session(
-            host=request.client_host, listener=request.listener, authorizer=self._authorizer
-        )
+        session = node_session(request.listener)
+        if not request.by_node:
+            session = Session(
+                request.principal or ANONYMOUS,
+                request.client_host,
+                request.listener,
+                request.mechanism,
+                authorizer=self._authorizer,
+            )
         context = api.RequestContext(key, version, request.client_id, session, request.tries)
         limit = config.request_max_entries
         message = protocol.decode_request(key, version, request.body, 0, limit)

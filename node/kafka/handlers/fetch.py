@@ -4,20 +4,24 @@ A request reads at once; with less than ``min_bytes`` and no error it is parked 
 readable or ``max_wait_ms`` is over. Reading costs index look-ups only: records stay in their files
 until the sender takes them (rule 44). Reads follow rules 25, 26, 32 and 38, which
 ``Partition.fetch`` decides. In a session (``kept.node.kafka.fetch_sessions``) only partitions that
-are due are read, and only those with news are answered.
+due are read, and only those with news are answered. What a consumer may not read is refused: the
+session of its connection counts, not that of whoever opened the fetch session.
 
 Only the listener between nodes takes requests of replicas: what a replica says that it has moves
 the high watermark. On any other listener each partition is answered TOPIC_AUTHORIZATION_FAILED, as
 in Kafka for a follower without ClusterAction. Negative replica ids are consumers, -2 included.
+
+Long because a request that waits is read, woken and answered by one object.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
+from kept.cluster.security.acls import AclOperation
 from kept.node.kafka import api
 from kept.node.kafka.codec import encode_fetch, parse_fetch
 from kept.node.kafka.codec import fetch as codec
@@ -28,7 +32,7 @@ from kept.node.kafka.handlers.leader_hints import (
     LeaderHints,
 )
 from kept.node.kafka.handlers.list_offsets import isolation_level
-from kept.node.kafka.handlers.produce import check_entries, find
+from kept.node.kafka.handlers.produce import check_entries, find, grant
 from kept.node.runtime import error_codes
 from kept.node.runtime.clock import monotonic_ms
 from kept.node.runtime.logging import log
@@ -226,6 +230,11 @@ class PendingFetch:
         self._timer = loop.call_later(request.max_wait_ms / 1000, self._finish)
         self._connection.parked[self] = None
 
+    def access_changed(self) -> None:
+        """What may be read has changed: look whether all of this still may."""
+        if self._is_parked:
+            self._wake()
+
     def _wake(self) -> None:
         """A partition moved: look once at all that move in this turn of the loop."""
         if not self._woken and self._reply is not None:
@@ -358,6 +367,7 @@ class PendingFetch:
         urgent = False
         results: Found = []
         self._results = results
+        self._session.recheck_all()
         # What a disk's failure adds meanwhile is read next time.
         for cached in tuple(self._session.due.values()):
             cached.at_end = False
@@ -382,6 +392,10 @@ class PendingFetch:
 
     def _read_one(self, cached: CachedPartition, left: int, first: bool) -> codec.PartitionData:
         wanted = cached.request
+        speaker, name = self._connection.session, cached.key[0]
+        if name not in speaker.readable:
+            may = AclOperation.READ
+            grant(self._context.table, speaker, speaker.readable, may, name, self._version)
         hosted = find(self._context.table, *cached.key, self._version)
         partition = hosted.partition
         cached.read_from(partition)
@@ -522,6 +536,20 @@ class FetchHandler:
 
     context: FetchResources
 
+    def access_changed(self, connections: Sequence[Connection]) -> Steps[None]:
+        """Rules of access have changed: forget what was granted, at once, and answer fetches that
+        are parked and read what they may not read any more. Yields after each connection.
+        """
+        self.context.sessions.access_changed()
+        for connection in connections:
+            connection.session.writable.clear()
+            connection.session.readable.clear()
+        for connection in connections:
+            yield
+            for waiting in tuple(connection.parked):
+                if isinstance(waiting, PendingFetch):
+                    waiting.access_changed()
+
     def _count_consumed(
         self, connection: Connection, request: codec.FetchRequest, version: int
     ) -> None:
@@ -588,7 +616,8 @@ class FetchHandler:
         session = None
         if version >= codec.SESSIONS:
             uses_ids = version >= codec.TOPIC_IDS
-            error, session = self.context.sessions.open(request, uses_ids, monotonic_ms())
+            owner = connection.session.principal
+            error, session = self.context.sessions.open(request, uses_ids, monotonic_ms(), owner)
             if error:
                 connection.reply(encode_fetch(version, correlation_id, error, 0, []))
                 return

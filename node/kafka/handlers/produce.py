@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from kept.cluster.controller.topics import INTERNAL_TOPICS
+from kept.cluster.security.acls import AclOperation, AclResourceType
 from kept.node.kafka import api
 from kept.node.kafka.codec import parse_produce
 from kept.node.kafka.codec import produce as codec
@@ -31,6 +32,7 @@ from kept.node.kafka.handlers.transactional_produce import Verification
 from kept.node.runtime import error_codes
 from kept.node.runtime.logging import log
 from kept.node.runtime.time_slices import IN_PLACE_STEPS, LOOP_BYTES, LOOP_TOTAL_BYTES, SlicedTask
+from kept.node.security.access import MESSAGES
 from kept.steps import Steps
 from kept.storage.errors import (
     InflatesBeyondLimit,
@@ -38,6 +40,8 @@ from kept.storage.errors import (
     InvalidRequest,
     InvalidTopicException,
     KeptError,
+    TopicAuthorizationFailed,
+    TransactionalIdAuthorizationFailed,
     UnknownTopicId,
     UnknownTopicOrPartition,
     UnsupportedCompressionType,
@@ -51,6 +55,7 @@ if TYPE_CHECKING:
     from kept.node.replicas.local_replica import LocalReplica
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.counters import Counters
+    from kept.node.security.session import Grants, Session
     from kept.replication.partition import Partition
     from kept.storage.producers.verification import VerificationGuard
     from kept.storage.records import CheckedBatch
@@ -61,6 +66,8 @@ if TYPE_CHECKING:
 ENTRY_BYTES: Final = 2
 """No entry of a request takes less."""
 ACKS: Final = (-1, 0, 1)
+NOT_ALLOWED: Final = (TopicAuthorizationFailed, TransactionalIdAuthorizationFailed)
+"""Of such a batch nothing else is said, also not whether its partition is here."""
 _CODEC_BYTE: Final = 22
 """Where in a batch the low byte of its attributes is."""
 
@@ -183,7 +190,7 @@ class ProduceHandler:
                 if walked > LOOP_TOTAL_BYTES:
                     return 0
                 try:
-                    hosted = find(self._table, name, data.partition, produced.version)
+                    hosted = self._find(connection, name, data.partition, produced.version)
                     batch = _batch(frame, data, produced.version, hosted)
                     checked = check(batch, hosted.loop_rules, now_ms)
                 except InflatesBeyondLimit as error:
@@ -194,19 +201,42 @@ class ProduceHandler:
                     walked += checked.area_bytes
                     outcomes.append(checked)
                 yield
-        verification = self._verify(request, produced.version, outcomes)
+        verification = self._verify(connection, request, produced.version, outcomes)
         if verification is not None and verification.answer is not None:
             return verification
         yield from self._append_all(connection, produced, request, outcomes, failed, verification)
         return None
 
+    def _find(self, connection: Connection, name: bytes, index: int, version: int) -> LocalReplica:
+        """The partition that a request names. Raises as :func:`find`, and TopicAuthorizationFailed
+        where the connection's session may not write the topic.
+        """
+        session = connection.session
+        if name not in session.writable:
+            may = AclOperation.WRITE
+            grant(self._table, session, session.writable, may, name, version)
+        return find(self._table, name, index, version)
+
     def _verify(
-        self, request: codec.ProduceRequest, version: int, outcomes: list[Outcome]
+        self,
+        connection: Connection,
+        request: codec.ProduceRequest,
+        version: int,
+        outcomes: list[Outcome],
     ) -> Verification | None:
-        """What the batches of transactions among ``outcomes`` need; None: there are none."""
+        """What the batches of transactions among ``outcomes`` need; None: there are none, or all
+        are refused, because the session may not write by the transactional id.
+        """
         if not any(
             not isinstance(outcome, KeptError) and outcome.is_transactional for outcome in outcomes
         ):
+            return None
+        transactional_id = (request.transactional_id or b"").decode("utf-8", "replace")
+        if request.transactional_id is not None and not connection.session.may(
+            AclOperation.WRITE, AclResourceType.TRANSACTIONAL_ID, transactional_id
+        ):
+            refused = TransactionalIdAuthorizationFailed(transactional_id)
+            outcomes[:] = [refused] * len(outcomes)
             return None
         batches = {}
         place = 0
@@ -280,10 +310,11 @@ class ProduceHandler:
             produced.topic(name)
             for data in partitions:
                 outcome, hosted = outcomes[done], None
-                try:
-                    hosted = find(self._table, name, data.partition, produced.version)
-                except KeptError as error:  # it may have gone since it was checked
-                    outcome = error
+                if not isinstance(outcome, NOT_ALLOWED):
+                    try:
+                        hosted = find(self._table, name, data.partition, produced.version)
+                    except KeptError as error:  # it may have gone since it was checked
+                        outcome = error
                 guard = guards.get(done)
                 self._append(connection, produced, hosted, data.partition, outcome, guard, now_ms)
                 done += 1
@@ -304,11 +335,13 @@ class ProduceHandler:
 
         The first of another kind, or all after one that closed the connection, are not.
         """
-        table = self._table
+        table, writable = self._table, connection.session.writable
         dirty, run = connection.dirty, connection.run
         served = appended = records = size = walked = 0
         for one in ones:
             version, _, acks, timeout_ms, name, index, start, end = one
+            if name not in writable:
+                break  # the long way asks
             try:
                 topic = table.by_id[name] if version >= codec.TOPIC_IDS else table.by_name[name]
                 hosted = topic.partitions[index]
@@ -388,14 +421,18 @@ class ProduceHandler:
         produced.appended(hosted, index, info)
 
     def _jobs(
-        self, request: codec.ProduceRequest, frame: memoryview, version: int
+        self,
+        connection: Connection,
+        request: codec.ProduceRequest,
+        frame: memoryview,
+        version: int,
     ) -> list[Job | KeptError]:
         """Every batch of a request and where it goes, or why it goes nowhere."""
         jobs: list[Job | KeptError] = []
         for name, partitions in request.topics:
             for data in partitions:
                 try:
-                    hosted = find(self._table, name, data.partition, version)
+                    hosted = self._find(connection, name, data.partition, version)
                     jobs.append((_batch(frame, data, version, hosted), hosted))
                 except KeptError as error:
                     jobs.append(error)
@@ -419,13 +456,37 @@ class ProduceHandler:
             if error is not None:
                 _give_up(connection, error)
                 return
-            verification = self._verify(request, produced.version, outcomes)
+            verification = self._verify(connection, request, produced.version, outcomes)
             self._append_verified(connection, produced, request, outcomes, verification)
 
-        jobs = self._jobs(request, frame, produced.version)
+        jobs = self._jobs(connection, request, frame, produced.version)
         BatchChecks(self._checks, jobs, self._runtime.now_ms(), outcomes, needed_bytes).start(
             checked
         )
+
+
+def grant(  # noqa: PLR0917
+    table: ReplicaTable,
+    session: Session,
+    granted: Grants,
+    operation: AclOperation,
+    name: bytes,
+    version: int,
+) -> None:
+    """Ask whether ``session`` may do ``operation`` with a topic as it is named on the wire; if so,
+    and if there is such a topic, that is remembered in ``granted``.
+
+    Raises TopicAuthorizationFailed. An id that no topic has is not asked about.
+    """
+    by_id = version >= codec.TOPIC_IDS
+    topic = table.by_id.get(name) if by_id else table.by_name.get(name)
+    if topic is None and by_id:
+        return
+    text = name.decode("utf-8", "replace") if topic is None else topic.name
+    if not session.may(operation, AclResourceType.TOPIC, text):
+        raise TopicAuthorizationFailed(MESSAGES[error_codes.TOPIC_AUTHORIZATION_FAILED])
+    if topic is not None:
+        granted.add(name)
 
 
 def find(table: ReplicaTable, name: bytes, index: int, version: int) -> LocalReplica:

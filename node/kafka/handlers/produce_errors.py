@@ -28,6 +28,8 @@ from kept.storage.errors import (
     NotEnoughReplicas,
     NotLeaderOrFollower,
     OutOfOrderSequenceNumber,
+    TopicAuthorizationFailed,
+    TransactionalIdAuthorizationFailed,
     UnknownProducerId,
     UnknownTopicId,
     UnknownTopicOrPartition,
@@ -46,6 +48,8 @@ _NOT_JUDGED: Final = (
     KafkaStorageError,
     InvalidTopicException,
     InvalidTxnState,
+    TopicAuthorizationFailed,
+    TransactionalIdAuthorizationFailed,
 )
 """Refusals that do not come from what is in the log: they say nothing of its start, as Kafka's."""
 

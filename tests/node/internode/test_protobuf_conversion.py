@@ -83,6 +83,7 @@ CALL_VALUES = [
     rpc.ForwardRequest(19, 7, b"body", "PLAINTEXT", None, "::1"),
     rpc.ForwardRequest(19, 7, b"", "PLAINTEXT", "", "::1"),
     rpc.ForwardRequest(19, 7, b"", "PLAINTEXT", tries=(ID, OTHER)),
+    rpc.ForwardRequest(19, 7, b"", "SASL", None, "::1", (), "User:ada", "PLAIN", by_node=True),
     rpc.ForwardReply(b"answer"),
     rpc.ChangeVotersRequest(True, 4, None, "host", 10092),
     rpc.ChangeVotersRequest(False, 4, ID),

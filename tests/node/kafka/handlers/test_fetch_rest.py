@@ -21,6 +21,7 @@ from kept.node.metadata.serving_lease import ServingLease
 from kept.node.replicas.replica_table import ReplicaTable
 from kept.node.runtime.counters import Counters
 from kept.node.runtime.time_slices import TimeSlices
+from kept.node.security.session import node_session
 from kept.replication.events import BrokersChanged
 from kept.replication.partition import Partition
 from kept.replication.quota import ReplicationQuotas
@@ -80,6 +81,7 @@ class Reader:
         self.world = world
         self.replica_id = replica_id
         self.parked: dict = {}
+        self.session = node_session("P")
         self.listener = Given(name="P")
         self.transport = object()
         self.session_id = 0

@@ -1,0 +1,165 @@
+"""Secrets that are planted in a node and in its clients are found nowhere that others look."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import traceback
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+
+from kept.cli.shell import run
+from kept.client.client import Client
+from kept.client.security.jaas import PLAIN_MODULE
+from kept.client.security.security import Security
+from kept.node.config.local_security import NODE, LocalSecurity
+from kept.storage.errors import KeptError
+from kept.testing import Cluster
+
+pytestmark = pytest.mark.slow
+
+PLANTED = (
+    "planted-plain-password", "planted-key-password", "planted-scram-password",
+    "planted-wrong-password",
+)  # fmt: skip
+PLAIN, KEY, SCRAM, WRONG = PLANTED
+PAGES = (
+    "metrics", "healthz", "readyz", "", "api/v1/cluster", "api/v1/quorum", "api/v1/cleaner",
+    "api/v1/topics", "api/v1/groups",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["SASL_SSL", "SSL"])
+def planted(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A node with all of them, which logs whatever it can."""
+    folder = tmp_path_factory.mktemp("planted")
+    security = LocalSecurity(str(folder / "security"), request.param)
+    Path(security.directory, "admin.password").write_text(SCRAM)
+    encrypt(Path(security.certificates.path(NODE)))
+    environ = {
+        "KEPT_PLAIN_SASL_JAAS_CONFIG": f'{PLAIN_MODULE} required user_eve="{PLAIN}";',
+        "KEPT_SSL_KEY_PASSWORD": KEY,
+    }
+    with Cluster(
+        directory=folder, security=request.param, environ=environ, kept_log_level="debug"
+    ) as cluster:
+        yield cluster
+
+
+def encrypt(path: Path) -> None:
+    """A key store's key, by the password that is planted."""
+    pem = path.read_bytes()
+    key = serialization.load_pem_private_key(pem, None)
+    path.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(KEY.encode()),
+        )
+        + pem[pem.index(b"-----BEGIN CERTIFICATE-----") :]
+    )
+
+
+def assert_nothing_leaked(text: str, where: str) -> None:
+    for secret in PLANTED:
+        assert secret not in text, f"{secret} in {where}"
+
+
+def test_a_node_shows_none_of_them(planted):
+    topic = planted.create_topic()
+    with planted.client() as client:
+        client.topic_configs([topic])
+        entries = client.broker_configs("0")
+        assert_nothing_leaked(str(entries), "DescribeConfigs")
+        hidden = {entry.name for entry in entries if entry.sensitive and entry.value is None}
+        assert {"ssl.key.password", "plain.sasl.jaas.config", "kept.bootstrap.scram"} <= hidden
+        with pytest.raises(KeptError) as caught:
+            client.alter_broker("0", {"ssl.key.password": WRONG})
+        assert_nothing_leaked("".join(traceback.format_exception(caught.value)), "a refusal")
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            assert_nothing_leaked(process.read_bytes().decode(errors="replace"), str(process))
+        except OSError:  # it has ended
+            continue
+    for path in Path(planted.data_dir()).rglob("*"):
+        if path.is_file():
+            assert_nothing_leaked(path.read_bytes().decode("latin-1"), str(path))
+    assert_nothing_leaked(planted.log(), "the log")
+
+
+def test_http_shows_none_of_them(planted):
+    context = planted.security().context()
+    for page in PAGES:
+        request = urllib.request.Request(f"{planted.url()}/{page}")
+        try:
+            with urllib.request.urlopen(request, context=context) as answer:
+                assert_nothing_leaked(answer.read().decode(), page)
+        except urllib.error.HTTPError as refused:
+            with refused:
+                assert_nothing_leaked(refused.read().decode(), page)
+        except OSError:
+            assert "SASL" in planted.client_properties()["security.protocol"], page
+
+
+def test_the_metadata_log_is_dumped_without_keys_of_users(planted, capfdbinary):
+    (path,) = Path(planted.data_dir(), "meta").glob("metadata.wal")
+    assert run(["log", "dump", str(path)]) == 0
+    dumped = capfdbinary.readouterr().out.decode()
+    assert_nothing_leaked(dumped, "kept log dump")
+    if planted.client_properties()["security.protocol"] == "SASL_SSL":
+        assert "admin" in dumped and "[hidden]" in dumped
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_a_wrong_password_is_shown_by_neither_side(planted, mechanism, tmp_path):
+    properties = planted.client_properties(mechanism=mechanism)
+    if "sasl.jaas.config" not in properties:
+        properties["ssl.key.password"] = WRONG  # the key is not encrypted: nobody asks for it
+        assert_nothing_leaked(repr(Security(properties)), "repr")
+        return
+    properties["sasl.jaas.config"] = properties["sasl.jaas.config"].replace(SCRAM, WRONG)
+    file = tmp_path / "client.properties"
+    file.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
+    security = Security(properties)
+    with Client(planted.bootstrap, security=security) as client:
+        with pytest.raises(KeptError, match="not believed") as caught:
+            client.metadata()
+        shown = [repr(security), repr(client.core.__dict__), repr(caught.value)]
+    assert_nothing_leaked("".join([*shown, *traceback.format_exception(caught.value)]), "an error")
+    command = [
+        sys.executable, "-m", "kept", "topic", "list", "--bootstrap", planted.bootstrap,
+        "--command-config", str(file),
+    ]  # fmt: skip
+    for environ in ({}, {"KEPT_TRACEBACK": "1"}):
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env={**os.environ, **environ}
+        )
+        assert done.returncode == 1 and "not believed" in done.stderr
+        assert_nothing_leaked(done.stdout + done.stderr, "a command")
+    assert_nothing_leaked(planted.log(), "the log")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("plain.sasl.jaas.config", f'{PLAIN_MODULE} required user_eve="{WRONG}"'),
+        ("kept.bootstrap.scram", f"SCRAM-SHA-1=[name=admin,password={WRONG}]"),
+        ("kept.bootstrap.scram", f"SCRAM-SHA-512=[name=admin,passwort={WRONG}]"),
+        ("listener.name.plaintext.ssl.key.password.x", WRONG),
+    ],
+)
+def test_a_setting_that_is_refused_does_not_show_it(name, value, tmp_path, capfdbinary):
+    file = tmp_path / "kept.yaml"
+    file.write_text(
+        f"{name}: '{value}'\nlisteners: SASL_PLAINTEXT://localhost:1\n"
+        "sasl.enabled.mechanisms: PLAIN\n"
+    )
+    assert run(["serve", "--check", "--config", str(file)]) == 1
+    out, err = capfdbinary.readouterr()
+    assert_nothing_leaked((out + err).decode(), "kept serve --check")
+    assert err

@@ -227,7 +227,7 @@ def check_change(op: str, unclean: bool, before, change, image: Image) -> None:
         assert op in ("longest", "unclean"), "what restarted unclean is not elected in passing"
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.booleans(), steps)
 def test_laws_of_every_decision(unclean, history) -> None:
     world = World(unclean)

@@ -129,6 +129,7 @@ def test_a_history_with_everything(repository):
     assert "compaction saved" in said
 
 
+@pytest.mark.slow
 def test_a_shallow_clone_is_said_to_be_one(repository):
     for n in range(6):
         repository.write("a", b"%d" % n)

@@ -190,6 +190,7 @@ def test_a_log_that_was_cut_back_and_has_grown_again_is_a_loss(kept_cluster):
                     ask(one)
 
 
+@pytest.mark.slow
 def test_a_new_leader_with_everything_is_no_loss(kept_cluster):
     cluster = kept_cluster(3)
     topic = cluster.create_topic()

@@ -52,6 +52,7 @@ def test_the_last_node_stops_cleanly_without_the_others():
         assert "no majority of the controllers is left" in cluster.log(1) + cluster.log(2)
 
 
+@pytest.mark.slow
 def test_a_node_that_waits_for_a_majority_stops_when_it_is_told():
     with Cluster(nodes=3, **{PATIENCE: 200_000}) as cluster:
         cluster.create_topic(partitions=3)

@@ -106,6 +106,7 @@ def test_a_new_partition_does_not_wait_behind_idle_ones(kept_cluster) -> None:
         assert produced(cluster, new, 2, partition=partition) == 2
 
 
+@pytest.mark.slow
 def test_an_unclean_leader_takes_the_other_replica_back(cluster) -> None:
     """Once it has published that all it has counts, its ISR may grow again (rule 19)."""
     unclean = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}

@@ -122,6 +122,7 @@ def test_one_of_two_disks_is_full(small, connect, tools, tmp_path):
         assert int(wire.produce(on_small, tools.batch(1), acks=-1).error_code) == 0
 
 
+@pytest.mark.slow
 def test_the_disk_of_the_metadata_is_full(small, tmp_path):
     with Cluster(log_dirs=tmp_path / "log", metadata_log_dir=small / "meta") as cluster:
         first = cluster.create_topic()

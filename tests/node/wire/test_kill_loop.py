@@ -150,6 +150,7 @@ def run(kept_cluster, connect, tools, rounds, seed, longest_s):  # noqa: PLR0917
     return cluster, left, written
 
 
+@pytest.mark.slow
 def test_kill_9_round_after_round(kept_cluster, connect, tools):
     cluster, left, written = run(kept_cluster, connect, tools, ROUNDS, 23, 1.2)
     assert 'event="log cleaned"' in cluster.log() and left < written

@@ -59,6 +59,7 @@ def test_a_topic_created_again_is_not_cut_where_its_namesake_began() -> None:
             assert client.bounds("t")[0] == (0, 10)
 
 
+@pytest.mark.slow
 def test_a_log_directory_that_is_not_there_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
     here, there, meta = tmp_path / "here", tmp_path / "there", tmp_path / "meta"
     settings = {"log.dirs": f"{here},{there}", "metadata.log.dir": str(meta)}

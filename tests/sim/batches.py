@@ -82,6 +82,18 @@ def read(log: Log, start: int) -> list[Batch]:
     return found
 
 
+def records(log: Log) -> list[Rec]:
+    """The records of a log whose batches are not compressed, those of markers left out."""
+    found: list[Rec] = []
+    for segment in log.segments:
+        data, position = log.disk.pread(segment.file, 0, segment.size_bytes), 0
+        for batch in decode(data):
+            if not batch.attributes & CONTROL:
+                found += rows(data, position, batch)
+            position += int.from_bytes(data[position + 8 : position + 12], "big") + 12
+    return found
+
+
 class Rec(NamedTuple):
     """A record; ``value`` None: a tombstone."""
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.sim.planted import plant
+from tests.sim.planted_replicas import returns
 
 FOLLOW = "kept.compaction.manifest.follow"
 STAGE = "nodes-compaction"
@@ -58,6 +59,18 @@ def applied_twice(original: Any) -> Any:
     return apply
 
 
+def deletions_undone(original: Any) -> Any:
+    """A pass removes each tombstone, and nothing that it deletes."""
+
+    def decide(self: Any, facts: Any, *args: Any) -> None:
+        original(self, facts, *args)
+        alive = self.survivors[facts.source.base_offset]
+        alive |= facts.present
+        alive -= facts.tombstones
+
+    return decide
+
+
 plant(
     "rest-dropped", STAGE, 1, "survivor-missing value-lost isr-holds kill-lost committed-lost "
     "crash liveness invariants escaped",
@@ -79,4 +92,10 @@ plant(
     "nodes-applied-twice", STAGE, 1, "escaped",
     "one task at a time works on a manifest's files",
     ("kept.node.replicas.manifests.replica.ReplicaManifests._apply", applied_twice),
+)  # fmt: skip
+plant(
+    "deletions-undone", STAGE, 1, "resurrection",
+    "a tombstone goes after all that it deletes (5)",
+    ("kept.compaction.cleaner.survey._Surveyor._decide", deletions_undone),
+    ("kept.compaction.cleaner.self_check.check", returns(0)),
 )  # fmt: skip

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from kio.schema.errors import ErrorCode
+from msgspec.structs import replace
+
 from kept.node.coordinator.transactions.events import EndTransaction
+from kept.node.coordinator.transactions.records import TransactionState
 from kept.storage.types import TopicPartition
 from tests.sim.planted import plant
 from tests.sim.planted_replicas import returns
@@ -49,6 +53,31 @@ def ended_at_once(original: Any) -> Any:
     return append
 
 
+def epoch_counted_down(original: Any) -> Any:
+    """Who coordinates later writes its markers with a lower epoch."""
+
+    def append_marker(self: Any, marker: Any, *args: Any, **kwargs: Any) -> Any:
+        marker = marker._replace(coordinator_epoch=1000 - marker.coordinator_epoch)
+        return original(self, marker, *args, **kwargs)
+
+    return append_marker
+
+
+def also_without_leader(original: Any) -> Any:
+    """A partition of which another node says that it does not lead it counts as written."""
+    return original | {ErrorCode.not_leader_or_follower}
+
+
+def completed_contrary(original: Any) -> Any:
+    """What was to be committed is recorded as aborted."""
+
+    def prepare_complete(before: Any, now_ms: int) -> Any:
+        state = TransactionState.PREPARE_ABORT
+        return original(replace(before, state=state), now_ms)
+
+    return prepare_complete
+
+
 plant(
     "transactions-lso-is-hw", STAGE, 1, "aborted-read",
     "who reads what is committed reads below the first open transaction",
@@ -85,4 +114,28 @@ plant(
     "the end of a transaction is answered when its record is committed",
     (f"{COORDINATOR}.core.TransactionCore._append", ended_at_once),
     strikes=0.3,
+)  # fmt: skip
+plant(
+    "transactions-coordinators-unordered", STAGE, 1, "markers",
+    "a marker of a coordinator is refused behind one of its successor",
+    ("kept.replication.partition.Partition.append_marker", epoch_counted_down),
+    ("kept.storage.producers.producer_states.ProducerStates.coordinator_epoch", returns(-1)),
+    strikes=0.3,
+)  # fmt: skip
+plant(
+    "transactions-marker-not-written", STAGE, 5, "aborted-read hanging commit-lost torn",
+    "a transaction has ended when each of its partitions has the marker",
+    (f"{COORDINATOR}.markers._WRITTEN", also_without_leader),
+    strikes=0.3,
+)  # fmt: skip
+plant(
+    "transactions-completed-contrary", STAGE, 1, "state",
+    "what was decided is how a transaction ends",
+    (f"{COORDINATOR}.transaction.prepare_complete", completed_contrary),
+    (f"{COORDINATOR}.transaction.check_transition", returns(None)),
+)  # fmt: skip
+plant(
+    "transactions-never-time-out", STAGE, 1, "hanging",
+    "a transaction that nobody ends is aborted in time",
+    (f"{COORDINATOR}.core.TransactionCore._abort_timed_out", returns(None)),
 )  # fmt: skip

@@ -10,6 +10,8 @@
 - ``markers``: two markers of one producer's epoch differ where it has one transaction an epoch, a
   coordinator epoch falls (I2, I8), or a record of an epoch lies behind a marker of a later one
   (I6);
+- ``state``: in ``__transaction_state`` another end follows what was decided, or none (I3), a
+  producer id or an epoch falls (I7);
 - ``hanging``: at rest a transaction is open (I4, I5).
 """
 
@@ -17,14 +19,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from struct import Struct
 from typing import Final
 
 from kept.storage.types import TopicPartition
-from tests.sim.batches import Batch
+from tests.sim.batches import Batch, Rec
 from tests.sim.world import Violation
 
 TRANSACTIONAL, CONTROL = 0x10, 0x20
 NEVER: Final = float("inf")
+PREPARED: Final = {2: 4, 3: 5}
+"""PrepareCommit and PrepareAbort, and what must follow them."""
+_STATE: Final = Struct(">hqhib")
+"""How a value of ``__transaction_state`` begins: version, producer id, epoch, timeout, status."""
 
 
 @dataclass(eq=False)
@@ -123,6 +130,24 @@ class TransactionChecks:
                 raise Violation("commit-lost", f"{one} was committed; missing: {gone}")
             if len(gone) < len(held):
                 raise Violation("torn", f"{one}: missing: {gone} of {len(held)}")
+
+    @staticmethod
+    def states(tp: TopicPartition, records: Iterable[Rec]) -> None:
+        """The committed records of a partition of ``__transaction_state``, at rest."""
+        held: dict[bytes, tuple[int, int, int]] = {}
+        for rec in records:
+            if rec.value is None:
+                held.pop(rec.key, None)
+                continue
+            _, pid, epoch, _, status = _STATE.unpack_from(rec.value)
+            before = held.get(rec.key, (-1, -1, 0))
+            must = PREPARED.get(before[2], status)
+            if status not in (must, before[2]) or (pid, epoch) < before[:2]:
+                raise Violation("state", f"{tp}: {(pid, epoch, status)} of {rec} after {before}")
+            held[rec.key] = pid, epoch, status
+        for key, state in held.items():
+            if state[2] in PREPARED:
+                raise Violation("state", f"{tp}: {key!r} stays in {state}")
 
     @staticmethod
     def log(tp: TopicPartition, batches: list[Batch]) -> None:

@@ -17,6 +17,7 @@ from uuid import UUID
 
 from kept.storage.errors import KeptError
 from kept.storage.types import TopicPartition
+from tests.sim import batches
 from tests.sim.nodes_clients import Client
 from tests.sim.nodes_history import HEAL_S, NodesHistory
 from tests.sim.passes import passes_run_here
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from kept.client.node_connection import NodeConnection
 
 IDS: Final = 3
+STATE_PARTITIONS: Final = 2
 HELD_S: Final = (0.4, 4.0)
 """How long a request stays in its connection."""
 
@@ -65,7 +67,7 @@ class TransactionsHistory(NodesHistory):
         self.settings |= {
             "log.cleaner.enable": "false",
             "offsets.topic.num.partitions": "1",
-            "transaction.state.log.num.partitions": "2",
+            "transaction.state.log.num.partitions": str(STATE_PARTITIONS),
             "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
         }
         self.operator.kinds = [kind for kind in self.operator.kinds if kind == "reassign"]
@@ -129,6 +131,22 @@ class TransactionsHistory(NodesHistory):
         self.transaction_checks.finish(there, lost=lost)
         for writer in self.writers:
             await self._verify_offset(writer.name, deadline)  # type: ignore[attr-defined]
+        for number in range(STATE_PARTITIONS):
+            await self._verify_states(TopicPartition("__transaction_state", number), deadline)
+
+    async def _verify_states(self, tp: TopicPartition, deadline: float) -> None:
+        """What its leader has; the last completion may be under way."""
+        register = self.checks.register(tp)
+        while True:
+            try:
+                if register.state is not None:
+                    held = self.machines[register.state.leader].hosted[tp]
+                    self.transaction_checks.states(tp, batches.records(held.partition.log))
+                return
+            except Violation:
+                if self.loop.time() > deadline:
+                    raise
+            await asyncio.sleep(0.05)
 
     async def _verify_offset(self, group: str, deadline: float) -> None:
         client = Client(self)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 import struct
 from typing import Any, Final
 
@@ -115,15 +116,21 @@ class NodeConnection(asyncio.BufferedProtocol):
 
     @classmethod
     async def open(
-        cls, host: str, port: int, *, client_id: str, timeout_s: float = CONNECT_S
+        cls,
+        host: str,
+        port: int,
+        *,
+        client_id: str,
+        timeout_s: float = CONNECT_S,
+        tls: ssl.SSLContext | None = None,
     ) -> NodeConnection:
-        """Connect. Raises NetworkException."""
+        """Connect, with ``tls`` in TLS. Raises NetworkException."""
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_s):
                 _, protocol = await loop.create_connection(
-                    lambda: cls(where, client_id), host, port
+                    lambda: cls(where, client_id), host, port, ssl=tls
                 )
         except TimeoutError:
             raise NetworkException(f"{where}: no connection within {timeout_s:g} s") from None
@@ -216,8 +223,9 @@ class NodeConnection(asyncio.BufferedProtocol):
         """Connected."""
         self._transport = transport
         lent = transport.get_extra_info("socket")
-        if lent is not None:
-            # A duplicate: what the transport lends makes another one for every call.
+        if lent is not None and transport.get_extra_info("ssl_object") is None:
+            # Not with TLS, whose bytes are others. A duplicate: what the transport lends makes
+            # another one for every call.
             self._socket = socket.socket(fileno=os.dup(lent.fileno()))
 
     def connection_lost(self, exc: Exception | None) -> None:

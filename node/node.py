@@ -58,6 +58,7 @@ class Node:
                 listener.bind()
                 parts.addresses.bound(listener.name, listener.port)
             self._open_metadata()
+            parts.tls_reload.start()
             if parts.node_listener is not None:
                 await self._meet(parts.node_listener)
             parts.identity.cluster_id = parts.metadata.image.cluster_id or ""
@@ -81,6 +82,7 @@ class Node:
             self._warming = parts.runtime.loop.create_task(self._warm_up())
         except BaseException:
             parts.maintenance.stop()
+            parts.tls_reload.stop()
             for listener in parts.all_listeners:
                 listener.stop_accepting()
             await self._leave_cluster()
@@ -189,6 +191,7 @@ class Node:
         if not parts.shutdown.failure:
             await parts.cluster_link.leave()
         parts.maintenance.stop()
+        parts.tls_reload.stop()
         for listener in parts.all_listeners:
             listener.stop_accepting()
         if self._warming is not None:

@@ -78,6 +78,7 @@ from kept.node.security.authorizer import StandardAuthorizer
 from kept.node.security.listener_tls import ListenerTls
 from kept.node.security.logins import Logins
 from kept.node.security.session import ALLOW_ALL
+from kept.node.security.tls_reload import TlsReload
 from kept.replication.quota import ReplicationQuotas
 from kept.storage.disk import Disk
 from kept.storage.producers.producer_states import ProducerQuota
@@ -150,10 +151,15 @@ class NodeParts:
         self.identity = NodeIdentity(config.node_id)
         self.metadata = Metadata(runtime.loop)
         self.metadata_directory = MetadataDirectory(runtime, self.shutdown)
-        self.addresses = AddressBook(live, self.metadata)
+        self.addresses = AddressBook(live, self.metadata, self.node_tls)
         self.incarnation = uuid.uuid4()
         self.peers = Peers(
-            config.node_id, "", self.incarnation, runtime.loop, self.addresses.node_addresses
+            config.node_id,
+            "",
+            self.incarnation,
+            runtime.loop,
+            self.addresses.node_addresses,
+            tls=self.addresses.node_tls,
         )
         self.lease = ServingLease()
         self.detector = FailureDetector(runtime, self.metadata, self.peers, counters)
@@ -353,6 +359,7 @@ class NodeParts:
         from kept.node.admin.services import AdminServices
 
         return AdminServices(
+            tls_reload=self.tls_reload,
             runtime=self.runtime,
             config=self.live_config,
             counters=self.counters,
@@ -449,6 +456,9 @@ class NodeParts:
             self.peers.accept(connection.transport, first_bytes, connection.closed)
 
         http = dict.fromkeys(HTTP_METHODS, self.http.take_over)
+        tls = {a: ListenerTls(config, a) for a in config.listeners if a.is_tls}
+        every = [*tls.values(), *([] if self.node_tls is None else [self.node_tls])]
+        self.tls_reload = TlsReload(self.runtime, self.live_config, every)
         self.listeners = [
             Listener(
                 self.server,
@@ -456,7 +466,7 @@ class NodeParts:
                 self.client_connections,
                 {**http, HTTP2: serve_grpc},
                 new_protocol=SaslHandshake if address.protocol in SASL_PROTOCOLS else None,
-                tls=ListenerTls(config, address) if address.is_tls else None,
+                tls=tls.get(address),
             )
             for address in config.listeners
         ]

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from kept.node.runtime.memory_budget import BudgetShare, MemoryBudget
     from kept.node.runtime.runtime import Runtime
     from kept.node.runtime.uncompiled_kernels import Kernels
+    from kept.node.security.tls_reload import TlsReload
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -76,6 +77,7 @@ class AdminServices:
     groups: GroupCoordinator
     transactions: TransactionCoordinator
     verifier: Verifier
+    tls_reload: TlsReload
 
     def __post_init__(self) -> None:
         self._build_cluster()

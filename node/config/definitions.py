@@ -583,6 +583,16 @@ class NodeSettings:
         "it, in upper case with U; the first rule that takes the whole name counts, and without "
         "one the client is turned away."
     )
+    ssl_allow_dn_changes = _boolean("false").means(
+        "Whether a certificate may be replaced, while the node runs, by one for another subject."
+    )
+    ssl_allow_san_changes = _boolean("false").means(
+        "Whether it may be replaced by one that lacks some of its names."
+    )
+    tls_reload_ms = _long("10000", low=100, ours=True).means(
+        "How often the files of TLS are read again. What two reads in a row found, and is whole, "
+        "is what new connections have: new certificates need no restart."
+    )
     tls_handshakes = _integer("256", low=1, ours=True).means(
         "Handshakes of TLS at a time on one listener; beyond, the oldest is closed. They have "
         "kept.silent.ms, as what comes after them does."

@@ -24,6 +24,8 @@ OF_A_LISTENER: Final = (
     "sasl.server.max.receive.size",
     "scram-sha-256.sasl.jaas.config",
     "scram-sha-512.sasl.jaas.config",
+    "ssl.allow.dn.changes",
+    "ssl.allow.san.changes",
     "ssl.cipher.suites",
     "ssl.client.auth",
     "ssl.enabled.protocols",

@@ -200,8 +200,6 @@ UNSUPPORTED: Final = (
     ),
     *_refused(
         _NO_SECURITY,
-        ("ssl.allow.dn.changes", "boolean", "false"),
-        ("ssl.allow.san.changes", "boolean", "false"),
         (
             "principal.builder.class",
             "class",

@@ -15,6 +15,7 @@ import asyncio
 import errno
 import ipaddress
 import socket
+import ssl
 import struct
 from typing import Any, Final
 
@@ -101,15 +102,19 @@ class _Greeting(asyncio.Protocol):
             self.answer.set_result(hello)
 
 
-async def identify(host: str, port: int, own: Hello, timeout_s: float) -> Hello:
+async def identify(
+    host: str, port: int, own: Hello, timeout_s: float, tls: ssl.SSLContext | None = None
+) -> Hello:
     """The Hello of the node that serves an address. Raises as :func:`connect`."""
-    transport, hello = await connect(host, port, own, timeout_s)
+    transport, hello = await connect(host, port, own, timeout_s, tls)
     transport.abort()
     return hello
 
 
-async def connect(host: str, port: int, own: Hello, timeout_s: float) -> tuple[Any, Hello]:
-    """A connection to the node that serves an address, and its Hello.
+async def connect(
+    host: str, port: int, own: Hello, timeout_s: float, tls: ssl.SSLContext | None = None
+) -> tuple[Any, Hello]:
+    """A connection to the node that serves an address, with ``tls`` in TLS, and its Hello.
 
     Raises ConnectionRefused, AddressGone, NetworkException for all else that leaves no answer.
     """
@@ -117,7 +122,7 @@ async def connect(host: str, port: int, own: Hello, timeout_s: float) -> tuple[A
     try:
         async with asyncio.timeout(timeout_s):
             while True:
-                connection = await _attempt(host, port, where, own)
+                connection = await _attempt(host, port, where, own, tls)
                 if connection is not None:
                     return connection
                 await asyncio.sleep(RETRY_S)
@@ -125,14 +130,23 @@ async def connect(host: str, port: int, own: Hello, timeout_s: float) -> tuple[A
         raise NetworkException(f"{where}: no answer of a kept node in {timeout_s:g} s") from None
 
 
-async def _attempt(host: str, port: int, where: str, own: Hello) -> tuple[Any, Hello] | None:
+async def _attempt(
+    host: str, port: int, where: str, own: Hello, tls: ssl.SSLContext | None
+) -> tuple[Any, Hello] | None:
     loop = asyncio.get_running_loop()
     failed: list[OSError] = []
     for family, address in await addresses(host, port):
         try:
             transport, greeting = await loop.create_connection(
-                lambda: _Greeting(loop, own), address, port, family=family
+                lambda: _Greeting(loop, own),
+                address,
+                port,
+                family=family,
+                ssl=tls,
+                server_hostname=host if tls is not None else None,
             )
+        except ssl.SSLCertVerificationError as error:
+            raise NetworkException(f"{where}: its certificate: {error.verify_message}") from None
         except OSError as error:
             failed.append(error)
             continue

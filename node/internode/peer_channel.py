@@ -294,7 +294,7 @@ class Channel:
         """The transport of a connection on which Hellos were exchanged."""
         peers, node_id = self._peers, self.node_id
         own = peers.hello(wanted=node_id)
-        transport, hello = await greeting.connect(host, port, own, CONNECT_S)
+        transport, hello = await greeting.connect(host, port, own, CONNECT_S, peers.tls())
         why = hello.refusal or refusal(own, hello)
         if not why and hello.node_id != node_id:
             why = f"node {hello.node_id} is at the address of node {node_id}"

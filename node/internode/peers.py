@@ -30,6 +30,8 @@ from kept.node.runtime.tasks import TaskOwner
 from kept.storage.errors import InvariantViolation, NetworkException, UnsupportedVersion
 
 if TYPE_CHECKING:
+    import ssl
+
     from kept.cluster.raft.messages import Message
     from kept.node.config.listeners import Voter
 
@@ -46,6 +48,10 @@ TIMEOUT: Final = "timeout"
 
 
 def _nothing(_: Any) -> None:
+    pass
+
+
+def _without_tls() -> None:
     pass
 
 
@@ -80,6 +86,7 @@ class Peers:
         directory_id: UUID | None = None,
         own_address: Address = ("", 0),
         uniform: Callable[[float, float], float] = random.uniform,
+        tls: Callable[[], ssl.SSLContext | None] = _without_tls,
     ) -> None:
         self.node_id = node_id
         self.cluster_id = cluster_id
@@ -87,6 +94,8 @@ class Peers:
         self.loop = loop
         self.own_address = own_address
         self.uniform = uniform
+        self.tls = tls
+        """The TLS of connections to others, as it is now."""
         self._addresses = addresses
         self._announced: dict[int, Address] = {}
         """Where nodes said that they are, when they came."""
@@ -254,7 +263,7 @@ class Peers:
         results: list[UUID | Literal["timeout"] | None] = []
         for address in self.addresses(node_id):
             try:
-                hello = await greeting.identify(*address, self.hello(), timeout_s)
+                hello = await self.identify(*address, timeout_s)
             except NetworkException as error:
                 results.append(None if self.shows_death(node_id, error) else TIMEOUT)
             else:
@@ -276,7 +285,7 @@ class Peers:
 
         Raises ConnectionRefused, NetworkException.
         """
-        return await greeting.identify(host, port, self.hello(), timeout_s)
+        return await greeting.identify(host, port, self.hello(), timeout_s, self.tls())
 
     def is_connected(self, node_id: int) -> bool:
         """Whether a connection to that node is open."""

@@ -180,7 +180,8 @@ class Listener:
         """Accepts where TLS is spoken."""
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.AbstractServer] = []
-        self._quiet_until = 0.0
+        self._quiet_until: dict[str, float] = {}
+        """By kind of complaint."""
 
     def check_decoded(self, size_bytes: int) -> None:
         """Raises InvalidRequest for a request of which more than ``kept.request.decoded.max.bytes``
@@ -393,10 +394,10 @@ class Listener:
         self.complain("connection refused", peer=connection.peer, setting=setting, limit=limit)
 
     def complain(self, what: str, **fields: Any) -> None:
-        """A line about a connection that was not taken; at most one in a while."""
+        """A line about a connection that was not taken; at most one of a kind in a while."""
         now = self.context.runtime.loop.time()
-        if now >= self._quiet_until:
-            self._quiet_until = now + NOISE_INTERVAL_S
+        if now >= self._quiet_until.get(what, 0.0):
+            self._quiet_until[what] = now + NOISE_INTERVAL_S
             log.warning(what, listener=self.name, **fields)
 
     @staticmethod

@@ -93,7 +93,10 @@ class NodeRequests:
             number = self._opened[node_id] = self._opened.get(node_id, 0) + 1
             setup_s = self._config.current.socket_connection_setup_timeout_ms / 1000
             connection = await NodeConnection.open(
-                *address, client_id=f"{self._name}-{number}", timeout_s=setup_s
+                *address,
+                client_id=f"{self._name}-{number}",
+                timeout_s=setup_s,
+                tls=self._addresses.node_tls(),
             )
             self._connections[node_id] = connection
             return connection

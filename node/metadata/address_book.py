@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Final
 from kept.cluster.metadata.records import Endpoint
 
 if TYPE_CHECKING:
+    import ssl
+
     from kept.node.config.live_config import LiveConfig
     from kept.node.metadata.metadata_log import Metadata
+    from kept.node.security.listener_tls import ListenerTls
 
 Address = tuple[str, int]
 
@@ -22,8 +25,11 @@ ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 class AddressBook:
     """See the module. Addresses are (host, port)."""
 
-    def __init__(self, config: LiveConfig, metadata: Metadata) -> None:
+    def __init__(
+        self, config: LiveConfig, metadata: Metadata, tls: ListenerTls | None = None
+    ) -> None:
         self._config = config
+        self._tls = tls
         self._metadata = metadata
         self._ports: dict[str, int] = {}
 
@@ -46,6 +52,10 @@ class AddressBook:
         between = self.own_node_address()
         assert between is not None, "a controller alone listens to other nodes"
         return between
+
+    def node_tls(self) -> ssl.SSLContext | None:
+        """How other nodes' listeners for nodes are spoken to; None: without TLS."""
+        return None if self._tls is None else self._tls.client_context
 
     def own_bound(self) -> Address:
         """Where this process reaches its own first listener of clients."""

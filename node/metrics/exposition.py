@@ -93,6 +93,7 @@ class NodeMetrics:
             metadata=services.metadata,
             transactions=services.transactions,
             verifier=services.verifier,
+            tls_reload=services.tls_reload,
         )
         return cls(surveyor, services.log_directories, sources)
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kept.node.runtime.histogram import Histogram
     from kept.node.runtime.memory_budget import MemoryBudget
     from kept.node.runtime.uncompiled_kernels import Kernels
+    from kept.node.security.tls_reload import TlsReload
 
 GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
 PARTITION: Final = ("topic", "partition")
@@ -48,6 +49,7 @@ class Sources(Struct, frozen=True):
     metadata: Metadata
     transactions: TransactionCoordinator
     verifier: Verifier
+    tls_reload: TlsReload
     survey: Survey = field(default_factory=Survey)
     directories: Sequence[LogDirectory] = ()
 
@@ -224,6 +226,12 @@ TABLE: Final = (
     ),
     histogram("log_cleaner_duration_seconds", lambda s: s.counters.cleaner_seconds).means(
         "Time of a pass."
+    ),
+    gauge(
+        "tls_certificate_expiry_seconds", lambda s: s.tls_reload.expiry(), labels=("listener",)
+    ).means("Time until the certificate of a listener expires."),
+    gauge("tls_reload_failed", lambda s: s.tls_reload.failures(), labels=("listener",)).means(
+        "1: the files of a listener's certificate have changed and cannot be used."
     ),
     # Partitions that need attention.
     gauge("log_cleaner_dirty_ratio", labels=PARTITION).means("Dirty share of the cleanable bytes."),

@@ -325,6 +325,7 @@ class _Stream:
                 *address,
                 client_id=f"node-{self._identity.node_id}",
                 timeout_s=config.socket_connection_setup_timeout_ms / 1000,
+                tls=self._addresses.node_tls(),
             )
             self._connection = connection
         return connection

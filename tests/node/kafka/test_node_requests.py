@@ -40,6 +40,9 @@ class Broker:
     def node_address(self, node_id: int) -> tuple[str, int] | None:
         return self.address
 
+    def node_tls(self) -> None:
+        pass
+
     async def complete(self, context: RequestContext, request: Any) -> Any:
         self.contexts.append(context)
         return ANSWER

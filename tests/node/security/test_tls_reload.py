@@ -1,0 +1,144 @@
+"""Certificates that are replaced while a node runs: histories of what its files hold."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kept.node.config.node_config import NodeConfig
+from kept.node.security.listener_tls import ListenerTls
+from kept.node.security.tls_reload import DAY_S, Rotation
+from kept.storage.errors import ConfigurationError
+from tests.support.certificates import DAY, Authority
+
+
+class Bench:
+    """A listener whose key and chain are in two files, as a mounted secret has them."""
+
+    def __init__(self, directory: Path, **settings: str) -> None:
+        self.authority = Authority(directory)
+        self.path = directory / "in-use.pem"
+        self.put(self.issue("node"))
+        given = {name.replace("_", "."): value for name, value in settings.items()}
+        config = NodeConfig(
+            {
+                "listeners": "SSL://localhost:9093",
+                "ssl.keystore.location": str(self.path),
+                "ssl.truststore.location": self.authority.ca,
+                **given,
+            }
+        )
+        self.tls = ListenerTls(config, config.listeners[0])
+        self.rotation = Rotation(self.tls)
+        self.before = self.tls.context
+
+    def issue(self, name: str, host: str = "localhost", **more: Any) -> str:
+        return Path(self.authority.issue(name, host, **more)).read_text()
+
+    def put(self, text: str) -> None:
+        self.path.write_text(text)
+
+    def tick(self, now_s: float | None = None) -> None:
+        try:
+            read = self.tls.read()
+        except ConfigurationError as error:
+            self.rotation.step(error, now_s or time.time())
+        else:
+            self.rotation.step(read, now_s or time.time())
+
+    @property
+    def replaced(self) -> bool:
+        return self.tls.context is not self.before
+
+
+KEY_END = "-----END PRIVATE KEY-----\n"
+
+
+def test_two_reads_that_agree_replace_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.tick()
+    bench.put(bench.issue("node"))
+    bench.tick()
+    assert not bench.replaced
+    bench.put(bench.issue("node"))  # and another one: it is being written
+    bench.tick()
+    assert not bench.replaced
+    bench.tick()
+    assert bench.replaced and not bench.rotation.failed
+
+
+@pytest.mark.parametrize("first", ["key", "certificate"])
+def test_half_of_a_rotation_is_not_taken(tmp_path: Path, first: str) -> None:
+    bench = Bench(tmp_path)
+    old, new = bench.path.read_text().split(KEY_END), bench.issue("node").split(KEY_END)
+    half = (new[0], old[1]) if first == "key" else (old[0], new[1])
+    bench.put(KEY_END.join(half))
+    for _ in range(4):
+        bench.tick()
+    assert not bench.replaced and bench.rotation.failed
+    bench.put(KEY_END.join(new))
+    bench.tick()
+    bench.tick()
+    assert bench.replaced and not bench.rotation.failed
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("empty", "not PEM"),
+        ("gone", "No such file"),
+        ("expired", "the certificate is not valid now"),
+        ("early", "the certificate is not valid now"),
+        ("subject", "ssl.allow.dn.changes would allow that"),
+        ("host", "does not name localhost any more"),
+    ],
+)
+def test_what_cannot_be_used_leaves_the_old_one_in_force(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], change: str, why: str
+) -> None:
+    bench = Bench(tmp_path)
+    old = bench.path.read_text()
+    texts: dict[str, Callable[[], str]] = {
+        "empty": lambda: "",
+        "expired": lambda: bench.issue("node", not_before=-2 * DAY, not_after=-DAY),
+        "early": lambda: bench.issue("node", not_before=DAY),
+        "subject": lambda: bench.issue("other"),
+        "host": lambda: bench.issue("node", "elsewhere"),
+    }
+    if change == "gone":
+        bench.path.unlink()
+    else:
+        bench.put(texts[change]())
+    for _ in range(5):
+        bench.tick()
+    assert not bench.replaced and bench.rotation.failed
+    lines = "".join(capfd.readouterr())
+    assert lines.count("new certificate not taken") == 1 and why in lines
+    bench.put(old)
+    bench.tick()
+    assert not bench.replaced and not bench.rotation.failed
+
+
+def test_another_subject_and_other_names_where_that_is_allowed(tmp_path: Path) -> None:
+    allowed = {"ssl_allow_dn_changes": "true", "ssl_allow_san_changes": "true"}
+    bench = Bench(tmp_path, **allowed)
+    bench.put(bench.issue("other", "elsewhere"))
+    bench.tick()
+    bench.tick()
+    assert bench.replaced and bench.tls.subject == "CN=other"
+
+
+def test_each_warning_of_the_end_is_said_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bench = Bench(tmp_path)
+    end = bench.tls.not_after
+    said = []
+    for days in (40, 31, 29.9, 20, 6.9, 3, 0.9, 0.5, -0.1, -1):
+        bench.tick(end - days * DAY_S)
+        said.append("".join(capfd.readouterr()).count("certificate "))
+    assert said == [0, 0, 1, 0, 1, 0, 1, 0, 1, 0]

@@ -18,6 +18,7 @@ CLUSTER: Final = 31
 TRANSACTIONAL_ID: Final = 53
 
 _READ, _WRITE, _DESCRIBE, _ALTER, _DELETE = "read", "write", "describe", "alter", "delete"
+_IDEMPOTENT_WRITE: Final = "idempotent-write"
 _TYPES: Final[Mapping[int, tuple[str, str, str, Mapping[str, str]]]] = {
     TOPIC: (
         "topic",
@@ -50,7 +51,7 @@ _TYPES: Final[Mapping[int, tuple[str, str, str, Mapping[str, str]]]] = {
             "ListPartitionReassignments": _DESCRIBE, "DescribeUserScramCredentials": _DESCRIBE,
             "DescribeConfigs": "describe-configs", "DescribeClientQuotas": "describe-configs",
             "AlterConfigs": "alter-configs", "AlterClientQuotas": "alter-configs",
-            "InitProducerId": "idempotent-write",
+            "InitProducerId": _IDEMPOTENT_WRITE,
         },
     ),
     TRANSACTIONAL_ID: (
@@ -89,6 +90,8 @@ class NotAuthorized(PeerError):
         on = f"{said} {resource}".rstrip()
         rule = f"{in_rule}:{resource}" if resource else in_rule
         right = operation.title().replace("-", "")
+        if operation == _IDEMPOTENT_WRITE:  # who may write one topic may write it as idempotent
+            on, operation, rule = f"{on}, or Write on a topic", _WRITE, "topic:NAME"
         super().__init__(
             f"{what}: {name} ({who} lacks {right} on {on}; an administrator allows it by: "
             f"kept acl add {by} {operation} {rule})"

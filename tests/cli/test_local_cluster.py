@@ -58,3 +58,28 @@ def test_a_node_is_found_whatever_its_pid_file_says(offline, local_dir):
     assert offline("local", "down", *directory).lines == ["node 0 stopped", "node 1 stopped"]
     after = offline("local", "status", "--json", *directory).json
     assert [node["state"] for node in after] == ["stopped", "stopped"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_secure_nodes_know_their_users_and_stay_secure(offline, local_dir, nodes):
+    port, directory = ports(), ("--dir", local_dir)
+    up = ("local", "up", "--port", port, *directory)
+    said = offline(*up, "--nodes", nodes, "--secure").lines
+    assert [line.split(" ")[0] for line in said[nodes:]] == ["admin", "ada", "bob"]
+    here = ("--bootstrap", f"localhost:{port}", "--command-config")
+    admin, ada = (str(local_dir / "security" / f"{user}.properties") for user in ("admin", "ada"))
+    offline("topic", "create", "t", *here, admin)
+    refused = offline("produce", "t", *here, ada, stdin="from ada\n", status=1).err
+    assert "User:ada lacks IdempotentWrite on the cluster, or Write on a topic" in refused
+    offline("acl", "add", "User:ada", "write", "topic:t", *here, admin)
+    offline("produce", "t", *here, ada, stdin="from ada\n")
+    assert offline("consume", "t", "--from-beginning", "--until-end", *here, admin).lines
+    offline("local", "down", *directory)
+    assert "connects with" in offline(*up).out, "the same certificates and passwords"
+    assert [row["name"] for row in offline("topic", "list", "--json", *here, ada).json] == ["t"]
+    offline("local", "down", "--purge", *directory)
+    assert not (local_dir / "security").exists()
+    offline(*up)
+    offline("local", "down", *directory)
+    assert "are not secure" in offline("local", "up", "--secure", *directory, status=1).err

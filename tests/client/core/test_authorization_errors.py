@@ -22,7 +22,12 @@ CASES = [
     (30, "OffsetFetch of g", "Describe on group g", "describe group:g"),
     (31, "DescribeQuorum", "Describe on the cluster", "describe cluster"),
     (31, "ElectLeaders", "Alter on the cluster", "alter cluster"),
-    (31, "InitProducerId", "IdempotentWrite on the cluster", "idempotent-write cluster"),
+    (
+        31,
+        "InitProducerId",
+        "IdempotentWrite on the cluster, or Write on a topic",
+        "write topic:NAME",
+    ),
     (53, "InitProducerId of t", "Write on transactional id t", "write transactional-id:t"),
 ]
 

@@ -3,31 +3,62 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import pytest
 
 from kept.client.client import Client
+from kept.client.security.jaas import parse_jaas
 from kept.client.security.security import Security
+from kept.testing import Cluster
 from tests.support.secured import SecuredKafka, client_properties
+from tests.support.secured import password as password_of
+from tests.tools.needs import need
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(300)]
 
-SECRET = "secret-of"
 PROTOCOL = "SASL_SSL"
 
 
-@pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
+class Secured(NamedTuple):
+    """A cluster, how one of its users connects by a mechanism, and his name and password."""
+
+    bootstrap: str
+    properties: Callable[[str], dict[str, str]]
+    user: str
+    secret: str
+
+
+@pytest.fixture(scope="module", params=["kept", "kafka"])
+def secured(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    if request.param == "kept":
+        with Cluster(security=PROTOCOL) as kept:
+            jaas = kept.client_properties()["sasl.jaas.config"]
+            password = parse_jaas(jaas).options["password"]
+            yield Secured(
+                kept.bootstrap,
+                lambda name: kept.client_properties("admin", name),
+                "admin",
+                password,
+            )
+        return
+    need("java")
     with SecuredKafka(tmp_path_factory.mktemp("kafka")) as kafka:
-        yield kafka
+        yield Secured(
+            kafka.bootstrap[PROTOCOL],
+            lambda name: client_properties(kafka.certificates, PROTOCOL, name),
+            "ada",
+            password_of("ada"),
+        )
 
 
 @pytest.fixture(scope="module", params=["options", "file"])
-def given(request, kafka, tmp_path_factory) -> dict[str, str]:
+def given(request, secured, tmp_path_factory) -> dict[str, str]:
     """How to connect: by options of the JVM connector's names, or by a file on each machine."""
-    properties = client_properties(kafka.certificates, PROTOCOL, "SCRAM-SHA-512")
-    where = {"kafka.bootstrap.servers": kafka.bootstrap[PROTOCOL]}
+    properties = secured.properties("SCRAM-SHA-512")
+    where = {"kafka.bootstrap.servers": secured.bootstrap}
     if request.param == "options":
         return where | {f"kafka.{name}": value for name, value in properties.items()}
     file = tmp_path_factory.mktemp("config") / "client.properties"
@@ -36,26 +67,25 @@ def given(request, kafka, tmp_path_factory) -> dict[str, str]:
     return where | {"kept.command.config": str(file)}
 
 
-def test_rows_go_there_and_back_and_no_plan_shows_a_secret(spark, kafka, given, request, capfd):
-    topic = f"t-{request.node.callspec.params['given']}"
-    properties = client_properties(kafka.certificates, PROTOCOL, "PLAIN")
-    with Client(kafka.bootstrap[PROTOCOL], security=Security(properties)) as client:
-        client.create_topic(topic, partitions=2)
+@pytest.fixture
+def topic(secured) -> Iterator[str]:
+    name = f"t-{uuid.uuid4().hex[:8]}"
+    with Client(secured.bootstrap, security=Security(secured.properties("PLAIN"))) as client:
+        client.create_topic(name, partitions=2)
+        yield name
+
+
+def test_rows_go_there_and_back_and_no_plan_shows_a_secret(spark, secured, given, topic, capfd):
     rows = spark.range(100).selectExpr("CAST(id AS STRING) AS key", "CAST(id AS STRING) AS value")
     rows.write.format("kept").mode("append").options(**given, topic=topic).save()
     frame = spark.read.format("kept").options(**given, subscribe=topic).load()
     assert sorted(int(row.value) for row in frame.collect()) == list(range(100))
     frame.explain(True)
     plan = frame._jdf.queryExecution().toString()
-    assert SECRET not in capfd.readouterr().out + plan + frame._jdf.toString()
+    assert secured.secret not in capfd.readouterr().out + plan + frame._jdf.toString()
 
 
-def test_a_stream_reads_secured(spark, given, kafka, tmp_path):
-    topic = "t-stream"
-    properties = client_properties(kafka.certificates, PROTOCOL, "PLAIN")
-    with Client(kafka.bootstrap[PROTOCOL], security=Security(properties)) as client:
-        if topic not in client.metadata().topics:
-            client.create_topic(topic, partitions=1)
+def test_a_stream_reads_secured(spark, secured, given, topic, tmp_path):
     rows = spark.range(10).selectExpr("CAST(id AS STRING) AS value")
     rows.write.format("kept").mode("append").options(**given, topic=topic).save()
     stream = spark.readStream.format("kept").options(
@@ -66,17 +96,17 @@ def test_a_stream_reads_secured(spark, given, kafka, tmp_path):
         .option("checkpointLocation", str(tmp_path / "state")).start(str(tmp_path / "rows"))
     )  # fmt: skip
     query.awaitTermination()
-    assert spark.read.parquet(str(tmp_path / "rows")).count() >= 10
+    assert spark.read.parquet(str(tmp_path / "rows")).count() == 10
     for path in (tmp_path / "state").rglob("*"):
-        assert path.is_dir() or SECRET.encode() not in path.read_bytes(), path
+        assert path.is_dir() or secured.secret.encode() not in path.read_bytes(), path
 
 
-def test_a_wrong_password_ends_the_job_and_is_not_shown(spark, kafka):
-    properties = client_properties(kafka.certificates, PROTOCOL, "SCRAM-SHA-256")
-    jaas = properties["sasl.jaas.config"].replace("secret-of-ada", "secret-of-nobody")
+def test_a_wrong_password_ends_the_job_and_is_not_shown(spark, secured):
+    properties = secured.properties("SCRAM-SHA-256")
+    jaas = properties["sasl.jaas.config"].replace(secured.secret, f"not-{secured.secret}")
     properties["sasl.jaas.config"] = jaas
     wrong = {f"kafka.{name}": value for name, value in properties.items()}
-    wrong["kafka.bootstrap.servers"] = kafka.bootstrap[PROTOCOL]
-    with pytest.raises(Exception, match="ada was not believed by SASL") as caught:
+    wrong["kafka.bootstrap.servers"] = secured.bootstrap
+    with pytest.raises(Exception, match=f"{secured.user} was not believed by SASL") as caught:
         spark.read.format("kept").options(**wrong, subscribe="t").load().collect()
-    assert SECRET not in "".join(traceback.format_exception(caught.value))
+    assert secured.secret not in "".join(traceback.format_exception(caught.value))

@@ -192,11 +192,11 @@ class TransactionCore:
     def unload(self) -> tuple[ev.Effect, ...]:
         """Another node leads the partition now: whoever waits gets NOT_COORDINATOR."""
         waiting = [p.request for p in self.pending.values() if p.request is not None]
-        waiting += [e for held in self.ids.values() for e in held.parked.values()]
+        waiting += [e for held in self.ids.values() for e in held.parked]
         waiting += [e for e in self._awaiting_producer_id if not isinstance(e, Timeout)]
         for event in waiting:
             self._respond_failed(event, ErrorCode.not_coordinator)
-        self._memory.used_bytes -= sum(held.size_bytes for held in self.ids.values())
+        self._memory.used_bytes -= sum(size_bytes(name, h.counted) for name, h in self.ids.items())
         self.ids.clear()
         self._unfinished.clear()
         self.pending.clear()
@@ -250,7 +250,9 @@ class TransactionCore:
                 case RemoveExpired():
                     self._remove_expired()
                 case ParkedTooLong():
-                    event = self.ids[timer.transactional_id].parked.pop(timer.request)
+                    held = self.ids[timer.transactional_id]
+                    (event,) = (e for e in held.parked if e.request == timer.request)
+                    held.parked = tuple(e for e in held.parked if e is not event)
                     self._respond_failed(event, rq.CONCURRENT)
                 case RetryCompletion():
                     held = self.ids[timer.transactional_id]
@@ -283,7 +285,7 @@ class TransactionCore:
         elif isinstance(event, ev.AddPartitions) and held.is_pending and patience_ms > 0:
             key = _parked_key(event.request)
             deadline_ms = self.now_ms + patience_ms
-            held.parked[event.request] = event
+            held.parked += (event,)
             self.timers.set(key, deadline_ms, ParkedTooLong(event.transactional_id, event.request))
         else:
             self._decide(event, held)
@@ -351,9 +353,10 @@ class TransactionCore:
     def _unpark(self, held: TransactionalId) -> None:
         """Decide what was parked, as far as nothing is pending again."""
         while held.parked and not held.is_pending:
-            request = next(iter(held.parked))
-            self.timers.cancel(_parked_key(request))
-            self._request(held.parked.pop(request))
+            event, *rest = held.parked
+            held.parked = tuple(rest)
+            self.timers.cancel(_parked_key(event.request))
+            self._request(event)
 
     # Memory.
 
@@ -366,7 +369,8 @@ class TransactionCore:
             limit_bytes += limit_bytes // PARTITIONS_SHARE
         elif held.committed is not None:
             return True
-        more_bytes = size_bytes(event.transactional_id, metadata) - held.size_bytes
+        name = event.transactional_id
+        more_bytes = size_bytes(name, len(metadata.partitions)) - size_bytes(name, held.counted)
         admits = more_bytes <= 0 or self._memory.used_bytes + more_bytes <= limit_bytes
         if not admits and self.now_ms >= self._next_noise_ms:
             self._next_noise_ms = self.now_ms + NOISE_INTERVAL_MS
@@ -377,9 +381,9 @@ class TransactionCore:
     def _count(
         self, transactional_id: str, held: TransactionalId, metadata: TransactionMetadata | None
     ) -> None:
-        size = 0 if metadata is None else size_bytes(transactional_id, metadata)
-        self._memory.used_bytes += size - held.size_bytes
-        held.size_bytes = size
+        before_bytes = size_bytes(transactional_id, held.counted)
+        held.counted = -1 if metadata is None else len(metadata.partitions)
+        self._memory.used_bytes += size_bytes(transactional_id, held.counted) - before_bytes
 
     # Fresh producer ids.
 
@@ -494,7 +498,7 @@ class TransactionCore:
         self, transactional_id: str, held: TransactionalId, metadata: TransactionMetadata
     ) -> None:
         self._ending[metadata.producer_id, metadata.epoch] = transactional_id
-        held.unwritten = set(metadata.partitions)
+        held.unwritten = metadata.partitions
         if metadata.partitions:
             marker = EndMarker(
                 metadata.producer_id,

@@ -61,7 +61,7 @@ class TransactionState(IntEnum):
 _STATES: Final = frozenset(map(int, TransactionState))
 
 
-class TransactionMetadata(Struct, frozen=True):
+class TransactionMetadata(Struct, frozen=True, gc=False):
     """All that is kept of a transactional id.
 
     ``previous_producer_id`` is that before the last transition; ``next_producer_id`` the one that

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions import transaction as txn
@@ -27,26 +29,28 @@ class IdMemory:
     used_bytes: int = 0
 
 
-def size_bytes(name: str, metadata: TransactionMetadata) -> int:
-    """What an id holds in memory, about."""
-    return ID_BYTES + 2 * sys.getsizeof(name) + PARTITION_BYTES * len(metadata.partitions)
+def size_bytes(name: str, partitions: int) -> int:
+    """What an id holds in memory, about, with so many partitions; nothing with -1."""
+    if partitions < 0:
+        return 0
+    return ID_BYTES + 2 * sys.getsizeof(name) + PARTITION_BYTES * partitions
 
 
-@dataclass(slots=True)
-class TransactionalId:
+class TransactionalId(Struct, gc=False):
     """What is held of one id; ``committed`` None until its first record is committed.
 
     ``pending`` is the append of its pending transition. ``unwritten`` are the partitions of a
     transaction that ends which have no marker yet. ``deadline_ms``: when an open one times out.
+    Empty collections are those that all ids share: there may be a million ids.
     """
 
     committed: TransactionMetadata | None = None
     pending: int | None = None
-    unwritten: set[TopicPartition] = field(default_factory=set)
+    unwritten: frozenset[TopicPartition] = frozenset()
     deadline_ms: int | None = None
-    parked: dict[int, ev.AddPartitions] = field(default_factory=dict)
-    size_bytes: int = 0
-    """As it is counted in the memory of the node's ids."""
+    parked: tuple[ev.AddPartitions, ...] = ()
+    counted: int = -1
+    """With so many partitions it is counted in the memory of the node's ids; -1: it is not."""
 
     @property
     def is_pending(self) -> bool:
@@ -65,7 +69,7 @@ class TransactionalId:
             metadata.timeout_ms,
             metadata.producer_id,
             metadata.epoch,
-            frozenset(self.unwritten) if metadata.state.is_prepared else metadata.partitions,
+            self.unwritten if metadata.state.is_prepared else metadata.partitions,
             metadata.start_ms,
         )
 

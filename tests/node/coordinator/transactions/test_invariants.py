@@ -76,7 +76,7 @@ def test_pending_transitions_without_their_append_are_refused() -> None:
     with pytest.raises(InvariantViolation, match="pending appends and pending transitions"):
         told.core.check_invariants()
     told = history(*OPEN)
-    told.core.ids["bank"].parked[1] = ev.AddPartitions(1, "bank", 7, 0, frozenset({P0}), 2)
+    told.core.ids["bank"].parked = (ev.AddPartitions(1, "bank", 7, 0, frozenset({P0}), 2),)
     with pytest.raises(InvariantViolation, match="parked for nothing"):
         told.core.check_invariants()
     told.core.ids["none"] = TransactionalId()
@@ -118,7 +118,7 @@ def test_memory_of_ids_is_limited_and_given_back() -> None:
     )
     (staged, refused) = ("append bank Empty 7/0", "answer #3: coordinator_not_available")
     assert told.run("init bank")[0] == staged
-    assert memory.used_bytes == size_bytes("bank", txn.prepare_first(7, 60_000, 0))
+    assert memory.used_bytes == size_bytes("bank", 0)
     told.run("init shop")
     assert refused in told.run("init third")
     assert "third" not in told.core.ids

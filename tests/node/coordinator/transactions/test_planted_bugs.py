@@ -130,9 +130,7 @@ def completed_with_the_first_marker(_: pytest.MonkeyPatch) -> type[World]:
         def _markers_written(self, event: ev.MarkersWritten) -> None:
             name = self._ending.get((event.marker.producer_id, event.marker.epoch))
             if name is not None:
-                super()._markers_written(
-                    replace(event, partitions=frozenset(self.ids[name].unwritten))
-                )
+                super()._markers_written(replace(event, partitions=self.ids[name].unwritten))
 
     return world_with(Core)
 

@@ -39,9 +39,16 @@ def test_it_finds_and_ends_transactions(kafka_dist: ModuleType, trusting: Cluste
     (described,) = rows("describe", "--transactional-id", "payments")
     assert described[:6] == ["0", "payments", str(producer_id), "0", "Ongoing", "60000"]
     assert described[-1] == f"{topic}-1"
+    producers = ("describe-producers", "--topic", topic, "--partition")
+    (opened,) = rows(*producers, "1")
+    assert (opened[:4], opened[5]) == ([str(producer_id), "0", "0", "0"], "0")  # Kafka: epoch -1
+    (late,) = rows(*producers, "0")
+    assert (late[:2], late[3:]) == (["555555", "0"], ["0", "1000", "0"])
     hanging = ("find-hanging", "--topic", topic, "--max-transaction-timeout", "1")
     assert [row[:4] for row in rows(*hanging)] == [[topic, "0", "555555", "0"]]
     assert rows("abort", "--topic", topic, "--partition", "0", "--start-offset", "0") == []
     assert rows(*hanging) == []
+    (ended,) = rows(*producers, "0")
+    assert (ended[:2], ended[3], ended[5]) == (["555555", "0"], "0", "None")
     rows("forceTerminateTransaction", "--transactionalId", "payments")
     assert rows("list")[0][3] in ("Empty", "CompleteAbort", "PrepareAbort")

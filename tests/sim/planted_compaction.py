@@ -8,6 +8,7 @@ pass must keep is shown by ``tests/compaction/test_rules.py``, where it must end
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 from typing import Any
 
@@ -98,4 +99,9 @@ plant(
     "a tombstone goes after all that it deletes (5)",
     ("kept.compaction.cleaner.survey._Surveyor._decide", deletions_undone),
     ("kept.compaction.cleaner.self_check.check", returns(0)),
+)  # fmt: skip
+plant(
+    "empties-dropped", STAGE, 2, "producer-state",
+    "the last batch of a producer stays, though it is empty (8)",
+    ("kept.compaction.cleaner.survey.producers_by_last_offset", returns(array("q"))),
 )  # fmt: skip

@@ -129,7 +129,6 @@ class NodeParts:
             self.counters,
             lambda: self.metadata.image.credentials,
         )
-        self.logins.on_refused = self.audit.login_refused
         self.authorizer = self._new_authorizer(config)
         self._build_replicas(config)
         self._build_services(config)

@@ -277,6 +277,9 @@ def _delete(image: Image, topic: Values) -> tuple[Values, Sequence[MetadataRecor
     return answer, controller_topics.delete_topic(image, topic["topic_id"])
 
 
+_DESCRIBE: Final = (AclOperation.DESCRIBE, AclResourceType.TOPIC)
+
+
 def _resolve(
     ctx: RequestContext, image: Image, wanted: Sequence[tuple[str | None, UUID | None]]
 ) -> Steps[tuple[list[Values], list[Values]]]:
@@ -290,14 +293,15 @@ def _resolve(
     for name, topic_id in wanted:
         yield
         try:
-            topic = _find(image, name, topic_id, counts, ctx)
+            may_see = deletes_all or name is None or ctx.may(*_DESCRIBE, name)
+            topic = _find(image, name, topic_id, counts, may_see=may_see)
         except KeptError as error:
             errors[name, topic_id] = error
             continue
         if deletes_all or ctx.may(AclOperation.DELETE, AclResourceType.TOPIC, topic.name):
             topics.append(topic)
             continue
-        describes = ctx.may(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic.name)
+        describes = ctx.may(*_DESCRIBE, topic.name)
         errors[topic.name if describes else name, topic_id] = TopicAuthorizationFailed(
             MESSAGES[TOPIC_AUTHORIZATION_FAILED]
         )
@@ -319,15 +323,18 @@ def _find(
     name: str | None,
     topic_id: UUID | None,
     counts: Counter[str | UUID],
-    ctx: RequestContext,
+    *,
+    may_see: bool,
 ) -> TopicImage:
-    """The topic of that name or id, which must be named once."""
+    """The topic of that name or id, which must be named once. ``may_see``: the client may know
+    whether there is one of that name.
+    """
     if name is not None and topic_id is not None:
         raise InvalidRequest("You may not specify both topic name and topic id.")
     if name is not None:
         if counts[name] > 1:
             raise InvalidRequest(_DUPLICATE)
-        if not ctx.may(AclOperation.DESCRIBE, AclResourceType.TOPIC, name):
+        if not may_see:
             raise TopicAuthorizationFailed(MESSAGES[TOPIC_AUTHORIZATION_FAILED])
         topic = image.topics.get(name)
         if topic is None:

@@ -511,6 +511,7 @@ class NodeParts:
     def _subscribe(self) -> None:
         """Tell those above what happens below."""
         self.metadata.on_failure = self.shutdown.fatal
+        self.metadata.on_applied = self._access_moved  # of a lone node; else the link tells
         self.detector.on_death += [self.metadata.peer_down, self.controller.peer_down]
         self.cluster_link.on_moved += [
             self._access_moved,

@@ -7,32 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kept.client.protocol import messages as protocol
 from kept.client.security.jaas import PLAIN_MODULE
 from tests.support.loops import until
+from tests.support.raw_client import RawClient
 
-CREATE, DELETE, HANDSHAKE, AUTHENTICATE = 19, 20, 17, 36
-
-
-class Client:
-    """A client's socket."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    async def ask(self, key: int, version: int, **values: Any) -> Any:
-        self._writer.write(protocol.encode_request(key, version, 7, "test", values))
-        size = int.from_bytes(await self._reader.readexactly(4), "big")
-        return protocol.decode_response(key, version, await self._reader.readexactly(size))[1]
-
-    async def log_in(self, user: str, password: str) -> int:
-        await self.ask(HANDSHAKE, 1, mechanism="PLAIN")
-        token = f"\0{user}\0{password}".encode()
-        return int((await self.ask(AUTHENTICATE, 2, auth_bytes=token)).error_code)
-
-    def close(self) -> None:
-        self._writer.close()
+CREATE = 19
 
 
 def test_logins_denials_and_changes(lone_node: Any, tmp_path: Path) -> None:
@@ -47,17 +26,14 @@ def test_logins_denials_and_changes(lone_node: Any, tmp_path: Path) -> None:
         kept_audit_path=str(path),
     )
 
-    async def connected() -> Client:
-        return Client(*await asyncio.open_connection("127.0.0.1", node.port))
-
     async def talk() -> None:
         for user in ("ada", "hunter2"):
-            client = await connected()
+            client = await RawClient.connect(node.port)
             assert await client.log_in(user, "wrong") == 58
             client.close()
         new = {"num_partitions": 1, "replication_factor": 1, "assignments": (), "configs": ()}
         for user, password, codes in (("ada", "pencil", [29, 29]), ("admin", "x", [0, 17])):
-            client = await connected()
+            client = await RawClient.connect(node.port)
             assert await client.log_in(user, password) == 0
             topics = [{"name": name, **new} for name in ("t", "no/name")]
             answer = await client.ask(CREATE, 7, topics=topics, timeout=9000, validate_only=False)

@@ -75,6 +75,7 @@ else
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage nodes --seeds 20
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage groups --seeds 12
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage transactions --seeds 10
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage security --seeds 30
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage nodes-compaction --seeds 14
 	$(PYTEST) -q -m slow -n 2 --dist worksteal tests/sim/test_planted.py
 endif

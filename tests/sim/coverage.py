@@ -11,7 +11,7 @@ from typing import Final
 
 ENOUGH: Final = {
     "raft": 60, "node": 40, "nodes": 100, "groups": 40, "nodes-compaction": 40,
-    "transactions": 20,
+    "transactions": 20, "security": 30,
 }  # fmt: skip
 """Histories after which nothing may be missing."""
 
@@ -59,6 +59,12 @@ REQUIRED: Final = {
         "producers told concurrent_transactions", "producers told not_coordinator",
         "offsets: unstable_offset_commit", "reassignments", "processes started again",
         "nodes isolated", "links cut", "coordinators struck at ends",
+    ),
+    "security": (
+        "changes acknowledged: acl", "changes acknowledged: scram", "changes without an answer",
+        "images compared", "decisions compared", "starts from a snapshot",
+        "snapshots of a leader", "processes started again", "nodes isolated",
+        "checks of all records",
     ),
     "nodes-compaction": (
         "batches committed", "processes started again", "power losses", "generations applied",

@@ -70,10 +70,11 @@ from tests.sim import (  # noqa: E402
     planted_node,
     planted_raft,
     planted_replicas,
+    planted_security,
     planted_transactions,
 )
 
 __all__ = [
     "PLANTED", "Bug", "plant", "planted_compaction", "planted_groups", "planted_node",
-    "planted_raft", "planted_replicas", "planted_transactions",
+    "planted_raft", "planted_replicas", "planted_security", "planted_transactions",
 ]  # fmt: skip

@@ -24,6 +24,7 @@ STAGES: Final = {
     "nodes": ("tests.sim.nodes_history", "NodesHistory"),
     "groups": ("tests.sim.groups_history", "GroupsHistory"),
     "transactions": ("tests.sim.transactions_history", "TransactionsHistory"),
+    "security": ("tests.sim.security_history", "SecurityHistory"),
     "nodes-compaction": ("tests.sim.nodes_compaction", "NodesCompactionHistory"),
 }
 """Name -> (module, class) of a history."""

@@ -1,0 +1,73 @@
+"""Planted bugs of ACLs, SCRAM credentials and client quotas (stage ``security``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from kept.cluster.metadata.records import AclRecord
+from kept.cluster.security.acls import AclPermission
+from tests.sim.planted import plant
+
+STAGE = "security"
+INDEX = "kept.cluster.security.acl_index.AclIndex"
+
+
+def without_acls(original: Any) -> Any:
+    def records(self: Any) -> Any:
+        return (record for record in original(self) if not isinstance(record, AclRecord))
+
+    return records
+
+
+def allowed_before_denied(original: Any) -> Any:
+    """The first binding that fits decides, and those that allow come first."""
+
+    def decide(self: Any, *asked: Any) -> Any:
+        decision = original(self, *asked)
+        binding = decision.binding
+        if binding is not None and binding.permission is AclPermission.DENY:
+            return replace(decision, allowed=True)
+        return decision
+
+    return decide
+
+
+def kept_when_removed(original: Any) -> Any:
+    def changed(self: Any, added: Any = (), removed: Any = ()) -> Any:
+        return original(self, added)
+
+    return changed
+
+
+def never_forgotten(original: Any) -> Any:
+    """The first record of a user counts for ever."""
+
+    def credential(self: Any, record: Any) -> None:
+        if (record.user, record.mechanism) not in self._map("credentials"):
+            original(self, record)
+
+    return credential
+
+
+plant(
+    "security-snapshot-without-acls", STAGE, 1, "security-differs security-lost",
+    "a snapshot holds all bindings",
+    ("kept.cluster.metadata.image.Image.records", without_acls),
+)  # fmt: skip
+plant(
+    "security-allow-before-deny", STAGE, 1, "security-decision",
+    "a binding that denies decides before those that allow",
+    (f"{INDEX}.decide", allowed_before_denied),
+)  # fmt: skip
+plant(
+    "security-removed-acl-decides", STAGE, 2, "security-decision",
+    "a node that acted on the removal of a binding does not go by it",
+    (f"{INDEX}.changed", kept_when_removed),
+)  # fmt: skip
+plant(
+    "security-deletion-forgotten", STAGE, 1, "security-lost",
+    "a credential that was deleted is gone",
+    ("kept.cluster.metadata.image._Step._credential", never_forgotten),
+)  # fmt: skip

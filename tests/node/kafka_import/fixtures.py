@@ -7,6 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from kept.cluster.metadata.voters import Voter
@@ -19,6 +24,7 @@ from kept.storage.disk import Disk
 from kept.storage.types import TopicPartition
 
 HERE = Path(__file__).parent / "kafka-4.3.0"
+READY_S = 120.0
 VOTERS = "0@127.0.0.1:23092,1@127.0.0.1:23192,2@127.0.0.1:23292"
 
 
@@ -66,3 +72,44 @@ def hashes(directory: Path) -> dict[str, str]:
     return {
         str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in names if path.exists()
     }
+
+
+class Adopted:
+    """One node of kept on a directory of Kafka's."""
+
+    def __init__(self, kafka: Path, node_id: int, settings: dict[str, str], port: int) -> None:
+        given = {"log.dirs": str(kafka), "listeners": f"PLAINTEXT://127.0.0.1:{port}"} | settings
+        pairs = [arg for name, value in given.items() for arg in ("--set", f"{name}={value}")]
+        self.bootstrap = f"127.0.0.1:{port}"
+        self._log = kafka.parent / "kept.log"
+        command = [sys.executable, "-m", "kept", "serve", "--adopt", "--node-id", str(node_id)]
+        with self._log.open("ab") as out:
+            self._process = subprocess.Popen([*command, *pairs], stdout=out, stderr=out)
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text()
+
+    def wait(self, readies: int = 1) -> None:
+        deadline = time.monotonic() + READY_S
+        while self.said.count(" ready on ") < readies:
+            assert self._process.poll() is None, self.said
+            assert time.monotonic() < deadline, self.said
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        self._process.terminate()
+        assert self._process.wait(60) == 0
+
+
+@contextmanager
+def serving(
+    directories: list[Path], settings: list[dict[str, str]], ports: list[int], readies: int = 1
+) -> Iterator[list[Adopted]]:
+    nodes = [Adopted(path, n, settings[n], ports[n]) for n, path in enumerate(directories)]
+    with ExitStack() as stack:
+        for node in nodes:
+            stack.callback(node.stop)
+        for node in nodes:
+            node.wait(readies)
+        yield nodes

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,10 @@ from kept.node.coordinator.transactions.records import (
 from kept.storage.records import build_batch, headers, records
 from kept.testing.ports import free_port
 from tests.node.kafka_import import fixtures
+from tests.node.kafka_import.fixtures import READY_S, serving
 
 pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(300)]
 
-READY_S = 120.0
 PLAIN, TABLE = 600, 2000
 State = dict[str, Any]
 
@@ -132,47 +132,6 @@ def read(reader: Any, wanted: list[Any]) -> Iterator[tuple[str, tuple[Any, ...]]
             ended += 1
         else:
             raise AssertionError(message.error())
-
-
-class Adopted:
-    """One node of kept on a directory of Kafka's."""
-
-    def __init__(self, kafka: Path, node_id: int, settings: dict[str, str], port: int) -> None:
-        given = {"log.dirs": str(kafka), "listeners": f"PLAINTEXT://127.0.0.1:{port}"} | settings
-        pairs = [arg for name, value in given.items() for arg in ("--set", f"{name}={value}")]
-        self.bootstrap = f"127.0.0.1:{port}"
-        self._log = kafka.parent / "kept.log"
-        command = [sys.executable, "-m", "kept", "serve", "--adopt", "--node-id", str(node_id)]
-        with self._log.open("ab") as out:
-            self._process = subprocess.Popen([*command, *pairs], stdout=out, stderr=out)
-
-    @property
-    def said(self) -> str:
-        return self._log.read_text()
-
-    def wait(self, readies: int = 1) -> None:
-        deadline = time.monotonic() + READY_S
-        while self.said.count(" ready on ") < readies:
-            assert self._process.poll() is None, self.said
-            assert time.monotonic() < deadline, self.said
-            time.sleep(0.05)
-
-    def stop(self) -> None:
-        self._process.terminate()
-        assert self._process.wait(60) == 0
-
-
-@contextmanager
-def serving(
-    directories: list[Path], settings: list[dict[str, str]], ports: list[int], readies: int = 1
-) -> Iterator[list[Adopted]]:
-    nodes = [Adopted(path, n, settings[n], ports[n]) for n, path in enumerate(directories)]
-    with ExitStack() as stack:
-        for node in nodes:
-            stack.callback(node.stop)
-        for node in nodes:
-            node.wait(readies)
-        yield nodes
 
 
 def go_on(bootstrap: str) -> None:

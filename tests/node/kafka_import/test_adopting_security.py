@@ -30,7 +30,7 @@ from kept.cluster.metadata.metadata_node import MetadataNode
 from kept.storage.disk import Disk
 from kept.storage.errors import KeptError
 from kept.testing.ports import free_port
-from tests.node.kafka_import.test_adopting_kafka import serving
+from tests.node.kafka_import.fixtures import serving
 
 pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(300)]
 

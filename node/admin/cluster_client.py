@@ -219,13 +219,15 @@ class ClusterClient:
             free.append(connection)
 
     async def _open(self, node_id: int) -> NodeConnection:
-        address = self.addresses.own_bound()
+        address, tls = self.addresses.own_bound(), None
         if node_id != self.identity.node_id:
             bound = self.addresses.node_address(node_id)
             if bound is None:
                 raise NotReached(f"nobody knows where node {node_id} is")
-            address = bound
+            address, tls = bound, self.addresses.node_tls()
         try:
-            return await NodeConnection.open(*address, client_id=CLIENT_ID, timeout_s=CONNECT_S)
+            return await NodeConnection.open(
+                *address, client_id=CLIENT_ID, timeout_s=CONNECT_S, tls=tls
+            )
         except NetworkException as error:
             raise NotReached(f"node {node_id}: {error}") from error

@@ -148,9 +148,19 @@ class NodeConfig(NodeSettings):
         ]
         return NodeConfig({**self.given, **own}, dynamic_own=dynamic[0], dynamic_default=dynamic[1])
 
-    def has_of_listener(self, name: str, setting: str) -> bool:
-        """Whether a setting is given for that listener alone."""
-        return setting in self._of_listeners.get(name.lower(), {})
+    def tls_client_auth(self, listener: Listener) -> str:
+        """``none``, ``requested`` or ``required``: whether clients of a listener show a
+        certificate. Between nodes always.
+
+        With SASL_SSL only the setting with the listener's prefix counts, as in Kafka
+        (``ChannelBuilders``): certificates for all would be asked of those who log in by password.
+        """
+        if self.node_listener is not None and listener.name == self.node_listener.name:
+            return "required"
+        own = self._of_listeners.get(listener.name.lower(), {})
+        if listener.protocol == "SASL_SSL" and "ssl.client.auth" not in own:
+            return "none"
+        return self.of_listener(listener.name).ssl_client_auth
 
     def tls_properties(self) -> dict[str, str | None]:
         """The settings of TLS, as :func:`kept.client.security.tls.tls_config` wants them."""

@@ -13,6 +13,8 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
+from kept.client.security.distinguished_names import PrincipalMapper
+from kept.client.security.tls import server_context, tls_config
 from kept.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -46,6 +48,21 @@ def check_directories(config: NodeConfig) -> None:
             raise ConfigurationError(f"{setting}: {path}: {place} is not a directory")
         if not os.access(place, os.W_OK | os.X_OK):
             raise ConfigurationError(f"{setting}: {path}: this user may not write in {place}")
+
+
+def check_tls(config: NodeConfig) -> None:
+    """Whether each listener with TLS has a key, certificates and rules that can be used. Raises
+    ConfigurationError, which names the listener, the setting and the file.
+    """
+    node = () if config.node_listener is None else (config.node_listener,)
+    for listener in (*config.listeners, *node):
+        if listener.is_tls:
+            own = config.of_listener(listener.name)
+            try:
+                server_context(tls_config(own.tls_properties()), config.tls_client_auth(listener))
+                PrincipalMapper(own.ssl_principal_mapping_rules)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"listener {listener.name}: {error}") from None
 
 
 def _resolve(setting: str, listener: Listener) -> str:

@@ -42,7 +42,7 @@ class ListenerTls:
         self.context: ssl.SSLContext
         self.client_context: ssl.SSLContext | None = None
         """Of this node's connections to the same listener of others; None: nodes do not use it."""
-        self._client_auth = client_auth(config, listener, between_nodes=between_nodes)
+        self._client_auth = config.tls_client_auth(listener)
         config = config.of_listener(listener.name)
         self._properties = config.tls_properties()
         self._allow_dn = config.ssl_allow_dn_changes
@@ -112,19 +112,3 @@ class ListenerTls:
         if certificate.not_after < time.time():
             raise UnknownPeer("its certificate has expired")
         return f"User:{name}"
-
-
-def client_auth(config: NodeConfig, listener: Listener, *, between_nodes: bool) -> str:
-    """``none``, ``requested`` or ``required``: whether clients of a listener show a certificate.
-
-    With SASL_SSL only the setting with the listener's prefix counts, as in Kafka
-    (``ChannelBuilders``): certificates for all would be asked of those who log in with a password.
-    """
-    if between_nodes:
-        return "required"
-    own = config.of_listener(listener.name)
-    if listener.protocol == "SASL_SSL" and not config.has_of_listener(
-        listener.name, "ssl.client.auth"
-    ):
-        return "none"
-    return own.ssl_client_auth

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import ssl
 import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -77,6 +79,11 @@ def test_a_killed_leader_loses_no_record(site: Site) -> None:
     site.cluster.start(1)
     site.write(topic, range(600, 900))
     assert site.keys_of(topic) == set(range(900))
+    for i in range(NODES):  # a node reads what others lead
+        for partition in range(6):
+            url = f"{site.cluster.url(i)}/api/v1/records?topic={topic}&partition={partition}"
+            with urlopen(url, timeout=30) as answer:
+                assert json.load(answer)["records"]
     site.cluster.wait_until(lambda: in_sync(site, topic), "all replicas in sync")
 
 

@@ -6,8 +6,9 @@ import socket
 import pytest
 
 from kept.node.config.node_config import NodeConfig
-from kept.node.config.preflight import check_addresses, check_directories
+from kept.node.config.preflight import check_addresses, check_directories, check_tls
 from kept.storage.errors import ConfigurationError
+from tests.support.certificates import Authority
 
 
 def config(**settings) -> NodeConfig:
@@ -88,3 +89,31 @@ def test_directories(tmp_path, monkeypatch):
         ConfigurationError, match=f"metadata.log.dir: .*may not write in {tmp_path}"
     ):
         check_directories(wrong)
+
+
+def test_tls_is_checked_for_each_listener_as_a_start_would(tmp_path):
+    authority = Authority(tmp_path)
+    keys, locked = authority.issue("node"), authority.issue("locked", password="opens")
+    own = "listener.name.inside."
+    given = {
+        "listeners": "SSL://localhost:9092,INSIDE://localhost:9093,NODE://localhost:9094",
+        "listener.security.protocol.map": "INSIDE:SASL_SSL,NODE:SSL",
+        "sasl.enabled.mechanisms": "SCRAM-SHA-512",
+        "ssl.keystore.location": keys,
+        "ssl.truststore.location": authority.ca,
+    }
+    check_tls(NodeConfig(given))
+    wrongs = [
+        ({"ssl.truststore.location": ""}, "listener NODE: ssl.client.auth=required needs"),
+        ({"ssl.keystore.location": "/none"}, "listener SSL: ssl.keystore.location=/none: No such"),
+        ({own + "ssl.keystore.location": locked}, "listener INSIDE: .*ssl.key.password is not set"),
+        ({own + "ssl.principal.mapping.rules": "X"}, "listener INSIDE: ssl.principal.mapping"),
+    ]
+    for change, message in wrongs:
+        with pytest.raises(ConfigurationError, match=message):
+            check_tls(NodeConfig(given | change))
+    # On SASL_SSL the setting of all listeners asks nobody for a certificate.
+    asked = NodeConfig(given | {"ssl.client.auth": "required"})
+    assert [asked.tls_client_auth(one) for one in asked.listeners] == ["required", "none"]
+    asked = NodeConfig(given | {own + "ssl.client.auth": "required"})
+    assert [asked.tls_client_auth(one) for one in asked.listeners] == ["none", "required"]

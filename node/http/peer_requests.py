@@ -10,6 +10,7 @@ from kept.node.http.json_results import dumps
 from kept.node.http.routes import Routes
 from kept.node.http.server import HttpRequest, failure, status_of
 from kept.node.internode.controller_rpc import PeerHttpReply, PeerHttpRequest
+from kept.node.security.session import node_session
 from kept.storage.errors import KeptError, PolicyViolation
 
 MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
@@ -22,7 +23,14 @@ async def respond(routes: Routes, request: PeerHttpRequest) -> PeerHttpReply:
     if not request.path.startswith(PREFIX) or "node" in query:
         raise PolicyViolation(f"{request.path} is not served through another node")
     try:
-        forwarded = HttpRequest(request.method, request.path, query, body, here=True)
+        forwarded = HttpRequest(
+            request.method,
+            request.path,
+            query,
+            body,
+            here=True,
+            session=node_session(""),
+        )
         response = await routes.respond(forwarded)
     except KeptError as error:
         response = failure(status_of(error), str(error))

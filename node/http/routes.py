@@ -46,26 +46,60 @@ of a key (``kept.node.admin.leader_router``).
 
 from __future__ import annotations
 
-import base64
-import binascii
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from msgspec import Struct, structs
+
+from kept.cluster.security.acls import AclResourceType
 from kept.node.admin.record_browser import DEFAULT_RECORDS
 from kept.node.admin.topic_view import MAX_SEGMENTS
 from kept.node.compaction.replica_digests import Wanted
 from kept.node.http import console, json_results
 from kept.node.http.console import events
 from kept.node.http.console.events import EventStreams, Pulses
+from kept.node.http.parameters import Parameters
+from kept.node.http.route_access import (
+    ALTER_CLUSTER,
+    ALTER_TOPIC,
+    DESCRIBE,
+    DESCRIBE_CLUSTER,
+    DESCRIBE_TOPIC,
+    OPEN,
+    READ_TOPIC,
+    Access,
+    Known,
+    Shown,
+    named_group,
+    named_id,
+    named_topic,
+    refusal,
+    shown,
+    topic_or_cluster,
+    topic_or_key,
+    while_allowed,
+)
 from kept.node.http.server import JSON, TEXT, HttpRequest, HttpResponse, failure, plain_path
 from kept.node.metrics.lazy_metrics import CONTENT_TYPE, LazyMetrics
+from kept.node.security.access import CLUSTER, Whole
 from kept.storage.errors import InvalidRequest
-from kept.storage.types import MAX_INT64, TopicPartition
 
 if TYPE_CHECKING:
     from kept.node.admin.services import AdminServices
 
-Route = Callable[["Routes", HttpRequest], Awaitable[HttpResponse]]
+
+class Route(NamedTuple):
+    """What serves a path and a method, and what is asked before."""
+
+    respond: Callable[[Routes, HttpRequest], Awaitable[HttpResponse]]
+    access: Access | Callable[[Parameters], Access]
+
+    def access_to(self, request: HttpRequest) -> Access:
+        """What is asked before this request. Raises InvalidRequest."""
+        access = self.access
+        return access if isinstance(access, Struct) else access(Parameters(request))
+
 
 _API: Final = "/api/v1/"
 _EVENTS: Final = "/api/v1/events"
@@ -100,19 +134,27 @@ class Routes:
         """Answer a request. Raises KeptError for what the operation refuses."""
         path = plain_path(request.path)
         node_id = _other_node(request, path)
-        if node_id is not None and node_id != self.node_id:
-            return await self._forward(node_id, request)
         methods = _ROUTES.get(path)
-        for prefix, handler in _NAMED.items():
+        for prefix, named in _NAMED.items():
             if methods is None and path.startswith(prefix + "/"):
-                methods = {"GET": handler}
+                methods = {"GET": named}
         if methods is None:
             return failure(404, f"there is nothing at {request.path}; GET / lists what there is")
         route = methods.get("GET" if request.method == "HEAD" else request.method)
         if route is None:
             allowed = ", ".join([*methods, "HEAD"] if "GET" in methods else methods)
             return failure(405, f"{request.method} is not for {path}; allowed: {allowed}", allowed)
-        return await route(self, request)
+        access = OPEN if request.session.is_unrestricted else route.access_to(request)
+        refused = refusal(request.session, access, request)
+        if refused is not None:
+            return refused
+        if node_id is not None and node_id != self.node_id:
+            response = await self._forward(node_id, request)
+            return shown(access, request.session, response)
+        response = await route.respond(self, request)
+        if response.endless and response.chunks is not None and access is not OPEN:
+            response.chunks = while_allowed(response.chunks, access, request)
+        return response
 
     async def _forward(self, node_id: int, request: HttpRequest) -> HttpResponse:
         """What another node answers."""
@@ -138,67 +180,6 @@ def _other_node(request: HttpRequest, path: str) -> int | None:
     return node_id
 
 
-class Parameters:
-    """The parameters of a request: its query's, or its body's where it is a POST."""
-
-    def __init__(self, request: HttpRequest) -> None:
-        self.request = request
-        self.given: Mapping[str, Any] = request.body if request.method == "POST" else request.query
-
-    def check_names(self, known: Sequence[str]) -> None:
-        """Raise InvalidRequest where one is none of ``known``."""
-        for name in self.given:
-            if name not in known:
-                raise InvalidRequest(
-                    f"unknown parameter {name}; there are {', '.join(known) or 'none'}"
-                )
-
-    def text(self, name: str) -> str:
-        """A text that has to be there. Raises InvalidRequest, as the others do."""
-        value = self.given.get(name)
-        if not isinstance(value, str) or not value:
-            raise InvalidRequest(f"{name} is missing")
-        return value
-
-    def optional_number(self, name: str) -> int | None:
-        """A number from 0 on, if it is there."""
-        return None if self.given.get(name) is None else self.number(name)
-
-    def number(self, name: str) -> int:
-        """A number from 0 on that has to be there."""
-        value = self.given.get(name)
-        if isinstance(value, str) and value.isdecimal() and value.isascii() and len(value) < 20:
-            value = int(value)
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_INT64:
-            return value
-        raise InvalidRequest(f"{name} must be a number, 0 or more")
-
-    def flag(self, name: str) -> bool:
-        """A yes or no; no where it is not there."""
-        value = self.given.get(name, False)
-        if value in (True, "true", "1"):
-            return True
-        if value in (False, "false", "0"):
-            return False
-        raise InvalidRequest(f"{name} must be true or false")
-
-    def partition(self) -> TopicPartition:
-        """``topic`` and ``partition``, which have to be there."""
-        return TopicPartition(self.text("topic"), self.number("partition"))
-
-    def key(self) -> bytes | None:
-        """A record's key as text (``key``) or base64 (``key_base64``), if it is there."""
-        given = self.given
-        if "key" in given and "key_base64" in given:
-            raise InvalidRequest("key and key_base64 are both given; use one of them")
-        if "key_base64" in given:
-            try:
-                return base64.b64decode(given["key_base64"], validate=True)
-            except (binascii.Error, ValueError) as error:
-                raise InvalidRequest(f"key_base64 is not base64: {error}") from error
-        return str(given["key"]).encode() if "key" in given else None
-
-
 Handler = Callable[[Routes, Parameters], Awaitable[Any]]
 
 _ROUTES: Final[dict[str, dict[str, Route]]] = {}
@@ -208,11 +189,16 @@ _NAMED: Final[dict[str, Route]] = {}
 
 
 def _route(
-    method: str, path: str, *names: str, large: bool = False
+    method: str,
+    path: str,
+    *names: str,
+    access: Access | Callable[[Parameters], Access],
+    large: bool = False,
 ) -> Callable[[Handler], Handler]:
     """Serve ``path`` (of anything below it, where it ends in ``/``) by the function below, which
-    returns a response or a result. Under ``/api/`` no parameters but ``names`` are allowed. The
-    lists of a ``large`` result may be long: it is encoded and sent in slices.
+    returns a response or a result, once ``access`` is granted. Under ``/api/`` no parameters but
+    ``names`` are allowed. The lists of a ``large`` result may be long: it is encoded and sent in
+    slices.
     """
 
     def add(handler: Handler) -> Handler:
@@ -223,14 +209,18 @@ def _route(
             result = await handler(routes, parameters)
             if isinstance(result, HttpResponse):
                 return result
+            if isinstance(access, Shown) and not request.session.is_unrestricted:
+                name_of, items = attrgetter(access.name), getattr(result, access.field)
+                shown = access.of(request.session, items, name_of)
+                result = structs.replace(result, **{access.field: shown})
             return (
                 HttpResponse(chunks=json_results.chunks(result)) if large else HttpResponse(result)
             )
 
         if path.endswith("/") and path != "/":
-            _NAMED[path.rstrip("/")] = route
+            _NAMED[path.rstrip("/")] = Route(route, access)
         else:
-            _ROUTES.setdefault(path, {})[method] = route
+            _ROUTES.setdefault(path, {})[method] = Route(route, access)
         return handler
 
     return add
@@ -242,7 +232,7 @@ def _console(name: str) -> HttpResponse:
     )
 
 
-@_route("GET", "/")
+@_route("GET", "/", access=Known())
 async def _index(_routes: Routes, p: Parameters) -> HttpResponse:
     if "text/html" in p.request.accept:
         return _console("page.html")
@@ -251,7 +241,7 @@ async def _index(_routes: Routes, p: Parameters) -> HttpResponse:
     return HttpResponse(text="\n".join(["kept", "", *lines, ""]))
 
 
-@_route("GET", "/console/")
+@_route("GET", "/console/", access=Known())
 async def _part_of_the_page(_routes: Routes, p: Parameters) -> HttpResponse:
     name = p.request.path.removeprefix("/console/")
     if name not in console.TYPES:
@@ -259,14 +249,19 @@ async def _part_of_the_page(_routes: Routes, p: Parameters) -> HttpResponse:
     return _console(name)
 
 
-@_route("GET", "/healthz")
+@_route("GET", "/healthz", access=OPEN)
 async def _healthz(_routes: Routes, _p: Parameters) -> HttpResponse:
     return HttpResponse(text="ok\n")
 
 
-@_route("GET", "/readyz")
-async def _readyz(routes: Routes, _p: Parameters) -> HttpResponse:
+@_route("GET", "/readyz", access=OPEN)
+async def _readyz(routes: Routes, p: Parameters) -> HttpResponse:
     reason = routes.services.health.unready()
+    if not p.request.session.may(DESCRIBE, *CLUSTER, audited=False):
+        ready = reason is None
+        return HttpResponse(
+            text="ready\n" if ready else "not ready\n", status=200 if ready else 503
+        )
     if reason is None:
         strays = routes.services.health.stray_logs()
         more = "".join(f"log set aside: {path}\n" for path in strays[:STRAYS_SHOWN])
@@ -274,27 +269,36 @@ async def _readyz(routes: Routes, _p: Parameters) -> HttpResponse:
     return HttpResponse(text=f"not ready: {reason}\n", status=503)
 
 
-@_route("GET", "/metrics")
+@_route("GET", "/metrics", access=DESCRIBE_CLUSTER)
 async def _metrics(routes: Routes, _p: Parameters) -> HttpResponse:
     return HttpResponse(chunks=routes.metrics.render(), content_type=CONTENT_TYPE)
 
 
-@_route("GET", "/api/v1/cluster")
+@_route("GET", "/api/v1/cluster", access=DESCRIBE_CLUSTER)
 async def _cluster(routes: Routes, _p: Parameters) -> Any:
     return await routes.services.cluster.describe()
 
 
-@_route("GET", "/api/v1/quorum", "local")
+@_route("GET", "/api/v1/quorum", "local", access=DESCRIBE_CLUSTER)
 async def _quorum(routes: Routes, p: Parameters) -> Any:
     return await routes.services.quorum.describe(p.flag("local"))
 
 
-@_route("GET", "/api/v1/topics", large=True)
+@_route("GET", "/api/v1/topics", large=True, access=Shown("topics", "name", AclResourceType.TOPIC))
 async def _all_topics(routes: Routes, _p: Parameters) -> Any:
     return await routes.services.topics.topics()
 
 
-@_route("GET", "/api/v1/topics/", "leaders", "partition", "limit", "segments", large=True)
+@_route(
+    "GET",
+    "/api/v1/topics/",
+    "leaders",
+    "partition",
+    "limit",
+    "segments",
+    large=True,
+    access=Whole(DESCRIBE, named_topic),
+)
 async def _topic(routes: Routes, p: Parameters) -> Any:
     segments = p.optional_number("segments")
     return await routes.services.topics.topic(
@@ -306,29 +310,51 @@ async def _topic(routes: Routes, p: Parameters) -> Any:
     )
 
 
-@_route("GET", "/api/v1/groups", "name", large=True)
+@_route(
+    "GET",
+    "/api/v1/groups",
+    "name",
+    large=True,
+    access=Shown("groups", "group", AclResourceType.GROUP),
+)
 async def _groups(routes: Routes, p: Parameters) -> Any:
     return await routes.services.consumer_lag.groups(p.given.get("name", ""))
 
 
-@_route("GET", "/api/v1/groups/", large=True)
+@_route("GET", "/api/v1/groups/", large=True, access=Whole(DESCRIBE, named_group))
 async def _group(routes: Routes, p: Parameters) -> Any:
     name = p.request.path.removeprefix("/api/v1/groups/")
     return await routes.services.consumer_lag.group(name)
 
 
-@_route("GET", "/api/v1/transactions", "name", large=True)
+@_route(
+    "GET",
+    "/api/v1/transactions",
+    "name",
+    large=True,
+    access=Shown("transactions", "transactional_id", AclResourceType.TRANSACTIONAL_ID),
+)
 async def _transactions(routes: Routes, p: Parameters) -> Any:
     return await routes.services.transactions_view.transactions(p.given.get("name", ""))
 
 
-@_route("GET", "/api/v1/transactions/", large=True)
+@_route("GET", "/api/v1/transactions/", large=True, access=Whole(DESCRIBE, named_id))
 async def _transaction(routes: Routes, p: Parameters) -> Any:
     name = p.request.path.removeprefix("/api/v1/transactions/")
     return await routes.services.transactions_view.transaction(name)
 
 
-@_route("GET", "/api/v1/records", "topic", "partition", "offset", "timestamp", "limit", large=True)
+@_route(
+    "GET",
+    "/api/v1/records",
+    "topic",
+    "partition",
+    "offset",
+    "timestamp",
+    "limit",
+    large=True,
+    access=READ_TOPIC,
+)
 async def _records(routes: Routes, p: Parameters) -> Any:
     limit = p.optional_number("limit")
     return await routes.services.records.browse(
@@ -339,7 +365,16 @@ async def _records(routes: Routes, p: Parameters) -> Any:
     )
 
 
-@_route("GET", "/api/v1/records/key", "topic", "partition", "key", "key_base64", large=True)
+@_route(
+    "GET",
+    "/api/v1/records/key",
+    "topic",
+    "partition",
+    "key",
+    "key_base64",
+    large=True,
+    access=READ_TOPIC,
+)
 async def _life(routes: Routes, p: Parameters) -> Any:
     key = p.key()
     if key is None:
@@ -348,51 +383,77 @@ async def _life(routes: Routes, p: Parameters) -> Any:
     return await routes.services.compaction.life_of_key(topic, partition, key, here=p.request.here)
 
 
-@_route("GET", "/api/v1/cleaner", large=True)
+@_route("GET", "/api/v1/cleaner", large=True, access=DESCRIBE_CLUSTER)
 async def _cleaner(routes: Routes, _p: Parameters) -> Any:
     return routes.services.cleaner_view.describe()
 
 
-@_route("GET", "/api/v1/compaction/passes", "topic", "partition", large=True)
+@_route(
+    "GET", "/api/v1/compaction/passes", "topic", "partition", large=True, access=DESCRIBE_CLUSTER
+)
 async def _passes(routes: Routes, p: Parameters) -> Any:
     return await routes.services.compaction.passes(*p.partition())
 
 
-@_route("GET", "/api/v1/compaction/history", "topic", "partition", large=True)
+@_route(
+    "GET", "/api/v1/compaction/history", "topic", "partition", large=True, access=DESCRIBE_TOPIC
+)
 async def _history(routes: Routes, p: Parameters) -> Any:
     return routes.services.compaction.dirty_samples(*p.partition())
 
 
-@_route("GET", _EVENTS, "topic", "partition")
+@_route("GET", _EVENTS, "topic", "partition", access=DESCRIBE_CLUSTER)
 async def _events(routes: Routes, p: Parameters) -> HttpResponse:
     routes.streams.admit()
     chunks = routes.streams.stream(p.partition() if "topic" in p.given else None)
     return HttpResponse(chunks=chunks, content_type=events.CONTENT_TYPE, endless=True)
 
 
-@_route("GET", "/api/v1/pulse", "topic", "partition")
+@_route("GET", "/api/v1/pulse", "topic", "partition", access=DESCRIBE_TOPIC)
 async def _pulse(routes: Routes, p: Parameters) -> Any:
     return routes.pulses.of_partition(p.partition())
 
 
-@_route("POST", "/api/v1/partitions/elect", "topic", "partition")
+@_route("POST", "/api/v1/partitions/elect", "topic", "partition", access=ALTER_CLUSTER)
 async def _elect(routes: Routes, p: Parameters) -> Any:
     return await routes.services.election.elect_preferred(*p.partition())
 
 
-@_route("GET", "/api/v1/compaction", "topic", large=True)
+@_route(
+    "GET",
+    "/api/v1/compaction",
+    "topic",
+    large=True,
+    access=Shown("partitions", "topic", AclResourceType.TOPIC),
+)
 async def _compaction(routes: Routes, p: Parameters) -> Any:
     return await routes.services.compaction.statuses(p.given.get("topic"))
 
 
-@_route("GET", "/api/v1/compaction/explain", "topic", "partition", "key", "key_base64", large=True)
+@_route(
+    "GET",
+    "/api/v1/compaction/explain",
+    "topic",
+    "partition",
+    "key",
+    "key_base64",
+    large=True,
+    access=topic_or_key,
+)
 async def _explain(routes: Routes, p: Parameters) -> Any:
     topic, partition = p.text("topic"), p.optional_number("partition")
     return await routes.services.compaction.explain(topic, partition, p.key(), here=p.request.here)
 
 
 @_route(
-    "GET", "/api/v1/compaction/why-missing", "topic", "partition", "offset", "key", "key_base64"
+    "GET",
+    "/api/v1/compaction/why-missing",
+    "topic",
+    "partition",
+    "offset",
+    "key",
+    "key_base64",
+    access=READ_TOPIC,
 )
 async def _why_missing(routes: Routes, p: Parameters) -> Any:
     return await routes.services.compaction.why_missing(
@@ -400,21 +461,29 @@ async def _why_missing(routes: Routes, p: Parameters) -> Any:
     )
 
 
-@_route("GET", "/api/v1/compaction/lost", "topic", "partition", "offset", large=True)
+@_route(
+    "GET",
+    "/api/v1/compaction/lost",
+    "topic",
+    "partition",
+    "offset",
+    large=True,
+    access=topic_or_cluster,
+)
 async def _lost(routes: Routes, p: Parameters) -> Any:
     return await routes.services.replica_reports.lost_records(
         p.given.get("topic"), p.optional_number("partition"), p.optional_number("offset")
     )
 
 
-@_route("GET", "/api/v1/compaction/replica", "topic", "partition")
+@_route("GET", "/api/v1/compaction/replica", "topic", "partition", access=DESCRIBE_TOPIC)
 async def _replica(routes: Routes, p: Parameters) -> Any:
     return routes.services.replica_reports.state(*p.partition())
 
 
 @_route(
     "GET", "/api/v1/compaction/digests",
-    "topic", "partition", "generation", "start", "end", "parts", large=True,
+    "topic", "partition", "generation", "start", "end", "parts", access=READ_TOPIC, large=True,
 )  # fmt: skip
 async def _digests(routes: Routes, p: Parameters) -> Any:
     generation, parts = p.given.get("generation"), p.optional_number("parts")
@@ -422,7 +491,9 @@ async def _digests(routes: Routes, p: Parameters) -> Any:
     return await routes.services.replica_reports.digests(*p.partition(), wanted)
 
 
-@_route("POST", "/api/v1/compaction/now", "topic", "partition", "wait", large=True)
+@_route(
+    "POST", "/api/v1/compaction/now", "topic", "partition", "wait", large=True, access=ALTER_TOPIC
+)
 async def _now(routes: Routes, p: Parameters) -> Any:
     partition = p.optional_number("partition")
     return await routes.services.compaction.compact_now(
@@ -430,12 +501,12 @@ async def _now(routes: Routes, p: Parameters) -> Any:
     )
 
 
-@_route("POST", "/api/v1/compaction/retry", "topic", "partition")
+@_route("POST", "/api/v1/compaction/retry", "topic", "partition", access=ALTER_TOPIC)
 async def _retry(routes: Routes, p: Parameters) -> Any:
     return await routes.services.compaction.retry(*p.partition(), here=p.request.here)
 
 
-@_route("POST", "/api/v1/voters/add", "node_id", "address")
+@_route("POST", "/api/v1/voters/add", "node_id", "address", access=ALTER_CLUSTER)
 async def _add_voter(routes: Routes, p: Parameters) -> Any:
     address = p.text("address") if "address" in p.given else None
     return await routes.services.quorum.add_voter(
@@ -443,7 +514,7 @@ async def _add_voter(routes: Routes, p: Parameters) -> Any:
     )
 
 
-@_route("POST", "/api/v1/voters/remove", "node_id")
+@_route("POST", "/api/v1/voters/remove", "node_id", access=ALTER_CLUSTER)
 async def _remove_voter(routes: Routes, p: Parameters) -> Any:
     return await routes.services.quorum.remove_voter(
         p.number("node_id"), allowed=p.request.may_change_voters

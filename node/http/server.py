@@ -23,6 +23,7 @@ read. Of answers that may be large so many are held at a time as
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import socket
 from collections.abc import AsyncIterator, Mapping
@@ -39,6 +40,7 @@ import kept
 from kept.node.http.json_results import dumps
 from kept.node.http.response_limiter import ResponseLimiter
 from kept.node.runtime.logging import log
+from kept.node.security.session import Session
 from kept.storage.errors import (
     ClusterAuthorizationFailed,
     GroupIdNotFound,
@@ -93,6 +95,8 @@ class HttpRequest:
     accept: str = ""
     here: bool = False
     may_change_voters: bool = False
+    session: Session = field(default_factory=Session)
+    """Who makes the request."""
 
 
 @dataclass(slots=True)
@@ -385,12 +389,36 @@ class HttpConnection(asyncio.Protocol):
     async def _response_to(self, request: h11.Request) -> HttpResponse:
         """The response to a whole request; never raises."""
         try:
-            return await self._routes.respond(self._parse(request))
+            parsed = self._parse(request)
+            session = await self._session(request)
+            if session is None:
+                return failure(401, "who you are was not believed")
+            parsed.session = session
+            return await self._routes.respond(parsed)
         except KeptError as error:
             return failure(status_of(error), str(error))
         except Exception as error:  # noqa: BLE001 - a bug of ours is one answer, not the node's end
             log.exception("http request failed", error, path=request.target.decode("latin-1"))
             return failure(500, "internal error; the node's log has the details")
+
+    async def _session(self, request: h11.Request) -> Session | None:
+        """Who makes the request: a user with a password, or whoever has opened the connection; None
+        where the password is not right. Raises InvalidRequest.
+        """
+        session = self._handed_over.session
+        given = [value for name, value in request.headers if name == b"authorization"]
+        if session.is_unrestricted or not given:
+            return session
+        scheme, _, credentials = given[-1].decode("latin-1").partition(" ")
+        if scheme.lower() != "basic":
+            return None
+        try:
+            text = base64.b64decode(credentials.strip(), validate=True).decode()
+        except ValueError:
+            return None
+        user, _, password = text.partition(":")
+        listener = self._handed_over.listener
+        return await listener.authenticate_password(self._transport, user, password)
 
     def _parse(self, request: h11.Request) -> HttpRequest:
         """Raises InvalidRequest."""
@@ -493,6 +521,8 @@ class HttpConnection(asyncio.Protocol):
         if response.policy:
             headers.append(("Content-Security-Policy", response.policy))
             headers.append(("Referrer-Policy", "no-referrer"))
+        if response.status == HTTPStatus.UNAUTHORIZED:
+            headers.append(("WWW-Authenticate", 'Basic realm="kept", charset="UTF-8"'))
         if response.allow:
             headers.append(("Allow", response.allow))
         if last or self._handed_over.is_probe:

@@ -145,7 +145,7 @@ PARTS: Final[Mapping[int, tuple[Part, ...]]] = MappingProxyType(
         ApiKey.LIST_OFFSETS: (_TOPICS,),
         ApiKey.OFFSET_COMMIT: (_TOPICS,),
         ApiKey.DESCRIBE_GROUPS: (_part("groups", "groups", "=group_id"),),
-        ApiKey.CREATE_TOPICS: (_part("topics", "topics", "name"),),
+        ApiKey.CREATE_TOPICS: (_part("topics", "topics", "name", values={"configs": ()}),),
         ApiKey.DELETE_TOPICS: (
             _part("topics", "responses", "name", "topic_id"),
             _part("topic_names", "responses", "=name"),

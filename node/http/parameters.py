@@ -1,0 +1,73 @@
+"""What a request of HTTP says besides its path."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kept.node.http.server import HttpRequest
+from kept.storage.errors import InvalidRequest
+from kept.storage.types import MAX_INT64, TopicPartition
+
+
+class Parameters:
+    """The parameters of a request: its query's, or its body's where it is a POST."""
+
+    def __init__(self, request: HttpRequest) -> None:
+        self.request = request
+        self.given: Mapping[str, Any] = request.body if request.method == "POST" else request.query
+
+    def check_names(self, known: Sequence[str]) -> None:
+        """Raise InvalidRequest where one is none of ``known``."""
+        for name in self.given:
+            if name not in known:
+                raise InvalidRequest(
+                    f"unknown parameter {name}; there are {', '.join(known) or 'none'}"
+                )
+
+    def text(self, name: str) -> str:
+        """A text that has to be there. Raises InvalidRequest, as the others do."""
+        value = self.given.get(name)
+        if not isinstance(value, str) or not value:
+            raise InvalidRequest(f"{name} is missing")
+        return value
+
+    def optional_number(self, name: str) -> int | None:
+        """A number from 0 on, if it is there."""
+        return None if self.given.get(name) is None else self.number(name)
+
+    def number(self, name: str) -> int:
+        """A number from 0 on that has to be there."""
+        value = self.given.get(name)
+        if isinstance(value, str) and value.isdecimal() and value.isascii() and len(value) < 20:
+            value = int(value)
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_INT64:
+            return value
+        raise InvalidRequest(f"{name} must be a number, 0 or more")
+
+    def flag(self, name: str) -> bool:
+        """A yes or no; no where it is not there."""
+        value = self.given.get(name, False)
+        if value in (True, "true", "1"):
+            return True
+        if value in (False, "false", "0"):
+            return False
+        raise InvalidRequest(f"{name} must be true or false")
+
+    def partition(self) -> TopicPartition:
+        """``topic`` and ``partition``, which have to be there."""
+        return TopicPartition(self.text("topic"), self.number("partition"))
+
+    def key(self) -> bytes | None:
+        """A record's key as text (``key``) or base64 (``key_base64``), if it is there."""
+        given = self.given
+        if "key" in given and "key_base64" in given:
+            raise InvalidRequest("key and key_base64 are both given; use one of them")
+        if "key_base64" in given:
+            try:
+                return base64.b64decode(given["key_base64"], validate=True)
+            except (binascii.Error, ValueError) as error:
+                raise InvalidRequest(f"key_base64 is not base64: {error}") from error
+        return str(given["key"]).encode() if "key" in given else None

@@ -42,7 +42,7 @@ class LocalSecurity:
 
     @property
     def has_tls(self) -> bool:
-        """Whether clients connect by TLS."""
+        """Whether clients connect by TLS, and so do nodes."""
         return self.protocol.endswith("SSL")
 
     @property
@@ -52,14 +52,16 @@ class LocalSecurity:
 
     def settings(self, port: int) -> dict[str, str]:
         """Settings of a node whose clients' port is ``port``; none of them is secret."""
+        between = "SSL" if self.has_tls else "PLAINTEXT"
         settings = {
             "listeners": f"{self.protocol}://localhost:{port}",
-            "listener.security.protocol.map": f"{self.protocol}:{self.protocol},NODE:PLAINTEXT",
+            "listener.security.protocol.map": f"{self.protocol}:{self.protocol},NODE:{between}",
             "authorizer.class.name": STANDARD_AUTHORIZER,
             "super.users": f"User:{ADMIN}",
         }
         if self.has_tls:
             settings |= {
+                "super.users": f"User:{ADMIN};User:{NODE}",
                 "ssl.keystore.location": self.certificates.path(NODE),
                 "ssl.truststore.location": self.certificates.ca_path,
                 "ssl.principal.mapping.rules": MAPPING_RULES,

@@ -15,6 +15,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from kept.client.security.config_providers import resolve
 from kept.client.security.pem import (
     KeyStore,
     Place,
@@ -100,7 +101,9 @@ class TlsConfig(Struct, frozen=True):
 
 def tls_config(properties: Mapping[str, str | None]) -> TlsConfig:
     """What the ``ssl.*`` properties mean; other names are passed over. Reads the files that they
-    name. Raises ConfigurationError, which names the property and the file.
+    name, and the values that they refer to (:mod:`kept.client.security.config_providers`).
+
+    Raises ConfigurationError, which names the property and the file.
     """
     given = {n: v for n, v in properties.items() if n.startswith("ssl.") and v is not None}
     for name in given:
@@ -108,7 +111,7 @@ def tls_config(properties: Mapping[str, str | None]) -> TlsConfig:
             other = _ELSEWHERE.get(name)
             hint = f"; as in Java, this is {other}" if other else ""
             raise ConfigurationError(f"{name}: there is no such setting of TLS{hint}")
-    values = {**DEFAULTS, **given}
+    values = {**DEFAULTS, **{name: resolve(name, text) for name, text in given.items()}}
     oldest, newest = _versions(values)
     algorithm = values["ssl.endpoint.identification.algorithm"] or ""
     if algorithm.lower() not in ("", "https"):

@@ -1,0 +1,114 @@
+"""A node of ours answers as Apache Kafka 4.3 did, but for what is listed here with its reason."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+import pytest
+
+from kept.testing import Cluster
+from kept.testing.ports import free_port
+from tests.golden.authorization.asked import ASKED, CASES, Asked
+from tests.golden.authorization.record import GOLDEN, PLAIN
+from tests.golden.authorization.world import PASSWORD, World, log_in, unfold
+from tests.node.coordinator.groups.wire import Connection
+
+RECORDED = unfold(json.loads(GOLDEN.read_text()))
+Answers = dict[tuple[str, int, str], str]
+"""By request, version and case."""
+
+OTHERWISE: Mapping[str, str] = {
+    "AddRaftVoter": "the voters of the recorded node are static, ours are not",
+    "RemoveRaftVoter": "the voters of the recorded node are static, ours are not",
+    "DescribeConfigs": "groups have no settings here",
+    "DescribeUserScramCredentials": "Kafka puts a user without a name into its refusal",
+}
+"""Requests of which what is allowed is answered otherwise, and why; what is not allowed must be
+refused alike."""
+ONLY_HERE = {
+    "Fetch of a replica": "replicas fetch on the listener between nodes, and nobody does elsewhere"
+}
+"""Requests that are refused to everybody, and why."""
+OTHER_REFUSAL = {
+    "Produce with a transactional id": "here topics are looked at first, in Kafka the id"
+}
+"""Requests that are refused here as there, with another of several codes, and why."""
+REFUSALS = (29, 30, 31, 53)
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    port = free_port(above=[1])
+    settings: Mapping[str, object] = {
+        "listeners": f"PLAINTEXT://127.0.0.1:{port},OUT://127.0.0.1:{port + 1}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,OUT:SASL_PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.out.plain.sasl.jaas.config": f'{PLAIN} user_bob="{PASSWORD}";',
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+        "auto.create.topics.enable": "false",
+        "kept.audit": "off",
+    }
+    with Cluster(**settings):
+        address = f"127.0.0.1:{port}"
+        world = World(
+            lambda: Connection(address),
+            lambda: log_in(Connection(f"127.0.0.1:{port + 1}"), "bob"),
+        )
+        yield world
+        world.close()
+
+
+def _versions(asked: Asked, world: World) -> list[int]:
+    served = asked.asked_in(world.served)
+    return [version for version in served if (asked.name, version) in RECORDED]
+
+
+def differences(world: World, cases: Iterable[str], *, newest: bool) -> Answers:
+    """What is answered otherwise than recorded."""
+    found: Answers = {}
+    for case in cases:
+        world.set(case)
+        for asked in ASKED:
+            versions = _versions(asked, world)
+            for version in versions[-1:] if newest else versions:
+                answer = world.answer(asked, version)
+                if answer != RECORDED[asked.name, version][case]:
+                    found[asked.name, version, case] = answer
+    return found
+
+
+def test_the_newest_versions_with_no_binding_and_with_all(world: World) -> None:
+    _check(differences(world, ("nothing", "all"), newest=True))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_version_with_every_case(world: World) -> None:
+    _check(differences(world, CASES, newest=False))
+
+
+def _refusals(answer: str) -> list[str]:
+    """The codes of what was refused."""
+    return [code for code in re.findall(r'"error_code":(\d+)', answer) if int(code) in REFUSALS]
+
+
+def _check(found: Answers) -> None:
+    def is_explained(name: str, version: int, case: str, answer: str) -> bool:
+        if name in ONLY_HERE:
+            return set(re.findall(r'"error_code":(\d+)', answer)) <= {"0", "29"}
+        if name in OTHER_REFUSAL:
+            return '"error_code":0' not in answer
+        expected = RECORDED[name, version][case]
+        return name in OTHERWISE and set(_refusals(answer)) == set(_refusals(expected))
+
+    lines = [
+        f"{name} v{version} {case}:\n  kept  {answer}\n  Kafka {RECORDED[name, version][case]}"
+        for (name, version, case), answer in found.items()
+        if not is_explained(name, version, case, answer)
+    ]
+    assert not lines, "\n".join(lines)
+    listed = OTHERWISE.keys() | ONLY_HERE.keys() | OTHER_REFUSAL.keys()
+    assert {name for name, _, _ in found} == listed, "what does not differ is not listed"

@@ -138,6 +138,13 @@ class NodeConnection(asyncio.BufferedProtocol):
             raise NetworkException(f"{where}: {error.strerror or error}") from error
         return protocol
 
+    @classmethod
+    async def over(cls, sock: socket.socket, *, where: str, client_id: str) -> NodeConnection:
+        """Speak over a connected socket of the family AF_UNIX; ``where`` names its other end."""
+        loop = asyncio.get_running_loop()
+        _, protocol = await loop.create_unix_connection(lambda: cls(where, client_id), sock=sock)
+        return protocol
+
     # Asking.
 
     def request(

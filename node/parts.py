@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -69,6 +70,7 @@ from kept.node.replicas.role_changes import RoleChanges
 from kept.node.runtime.connection_quota import ConnectionQuota
 from kept.node.runtime.counters import Counters
 from kept.node.runtime.fd_quota import OpenFiles
+from kept.node.runtime.logging import log
 from kept.node.runtime.memory_budget import BudgetShare, MemoryBudget
 from kept.node.runtime.runtime import Runtime
 from kept.node.runtime.shutdown import Shutdown
@@ -380,7 +382,11 @@ class NodeParts:
             groups=self.groups,
             transactions=self.transactions,
             verifier=self.verifier,
+            connect_here=self._connect_here,
         )
+
+    def _connect_here(self) -> Awaitable[socket.socket]:
+        return self.listeners[0].connect_here()
 
     def _build_handlers(self) -> None:
         """What serves requests in Kafka's protocol."""
@@ -449,6 +455,11 @@ class NodeParts:
 
     def _build_listeners(self, config: NodeConfig) -> None:
         def serve_grpc(connection: HandedOver, first_bytes: bytes) -> None:
+            if not connection.session.is_unrestricted:
+                log.warning("gRPC is not served where ACLs decide", peer=connection.host)
+                connection.transport.abort()
+                connection.closed()
+                return
             self.grpc.take_over(connection.transport, first_bytes, connection.closed)
 
         def serve_node(connection: HandedOver, first_bytes: bytes) -> None:

@@ -3,7 +3,8 @@
 It drives the same operations and calls as the blocking client (:mod:`kept.client.client`); a call
 decides itself what an error means and when it goes again (:class:`kept.client.core.calls.Call`).
 Who leads what is known from the metadata, so nobody is asked for it. Other nodes are reached at
-their listeners for nodes, this node at its own first listener.
+their listeners for nodes, this node by a pair of sockets with the rights of a node: who asks was
+authorized where the request came in.
 
 A connection is leased for one request at a time: responses leave a Kafka connection in the order
 of the requests (semantics.md, rule 41), so a slow one would delay those behind it. Some connections
@@ -13,7 +14,8 @@ to each node are kept for the next request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -76,6 +78,7 @@ class ClusterClient:
     identity: NodeIdentity
     metadata: Metadata
     addresses: AddressBook
+    connect_here: Callable[[], Awaitable[socket.socket]]
 
     def __post_init__(self) -> None:
         self._free: dict[int, list[NodeConnection]] = {}
@@ -219,15 +222,18 @@ class ClusterClient:
             free.append(connection)
 
     async def _open(self, node_id: int) -> NodeConnection:
-        address, tls = self.addresses.own_bound(), None
-        if node_id != self.identity.node_id:
-            bound = self.addresses.node_address(node_id)
-            if bound is None:
-                raise NotReached(f"nobody knows where node {node_id} is")
-            address, tls = bound, self.addresses.node_tls()
+        if node_id == self.identity.node_id:
+            here = await self.connect_here()
+            return await NodeConnection.over(here, where="this node", client_id=CLIENT_ID)
+        address = self.addresses.node_address(node_id)
+        if address is None:
+            raise NotReached(f"nobody knows where node {node_id} is")
         try:
             return await NodeConnection.open(
-                *address, client_id=CLIENT_ID, timeout_s=CONNECT_S, tls=tls
+                *address,
+                client_id=CLIENT_ID,
+                timeout_s=CONNECT_S,
+                tls=self.addresses.node_tls(),
             )
         except NetworkException as error:
             raise NotReached(f"node {node_id}: {error}") from error

@@ -6,6 +6,8 @@ object; no service does.
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -78,6 +80,8 @@ class AdminServices:
     transactions: TransactionCoordinator
     verifier: Verifier
     tls_reload: TlsReload
+    connect_here: Callable[[], Awaitable[socket.socket]]
+    """A connection to this node's own Kafka side, with the rights of a node."""
 
     def __post_init__(self) -> None:
         self._build_cluster()
@@ -162,4 +166,5 @@ class AdminServices:
             identity=self.identity,
             metadata=self.metadata,
             addresses=self.addresses,
+            connect_here=self.connect_here,
         )

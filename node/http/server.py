@@ -209,6 +209,16 @@ def host_is_known(config: NodeConfig, host: str) -> bool:
     return True
 
 
+def parse_basic(header: bytes) -> tuple[str, str]:
+    """User and password of an Authorization header (RFC 7617); both empty where it has none."""
+    scheme, _, encoded = header.partition(b" ")
+    try:
+        user, _, password = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
+    except ValueError:
+        return "", ""
+    return (user, password) if scheme.lower() == b"basic" else ("", "")
+
+
 def plain_path(path: str) -> str:
     """A path as the routes name it: without a slash at its end."""
     return path.rstrip("/") or "/"
@@ -229,6 +239,8 @@ class HttpConnection(asyncio.Protocol):
 
     def __init__(self, server: HttpServer, handed_over: HandedOver) -> None:
         self._handed_over = handed_over
+        self._accepted = handed_over.session
+        """Who speaks as far as the connection tells."""
         self._runtime = server.runtime
         self._config = config = server.config.current
         self._routes = server.routes
@@ -390,10 +402,11 @@ class HttpConnection(asyncio.Protocol):
         """The response to a whole request; never raises."""
         try:
             parsed = self._parse(request)
-            session = await self._session(request)
-            if session is None:
-                return failure(401, "who you are was not believed")
-            parsed.session = session
+            session = await self._log_in(request)
+            if session is not None:
+                parsed.session = self._handed_over.session = session
+            elif parsed.path not in _ANY_HOST:
+                return failure(401, "log in with a user and a password (HTTP Basic)")
             return await self._routes.respond(parsed)
         except KeptError as error:
             return failure(status_of(error), str(error))
@@ -401,23 +414,18 @@ class HttpConnection(asyncio.Protocol):
             log.exception("http request failed", error, path=request.target.decode("latin-1"))
             return failure(500, "internal error; the node's log has the details")
 
-    async def _session(self, request: h11.Request) -> Session | None:
+    async def _log_in(self, request: h11.Request) -> Session | None:
         """Who makes the request: a user with a password, or whoever has opened the connection; None
-        where the password is not right. Raises InvalidRequest.
+        where that is not enough. Each request says it anew: a proxy may send those of several users
+        on one connection.
         """
-        session = self._handed_over.session
-        given = [value for name, value in request.headers if name == b"authorization"]
-        if session.is_unrestricted or not given:
-            return session
-        scheme, _, credentials = given[-1].decode("latin-1").partition(" ")
-        if scheme.lower() != "basic":
-            return None
-        try:
-            text = base64.b64decode(credentials.strip(), validate=True).decode()
-        except ValueError:
-            return None
-        user, _, password = text.partition(":")
         listener = self._handed_over.listener
+        given = [value for name, value in request.headers if name == b"authorization"]
+        if not listener.asks_login and (not given or self._accepted.is_unrestricted):
+            return self._accepted
+        if len(given) != 1:
+            return None
+        user, password = parse_basic(given[0])
         return await listener.authenticate_password(self._transport, user, password)
 
     def _parse(self, request: h11.Request) -> HttpRequest:

@@ -261,7 +261,7 @@ class Connection(asyncio.BufferedProtocol):
             "on_progress": self._sent,
             "on_failure": self.abort,
         }
-        if sock is not None:
+        if sock is not None and sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if sock is None or transport.get_extra_info("ssl_object") is not None:
             self._sender = TransportWriter(transport=transport, **shared)

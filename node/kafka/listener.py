@@ -26,12 +26,13 @@ from typing import TYPE_CHECKING, Any, Final
 from kept.client.security.plain import MECHANISM as PLAIN
 from kept.client.security.plain import parse_plain
 from kept.cluster.security.acls import ANONYMOUS
+from kept.node.config.sasl import SASL_PROTOCOLS
 from kept.node.kafka import api
 from kept.node.kafka.connection import Connection, ServerContext
 from kept.node.kafka.handshake_timeout import HandshakeTimeouts
 from kept.node.kafka.tls_handshake import TlsAcceptor
 from kept.node.runtime.logging import log
-from kept.node.security.session import ALLOW_ALL, Session
+from kept.node.security.session import ALLOW_ALL, Session, node_session
 from kept.storage.errors import ConfigurationError, InvalidRequest, SaslAuthenticationFailed
 
 if TYPE_CHECKING:
@@ -117,12 +118,13 @@ class Pending(asyncio.BufferedProtocol):
 class Accepted(asyncio.Protocol):
     """An accepted socket of a listener where nobody is asked who he is."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, session: Session | None = None) -> None:
         self._listener = listener
+        self._session = session
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """It is known who speaks: a connection serves it."""
-        self._listener.open(transport, self._listener.session(transport))
+        self._listener.open(transport, self._session or self._listener.session(transport))
 
 
 class Listener:
@@ -183,6 +185,11 @@ class Listener:
         self._quiet_until: dict[str, float] = {}
         """By kind of complaint."""
 
+    @property
+    def asks_login(self) -> bool:
+        """Whether nobody is served here who has not said who he is."""
+        return self.address.protocol in SASL_PROTOCOLS
+
     def check_decoded(self, size_bytes: int) -> None:
         """Raises InvalidRequest for a request of which more than ``kept.request.decoded.max.bytes``
         would be decoded: few long strings hold the loop as many short ones do.
@@ -237,6 +244,24 @@ class Listener:
             )
             self._servers.append(server)
         self._sockets.clear()
+
+    async def connect_here(self) -> socket.socket:
+        """A connection of this node to itself, which needs no login and is no stranger's place: the
+        end of a pair of sockets whose other end is served. The caller closes it.
+        """
+        ours, served = socket.socketpair()
+        ours.setblocking(False)
+        served.setblocking(False)
+        session = node_session(self.name)
+        try:
+            await self.context.runtime.loop.connect_accepted_socket(
+                lambda: Accepted(self, session), served
+            )
+        except BaseException:
+            ours.close()
+            served.close()
+            raise
+        return ours
 
     def close_sockets(self) -> None:
         """Give the addresses up before anybody was accepted."""
@@ -363,6 +388,8 @@ class Listener:
         it allows.
         """
         config, quota, open_files = self.context.config.current, self.quota, self.context.open_files
+        if not host:  # this node itself
+            return "", 0
         if self.between_nodes:
             limit = config.node_max_connections
             if quota.count >= limit or open_files.nearly_out(fd):

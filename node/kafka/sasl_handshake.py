@@ -9,7 +9,8 @@ session. Bounds: ``max.connections`` as for all, ``kept.silent.ms`` for the whol
 buffer that grows as bytes come. Failures are answered late, later for each (``FailedLogins``), and
 nothing is read meanwhile.
 
-``GET /healthz`` and ``/readyz`` are served to everybody, as on any listener.
+HTTP has logins of its own (``kept.node.http.server``) and is given to its server at once. gRPC has
+none and is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from kept.client.protocol import messages as protocol
 from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.wire import skip_tags
 from kept.node.kafka import api
-from kept.node.kafka.listener import Listener, Pending
+from kept.node.kafka.listener import HTTP_METHODS, Listener, Pending
 from kept.node.runtime import error_codes
 from kept.node.security.sasl_authenticator import (
     ApiVersionsAnswered,
@@ -144,14 +145,13 @@ class SaslHandshake(Pending):
             self._serve(bytes(memoryview(self._buffer)[start : self._start]))
 
     def _check_first_bytes(self) -> bool:
-        """Whether Kafka's protocol is spoken; probes of health are given to their server."""
+        """Whether Kafka's protocol is spoken; HTTP is given to its server."""
         if self._end < 4:
             return False
         first = bytes(memoryview(self._buffer)[: self._end])
-        if first[:4] in self.listener.takeovers:
-            is_probe = self.listener.is_probe(first)
+        if first[:4] in HTTP_METHODS and first[:4] in self.listener.takeovers:
+            is_probe = True if self.over_limit is None else self.listener.is_probe(first)
             if is_probe is False:
-                self._report("HTTP and gRPC need a listener of protocol PLAINTEXT or SSL")
                 self.abort()
             elif is_probe:
                 self.over_limit = None  # the connection notes it anew

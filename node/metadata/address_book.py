@@ -6,7 +6,7 @@ the metadata log are. A listener on port 0 has its port once it is bound (:meth:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from kept.cluster.metadata.records import Endpoint
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from kept.node.security.listener_tls import ListenerTls
 
 Address = tuple[str, int]
-
-ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class AddressBook:
@@ -56,12 +54,6 @@ class AddressBook:
     def node_tls(self) -> ssl.SSLContext | None:
         """How other nodes' listeners for nodes are spoken to; None: without TLS."""
         return None if self._tls is None else self._tls.client_context
-
-    def own_bound(self) -> Address:
-        """Where this process reaches its own first listener of clients."""
-        listener = self._config.current.listeners[0]
-        host = listener.bind_hosts[0]
-        return ANY_ADDRESS.get(host, host), self._ports[listener.name]
 
     def own_node_address(self) -> Address | None:
         """Where other nodes reach this one; None for a lone node."""

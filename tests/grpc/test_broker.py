@@ -218,8 +218,9 @@ def test_a_topic_of_another_node_is_waited_for():
         identity, addresses = NodeIdentity(0), cast("Any", None)
         config, known = live_config(**settings), cast("Any", metadata)
         gateway = ClusterClient(
-            runtime, config, identity=identity, metadata=known, addresses=addresses
-        )
+            runtime, config, identity=identity, metadata=known, addresses=addresses,
+            connect_here=cast("Any", None),
+        )  # fmt: skip
         await gateway.await_topic("t")
         return "t" in metadata.image.topics
 
@@ -234,7 +235,12 @@ def test_a_topic_made_anew_is_another_one():
         metadata.image = image_of(uuid.UUID(int=1))
         nobody = cast("Any", None)
         client = ClusterClient(
-            Runtime(Disk()), live_config(), NodeIdentity(0), metadata, addresses=nobody
+            Runtime(Disk()),
+            live_config(),
+            NodeIdentity(0),
+            metadata,
+            addresses=nobody,
+            connect_here=nobody,
         )
         reader = Reader(nobody, metadata, nobody, client, TopicPartition("t", 0))
         await reader.seek(5)

@@ -16,7 +16,7 @@ from kept.node.kafka.handshake_timeout import HandshakeTimeouts
 from kept.node.kafka.listener import PROBE_CONNECTIONS, HandedOver, Listener, may_change_voters
 from kept.node.parts import NodeParts
 from kept.node.runtime.connection_quota import ConnectionQuota
-from kept.node.security.session import Session
+from kept.node.security.session import ALLOW_ALL, Session
 from kept.storage.errors import ConfigurationError
 from tests.support.parts import Given
 
@@ -265,7 +265,7 @@ def test_grpc_and_nodes_go_to_who_serves_them_there(parts, monkeypatch) -> None:
     ):
         calls: list[Any] = []
         monkeypatch.setattr(server, method, lambda *given, calls=calls: calls.append(given))
-        taken = HandedOver(found, object(), Session(host=HERE))
+        taken = HandedOver(found, object(), Session(host=HERE, authorizer=ALLOW_ALL))
         found.takeovers[words](taken, words)
         assert calls == [(taken.transport, words, taken.closed)]
     assert b"KEPT" not in clients.takeovers

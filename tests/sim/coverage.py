@@ -62,6 +62,7 @@ REQUIRED: Final = {
     ),
     "security": (
         "changes acknowledged: acl", "changes acknowledged: scram", "changes without an answer",
+        "petitions told 0, allowed: True", "petitions told 31, allowed: False",
         "images compared", "decisions compared", "starts from a snapshot",
         "snapshots of a leader", "processes started again", "nodes isolated",
         "checks of all records",

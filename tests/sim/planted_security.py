@@ -51,6 +51,26 @@ def never_forgotten(original: Any) -> Any:
     return credential
 
 
+def principal_lost(original: Any) -> Any:
+    """What is sent on once more comes from nobody in particular."""
+
+    async def serve_forwarded(self: Any, request: Any) -> Any:
+        if len(request.tries) > 1:
+            request = replace(request, principal="")
+        return await original(self, request)
+
+    return serve_forwarded
+
+
+def believed(original: Any) -> Any:
+    """What a node sends on, it has decided on."""
+
+    async def serve_forwarded(self: Any, request: Any) -> Any:
+        return await original(self, replace(request, by_node=True))
+
+    return serve_forwarded
+
+
 plant(
     "security-snapshot-without-acls", STAGE, 1, "security-differs security-lost",
     "a snapshot holds all bindings",
@@ -62,7 +82,7 @@ plant(
     (f"{INDEX}.decide", allowed_before_denied),
 )  # fmt: skip
 plant(
-    "security-removed-acl-decides", STAGE, 2, "security-decision",
+    "security-removed-acl-decides", STAGE, 1, "security-decision",
     "a node that acted on the removal of a binding does not go by it",
     (f"{INDEX}.changed", kept_when_removed),
 )  # fmt: skip
@@ -70,4 +90,14 @@ plant(
     "security-deletion-forgotten", STAGE, 1, "security-lost",
     "a credential that was deleted is gone",
     ("kept.cluster.metadata.image._Step._credential", never_forgotten),
+)  # fmt: skip
+plant(
+    "security-principal-lost", STAGE, 4, "security-decision",
+    "a request that is sent on again has its principal",
+    ("kept.node.kafka.request_handlers.RequestHandlers.serve_forwarded", principal_lost),
+)  # fmt: skip
+plant(
+    "security-forwarded-unasked", STAGE, 1, "security-decision",
+    "the controller decides on what nodes send on",
+    ("kept.node.kafka.request_handlers.RequestHandlers.serve_forwarded", believed),
 )  # fmt: skip

@@ -5,7 +5,8 @@
 - ``security-lost``: what was acknowledged to an administrator, who alone changes it, is not in an
   image from then on;
 - ``security-decision``: a node's authorizer decides otherwise than its bindings say, by a scan of
-  them that shares no code with it: one that acted on the removal of a binding does not go by it.
+  them that shares no code with it: one that acted on the removal of a binding does not go by it;
+  or somebody changed what he had no right to since before he asked, wherever he asked.
 """
 
 from __future__ import annotations
@@ -81,6 +82,10 @@ class SecurityChecks:
     def acknowledged(self, key: Key, value: Any) -> None:
         """It was told that this is so; None: that it is gone."""
         self._pinned[key] = (self.newest, value)
+
+    def pinned(self, key: Key) -> tuple[int, Any] | None:
+        """Since which entry, and what its administrator was told; None while that is open."""
+        return self._pinned.get(key)
 
     @property
     def expected(self) -> Mapping[Key, Any]:

@@ -1,12 +1,18 @@
-"""Clients of the stage ``security``: administrators, and a judge of what nodes decide."""
+"""Clients of the stage ``security``: administrators, others who may change things or may not, and a
+judge of what nodes decide.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Final
 
+from kio.static.constants import EntityType
+
+from kept.client.protocol import messages as protocol
 from kept.cluster.security.acls import (
+    CLUSTER_NAME,
     AclBinding,
     AclOperation,
     AclPermission,
@@ -14,20 +20,34 @@ from kept.cluster.security.acls import (
     PatternType,
 )
 from kept.cluster.security.credentials import ScramMechanism
+from kept.node.kafka.api import RequestContext
+from kept.node.security.session import Session
 from kept.storage.errors import KeptError
 from tests.sim.nodes_clients import Client
 from tests.sim.security_checks import Key
 from tests.sim.world import Violation
 
 if TYPE_CHECKING:
+    from kept.node.node import Node
+    from tests.sim.nodes_machine import Machine
     from tests.sim.security_history import SecurityHistory
 
 DONE: Final = {0, 91}
 """Done, or there was nothing to delete."""
 NOT_NOW: Final = 35
 """Not every node has said yet that it reads such records."""
+ASKED_S: Final = 20.0
+"""Longer than a request is sent on."""
 MECHANISMS: Final = (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512)
 CREATE_ACLS, DELETE_ACLS, DESCRIBE_ACLS, ALTER_USERS, ALTER_QUOTAS = 30, 31, 29, 51, 49
+
+
+def may_alter(principal: str) -> AclBinding:
+    """The right to change what the whole cluster has."""
+    literal, alter = PatternType.LITERAL, AclOperation.ALTER
+    return AclBinding(
+        AclResourceType.CLUSTER, CLUSTER_NAME, literal, principal, "*", alter, AclPermission.ALLOW
+    )
 
 
 class Administrator:
@@ -61,7 +81,9 @@ class Administrator:
         """Something that was never there."""
         random = self.history.random
         self._made += 1
-        kind = random.choice(("acl", "acl", "scram", *self.history.more_kinds))
+        kind = random.choice(("acl", "acl", "cluster", "scram", *self.history.more_kinds))
+        if kind == "cluster":
+            return ("acl", may_alter(f"User:q{self._number}-{self._made}")), True
         if kind == "scram":
             salt = b"%d of %d" % (self._made, self._number)
             return ("scram", f"u{self._number}-{self._made}", random.choice(MECHANISMS)), salt
@@ -205,3 +227,71 @@ class Judge:
                         parts.authorizer,
                         administrator.principal,
                     )
+
+
+class Petitioner:
+    """Sets a password of its own at any node, as somebody who may do so, or may no more."""
+
+    def __init__(self, history: SecurityHistory) -> None:
+        self.history = history
+
+    async def run(self) -> None:
+        """Until the history ends its clients."""
+        history = self.history
+        while history.running:
+            await asyncio.sleep(history.random.uniform(0, 0.4))
+            known = [
+                key
+                for key in history.security.expected
+                if key[0] == "acl" and key[1].resource_type is AclResourceType.CLUSTER
+            ]
+            machine = history.random.choice(history.machines)
+            if known and machine.ready and machine.node is not None and machine.process is not None:
+                await self._ask(machine, history.random.choice(known))
+
+    async def _ask(self, machine: Machine, key: Key) -> None:
+        """Whoever succeeds had the right all the time."""
+        history = self.history
+        pinned, node = history.security.pinned(key), machine.node
+        if node is None or machine.process is None:
+            return
+        principal = key[1].principal
+
+        async def ask() -> Any:
+            return await _as_principal(node, principal)
+
+        asking = history.loop.spawn(machine.process, ask)
+        await asyncio.wait([asking], timeout=ASKED_S)
+        if not asking.done() or asking.exception() is not None:
+            history.world.counts["petitions without an answer"] += 1
+            return
+        code = asking.result()
+        history.note("petitioner", principal, code, pinned)
+        allowed = pinned is not None and pinned[1] is not None
+        history.world.counts[f"petitions told {code}, allowed: {allowed}"] += 1
+        if code == 0 and not allowed and history.security.pinned(key) == pinned:
+            raise Violation(
+                "security-decision", f"{principal} changed a password at n{machine.node_id}"
+            )
+
+
+async def _as_principal(node: Node, principal: str) -> int:
+    """The code that a client which has logged in at a node is told."""
+    parts = node.parts
+    session = Session(principal, "10.0.9.9", parts.listeners[0].name, authorizer=parts.authorizer)
+    name = f"of {principal}"
+    made = {"name": name, "mechanism": 1, "iterations": 4096, "salt": b"s", "salted_password": b"p"}
+    cls = protocol.message_type(ALTER_USERS, 0, EntityType.request)
+    request = protocol.build(cls, {"deletions": (), "upsertions": [made]})
+    body = protocol.encode(request)
+    context = RequestContext(ALTER_USERS, 0, "sim", session)
+    answer: Any = parts.handlers.handle(context, memoryview(body), request)
+    while not isinstance(answer, dict | bytes):
+        if isinstance(answer, Generator):
+            answer = await parts.runtime.slices.finish(answer)
+        else:
+            answer = await answer
+    response = protocol.message_type(ALTER_USERS, 0, EntityType.response)
+    if isinstance(answer, dict):
+        return int(answer["results"][0]["error_code"])
+    return int(protocol.decode(response, answer)[0].results[0].error_code)

@@ -21,7 +21,7 @@ from kept.node.kafka import api
 from kept.storage.errors import KeptError
 from tests.sim.nodes_history import HEAL_S, NodesHistory
 from tests.sim.security_checks import SecurityChecks
-from tests.sim.security_clients import ALTER_QUOTAS, Administrator, Judge
+from tests.sim.security_clients import ALTER_QUOTAS, Administrator, Judge, Petitioner
 from tests.sim.world import Violation
 
 ADMINISTRATORS: Final = 3
@@ -108,7 +108,7 @@ class SecurityHistory(NodesHistory):
         """See :meth:`NodesHistory.make_clients`."""
         self.administrators = [Administrator(self, number) for number in range(ADMINISTRATORS)]
         self.writers.extend(self.administrators)  # type: ignore[arg-type]
-        return [*self.administrators, Judge(self)]
+        return [*self.administrators, Petitioner(self), Petitioner(self), Judge(self)]
 
     async def verify(self) -> None:
         """Every node has all that was acknowledged, and tells it."""

@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+from kept.testing import Cluster
 from kept.testing.ports import free_port
 from tests.cli.conftest import Kept
 
@@ -27,6 +28,12 @@ def kafka(kafka_dist: ModuleType, tmp_path: Path) -> Iterator[Kept]:
 @pytest.mark.slow
 def test_apache_kafka(kafka: Kept) -> None:
     from_the_first_acl_to_none(kafka)
+
+
+@pytest.mark.slow
+def test_a_node_of_ours() -> None:
+    with Cluster(**AUTHORIZER) as cluster:
+        from_the_first_acl_to_none(Kept(cluster.bootstrap))
 
 
 def from_the_first_acl_to_none(kept: Kept) -> None:

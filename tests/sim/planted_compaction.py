@@ -105,3 +105,8 @@ plant(
     "the last batch of a producer stays, though it is empty (8)",
     ("kept.compaction.cleaner.survey.producers_by_last_offset", returns(array("q"))),
 )  # fmt: skip
+plant(
+    "tombstones-stay", STAGE, 8, "tombstones",
+    "a tombstone goes when its horizon has passed (6)",
+    ("kept.compaction.cleaner.job.Job.horizon_ms", lambda _: property(lambda _job: 1 << 62)),
+)  # fmt: skip

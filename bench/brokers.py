@@ -38,6 +38,10 @@ class Broker:
     pid: int
     ready_seconds: float
     log_dir: Path
+    tls_port: int = 0
+    """Of a second listener, whose protocol is SSL; 0: there is none."""
+    ca: str = ""
+    """The file with the certificate of who signed this broker's."""
 
     @property
     def bootstrap(self) -> str:
@@ -89,27 +93,41 @@ def wait_ready(port: int, process: subprocess.Popen[bytes], limit_s: float) -> N
 
 
 @contextlib.contextmanager
-def kept(**settings: str) -> Iterator[Broker]:
-    """One kept node on an empty directory."""
+def kept(*, keys: str = "", **settings: str) -> Iterator[Broker]:
+    """One kept node on an empty directory; with the file ``keys`` it has a listener SSL, too."""
     with tempfile.TemporaryDirectory(prefix="bench-kept-") as folder:
-        port = free_port()
-        command = [sys.executable, "-m", "kept", "serve", "--port", str(port), "--data-dir", folder]
+        port, tls_port = free_port(), free_port() if keys else 0
+        command = [sys.executable, "-m", "kept", "serve", "--data-dir", folder]
+        if keys:
+            settings["listeners"] = f"PLAINTEXT://localhost:{port},SSL://localhost:{tls_port}"
+            settings["ssl_keystore_location"] = keys
+        else:
+            command += ["--port", str(port)]
         for name, value in settings.items():
             command += ["--set", f"{name.replace('_', '.')}={value}"]
-        yield from _run("kept", command, port, Path(folder) / "log")
+        yield from _run("kept", command, port, Path(folder) / "log", tls_port)
 
 
 @contextlib.contextmanager
-def kafka(**settings: str) -> Iterator[Broker]:
-    """One Apache Kafka node (broker and controller) on an empty directory, formatted beforehand."""
+def kafka(*, keys: str = "", **settings: str) -> Iterator[Broker]:
+    """One Apache Kafka node (broker and controller) on an empty directory, formatted beforehand;
+    with the file ``keys`` it has a listener SSL, too.
+    """
     with tempfile.TemporaryDirectory(prefix="bench-kafka-") as folder:
-        port = free_port(above=[500])
+        port, tls_port = free_port(above=[500]), free_port() if keys else 0
+        clients = f"PLAINTEXT://127.0.0.1:{port}"
+        if keys:
+            clients += f",SSL://localhost:{tls_port}"
+            settings |= {"ssl_keystore_type": "PEM", "ssl_keystore_location": keys}
+            settings["listener_security_protocol_map"] = (
+                "PLAINTEXT:PLAINTEXT,SSL:SSL,CONTROLLER:PLAINTEXT"
+            )
         properties = {
             "process.roles": "broker,controller",
             "node.id": "0",
             "controller.quorum.voters": f"0@127.0.0.1:{port + 500}",
-            "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{port + 500}",
-            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+            "listeners": f"{clients},CONTROLLER://127.0.0.1:{port + 500}",
+            "advertised.listeners": clients,
             "controller.listener.names": "CONTROLLER",
             "inter.broker.listener.name": "PLAINTEXT",
             "log.dirs": f"{folder}/data",
@@ -119,10 +137,12 @@ def kafka(**settings: str) -> Iterator[Broker]:
         path = Path(folder) / "server.properties"
         path.write_text("".join(f"{k}={v}\n" for k, v in properties.items()))
         subprocess.run(kafka_format(path), check=True, stdout=subprocess.DEVNULL)
-        yield from _run("kafka", kafka_server(path), port, Path(folder) / "data")
+        yield from _run("kafka", kafka_server(path), port, Path(folder) / "data", tls_port)
 
 
-def _run(name: str, command: list[str], port: int, log_dir: Path) -> Iterator[Broker]:
+def _run(
+    name: str, command: list[str], port: int, log_dir: Path, tls_port: int = 0
+) -> Iterator[Broker]:
     started = time.monotonic()
     process = subprocess.Popen(
         command,
@@ -131,7 +151,8 @@ def _run(name: str, command: list[str], port: int, log_dir: Path) -> Iterator[Br
     )
     try:
         wait_ready(port, process, READY_DEADLINE_S)
-        yield Broker(name, "127.0.0.1", port, process.pid, time.monotonic() - started, log_dir)
+        ready_s = time.monotonic() - started
+        yield Broker(name, "127.0.0.1", port, process.pid, ready_s, log_dir, tls_port)
     finally:
         process.send_signal(signal.SIGTERM)
         try:

@@ -18,6 +18,7 @@ import failover
 import loop_stalls
 import replicated
 import size
+import tls
 import transactions
 from baseline import FLOOR
 from harness import Row
@@ -248,6 +249,8 @@ Measured so often: kept {kept}, Kafka {kafka}, in the order below; the 95th perc
 second largest.
 
 **Transactions.** {_said(transactions)}
+
+**TLS.** {_said(tls)}
 
 **Partitions.** {_said(size)}
 

@@ -33,6 +33,7 @@ import single
 import size
 import spark
 import three_node_clusters
+import tls
 import transactions
 from harness import Bench
 from report import RESULT, plot, table
@@ -78,12 +79,17 @@ ONE_TRANSACTIONAL: dict[str, Opener] = {
     "kept": brokers.kept,
     "kafka": lambda: brokers.kafka(**transactions.SETTINGS),
 }
+ONE_SECURED: dict[str, Opener] = {
+    "kept": lambda: tls.both("kept"),
+    "kafka": lambda: tls.both("kafka"),
+}
 SECTIONS: dict[str, Section] = {
     **{name: each(ONE, measure) for name, measure in single.SECTIONS.items()},
     "cluster": each(THREE_TIDY, replicated.cluster),
     "failover": each(THREE, failover.failover),
     "transactions": each(ONE_TRANSACTIONAL, transactions.transactions),
     "transactions-three": each(THREE, transactions.transactions_of_three),
+    "tls": each(ONE_SECURED, tls.tls),
     "partitions": each({"kept": three_node_clusters.kept}, size.partitions),
     "following": ours(compaction_x3.following),
     "thrice": ours(compaction_x3.thrice),

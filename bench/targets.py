@@ -44,6 +44,8 @@ GOALS: dict[tuple[str, str], float | str] = {
     ("transaction of three nodes, 1 partition, commit p50", "ms"): 3.0,
     ("transaction of three nodes, 1 partition", "CPU-ms"): 3.0,
     ("memory of a known transactional id", "B"): 400,
+    ("produce 16 KiB, TLS", "CPU-s/GB"): 1.6,
+    ("fetch 1 MiB, TLS", "CPU-s/GB"): 0.9,
     ("fence, 100000 partitions", "CPU-ms"): 1000,
     ("memory of a node per idle partition", "KB"): 20,
     ("longest stall of a loop, 3000 partitions, idle", "ms"): 2,

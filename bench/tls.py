@@ -1,0 +1,127 @@
+"""Records over TLS 1.3, beside the same records without.
+
+One connection of Python's ``ssl``, which sends a request as a few records of TLS, eight requests in
+flight; no client certificates. Both listeners belong to one node, and both ways are measured in
+turn, so that the difference is what TLS costs. Clients that make a record of TLS of each record of
+Kafka's (librdkafka) cost the node more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import ssl
+import struct
+import tempfile
+import time
+from collections.abc import Iterator
+
+import brokers
+from brokers import Broker
+from confluent_kafka.admin import AdminClient, NewTopic
+from harness import Bench
+
+from kept.client.protocol.api_keys import ApiKey
+from kept.client.protocol.messages import encode_request
+from kept.client.security.tls import client_context, tls_config
+from kept.node.config.local_certificates import LocalCertificates
+from kept.storage.records import build_batch
+
+PRODUCED = (("1 KiB", 1024, 30_000), ("16 KiB", 16 * 1024, 20_000))
+FETCHED_BYTES = 1 << 20
+FETCHES = 1000
+IN_FLIGHT = 8
+TOPIC = "secured"
+
+
+@contextlib.contextmanager
+def both(opener: str) -> Iterator[Broker]:
+    """A broker with a listener of each kind, and certificates made on the spot."""
+    with tempfile.TemporaryDirectory(prefix="bench-tls-") as folder:
+        certificates = LocalCertificates(folder)
+        with getattr(brokers, opener)(keys=certificates.path("node")) as broker:
+            broker.ca = certificates.ca_path
+            yield broker
+
+
+def tls(bench: Bench, broker: Broker) -> None:
+    """Produce and fetch, without TLS and with it."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(60)
+    for way in ("plain", "TLS"):
+        for name, size, whole in PRODUCED:
+            count = max(1000, int(whole * bench.scale))
+            _produce(_connect(broker, way), size, count)  # what is measured runs on warm code
+            before = broker.cpu_seconds()
+            sent = _produce(_connect(broker, way), size, count)
+            spent = broker.cpu_seconds() - before
+            bench.add("TLS", f"produce {name}, {way}", broker.name, "CPU-us", 1e6 * spent / count)
+            bench.add("TLS", f"produce {name}, {way}", broker.name, "CPU-s/GB", spent / sent * 1e9)
+    for way in ("plain", "TLS"):
+        before = broker.cpu_seconds()
+        got = _fetch(_connect(broker, way), max(100, int(FETCHES * bench.scale)))
+        spent = broker.cpu_seconds() - before
+        bench.add("TLS", f"fetch 1 MiB, {way}", broker.name, "CPU-s/GB", spent / got * 1e9)
+
+
+def _connect(broker: Broker, way: str) -> socket.socket:
+    port = broker.port if way == "plain" else broker.tls_port
+    sock = socket.create_connection((broker.host, port), 60)
+    if way == "plain":
+        return sock
+    context = client_context(tls_config({"ssl.truststore.location": broker.ca}))
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    return context.wrap_socket(sock, server_hostname="localhost")
+
+
+def _produce(sock: socket.socket, size: int, count: int) -> int:
+    """Requests of one batch each; the bytes sent."""
+    batch = build_batch([(int(time.time() * 1000), b"key", os.urandom(size - 80), ())])
+    partition = {"index": 0, "records": batch}
+    topic = {"name": TOPIC, "topic_id": None, "partition_data": [partition]}
+    values = {"transactional_id": None, "acks": 1, "timeout": 60_000, "topic_data": [topic]}
+    frame = encode_request(ApiKey.PRODUCE, 9, 1, "bench", values)
+    answer = memoryview(bytearray(4096))
+    # One thread: of two, one would write while the other reads, which OpenSSL does not allow.
+    for sent in range(count + IN_FLIGHT):
+        if sent >= IN_FLIGHT:
+            (length,) = struct.unpack(">i", _read(sock, answer[:4]))
+            _read(sock, answer[:length])
+        if sent < count:
+            sock.sendall(frame)
+    sock.close()
+    return count * len(frame)
+
+
+def _fetch(sock: socket.socket, count: int) -> int:
+    """Fetches of one partition, each a piece further; the bytes that came."""
+    buffer = memoryview(bytearray(2 * FETCHED_BYTES))
+    total = 0
+    for i in range(count):
+        partition = {
+            "partition": 0, "fetch_offset": 30 * i, "partition_max_bytes": FETCHED_BYTES,
+            "current_leader_epoch": -1,
+        }  # fmt: skip
+        values = {
+            "replica_id": -1, "max_wait": 0, "min_bytes": 1, "max_bytes": FETCHED_BYTES,
+            "isolation_level": 0, "session_id": 0, "session_epoch": -1, "rack_id": "",
+            "topics": [{"topic": TOPIC, "topic_id": None, "partitions": [partition]}],
+            "forgotten_topics_data": (),
+        }  # fmt: skip
+        sock.sendall(encode_request(ApiKey.FETCH, 11, i, "bench", values))
+        (length,) = struct.unpack(">i", _read(sock, buffer[:4]))
+        _read(sock, buffer[:length])
+        total += length
+    sock.close()
+    return total
+
+
+def _read(sock: socket.socket, into: memoryview) -> memoryview:
+    done = 0
+    while done < len(into):
+        read = sock.recv_into(into[done:])
+        if not read:
+            raise ConnectionError("the broker closed the connection")
+        done += read
+    return into

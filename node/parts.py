@@ -70,7 +70,6 @@ from kept.node.replicas.role_changes import RoleChanges
 from kept.node.runtime.connection_quota import ConnectionQuota
 from kept.node.runtime.counters import Counters
 from kept.node.runtime.fd_quota import OpenFiles
-from kept.node.runtime.logging import log
 from kept.node.runtime.memory_budget import BudgetShare, MemoryBudget
 from kept.node.runtime.runtime import Runtime
 from kept.node.runtime.shutdown import Shutdown
@@ -454,14 +453,6 @@ class NodeParts:
         )
 
     def _build_listeners(self, config: NodeConfig) -> None:
-        def serve_grpc(connection: HandedOver, first_bytes: bytes) -> None:
-            if not connection.session.is_unrestricted:
-                log.warning("gRPC is not served where ACLs decide", peer=connection.host)
-                connection.transport.abort()
-                connection.closed()
-                return
-            self.grpc.take_over(connection.transport, first_bytes, connection.closed)
-
         def serve_node(connection: HandedOver, first_bytes: bytes) -> None:
             self.peers.accept(connection.transport, first_bytes, connection.closed)
 
@@ -474,7 +465,7 @@ class NodeParts:
                 self.server,
                 address,
                 self.client_connections,
-                {**http, HTTP2: serve_grpc},
+                {**http, HTTP2: self.grpc.take_over},
                 new_protocol=SaslHandshake if address.protocol in SASL_PROTOCOLS else None,
                 tls=tls.get(address),
             )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kept.node.admin.services import AdminServices
     from kept.node.config.live_config import LiveConfig
     from kept.node.grpc.server import Server
+    from kept.node.kafka.listener import HandedOver
     from kept.node.runtime.runtime import Runtime
 
 NOISE_INTERVAL_S: Final = 10.0
@@ -44,15 +45,16 @@ class LazyServer:
         self._quiet_until = 0.0
         self._stopped = False
 
-    def take_over(self, transport: Any, first_bytes: bytes, closed: Callable[[], None]) -> None:
-        """A connection that speaks HTTP/2; ``closed`` is called when it is closed."""
+    def take_over(self, connection: HandedOver, first_bytes: bytes) -> None:
+        """A connection that speaks HTTP/2."""
+        transport = connection.transport
         transport.pause_reading()
         self._transports = {t for t in self._transports if not t.is_closing()}
         if self._stopped or len(self._transports) >= self.config.current.grpc_max_connections:
             self._refuse(transport)
             return
         self._transports.add(transport)
-        task = self.runtime.loop.create_task(self._join(transport, first_bytes, closed))
+        task = self.runtime.loop.create_task(self._join(connection, first_bytes))
         self._joining.add(task)
         task.add_done_callback(self._joining.discard)
 
@@ -64,7 +66,8 @@ class LazyServer:
             limit = self.config.current.grpc_max_connections
             log.warning("connection refused", setting="kept.grpc.max.connections", limit=limit)
 
-    async def _join(self, transport: Any, first_bytes: bytes, closed: Callable[[], None]) -> None:
+    async def _join(self, connection: HandedOver, first_bytes: bytes) -> None:
+        transport = connection.transport
         try:
             server = await self._started()
         except KeptError as error:
@@ -75,7 +78,13 @@ class LazyServer:
             transport.abort()
             raise
         if not transport.is_closing():
-            await splice(transport, first_bytes, server.path, closed)
+            name = server.callers.enter(connection)
+
+            def closed() -> None:
+                server.callers.leave(name)
+                connection.closed()
+
+            await splice(transport, first_bytes, server.path, closed, name)
 
     async def _started(self) -> Server:
         if self._server is None:

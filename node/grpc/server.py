@@ -12,7 +12,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import kept.node.admin.services  # noqa: F401 - takes long; this module is imported in a thread
+from kept.node.config.security_checks import is_secured
 from kept.node.grpc import broker, grpc_options, health
+from kept.node.grpc.call_authorizer import CallAuthorizer
+from kept.node.grpc.callers import Callers
 from kept.node.grpc.reflection import Symbols
 from kept.node.grpc.socket_directory import PrivateServer
 
@@ -41,6 +44,7 @@ class Server:
         self._services = services
         self._client = services.new_client()
         self._private = PrivateServer(SOCKET)
+        self.callers = Callers()
 
     @property
     def path(self) -> str:
@@ -51,8 +55,12 @@ class Server:
         """Answer. Raises MachineError."""
         services = self._services
         limit = services.config.current.grpc_max_requests
+        # Where nobody logs in and everything is allowed there is nothing to ask.
+        secured = is_secured(services.config.current)
         server = grpc.aio.server(
-            options=options(services.config.current), maximum_concurrent_rpcs=limit
+            options=options(services.config.current),
+            maximum_concurrent_rpcs=limit,
+            interceptors=[CallAuthorizer(self.callers)] if secured else [],
         )
         clients = broker.Broker(
             runtime=services.runtime,

@@ -8,6 +8,8 @@ cannot write, so that nothing piles up; either side's end is the other's.
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
@@ -55,8 +57,10 @@ def splice(
     first_bytes: bytes,
     path: str,
     closed: Callable[[], None] | None = None,
+    name: str = "",
 ) -> Coroutine[Any, Any, None]:
-    """Join ``transport``, of which ``first_bytes`` were read, with a unix socket.
+    """Join ``transport``, of which ``first_bytes`` were read, with a unix socket; the connection to
+    it comes from ``name`` in the same directory, if there is one.
 
     It is taken over at once; the coroutine does the rest. It is closed when the socket takes
     nobody. ``closed`` is called when it is closed, by whichever side.
@@ -64,16 +68,20 @@ def splice(
     transport.pause_reading()
     outer = _End(transport, closed)
     transport.set_protocol(outer)
-    return _join(outer, first_bytes, path)
+    return _join(outer, first_bytes, path, name)
 
 
-async def _join(outer: _End, first_bytes: bytes, path: str) -> None:
+async def _join(outer: _End, first_bytes: bytes, path: str, name: str) -> None:
     transport = outer.transport
     inner = _End()
     inner.other = outer  # before it is connected: gRPC's server speaks first
     try:
         loop = asyncio.get_running_loop()
-        inner_transport, _ = await loop.create_unix_connection(lambda: inner, path)
+        if not name:
+            inner_transport, _ = await loop.create_unix_connection(lambda: inner, path)
+        else:
+            sock = await _connected(path, name)
+            inner_transport, _ = await loop.create_unix_connection(lambda: inner, sock=sock)
     except OSError:
         transport.abort()
         return
@@ -89,3 +97,22 @@ async def _join(outer: _End, first_bytes: bytes, path: str) -> None:
     outer.other = inner
     inner_transport.write(first_bytes)
     transport.resume_reading()
+
+
+async def _connected(path: str, name: str) -> socket.socket:
+    """A socket that is bound to ``name`` beside ``path``, and connected with it. The name is gone
+    from the directory then; gRPC has it still.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    bound = f"{path.rpartition('/')[0]}/{name}"
+    try:
+        sock.setblocking(False)
+        sock.bind(bound)
+        try:
+            await asyncio.get_running_loop().sock_connect(sock, path)
+        finally:
+            os.unlink(bound)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

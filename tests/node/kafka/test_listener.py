@@ -16,7 +16,7 @@ from kept.node.kafka.handshake_timeout import HandshakeTimeouts
 from kept.node.kafka.listener import PROBE_CONNECTIONS, HandedOver, Listener, may_change_voters
 from kept.node.parts import NodeParts
 from kept.node.runtime.connection_quota import ConnectionQuota
-from kept.node.security.session import ALLOW_ALL, Session
+from kept.node.security.session import Session
 from kept.storage.errors import ConfigurationError
 from tests.support.parts import Given
 
@@ -259,15 +259,12 @@ def test_http_has_its_server_on_every_listener(method, parts) -> None:
 
 def test_grpc_and_nodes_go_to_who_serves_them_there(parts, monkeypatch) -> None:
     clients, nodes = parts.all_listeners
-    for found, words, server, method in (
-        (clients, b"PRI ", parts.grpc, "take_over"),
-        (nodes, b"KEPT", parts.peers, "accept"),
-    ):
-        calls: list[Any] = []
-        monkeypatch.setattr(server, method, lambda *given, calls=calls: calls.append(given))
-        taken = HandedOver(found, object(), Session(host=HERE, authorizer=ALLOW_ALL))
-        found.takeovers[words](taken, words)
-        assert calls == [(taken.transport, words, taken.closed)]
+    assert clients.takeovers[b"PRI "] == parts.grpc.take_over
+    calls: list[Any] = []
+    monkeypatch.setattr(parts.peers, "accept", lambda *given: calls.append(given))
+    taken = HandedOver(nodes, object(), Session(host=HERE))
+    nodes.takeovers[b"KEPT"](taken, b"KEPT")
+    assert calls[0][:2] == (taken.transport, b"KEPT")
     assert b"KEPT" not in clients.takeovers
     assert b"PRI " not in nodes.takeovers, "nodes speak no gRPC"
 

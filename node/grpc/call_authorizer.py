@@ -1,0 +1,183 @@
+"""What is asked before a gRPC call is served, and who makes it.
+
+The server sits behind a unix socket (``kept.node.grpc.splice``): each client's connection comes
+from a name of its own there, by which gRPC tells it, and :class:`Callers` knows whose it is. A call
+may carry a user and a password (metadata ``authorization``: Basic) instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from grpc_health.v1 import health_pb2
+from msgspec import Struct
+
+from kept.cluster.security.acls import ANONYMOUS, AclOperation, AclResourceType
+from kept.node.grpc import grpc_options  # noqa: F401 - before grpc
+from kept.node.grpc.status_codes import parsed
+from kept.node.http.server import parse_basic
+from kept.node.proto import broker_pb2
+from kept.node.security.access import CLUSTER, Open
+from kept.storage.errors import InvalidRequest, InvariantViolation
+
+# isort: split
+import grpc
+import grpc.aio
+from grpc_reflection.v1alpha import reflection_pb2
+
+if TYPE_CHECKING:
+    from kept.node.grpc.callers import Callers
+    from kept.node.security.session import Session
+
+CHECK_S: Final = 1.0
+"""How often it is asked anew whether a stream may go on."""
+
+
+class OnTopic(Struct, frozen=True):
+    """A question about the topic that a request of a kind names. Who may do ``cluster`` on the
+    cluster is not asked.
+    """
+
+    operation: AclOperation
+    kind: Any
+    cluster: AclOperation | None = None
+
+    def allows(self, session: Session, topic: str) -> bool:
+        """Whether the call is served."""
+        if self.cluster is not None and session.may(self.cluster, *CLUSTER, audited=False):
+            return True
+        return session.may(self.operation, AclResourceType.TOPIC, topic)
+
+
+class Known(Struct, frozen=True):
+    """Whoever has said who he is."""
+
+
+METHODS: Final[dict[str, Open | Known | OnTopic]] = {
+    "/broker.Broker/CreateTopic": OnTopic(
+        AclOperation.CREATE, broker_pb2.CreateTopicRequest, AclOperation.CREATE
+    ),
+    "/broker.Broker/Produce": OnTopic(AclOperation.WRITE, broker_pb2.ProduceRequest),
+    "/broker.Broker/Consume": OnTopic(AclOperation.READ, broker_pb2.ConsumeRequest),
+    "/grpc.health.v1.Health/Check": Open(),
+    "/grpc.health.v1.Health/List": Open(),
+    "/grpc.health.v1.Health/Watch": Open(),
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Known(),
+}
+"""By full name; a method of these services without a row stops the start."""
+
+
+def check_methods() -> None:
+    """Raises InvariantViolation for a method of a service here without a row."""
+    for file in (broker_pb2, health_pb2, reflection_pb2):
+        for service in file.DESCRIPTOR.services_by_name.values():
+            for method in service.methods:
+                name = f"/{service.full_name}/{method.name}"
+                if name not in METHODS:
+                    raise InvariantViolation(f"gRPC method {name}: nothing says who may call it")
+
+
+class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """See the module."""
+
+    def __init__(self, callers: Callers) -> None:
+        check_methods()
+        self._callers = callers
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: Any
+    ) -> Any:
+        """The handler of a method, which is called once it was asked whether it may be."""
+        handler = await continuation(details)
+        if handler is None:
+            return None
+        access = METHODS.get(details.method)
+        serve = handler.unary_unary or handler.unary_stream or handler.stream_stream
+        if serve is None or access is None:
+            return grpc.unary_unary_rpc_method_handler(_refuse)
+        make: Any = grpc.stream_stream_rpc_method_handler
+        if not handler.request_streaming:
+            make = grpc.unary_unary_rpc_method_handler
+            if handler.response_streaming:
+                make = grpc.unary_stream_rpc_method_handler
+        guarded: Any = self._generator(serve, access)
+        if not inspect.isasyncgenfunction(serve):
+            guarded = self._coroutine(serve, access)
+        return make(guarded, handler.request_deserializer, handler.response_serializer)
+
+    def _coroutine(self, serve: Any, access: Any) -> Any:
+        async def guarded(request: Any, context: Any) -> Any:
+            still_allowed = await self._admit(access, request, context)
+            call = asyncio.ensure_future(serve(request, context))
+            try:
+                while not (await asyncio.wait({call}, timeout=CHECK_S))[0]:
+                    if not still_allowed():
+                        await _end(context, *_TAKEN_AWAY)
+                return await call
+            finally:
+                call.cancel()
+
+        return guarded
+
+    def _generator(self, serve: Any, access: Any) -> Any:
+        async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
+            await self._admit(access, request, context)
+            async for message in serve(request, context):
+                yield message
+
+        return guarded
+
+    async def _admit(self, access: Any, request: Any, context: Any) -> Callable[[], bool]:
+        """Let a call pass, or end it. Gives what says whether it may still go on."""
+        if isinstance(access, Open):
+            return lambda: True
+        session = await self._session(context)
+        if session.is_unrestricted:
+            return lambda: True
+        if isinstance(access, Known):
+            if session.principal == ANONYMOUS:
+                await _end(context, *_LOG_IN)
+            return lambda: True
+        try:
+            topic = parsed(access.kind, request).topic
+        except InvalidRequest as error:
+            await _end(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        if not access.allows(session, topic):
+            what = f"{session.principal} may not {access.operation.name.lower()} topic {topic}"
+            if session.principal == ANONYMOUS:
+                await _end(context, grpc.StatusCode.UNAUTHENTICATED, f"{what}; {_LOG_IN[1]}")
+            await _end(context, grpc.StatusCode.PERMISSION_DENIED, what)
+        loop = asyncio.get_running_loop()
+        return lambda: loop.time() < session.expires_at and access.allows(session, topic)
+
+    async def _session(self, context: Any) -> Session:
+        caller = self._callers.of(context.peer())
+        if caller is None:
+            await _end(context, *_LOG_IN)
+        listener = caller.listener
+        given = [value for key, value in context.invocation_metadata() if key == "authorization"]
+        if not listener.asks_login and (not given or caller.session.is_unrestricted):
+            return caller.session
+        session: Session | None = None
+        if len(given) == 1:
+            user, password = parse_basic(str(given[0]).encode())
+            session = await listener.authenticate_password(caller.transport, user, password)
+        if session is None:
+            await _end(context, grpc.StatusCode.UNAUTHENTICATED, "who you are was not believed")
+        return session
+
+
+_LOG_IN: Final = grpc.StatusCode.UNAUTHENTICATED, "log in with a user and a password"
+_TAKEN_AWAY: Final = grpc.StatusCode.PERMISSION_DENIED, "the right to do this was taken away"
+
+
+async def _refuse(_request: Any, context: Any) -> None:
+    await _end(context, grpc.StatusCode.PERMISSION_DENIED, "nothing says who may call this")
+
+
+async def _end(context: Any, status: Any, message: str) -> NoReturn:
+    await context.abort(status, message)
+    raise InvariantViolation("abort came back")

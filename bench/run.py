@@ -22,6 +22,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import authorization
 import baseline
 import brokers
 import compaction_x3
@@ -94,6 +95,7 @@ SECTIONS: dict[str, Section] = {
     "following": ours(compaction_x3.following),
     "thrice": ours(compaction_x3.thrice),
     "controller": ours(size.image),
+    "authorization": ours(authorization.authorization),
     "stalls": ours(loop_stalls.stalls),
     "spark": spark.spark,
 }

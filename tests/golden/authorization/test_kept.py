@@ -10,6 +10,7 @@ import pytest
 
 from kept.testing import Cluster
 from kept.testing.ports import free_port
+from tests.golden.authorization import asked as table
 from tests.golden.authorization.asked import ASKED, CASES, Asked
 from tests.golden.authorization.record import GOLDEN, PLAIN
 from tests.golden.authorization.world import PASSWORD, World, log_in, unfold
@@ -35,6 +36,9 @@ OTHER_REFUSAL = {
     "Produce with a transactional id": "here topics are looked at first, in Kafka the id"
 }
 """Requests that are refused here as there, with another of several codes, and why."""
+BY_ID = {(0, 13), *((1, version) for version in range(13, 19)), (3, 12), (3, 13), (8, 10), (9, 10)}
+"""APIs and versions that name topics by id: as in Kafka, an id that no topic has is told."""
+TELLS_ITS_OWN = {"Metadata of ids", "DeleteTopics of ids"}
 REFUSALS = (29, 30, 31, 53)
 
 
@@ -82,6 +86,25 @@ def differences(world: World, cases: Iterable[str], *, newest: bool) -> Answers:
 
 def test_the_newest_versions_with_no_binding_and_with_all(world: World) -> None:
     _check(differences(world, ("nothing", "all"), newest=True))
+
+
+def test_topics_that_are_not_there_are_answered_as_those_of_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Byte by byte, but for the name: ``secret`` is there, ``absent`` is not."""
+    world.set("nothing")
+    monkeypatch.setitem(world.ids, "absent", table.NOWHERE)
+    compared = {}
+    for asked in ASKED:
+        versions = [v for v in _versions(asked, world) if (asked.api, v) not in BY_ID]
+        if not versions or asked.name in TELLS_ITS_OWN:
+            continue
+        frames = compared[asked.name] = set()
+        for name in ("secret", "absent"):
+            monkeypatch.setattr(table, "NAMES", (name,))
+            frames.add(world.frame(asked, versions[-1]).replace(b"secret", b"absent"))
+    assert len(compared) > 50
+    assert not {name: frames for name, frames in compared.items() if len(frames) > 1}
 
 
 @pytest.mark.slow

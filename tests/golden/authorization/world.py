@@ -206,6 +206,12 @@ class World:
             self.mend()
         return text
 
+    def frame(self, asked: Asked, version: int) -> bytes:
+        """The bytes of the answer behind its number."""
+        self._asker.send(asked.api, version, **asked.values(version, self.ids))
+        self._asker.sent.clear()
+        return self._asker.frame()[4:]
+
 
 Recorded = dict[str, dict[str, dict[str, str]]]
 """Request -> versions (``3-7``) -> answer -> cases, with ``;`` between them; the answer of most has

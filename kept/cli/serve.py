@@ -104,11 +104,17 @@ def serve(
         )  # fmt: skip
 
     if check:
-        from kept.node.config.preflight import check_addresses, check_directories, check_tls
+        from kept.node.config.preflight import (
+            check_addresses,
+            check_directories,
+            check_first_users,
+            check_tls,
+        )
         from kept.node.config.security_checks import security_warnings
 
         check_addresses(config)
         check_directories(config)
+        check_first_users(config)
         check_tls(config)
         if adopt:
             take_over()

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from kept.client.security.distinguished_names import PrincipalMapper
 from kept.client.security.tls import server_context, tls_config
+from kept.cluster.metadata.wal import WAL_NAME
+from kept.node.config.bootstrap_scram import founding_records
 from kept.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -63,6 +65,14 @@ def check_tls(config: NodeConfig) -> None:
                 PrincipalMapper(own.ssl_principal_mapping_rules)
             except ConfigurationError as error:
                 raise ConfigurationError(f"listener {listener.name}: {error}") from None
+
+
+def check_first_users(config: NodeConfig) -> None:
+    """Raises ConfigurationError for a password of ``kept.bootstrap.scram`` that cannot be read,
+    where this node may form a cluster.
+    """
+    if not os.path.exists(f"{config.metadata_log_dir}/{WAL_NAME}"):
+        founding_records(config.bootstrap_scram)
 
 
 def _resolve(setting: str, listener: Listener) -> str:

@@ -16,6 +16,7 @@ from kept.node.config.bootstrap_scram import (
     parse_bootstrap_scram,
 )
 from kept.node.config.node_config import NodeConfig
+from kept.node.config.preflight import check_first_users
 from kept.node.node import Node
 from kept.storage.errors import ConfigurationError
 
@@ -133,6 +134,17 @@ def test_a_new_cluster_begins_with_its_users_and_a_restart_resets_nothing(tmp_pa
     started(tmp_path / "data", "SCRAM-SHA-512=[name=eve,password=x]")
     said = capfd.readouterr().err
     assert "kept.bootstrap.scram has a password=" in said
+
+
+def test_the_check_reads_passwords_where_a_cluster_may_begin(tmp_path) -> None:
+    text = f"SCRAM-SHA-512=[name=admin,password-file={tmp_path}/none]"
+    given = ({"kept.bootstrap.scram": text}, {})
+    config = NodeConfig.load(None, *given, port=0, data_dir=str(tmp_path))
+    with pytest.raises(ConfigurationError, match="none: No such file"):
+        check_first_users(config)
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta" / "metadata.wal").touch()
+    check_first_users(config)
 
 
 def test_no_node_begins_without_the_password_that_it_was_given_a_file_for(tmp_path) -> None:

@@ -107,12 +107,15 @@ class Logins:
         """
         settings = self.settings(listener)
         expected = settings.plain_users.get(user)
-        if expected is not None:
-            return hmac.compare_digest(expected.encode(), password.encode())
+        right = expected is not None and hmac.compare_digest(expected.encode(), password.encode())
         stored = settings.stored_passwords
         if not plain:
             stored = stored or any(name in SCRAM_MECHANISMS for name in settings.mechanisms)
-        return stored and await self.passwords.matches(host, user, password)
+        if right or not stored:
+            return right
+        # Also for a user of the file: a wrong password takes as long whoever it is for.
+        matches = await self.passwords.matches(host, user, password)
+        return matches and expected is None
 
 
 def _nothing(*_: object) -> None:

@@ -446,6 +446,7 @@ def test_passwords_of_stored_credentials_serve_plain_where_that_is_set(secure) -
             ("ada", "pencil", "none"),
             ("root", '"r=;', "none"),
             ("sue", "Pencil", "sasl_authentication_failed"),
+            ("root", "pencil", "sasl_authentication_failed"),
             ("nobody", "pencil", "sasl_authentication_failed"),
         ):
             async with Peer(lone) as peer:

@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 import pytest
 
+from kept.client.bootstrap import Bootstrap, read_security
 from kept.client.client import Client
 from kept.client.security.jaas import parse_jaas
 from kept.client.security.security import Security
+from kept.pipeline import jobs
 from kept.testing import Cluster
 from tests.support.secured import SecuredKafka, client_properties
 from tests.support.secured import password as password_of
@@ -110,3 +112,15 @@ def test_a_wrong_password_ends_the_job_and_is_not_shown(spark, secured):
     with pytest.raises(Exception, match=f"{secured.user} was not believed by SASL") as caught:
         spark.read.format("kept").options(**wrong, subscribe="t").load().collect()
     assert secured.secret not in "".join(traceback.format_exception(caught.value))
+
+
+def test_jobs_read_by_a_file_that_every_machine_has(spark, secured, given, topic):
+    path = given.get("kept.command.config")
+    if path is None:  # a job is told by a file alone
+        return
+    where = Bootstrap(secured.bootstrap, read_security(path), path)
+    rows = spark.range(10).selectExpr(
+        "CAST(id % 3 AS STRING) AS key", "CAST(id AS STRING) AS value"
+    )
+    rows.write.format("kept").mode("append").options(**given, topic=topic).save()
+    assert jobs.table(spark, where, topic).count() == 3

@@ -122,8 +122,9 @@ class JsonApi:
         if 200 <= status < 300:
             return value
         if status == UNAUTHORIZED:
-            who = self.security.user or "who one is has to be said, and it"
-            raise HttpFailed(f"{self.endpoint}: {method} {url}: {who} was not believed", status)
+            user = self.security.user
+            why = f"{user} was not believed" if user else "who one is has to be said: a login"
+            raise HttpFailed(f"{self.endpoint}: {method} {url}: {why}", status)
         said = value.get("error") if isinstance(value, dict) else None
         if isinstance(said, dict):
             said = said.get("message")

@@ -10,6 +10,9 @@ import pytest
 from kept.cli.shell import run
 from kept.client.client import OutRecord
 from kept.client.core.authorization_errors import NotAuthorized
+from kept.client.core.metadata import Endpoint
+from kept.client.json_api import HttpFailed, JsonApi
+from kept.client.security.security import Security
 from kept.storage.errors import ConfigurationError
 from kept.testing import Cluster
 
@@ -61,6 +64,20 @@ def test_commands_say_who_may_not_do_what(secured, capfdbinary):
     where = ("--bootstrap", secured.bootstrap, "--command-config", secured.command_config("bob"))
     assert run(["topic", "describe", topic, *where]) == 1
     assert f"(User:bob lacks Describe on topic {topic};".encode() in capfdbinary.readouterr().err
+
+
+def test_http_asks_for_the_same_login(secured):
+    endpoint = Endpoint(secured.host(), secured.port())
+    assert JsonApi(endpoint, security=secured.security()).get("cluster")["ready"]
+    with pytest.raises(HttpFailed, match="User:bob may not describe cluster"):
+        JsonApi(endpoint, security=secured.security("bob")).get("cluster")
+    properties = secured.client_properties("bob")
+    properties["sasl.jaas.config"] = properties["sasl.jaas.config"].replace('";', 'x";')
+    with pytest.raises(HttpFailed, match="GET /api/v1/cluster: bob was not believed") as caught:
+        JsonApi(endpoint, security=Security(properties)).get("cluster")
+    assert caught.value.status == 401
+    with pytest.raises(HttpFailed, match="who one is has to be said"):
+        JsonApi(endpoint).get("cluster")
 
 
 def test_other_protocols_are_refused_and_what_is_of_security_is_not_there_without_it():

@@ -23,6 +23,7 @@ from kept.node.config.sources import Sugar, gather, located
 from kept.node.config.topic_config import default_from_broker, validate_topic
 from kept.node.config.unsupported_settings import REFUSED_PREFIXES
 from kept.storage.errors import ConfigurationError, InvalidConfig
+from kept.storage.types import MAX_INT32
 
 DEFAULT_DATA_DIR: Final = "./data"
 
@@ -147,6 +148,11 @@ class NodeConfig(NodeSettings):
             for layer in (self.dynamic_own, self.dynamic_default)
         ]
         return NodeConfig({**self.given, **own}, dynamic_own=dynamic[0], dynamic_default=dynamic[1])
+
+    def own_max_connections(self, name: str) -> int:
+        """How many connections a listener may have, whatever the others have."""
+        text = self._of_listeners.get(name.lower(), {}).get("max.connections")
+        return MAX_INT32 if text is None else int(BROKER_SETTINGS["max.connections"].parse(text))
 
     def tls_client_auth(self, listener: Listener) -> str:
         """``none``, ``requested`` or ``required``: whether clients of a listener show a

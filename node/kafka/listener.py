@@ -168,6 +168,7 @@ class Listener:
         self.probes = HandshakeTimeouts(context.runtime.loop, PROBE_S, PROBE_CONNECTIONS)
         """Connections beyond a limit of which it is not known whether they are probes."""
         self.takeovers = takeovers
+        self.own_max_connections = config.own_max_connections(address.name)
         self.served = api.served()
         self.max_frame_bytes = config.socket_request_max_bytes
         self.max_entries = config.request_max_entries
@@ -395,6 +396,9 @@ class Listener:
             if quota.count >= limit or open_files.nearly_out(fd):
                 self._make_room()
             return ("kept.node.max.connections", limit) if quota.count >= limit else ("", 0)
+        limit = self.own_max_connections
+        if len(self.connections) + len(self.handed_over) + len(self.logging_in) >= limit:
+            return f"listener.name.{self.name.lower()}.max.connections", limit
         if quota.count >= config.max_connections:
             return "max.connections", config.max_connections
         limit = open_files.connection_limit(config.max_connections)

@@ -105,6 +105,17 @@ def test_connections_are_bounded_over_all_clients_listeners(capfd) -> None:
     assert not refused(two) and refused(two)
 
 
+def test_a_listener_may_have_a_limit_of_its_own(capfd) -> None:
+    site = Site(listener_name_plaintext_max_connections="2")
+    one, two = site.listener(), site.listener()
+    two.own_max_connections = 100
+    first, *_ = admitted(one, HERE, HERE)
+    assert refused(one) and not refused(two)
+    assert "setting=listener.name.plaintext.max.connections limit=2" in capfd.readouterr().err
+    one.leave(first)  # type: ignore[arg-type]
+    assert not refused(one) and refused(one)
+
+
 def test_connections_are_bounded_for_each_address_alone(capfd) -> None:
     site = Site(max_connections="100", max_connections_per_ip="2")
     found = site.listener()

@@ -179,3 +179,25 @@ def test_fetches_of_sessions_are_counted_while_they_are_parked_and_followers_alw
     for _ in range(most + (replica >= 0)):
         sessions.unpark(session)
     assert sessions.held_partitions == 0
+
+
+def test_a_session_belongs_to_the_principal_that_opened_it():
+    sessions = cache()
+    _, ada = sessions.open(request(), False, 0, "User:ada")
+    for stranger in ("User:eve", "User:ANONYMOUS", ""):
+        assert sessions.open(request(ada.id, 1), False, 0, stranger) == (70, None)
+        sessions.open(request(ada.id, fs.FINAL_EPOCH), False, 0, stranger)
+    assert sessions.open(request(ada.id, 1), False, 0, "User:ada") == (0, ada)
+
+
+def test_after_a_change_of_access_a_consumers_session_reads_all_of_it_once():
+    sessions = cache()
+    topics = [(b"t", [FetchPartition(0, 0, 1), FetchPartition(1, 0, 1)])]
+    _, session = sessions.open(request(topics=topics), False, 0)
+    session.due.clear()
+    sessions.access_changed()
+    session.recheck_all()
+    assert set(session.due) == {(b"t", 0), (b"t", 1)}
+    session.due.clear()
+    session.recheck_all()
+    assert not session.due

@@ -113,7 +113,12 @@ class RequestContext:
     ) -> bool:
         """Whether whoever makes the request may do something with a resource."""
         self.questions += 1
-        return self.session.may(operation, resource_type, name, audited=audited)
+        return self.session.may(operation, resource_type, name, audited=audited, api=self.api_name)
+
+    @property
+    def api_name(self) -> str:
+        """The API's name, as the audit log has it: ``create_topics``."""
+        return ApiKey(self.api_key).name.lower()
 
     def permitted(
         self,
@@ -132,10 +137,10 @@ class RequestContext:
             cluster is not None and self.session.may(cluster, *CLUSTER, audited=False)
         ):
             return EVERYTHING
-        permitted = set()
+        permitted, api = set(), self.api_name
         for name in names:
             yield
-            if self.session.may(operation, resource_type, name, audited=audited):
+            if self.session.may(operation, resource_type, name, audited=audited, api=api):
                 permitted.add(name)
         return permitted
 

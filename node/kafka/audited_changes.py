@@ -125,7 +125,7 @@ def recorded(audit: AuditLog, context: RequestContext, request: Any, answer: Ans
     def finish(values: Values) -> Steps[Values]:
         changed = () if values.get("error_code") else tuple(names(request, values))
         if changed:
-            audit.changed(context.session, ApiKey(context.api_key).name.lower(), changed)
+            audit.changed(context.session, context.api_name, changed)
         yield
         return values
 

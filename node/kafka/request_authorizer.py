@@ -71,7 +71,7 @@ def _may(context: RequestContext, access: Whole, resource_type: AclResourceType,
         access.otherwise, resource_type, name, audited=False
     ):
         return True
-    return context.session.may(access.operation, resource_type, name)
+    return context.session.may(access.operation, resource_type, name, api=context.api_name)
 
 
 def _item_by_item(  # noqa: PLR0917
@@ -86,11 +86,11 @@ def _item_by_item(  # noqa: PLR0917
     items = getattr(request, part.asked)
     if access.cluster is not None and session.may(access.cluster, *CLUSTER, audited=False):
         return handler(context, request)
-    permitted, refused = [], []
+    permitted, refused, api = [], [], context.api_name
     for item in items:
         yield
         resource = access.resource(item, image)
-        if resource is None or session.may(access.operation, *resource):
+        if resource is None or session.may(access.operation, *resource, api=api):
             permitted.append(item)
         else:
             refused.append((item, resource))

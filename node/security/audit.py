@@ -267,6 +267,7 @@ def _access(event: AccessEvent, count: int) -> Mapping[str, Any]:
         "host": event.host,
         "listener": event.listener,
         "mechanism": event.mechanism,
+        "api": event.api,
         "operation": event.operation.name,
         "resource_type": event.resource_type.name,
         "resource": event.name,

@@ -45,6 +45,7 @@ class AccessEvent(Struct, frozen=True):
     host: str
     listener: str
     mechanism: str
+    api: str
     operation: AclOperation
     resource_type: AclResourceType
     name: str
@@ -101,8 +102,9 @@ class StandardAuthorizer:
         name: str,
         *,
         audited: bool = True,
+        api: str = "",
     ) -> bool:
-        """Whether it may; ``audited``: the auditor is told if not."""
+        """Whether it may; ``audited``: the auditor is told if not, and of which ``api``."""
         ruling = self.rule(session, operation, resource_type, name)
         auditor = self._auditor
         if audited and auditor and (auditor.records_allowed or not ruling.allowed):
@@ -112,6 +114,7 @@ class StandardAuthorizer:
                     session.host,
                     session.listener,
                     session.mechanism,
+                    api,
                     operation,
                     resource_type,
                     name,

@@ -96,9 +96,14 @@ class Session:
         name: str,
         *,
         audited: bool = True,
+        api: str = "",
     ) -> bool:
-        """Whether it may do something with a resource; ``audited`` as :meth:`Authorizer.allows`."""
-        return self.authorizer.allows(self, operation, resource_type, name, audited=audited)
+        """Whether it may do something with a resource; ``audited`` and ``api`` as
+        :meth:`Authorizer.allows`.
+        """
+        return self.authorizer.allows(
+            self, operation, resource_type, name, audited=audited, api=api
+        )
 
     def may_any(self, operation: AclOperation, resource_type: AclResourceType) -> bool:
         """Whether it may do something with at least one resource of a type."""
@@ -141,8 +146,11 @@ class Authorizer(Protocol):
         name: str,
         *,
         audited: bool = True,
+        api: str = "",
     ) -> bool:
-        """Whether it may; ``audited``: a refusal is written to the audit log (filters are not)."""
+        """Whether it may; ``audited``: a refusal is written to the audit log (filters are not), as
+        one of ``api``.
+        """
 
     def allows_any(
         self, session: Session, operation: AclOperation, resource_type: AclResourceType
@@ -164,6 +172,7 @@ class AllowAll:
         name: str,  # noqa: ARG002
         *,
         audited: bool = True,  # noqa: ARG002
+        api: str = "",  # noqa: ARG002
     ) -> bool:
         """Yes."""
         return True

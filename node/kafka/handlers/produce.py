@@ -233,7 +233,7 @@ class ProduceHandler:
             return None
         transactional_id = (request.transactional_id or b"").decode("utf-8", "replace")
         if request.transactional_id is not None and not connection.session.may(
-            AclOperation.WRITE, AclResourceType.TRANSACTIONAL_ID, transactional_id
+            AclOperation.WRITE, AclResourceType.TRANSACTIONAL_ID, transactional_id, api="produce"
         ):
             refused = TransactionalIdAuthorizationFailed(transactional_id)
             outcomes[:] = [refused] * len(outcomes)
@@ -483,7 +483,8 @@ def grant(  # noqa: PLR0917
     if topic is None and by_id:
         return
     text = name.decode("utf-8", "replace") if topic is None else topic.name
-    if not session.may(operation, AclResourceType.TOPIC, text):
+    api = "produce" if operation is AclOperation.WRITE else "fetch"
+    if not session.may(operation, AclResourceType.TOPIC, text, api=api):
         raise TopicAuthorizationFailed(MESSAGES[error_codes.TOPIC_AUTHORIZATION_FAILED])
     if topic is not None:
         granted.add(name)

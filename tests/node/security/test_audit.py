@@ -22,6 +22,7 @@ DENIED = AccessEvent(
     "10.0.0.1",
     "OUT",
     "PLAIN",
+    "fetch",
     AclOperation.READ,
     AclResourceType.TOPIC,
     "foo",

@@ -53,5 +53,6 @@ def test_logins_denials_and_changes(lone_node: Any, tmp_path: Path) -> None:
         ("User:admin", "change"),
     ]  # fmt: skip
     assert [line["resource"] for line in lines[2:5]] == ["t", "no/name", "u"]
-    assert lines[2]["operation"] == "CREATE" and lines[2]["host"] == "127.0.0.1"
+    assert (lines[2]["operation"], lines[2]["api"]) == ("CREATE", "create_topics")
+    assert lines[2]["outcome"] == "denied" and lines[2]["host"] == "127.0.0.1"
     assert lines[5]["api"] == "create_topics" and lines[5]["names"] == ["t"]

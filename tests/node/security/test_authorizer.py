@@ -238,12 +238,12 @@ def test_the_auditor_is_told() -> None:
     for auditor in (heard, everything):
         decides = authorizer(bindings, auditor=auditor)
         assert decides.allows(session(), OP.READ, TOPIC, "foo")
-        assert not decides.allows(session(), OP.WRITE, TOPIC, "foo")
+        assert not decides.allows(session(), OP.WRITE, TOPIC, "foo", api="produce")
         assert not decides.allows(session(), OP.WRITE, TOPIC, "bar", audited=False)
     denied = everything.events[1]
     assert heard.events == [denied] and len(everything.events) == 2
     assert denied == AccessEvent(
-        *("User:bob", "127.0.0.1", "OUT", "PLAIN", OP.WRITE, TOPIC, "foo"),
+        *("User:bob", "127.0.0.1", "OUT", "PLAIN", "produce", OP.WRITE, TOPIC, "foo"),
         Ruling(allowed=False, rule=Rule.BINDING, binding=binding(bindings[1])),
     )
     assert everything.events[0].ruling.allowed

@@ -68,6 +68,7 @@ class Node:
                 parts.cluster_link.register_alone(self._registration())
                 await parts.replicas.mark_running(parts.identity.broker_epoch)
                 parts.roles.serving = True
+            parts.client_quotas.replace(parts.metadata.image.quotas)
             await parts.replicas.start(parts.metadata.begin())
             parts.metadata.act(self._act_on)
             parts.groups.shards.start()
@@ -162,6 +163,8 @@ class Node:
             self._reload_settings(image)
         if delta.credentials:
             parts.end_revoked_sessions()
+        if delta.quotas:
+            parts.client_quotas.replace(image.quotas)
         parts.counters.cluster.acting_on(image, delta, parts.identity.node_id)
         parts.controller.warn_of_unclean_elections(image, delta)
         await parts.replicas.apply(image, delta)

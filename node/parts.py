@@ -76,6 +76,7 @@ from kept.node.runtime.shutdown import Shutdown
 from kept.node.runtime.uncompiled_kernels import Kernels
 from kept.node.security.audit import AuditLog
 from kept.node.security.authorizer import StandardAuthorizer
+from kept.node.security.client_quotas import ClientQuotas
 from kept.node.security.listener_tls import ListenerTls
 from kept.node.security.logins import Logins
 from kept.node.security.session import ALLOW_ALL
@@ -111,6 +112,12 @@ class NodeParts:
         self.inflating = BudgetShare(self.budget, config.inflating_max_bytes)
         self.waiting = MemoryBudget(config.waiting_max_bytes, config.waiting_max_bytes // 4)
         self.producer_quota = ProducerQuota(config.producers_max)
+        self.client_quotas = ClientQuotas(
+            config.quota_window_num,
+            1000 * config.quota_window_size_seconds,
+            config.controller_quota_window_num,
+            1000 * config.controller_quota_window_size_seconds,
+        )
         self.audit = AuditLog(
             self.runtime,
             config.node_id,
@@ -412,6 +419,7 @@ class NodeParts:
             topics=self.topics,
             counters=self.counters,
             logins=self.logins,
+            quotas=self.client_quotas,
         )
         self.handlers = RequestHandlers(collaborators, self.forwarding, self.authorizer, self.audit)
         self.marker_requests.handlers = self.verifying_requests.handlers = self.handlers
@@ -449,6 +457,7 @@ class NodeParts:
             ),
             messages=self.handlers,
             authorizer=self.authorizer,
+            quotas=self.client_quotas,
             logins=self.logins,
         )
 

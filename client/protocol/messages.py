@@ -83,6 +83,17 @@ def _writer(cls: Any) -> Any:
     return entity_writer(cls)
 
 
+@cache
+def throttle_position(api_key: int, version: int) -> int | None:
+    """Where ``throttle_time_ms`` is in a response's frame, whose body it begins; None: elsewhere,
+    or this version has none.
+    """
+    cls = message_type(api_key, version, EntityType.response)
+    if next((f.name for f in fields(cls)), "") != "throttle_time":
+        return None
+    return 9 if header_is_flexible(cls) and api_key != 18 else 8
+
+
 def header_is_flexible(cls: type[Any]) -> bool:
     """Whether messages of this class carry the header with tagged fields."""
     return bool(cls.__header_schema__.__flexible__)

@@ -386,6 +386,17 @@ class NodeSettings:
     connections_max_idle_ms = _long("600000").means(
         "A connection without requests is closed after this; negative: never."
     )
+    quota_window_num = _integer("11", low=1).means(
+        "Samples over which a client's rate is taken (bytes, the loop's time), for its quotas."
+    )
+    quota_window_size_seconds = _integer("1", low=1, high=86_400).means("Seconds of such a sample.")
+    controller_quota_window_num = _integer("11", low=1).means(
+        "Times controller.quota.window.size.seconds: the seconds of its controller_mutation_rate "
+        "that a client may use at once."
+    )
+    controller_quota_window_size_seconds = _integer("1", low=1, high=86_400).means(
+        "See controller.quota.window.num."
+    )
     max_connections = _integer(_UNLIMITED, low=0, dynamic=True).means(
         "Connections at a time, all listeners of clients together, in every protocol; fewer where "
         "open files (RLIMIT_NOFILE), less one for each replica and an eighth (at most 500), leave "

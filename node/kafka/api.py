@@ -170,6 +170,7 @@ FORWARDED: Final = frozenset(
         ApiKey.CREATE_PARTITIONS,
         ApiKey.ELECT_LEADERS,
         ApiKey.INCREMENTAL_ALTER_CONFIGS,
+        ApiKey.ALTER_CLIENT_QUOTAS,
         ApiKey.ALTER_PARTITION_REASSIGNMENTS,
         ApiKey.LIST_PARTITION_REASSIGNMENTS,
         ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
@@ -188,6 +189,9 @@ BEFORE_LOGIN: Final = frozenset(
     {ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE}
 )
 """What is served on a SASL listener before a client has logged in."""
+
+MUTATIONS: Final = frozenset({ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.CREATE_PARTITIONS})
+"""What ``controller_mutation_rate`` is for: their responses say how long to wait after it."""
 
 GROUP_MEMBERS: Final = frozenset({ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP})
 """What of these waits is memory of groups (``kept.groups.max.bytes``)."""
@@ -217,6 +221,8 @@ _WRITE_GROUP: Final = (*_WRITE_ID, *_READ_GROUP)
 _TXN_COMMIT: Final = (*_WRITE_ID, *_READ_GROUP, *_READ_TOPICS)
 _DESCRIBE_CLUSTER: Final = (Whole(Op.DESCRIBE),)
 _ALTER_CLUSTER: Final = (Whole(Op.ALTER),)
+_DESCRIBE_CLUSTER_CONFIGS: Final = (Whole(Op.DESCRIBE_CONFIGS),)
+_ALTER_CLUSTER_CONFIGS: Final = (Whole(Op.ALTER_CONFIGS),)
 
 APIS: Final = (
     # Produce 0-2 are advertised for librdkafka (KAFKA-18659) and refused on use.
@@ -296,6 +302,22 @@ APIS: Final = (
         "scram_credentials.ScramCredentialsHandler",
         0,
         _ALTER_CLUSTER,
+    ),
+    Api(
+        ApiKey.DESCRIBE_CLIENT_QUOTAS,
+        0,
+        1,
+        "client_quotas.ClientQuotasHandler",
+        1,
+        _DESCRIBE_CLUSTER_CONFIGS,
+    ),
+    Api(
+        ApiKey.ALTER_CLIENT_QUOTAS,
+        0,
+        1,
+        "client_quotas.ClientQuotasHandler",
+        1,
+        _ALTER_CLUSTER_CONFIGS,
     ),
     Api(ApiKey.DESCRIBE_QUORUM, 0, 2, "describe_quorum.QuorumHandler", 0, _DESCRIBE_CLUSTER),
     Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, "describe_cluster.ClusterHandler", 0, _OPEN),

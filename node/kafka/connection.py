@@ -38,6 +38,7 @@ from kept.client.protocol.wire import skip_tags
 from kept.node.kafka import api
 from kept.node.kafka.codec import parse_run
 from kept.node.kafka.codec.produce import frame_end
+from kept.node.kafka.codec.wire import with_throttle
 from kept.node.kafka.marker_connections import MarkerConnections
 from kept.node.kafka.response_slot import (
     WAITING_ENTRY_BYTES,
@@ -48,6 +49,7 @@ from kept.node.kafka.response_slot import (
 )
 from kept.node.kafka.response_writer import ResponseWriter, TransportWriter
 from kept.node.runtime import error_codes
+from kept.node.runtime.clock import monotonic_ms
 from kept.node.runtime.logging import log
 from kept.node.runtime.time_slices import SlicedTask
 from kept.storage.disk import FileSlice
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
     from kept.node.runtime.fd_quota import OpenFiles
     from kept.node.runtime.memory_budget import MemoryBudget
     from kept.node.runtime.runtime import Runtime
+    from kept.node.security.client_quotas import ClientQuotas, ClientView
     from kept.node.security.logins import Logins
     from kept.node.security.session import Authorizer, Session
     from kept.replication.partition import Partition
@@ -93,8 +96,8 @@ SPARE_BYTES: Final = 1024
 """With less room than this the rest of a frame goes elsewhere: to the front, or to more room."""
 SMALL_FRAME_BYTES: Final = 512
 """A request of no more bytes cannot hold much while it waits."""
-MIN_FRAME_BYTES: Final = 8
-"""API key, version, correlation id: nothing shorter is a request."""
+MIN_FRAME_BYTES: Final = 10
+"""API key, version, correlation id, length of the client id: nothing shorter is a request."""
 TURN_S: Final = 0.005
 """How long one connection is served before others get their turn."""
 RUN_BYTES: Final = 64 * 1024
@@ -173,6 +176,7 @@ class ServerContext:
     fetch: FetchServer
     messages: MessageServer
     authorizer: Authorizer
+    quotas: ClientQuotas
     logins: Logins
     ordinals: Iterator[int] = field(default_factory=count)
     marker_connections: MarkerConnections = field(default_factory=MarkerConnections)
@@ -205,6 +209,15 @@ class Connection(asyncio.BufferedProtocol):
         those sent behind it come (``kept.node.kafka.handlers.delayed_produce``)."""
         self.positions: dict[tuple[bytes, int], int] = {}
         """Where this consumer was when it last fetched here, by topic and partition."""
+        self.client: ClientView | None = None
+        """Whose request is being served, where there are quotas of clients."""
+        self.throttle_ms = 0
+        """What the response to that request says that the client must wait."""
+        self._client_since = 0.0
+        """When its serving began, by ``perf_counter``."""
+        self._muted_until = 0.0
+        self._muted: asyncio.TimerHandle | None = None
+        """No further request is served until this calls."""
         self._buffer: bytearray | mmap.mmap = bytearray(FIRST_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._start = 0
@@ -288,6 +301,8 @@ class Connection(asyncio.BufferedProtocol):
         self._replies.clear()
         self._owed = 0
         self.run = None
+        if self._muted is not None:
+            self._muted.cancel()
         for work in tuple(self._sliced):
             work.cancel()
         for pending in tuple(self.parked):
@@ -408,6 +423,7 @@ class Connection(asyncio.BufferedProtocol):
         now_ms = 0
         expired = self.last_active >= self.session.expires_at
         max_frame_bytes = self.listener.max_frame_bytes
+        metered = self.context.quotas.active and not self.listener.between_nodes
         room = self._room()
         try:
             while not self._blocked:
@@ -440,13 +456,15 @@ class Connection(asyncio.BufferedProtocol):
                 turned = True
                 self._partial_since = 0.0
                 most = room if room < RUN_FRAMES else RUN_FRAMES
+                if metered:
+                    most = self._charge(start + 4, size)
                 ones = parse_run(self._buffer, start, self._end, most, RUN_BYTES, max_frame_bytes)
                 if ones:
                     now_ms = now_ms or self.context.runtime.now_ms()
                     served = self.context.produce.handle_run(self, ones, self._view, now_ms)
                     if served:
                         self._start = frame_end(ones[served - 1])
-                        room -= served
+                        room = 0 if self.throttle_ms else room - served
                         continue
                 self._start = start + 4 + size
                 self._serve(start + 4, self._start)
@@ -455,7 +473,61 @@ class Connection(asyncio.BufferedProtocol):
                 self.context.produce.write(self)
         finally:
             self._in_event = False
+            if self.client is not None:
+                self._charge_time()
         self._finish_event()
+
+    # Quotas.
+
+    def _charge(self, start: int, size: int) -> int:
+        """Count the request at ``start`` against its client's quotas; over one of them, no further
+        request is served for as long as its response will say. How many are counted: 1.
+        """
+        if self.client is not None:
+            self._charge_time()
+        key, _, _, length = _HEADER(self._buffer, start)
+        client_id = bytes(self._view[start + 10 : start + min(10 + max(length, 0), size)])
+        now_ms = monotonic_ms()
+        client = self.client = self.context.quotas.view(self.session.principal, client_id, now_ms)
+        self._client_since = perf_counter()
+        delay_ms, kind = 0, "request"
+        if client.request is not None:
+            delay_ms = client.request.delay_ms(now_ms)
+        if key == api.PRODUCE and client.producer is not None:
+            of_bytes_ms = client.producer.record(size, now_ms)
+            if of_bytes_ms > delay_ms:
+                delay_ms, kind = of_bytes_ms, "produce"
+        self.throttle_ms = delay_ms
+        if delay_ms:
+            self.mute(delay_ms, kind)
+        return 1
+
+    def _charge_time(self) -> None:
+        """A client's request was served: the loop's time since it began is the client's."""
+        if self.client is not None and self.client.request is not None:
+            spent_s = perf_counter() - self._client_since
+            self.client.request.record(100 * spent_s, monotonic_ms())
+        self.client, self.throttle_ms = None, 0
+
+    def mute(self, throttle_ms: int, kind: str) -> None:
+        """Serve no further request for so long (KIP-219); answers leave. ``kind`` is which quota
+        was exceeded.
+        """
+        self.context.counters.throttled(kind, throttle_ms)
+        loop = self.context.runtime.loop
+        until = loop.time() + throttle_ms / 1000
+        if until <= self._muted_until or self.transport is None:
+            return
+        if self._muted is not None:
+            self._muted.cancel()
+        self._muted_until = until
+        self._muted = loop.call_at(until, self._unmute)
+        if not self._in_event:
+            self._regulate()
+
+    def _unmute(self) -> None:
+        self._muted = None
+        self._regulate()
 
     def _finish_event(self) -> None:
         self._send_ready()
@@ -568,7 +640,10 @@ class Connection(asyncio.BufferedProtocol):
             if size > SMALL_FRAME_BYTES:
                 entries = protocol.check_request(served.key, version, frame, position)
             held = WAITING_REQUEST_BYTES + size + WAITING_ENTRY_BYTES * entries
-        self._answer(served, version, correlation_id, answer, None, self.last_active, held)
+        throttle_ms = self.throttle_ms
+        self._answer(
+            served, version, correlation_id, answer, None, self.last_active, held, throttle_ms
+        )
 
     def _answer(  # noqa: PLR0917
         self,
@@ -579,11 +654,12 @@ class Connection(asyncio.BufferedProtocol):
         reply: ResponseSlot | None,
         started: float,
         held_bytes: int = 0,
+        throttle_ms: int = 0,
     ) -> None:
         """Send a handler's answer: values, or a body that is encoded already, or a future or
         coroutine of either, which holds ``held_bytes`` until it is done. ``reply`` is its place,
-        once it has one. None would leave the client without a response, and closes the connection:
-        every API here has one.
+        once it has one. The client is told to wait ``throttle_ms``. None would leave the client
+        without a response, and closes the connection: every API here has one.
 
         While a request of many entries is worked off in slices, those behind it wait (rule 41): it
         has the effect that it would have had at once. So do those behind one of transactions.
@@ -608,10 +684,14 @@ class Connection(asyncio.BufferedProtocol):
                 return
             if isinstance(frame, SlicedTask):
                 place = reply or self.expect()
-                self._when_done(
-                    served, version, frame, lambda made: self._respond(served, made, place, started)
-                )
+
+                def made(finished: bytes) -> None:
+                    told = self._tell_throttle(served, version, finished, throttle_ms)
+                    self._respond(served, told, place, started)
+
+                self._when_done(served, version, frame, made)
             else:
+                frame = self._tell_throttle(served, version, frame, throttle_ms)
                 self._respond(served, frame, reply, started)
             return
         place = reply or self.expect()
@@ -625,7 +705,9 @@ class Connection(asyncio.BufferedProtocol):
             future.add_done_callback(lambda _: waiting.give(held_bytes))
 
         def answered(values: Any) -> None:
-            self._answer(served, version, correlation_id, values, place, started, held_bytes)
+            self._answer(
+                served, version, correlation_id, values, place, started, held_bytes, throttle_ms
+            )
             if blocks:
                 self.unblock()
 
@@ -651,6 +733,24 @@ class Connection(asyncio.BufferedProtocol):
         if isinstance(future, SlicedTask):
             self._sliced.add(future)
         future.add_done_callback(done)
+
+    def _tell_throttle(
+        self, served: api.Api, version: int, frame: bytes, throttle_ms: int
+    ) -> bytes:
+        """A response that says how long its client must wait: for ``throttle_ms``, or as its
+        handler found that it has changed too much, and then it is muted from now on.
+        """
+        if not throttle_ms and served.key not in api.MUTATIONS:
+            return frame
+        from kept.client.protocol import messages as protocol
+
+        position = protocol.throttle_position(served.key, version)
+        if position is None:
+            return frame
+        (told_ms,) = _SIZE(frame, position)
+        if told_ms > 0:
+            self.mute(told_ms, "controller_mutation")
+        return with_throttle(frame, position, throttle_ms) if throttle_ms > told_ms else frame
 
     def _respond(
         self, served: api.Api, frame: bytes, reply: ResponseSlot | None, started: float
@@ -765,7 +865,9 @@ class Connection(asyncio.BufferedProtocol):
         self.process()
 
     def _room(self) -> int:
-        """How many more requests may be served; none while too much is owed."""
+        """How many more requests may be served; none while too much is owed, or it is muted."""
+        if self._muted is not None:
+            return 0
         sender = self._sender
         listener = self.listener
         if self._replies and self.waiting_account.exhausted and not listener.between_nodes:

@@ -177,6 +177,13 @@ PARTS: Final[Mapping[int, tuple[Part, ...]]] = MappingProxyType(
             _part("topics", "responses", "name", inside=_PARTITIONS),
         ),
         ApiKey.LIST_PARTITION_REASSIGNMENTS: (_INDEXED,),
+        ApiKey.ALTER_CLIENT_QUOTAS: (
+            _part(
+                "entries",
+                "entries",
+                inside=_part("entity", "entity", "entity_type", "entity_name"),
+            ),
+        ),
         ApiKey.ALTER_USER_SCRAM_CREDENTIALS: (
             _part("deletions", "results", "name=user"),
             _part("upsertions", "results", "name=user"),

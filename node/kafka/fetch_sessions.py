@@ -287,6 +287,11 @@ class FetchSessions:
             return error_codes.FETCH_SESSION_ID_NOT_FOUND, None
         return error_codes.NONE, session
 
+    def close(self, session: Session) -> None:
+        """A session is used no more; one that is not of this cache is none."""
+        if self._sessions.get(session.id) is session:
+            self._close(session.id)
+
     def park(self, session: Session) -> bool:
         """Whether a fetch may wait; a follower's always may."""
         cost = _parked(session)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from kept.node.runtime.fd_quota import OpenFiles
     from kept.node.runtime.runtime import Runtime
     from kept.node.security.audit import AuditLog
+    from kept.node.security.client_quotas import ClientQuotas
     from kept.node.security.logins import Logins
     from kept.node.security.session import Authorizer
 
@@ -64,6 +65,7 @@ class Collaborators:
     topics: TopicCreation
     counters: Counters
     logins: Logins
+    quotas: ClientQuotas
 
 
 class RequestHandlers:

@@ -36,6 +36,8 @@ class ResponseRun(Protocol):
     acks: int
     timeout_ms: int
     sync: bool
+    throttle_ms: int
+    """What the response to the last of them says that the client must wait."""
     """A partition among them wants its fsync first."""
     entries: list[Any]
     """The requests: they grow until another place follows."""

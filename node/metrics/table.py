@@ -76,9 +76,9 @@ def gauge(name: str, value: Value | None = None, labels: tuple[str, ...] = ()) -
     return Row(name, GAUGE, value, labels)
 
 
-def counter(name: str, value: Value) -> Row:
+def counter(name: str, value: Value, labels: tuple[str, ...] = ()) -> Row:
     """A row of a number that only rises."""
-    return Row(name, COUNTER, value)
+    return Row(name, COUNTER, value, labels)
 
 
 def histogram(name: str, value: Value, labels: tuple[str, ...] = ()) -> Row:
@@ -194,6 +194,11 @@ TABLE: Final = (
         "Bytes of record batches sent to other replicas."
     ),
     histogram("fsync_seconds", lambda s: s.counters.fsync_seconds).means("Time of an fsync."),
+    counter(
+        "throttled_seconds_total",
+        lambda s: [((kind,), value) for kind, value in s.counters.throttled_seconds.items()],
+        labels=("kind",),
+    ).means("Time that clients were told to wait, by the kind of quota that they exceeded."),
     histogram("request_seconds", _requests, labels=("api",)).means(
         "Time from a request's last byte to its answer."
     ),

@@ -28,6 +28,10 @@ PASS_BUCKETS: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0
 """Seconds of a compaction pass."""
 
 
+THROTTLED: Final = ("produce", "fetch", "request", "controller_mutation")
+"""What clients are held back for: bytes, the loop's time, changes of metadata."""
+
+
 class Counters:
     """The counters of a node. All methods are called on its loop."""
 
@@ -52,6 +56,7 @@ class Counters:
         "refused_batches",
         "replication_bytes_out",
         "request_seconds",
+        "throttled_seconds",
     )
 
     def __init__(self) -> None:
@@ -76,6 +81,7 @@ class Counters:
         self.cleaner_seconds = Histogram(PASS_BUCKETS)
         self.fsync_seconds = Histogram(FSYNC_BUCKETS)
         self.request_seconds: dict[int, Histogram] = {}
+        self.throttled_seconds = dict.fromkeys(THROTTLED, 0.0)
 
     def request(self, api_key: int, seconds: float, requests: int = 1) -> None:
         """A request was answered so long after it was read, or several at once."""
@@ -83,6 +89,10 @@ class Counters:
         if histogram is None:
             histogram = self.request_seconds[api_key] = Histogram(REQUEST_BUCKETS)
         histogram.observe(seconds, requests)
+
+    def throttled(self, kind: str, throttle_ms: int) -> None:
+        """A client must wait for so long, for a quota of :data:`THROTTLED`."""
+        self.throttled_seconds[kind] += throttle_ms / 1000
 
     def produced(self, batches: int, records: int, size_bytes: int) -> None:
         """Batches were appended for producers."""

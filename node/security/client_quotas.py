@@ -214,10 +214,11 @@ class ClientQuotas:
         view = self._views.get(key)
         if view is None:
             view = self._views[key] = self._find(principal, client_id, now_ms)
+            view.used_ms = now_ms
             self._forget(now_ms)
         else:
+            view.used_ms = now_ms
             self._views.move_to_end(key)
-        view.used_ms = now_ms
         return view
 
     def mutations(

@@ -140,6 +140,7 @@ def encode_steps(
     correlation_id: int,
     topics: Sequence[tuple[bytes, Sequence[PartitionResult]]],
     endpoints: Sequence[Endpoint] = (),
+    throttle_ms: int = 0,
 ) -> Steps[bytes]:
     """A whole response frame. Yields after each 64 results and after each topic."""
     out: list[bytes] = []
@@ -165,7 +166,7 @@ def encode_steps(
         if flexible:
             out.append(b"\0")
         yield
-    out.append(b"\0\0\0\0" + (endpoint_tags(endpoints) if flexible else b""))
+    out.append(struct.pack(">i", throttle_ms) + (endpoint_tags(endpoints) if flexible else b""))
     body = b"".join(out)
     if flexible:
         return struct.pack(">iib", len(body) + 5, correlation_id, 0) + body

@@ -118,3 +118,8 @@ def endpoint_tags(endpoints: Sequence[Endpoint]) -> bytes:
         body += struct.pack(">i", endpoint.node_id) + encode_text(endpoint.host, True)
         body += struct.pack(">i", endpoint.port) + encode_text(endpoint.rack, True) + b"\0"
     return b"\x01\x00" + uvarint(len(body)) + bytes(body)
+
+
+def with_throttle(frame: bytes, position: int, throttle_ms: int) -> bytes:
+    """A response whose ``throttle_time_ms``, at ``position``, is not 0 as it was made."""
+    return frame[:position] + struct.pack(">i", throttle_ms) + frame[position + 4 :]

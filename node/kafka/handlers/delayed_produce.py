@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kept.node.kafka import api
 from kept.node.kafka.codec import encode_run
 from kept.node.kafka.codec import produce as codec
+from kept.node.kafka.codec.wire import with_throttle
 from kept.node.kafka.handlers.leader_hints import PRODUCE_HINTS, LeaderHints
 from kept.node.kafka.handlers.produce_errors import (
     after_refused,
@@ -91,6 +92,7 @@ class DelayedProduce:
         "_held_bytes",
         "_reply",
         "_started",
+        "_throttle_ms",
         "_timer",
         "_topics",
         "_unproven",
@@ -126,6 +128,7 @@ class DelayedProduce:
         self._held_bytes = 0
         self._timer: Any = None
         self._started = connection.event_started
+        self._throttle_ms = connection.throttle_ms
         self._reply = connection.expect() if acks != 0 else None
 
     def topic(self, name: bytes) -> list[codec.PartitionResult]:
@@ -278,6 +281,7 @@ class DelayedProduce:
             self.version,
             self._correlation_id,
             self._topics,
+            self._throttle_ms,
         )
         frame = self._context.runtime.slices.run(steps)
         if isinstance(frame, SlicedTask):
@@ -305,6 +309,7 @@ class DelayedProduceRun(ResponseSlot):
         "acks",
         "entries",
         "sync",
+        "throttle_ms",
         "timeout_ms",
     )
 
@@ -316,6 +321,7 @@ class DelayedProduceRun(ResponseSlot):
         self.timeout_ms = timeout_ms
         self.entries: list[Entry] = []
         self.sync = False
+        self.throttle_ms = 0
         self._context = context
         self._connection = connection
         self._started = connection.event_started
@@ -423,6 +429,9 @@ class DelayedProduceRun(ResponseSlot):
         entries = self.entries
         connection.count_served(api.PRODUCE, len(entries), self._started)
         frames = self._frames() if self._errors else encode_run(entries)
+        if self.throttle_ms and not self._errors:
+            after = 1 if entries[-1][0][0] >= codec.FLEXIBLE else 0  # no tags
+            frames = with_throttle(frames, len(frames) - 4 - after, self.throttle_ms)
         self._release()
         connection.complete(self, [frames])
 
@@ -439,17 +448,19 @@ class DelayedProduceRun(ResponseSlot):
                 one[0],
                 one[1],
                 [(one[4], [result])],
+                self.throttle_ms if place == len(self.entries) - 1 else 0,
             )
             frames.append(finished(steps))
         return b"".join(frames)
 
 
-def encoded_steps(
+def encoded_steps(  # noqa: PLR0917
     hints: LeaderHints,
     listener: str,
     version: int,
     correlation_id: int,
     topics: list[tuple[bytes, list[codec.PartitionResult]]],
+    throttle_ms: int = 0,
 ) -> Steps[bytes]:
     """A response's frame, with where the leaders are that were looked for here (KIP-951)."""
     leaders: list[tuple[int, int]] = []
@@ -465,7 +476,7 @@ def encoded_steps(
                         results[place] = result._replace(current_leader=leader)
                         leaders.append(leader)
     found = hints.endpoints(listener, leaders)
-    return (yield from codec.encode_steps(version, correlation_id, topics, found))
+    return (yield from codec.encode_steps(version, correlation_id, topics, found, throttle_ms))
 
 
 def write_staged(connection: Connection, failed: dict[Partition, KeptError]) -> None:

@@ -25,6 +25,7 @@ from kept.cluster.security.acls import AclOperation
 from kept.node.kafka import api
 from kept.node.kafka.codec import encode_fetch, parse_fetch
 from kept.node.kafka.codec import fetch as codec
+from kept.node.kafka.codec.wire import with_throttle
 from kept.node.kafka.fetch_sessions import SESSIONLESS, CachedPartition, Key, Session
 from kept.node.kafka.handlers.leader_hints import (
     FETCH_HINTS,
@@ -108,12 +109,14 @@ class PendingFetch:
         "_max_bytes",
         "_min_bytes",
         "_moved",
+        "_quota",
         "_rack",
         "_reply",
         "_request",
         "_results",
         "_session",
         "_started",
+        "_throttle_ms",
         "_timer",
         "_version",
         "_woken",
@@ -137,6 +140,11 @@ class PendingFetch:
         self._session = session
         self._isolation = isolation_level(request.isolation_level)
         self._max_bytes = min(request.max_bytes, context.config.current.fetch_max_bytes)
+        self._throttle_ms = connection.throttle_ms
+        client = connection.client
+        self._quota = None if client is None or request.replica_id >= 0 else client.consumer
+        if self._quota is not None:
+            self._max_bytes = int(min(self._max_bytes, self._quota.window_value))
         self._min_bytes = min(request.min_bytes, self._max_bytes)
         """Nobody waits for more than one response may carry."""
         self._rack = ""
@@ -480,6 +488,12 @@ class PendingFetch:
     def _encode(self, results: Found) -> Steps[list[codec.Segment]]:
         """The response; what is in it counts as answered. Yields after each few partitions."""
         session, from_replica = self._session, self._request.replica_id >= 0
+        if self._quota is not None:
+            read = (data.records for _, data in results)
+            bytes_read = sum(each.size_bytes for each in read if isinstance(each, FileSlice))
+            delay_ms = self._quota.record_unless_over(bytes_read, monotonic_ms())
+            if delay_ms:
+                return self._throttled(delay_ms)
         grouped: Results = []
         size, elsewhere = 0, False
         for number, (cached, data) in enumerate(results):
@@ -504,8 +518,30 @@ class PendingFetch:
         metrics.fetched(size, to_replica=from_replica)
         metrics.request(api.FETCH, self._context.runtime.loop.time() - self._started)
         if elsewhere:
-            return (yield from self._encode_hints(session.id, grouped))
-        return encode_fetch(self._version, self._correlation_id, 0, session.id, grouped)
+            segments = yield from self._encode_hints(session.id, grouped)
+        else:
+            segments = encode_fetch(self._version, self._correlation_id, 0, session.id, grouped)
+        return self._told(segments, self._throttle_ms) if self._throttle_ms else segments
+
+    def _throttled(self, delay_ms: int) -> list[codec.Segment]:
+        """The response beyond ``consumer_byte_rate``: nothing but how long to wait. What was read
+        is due again; a session that would begin with it does not.
+        """
+        session_id = self._session.id
+        if self._request.session_epoch <= 0:
+            self._context.sessions.close(self._session)
+            session_id = SESSIONLESS
+        self._connection.mute(delay_ms, "fetch")
+        loop = self._context.runtime.loop
+        self._context.counters.request(api.FETCH, loop.time() - self._started)
+        segments = encode_fetch(self._version, self._correlation_id, 0, session_id, [])
+        return self._told(segments, max(delay_ms, self._throttle_ms))
+
+    def _told(self, segments: list[codec.Segment], throttle_ms: int) -> list[codec.Segment]:
+        first = segments[0]
+        assert isinstance(first, bytes)
+        position = 9 if self._version >= codec.FLEXIBLE else 8
+        return [with_throttle(first, position, throttle_ms), *segments[1:]]
 
     def _encode_hints(self, session_id: int, grouped: Results) -> Steps[list[codec.Segment]]:
         """A response that sends the client elsewhere: to leaders, or to replicas nearby."""

@@ -375,6 +375,8 @@ class ProduceHandler:
             walked += checked.area_bytes
             if walked > LOOP_BYTES:
                 break
+        if connection.throttle_ms and run is not None:
+            run.throttle_ms = connection.throttle_ms  # of the only one, the last there
         self._counters.produced(appended, records, size)
         return served
 

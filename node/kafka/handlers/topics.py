@@ -24,12 +24,19 @@ from kept.cluster.controller.topics import (
     TopicDefaults,
 )
 from kept.cluster.metadata.image import Image, TopicImage
-from kept.cluster.metadata.records import ConfigRecord, MetadataRecord, ResourceType
+from kept.cluster.metadata.records import (
+    ConfigRecord,
+    MetadataRecord,
+    PartitionRecord,
+    RemoveTopicRecord,
+    ResourceType,
+)
 from kept.cluster.security.acls import AclOperation, AclResourceType
 from kept.node.kafka.handlers.config_schema import check_topic, entry_values, topic_entries
 from kept.node.kafka.metadata_changes import Decided
 from kept.node.metadata import internal_topics
 from kept.node.metadata.internal_topics import COORDINATED
+from kept.node.runtime.clock import monotonic_ms
 from kept.node.runtime.error_codes import TOPIC_AUTHORIZATION_FAILED, error_values
 from kept.node.runtime.fd_quota import FdQuota
 from kept.node.security.access import CLUSTER, MESSAGES
@@ -51,6 +58,7 @@ if TYPE_CHECKING:
     from kept.node.kafka.api import RequestContext
     from kept.node.kafka.metadata_changes import MetadataChanges
     from kept.node.runtime.fd_quota import OpenFiles
+    from kept.node.security.client_quotas import ClientQuotas, ControllerMutations
 
 _DUPLICATE: Final = "Duplicate topic name."
 
@@ -58,12 +66,13 @@ Wanted = TypeVar("Wanted")
 Decision = Callable[[Image, Wanted], tuple[Values, Sequence[MetadataRecord]]]
 
 
-def _each(
+def _each(  # noqa: PLR0917
     image: Image,
     wanted: Iterable[Wanted],
     decision: Decision[Wanted],
     name_of: Callable[[Wanted], Values],
     validate_only: bool,
+    mutations: ControllerMutations,
     *,
     room: FdQuota | None = None,
 ) -> Steps[tuple[list[Values], list[MetadataRecord]]]:
@@ -81,6 +90,7 @@ def _each(
             yield
         try:
             answer, more = decision(image, item)
+            mutations.record(_partitions_changed(image, more))
             if room is not None:
                 room.take(more)
         except KeptError as error:
@@ -90,6 +100,17 @@ def _each(
         records.extend(more)
         decided = more
     return answers, [] if validate_only else records
+
+
+def _partitions_changed(image: Image, records: Iterable[MetadataRecord]) -> int:
+    """How many partitions records create or delete."""
+    count = 0
+    for record in records:
+        if isinstance(record, PartitionRecord):
+            count += 1
+        elif isinstance(record, RemoveTopicRecord):
+            count += len(image.topics_by_id[record.topic_id].partitions)
+    return count
 
 
 def _without_twins(topics: Iterable[Any]) -> tuple[list[Any], list[Values]]:
@@ -110,6 +131,12 @@ class TopicsHandler:
     config: LiveConfig
     open_files: OpenFiles
     changes: MetadataChanges
+    quotas: ClientQuotas
+
+    def _mutations(self, ctx: RequestContext, strict_since: int) -> ControllerMutations:
+        """What this client may change, in partitions."""
+        principal, strict = ctx.session.principal, ctx.api_version >= strict_since
+        return self.quotas.mutations(principal, ctx.client_id, monotonic_ms(), strict=strict)
 
     async def create_topics(self, ctx: RequestContext, request: Any) -> Values:
         """CreateTopics v2-7: defaults for -1, manual assignment, validate_only.
@@ -121,6 +148,7 @@ class TopicsHandler:
         """
         topics, answers = _without_twins(request.topics)
         tries = ctx.tries or (uuid4(),)
+        mutations = self._mutations(ctx, 6)
 
         def decision(
             image: Image,
@@ -134,11 +162,13 @@ class TopicsHandler:
                 lambda image, topic: self._create(ctx, image, topic, tries),
                 _uncreated,
                 request.validate_only,
+                mutations,
                 room=FdQuota(self.open_files, image),
             )
 
         answers = [{**_NOT_CREATED, **answer} for answer in answers]
-        return {"topics": answers + await self.changes.decide(decision)}
+        answers += await self.changes.decide(decision)
+        return {"throttle_time": mutations.throttle_ms, "topics": answers}
 
     def _create(
         self, ctx: RequestContext, image: Image, topic: Any, tries: Sequence[UUID]
@@ -210,6 +240,8 @@ class TopicsHandler:
         else:
             wanted = [(name, None) for name in request.topic_names]
 
+        mutations = self._mutations(ctx, 5)
+
         def decision(image: Image) -> Steps[Decided[list[Values]]]:
             resolved, answers = yield from _resolve(ctx, image, wanted)
             if not self.config.current.delete_topic_enable:
@@ -220,18 +252,21 @@ class TopicsHandler:
                     for name, topic_id in wanted
                 ]
                 return refused, []
-            more, records = yield from _each(image, resolved, _delete, lambda one: one, False)
+            more, records = yield from _each(
+                image, resolved, _delete, lambda one: one, False, mutations
+            )
             return answers + more, records
 
         responses = await self.changes.decide(decision)
         if not ctx.session.is_unrestricted:
             # Else the order would tell what is not there from what may not be described.
             random.shuffle(responses)
-        return {"responses": responses}
+        return {"throttle_time": mutations.throttle_ms, "responses": responses}
 
-    async def create_partitions(self, _ctx: RequestContext, request: Any) -> Values:
+    async def create_partitions(self, ctx: RequestContext, request: Any) -> Values:
         """CreatePartitions v0-3: more partitions for existing topics."""
         topics, answers = _without_twins(request.topics)
+        mutations = self._mutations(ctx, 3)
 
         def decision(image: Image) -> Steps[Decided[list[Values]]]:
             return _each(
@@ -240,10 +275,12 @@ class TopicsHandler:
                 _add_partitions,
                 lambda topic: {"name": topic.name},
                 request.validate_only,
+                mutations,
                 room=FdQuota(self.open_files, image),
             )
 
-        return {"results": answers + await self.changes.decide(decision)}
+        answers += await self.changes.decide(decision)
+        return {"throttle_time": mutations.throttle_ms, "results": answers}
 
 
 _NOT_CREATED: Final[Values] = {

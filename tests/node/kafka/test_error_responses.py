@@ -50,6 +50,15 @@ REQUESTS: dict[int, dict[str, Any]] = {
     45: {"topics": (), "timeout": 1000},
     46: {"topics": None, "timeout": 1000},
     50: {"users": [{"name": "ada"}]},
+    49: {
+        "entries": [
+            {
+                "entity": [{"entity_type": "user", "entity_name": None}],
+                "ops": [{"key": "request_percentage", "value": 1.0, "remove": False}],
+            }
+        ],
+        "validate_only": False,
+    },
     51: {"deletions": [{"name": "ada", "mechanism": 1}],
          "upsertions": [{"name": "bob", "mechanism": 1, "iterations": 4096, "salt": b"s",
                          "salted_password": b"p"}]},

@@ -135,6 +135,9 @@ def test_invented_client_ids_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_views_that_nobody_uses_go() -> None:
     quotas = quotas_of(client_={"producer_byte_rate": 100})
+    view(quotas, now_ms=3 * client_quotas.IDLE_MS)
+    assert len(quotas) == 1, "a machine may have been up for long"
+    quotas = quotas_of(client_={"producer_byte_rate": 100})
     first, second = view(quotas, client="a"), view(quotas, client="b")
     assert view(quotas, client="a", now_ms=1000) is first
     view(quotas, client="c", now_ms=client_quotas.IDLE_MS + 1)

@@ -52,6 +52,7 @@ class Asker:
         self.unwritten: list[Any] = []
         self.turned_away: dict[Any, Any] = {}
         self.event_started = 0.0
+        self.throttle_ms = 0
         self.happened: list[str] = []
         self.job: asyncio.Future[Any] = loop.create_future()
 

@@ -78,6 +78,7 @@ class Reader:
     """A follower, or a consumer (-1): what it asked and was told; also its connection."""
 
     def __init__(self, world: World, replica_id: int) -> None:
+        self.client, self.throttle_ms = None, 0
         self.world = world
         self.replica_id = replica_id
         self.parked: dict = {}

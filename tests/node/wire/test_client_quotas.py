@@ -1,0 +1,239 @@
+"""Quotas of clients, by Kafka's protocol: set, described, and what over them happens."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+from kept.client.protocol.api_keys import ApiKey
+from kept.storage.records import build_batch
+from kept.testing import Cluster
+from tests.node.coordinator.groups.wire import Connection
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Cluster]:
+    with Cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def connection(node: Cluster) -> Iterator[Connection]:
+    made = Connection(node.bootstrap)
+    yield made
+    clear(node)
+    made.close()
+
+
+def alter(connection: Connection, names: dict[str, str | None], **ops: float | None) -> Any:
+    entity = [{"entity_type": kind, "entity_name": name} for kind, name in names.items()]
+    changes = [
+        {"key": key, "value": value or 0.0, "remove": value is None} for key, value in ops.items()
+    ]
+    entry = {"entity": entity, "ops": changes}
+    answer = connection.ask(
+        ApiKey.ALTER_CLIENT_QUOTAS, 1, entries=[entry], validate_only=False
+    ).entries[0]
+    return int(answer.error_code), answer.error_message
+
+
+def described(connection: Connection, *components: tuple[str, int, str | None]) -> Any:
+    answer = connection.ask(
+        ApiKey.DESCRIBE_CLIENT_QUOTAS,
+        1,
+        components=[
+            {"entity_type": kind, "match_type": match_type, "match": match}
+            for kind, match_type, match in components
+        ],
+        strict=False,
+    )
+    return int(answer.error_code), {
+        tuple((part.entity_type, part.entity_name) for part in entry.entity): {
+            value.key: value.value for value in entry.values
+        }
+        for entry in answer.entries or ()
+    }
+
+
+def clear(node: Cluster) -> None:
+    connection = Connection(node.bootstrap)
+    for of, values in described(connection)[1].items():
+        assert alter(connection, dict(of), **dict.fromkeys(values)) == (0, None)
+    connection.close()
+
+
+def test_quotas_are_set_described_and_taken_back(connection: Connection) -> None:
+    assert described(connection) == (0, {})
+    assert alter(connection, {"user": "ada", "client-id": None}, producer_byte_rate=1024) == (
+        0,
+        None,
+    )
+    assert alter(connection, {"ip": "127.0.0.9"}, connection_creation_rate=5) == (0, None)
+    both = (("client-id", None), ("user", "ada"))
+    assert described(connection, ("user", 0, "ada")) == (0, {both: {"producer_byte_rate": 1024.0}})
+    assert described(connection, ("ip", 2, None))[1] == {
+        (("ip", "127.0.0.9"),): {"connection_creation_rate": 5.0}
+    }
+    assert alter(connection, {"user": "ada"}, producer_byte_rate=-1) == (
+        42,
+        "Quota producer_byte_rate must be greater than 0",
+    )
+    assert described(connection, ("group", 0, "x")) == (35, {})
+    assert described(connection, ("user", 0, None)) == (42, {})
+    assert alter(connection, {"user": "ada", "client-id": None}, producer_byte_rate=None) == (
+        0,
+        None,
+    )
+    assert described(connection, ("user", 2, None)) == (0, {})
+
+
+def produce(connection: Connection, topic: str, size: int, acks: int = 1, version: int = 9) -> None:
+    """Send a batch of ``size`` bytes of value; its response is read later."""
+    records = build_batch([(1, b"k", bytes(size), ())])
+    partition = {"index": 0, "records": records}
+    connection.send(
+        ApiKey.PRODUCE, version, transactional_id=None, acks=acks, timeout=30_000,
+        topic_data=[{"name": topic, "partition_data": [partition]}],
+    )  # fmt: skip
+
+
+def throttle_ms(response: Any) -> int:
+    return int(response.throttle_time.total_seconds() * 1000)
+
+
+def fetch(connection: Connection, topic: str, offset: int = 0, version: int = 11) -> Any:
+    wanted = {
+        "partition": 0, "current_leader_epoch": -1, "fetch_offset": offset,
+        "log_start_offset": -1, "partition_max_bytes": 1 << 30,
+    }  # fmt: skip
+    return connection.ask(
+        ApiKey.FETCH, version, replica_id=-1, max_wait=0, min_bytes=1, max_bytes=1 << 30,
+        isolation_level=0, session_id=0, session_epoch=0,
+        topics=[{"topic": topic, "partitions": [wanted]}], forgotten_topics_data=[], rack_id="",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("version", "names"),
+    [(7, {"client-id": "scenario"}), (9, {"client-id": "scenario", "user": "ANONYMOUS"})],
+)
+def test_producers_are_told_to_wait_and_then_are_not_read(
+    node: Cluster, connection: Connection, version: int, names: dict[str, str | None]
+) -> None:
+    topic = node.create_topic()
+    assert alter(connection, names, producer_byte_rate=10_000) == (0, None)
+    produce(connection, topic, 60_000, version=version)
+    assert throttle_ms(connection.receive()) == 0
+    produce(connection, topic, 50_000, version=version)
+    produce(connection, topic, 10, version=version)
+    first = connection.receive()
+    assert first.responses[0].partition_responses[0].base_offset == 1, "it was appended"
+    assert 500 < throttle_ms(first) < 2500
+    before = time.monotonic()
+    second = connection.receive()
+    assert time.monotonic() - before > throttle_ms(first) / 1000 - 0.2
+    assert second.responses[0].partition_responses[0].base_offset == 2
+    assert throttled(node)["produce"] > 0.5
+
+
+def test_acks_0_is_held_back_too(node: Cluster, connection: Connection) -> None:
+    topic = node.create_topic()
+    assert alter(connection, {"user": "ANONYMOUS"}, producer_byte_rate=10_000) == (0, None)
+    produce(connection, topic, 120_000, acks=0)
+    connection.sent.clear()
+    connection.send(ApiKey.API_VERSIONS, 0)
+    assert not connection.is_answered(1.0), "muted: nothing is read"
+    other = Connection(node.bootstrap)
+    assert other.ask(ApiKey.API_VERSIONS, 0).error_code == 0, "another connection goes on"
+    other.close()
+    assert connection.is_answered(30)
+    connection.receive()
+
+
+def test_fetches_beyond_the_rate_are_empty(node: Cluster, connection: Connection) -> None:
+    topic = node.create_topic()
+    for _ in range(4):
+        produce(connection, topic, 40_000)
+        connection.receive()
+    assert alter(connection, {"user": None}, consumer_byte_rate=10_000) == (0, None)
+    first = fetch(connection, topic)
+    records = first.responses[0].partitions[0].records
+    assert throttle_ms(first) == 0 and 40_000 < len(records) <= 100_000, "ten seconds' worth"
+    empty = fetch(connection, topic, 2)
+    assert throttle_ms(empty) > 500 and not empty.responses and empty.session_id == 0
+    before = time.monotonic()
+    clear_other = Connection(node.bootstrap)
+    assert alter(clear_other, {"user": None}, consumer_byte_rate=None) == (0, None)
+    clear_other.close()
+    assert len(fetch(connection, topic, 2).responses[0].partitions[0].records) > 40_000
+    assert time.monotonic() - before > throttle_ms(empty) / 1000 - 0.2
+
+
+def test_a_muted_connection_gets_the_answer_of_its_parked_fetch(
+    node: Cluster, connection: Connection
+) -> None:
+    topic = node.create_topic()
+    wanted = {
+        "partition": 0, "current_leader_epoch": -1, "fetch_offset": 0,
+        "log_start_offset": -1, "partition_max_bytes": 1 << 20,
+    }  # fmt: skip
+    assert alter(connection, {"client-id": "scenario"}, producer_byte_rate=1000) == (0, None)
+    connection.send(
+        ApiKey.FETCH, 11, replica_id=-1, max_wait=30_000, min_bytes=1, max_bytes=1 << 20,
+        isolation_level=0, session_id=0, session_epoch=0,
+        topics=[{"topic": topic, "partitions": [wanted]}], forgotten_topics_data=[], rack_id="",
+    )  # fmt: skip
+    produce(connection, topic, 100_000)
+    assert connection.receive().responses[0].partitions[0].records
+    assert throttle_ms(connection.receive()) > 30_000
+    connection.send(ApiKey.API_VERSIONS, 0)
+    assert not connection.is_answered(0.5)
+
+
+def create(connection: Connection, version: int, name: str, partitions: int) -> Any:
+    topic = {
+        "name": name, "num_partitions": partitions, "replication_factor": 1, "assignments": [],
+        "configs": [],
+    }  # fmt: skip
+    return connection.ask(
+        ApiKey.CREATE_TOPICS, version, topics=[topic], timeout=30_000, validate_only=False
+    )
+
+
+def test_changes_of_metadata_are_refused_beyond_the_rate(
+    node: Cluster, connection: Connection
+) -> None:
+    assert alter(connection, {"client-id": "scenario"}, controller_mutation_rate=0.5) == (0, None)
+    made = create(connection, 7, "burst", 7)
+    assert int(made.topics[0].error_code) == 0 and throttle_ms(made) == 0
+    refused = create(connection, 7, "more", 1)
+    assert int(refused.topics[0].error_code) == 89 and 1000 < throttle_ms(refused) <= 3000
+    later = create(connection, 7, "more", 1)
+    assert int(later.topics[0].error_code) == 0, "it was read after the time that was told"
+    told = create(connection, 5, "old", 3)
+    assert int(told.topics[0].error_code) == 0 and throttle_ms(told) > 2000
+    assert throttled(node)["controller_mutation"] > 3
+
+
+def test_time_of_the_loop_is_counted(node: Cluster, connection: Connection) -> None:
+    assert alter(connection, {"client-id": "scenario"}, request_percentage=0.0001) == (0, None)
+    for _ in range(50):
+        answer = connection.ask(ApiKey.METADATA, 9, topics=None)
+        if throttle_ms(answer):
+            break
+    assert 0 < throttle_ms(answer) <= 1000
+
+
+def throttled(node: Cluster) -> dict[str, float]:
+    """Seconds that clients were told to wait, by kind."""
+    with urlopen(f"http://{node.bootstrap}/metrics") as response:
+        text = response.read().decode()
+    rows = re.findall(r'kept_throttled_seconds_total\{kind="(\w+)"\} (\S+)', text)
+    return {kind: float(value) for kind, value in rows}

@@ -21,8 +21,6 @@ NOT_SERVED = {
     39: "delegation tokens",
     40: "delegation tokens",
     41: "delegation tokens",
-    48: "quotas",
-    49: "quotas",
     57: "features",
     68: "KIP-848",
     69: "KIP-848",

@@ -3,18 +3,25 @@
 PATH is ``/healthz`` (the process answers) or ``/readyz`` (clients are served). Where the node
 listens is read as the node reads it: from the command line and the environment of its process, PID,
 which is 1 in a container. Where that runs something else, this one's own environment has to do.
+Over TLS it believes the node's own certificate and its trust store, under whatever name.
 """
 
 from __future__ import annotations
 
 import os
+import ssl
 import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from kept.cli.serve import serve
 from kept.cli.shell import pairs
+from kept.client.security.pem import TrustStore
+from kept.client.security.tls import client_context, tls_config
+from kept.node.config.listeners import Listener
 from kept.node.config.node_config import NodeConfig
 from kept.storage.errors import ConfigurationError
 
@@ -42,24 +49,49 @@ def settings(pid: str) -> NodeConfig:
     )
 
 
-def address(config: NodeConfig) -> str:
-    """host:port of the first listener that answers HTTP."""
+def first(config: NodeConfig) -> Listener:
+    """The first listener that answers HTTP."""
     listener = config.listeners[0] if config.listeners else config.node_listener
     assert listener is not None  # a node without any was refused by NodeConfig
+    return listener
+
+
+def address(config: NodeConfig) -> str:
+    """host:port of that listener."""
+    listener = first(config)
     host = listener.bind_hosts[0].replace("0.0.0.0", "127.0.0.1")
     return f"[{host}]:{listener.port}" if ":" in host else f"{host}:{listener.port}"
 
 
+def tls(config: NodeConfig) -> ssl.SSLContext:
+    """How to speak TLS with that listener: it may ask for a certificate, and gets the node's own.
+
+    Raises ConfigurationError.
+    """
+    own = tls_config(config.of_listener(first(config).name).tls_properties())
+    if own.keys is None:
+        raise ConfigurationError(f"listener {first(config).name}: ssl.keystore.location is not set")
+    others = own.trust.certificates if own.trust else ""
+    trust = TrustStore(own.keys.chain + others, own.keys.place)
+    return client_context(replace(own, trust=trust, check_hostname=False))
+
+
 def main(path: str, pid: str = "1") -> int:
     """Print what the node answers; 0 when it says 200."""
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    scheme = "http"
     try:
-        where = address(settings(pid))
+        config = settings(pid)
+        where = address(config)
+        if first(config).is_tls:
+            scheme = "https"
+            handlers.append(urllib.request.HTTPSHandler(context=tls(config)))
     except ConfigurationError as error:
         print(error)
         return 1
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    opener = urllib.request.build_opener(*handlers)
     try:
-        with opener.open(f"http://{where}{path}", timeout=TIMEOUT_S) as answer:
+        with opener.open(f"{scheme}://{where}{path}", timeout=TIMEOUT_S) as answer:
             print(answer.read().decode().strip())
     except urllib.error.HTTPError as refusal:
         print(refusal.read().decode().strip())

@@ -13,6 +13,7 @@ from typing import Final
 
 from kept.client.admin.readiness import cluster_is_up
 from kept.client.core.metadata import Endpoint
+from kept.client.security.security import PLAINTEXT, Security
 from kept.storage.errors import RetriableError
 from kept.testing.ports import free_port
 from tests.deploy.files import ROOT
@@ -160,6 +161,10 @@ class Compose:
         """Remove containers, network and volumes."""
         self.compose("down", "-v", "-t", "2")
 
+    def security(self) -> Security:
+        """How this machine's clients log in."""
+        return PLAINTEXT
+
     @property
     def bootstrap(self) -> str:
         """Where clients on this machine find it."""
@@ -221,7 +226,7 @@ class Compose:
         why: list[str | None] = [None]
 
         def ready() -> bool:
-            why[0] = cluster_is_up(up)
+            why[0] = cluster_is_up(up, self.security())
             return why[0] is None
 
         try:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from kept.testing import Cluster
 from kept.testing.ports import free_port
 from tests.deploy.files import DEPLOY
 
@@ -63,3 +64,26 @@ def test_it_says_what_the_node_says(kept_broker, monkeypatch, capsys):
     assert capsys.readouterr().out == "ready\n"
     assert main("/nothing", str(os.getpid())) == 1
     assert "/nothing" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["SASL_SSL", "SSL"])
+def test_over_tls_it_believes_the_certificate_of_the_node_alone(protocol, tmp_path, capsys):
+    """Also where the listener asks for certificates, as it does with SSL here."""
+    with Cluster(1, security=protocol) as node, Cluster(1, security=protocol) as other:
+        assert main("/readyz", str(node.pid())) == 0
+        assert capsys.readouterr().out == "ready\n"
+        listeners = f"{protocol}://127.0.0.1:{other.port()}"
+        keys = f"{os.path.dirname(node.ca_path)}/kept-node.pem"
+        with process(
+            tmp_path, "serve", KEPT_LISTENERS=listeners, KEPT_SSL_KEYSTORE_LOCATION=keys,
+            KEPT_SASL_ENABLED_MECHANISMS="SCRAM-SHA-512",
+        ) as pid:  # fmt: skip
+            assert main("/readyz", pid) == 1
+        assert "CERTIFICATE_VERIFY_FAILED" in capsys.readouterr().out
+
+
+def test_tls_without_a_key_names_the_setting(tmp_path, capsys):
+    with process(tmp_path, "serve", KEPT_LISTENERS="SSL://localhost:7095") as pid:
+        assert main("/readyz", pid) == 1
+    assert "ssl.keystore.location is not set" in capsys.readouterr().out

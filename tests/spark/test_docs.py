@@ -71,11 +71,12 @@ def repository(path):
 
 def test_the_tree_of_a_repository_is_rebuilt_by_the_command(spark, tmp_path):
     repository(tmp_path / "repository")
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environ.pop("PYTHONSAFEPATH", None)  # of `kept spark`, if it ran in this process
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "spark_git_tree.py"), "--repo",
          str(tmp_path / "repository")],
-        capture_output=True, text=True, check=False, timeout=900,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False, timeout=900, env=environ,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "3 files of HEAD against the topic, blob by blob:\nequal\n" in done.stdout

@@ -179,7 +179,7 @@ class Faults:
         elif kind == "full":
             machine.fill(extra.randint(0, 4000))
             self._note(machine, "has a disk that is nearly full", "full disks")
-        elif kind == "term" and machine.ready:
+        elif kind == "term" and machine.ready and not machine.process.told_to_end:
             self._note(machine, "is told to end", "processes told to end")
             self.history.watch(self._terminate(machine))
 
@@ -187,6 +187,7 @@ class Faults:
         """A clean stop, which may be overtaken by a death."""
         history, process, node = self.history, machine.process, machine.node
         assert process is not None and node is not None
+        process.told_to_end = True
         stopping = history.loop.spawn(process, node.stop)
         deadline = history.loop.time() + STOP_S
         while process.alive and not stopping.done():

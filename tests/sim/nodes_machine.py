@@ -52,6 +52,8 @@ class WatchedProcess(Process):
         super().__init__(name, host)
         self.held: list[tuple[contextvars.Context, Callable[..., None], tuple[Any, ...]]] = []
         self.stopped = False
+        self.told_to_end = False
+        """It got SIGTERM: another one changes nothing."""
         self._after = after
 
     def run(self, callback: Callable[..., Any], *args: Any) -> None:

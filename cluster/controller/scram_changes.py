@@ -21,6 +21,7 @@ from kept.cluster.metadata.records import (
     ScramCredentialRecord,
 )
 from kept.cluster.security.credentials import ScramCredential, ScramMechanism
+from kept.steps import Steps
 from kept.storage.errors import (
     DuplicateResource,
     KeptError,
@@ -60,11 +61,12 @@ class Alterations(Struct, frozen=True):
     records: Sequence[MetadataRecord]
 
 
-def alter_credentials(image: Image, changes: Iterable[Deletion | Upsertion]) -> Alterations:
+def alter_credentials(image: Image, changes: Iterable[Deletion | Upsertion]) -> Steps[Alterations]:
     """What becomes of each user. The first thing that is wrong with him is what he is told."""
     errors: dict[str, KeptError | None] = {}
     records: dict[str, MetadataRecord] = {}
     for change in changes:
+        yield
         user = change.user
         try:
             if user in records:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +10,14 @@ from kept.client.security.scram import keys_of
 from kept.cluster.controller import scram_changes
 from kept.cluster.controller.scram_changes import Deletion, Upsertion
 from kept.cluster.metadata.image import Image
-from kept.cluster.metadata.records import MetadataRecord
 from kept.cluster.security.credentials import ScramCredential, ScramMechanism
 from kept.node.runtime.error_codes import error_values
+from kept.node.runtime.time_slices import Pace
 from kept.storage.errors import KeptError, UnsupportedVersion
 
 if TYPE_CHECKING:
     from kept.node.kafka.api import RequestContext
-    from kept.node.kafka.metadata_changes import MetadataChanges
+    from kept.node.kafka.metadata_changes import Decided, MetadataChanges
     from kept.node.metadata.metadata_log import Metadata
     from kept.steps import Steps
 
@@ -46,25 +45,28 @@ class ScramCredentialsHandler:
 
     async def alter_user_scram_credentials(self, _ctx: RequestContext, request: Any) -> Values:
         """AlterUserScramCredentials v0: each user is altered or refused by himself."""
+        pace = Pace()
         changes: list[Deletion | Upsertion] = [
-            *(Deletion(each.name, each.mechanism) for each in request.deletions),
-            *(_upsertion(each) for each in request.upsertions),
+            Deletion(each.name, each.mechanism) for each in request.deletions
         ]
+        for each in request.upsertions:
+            changes.append(_upsertion(each))
+            await pace.checkpoint()
 
-        def decision(
-            image: Image,
-        ) -> tuple[dict[str, KeptError | None], Sequence[MetadataRecord]]:
+        def decision(image: Image) -> Steps[Decided[dict[str, KeptError | None]]]:
             self.changes.check_security(image)
-            altered = scram_changes.alter_credentials(image, changes)
+            altered = yield from scram_changes.alter_credentials(image, changes)
             return dict(altered.errors), altered.records
 
         try:
             errors = await self.changes.decide(decision)
         except UnsupportedVersion as error:
             errors = dict.fromkeys((change.user for change in changes), error)
-        return {
-            "results": [{"user": user, **error_values(error)} for user, error in errors.items()]
-        }
+        results = []
+        for user, why in errors.items():
+            results.append({"user": user, **error_values(why)})
+            await pace.checkpoint()
+        return {"results": results}
 
 
 def _error(error: KeptError | None) -> Values:

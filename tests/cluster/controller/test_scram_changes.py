@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 
 from kept.cluster.controller.scram_changes import (
+    Alterations,
     Deletion,
     Upsertion,
     alter_credentials,
@@ -15,6 +16,7 @@ from kept.cluster.controller.scram_changes import (
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import RemoveScramCredentialRecord, ScramCredentialRecord
 from kept.cluster.security.credentials import ScramCredential, ScramMechanism
+from kept.steps import finished
 from kept.storage.errors import (
     DuplicateResource,
     KeptError,
@@ -24,6 +26,10 @@ from kept.storage.errors import (
 )
 
 SHA_256, SHA_512 = ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512
+
+
+def alter(image: Image, changes) -> Alterations:
+    return finished(alter_credentials(image, changes))
 
 
 def credential(iterations: int = 4096, salt: bytes = b"salt") -> ScramCredential:
@@ -44,7 +50,7 @@ IMAGE, _ = Image().apply(
 
 
 def test_credentials_are_stored_and_removed_user_by_user() -> None:
-    altered = alter_credentials(
+    altered = alter(
         IMAGE, [Deletion("ada", SHA_256), Deletion("zoe", SHA_256), put("bob", SHA_512)]
     )
     assert [*altered.errors] == ["ada", "zoe", "bob"]
@@ -80,14 +86,14 @@ def test_credentials_are_stored_and_removed_user_by_user() -> None:
     ],
 )
 def test_what_is_wrong_with_a_user_leaves_him_as_he_was(changes, error, says) -> None:
-    altered = alter_credentials(IMAGE, changes)
+    altered = alter(IMAGE, changes)
     ((_, told),) = altered.errors.items()
     assert type(told) is error and says in str(told) and not altered.records
 
 
 @pytest.mark.parametrize("iterations", [4096, 16_384])
 def test_the_bounds_of_iterations_are_legal(iterations) -> None:
-    assert alter_credentials(IMAGE, [put("x", iterations=iterations)]).errors == {"x": None}
+    assert alter(IMAGE, [put("x", iterations=iterations)]).errors == {"x": None}
 
 
 def test_users_are_described_without_their_secrets() -> None:

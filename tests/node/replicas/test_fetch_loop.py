@@ -55,7 +55,7 @@ def test_a_request_whose_connection_is_being_made_is_given_up_later_not_at_once(
             runtime=cast("Any", Given(loop=loop, now_ms=lambda: NOW)),
             config=live_config(),
             identity=cast("Any", Given(node_id=1, broker_epoch=1)),
-            addresses=cast("Any", Given(node_address=lambda _: ("h", 1))),
+            addresses=cast("Any", Given(node_address=lambda _: ("h", 1), node_tls=lambda: None)),
             detector=cast("Any", Given()),
             quota=ReplicationQuota(),
         )

@@ -157,6 +157,10 @@ class HttpServer:
         self.limiter = ResponseLimiter()
         self._connections: WeakSet[HttpConnection] = WeakSet()
 
+    def closed(self, connection: HttpConnection) -> None:
+        """A connection is closed, and counts no more, though its object may outlive it."""
+        self._connections.discard(connection)
+
     def take_over(self, handed_over: HandedOver, first_bytes: bytes) -> None:
         """Speak HTTP on a connection from now on; it belongs to this module until it is closed."""
         connections, transport = self._connections, handed_over.transport
@@ -238,6 +242,7 @@ class HttpConnection(asyncio.Protocol):
     """One connection: read a request, answer it, read the next."""
 
     def __init__(self, server: HttpServer, handed_over: HandedOver) -> None:
+        self._server = server
         self._handed_over = handed_over
         self._accepted = handed_over.session
         """Who speaks as far as the connection tells."""
@@ -312,6 +317,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """The connection is gone. What a POST began is finished, though nobody waits for it."""
         self._handed_over.closed()
+        self._server.closed(self)
         self._unwatch()
         self._give_back()
         self.waits_since = None

@@ -58,7 +58,7 @@ SMOKE = tests/compat/test_confluent.py tests/compat/test_kafka_python.py tests/c
         tests/client/test_client.py tests/compaction/test_judge.py tests/storage/test_judge_kafka_files.py \
         tests/node/coordinator/groups/test_kafka_tools.py tests/node/wire/test_cleaner.py \
         tests/console/test_browser.py tests/spark/test_read.py tests/deploy/test_image.py \
-        tests/failover/test_failover.py tests/failover/test_truncation.py
+        tests/failover/test_failover.py tests/failover/test_truncation.py tests/node/wire/test_client_quotas.py
 smoke: setup
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[spark,browser]'
 	$(PYTEST) -q -m slow -n 2 --dist loadscope $(SMOKE)

@@ -11,9 +11,9 @@ from urllib.request import urlopen
 import pytest
 
 from kept.client.protocol.api_keys import ApiKey
-from kept.storage.records import build_batch
 from kept.testing import Cluster
 from tests.node.coordinator.groups.wire import Connection
+from tests.support.quota_requests import alter, create, fetch, produce, throttle_ms
 
 pytestmark = pytest.mark.slow
 
@@ -30,18 +30,6 @@ def connection(node: Cluster) -> Iterator[Connection]:
     yield made
     clear(node)
     made.close()
-
-
-def alter(connection: Connection, names: dict[str, str | None], **ops: float | None) -> Any:
-    entity = [{"entity_type": kind, "entity_name": name} for kind, name in names.items()]
-    changes = [
-        {"key": key, "value": value or 0.0, "remove": value is None} for key, value in ops.items()
-    ]
-    entry = {"entity": entity, "ops": changes}
-    answer = connection.ask(
-        ApiKey.ALTER_CLIENT_QUOTAS, 1, entries=[entry], validate_only=False
-    ).entries[0]
-    return int(answer.error_code), answer.error_message
 
 
 def described(connection: Connection, *components: tuple[str, int, str | None]) -> Any:
@@ -92,32 +80,6 @@ def test_quotas_are_set_described_and_taken_back(connection: Connection) -> None
         None,
     )
     assert described(connection, ("user", 2, None)) == (0, {})
-
-
-def produce(connection: Connection, topic: str, size: int, acks: int = 1, version: int = 9) -> None:
-    """Send a batch of ``size`` bytes of value; its response is read later."""
-    records = build_batch([(1, b"k", bytes(size), ())])
-    partition = {"index": 0, "records": records}
-    connection.send(
-        ApiKey.PRODUCE, version, transactional_id=None, acks=acks, timeout=30_000,
-        topic_data=[{"name": topic, "partition_data": [partition]}],
-    )  # fmt: skip
-
-
-def throttle_ms(response: Any) -> int:
-    return int(response.throttle_time.total_seconds() * 1000)
-
-
-def fetch(connection: Connection, topic: str, offset: int = 0, version: int = 11) -> Any:
-    wanted = {
-        "partition": 0, "current_leader_epoch": -1, "fetch_offset": offset,
-        "log_start_offset": -1, "partition_max_bytes": 1 << 30,
-    }  # fmt: skip
-    return connection.ask(
-        ApiKey.FETCH, version, replica_id=-1, max_wait=0, min_bytes=1, max_bytes=1 << 30,
-        isolation_level=0, session_id=0, session_epoch=0,
-        topics=[{"topic": topic, "partitions": [wanted]}], forgotten_topics_data=[], rack_id="",
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -195,16 +157,6 @@ def test_a_muted_connection_gets_the_answer_of_its_parked_fetch(
     assert throttle_ms(connection.receive()) > 30_000
     connection.send(ApiKey.API_VERSIONS, 0)
     assert not connection.is_answered(0.5)
-
-
-def create(connection: Connection, version: int, name: str, partitions: int) -> Any:
-    topic = {
-        "name": name, "num_partitions": partitions, "replication_factor": 1, "assignments": [],
-        "configs": [],
-    }  # fmt: skip
-    return connection.ask(
-        ApiKey.CREATE_TOPICS, version, topics=[topic], timeout=30_000, validate_only=False
-    )
 
 
 def test_changes_of_metadata_are_refused_beyond_the_rate(

@@ -1,0 +1,123 @@
+"""Quotas beside Apache Kafka: the same throttle times, and the same answers to its own tools."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from kept.testing import Cluster
+from kept.testing.ports import free_port
+from tests.node.coordinator.groups.wire import Connection
+from tests.support.quota_requests import alter, create, produce, throttle_ms
+
+pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(900)]
+CONFIGS = "kafka.admin.ConfigCommand"
+PERF = "org.apache.kafka.tools.ProducerPerformance"
+
+
+@contextmanager
+def both(kafka_dist: ModuleType, directory: Path) -> Iterator[tuple[str, str]]:
+    """Where a node of kept and one of Apache Kafka are reached."""
+    with (
+        Cluster() as cluster,
+        kafka_dist.Broker(directory, free_port(above=[1])) as broker,
+    ):
+        yield cluster.bootstrap, broker.bootstrap
+
+
+def produced(bootstrap: str) -> list[int]:
+    """What a producer of 90 kB batches is told at 20 kB a second."""
+    connection = Connection(bootstrap)
+    create(connection, 7, "produced", 1)
+    assert alter(connection, {"client-id": "scenario"}, producer_byte_rate=20_000) == (0, None)
+    told = []
+    for _ in range(6):
+        produce(connection, "produced", 90_000, version=9)
+        told.append(throttle_ms(connection.receive()))
+    assert alter(connection, {"client-id": "scenario"}, producer_byte_rate=None) == (0, None)
+    connection.close()
+    return told
+
+
+def changed(bootstrap: str) -> list[int]:
+    """What a client is told that makes topics of four partitions at a quarter of one a second."""
+    connection = Connection(bootstrap)
+    rate = {"client-id": "scenario"}
+    assert alter(connection, rate, controller_mutation_rate=0.25) == (0, None)
+    told = [throttle_ms(create(connection, 7, f"changed-{number}", 4)) for number in range(3)]
+    told.append(throttle_ms(create(connection, 5, "changed-old", 4)))
+    assert alter(connection, rate, controller_mutation_rate=None) == (0, None)
+    connection.close()
+    return told
+
+
+@pytest.mark.parametrize("load", [produced, changed])
+def test_throttle_times_are_kafkas(
+    kafka_dist: ModuleType, tmp_path: Path, load: Callable[[str], list[int]]
+) -> None:
+    with both(kafka_dist, tmp_path) as (ours, kafkas):
+        told, expected = load(ours), load(kafkas)
+    print(load.__name__, told, expected)
+    assert any(expected), "Kafka held nobody back: the load says nothing"
+    assert [ms > 0 for ms in told] == [ms > 0 for ms in expected]
+    for mine, other in zip(told, expected, strict=True):
+        assert abs(mine - other) <= max(0.2 * other, 150), (told, expected)
+
+
+SETS = (
+    ("users", "ada", "producer_byte_rate=1024,request_percentage=50.5"),
+    ("users", None, "consumer_byte_rate=2048"),
+    ("clients", "app", "controller_mutation_rate=10"),
+    ("clients", None, "producer_byte_rate=4096"),
+    ("ips", "127.0.0.1", "connection_creation_rate=100"),
+    ("ips", None, "connection_creation_rate=200"),
+    ("users", "ada", "producer_byte_rate=1.5"),
+    ("ips", "127.0.0.1", "connection_creation_rate=-1"),
+)
+
+
+def configured(kafka_dist: ModuleType, bootstrap: str) -> list[str]:
+    """What ``kafka-configs`` says to a list of changes, and then of what is there."""
+
+    def run(*arguments: str) -> str:
+        said = kafka_dist.run(CONFIGS, "--bootstrap-server", bootstrap, *arguments, check=False)
+        lines = [
+            line for line in said.replace(bootstrap, "HERE").splitlines() if "\tat " not in line
+        ]
+        return "\n".join(sorted(lines))
+
+    said = []
+    for kind, name, values in SETS:
+        who = ("--entity-default",) if name is None else ("--entity-name", name)
+        said.append(run("--alter", "--entity-type", kind, *who, "--add-config", values))
+    said += [run("--describe", "--entity-type", kind) for kind in ("users", "clients", "ips")]
+    gone = ("--delete-config", "producer_byte_rate,request_percentage")
+    said.append(run("--alter", "--entity-type", "users", "--entity-name", "ada", *gone))
+    said.append(run("--describe", "--entity-type", "users"))
+    return said
+
+
+def test_kafka_configs_hears_the_same(kafka_dist: ModuleType, tmp_path: Path) -> None:
+    with both(kafka_dist, tmp_path) as (ours, kafkas):
+        assert configured(kafka_dist, ours) == configured(kafka_dist, kafkas)
+
+
+def test_a_producer_keeps_to_its_rate(kafka_dist: ModuleType) -> None:
+    """``kafka-producer-perf-test`` under a quota is held to it."""
+    with Cluster() as cluster:
+        connection = Connection(cluster.bootstrap)
+        create(connection, 7, "perf", 1)
+        assert alter(connection, {"client-id": "perf"}, producer_byte_rate=200_000) == (0, None)
+        said = kafka_dist.run(
+            PERF, "--topic", "perf", "--num-records", "5000", "--record-size", "1000",
+            "--throughput", "-1", "--producer-props", f"bootstrap.servers={cluster.bootstrap}",
+            "client.id=perf",
+        )  # fmt: skip
+        connection.close()
+    rates = re.findall(r"5000 records sent, (\d+(?:\.\d+)?) records/sec", said)
+    assert rates and 150 < float(rates[-1]) < 450, said

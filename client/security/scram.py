@@ -21,8 +21,6 @@ from binascii import Error as Base64Error
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from msgspec import Struct
-
 from kept.storage.errors import SaslAuthenticationFailed
 
 HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
@@ -70,40 +68,24 @@ class ScramVerifier(Protocol):
         """How often the password was hashed."""
 
 
-class ScramKeys(Struct, frozen=True):
-    """A :class:`ScramVerifier` made from a password. Its repr hides the keys."""
-
-    salt: bytes
-    stored_key: bytes
-    server_key: bytes
-    iterations: int
-
-    def __repr__(self) -> str:
-        return f"ScramKeys(iterations={self.iterations}, [hidden])"
-
-
 def salted_password(mechanism: str, password: str, salt: bytes, iterations: int) -> bytes:
     """``SaltedPassword``: PBKDF2 of the password, some 2 ms at 4,096 iterations without the GIL."""
     return hashlib.pbkdf2_hmac(HASHES[mechanism], password.encode(), salt, iterations)
 
 
-def keys_of(mechanism: str, salted: bytes, salt: bytes, iterations: int) -> ScramKeys:
-    """What a server stores of a salted password."""
+def stored_keys(mechanism: str, salted: bytes) -> tuple[bytes, bytes]:
+    """``StoredKey`` and ``ServerKey``: what a server stores of a salted password."""
     hash_name = HASHES[mechanism]
     client_key = hmac.digest(salted, b"Client Key", hash_name)
-    return ScramKeys(
-        salt,
-        hashlib.new(hash_name, client_key).digest(),
-        hmac.digest(salted, b"Server Key", hash_name),
-        iterations,
-    )
+    server_key = hmac.digest(salted, b"Server Key", hash_name)
+    return hashlib.new(hash_name, client_key).digest(), server_key
 
 
 def password_matches(mechanism: str, password: str, verifier: ScramVerifier) -> bool:
     """Whether ``password`` is the one that ``verifier`` was made from; the work of a PBKDF2."""
     salted = salted_password(mechanism, password, verifier.salt, verifier.iterations)
-    made = keys_of(mechanism, salted, verifier.salt, verifier.iterations)
-    return hmac.compare_digest(made.stored_key, verifier.stored_key)
+    stored_key, _ = stored_keys(mechanism, salted)
+    return hmac.compare_digest(stored_key, verifier.stored_key)
 
 
 class ScramClient:
@@ -159,10 +141,9 @@ class ScramClient:
         salted = salted_password(self.mechanism, self._password, salt, iterations)
         without_proof = f"c={_encoded(b'n,,')},r={nonce}"
         signed = f"{self._bare},{text},{without_proof}".encode()
+        stored_key, server_key = stored_keys(self.mechanism, salted)
         client_key = hmac.digest(salted, b"Client Key", self._hash)
-        stored_key = hashlib.new(self._hash, client_key).digest()
         proof = _xor(client_key, hmac.digest(stored_key, signed, self._hash))
-        server_key = hmac.digest(salted, b"Server Key", self._hash)
         self._server_signature = hmac.digest(server_key, signed, self._hash)
         return f"{without_proof},p={_encoded(proof)}".encode()
 

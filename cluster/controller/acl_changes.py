@@ -7,8 +7,9 @@ changes at most 10,000 bindings, as in Kafka.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import IntEnum
+from itertools import chain
 from typing import Final, TypeVar
 from uuid import UUID
 
@@ -24,6 +25,7 @@ from kept.cluster.security.acls import (
     AclResourceType,
     PatternType,
 )
+from kept.steps import Steps
 from kept.storage.errors import InvalidRequest
 
 MAX_CHANGES: Final = 10_000
@@ -143,7 +145,7 @@ class Creations(Struct, frozen=True):
     added: tuple[AclBinding, ...]
 
 
-def create_acls(index: AclIndex, bindings: Sequence[AclBinding]) -> Creations:
+def create_acls(index: AclIndex, bindings: Sequence[AclBinding]) -> Steps[Creations]:
     """What creating ``bindings`` adds; what is there already is a success. Raises InvalidRequest
     for more than a request may create.
     """
@@ -152,6 +154,7 @@ def create_acls(index: AclIndex, bindings: Sequence[AclBinding]) -> Creations:
     results: list[InvalidRequest | None] = []
     added: dict[AclBinding, None] = {}
     for binding in bindings:
+        yield
         try:
             check_binding(binding)
         except InvalidRequest as error:
@@ -172,16 +175,19 @@ class Deletions(Struct, frozen=True):
     removed: tuple[UUID, ...]
 
 
-def delete_acls(acls: Mapping[UUID, AclBinding], filters: Sequence[AclFilter]) -> Deletions:
+def delete_acls(acls: Mapping[UUID, AclBinding], filters: Sequence[AclFilter]) -> Steps[Deletions]:
     """What deleting by ``filters`` removes; two may find the same. Raises InvalidRequest for more
     than a request may delete: then nothing is removed.
     """
     results: list[InvalidRequest | tuple[AclBinding, ...]] = []
     removed: dict[UUID, None] = {}
-    ids: dict[AclBinding, UUID] = {}
+    ids: dict[AclBinding, list[UUID]] = {}
     if any(wanted.exactly for wanted in filters):
-        ids = {binding: acl_id for acl_id, binding in acls.items()}
+        for acl_id, binding in acls.items():
+            yield
+            ids.setdefault(binding, []).append(acl_id)
     for wanted in filters:
+        yield
         try:
             check_filter(wanted)
         except InvalidRequest as error:
@@ -189,28 +195,36 @@ def delete_acls(acls: Mapping[UUID, AclBinding], filters: Sequence[AclFilter]) -
             continue
         exactly = wanted.exactly
         if exactly is not None:
-            matching = [(exactly, ids[exactly])] if exactly in ids else []
+            matching = {exactly: ids[exactly]} if exactly in ids else {}
         else:
-            matching = [(each, acl_id) for acl_id, each in acls.items() if wanted.finds(each)]
-        removed.update(dict.fromkeys(acl_id for _, acl_id in matching))
+            matching = {}
+            for acl_id, each in acls.items():
+                yield
+                if wanted.finds(each):
+                    matching.setdefault(each, []).append(acl_id)
+                    if len(matching) > MAX_CHANGES:
+                        break
+        removed.update(dict.fromkeys(chain.from_iterable(matching.values())))
         if len(removed) > MAX_CHANGES:
             raise InvalidRequest(
                 f"the filters find more than {MAX_CHANGES} bindings, which is what a request may "
                 "delete: delete them in parts, by resource or by principal"
             )
-        results.append(tuple(sorted(each for each, _ in matching)))
+        results.append(tuple(sorted(matching)))
     return Deletions(tuple(results), tuple(removed))
 
 
 def describe_acls(
     bindings: Iterable[AclBinding], wanted: AclFilter
-) -> Mapping[tuple[AclResourceType, str, PatternType], Sequence[AclBinding]]:
-    """The bindings that a filter finds, sorted, by what they name. Raises InvalidRequest for a
+) -> Steps[Mapping[tuple[AclResourceType, str, PatternType], Collection[AclBinding]]]:
+    """The bindings that a filter finds, by what they name, in no order. Raises InvalidRequest for a
     filter with a part that is not known.
     """
     check_filter(wanted)
-    resources: dict[tuple[AclResourceType, str, PatternType], list[AclBinding]] = {}
-    for binding in sorted(each for each in bindings if wanted.finds(each)):
-        key = (binding.resource_type, binding.name, binding.pattern)
-        resources.setdefault(key, []).append(binding)
+    resources: dict[tuple[AclResourceType, str, PatternType], dict[AclBinding, None]] = {}
+    for binding in bindings:
+        yield
+        if wanted.finds(binding):
+            key = (binding.resource_type, binding.name, binding.pattern)
+            resources.setdefault(key, {})[binding] = None
     return resources

@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from functools import lru_cache
-from ipaddress import IPv6Address, ip_address
 from operator import itemgetter
 from typing import Final, TypeVar
 
@@ -39,6 +38,7 @@ from kept.cluster.security.acls import (
     AclResourceType,
     PatternType,
 )
+from kept.cluster.security.addresses import canonical_address
 
 K = TypeVar("K")
 
@@ -85,12 +85,9 @@ class Decision(Struct, frozen=True):
 def canonical_host(host: str) -> str:
     """The one spelling of an address; what is none (``*``, a host's name) stays as it is."""
     try:
-        address = ip_address(host)
+        return canonical_address(host)
     except ValueError:
         return host
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(address)
 
 
 class _Bindings(Struct, frozen=True):

@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
-from ipaddress import IPv6Address, ip_address
 from typing import Final
 
 from msgspec import Struct
 
+from kept.cluster.security.addresses import canonical_address
 from kept.storage.errors import InvalidRequest, UnsupportedVersion
 
 USER: Final = "user"
@@ -99,17 +99,6 @@ def _candidates(user: str, client_id: str) -> Iterator[tuple[QuotaEntity, str, s
     if client_id:
         yield ((CLIENT_ID, client_id),), "", client_id
         yield ((CLIENT_ID, None),), "", client_id
-
-
-def canonical_address(text: str) -> str:
-    """An address as it is compared: one of IPv6 in its shortest form, an IPv4 one in IPv6 as IPv4.
-
-    Raises ValueError for what is no address.
-    """
-    address = ip_address(text)
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    return str(address)
 
 
 def connection_rates(quotas: Quotas) -> dict[str | None, float]:

@@ -22,7 +22,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from kept.client.security.scram import keys_of, salted_password
+from kept.client.security.scram import salted_password, stored_keys
 from kept.cluster.controller import scram_changes
 from kept.cluster.controller.features import SECURITY
 from kept.cluster.metadata.records import FeatureRecord, MetadataRecord, ScramCredentialRecord
@@ -151,8 +151,7 @@ def _record(user: NewUser) -> ScramCredentialRecord:
         if user.password_file is not None:
             password = _read_password(user.password_file)
         salted = salted_password(text, password or "", salt, user.iterations)
-    keys = keys_of(text, salted, salt, user.iterations)
-    credential = ScramCredential(keys.salt, keys.stored_key, keys.server_key, keys.iterations)
+    credential = ScramCredential(salt, *stored_keys(text, salted), user.iterations)
     return ScramCredentialRecord(user.name, user.mechanism, credential)
 
 

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from kept.client.security.scram import MIN_ITERATIONS, ScramKeys
+from kept.client.security.scram import MIN_ITERATIONS
 from kept.cluster.security.credentials import ScramCredential, ScramMechanism
 
 CredentialsByUser = Mapping[tuple[str, ScramMechanism], ScramCredential]
@@ -21,7 +21,7 @@ class PasswordCredential(NamedTuple):
     """What a password is compared with, and by which mechanism; ``exists``: it is a user's."""
 
     mechanism: str
-    credential: ScramCredential | ScramKeys
+    credential: ScramCredential
     exists: bool
 
 
@@ -42,11 +42,11 @@ class StoredCredentials:
         """What is stored about a user, None if nothing."""
         return self._current().get((user, _MECHANISMS[mechanism]))
 
-    def decoy(self, mechanism: str, user: str) -> ScramKeys:
+    def decoy(self, mechanism: str, user: str) -> ScramCredential:
         """What a user who does not exist is shown. No password fits it."""
         pattern = self._find_patterns().get(_MECHANISMS[mechanism], _RANDOM)
         made = hmac.digest(pattern.server_key, user.encode("utf-8", "replace"), "sha512")
-        return ScramKeys(made[: len(pattern.salt)], made, made, pattern.iterations)
+        return ScramCredential(made[: len(pattern.salt)], made, made, pattern.iterations)
 
     def for_password(self, user: str) -> PasswordCredential:
         """What a password of ``user`` is compared with: his strongest credential, else a decoy that

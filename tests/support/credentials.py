@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kept.client.security.scram import keys_of, salted_password
+from kept.client.security.scram import salted_password, stored_keys
 from kept.cluster.security.credentials import ScramCredential
 
 
@@ -14,5 +14,4 @@ def credential(
 ) -> ScramCredential:
     """What the metadata log holds of a user with this password."""
     salted = salted_password(mechanism, password, salt, iterations)
-    keys = keys_of(mechanism, salted, salt, iterations)
-    return ScramCredential(keys.salt, keys.stored_key, keys.server_key, keys.iterations)
+    return ScramCredential(salt, *stored_keys(mechanism, salted), iterations)

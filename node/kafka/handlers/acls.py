@@ -21,12 +21,13 @@ from kept.cluster.security.acls import (
 from kept.node.runtime.error_codes import error_values
 from kept.node.runtime.ids import new_id
 from kept.node.runtime.time_slices import Pace
+from kept.steps import Steps
 from kept.storage.errors import InvalidRequest, SecurityDisabled, UnsupportedVersion
 
 if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
     from kept.node.kafka.api import RequestContext
-    from kept.node.kafka.metadata_changes import MetadataChanges
+    from kept.node.kafka.metadata_changes import Decided, MetadataChanges
     from kept.node.metadata.metadata_log import Metadata
 
 REFUSED: Final = (InvalidRequest, UnsupportedVersion, SecurityDisabled)
@@ -45,37 +46,37 @@ class AclsHandler:
         if not self.config.current.authorizer_class_name:
             raise SecurityDisabled(f"No Authorizer is configured{where}")
 
-    async def describe_acls(self, _ctx: RequestContext, request: Any) -> Values:
+    def describe_acls(self, _ctx: RequestContext, request: Any) -> Steps[Values]:
         """DescribeAcls v1-3: the bindings that a filter finds, by what they name."""
         try:
             self._check_authorizer(" on the broker")
             bindings = self.metadata.image.acls.values()
-            found = acl_changes.describe_acls(bindings, _filter(request))
+            found = yield from acl_changes.describe_acls(bindings, _filter(request))
         except REFUSED as error:
             return {**error_values(error), "resources": ()}
-        pace = Pace()
         resources = []
         for (resource_type, name, pattern), described in found.items():
+            entries = []
+            for binding in described:
+                yield
+                entries.append(_entry(binding))
             resources.append(
                 {
                     "resource_type": resource_type,
                     "resource_name": name,
                     "pattern_type": pattern,
-                    "acls": [_entry(binding) for binding in described],
+                    "acls": entries,
                 }
             )
-            await pace.checkpoint()
         return {"error_code": 0, "error_message": "", "resources": resources}
 
     async def create_acls(self, _ctx: RequestContext, request: Any) -> Values:
         """CreateAcls v1-3: each binding is created, is there already, or is refused by itself."""
         bindings = [_binding(asked) for asked in request.creations]
 
-        def decision(
-            image: Image,
-        ) -> tuple[Sequence[InvalidRequest | None], Sequence[AclRecord]]:
+        def decision(image: Image) -> Steps[Decided[Sequence[InvalidRequest | None]]]:
             self.changes.check_security(image)
-            created = acl_changes.create_acls(image.acl_index, bindings)
+            created = yield from acl_changes.create_acls(image.acl_index, bindings)
             return created.results, [AclRecord(new_id(), binding) for binding in created.added]
 
         try:
@@ -96,9 +97,9 @@ class AclsHandler:
 
         def decision(
             image: Image,
-        ) -> tuple[Sequence[InvalidRequest | Sequence[AclBinding]], Sequence[RemoveAclRecord]]:
+        ) -> Steps[Decided[Sequence[InvalidRequest | Sequence[AclBinding]]]]:
             self.changes.check_security(image)
-            deleted = acl_changes.delete_acls(image.acls, filters)
+            deleted = yield from acl_changes.delete_acls(image.acls, filters)
             return deleted.results, [RemoveAclRecord(acl_id) for acl_id in deleted.removed]
 
         try:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kept.client.protocol.messages import Values
-from kept.client.security.scram import keys_of
+from kept.client.security.scram import stored_keys
 from kept.cluster.controller import scram_changes
 from kept.cluster.controller.scram_changes import Deletion, Upsertion
 from kept.cluster.metadata.image import Image
@@ -82,6 +82,6 @@ def _upsertion(asked: Any) -> Upsertion:
         return Upsertion(asked.name, asked.mechanism, None)
     if not asked.salted_password or mechanism is ScramMechanism.UNKNOWN:
         return Upsertion(asked.name, asked.mechanism, None)
-    keys = keys_of(mechanism.text, asked.salted_password, asked.salt, asked.iterations)
-    credential = ScramCredential(keys.salt, keys.stored_key, keys.server_key, keys.iterations)
+    keys = stored_keys(mechanism.text, asked.salted_password)
+    credential = ScramCredential(asked.salt, *keys, asked.iterations)
     return Upsertion(asked.name, asked.mechanism, credential)

@@ -9,9 +9,10 @@ from kept.client.core.calls import Anywhere, Lost
 from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.messages import versions
 from kept.client.security.jaas import PLAIN_MODULE, SCRAM_MODULE
-from kept.client.security.scram import ScramServer, keys_of, salted_password
+from kept.client.security.scram import ScramServer
 from kept.client.security.security import Security
 from tests.support.client_world import A, World, offsets
+from tests.support.credentials import credential
 
 PASSWORD = "the-password"
 SASL = (ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE)
@@ -44,8 +45,7 @@ class Secured(World):
 
     def handshake(self, api, version, endpoint, request):
         self.logins.append(self.now)
-        hashed = salted_password("SCRAM-SHA-256", PASSWORD, SALT, 4096)
-        keys = keys_of("SCRAM-SHA-256", hashed, SALT, 4096)
+        keys = credential(PASSWORD, salt=SALT)
         self.server = ScramServer("SCRAM-SHA-256", lambda _: keys, lambda _: keys)
         code = self.refusal or (0 if request.mechanism == self.mechanism else 33)
         return {"error_code": code, "mechanisms": (self.mechanism,)}

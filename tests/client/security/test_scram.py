@@ -12,24 +12,23 @@ import pytest
 
 from kept.client.security.scram import (
     ScramClient,
-    ScramKeys,
     ScramServer,
-    keys_of,
     password_matches,
-    salted_password,
 )
+from kept.cluster.security.credentials import ScramCredential
 from kept.storage.errors import SaslAuthenticationFailed
+from tests.support.credentials import credential
 
 SHA_256, SHA_512 = "SCRAM-SHA-256", "SCRAM-SHA-512"
 CLIENT_NONCE, SERVER_NONCE = "rOprNGfwEbeRWgbNEkqO", "%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
 SALT = base64.b64decode("W22ZaJ0SNY7soEsUEjb6gQ==")
-DECOY = ScramKeys(b"salt of nobody", bytes(32), bytes(32), 4096)
+DECOY = ScramCredential(b"salt of nobody", bytes(32), bytes(32), 4096)
 
 
-def stored(mechanism: str, password: str, salt: bytes = SALT, iterations: int = 4096) -> ScramKeys:
-    return keys_of(
-        mechanism, salted_password(mechanism, password, salt, iterations), salt, iterations
-    )
+def stored(
+    mechanism: str, password: str, salt: bytes = SALT, iterations: int = 4096
+) -> ScramCredential:
+    return credential(password, mechanism, salt, iterations)
 
 
 KEYS = {mechanism: stored(mechanism, "pencil") for mechanism in (SHA_256, SHA_512)}

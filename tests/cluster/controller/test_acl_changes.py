@@ -24,6 +24,7 @@ from kept.cluster.security.acls import (
     AclResourceType,
     PatternType,
 )
+from kept.steps import finished
 from kept.storage.errors import InvalidRequest
 
 FOO = AclBinding(
@@ -45,6 +46,14 @@ ALL = (FOO, PREFIX_FO, PREFIX_FOO, WILDCARD, BAR, GROUP, DENIED)
 ACLS = {UUID(int=number): binding for number, binding in enumerate(ALL)}
 
 
+def created_by(index, bindings) -> acl_changes.Creations:
+    return finished(create_acls(index, bindings))
+
+
+def deleted_by(acls, filters) -> acl_changes.Deletions:
+    return finished(delete_acls(acls, filters))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -63,25 +72,25 @@ ACLS = {UUID(int=number): binding for number, binding in enumerate(ALL)}
     ],
 )
 def test_what_cannot_be_created(changes, message) -> None:
-    created = create_acls(AclIndex(), (replace(FOO, **changes), BAR))
+    created = created_by(AclIndex(), (replace(FOO, **changes), BAR))
     assert message in str(created.results[0])
     assert created.results[1] is None and created.added == (BAR,), "the others are created"
 
 
 def test_what_is_there_is_created_without_a_change() -> None:
-    created = create_acls(AclIndex().changed((FOO,)), (FOO, BAR, BAR))
+    created = created_by(AclIndex().changed((FOO,)), (FOO, BAR, BAR))
     assert created.results == (None, None, None) and created.added == (BAR,)
     host_by_name = replace(FOO, host="example.org", principal="Group:", name="x")
-    assert create_acls(AclIndex(), (host_by_name,)).added == (host_by_name,), "as Kafka"
+    assert created_by(AclIndex(), (host_by_name,)).added == (host_by_name,), "as Kafka"
 
 
 def test_requests_have_a_limit(monkeypatch) -> None:
     monkeypatch.setattr(acl_changes, "MAX_CHANGES", 3)
     with pytest.raises(InvalidRequest, match="4 bindings; a request creates at most 3"):
-        create_acls(AclIndex(), (FOO,) * 4)
-    assert len(delete_acls(ACLS, (AclFilter(pattern=PatternType.PREFIXED),)).removed) == 2
+        created_by(AclIndex(), (FOO,) * 4)
+    assert len(deleted_by(ACLS, (AclFilter(pattern=PatternType.PREFIXED),)).removed) == 2
     with pytest.raises(InvalidRequest, match="more than 3 bindings"):
-        delete_acls(ACLS, (AclFilter(principal="User:bob"), AclFilter(name="foo")))
+        deleted_by(ACLS, (AclFilter(principal="User:bob"), AclFilter(name="foo")))
 
 
 FILTERS = (
@@ -114,17 +123,25 @@ FILTERS = (
 @pytest.mark.parametrize(("wanted", "expected"), FILTERS)
 def test_filters(wanted, expected) -> None:
     expected = tuple(sorted(expected))
-    deleted = delete_acls(ACLS, (wanted,))
+    deleted = deleted_by(ACLS, (wanted,))
     assert deleted.results == (expected,)
     assert {ACLS[each] for each in deleted.removed} == set(expected)
-    described = describe_acls(ACLS.values(), wanted)
-    assert tuple(each for group in described.values() for each in group) == expected
+    described = finished(describe_acls(ACLS.values(), wanted))
+    assert tuple(sorted(each for group in described.values() for each in group)) == expected
     for key, group in described.items():
         assert {(each.resource_type, each.name, each.pattern) for each in group} == {key}
 
 
+@pytest.mark.parametrize("wanted", [AclFilter(**asdict(FOO)), AclFilter(principal="User:ada")])
+def test_a_binding_goes_under_each_of_its_ids(wanted) -> None:
+    """A log of Kafka may hold it twice: a right that is taken back must be gone."""
+    deleted = deleted_by({UUID(int=1): FOO, UUID(int=2): FOO}, (wanted,))
+    assert deleted.results == ((FOO,),)
+    assert set(deleted.removed) == {UUID(int=1), UUID(int=2)}
+
+
 def test_two_filters_may_find_the_same() -> None:
-    deleted = delete_acls(ACLS, (AclFilter(principal="User:bob"), AclFilter(name="bar")))
+    deleted = deleted_by(ACLS, (AclFilter(principal="User:bob"), AclFilter(name="bar")))
     assert deleted.results == ((BAR,), (BAR,)) and len(deleted.removed) == 1
 
 
@@ -140,5 +157,5 @@ def test_two_filters_may_find_the_same() -> None:
 def test_filters_that_are_not_known(wanted) -> None:
     with pytest.raises(InvalidRequest, match="of a filter is not known"):
         check_filter(wanted)
-    deleted = delete_acls(ACLS, (wanted, AclFilter(principal="User:bob")))
+    deleted = deleted_by(ACLS, (wanted, AclFilter(principal="User:bob")))
     assert isinstance(deleted.results[0], InvalidRequest) and deleted.results[1] == (BAR,)

@@ -82,7 +82,7 @@ class JsonApi:
         headers = {"Accept": "application/json"}
         if body is not None:
             headers |= {"Content-Type": "application/json", "X-Kept": "1"}
-        if login := self.security.basic_login:
+        if login := self.security.http_login(self.endpoint.host):
             token = base64.b64encode(":".join(login).encode()).decode()
             headers["Authorization"] = f"Basic {token}"
         connection = self._connection(min(CONNECT_TIMEOUT_S, self.timeout_s))
@@ -123,7 +123,15 @@ class JsonApi:
             return value
         if status == UNAUTHORIZED:
             user = self.security.user
-            why = f"{user} was not believed" if user else "who one is has to be said: a login"
+            if not user:
+                why = "a login is needed"
+            elif self.security.http_login(self.endpoint.host):
+                why = f"{user} was not believed"
+            else:
+                why = (
+                    f"a login is needed, and {user}'s password is not sent in the clear: connect "
+                    "by SASL_SSL"
+                )
             raise HttpFailed(f"{self.endpoint}: {method} {url}: {why}", status)
         said = value.get("error") if isinstance(value, dict) else None
         if isinstance(said, dict):
@@ -156,16 +164,18 @@ def each_node(bootstrap: str | Bootstrap, timeout_s: float = TIMEOUT_S) -> dict[
     nodes: dict[int, JsonApi] = {}
     for broker in cluster["brokers"]:
         if not broker["fenced"]:
-            address = listener_address(broker["endpoints"], security)
+            address = listener_address(broker["endpoints"], cluster["listener"])
             (endpoint,) = parse_bootstrap(address)
             nodes[broker["node_id"]] = JsonApi(endpoint, timeout_s, security)
     return nodes
 
 
-def listener_address(endpoints: Sequence[str], security: Security) -> str:
-    """``host:port`` of the listener that is named as the security protocol, else of the first."""
+def listener_address(endpoints: Sequence[str], listener: str) -> str:
+    """``host:port`` of the listener of that name, else of the first: endpoints are written
+    ``NAME://host:port``.
+    """
     named = dict(endpoint.split("://", 1) for endpoint in endpoints)
-    return named.get(security.protocol, next(iter(named.values())))
+    return named.get(listener, next(iter(named.values())))
 
 
 def nodes_away(bootstrap: str | Bootstrap) -> list[int]:

@@ -2,7 +2,7 @@
 
 ::
 
-    security = Security.from_properties({
+    security = Security({
         "security.protocol": "SASL_SSL",
         "sasl.mechanism": "SCRAM-SHA-512",
         "sasl.jaas.config": 'org.apache.kafka.common.security.scram.ScramLoginModule required '
@@ -22,6 +22,7 @@ import hashlib
 import hmac
 import ssl
 from collections.abc import Mapping
+from ipaddress import ip_address
 from typing import Final, Protocol
 
 from kept.client.security import plain
@@ -148,10 +149,14 @@ class Security:
         """The properties that it was made of, secrets and all."""
         return self._properties
 
-    @property
-    def basic_login(self) -> tuple[str, str] | None:
-        """User and password for HTTP, None where none are given."""
-        return (self.user, self._password) if self.user else None
+    def http_login(self, host: str) -> tuple[str, str] | None:
+        """User and password for HTTP at ``host``; None where none are given, or where nothing would
+        hide a password that SASL itself does not send.
+        """
+        hidden = self.tls is not None or _is_this_machine(host)
+        if self.user and (hidden or self.mechanism == plain.MECHANISM):
+            return self.user, self._password
+        return None
 
     def context(self) -> ssl.SSLContext | None:
         """What a connection's TLS is made with, None without TLS. Raises ConfigurationError for
@@ -180,6 +185,13 @@ class Security:
 
     def __reduce__(self) -> tuple[type[Security], tuple[Mapping[str, str]]]:
         return Security, (self._properties,)
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _refuse_unknown(given: Mapping[str, str]) -> None:

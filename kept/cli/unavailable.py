@@ -49,7 +49,7 @@ def _controllers(bootstrap: Bootstrap) -> str:
     if summary["controller_id"] >= 0:
         return f": node {summary['controller_id']} is taken for it"
     at = {
-        broker["node_id"]: listener_address(broker["endpoints"], bootstrap.security)
+        broker["node_id"]: listener_address(broker["endpoints"], summary["listener"])
         for broker in summary["brokers"]
     }
     silent = [

@@ -35,7 +35,7 @@ class BrokerSummary(Struct, frozen=True):
 class ClusterSummary(Struct, frozen=True):
     """The cluster as one of its nodes knows it. ``reason`` is why that node is not ready;
     ``stray_logs`` and ``left_closed`` are its logs that are set aside, and its replicas for which
-    there were too few open files.
+    there were too few open files; ``listener`` is the one that the request came in by.
     """
 
     cluster_id: str
@@ -56,6 +56,7 @@ class ClusterSummary(Struct, frozen=True):
     under_replicated_partitions: int
     stray_logs: list[str]
     left_closed: list[str]
+    listener: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +70,8 @@ class ClusterView:
     health: NodeHealth
     log_directories: LogDirectories
 
-    async def describe(self) -> ClusterSummary:
-        """Brokers, this node's directories, and totals."""
+    async def describe(self, listener: str) -> ClusterSummary:
+        """Brokers, this node's directories, and totals, for who came in by ``listener``."""
         metadata, image = self.metadata, self.metadata.image
         directories = await self.log_directories.describe()
         leads: Counter[int] = Counter()
@@ -115,4 +116,5 @@ class ClusterView:
             under_replicated_partitions=under_replicated,
             stray_logs=self.health.stray_logs(),
             left_closed=self.health.left_closed(),
+            listener=listener,
         )

@@ -275,8 +275,8 @@ async def _metrics(routes: Routes, _p: Parameters) -> HttpResponse:
 
 
 @_route("GET", "/api/v1/cluster", access=DESCRIBE_CLUSTER)
-async def _cluster(routes: Routes, _p: Parameters) -> Any:
-    return await routes.services.cluster.describe()
+async def _cluster(routes: Routes, p: Parameters) -> Any:
+    return await routes.services.cluster.describe(p.request.session.listener)
 
 
 @_route("GET", "/api/v1/quorum", "local", access=DESCRIBE_CLUSTER)

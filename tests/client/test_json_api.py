@@ -11,18 +11,21 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from kept.client import json_api as http
-from kept.client.json_api import HttpFailed, nodes_away, request_any
+from kept.client.json_api import HttpFailed, each_node, nodes_away, request_any
 
 
 class Node(BaseHTTPRequestHandler):
     """One that answers."""
 
     def do_GET(self) -> None:
-        brokers = [{"node_id": 4, "fenced": True}, {"node_id": 1, "fenced": False}]
+        brokers = [
+            {"node_id": 4, "fenced": True},
+            {"node_id": 1, "fenced": False, "endpoints": ["INTERNAL://a:1", "EXTERNAL://b:2"]},
+        ]
         status = 200 if self.path in ("/healthz", "/api/v1/cluster") else 404
         self.send_response(status)
         self.end_headers()
-        self.wfile.write(json.dumps({"brokers": brokers}).encode())
+        self.wfile.write(json.dumps({"brokers": brokers, "listener": "EXTERNAL"}).encode())
 
     def log_message(self, *_: object) -> None:
         pass
@@ -63,6 +66,10 @@ def test_the_last_one_says_why_nobody_answers(hangs, monkeypatch):
     monkeypatch.setattr(http, "PRESENT_S", 0.2)
     with pytest.raises(HttpFailed, match=f"{hangs}: GET /api/v1/cluster: no answer within"):
         request_any(f"{hangs},{hangs}", lambda api: api.get("cluster"), 0.3)
+
+
+def test_each_node_is_reached_by_the_listener_that_the_first_was(alive):
+    assert {number: str(api.endpoint) for number, api in each_node(alive).items()} == {1: "b:2"}
 
 
 def test_who_is_away(alive):

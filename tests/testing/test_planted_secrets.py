@@ -97,7 +97,7 @@ def test_http_shows_none_of_them(planted):
     context = planted.security().context()
     for page in PAGES:
         request = urllib.request.Request(f"{planted.url()}/{page}")
-        if login := planted.security().basic_login:
+        if login := planted.security().http_login("localhost"):
             token = base64.b64encode(":".join(login).encode()).decode()
             request.add_header("Authorization", f"Basic {token}")
         try:

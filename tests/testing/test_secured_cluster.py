@@ -76,7 +76,7 @@ def test_http_asks_for_the_same_login(secured):
     with pytest.raises(HttpFailed, match="GET /api/v1/cluster: bob was not believed") as caught:
         JsonApi(endpoint, security=Security(properties)).get("cluster")
     assert caught.value.status == 401
-    with pytest.raises(HttpFailed, match="who one is has to be said"):
+    with pytest.raises(HttpFailed, match="a login is needed"):
         JsonApi(endpoint).get("cluster")
 
 

@@ -70,5 +70,29 @@ def test_it_is_a_value_that_shows_nothing():
     assert again == security and hash(again) == hash(security)
     assert security != Security(SCRAM | {"sasl.jaas.config": JAAS.replace("ada", "bob")})
     assert security != PLAINTEXT
-    assert (security.principal, security.basic_login) == ("User:ada", ("ada", SECRET))
-    assert (PLAINTEXT.principal, PLAINTEXT.basic_login) == ("User:ANONYMOUS", None)
+    assert security.principal == "User:ada"
+    assert PLAINTEXT.principal == "User:ANONYMOUS"
+
+
+@pytest.mark.parametrize(
+    ("changes", "host", "sent"),
+    [
+        ({}, "10.0.0.1", False),
+        ({}, "kafka.example.com", False),
+        ({}, "127.0.0.2", True),
+        ({}, "localhost", True),
+        ({"security.protocol": "SASL_SSL"}, "kafka.example.com", True),
+        (
+            {
+                "sasl.mechanism": "PLAIN",
+                "sasl.jaas.config": JAAS.replace(SCRAM_MODULE, PLAIN_MODULE),
+            },
+            "kafka.example.com",
+            True,
+        ),
+    ],
+)
+def test_http_sends_no_password_in_the_clear_that_sasl_does_not_send(changes, host, sent):
+    login = Security(SCRAM | changes).http_login(host)
+    assert login == (("ada", SECRET) if sent else None)
+    assert PLAINTEXT.http_login(host) is None

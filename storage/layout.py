@@ -56,7 +56,9 @@ FUTURE_DIRECTORY: Final = "-future"
 STRAY_DIRECTORY: Final = "-stray"
 METADATA_LOG: Final = "__cluster_metadata-0"
 """Apache Kafka's metadata in a directory that was adopted: left alone."""
-IGNORED_NAMES: Final = frozenset({"lost+found", METADATA_LOG})
+LOST_AND_FOUND: Final = "lost+found"
+"""The file system's own, in its root: none but its superuser may look into it."""
+IGNORED_NAMES: Final = frozenset({LOST_AND_FOUND, METADATA_LOG})
 DAMAGED_CHARACTERS: Final = 2
 """An id in a file that differs in more characters from what it should be is another one."""
 NAME_BYTES: Final = 255

@@ -103,13 +103,17 @@ def _candidates(user: str, client_id: str) -> Iterator[tuple[QuotaEntity, str, s
 
 def connection_rates(quotas: Quotas) -> dict[str | None, float]:
     """Connections a second that each address may open (None: any other one), by what
-    :func:`canonical_address` gives: of several spellings the smallest rate counts.
+    :func:`canonical_address` gives: of several spellings the smallest rate counts. Host names,
+    which a log of Kafka may hold for a while, are passed over.
     """
     rates: dict[str | None, float] = {}
     for ((kind, name), *_), values in quotas.items():
         bound = values.get(CONNECTION_CREATION_RATE)
         if kind == IP and bound is not None:
-            address = None if name is None else canonical_address(name)
+            try:
+                address = None if name is None else canonical_address(name)
+            except ValueError:
+                continue
             rates[address] = min(bound, rates.get(address, bound))
     return rates
 

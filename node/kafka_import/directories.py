@@ -123,7 +123,7 @@ def links(disk: Disk, path: str) -> Iterator[str]:
         inner = f"{path}/{name}"
         if disk.is_link(inner):
             yield f"{inner} is a symbolic link: put what it leads to in its place"
-        elif disk.stat(inner).is_directory:
+        elif name != layout.LOST_AND_FOUND and disk.stat(inner).is_directory:
             yield from links(disk, inner)
 
 

@@ -110,6 +110,7 @@ def test_addresses_are_compared_as_addresses() -> None:
             ((IP, "::1"),): {rate: 5},
             ((IP, "0:0:0:0:0:0:0:1"),): {rate: 3},
             ((IP, "::ffff:10.0.0.1"),): {rate: 7},
+            ((IP, "example.com"),): {rate: 1},  # of a log of Kafka's
             ((IP, None),): {rate: 9},
             ((USER, "ada"),): {KEYS[0]: 1},
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -111,22 +110,19 @@ def produce(
         if transactional_id is not None:
             timeout_ms = 1000 * (transaction_timeout or TRANSACTION_TIMEOUT_MS // 1000)
             producer = TransactionalProducer(client, transactional_id, timeout_ms)
-            written = _write_transaction(producer, topic, batches, codec)
+            written = _write_transaction(producer, topic, batches, codec, bootstrap)
         else:
-            written = _write(_Sink(client, topic, _ACKS[acks], codec), batches)
+            sink = _Sink(client, topic, _ACKS[acks], codec)
+            written = _write(sink, batches, bootstrap)
     if sys.stderr.isatty():
         echo(f"{written} records written to {topic}", err=True)
 
 
-def _reached(client: Client) -> Bootstrap:
-    return Bootstrap(client.bootstrap, client.security)
-
-
-def _write(sink: _Sink, batches: Iterator[list[OutRecord]]) -> int:
+def _write(sink: _Sink, batches: Iterator[list[OutRecord]], bootstrap: Bootstrap) -> int:
     """Write each batch as it comes; how many records there were."""
     for batch in batches:
         try:
-            with explained(_reached(sink.client), sink.topic):
+            with explained(bootstrap, sink.topic):
                 sink.write(batch)
         except Exception as error:
             _report_written(error, sink.written)
@@ -135,20 +131,29 @@ def _write(sink: _Sink, batches: Iterator[list[OutRecord]]) -> int:
 
 
 def _write_transaction(
-    producer: TransactionalProducer, topic: str, batches: Iterator[list[OutRecord]], codec: Codec
+    producer: TransactionalProducer,
+    topic: str,
+    batches: Iterator[list[OutRecord]],
+    codec: Codec,
+    bootstrap: Bootstrap,
 ) -> int:
     """Write all batches in one transaction; how many records there were."""
     written = 0
     try:
-        with explained(_reached(producer.client), topic):
+        with explained(bootstrap, topic):
             for batch in batches:
                 producer.produce(topic, batch, codec=codec)
                 written += len(batch)
     except BaseException as error:
-        with contextlib.suppress(KeptError):  # it times out, then
+        end = "is aborted"
+        try:
             producer.abort()
+        except (InvalidProducerEpoch, ProducerFenced):
+            pass  # whoever took its epoch has aborted it
+        except KeptError:
+            end = "is not committed, and aborted once its timeout is over"
         if isinstance(error, KeptError):
-            why = f"the transaction is aborted{_taken_over(error)}"
+            why = f"the transaction {end}{_taken_over(error)}"
             raise Failure(f"{error} (nothing is written: {why})") from error
         raise
     try:

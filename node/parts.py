@@ -19,9 +19,10 @@ from kept.node.admin.dirty_history import DirtyHistory
 from kept.node.admin.readiness import Readiness
 from kept.node.compaction.dry_run import DryRuns
 from kept.node.compaction.lazy_cleaner import LazyCleaner
+from kept.node.config.checks import parse_super_users
 from kept.node.config.live_config import LiveConfig
 from kept.node.config.sasl import SASL_PROTOCOLS
-from kept.node.config.security_checks import is_secured, parse_super_users
+from kept.node.config.security_checks import is_secured
 from kept.node.controller.controller import Controller
 from kept.node.coordinator.groups.coordinator import GroupCoordinator
 from kept.node.coordinator.producer_ids import ProducerIds

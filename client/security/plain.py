@@ -13,6 +13,19 @@ MAX_FIELD_BYTES: Final = 255
 """Of a user's name and of a password (RFC 4616)."""
 
 
+def read_password(line: bytes) -> str:
+    """A password as a line of a file has it, with or without the end of the line. Raises ValueError
+    for one with which nobody could log in by PLAIN.
+    """
+    line = line.removesuffix(b"\n").removesuffix(b"\r")
+    if not 0 < len(line) <= MAX_FIELD_BYTES or b"\0" in line or b"\n" in line:
+        raise ValueError(f"a password is a line of 1 to {MAX_FIELD_BYTES} bytes without NUL")
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        raise ValueError("a password is UTF-8 text") from None
+
+
 class PlainLogin(Struct, frozen=True):
     """Who a client says it is, and the password that is to show it. Its repr hides the password."""
 

@@ -17,7 +17,7 @@ from kept.cli.unavailable import open_client
 from kept.client.admin import users
 from kept.client.bootstrap import Bootstrap
 from kept.client.client import Client
-from kept.client.security.plain import MAX_FIELD_BYTES
+from kept.client.security.plain import read_password
 from kept.storage.printable import printable_line
 
 MECHANISM = "SCRAM-SHA-512"
@@ -152,10 +152,7 @@ def _read_password(name: str, file: BinaryIO | None) -> str:
         line = prompted.encode("utf-8", "surrogateescape")
     else:
         line = (file or sys.stdin.buffer).readline(MAX_LINE_BYTES)
-        line = line.removesuffix(b"\n").removesuffix(b"\r")
-    if not 0 < len(line) <= MAX_FIELD_BYTES or b"\0" in line:
-        raise Failure(f"a password has 1 to {MAX_FIELD_BYTES} bytes and no NUL")
     try:
-        return line.decode()
-    except UnicodeDecodeError:
-        raise Failure("a password is UTF-8 text") from None
+        return read_password(line)
+    except ValueError as error:
+        raise Failure(str(error)) from None

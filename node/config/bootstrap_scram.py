@@ -22,6 +22,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from kept.client.security.plain import MAX_FIELD_BYTES, read_password
 from kept.client.security.scram import salted_password, stored_keys
 from kept.cluster.controller import scram_changes
 from kept.cluster.controller.features import SECURITY
@@ -36,7 +37,6 @@ ITERATIONS: Final = 8192
 """Where none are given."""
 SALT_BYTES: Final = 24
 READABLE: Final = "whoever may list processes or read the settings sees it: use password-file="
-MAX_PASSWORD_BYTES: Final = 4096
 
 _VALUE: Final = r'"(?:[^"\\]|\\.)*"|[^,\]";]*'
 _FIELD: Final = re.compile(rf"(?P<name>[a-z-]+)=(?P<value>{_VALUE})")
@@ -108,10 +108,12 @@ def _user(mechanism_text: str, fields: Mapping[str, str]) -> NewUser:
     if not re.fullmatch("[0-9]{1,9}", iterations):
         raise ValueError(f"user {name!r}: iterations= is not a number")
     try:
+        if "password" in given:
+            read_password(fields["password"].encode())
         scram_changes.check_user(name, mechanism)
         unsalted = b"?" if salt is None else salt
         scram_changes.check_credential(ScramCredential(unsalted, b"", b"", int(iterations)))
-    except KeptError as error:
+    except (KeptError, ValueError) as error:
         raise ValueError(f"user {name!r}: {error}") from None
     return NewUser(
         name,
@@ -158,18 +160,11 @@ def _record(user: NewUser) -> ScramCredentialRecord:
 def _read_password(path: str) -> str:
     try:
         with open(path, "rb") as file:
-            data = file.read(MAX_PASSWORD_BYTES + 1)
-        password = data.decode().removesuffix("\n").removesuffix("\r")
+            return read_password(file.read(MAX_FIELD_BYTES + 3))
     except OSError as error:
         raise ConfigurationError(f"{SETTING}: password-file={path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigurationError(f"{SETTING}: password-file={path}: not UTF-8") from None
-    if not 0 < len(data) <= MAX_PASSWORD_BYTES or not password or "\n" in password:
-        raise ConfigurationError(
-            f"{SETTING}: password-file={path}: write the password there, as one line of at most "
-            f"{MAX_PASSWORD_BYTES} bytes"
-        )
-    return password
+    except ValueError as error:
+        raise ConfigurationError(f"{SETTING}: password-file={path}: {error}") from None
 
 
 def warn(text: str | None, *, founding: bool) -> None:

@@ -8,6 +8,9 @@ from typing import Final
 BUILT_IN_STRATEGIES: Final = ("latest", "latest-n", "highest-version", "by-key-prefix")
 """Compaction strategies that need no entry point."""
 
+STANDARD_AUTHORIZER: Final = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+"""The one value of ``authorizer.class.name`` that there is, besides none."""
+
 _THROTTLE: Final = re.compile(r"[0-9]+:[0-9]+")
 _PREFIX_ITEM: Final = re.compile(r"[^=,]+=(latest|latest-n:[1-9][0-9]*|highest-version(:[^,:=]+)?)")
 
@@ -43,3 +46,25 @@ def check_not_blank(value: str) -> None:
     """A text of at least one character."""
     if not value:
         raise ValueError("must not be empty")
+
+
+def parse_super_users(text: str) -> frozenset[str]:
+    """``User:admin;User:CN=a,OU=b`` as principals. Raises ValueError."""
+    principals = frozenset(filter(None, (part.strip() for part in text.split(";"))))
+    for principal in principals:
+        if not principal.partition(":")[2]:
+            raise ValueError(
+                f"{principal!r} has no type: write principals as User:name, with ; between them"
+            )
+    return principals
+
+
+def check_authorizer_class(text: str) -> None:
+    """A check of the setting alone."""
+    if text not in ("", STANDARD_AUTHORIZER):
+        raise ValueError(f"kept runs no Java classes: leave it empty, or set {STANDARD_AUTHORIZER}")
+
+
+def check_super_users(text: str) -> None:
+    """A check of the setting alone."""
+    parse_super_users(text)

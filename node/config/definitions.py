@@ -18,14 +18,15 @@ from typing import Final
 
 from kept.node.config.bootstrap_scram import parse_bootstrap_scram
 from kept.node.config.checks import (
+    check_authorizer_class,
     check_not_blank,
     check_strategy_name,
+    check_super_users,
     check_throttled,
     parse_prefixes,
 )
 from kept.node.config.config_def import Kind, Row, Rows, Settings
 from kept.node.config.listeners import Listener, Voter
-from kept.node.config.security_checks import check_authorizer_class, check_super_users
 from kept.node.config.unsupported_settings import NO_TIERS, UNSUPPORTED
 from kept.storage.types import MAX_INT32, MAX_INT64
 

@@ -14,8 +14,8 @@ from typing import Final
 from kept.client.security.jaas import PLAIN_MODULE, SCRAM_MODULE
 from kept.client.security.scram import HASHES
 from kept.client.security.security import PROTOCOLS
+from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.node.config.local_certificates import MAPPING_RULES, LocalCertificates
-from kept.node.config.security_checks import STANDARD_AUTHORIZER
 from kept.storage.errors import ConfigurationError
 
 ADMIN: Final = "admin"

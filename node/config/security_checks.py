@@ -6,38 +6,14 @@ An error keeps the node from starting. A warning is logged at each start, and sh
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.node.config.sasl import sasl_warnings
 from kept.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from kept.node.config.node_config import NodeConfig
-
-STANDARD_AUTHORIZER: Final = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
-"""The one value of ``authorizer.class.name`` that there is, besides none."""
-
-
-def parse_super_users(text: str) -> frozenset[str]:
-    """``User:admin;User:CN=a,OU=b`` as principals. Raises ValueError."""
-    principals = frozenset(filter(None, (part.strip() for part in text.split(";"))))
-    for principal in principals:
-        if not principal.partition(":")[2]:
-            raise ValueError(
-                f"{principal!r} has no type: write principals as User:name, with ; between them"
-            )
-    return principals
-
-
-def check_authorizer_class(text: str) -> None:
-    """A check of the setting alone."""
-    if text not in ("", STANDARD_AUTHORIZER):
-        raise ValueError(f"kept runs no Java classes: leave it empty, or set {STANDARD_AUTHORIZER}")
-
-
-def check_super_users(text: str) -> None:
-    """A check of the setting alone."""
-    parse_super_users(text)
 
 
 def check_authorizer(config: NodeConfig) -> None:

@@ -85,9 +85,13 @@ def from_file(path: str) -> dict[str, str]:
         raise ConfigurationError(f"{path}: larger than {MAX_FILE_BYTES} bytes; not a configuration")
     try:
         tree = yaml.load(data, Loader=_loader())
+    except yaml.MarkedYAMLError as error:  # whose text shows the line, and the secret in it
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ConfigurationError(f"{path}: not YAML: {where}{error.problem}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         shown = " ".join(str(error).split())
-        raise ConfigurationError(f"{path}: not YAML: {shown}") from error
+        raise ConfigurationError(f"{path}: not YAML: {shown}") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):

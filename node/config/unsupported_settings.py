@@ -11,7 +11,6 @@ from typing import Final
 
 from kept.node.config.config_def import ConfigDef, Kind
 
-_NO_SECURITY: Final = "kept does not authenticate, authorize or encrypt yet"
 _NO_CLASSES: Final = "kept runs no Java classes"
 NO_TIERS: Final = "kept has no tiered storage"
 _NO_SHARES: Final = "kept has no share or streams groups"
@@ -195,13 +194,16 @@ UNSUPPORTED: Final = (
         ("delegation.token.expiry.check.interval.ms", "long", "3600000", "1:"),
     ),
     *_refused(
-        _NO_SECURITY,
+        _NO_CLASSES,
         (
             "principal.builder.class",
             "class",
             "org.apache.kafka.common.security.authenticator.DefaultKafkaPrincipalBuilder",
         ),
         ("security.providers", "string", None),
+    ),
+    *_refused(
+        "kept has no delegation tokens",
         ("delegation.token.secret.key", "password", None),
     ),
     *_refused(

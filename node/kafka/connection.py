@@ -33,6 +33,7 @@ from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from kept.client.protocol import messages as protocol
 from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.wire import skip_tags
 from kept.node.kafka import api
@@ -595,8 +596,6 @@ class Connection(asyncio.BufferedProtocol):
         position: int,
     ) -> None:
         """An API of kio's codec: decode, call its handler, answer now or later."""
-        from kept.client.protocol import messages as protocol
-
         if (
             served.key is ApiKey.WRITE_TXN_MARKERS
             and self.listener.between_nodes
@@ -664,8 +663,6 @@ class Connection(asyncio.BufferedProtocol):
         While a request of many entries is worked off in slices, those behind it wait (rule 41): it
         has the effect that it would have had at once. So do those behind one of transactions.
         """
-        from kept.client.protocol import messages as protocol
-
         if isinstance(answer, Generator):
             try:
                 answer = self.context.runtime.slices.run(answer)
@@ -742,8 +739,6 @@ class Connection(asyncio.BufferedProtocol):
         """
         if not throttle_ms and served.key not in api.MUTATIONS:
             return frame
-        from kept.client.protocol import messages as protocol
-
         position = protocol.throttle_position(served.key, version)
         if position is None:
             return frame

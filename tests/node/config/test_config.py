@@ -220,7 +220,7 @@ def test_what_kubernetes_injects_is_ignored():
     [
         ("node.id=3\n", "this looks like a .properties file"),
         ("- a\n", "not a mapping"),
-        ("a: [\n", "not YAML"),
+        ("a: [\n", "not YAML: line 2, column 1: "),
         ("num.partitions: 1\nnum.partitions: 2\n", "num.partitions is given twice"),
         ("num.partitions: 1\nnum: {partitions: 2}\n", "num.partitions is given twice"),
         ("num.partition: 1\n", "Unknown broker config name: num.partition; did you mean num.part"),
@@ -235,6 +235,14 @@ def test_a_wrong_file_is_refused_by_its_name(tmp_path, text, message):
     said = refusal(file=str(file))
     assert said.startswith(str(file))
     assert message in said
+
+
+def test_what_is_not_yaml_is_not_shown(tmp_path):
+    """A secret may stand in that line."""
+    file = tmp_path / "kept.yaml"
+    file.write_text("node.id: 1\nssl.key.password: hunter2: secret\n")
+    said = refusal(file=str(file))
+    assert "line 2, column 26" in said and "hunter2" not in said
 
 
 def test_no_file(tmp_path):

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kept.node.config.checks import STANDARD_AUTHORIZER, parse_super_users
 from kept.node.config.node_config import NodeConfig
-from kept.node.config.security_checks import (
-    STANDARD_AUTHORIZER,
-    parse_super_users,
-    security_warnings,
-)
+from kept.node.config.security_checks import security_warnings
 from kept.storage.errors import ConfigurationError
 
 AUTHORIZER = {"authorizer.class.name": STANDARD_AUTHORIZER}

@@ -21,7 +21,7 @@ from kept.cluster.security.acls import (
     AclResourceType,
     PatternType,
 )
-from kept.node.config.security_checks import STANDARD_AUTHORIZER
+from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.node.http import routes
 from kept.node.http.server import HttpRequest
 from kept.node.kafka import api

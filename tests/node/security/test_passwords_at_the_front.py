@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kept.node.config.security_checks import STANDARD_AUTHORIZER
+from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.node.grpc import grpc_options  # noqa: F401 - before grpc
 from kept.node.proto import broker_pb2
 

@@ -51,7 +51,7 @@ def delete(lone, *filters, version=3):
 def describe(lone, version=3, **wanted):
     answer = lone.ask(29, version, **{**ALL, **wanted})
     return int(answer.error_code), [
-        (r.resource_name, r.pattern_type, [(a.principal, a.operation) for a in r.acls])
+        (r.resource_name, r.pattern_type, sorted((a.principal, a.operation) for a in r.acls))
         for r in answer.resources
     ]
 

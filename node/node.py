@@ -161,7 +161,7 @@ class Node:
         parts = self.parts
         if any(kind == ResourceType.BROKER for kind, _ in delta.configs):
             self._reload_settings(image)
-        if delta.credentials:
+        if any(key not in image.credentials for key in delta.credentials):
             parts.end_revoked_sessions()
         if delta.quotas:
             parts.client_quotas.replace(image.quotas)

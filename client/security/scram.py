@@ -100,7 +100,7 @@ class ScramClient:
         self.done = False
         self._hash = HASHES[mechanism]
         self._password = password
-        self._nonce = nonce or _new_nonce()
+        self._nonce = nonce or new_nonce()
         self._bare = f"n={_escaped(user)},r={self._nonce}"
         self._server_signature = b""
         self._steps = 0
@@ -182,7 +182,7 @@ class ScramServer:
         self._hash = HASHES[mechanism]
         self._lookup = lookup
         self._decoy = decoy
-        self._own_nonce = nonce or _new_nonce()
+        self._own_nonce = nonce or new_nonce()
         self._steps = 0
         self._exists = False
         self._verifier: ScramVerifier | None = None
@@ -236,7 +236,8 @@ class ScramServer:
         return f"v={_encoded(server_signature)}".encode()
 
 
-def _new_nonce() -> str:
+def new_nonce() -> str:
+    """Random characters that no exchange had before."""
     return _encoded(secrets.token_bytes(NONCE_BYTES))
 
 

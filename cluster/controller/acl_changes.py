@@ -31,6 +31,10 @@ from kept.storage.errors import InvalidRequest
 MAX_CHANGES: Final = 10_000
 """Bindings that one request creates or deletes (Kafka's ``MAX_RECORDS_PER_USER_OP``)."""
 
+MAX_SCANS: Final = 1_000
+"""Filters of one request that are compared with every binding: a decision holds up all others, and
+each of these takes some milliseconds of it with 10,000 bindings. Kafka has no bound."""
+
 E = TypeVar("E", bound=IntEnum)
 
 
@@ -177,8 +181,14 @@ class Deletions(Struct, frozen=True):
 
 def delete_acls(acls: Mapping[UUID, AclBinding], filters: Sequence[AclFilter]) -> Steps[Deletions]:
     """What deleting by ``filters`` removes; two may find the same. Raises InvalidRequest for more
-    than a request may delete: then nothing is removed.
+    than a request may delete, and for more than :data:`MAX_SCANS` filters that may each find
+    several: then nothing is removed.
     """
+    scans = sum(wanted.exactly is None for wanted in filters)
+    if scans > MAX_SCANS:
+        raise InvalidRequest(
+            f"{scans} filters that leave a part open; a request has at most {MAX_SCANS} of these"
+        )
     results: list[InvalidRequest | tuple[AclBinding, ...]] = []
     removed: dict[UUID, None] = {}
     ids: dict[AclBinding, list[UUID]] = {}

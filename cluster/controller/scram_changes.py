@@ -126,16 +126,18 @@ Described = Sequence[tuple[ScramMechanism, int]]
 
 def describe_credentials(
     image: Image, users: Sequence[str] = ()
-) -> Mapping[str, Described | KeptError]:
+) -> Steps[Mapping[str, Described | KeptError]]:
     """What is known of users, without their secrets; of all, sorted, where none is named."""
     if not users:
         everybody: dict[str, list[tuple[ScramMechanism, int]]] = {}
         for user, mechanism in sorted(image.credentials):
+            yield
             iterations = image.credentials[user, mechanism].iterations
             everybody.setdefault(user, []).append((mechanism, iterations))
         return everybody
     described: dict[str, Described | KeptError] = {}
     for user, count in Counter(users).items():
+        yield
         known = [
             (mechanism, image.credentials[user, mechanism].iterations)
             for mechanism in MECHANISMS

@@ -101,23 +101,6 @@ def _candidates(user: str, client_id: str) -> Iterator[tuple[QuotaEntity, str, s
         yield ((CLIENT_ID, None),), "", client_id
 
 
-def connection_rates(quotas: Quotas) -> dict[str | None, float]:
-    """Connections a second that each address may open (None: any other one), by what
-    :func:`canonical_address` gives: of several spellings the smallest rate counts. Host names,
-    which a log of Kafka may hold for a while, are passed over.
-    """
-    rates: dict[str | None, float] = {}
-    for ((kind, name), *_), values in quotas.items():
-        bound = values.get(CONNECTION_CREATION_RATE)
-        if kind == IP and bound is not None:
-            try:
-                address = None if name is None else canonical_address(name)
-            except ValueError:
-                continue
-            rates[address] = min(bound, rates.get(address, bound))
-    return rates
-
-
 class Alteration(Struct, frozen=True):
     """Changes of one entity's quotas: keys and values as requested; None takes one back."""
 

@@ -18,9 +18,9 @@ from msgspec import Struct
 from kept.cluster.security.acls import ANONYMOUS, AclOperation, AclResourceType
 from kept.node.grpc import grpc_options  # noqa: F401 - before grpc
 from kept.node.grpc.status_codes import parsed
-from kept.node.http.server import parse_basic
 from kept.node.proto import broker_pb2
-from kept.node.security.access import CLUSTER, Open
+from kept.node.security.access import CLUSTER, Known, Open
+from kept.node.security.logins import parse_basic
 from kept.storage.errors import InvalidRequest, InvariantViolation
 
 # isort: split
@@ -30,6 +30,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 if TYPE_CHECKING:
     from kept.node.grpc.callers import Callers
+    from kept.node.kafka.listener import HandedOver
     from kept.node.security.session import Session
 
 CHECK_S: Final = 1.0
@@ -45,15 +46,11 @@ class OnTopic(Struct, frozen=True):
     kind: Any
     cluster: AclOperation | None = None
 
-    def allows(self, session: Session, topic: str) -> bool:
-        """Whether the call is served."""
+    def allows(self, session: Session, topic: str, *, api: str = "", audited: bool = True) -> bool:
+        """Whether the call is served; ``audited``: the audit log learns of it, as of ``api``."""
         if self.cluster is not None and session.may(self.cluster, *CLUSTER, audited=False):
             return True
-        return session.may(self.operation, AclResourceType.TOPIC, topic)
-
-
-class Known(Struct, frozen=True):
-    """Whoever has said who he is."""
+        return session.may(self.operation, AclResourceType.TOPIC, topic, audited=audited, api=api)
 
 
 METHODS: Final[dict[str, Open | Known | OnTopic]] = {
@@ -103,14 +100,14 @@ class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             make = grpc.unary_unary_rpc_method_handler
             if handler.response_streaming:
                 make = grpc.unary_stream_rpc_method_handler
-        guarded: Any = self._generator(serve, access)
+        guarded: Any = self._generator(serve, access, details.method)
         if not inspect.isasyncgenfunction(serve):
-            guarded = self._coroutine(serve, access)
+            guarded = self._coroutine(serve, access, details.method)
         return make(guarded, handler.request_deserializer, handler.response_serializer)
 
-    def _coroutine(self, serve: Any, access: Any) -> Any:
+    def _coroutine(self, serve: Any, access: Any, method: str) -> Any:
         async def guarded(request: Any, context: Any) -> Any:
-            still_allowed = await self._admit(access, request, context)
+            still_allowed = await self._admit(access, method, request, context)
             call = asyncio.ensure_future(serve(request, context))
             try:
                 while not (await asyncio.wait({call}, timeout=CHECK_S))[0]:
@@ -122,19 +119,24 @@ class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         return guarded
 
-    def _generator(self, serve: Any, access: Any) -> Any:
+    def _generator(self, serve: Any, access: Any, method: str) -> Any:
         async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
-            await self._admit(access, request, context)
+            await self._admit(access, method, request, context)
             async for message in serve(request, context):
                 yield message
 
         return guarded
 
-    async def _admit(self, access: Any, request: Any, context: Any) -> Callable[[], bool]:
+    async def _admit(
+        self, access: Any, method: str, request: Any, context: Any
+    ) -> Callable[[], bool]:
         """Let a call pass, or end it. Gives what says whether it may still go on."""
         if isinstance(access, Open):
             return lambda: True
-        session = await self._session(context)
+        caller = self._callers.of(context.peer())
+        if caller is None:
+            await _end(context, *_LOG_IN)
+        session = await self._session(caller, context)
         if session.is_unrestricted:
             return lambda: True
         if isinstance(access, Known):
@@ -145,18 +147,19 @@ class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             topic = parsed(access.kind, request).topic
         except InvalidRequest as error:
             await _end(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        if not access.allows(session, topic):
+        if not access.allows(session, topic, api=method):
             what = f"{session.principal} may not {access.operation.name.lower()} topic {topic}"
             if session.principal == ANONYMOUS:
                 await _end(context, grpc.StatusCode.UNAUTHENTICATED, f"{what}; {_LOG_IN[1]}")
             await _end(context, grpc.StatusCode.PERMISSION_DENIED, what)
-        loop = asyncio.get_running_loop()
-        return lambda: loop.time() < session.expires_at and access.allows(session, topic)
+        loop, logins = asyncio.get_running_loop(), caller.listener.context.logins
+        return lambda: (
+            loop.time() < session.expires_at
+            and not logins.is_revoked(session)
+            and access.allows(session, topic, audited=False)
+        )
 
-    async def _session(self, context: Any) -> Session:
-        caller = self._callers.of(context.peer())
-        if caller is None:
-            await _end(context, *_LOG_IN)
+    async def _session(self, caller: HandedOver, context: Any) -> Session:
         listener = caller.listener
         given = [value for key, value in context.invocation_metadata() if key == "authorization"]
         if not listener.asks_login and (not given or caller.session.is_unrestricted):

@@ -12,7 +12,8 @@ from msgspec import Struct
 from kept.cluster.security.acls import ANONYMOUS, AclOperation, AclResourceType
 from kept.node.http.parameters import Parameters
 from kept.node.http.server import HttpRequest, HttpResponse, failure
-from kept.node.security.access import Open, Resource, Whole, the_cluster
+from kept.node.runtime.time_slices import Pace
+from kept.node.security.access import Known, Open, Resource, Whole, the_cluster
 
 if TYPE_CHECKING:
     from kept.node.security.session import Session
@@ -32,14 +33,16 @@ class Shown(Struct, frozen=True):
     name: str
     resource_type: AclResourceType
 
-    def of(self, session: Session, items: Iterable[T], name_of: Callable[[T], str]) -> list[T]:
+    async def of(
+        self, session: Session, items: Iterable[T], name_of: Callable[[T], str]
+    ) -> list[T]:
         """The items that ``session`` sees."""
-        kind = self.resource_type
-        return [i for i in items if session.may(DESCRIBE, kind, name_of(i), audited=False)]
-
-
-class Known(Struct, frozen=True):
-    """Whoever has said who he is."""
+        kind, pace, seen = self.resource_type, Pace(), []
+        for item in items:
+            if session.may(DESCRIBE, kind, name_of(item), audited=False):
+                seen.append(item)
+            await pace.checkpoint()
+        return seen
 
 
 Access = Open | Known | Whole | Shown
@@ -90,7 +93,8 @@ def refusal(session: Session, access: Access, request: HttpRequest) -> HttpRespo
             return None
     elif isinstance(access, Whole):
         resource_type, name = access.resource(Parameters(request))
-        if session.may(access.operation, resource_type, name):
+        api = f"{request.method} {request.path}"
+        if session.may(access.operation, resource_type, name, api=api):
             return None
         kind = resource_type.name.lower()
         of = kind if access.resource is the_cluster else f"{kind} {name}"
@@ -103,12 +107,12 @@ def refusal(session: Session, access: Access, request: HttpRequest) -> HttpRespo
     return failure(403, message)
 
 
-def shown(access: Access, session: Session, response: HttpResponse) -> HttpResponse:
+async def shown(access: Access, session: Session, response: HttpResponse) -> HttpResponse:
     """What of another node's list may be described."""
     if isinstance(access, Shown) and response.status == HTTPStatus.OK:
         value = json.loads(response.text or "{}")
         name = access.name
-        value[access.field] = access.of(session, value[access.field], lambda item: item[name])
+        value[access.field] = await access.of(session, value[access.field], lambda item: item[name])
         return HttpResponse(value)
     return response
 

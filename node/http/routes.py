@@ -69,7 +69,6 @@ from kept.node.http.route_access import (
     OPEN,
     READ_TOPIC,
     Access,
-    Known,
     Shown,
     named_group,
     named_id,
@@ -82,7 +81,7 @@ from kept.node.http.route_access import (
 )
 from kept.node.http.server import JSON, TEXT, HttpRequest, HttpResponse, failure, plain_path
 from kept.node.metrics.lazy_metrics import CONTENT_TYPE, LazyMetrics
-from kept.node.security.access import CLUSTER, Whole
+from kept.node.security.access import CLUSTER, Known, Whole
 from kept.storage.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -150,7 +149,7 @@ class Routes:
             return refused
         if node_id is not None and node_id != self.node_id:
             response = await self._forward(node_id, request)
-            return shown(access, request.session, response)
+            return await shown(access, request.session, response)
         response = await route.respond(self, request)
         if response.endless and response.chunks is not None and access is not OPEN:
             response.chunks = while_allowed(response.chunks, access, request)
@@ -211,7 +210,7 @@ def _route(
                 return result
             if isinstance(access, Shown) and not request.session.is_unrestricted:
                 name_of, items = attrgetter(access.name), getattr(result, access.field)
-                shown = access.of(request.session, items, name_of)
+                shown = await access.of(request.session, items, name_of)
                 result = structs.replace(result, **{access.field: shown})
             return (
                 HttpResponse(chunks=json_results.chunks(result)) if large else HttpResponse(result)

@@ -10,7 +10,8 @@ What a web page elsewhere sends to ``/api/`` (``Sec-Fetch-Site``) is refused. So
 not this node's (:func:`host_is_known`), against DNS rebinding, for every path but the two of
 probes, which tell nothing: load balancers name hosts as they like. A POST changes something, so it
 must carry the header ``X-Kept``, which a web page cannot send across sites without being asked
-first. Nothing is authenticated yet.
+first. Who makes a request is told by its login (HTTP Basic), else by
+the connection; what it may do, by the route (``kept.node.http.route_access``).
 
 Limits: ``kept.http.request.max.bytes`` for headers and for the body (which draw on
 ``kept.inflight.max.bytes``, by address), ``kept.http.idle.ms`` for a whole request to come and for
@@ -23,14 +24,14 @@ read. Of answers that may be large so many are held at a time as
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 from weakref import WeakSet
 
@@ -40,6 +41,7 @@ import kept
 from kept.node.http.json_results import dumps
 from kept.node.http.response_limiter import ResponseLimiter
 from kept.node.runtime.logging import log
+from kept.node.security.logins import parse_basic
 from kept.node.security.session import Session
 from kept.storage.errors import (
     ClusterAuthorizationFailed,
@@ -61,6 +63,8 @@ if TYPE_CHECKING:
     from kept.node.kafka.listener import HandedOver
     from kept.node.runtime.memory_budget import MemoryBudget
     from kept.node.runtime.runtime import Runtime
+
+T = TypeVar("T")
 
 MAX_QUERY_FIELDS: Final = 32
 """Parameters of one request; each operation has a handful."""
@@ -211,16 +215,6 @@ def host_is_known(config: NodeConfig, host: str) -> bool:
             hosts.update(() if between is None else (between.host,))
         return bool(name) and name in {accepted.lower() for accepted in hosts}
     return True
-
-
-def parse_basic(header: bytes) -> tuple[str, str]:
-    """User and password of an Authorization header (RFC 7617); both empty where it has none."""
-    scheme, _, encoded = header.partition(b" ")
-    try:
-        user, _, password = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
-    except ValueError:
-        return "", ""
-    return (user, password) if scheme.lower() == b"basic" else ("", "")
 
 
 def plain_path(path: str) -> str:
@@ -378,11 +372,13 @@ class HttpConnection(asyncio.Protocol):
         request = self._request
         assert request is not None
         try:
-            if _is_held(request):
-                async with self._turns:
-                    await self._respond(request, await self._response_to(request))
-            else:
-                await self._respond(request, await self._response_to(request))
+            # Before its turn: who gives wrong passwords waits, and must not hold one meanwhile.
+            admitted = await self._or_failure(request, self._admit(request))
+            is_held = isinstance(admitted, HttpRequest) and _is_held(request)
+            async with self._turns if is_held else nullcontext():
+                if isinstance(admitted, HttpRequest):
+                    admitted = await self._or_failure(request, self._routes.respond(admitted))
+                await self._respond(request, admitted)
         except Exception as error:  # noqa: BLE001 - a response that cannot be completed ends here
             log.exception("http response failed", error, path=request.target.decode("latin-1"))
             self._transport.abort()
@@ -404,16 +400,22 @@ class HttpConnection(asyncio.Protocol):
         except h11.RemoteProtocolError as error:
             self._refuse(error.error_status_hint, f"not an HTTP request: {error}")
 
-    async def _response_to(self, request: h11.Request) -> HttpResponse:
-        """The response to a whole request; never raises."""
+    async def _admit(self, request: h11.Request) -> HttpRequest | HttpResponse:
+        """A whole request with the session of whoever makes it, or the response that refuses it.
+        Raises InvalidRequest.
+        """
+        parsed = self._parse(request)
+        session = await self._log_in(request)
+        if session is not None:
+            parsed.session = self._handed_over.session = session
+        elif parsed.path not in _ANY_HOST:
+            return failure(401, "log in with a user and a password (HTTP Basic)")
+        return parsed
+
+    async def _or_failure(self, request: h11.Request, work: Awaitable[T]) -> T | HttpResponse:
+        """What comes of ``work``, or the response that says why nothing did; never raises."""
         try:
-            parsed = self._parse(request)
-            session = await self._log_in(request)
-            if session is not None:
-                parsed.session = self._handed_over.session = session
-            elif parsed.path not in _ANY_HOST:
-                return failure(401, "log in with a user and a password (HTTP Basic)")
-            return await self._routes.respond(parsed)
+            return await work
         except KeptError as error:
             return failure(status_of(error), str(error))
         except Exception as error:  # noqa: BLE001 - a bug of ours is one answer, not the node's end

@@ -27,7 +27,7 @@ def _items(array: str, field: str) -> _Names:
     """The names of those items of the response that have no error."""
 
     def names(_: Any, answer: Values) -> Iterable[str]:
-        return [str(item[field]) for item in answer[array] if not item.get("error_code")]
+        return (str(item[field]) for item in answer[array] if not item.get("error_code"))
 
     return names
 
@@ -38,28 +38,28 @@ def _settings(request: Any, answer: Values) -> Iterable[str]:
         for item in answer["responses"]
         if not item.get("error_code")
     }
-    return [
+    return (
         f"{resource.resource_type}:{resource.resource_name}:{config.name}"
         for resource in request.resources
         if (int(resource.resource_type), resource.resource_name) in done
         for config in resource.configs
-    ]
+    )
 
 
 def _created_acls(request: Any, answer: Values) -> Iterable[str]:
-    return [
+    return (
         _acl(asked.resource_pattern_type, _fields(asked))
         for asked, result in zip(request.creations, answer["results"], strict=True)
         if not result.get("error_code")
-    ]
+    )
 
 
 def _deleted_acls(_: Any, answer: Values) -> Iterable[str]:
-    return [
+    return (
         _acl(acl["pattern_type"], acl)
         for result in answer["filter_results"]
         for acl in result["matching_acls"]
-    ]
+    )
 
 
 def _fields(asked: Any) -> Values:
@@ -83,20 +83,20 @@ def _acl(pattern: int, fields: Values) -> str:
 
 
 def _quotas(_: Any, answer: Values) -> Iterable[str]:
-    return [
+    return (
         ",".join(f"{part['entity_type']}={part['entity_name']}" for part in entry["entity"])
         for entry in answer["entries"]
         if not entry.get("error_code")
-    ]
+    )
 
 
 def _reassigned(_: Any, answer: Values) -> Iterable[str]:
-    return [
+    return (
         f"{topic['name']}-{partition['partition_index']}"
         for topic in answer["responses"]
         for partition in topic["partitions"]
         if not partition.get("error_code")
-    ]
+    )
 
 
 _CHANGES: Final[Mapping[int, _Names]] = {
@@ -108,7 +108,7 @@ _CHANGES: Final[Mapping[int, _Names]] = {
     ApiKey.CREATE_ACLS: _created_acls,
     ApiKey.DELETE_ACLS: _deleted_acls,
     ApiKey.ALTER_USER_SCRAM_CREDENTIALS: _items("results", "user"),
-    49: _quotas,  # AlterClientQuotas
+    ApiKey.ALTER_CLIENT_QUOTAS: _quotas,
     ApiKey.ALTER_PARTITION_REASSIGNMENTS: _reassigned,
     ApiKey.UNREGISTER_BROKER: lambda request, _: [str(request.broker_id)],
     ApiKey.ADD_RAFT_VOTER: lambda request, _: [str(request.voter_id)],
@@ -123,10 +123,12 @@ def recorded(audit: AuditLog, context: RequestContext, request: Any, answer: Ans
         return answer
 
     def finish(values: Values) -> Steps[Values]:
-        changed = () if values.get("error_code") else tuple(names(request, values))
+        changed = []
+        for name in () if values.get("error_code") else names(request, values):
+            yield
+            changed.append(name)
         if changed:
             audit.changed(context.session, context.api_name, changed)
-        yield
         return values
 
     return request_authorizer.then(answer, finish)

@@ -325,7 +325,7 @@ class Listener:
             )
         except SaslAuthenticationFailed:
             matches = False
-        if matches:
+        if matches and not logins.is_revoked(session):
             self.context.counters.logins += 1
             return session
         why = "no such user, or another password"
@@ -508,8 +508,9 @@ def may_change_voters(between_nodes: bool, host: str) -> bool:
     """Whether a request may change who votes on the metadata: through the listener between nodes,
     or from this machine.
 
-    Nobody is authenticated yet, and whoever takes votes away can end the cluster for good; so it is
-    not for everybody who reaches a client's listener. ``host`` is the peer's address.
+    Whoever takes votes away can end the cluster for good, and a node without an authorizer lets
+    everybody do everything; so it is not for all who reach a client's listener. ``host`` is the
+    peer's address.
     """
     if between_nodes:
         return True

@@ -16,7 +16,6 @@ none and is refused.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kept.client.protocol import messages as protocol
 from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.wire import skip_tags
+from kept.client.security.scram import new_nonce
 from kept.node.kafka import api
 from kept.node.kafka.listener import HTTP_METHODS, Listener, Pending
 from kept.node.runtime import error_codes
@@ -54,10 +54,12 @@ FIRST_BUFFER_BYTES: Final = 256
 """What a socket holds that has not spoken yet."""
 MAX_ENTRIES: Final = 16
 """Elements of a request's arrays: those of logins have none."""
-NONCE_BYTES: Final = 24
 
 _SIZE: Final = struct.Struct(">i").unpack_from
 _HEADER: Final = struct.Struct(">hhih").unpack_from
+
+MAX_VERSIONS_REFUSED: Final = 2
+"""librdkafka and Java try one other version."""
 
 
 class SaslHandshake(Pending):
@@ -76,6 +78,7 @@ class SaslHandshake(Pending):
         self._waits = False
         """Nothing is read: a password is checked, or the answer to a failure waits."""
         self._bare = False
+        self._versions_refused = 0
         """Tokens come without a request around them: after SaslHandshake v0."""
         self._request = (0, 0, 0)
         """Key, version and correlation id of the request that is being answered."""
@@ -194,19 +197,25 @@ class SaslHandshake(Pending):
             position = skip_tags(frame, position)
         request = protocol.decode_request(key, version, memoryview(frame), position, MAX_ENTRIES)
         if key == ApiKey.SASL_HANDSHAKE:
-            return HandshakeReceived(request.mechanism, secrets.token_urlsafe(NONCE_BYTES))
+            return HandshakeReceived(request.mechanism, new_nonce())
         return TokenReceived(request.auth_bytes)
 
     def _answer_api_versions(self, frame: bytes, version: int, position: int) -> SaslEvent | None:
-        """An ApiVersions that is answered with an error changes nothing."""
+        """An ApiVersions that is answered with an error changes nothing; but answers wait in memory
+        until they are taken, so a client has :data:`MAX_VERSIONS_REFUSED` of these.
+        """
         if self._authenticator.state is not SaslState.START:
             return OtherRequestReceived("ApiVersions")
         if 3 <= version <= self.listener.served[ApiKey.API_VERSIONS].max_version:
             position = skip_tags(frame, position)
         image = self.context.metadata.image
         body = api.api_versions_response(version, memoryview(frame)[position:], image)
+        accepted = body[:2] == b"\0\0"
+        self._versions_refused += not accepted
+        if self._versions_refused > MAX_VERSIONS_REFUSED:
+            return OtherRequestReceived("ApiVersions in one more version that is not served")
         self._write(struct.pack(">ii", len(body) + 4, self._request[2]) + body)
-        return ApiVersionsAnswered() if body[:2] == b"\0\0" else None
+        return ApiVersionsAnswered() if accepted else None
 
     # Doing what the authenticator decides.
 
@@ -270,6 +279,9 @@ class SaslHandshake(Pending):
         """A connection serves the transport from now on."""
         transport, self.transport = self.transport, None
         if transport is None or transport.is_closing():
+            return
+        if logged_in and self.context.logins.is_revoked(session):  # while it logged in
+            transport.abort()
             return
         unread = bytes(memoryview(self._buffer)[self._start : self._end])
         self.listener.leave(self)

@@ -49,6 +49,10 @@ class Open(Struct, frozen=True):
     """Whoever reaches it is served."""
 
 
+class Known(Struct, frozen=True):
+    """Whoever has said who he is is served."""
+
+
 def the_cluster(_: Any) -> Resource:
     """The cluster, whatever is asked for."""
     return CLUSTER

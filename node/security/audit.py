@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from msgspec import Struct
@@ -34,6 +35,8 @@ WINDOW_MS: Final = 10_000
 """Equal denials within so long are counted, not repeated."""
 MAX_WINDOWS: Final = 4096
 """Different denials that are remembered at a time."""
+WINDOWS_AT_ONCE: Final = 64
+"""So many are ended in one turn of the loop: a millisecond's work."""
 MAX_WAITING: Final = 16_384
 """Lines that wait for the disk; those beyond are dropped, and counted."""
 
@@ -78,12 +81,12 @@ class RepeatedEvents(Generic[E]):
         """When the next window ends; None if none is open."""
         return next(iter(self._ends.values()), None)
 
-    def ended(self, now_ms: float) -> list[tuple[E | None, int]]:
-        """Events whose window has ended and that came again in it, with how often; None stands for
-        those that found no room.
+    def ended(self, now_ms: float, most: int) -> list[tuple[E | None, int]]:
+        """Events whose window has ended and that came again in it, with how often, of ``most``
+        windows; None stands for those that found no room.
         """
         repeated: list[tuple[E | None, int]] = []
-        for event, end_ms in [*self._ends.items()]:
+        for event, end_ms in [*islice(self._ends.items(), most)]:
             if end_ms > now_ms:
                 break
             del self._ends[event]
@@ -141,7 +144,8 @@ class AuditLog:
         """Write what was counted, and wait until the file has it."""
         if self._timer is not None:
             self._timer.cancel()
-        self._write_ended(float("inf"))
+        while self._repeated.next_end_ms() is not None:
+            self._write_ended(float("inf"))
         if self._file is not None:
             await self._file.drain()
 
@@ -169,7 +173,7 @@ class AuditLog:
         self._wait(now_ms)
 
     def _write_ended(self, now_ms: float) -> None:
-        for event, count in self._repeated.ended(now_ms):
+        for event, count in self._repeated.ended(now_ms, WINDOWS_AT_ONCE):
             if event is None:
                 self._write({"event": "others", "outcome": "denied", "count": count})
             else:

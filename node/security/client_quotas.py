@@ -24,7 +24,6 @@ from kept.cluster.security.client_quotas import (
     PRODUCER_BYTE_RATE,
     REQUEST_PERCENTAGE,
     Quotas,
-    connection_rates,
     effective_quota,
 )
 from kept.replication.quota import SAMPLE_MS, SAMPLES, RateWindow
@@ -184,8 +183,6 @@ class ClientQuotas:
     ) -> None:
         self.active = False
         """Whether there is any quota of users or client ids: what the hot path asks."""
-        self.connection_rates: dict[str | None, float] = {}
-        """Of addresses (``connection_rates`` of :mod:`kept.cluster.security.client_quotas`)."""
         self._quotas: Quotas = {}
         self._samples = samples
         self._sample_ms = sample_ms
@@ -203,7 +200,6 @@ class ClientQuotas:
         """These are in force from now on. What was used stays used."""
         self._quotas = quotas
         self.active = any(kind != IP for of in quotas for kind, _ in of)
-        self.connection_rates = connection_rates(quotas)
         for view in self._views.values():
             _release(view)
         self._views.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hmac
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -120,3 +121,13 @@ class Logins:
 
 def _nothing(*_: object) -> None:
     """Nobody wants to know."""
+
+
+def parse_basic(header: bytes) -> tuple[str, str]:
+    """User and password of an Authorization header (RFC 7617); both empty where it has none."""
+    scheme, _, encoded = header.partition(b" ")
+    try:
+        user, _, password = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
+    except ValueError:
+        return "", ""
+    return (user, password) if scheme.lower() == b"basic" else ("", "")

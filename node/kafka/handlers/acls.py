@@ -72,12 +72,20 @@ class AclsHandler:
 
     async def create_acls(self, _ctx: RequestContext, request: Any) -> Values:
         """CreateAcls v1-3: each binding is created, is there already, or is refused by itself."""
-        bindings = [_binding(asked) for asked in request.creations]
+        pace = Pace()
+        bindings = []
+        for asked in request.creations:
+            bindings.append(_binding(asked))
+            await pace.checkpoint()
 
         def decision(image: Image) -> Steps[Decided[Sequence[InvalidRequest | None]]]:
             self.changes.check_security(image)
             created = yield from acl_changes.create_acls(image.acl_index, bindings)
-            return created.results, [AclRecord(new_id(), binding) for binding in created.added]
+            records = []
+            for binding in created.added:
+                yield
+                records.append(AclRecord(new_id(), binding))
+            return created.results, records
 
         try:
             self._check_authorizer(".")
@@ -93,7 +101,11 @@ class AclsHandler:
 
     async def delete_acls(self, _ctx: RequestContext, request: Any) -> Values:
         """DeleteAcls v1-3: removes what filters find, and says what that was."""
-        filters = [_filter(asked) for asked in request.filters]
+        pace = Pace()
+        filters = []
+        for asked in request.filters:
+            filters.append(_filter(asked))
+            await pace.checkpoint()
 
         def decision(
             image: Image,
@@ -108,7 +120,6 @@ class AclsHandler:
         except REFUSED as error:
             refused = {**error_values(error), "matching_acls": ()}
             return {"filter_results": [refused for _ in filters]}
-        pace = Pace()
         answers = []
         for result in results:
             await pace.checkpoint()

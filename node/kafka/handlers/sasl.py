@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-import secrets
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.client.protocol.messages import Values
+from kept.client.security.scram import new_nonce
 from kept.node.runtime import error_codes
 from kept.node.security.sasl_authenticator import (
     Authenticated,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 MIN_INTERVAL_S: Final = 1.0
 """Between two beginnings of one client."""
-NONCE_BYTES: Final = 24
 
 
 class SaslHandler:
@@ -70,7 +69,7 @@ class SaslHandler:
             mechanisms, self._logins.credentials, renews=(session.mechanism, session.user)
         )
         session.renewal = Renewal(authenticator, now)
-        nonce = secrets.token_urlsafe(NONCE_BYTES)
+        nonce = new_nonce()
         (effect,) = authenticator.step(HandshakeReceived(request.mechanism, nonce))
         match effect:
             case HandshakeAnswer():

@@ -35,7 +35,8 @@ class ScramCredentialsHandler:
         """
         users = [user.name for user in request.users or ()]
         results = []
-        for user, known in scram_changes.describe_credentials(self.metadata.image, users).items():
+        described = yield from scram_changes.describe_credentials(self.metadata.image, users)
+        for user, known in described.items():
             yield
             error = known if isinstance(known, KeptError) else None
             credentials = () if isinstance(known, KeptError) else known

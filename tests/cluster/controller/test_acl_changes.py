@@ -89,6 +89,10 @@ def test_requests_have_a_limit(monkeypatch) -> None:
     with pytest.raises(InvalidRequest, match="4 bindings; a request creates at most 3"):
         created_by(AclIndex(), (FOO,) * 4)
     assert len(deleted_by(ACLS, (AclFilter(pattern=PatternType.PREFIXED),)).removed) == 2
+    monkeypatch.setattr(acl_changes, "MAX_SCANS", 1)
+    with pytest.raises(InvalidRequest, match=r"2 filters that leave a part open; .* at most 1"):
+        deleted_by(ACLS, (AclFilter(**asdict(FOO)), AclFilter(), AclFilter()))
+    monkeypatch.setattr(acl_changes, "MAX_SCANS", 9)
     with pytest.raises(InvalidRequest, match="more than 3 bindings"):
         deleted_by(ACLS, (AclFilter(principal="User:bob"), AclFilter(name="foo")))
 

@@ -98,9 +98,9 @@ def test_the_bounds_of_iterations_are_legal(iterations) -> None:
 
 def test_users_are_described_without_their_secrets() -> None:
     ada, bob = [(SHA_256, 4096), (SHA_512, 16_384)], [(SHA_512, 8192)]
-    assert describe_credentials(IMAGE) == {"ada": ada, "bob": bob}
-    assert describe_credentials(Image()) == {}
-    described = describe_credentials(IMAGE, ["zoe", "ada", "bob", "bob"])
+    assert finished(describe_credentials(IMAGE)) == {"ada": ada, "bob": bob}
+    assert finished(describe_credentials(Image())) == {}
+    described = finished(describe_credentials(IMAGE, ["zoe", "ada", "bob", "bob"]))
     assert described["ada"] == ada
     for user, error in (("zoe", ResourceNotFound), ("bob", DuplicateResource)):
         told = described[user]

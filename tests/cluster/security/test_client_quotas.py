@@ -23,7 +23,6 @@ from kept.cluster.security.client_quotas import (
     Quotas,
     check_alteration,
     check_filter,
-    connection_rates,
     describe_entity,
     effective_quota,
     entity,
@@ -101,21 +100,6 @@ def test_each_place_of_the_precedence_is_reached() -> None:
         expected = EffectiveQuota(bound, shared_user, shared_client)
         assert effective_quota(quotas, KEYS[0], "ada", "app") == expected
     assert effective_quota(quotas, KEYS[1], "ada", "app") is None
-
-
-def test_addresses_are_compared_as_addresses() -> None:
-    rate = "connection_creation_rate"
-    rates = connection_rates(
-        {
-            ((IP, "::1"),): {rate: 5},
-            ((IP, "0:0:0:0:0:0:0:1"),): {rate: 3},
-            ((IP, "::ffff:10.0.0.1"),): {rate: 7},
-            ((IP, "example.com"),): {rate: 1},  # of a log of Kafka's
-            ((IP, None),): {rate: 9},
-            ((USER, "ada"),): {KEYS[0]: 1},
-        }
-    )
-    assert rates == {"::1": 3, "10.0.0.1": 7, None: 9}
 
 
 @pytest.mark.parametrize(

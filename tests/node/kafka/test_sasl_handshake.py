@@ -9,6 +9,7 @@ import asyncio
 import base64
 import json
 import struct
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from kept.client.security.plain import PlainClient
 from kept.client.security.scram import ScramClient
 from kept.cluster.metadata.records import RemoveScramCredentialRecord, ScramCredentialRecord
 from kept.cluster.security.credentials import ScramMechanism
+from kept.node.http.response_limiter import MOST
 from tests.support.credentials import credential
 from tests.support.loops import until
 
@@ -252,10 +254,16 @@ def test_an_unknown_version_of_api_versions_is_asked_again(secure) -> None:
                 peer.writer.write(
                     struct.pack(">ihhih", 10 + len(software), 18, version, 7, -1) + software
                 )
-                frame = await peer.receive_bare()
-                assert frame[4:6] in (b"\0\x23", b"\0\x2a")
+                answer = await peer.receive_bare()
+                assert answer[4:6] in (b"\0\x23", b"\0\x2a")
             assert (await peer.ask(VERSIONS, 3, **SOFTWARE)).error_code.name == "none"
             assert (await peer.login(PlainClient("ada", "pencil"), "PLAIN")).auth_bytes == b""
+
+        async with Peer(lone) as peer:
+            peer.writer.write(3 * frame(18, 99))
+            for _ in range(2):
+                assert (await peer.receive_bare())[4:6] == b"\0\x23"
+            assert await peer.ends(), "answers that nobody takes fill no memory"
 
     lone.run(go())
 
@@ -353,6 +361,27 @@ def test_http_asks_who_it_is(secure, path, authorization, status) -> None:
     )
     assert [answer[0] for answer in answers] == [status, 401, 200], "each request says it anew"
     assert answers[1][1]["www-authenticate"] == 'Basic realm="kept", charset="UTF-8"'
+
+
+def test_who_gives_wrong_passwords_holds_nobody_up(secure) -> None:
+    """So many large answers are made at a time; whoever is refused late is none of them."""
+    lone = secure(connection_failed_authentication_delay_ms="5000")
+    request = "GET /api/v1/topics HTTP/1.1\r\nHost: localhost\r\nAuthorization: {}\r\n\r\n"
+
+    async def go() -> None:
+        async with AsyncExitStack() as peers:
+            wrong = [await peers.enter_async_context(Peer(lone)) for _ in range(MOST + 1)]
+            for peer in wrong:
+                peer.writer.write(request.format(basic("ada", "wrong")).encode())
+            counters = lone.node.parts.counters
+            await until(lambda: counters.failed_logins > MOST)
+            good = await peers.enter_async_context(Peer(lone))
+            good.writer.write(request.format(basic("ada", "pencil")).encode())
+            answer = await asyncio.wait_for(good.reader.readuntil(b"\r\n"), 60)
+            assert answer == b"HTTP/1.1 200 OK\r\n"
+            assert not any(peer.reader._buffer for peer in wrong), "they are answered later"
+
+    lone.run(go())
 
 
 def test_the_nodes_own_requests_need_no_login(secure) -> None:
@@ -605,6 +634,23 @@ def test_sessions_end_with_the_credential_they_began_by(
                 assert await peer.is_in(), "he is a user of the file"
             else:
                 assert await peer.ends()
+
+    lone.run(go())
+
+
+def test_a_login_under_way_ends_with_its_credential(secure) -> None:
+    lone = secure()
+
+    async def go() -> None:
+        client = ScramClient("SCRAM-SHA-256", "ada", "pencil")
+        async with Peer(lone) as peer:
+            await peer.ask(HANDSHAKE, 1, mechanism="SCRAM-SHA-256")
+            first = await peer.ask(AUTHENTICATE, 2, auth_bytes=client.step(None))
+            removed = RemoveScramCredentialRecord("ada", ScramMechanism.SCRAM_SHA_256)
+            await lone.node.parts.metadata.propose([removed])
+            last = await peer.ask(AUTHENTICATE, 2, auth_bytes=client.step(first.auth_bytes))
+            assert last.error_code.name == "none", "the exchange was right"
+            assert await peer.ends()
 
     lone.run(go())
 

@@ -34,9 +34,9 @@ def test_equal_events_are_counted() -> None:
     repeats = RepeatedEvents(window_ms=10, max_windows=2)
     assert [repeats.is_first(event, 0) for event in "aabaa"] == [True, False, True, False, False]
     assert not repeats.is_first("c", 1), "there is no room: it is one of the others"
-    assert repeats.ended(9) == [] and repeats.next_end_ms() == 10
-    assert repeats.ended(10) == [("a", 3), (None, 1)] and repeats.next_end_ms() is None
-    assert repeats.is_first("a", 11) and repeats.ended(100) == []
+    assert repeats.ended(9, 9) == [] and repeats.next_end_ms() == 10
+    assert repeats.ended(10, 9) == [("a", 3), (None, 1)] and repeats.next_end_ms() is None
+    assert repeats.is_first("a", 11) and repeats.ended(100, 9) == []
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 8))))
@@ -44,9 +44,9 @@ def test_every_event_is_counted_once(history) -> None:
     repeats, now, counted = RepeatedEvents(window_ms=10, max_windows=2), 0, 0
     for event, later in history:
         now += later
-        counted += sum(count for _, count in repeats.ended(now))
+        counted += sum(count for _, count in repeats.ended(now, 9))
         counted += repeats.is_first(event, now)
-    counted += sum(count for _, count in repeats.ended(float("inf")))
+    counted += sum(count for _, count in repeats.ended(float("inf"), 9))
     assert counted == len(history)
 
 

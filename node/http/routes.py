@@ -7,7 +7,7 @@ GET     /                                             this list, as text; a brow
 GET     /console/FILE                                 what the console is made of
 GET     /healthz                                      200 while the process runs
 GET     /readyz                                       200 when clients are served, else 503 and why
-GET     /metrics                                      Prometheus text
+GET     /metrics                                      Prometheus text, or OpenMetrics (Accept)
 GET     /api/v1/cluster                               brokers, log directories, totals
 GET     /api/v1/topics                                every topic in a line
 GET     /api/v1/quorum                                copies of the metadata log
@@ -80,7 +80,7 @@ from kept.node.http.route_access import (
     while_allowed,
 )
 from kept.node.http.server import JSON, TEXT, HttpRequest, HttpResponse, failure, plain_path
-from kept.node.metrics.lazy_metrics import CONTENT_TYPE, LazyMetrics
+from kept.node.metrics.lazy_metrics import LazyMetrics, accepted_format
 from kept.node.security.access import CLUSTER, Known, Whole
 from kept.storage.errors import InvalidRequest
 
@@ -269,8 +269,9 @@ async def _readyz(routes: Routes, p: Parameters) -> HttpResponse:
 
 
 @_route("GET", "/metrics", access=DESCRIBE_CLUSTER)
-async def _metrics(routes: Routes, _p: Parameters) -> HttpResponse:
-    return HttpResponse(chunks=routes.metrics.render(), content_type=CONTENT_TYPE)
+async def _metrics(routes: Routes, p: Parameters) -> HttpResponse:
+    text_format = accepted_format(p.request.accept)
+    return HttpResponse(chunks=routes.metrics.render(text_format), content_type=text_format.value)
 
 
 @_route("GET", "/api/v1/cluster", access=DESCRIBE_CLUSTER)

@@ -7,7 +7,7 @@ so ``kept.node.metrics.lazy_metrics`` has this module imported in a thread.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast, overload
 
 from msgspec.structs import replace
@@ -19,8 +19,10 @@ from prometheus_client.core import (
     Metric,
     Sample,
 )
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
+from kept.node.metrics.lazy_metrics import MetricsFormat
 from kept.node.metrics.survey import Surveyor
 from kept.node.metrics.table import COUNTER, HISTOGRAM, TABLE, Row, Sources
 from kept.node.runtime.time_slices import Pace
@@ -32,6 +34,15 @@ if TYPE_CHECKING:
 CHUNK_BYTES: Final = 64 * 1024
 SAMPLES_AT_ONCE: Final = 50
 """A sample takes some 8 us to render."""
+UNITS: Final = ("seconds", "bytes", "ratio")
+"""Units that OpenMetrics names beside the metric, whose name ends with it."""
+END: Final = b"# EOF\n"
+"""The last line of an OpenMetrics text."""
+GENERATE: Final[dict[MetricsFormat, Callable[[Collector], bytes]]] = {
+    MetricsFormat.PROMETHEUS: generate_latest,
+    MetricsFormat.OPENMETRICS: generate_openmetrics,
+}
+"""What renders a registry in each format."""
 
 
 class FlatSamples(Sequence[Sample]):
@@ -114,18 +125,22 @@ class NodeMetrics:
             directories=await self._log_directories.describe(),
         )
 
-    async def render(self) -> AsyncIterator[bytes]:
+    async def render(
+        self, text_format: MetricsFormat = MetricsFormat.PROMETHEUS
+    ) -> AsyncIterator[bytes]:
         """The text, in pieces."""
         pace = Pace()
         await self.survey(pace)
         out = bytearray()
         for family in self.registry.collect():
-            for text in _text(family):
+            for text in _text(family, text_format):
                 out += text
                 if len(out) >= CHUNK_BYTES:
                     yield bytes(out)
                     out.clear()
                 await pace.checkpoint()
+        if text_format is MetricsFormat.OPENMETRICS:
+            out += END
         yield bytes(out)
 
 
@@ -160,10 +175,19 @@ class _Single(Collector):
         yield self._family
 
 
-def _text(family: Metric) -> Iterator[bytes]:
+def _unit(name: str) -> str:
+    """The unit that a family's name ends with, or nothing."""
+    return next((unit for unit in UNITS if name.endswith(f"_{unit}")), "")
+
+
+def _text(family: Metric, text_format: MetricsFormat) -> Iterator[bytes]:
     """The text of a family, some samples at a time."""
+    unit = _unit(family.name)
+    has_unit_line = unit and text_format is MetricsFormat.OPENMETRICS
+    head_lines = 3 if has_unit_line else 2
     for start in range(0, max(1, len(family.samples)), SAMPLES_AT_ONCE):
-        part = Metric(family.name, family.documentation, family.type)
+        part = Metric(family.name, family.documentation, family.type, unit)
         part.samples = family.samples[start : start + SAMPLES_AT_ONCE]
-        text = generate_latest(_Single(part))
-        yield text if start == 0 else text.split(b"\n", 2)[2]  # HELP and TYPE come once
+        text = GENERATE[text_format](_Single(part)).removesuffix(END)
+        # HELP, TYPE and UNIT come once.
+        yield text if start == 0 else text.split(b"\n", head_lines)[head_lines]

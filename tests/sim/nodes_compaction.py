@@ -150,7 +150,7 @@ class NodesCompactionHistory(NodesHistory):
             if isinstance(event, ApplyEnded) and event.missing is not None:
                 partition = manifests._partition
                 tp, topic_id = partition.topic_partition, partition.topic_id
-                self.missing(tp, topic_id, event.manifest, event.missing)
+                self.judge(self.missing, tp, topic_id, event.manifest, event.missing)
             counts[f"manifests: {type(event).__name__}"] += 1
             step(manifests, event)
 
@@ -175,9 +175,7 @@ class NodesCompactionHistory(NodesHistory):
         if self.checks.there(tp.topic) and not (
             self.checks.may_miss(tp) or self.checks.had_dropped(tp, topic_id, ref, offset)
         ):
-            violation = Violation("survivor-missing", f"{tp}: {offset} of generation {ref}")
-            self.loop.escaped.append((None, "", violation))  # the node logs it, and goes on
-            raise violation
+            raise Violation("survivor-missing", f"{tp}: {offset} of generation {ref}")
 
     # Faults.
 

@@ -23,7 +23,7 @@ import asyncio
 import gc
 import sys
 from collections import defaultdict
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from unittest import mock
@@ -118,6 +118,7 @@ class NodesHistory:
         self._tasks: list[asyncio.Task[None]] = []
         """Of the clients; what one of them finds ends the history."""
         self.running = True
+        self._found: Violation | None = None
         self._number = 0
         self._producer_ids = 0
 
@@ -209,12 +210,21 @@ class NodesHistory:
         def done_in_steps(node: MetadataNode, work: Any) -> Any:
             outcome = yield from original(node, work)
             for image, delta, _ in outcome.applied:
-                checks.metadata(image.index, image, delta)
+                self.judge(checks.metadata, image.index, image, delta)
             return outcome
 
         with ExitStack() as stack:
             stack.enter_context(mock.patch.object(MetadataNode, "done_in_steps", done_in_steps))
             yield
+
+    def judge(self, check: Callable[..., None], *args: Any) -> None:
+        """Call a checker within the product's code. What it finds is not the product's to catch, to
+        log or to answer: it ends the history (:meth:`check`).
+        """
+        try:
+            check(*args)
+        except Violation as violation:
+            self._found = self._found or violation
 
     def acknowledged(
         self, machine: Machine, tp: TopicPartition, batch: Batch, base: int, sending: _Sending
@@ -264,7 +274,11 @@ class NodesHistory:
             self.note(process.name, f"log {level}: {event}", repr(shown))
 
     def check(self) -> None:
-        """Raises Violation for what a node did not catch, and for one that gave up."""
+        """Raises Violation for what checkers found, for what a node did not catch, and for one that
+        gave up.
+        """
+        if self._found is not None:
+            raise self._found
         for process, what, error in self.loop.escaped:
             if isinstance(error, Violation):
                 raise error

@@ -72,6 +72,25 @@ def deletions_undone(original: Any) -> Any:
     return decide
 
 
+def of_its_own(original: Any) -> Any:
+    """A pass publishes digests that no other replica comes to."""
+
+    def build(*args: Any, **kwargs: Any) -> Any:
+        built = original(*args, **kwargs)
+        segments = [
+            replace(segment, digest=bytes(byte ^ 1 for byte in segment.digest))
+            for segment in built.manifest.segments
+        ]
+        return replace(built, manifest=built.manifest.with_segments(segments))
+
+    return build
+
+
+plant(
+    "digest-of-its-own", STAGE, 1, "survivor-missing",
+    "a replica that holds all survivors comes to the manifest's digests (17)",
+    ("kept.compaction.cleaner.cleaner_run.build", of_its_own),
+)  # fmt: skip
 plant(
     "rest-dropped", STAGE, 1, "survivor-missing value-lost isr-holds kill-lost committed-lost "
     "crash liveness invariants escaped",

@@ -164,6 +164,15 @@ def waits_for_all(_: Any) -> Any:
     return lags
 
 
+def everywhere(_: Any) -> Any:
+    """Every topic may elect a leader outside of its ISR, whatever it says."""
+
+    def unclean_allowed_by(image: Any, default: bool) -> Any:
+        return lambda topic: True
+
+    return unclean_allowed_by
+
+
 def starts_with_the_epoch(original: Any) -> Any:
     """A new leader takes the start of its epoch for the start of its log."""
 
@@ -272,4 +281,10 @@ plant(
     "deletes-uncommitted", "nodes", 7, "retention",
     "records are deleted below HW (43)",
     (f"{PARTITION}.delete_records", deletes_what_is_there),
+)  # fmt: skip
+plant(
+    "unclean", "nodes", 4, "unclean",
+    "a leader outside of the ISR is elected where the topic allows one (36)",
+    ("kept.cluster.controller.broker_decisions.unclean_allowed_by", everywhere),
+    ("kept.cluster.controller.broker_sessions.unclean_allowed_by", everywhere),
 )  # fmt: skip

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import datetime
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -53,19 +54,54 @@ def json_line(value: Any) -> str:
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print aligned columns: numbers to the right, ``-`` for None."""
+    """Print aligned columns: numbers to the right, ``-`` for None.
+
+    A table that is wider than the terminal wraps its widest cells; in a pipe or a file every row
+    stays one line, whole.
+    """
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     numeric = [
         all(isinstance(row[i], (int, float)) or row[i] is None for row in rows) and bool(rows)
         for i in range(len(columns))
     ]
-    for line in ([name.upper() for name in columns], *cells):
+    lines = [[name.upper() for name in columns], *cells]
+    if sys.stdout.isatty():
+        terminal = shutil.get_terminal_size().columns
+        if sum(widths) + 2 * (len(widths) - 1) > terminal:
+            _show_wrapped(lines, numeric, terminal)
+            return
+    for line in lines:
         parts = [
             cell.rjust(width) if right else cell.ljust(width)
             for cell, width, right in zip(line, widths, numeric, strict=True)
         ]
         write("  ".join(parts).rstrip() + "\n")
+
+
+def _show_wrapped(lines: Sequence[Sequence[str]], numeric: Sequence[bool], terminal: int) -> None:
+    """Print cells in columns that fit ``terminal`` characters together."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
+    for name, right in zip(lines[0], numeric, strict=True):
+        table.add_column(
+            Text(name), justify="right" if right else "left", overflow="fold", no_wrap=right
+        )
+    for line in lines[1:]:
+        table.add_row(*map(Text, line))
+    console = Console(width=terminal, color_system=None, highlight=False)
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        write(line.rstrip() + "\n")
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things: ``1 node``, ``2 nodes``."""
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def show_rows(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:

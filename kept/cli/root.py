@@ -23,6 +23,11 @@ COMMANDS = {
         "Show the cluster; move leaders and replicas, change voters.",
     ),
     "spark": ("kept.cli.spark:spark", "Tables, analyses and audits of topics, made by Spark."),
+    "context": ("kept.cli.context:context", "Name clusters, and choose where commands go."),
+    "completion": (
+        "kept.cli.completion:completion",
+        "Print the script that completes commands in a shell.",
+    ),
     "log": ("kept.cli.log:log", "Inspect files of a data directory, offline."),
 }
 

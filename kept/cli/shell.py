@@ -6,7 +6,9 @@ Exit status: 0 done (also when the reader of our output has enough, as in ``kept
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +22,8 @@ from kept.storage.printable import printable_line
 from kept.storage.types import decimal_number
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from kept.client.bootstrap import Bootstrap
 
 INTERRUPTED: Final = 130
@@ -27,6 +31,9 @@ SUMMARY_COLUMNS: Final = 200
 """Longer than any summary of a command: the formatter wraps, it does not cut."""
 DEFAULT_BOOTSTRAP: Final = "localhost:9092"
 NO_NODE: Final = "; no node is there: `kept serve` starts one, --bootstrap names another"
+
+COMPLETE_VARIABLE: Final = "_KEPT_COMPLETE"
+"""Set by a shell's completion script (:mod:`kept.cli.completion`)."""
 
 _T = TypeVar("_T")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -51,7 +58,11 @@ class Group(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands in the help: the whole first sentence of each."""
-        rows = [(name, self.summary(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [
+            (name, self.summary(ctx, name))
+            for name in self.list_commands(ctx)
+            if not self.is_hidden(ctx, name)
+        ]
         if rows:
             with formatter.section("Commands"):
                 formatter.write_dl(rows)
@@ -65,16 +76,32 @@ class Group(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click's, with the nearest name when there is no such command."""
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            if ctx.resilient_parsing:
+                return None, None, args[1:]
             from difflib import get_close_matches
 
-            near = get_close_matches(args[0], self.list_commands(ctx), n=1) if args else []
-            if near and near[0] not in error.message:
-                text = f"{error.message.rstrip('.')}. Did you mean {near[0]!r}?"
-                raise click.UsageError(text, ctx) from error
-            raise
+            near = get_close_matches(name, self.list_commands(ctx), n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise click.UsageError(f"No such command {name!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """Commands, and after a dash options; no command is imported for it."""
+        from click.shell_completion import CompletionItem
+
+        found = [
+            CompletionItem(name, help=self.summary(ctx, name))
+            for name in self.list_commands(ctx)
+            if name.startswith(incomplete) and not self.is_hidden(ctx, name)
+        ]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def is_hidden(self, ctx: click.Context, name: str) -> bool:
+        """Whether a command is an old spelling, which no list shows."""
+        command = self.get_command(ctx, name)
+        return command is None or command.hidden
 
 
 class LazyGroup(Group):
@@ -107,6 +134,10 @@ class LazyGroup(Group):
         assert isinstance(command, click.Command)
         return command
 
+    def is_hidden(self, ctx: click.Context, name: str) -> bool:  # noqa: ARG002
+        """No: this list has no old spellings."""
+        return False
+
     def summary(self, ctx: click.Context, name: str) -> str:  # noqa: ARG002
         """One line about a command, without importing it."""
         return self.commands_at[name][1]
@@ -118,59 +149,92 @@ def examples(*lines: str) -> str:
 
 
 def bootstrap_option(function: Callable[..., _T]) -> Callable[..., _T]:
-    """``--bootstrap`` and ``--command-config``, from ``$KEPT_BOOTSTRAP`` and
-    ``$KEPT_COMMAND_CONFIG`` when they are set; both as one argument ``bootstrap``.
+    """``--bootstrap``, ``--context`` and ``--command-config``: where the cluster is and how to
+    connect, as one argument ``bootstrap`` (:func:`kept.cli.context_file.resolve`).
     """
 
     @functools.wraps(function)
-    def reached(*args: Any, bootstrap: str, command_config: str | None, **given: Any) -> _T:
-        return function(*args, bootstrap=_reached(bootstrap, command_config), **given)
+    def reached(
+        *args: Any,
+        bootstrap: str | None,
+        context: str | None,
+        command_config: str | None,
+        **given: Any,
+    ) -> _T:
+        target = cluster_of(bootstrap, context, command_config)
+        _warn_of_readers(target)
+        return function(*args, bootstrap=target, **given)
 
-    option = click.option(
-        "--command-config",
-        metavar="FILE",
-        envvar="KEPT_COMMAND_CONFIG",
-        show_envvar=True,
-        help="How to connect, as properties of a Kafka client: security.protocol, sasl.*, ssl.*.",
+    for option in reversed(_bootstrap_options()):
+        reached = option(reached)
+    return reached
+
+
+def _bootstrap_options() -> tuple[Callable[[Any], Any], ...]:
+    from kept.cli.completion import CONTEXT
+
+    return (
+        click.option(
+            "--bootstrap",
+            metavar="HOST:PORT[,…]",
+            help="Where the cluster is.  [env var: KEPT_BOOTSTRAP; default: that of the context, "
+            f"else {DEFAULT_BOOTSTRAP}]",
+            callback=_check_bootstrap,
+        ),
+        click.option(
+            "--context",
+            type=CONTEXT,
+            metavar="NAME",
+            help="A cluster of kept context.  [env var: KEPT_CONTEXT; default: the current one]",
+        ),
+        click.option(
+            "--command-config",
+            metavar="FILE",
+            help="How to connect, as properties of a Kafka client: security.protocol, sasl.*, "
+            "ssl.*.  [env var: KEPT_COMMAND_CONFIG]",
+        ),
     )
-    return option(_bootstrap_option(reached))
 
 
-def _reached(servers: str, command_config: str | None) -> Bootstrap:
+def cluster_of(bootstrap: str | None, context: str | None, command_config: str | None) -> Bootstrap:
+    """The cluster that these options, the environment and the current context name."""
+    from kept.cli.context_file import resolve
+    from kept.client.bootstrap import Bootstrap, read_security
+
+    if bootstrap is not None and context is not None:
+        raise click.UsageError("--bootstrap and --context contradict each other")
+    target = resolve(bootstrap, context, command_config, os.environ)
+    if not target.command_config:
+        return Bootstrap(target.bootstrap)
+    security = read_security(target.command_config)
+    return Bootstrap(target.bootstrap, security, target.command_config)
+
+
+def _warn_of_readers(target: Bootstrap) -> None:
     """Warns of a file with secrets that others may read."""
-    from kept.client.bootstrap import Bootstrap, read_security, who_else_reads
+    from kept.client.bootstrap import who_else_reads
 
-    if not command_config:
-        return Bootstrap(servers)
-    security = read_security(command_config)
-    if security.has_secrets and (who := who_else_reads(command_config)):
-        click.echo(
-            f"kept: {command_config} holds secrets and {who} may read it: chmod 600 it", err=True
-        )
-    return Bootstrap(servers, security, command_config)
+    file = target.command_config
+    if file and target.security.has_secrets and (who := who_else_reads(file)):
+        click.echo(f"kept: {file} holds secrets and {who} may read it: chmod 600 it", err=True)
 
 
-def _bootstrap_option(function: _Function) -> _Function:
-    return click.option(
-        "--bootstrap",
-        metavar="HOST:PORT[,…]",
-        envvar="KEPT_BOOTSTRAP",
-        default=DEFAULT_BOOTSTRAP,
-        show_default=True,
-        show_envvar=True,
-        help="Where the cluster is.",
-        callback=_check_bootstrap,
-    )(function)
+def _check_bootstrap(
+    _context: click.Context, _parameter: click.Parameter, given: str | None
+) -> str | None:
+    if given is not None:
+        check_bootstrap("--bootstrap", given)
+    return given
 
 
-def _check_bootstrap(_context: click.Context, _parameter: click.Parameter, given: str) -> str:
+def check_bootstrap(what: str, given: str) -> None:
+    """A usage error, which begins with ``what``, unless ``given`` is a list of addresses."""
     from kept.client.core.metadata import parse_bootstrap
 
     try:
         parse_bootstrap(given)
     except ValueError as error:
-        raise click.UsageError(f"--bootstrap: {error}") from None
-    return given
+        raise click.UsageError(f"{what}: {error}") from None
 
 
 def json_option(function: _Function) -> _Function:
@@ -195,10 +259,41 @@ def pairs(name: str, given: Sequence[str]) -> dict[str, str]:
     return out
 
 
+def for_each(names: Sequence[str], action: Callable[[str], str | None]) -> int:
+    """Run ``action`` for each name, also after one that failed; the exit status of the command.
+
+    Prints what each returns, and ``kept: NAME: reason`` to standard error for each that raises a
+    KeptError; 1 if any did, else 0. Nobody to connect to ends it: that is the same for all.
+    """
+    from kept.cli.output import echo
+
+    failed = 0
+    for position, name in enumerate(names):
+        try:
+            done = action(name)
+        except KeptError as error:
+            reason = _reason(error)
+            left = names[position + 1 :]
+            if reason.endswith(NO_NODE) and left:
+                raise Failure(f"{reason} (not tried: {', '.join(left)})") from error
+            if len(names) == 1:
+                raise
+            echo(f"kept: {printable_line(f'{name}: {reason}')}", err=True)
+            failed += 1
+        else:
+            if done is not None:
+                echo(done)
+    return int(failed > 0)
+
+
 def run(arguments: list[str]) -> int:
     """Run ``kept`` with ``arguments`` and return its exit status. Never raises on purpose."""
     from kept.cli.root import kept
 
+    if COMPLETE_VARIABLE in os.environ:
+        from kept.cli.completion import complete
+
+        return complete(kept, os.environ[COMPLETE_VARIABLE])
     try:
         # Not kept.main(): that one has its own ideas about Ctrl-C and closed pipes.
         with kept.make_context("kept", arguments) as context:
@@ -219,9 +314,14 @@ def run(arguments: list[str]) -> int:
     except (KeptError, OSError) as error:
         if os.environ.get("KEPT_TRACEBACK"):
             raise
-        message = str(error)
-        return _fail(message + NO_NODE if message.endswith("connection refused") else message)
+        return _fail(_reason(error))
     return status if isinstance(status, int) else 0
+
+
+def _reason(error: Exception) -> str:
+    """What an error says, on one line, and what to do when no node is there."""
+    message = " ".join(str(error).split())
+    return message + NO_NODE if message.endswith("connection refused") else message
 
 
 def _fail(message: str) -> int:
@@ -247,3 +347,56 @@ def topic_and_partition(text: str) -> tuple[str, int | None]:
     if not topic or (colon and partition is None):
         raise click.UsageError(f"{text!r} is neither TOPIC nor TOPIC:PARTITION")
     return topic, partition
+
+
+class TopicPartitionArgument(click.ParamType):  # type: ignore[type-arg]
+    """``TOPIC:PARTITION`` as (topic, partition); unless ``whole_topic`` is False, ``TOPIC`` alone
+    as (topic, None).
+    """
+
+    name = "topic:partition"
+
+    def __init__(self, *, whole_topic: bool = True) -> None:
+        self.whole_topic = whole_topic
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, int | None]:
+        """(topic, partition); a usage error for any other text."""
+        if not isinstance(value, str):
+            topic, partition = value
+            return topic, partition
+        topic, partition = topic_and_partition(value)
+        if partition is None and not self.whole_topic:
+            self.fail(f"{value!r} names no partition: give TOPIC:PARTITION", param, ctx)
+        return topic, partition
+
+    def shell_complete(
+        self,
+        ctx: click.Context,
+        param: click.Parameter,  # noqa: ARG002
+        incomplete: str,
+    ) -> list[CompletionItem[str]]:
+        """Topics, and behind a colon the partitions of that topic."""
+        from kept.cli.completion import topics_and_partitions
+
+        return topics_and_partitions(ctx, incomplete, whole_topic=self.whole_topic)
+
+
+class PartitionCommand(click.Command):
+    """A command whose ``TOPIC:PARTITION`` may also be given as ``TOPIC PARTITION``, as it was
+    before there was one syntax.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click's; where that fails, once more with the old syntax made the new one."""
+        try:
+            return super().parse_args(ctx, list(args))
+        except click.UsageError:
+            for at, (topic, number) in enumerate(itertools.pairwise(args)):
+                is_topic = not topic.startswith("-") and ":" not in topic and not topic.isdigit()
+                if is_topic and decimal_number(number) is not None:
+                    joined = [*args[:at], f"{topic}:{number}", *args[at + 2 :]]
+                    with contextlib.suppress(click.UsageError):
+                        return super().parse_args(ctx, joined)
+            raise

@@ -1,0 +1,293 @@
+"""Tab completion in bash, zsh and fish: ``kept completion``, and the types of arguments that
+complete from the cluster.
+
+A shell's script sets ``COMP_LINE`` to the command line up to the cursor and ``_KEPT_COMPLETE`` to
+``SHELL_complete``, runs ``kept`` and reads one candidate a line: kind, value and help, separated by
+tabs. The kinds are ``plain``, ``nospace`` (more of the word is to follow), ``file`` and ``dir``.
+Nothing that fails is told: a cluster that does not answer within a second has no names to offer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import click
+from click.shell_completion import (
+    CompletionItem,
+    ShellComplete,
+    add_completion_class,
+    shell_complete,
+    split_arg_string,
+)
+
+from kept.cli.shell import COMPLETE_VARIABLE, cluster_of, examples
+
+if TYPE_CHECKING:
+    from kept.client.client import Client
+
+DEADLINE_S: Final = 1.0
+"""So long a cluster may take to answer; whoever pressed the key waits for it."""
+
+_BASH: Final = r"""%(complete_func)s() {
+    local kind value help
+    COMPREPLY=()
+    while IFS=$'\t' read -r kind value help; do
+        case $kind in
+            file) compopt -o default ;;
+            dir) compopt -o dirnames ;;
+            nospace) compopt -o nospace; COMPREPLY+=("$value") ;;
+            plain) COMPREPLY+=("$value") ;;
+        esac
+    done < <(COMP_LINE="${COMP_LINE:0:COMP_POINT}" COMP_WORDBREAKS="$COMP_WORDBREAKS" \
+        %(complete_var)s=bash_complete "$1" 2>/dev/null)
+}
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+
+_ZSH: Final = r"""#compdef %(prog_name)s
+%(complete_func)s() {
+    local kind value help
+    local -a described bare
+    while IFS=$'\t' read -r kind value help; do
+        case $kind in
+            file) _files ;;
+            dir) _files -/ ;;
+            nospace) compadd -S '' -- "$value" ;;
+            plain)
+                if [[ -n $help ]]; then
+                    described+=("${value//:/\\:}:$help")
+                else
+                    bare+=("$value")
+                fi ;;
+        esac
+    done < <(COMP_LINE="${(j: :)words[1,CURRENT-1]} $PREFIX" \
+        %(complete_var)s=zsh_complete ${words[1]} 2>/dev/null)
+    (( $#described )) && _describe -V %(prog_name)s described
+    (( $#bare )) && compadd -a bare
+    return 0
+}
+if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
+    %(complete_func)s "$@"
+else
+    compdef %(complete_func)s %(prog_name)s
+fi
+"""
+
+_FISH: Final = r"""function %(complete_func)s
+    for row in (env COMP_LINE=(commandline -cp | string collect --no-trim-newlines) \
+            %(complete_var)s=fish_complete %(prog_name)s 2>/dev/null)
+        set -l field (string split -m 2 \t -- $row)
+        switch $field[1]
+            case file
+                __fish_complete_path $field[2]
+            case dir
+                __fish_complete_directories $field[2]
+            case plain nospace
+                printf '%%s\t%%s\n' $field[2] "$field[3]"
+        end
+    end
+end
+complete -c %(prog_name)s -f -a '(%(complete_func)s)'
+"""
+
+
+class _Completer(ShellComplete):
+    """click's completion with the protocol that this module describes."""
+
+    prefix = ""
+    """What stands before a candidate in the word under the cursor, such as ``--acks=``."""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """Words before the one under the cursor, without the program's, and that word so far."""
+        line = os.environ.get("COMP_LINE", "")
+        words = split_arg_string(line)
+        incomplete = words.pop() if words and not line[-1].isspace() else ""
+        if option := re.match(r"--[^=]+=", incomplete):
+            self.prefix = option[0]
+        return words[1:], incomplete
+
+    def format_completion(self, item: CompletionItem[str]) -> str:
+        """One line of the answer."""
+        kind = "nospace" if item.nospace else item.type
+        value = item.value if kind in ("file", "dir") else self.replacement(item.value)
+        return f"{kind}\t{value}\t{' '.join((item.help or '').split())}"
+
+    def replacement(self, value: str) -> str:
+        """What the shell puts in place of the word under the cursor."""
+        return self.prefix + value
+
+
+class _Bash(_Completer):
+    """bash ends words at ``=`` and ``:``, and replaces what stands behind the last of them."""
+
+    name: ClassVar[str] = "bash"
+    source_template: ClassVar[str] = _BASH
+
+    def replacement(self, value: str) -> str:
+        """The part of ``value`` behind what bash takes for words of their own."""
+        line = os.environ.get("COMP_LINE", "")
+        word = re.split(r"\s", line)[-1].removeprefix(self.prefix)
+        quoted = word.startswith(("'", '"'))
+        breaks = os.environ.get("COMP_WORDBREAKS", ":=")
+        typed = "" if quoted else word[: 1 + max(word.rfind(c) for c in breaks)] if breaks else ""
+        return value.removeprefix(typed)
+
+
+class _Zsh(_Completer):
+    name: ClassVar[str] = "zsh"
+    source_template: ClassVar[str] = _ZSH
+
+
+class _Fish(_Completer):
+    name: ClassVar[str] = "fish"
+    source_template: ClassVar[str] = _FISH
+
+
+_SHELLS: Final[dict[str, type[_Completer]]] = {c.name: c for c in (_Bash, _Zsh, _Fish)}
+
+
+def complete(root: click.Command, instruction: str) -> int:
+    """Do what ``_KEPT_COMPLETE`` says: ``SHELL_source`` or ``SHELL_complete``. The exit status."""
+    for completer in _SHELLS.values():
+        add_completion_class(completer)
+    try:
+        return shell_complete(root, {}, "kept", COMPLETE_VARIABLE, instruction)
+    except Exception:
+        if os.environ.get("KEPT_TRACEBACK"):
+            raise
+        return 1
+
+
+@click.command(
+    epilog=examples(
+        'eval "$(kept completion bash)"                            # in ~/.bashrc',
+        'eval "$(kept completion zsh)"                             # in ~/.zshrc, after compinit',
+        "kept completion fish > ~/.config/fish/completions/kept.fish",
+    )
+)
+@click.argument("shell", type=click.Choice(list(_SHELLS)))
+def completion(*, shell: str) -> None:
+    """Print the script that completes kept's commands in SHELL.
+
+    It completes commands, options and their values; topics, partitions and groups come from the
+    cluster that the command would go to, contexts from kept context.
+    """
+    from kept.cli.root import kept
+
+    click.echo(_SHELLS[shell](kept, {}, "kept", COMPLETE_VARIABLE).source(), nl=False)
+
+
+class _Late(BaseException):
+    """The deadline is over. No Exception, so that nothing on the way takes it for its own."""
+
+
+@contextlib.contextmanager
+def _deadline() -> Iterator[None]:
+    """Leave the block after ``DEADLINE_S``, whatever it waits for."""
+
+    def over(_number: int, _frame: Any) -> None:
+        raise _Late
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, DEADLINE_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def names_of_cluster(ctx: click.Context, names: Callable[[Client], list[str]]) -> list[str]:
+    """What ``names`` finds out from the cluster that the command would go to; nothing if that
+    takes longer than ``DEADLINE_S``. Raises KeptError and OSError, as commands do.
+    """
+    given = ctx.params
+    try:
+        with _deadline():
+            from kept.client.client import Client
+
+            target = cluster_of(
+                given.get("bootstrap"), given.get("context"), given.get("command_config")
+            )
+            with Client(
+                target.servers,
+                client_id="kept-completion",
+                timeout_ms=round(1000 * DEADLINE_S),
+                security=target.security,
+            ) as client:
+                return names(client)
+    except _Late:
+        return []
+
+
+def _items(names: list[str], incomplete: str) -> list[CompletionItem[str]]:
+    """Those that begin so; names that begin with ``__`` are Kafka's own, and only for who typed
+    that much.
+    """
+    hidden = "" if incomplete.startswith("_") else "__"
+    return [
+        CompletionItem(name)
+        for name in sorted(names)
+        if name.startswith(incomplete) and not (hidden and name.startswith(hidden))
+    ]
+
+
+class _NameType(click.ParamType):  # type: ignore[type-arg]
+    """A name that is taken as it is, and completed."""
+
+    def __init__(self, name: str, names: Callable[[click.Context], list[str]]) -> None:
+        self.name = name
+        self._names = names
+
+    def shell_complete(
+        self,
+        ctx: click.Context,
+        param: click.Parameter,
+        incomplete: str,
+    ) -> list[CompletionItem[str]]:
+        """Names that begin with ``incomplete``, without those that the command has already."""
+        given = ctx.params.get(param.name or "")
+        taken = given if isinstance(given, tuple) else ()
+        return _items([name for name in self._names(ctx) if name not in taken], incomplete)
+
+
+def _topics(ctx: click.Context) -> list[str]:
+    return names_of_cluster(ctx, lambda client: list(client.metadata().topics))
+
+
+def _groups(ctx: click.Context) -> list[str]:
+    return names_of_cluster(ctx, lambda client: [g.group for g in client.list_groups([])])
+
+
+def _contexts(_ctx: click.Context) -> list[str]:
+    from kept.cli.context_file import path_of, read_contexts
+
+    return list(read_contexts(path_of(os.environ), check_current=False).contexts)
+
+
+TOPIC: Final = _NameType("topic", _topics)
+GROUP: Final = _NameType("group", _groups)
+CONTEXT: Final = _NameType("context", _contexts)
+
+
+def topics_and_partitions(
+    ctx: click.Context, incomplete: str, *, whole_topic: bool
+) -> list[CompletionItem[str]]:
+    """Topics, with a colon to go on from unless a ``whole_topic`` will do; behind the colon the
+    topic's partitions.
+    """
+    topic, colon, _ = incomplete.partition(":")
+    if colon:
+        partitions = names_of_cluster(
+            ctx, lambda client: [f"{topic}:{p}" for p in client.topic(topic).partitions]
+        )
+        return [CompletionItem(name) for name in partitions if name.startswith(incomplete)]
+    found = _items(_topics(ctx), incomplete)
+    if whole_topic:
+        return found
+    return [CompletionItem(f"{item.value}:", nospace=True) for item in found]

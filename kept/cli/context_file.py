@@ -1,0 +1,154 @@
+"""Contexts: names of clusters in ``$XDG_CONFIG_HOME/kept/contexts.yaml``, and which cluster a
+command goes to.
+
+::
+
+    current: staging
+    contexts:
+      staging:
+        bootstrap: kept-0.staging:9092,kept-1.staging:9092
+        command-config: /home/ada/.config/kept/staging.properties
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from kept.cli.shell import DEFAULT_BOOTSTRAP, Failure, check_bootstrap
+
+BOOTSTRAP_VARIABLE: Final = "KEPT_BOOTSTRAP"
+CONTEXT_VARIABLE: Final = "KEPT_CONTEXT"
+COMMAND_CONFIG_VARIABLE: Final = "KEPT_COMMAND_CONFIG"
+
+
+class Context(
+    msgspec.Struct,
+    frozen=True,
+    rename={"command_config": "command-config"},
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+):
+    """How one cluster is reached: ``host:port[,…]`` and, unless empty, the path of a file with the
+    properties of a Kafka client.
+    """
+
+    bootstrap: str
+    command_config: str = ""
+
+
+class Contexts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole file: contexts by name, and the one that commands use unless told otherwise."""
+
+    current: str | None = None
+    contexts: dict[str, Context] = {}
+
+    def named(self, name: str) -> Context:
+        """The context of that name; a Failure that says which there are."""
+        context = self.contexts.get(name)
+        if context is None:
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, self.contexts, n=1)
+            known = ", ".join(sorted(self.contexts)) or "none: kept context add makes one"
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise Failure(f"there is no context {name}: {hint}there are {known}")
+        return context
+
+
+class Target(msgspec.Struct, frozen=True):
+    """The cluster a command goes to, by which context if any, and what decided that."""
+
+    bootstrap: str
+    command_config: str
+    context: str | None
+    source: str
+
+
+def path_of(environ: Mapping[str, str]) -> str:
+    """Where the file is, whether it exists or not."""
+    base = environ.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(base):
+        base = os.path.join(os.path.expanduser("~"), ".config")
+    return os.path.join(base, "kept", "contexts.yaml")
+
+
+def read_contexts(path: str, *, check_current: bool = True) -> Contexts:
+    """What the file at ``path`` says; nothing where there is none. A Failure names what is wrong
+    in it: also, unless ``check_current`` is False, a current context that it does not have.
+    """
+    try:
+        with open(path, encoding="utf-8") as source:
+            text = source.read()
+    except FileNotFoundError:
+        return Contexts()
+    except UnicodeDecodeError as error:
+        raise Failure(f"{path} is not UTF-8 text: {error}") from error
+    import yaml
+
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise Failure(f"{path} is not YAML: {error}") from error
+    try:
+        contexts = msgspec.convert({} if tree is None else tree, Contexts)
+    except msgspec.ValidationError as error:
+        raise Failure(f"{path}: {error}") from error
+    if check_current and contexts.current and contexts.current not in contexts.contexts:
+        raise Failure(
+            f"{path}: current: {contexts.current} is none of its contexts; kept context use NAME "
+            "chooses another"
+        )
+    return contexts
+
+
+def write_contexts(path: str, contexts: Contexts) -> None:
+    """Replace the file at ``path`` as a whole; who interrupts it leaves the old one."""
+    import yaml
+
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    unfinished = f"{path}.{os.getpid()}.new"
+    try:
+        with open(unfinished, "x", encoding="utf-8") as file:
+            yaml.safe_dump(msgspec.to_builtins(contexts), file, sort_keys=False, allow_unicode=True)
+        os.replace(unfinished, path)
+    finally:
+        if os.path.exists(unfinished):
+            os.unlink(unfinished)
+
+
+def resolve(
+    bootstrap: str | None,
+    context: str | None,
+    command_config: str | None,
+    environ: Mapping[str, str],
+) -> Target:
+    """Where a command goes: ``--bootstrap`` or ``--context``, else ``$KEPT_BOOTSTRAP``, else
+    ``$KEPT_CONTEXT``, else the current context, else localhost:9092.
+
+    A context's ``command-config`` goes with it and only ``--command-config`` replaces it;
+    ``$KEPT_COMMAND_CONFIG`` is for what names none.
+    """
+    config = command_config or environ.get(COMMAND_CONFIG_VARIABLE, "")
+    if bootstrap is not None:
+        return Target(bootstrap, config, None, "--bootstrap")
+    servers = environ.get(BOOTSTRAP_VARIABLE, "")
+    if context is None and servers:
+        check_bootstrap(f"${BOOTSTRAP_VARIABLE}", servers)
+        return Target(servers, config, None, f"${BOOTSTRAP_VARIABLE}")
+    path = path_of(environ)
+    contexts = read_contexts(path)
+    from_environment = environ.get(CONTEXT_VARIABLE) or None
+    name = context or from_environment or contexts.current
+    if name is None:
+        return Target(DEFAULT_BOOTSTRAP, config, None, "default")
+    if context:
+        source = "--context"
+    else:
+        source = f"${CONTEXT_VARIABLE}" if from_environment else f"current of {path}"
+    chosen = contexts.named(name)
+    check_bootstrap(f"{path}: {name}: bootstrap", chosen.bootstrap)
+    return Target(chosen.bootstrap, command_config or chosen.command_config or config, name, source)

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import kept
@@ -15,6 +16,8 @@ from kept.node.config.security_checks import security_warnings
 from kept.node.kafka.connection import raise_file_limit
 from kept.node.node import Node
 from kept.node.runtime.logging import bridge, log
+from kept.node.runtime.service_manager import ServiceManager
+from kept.node.runtime.tasks import TaskOwner
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
@@ -29,6 +32,8 @@ GC_THRESHOLDS: Final = (5_000, 20, 1_000)
 async def serve(config: NodeConfig) -> str:
     """Run a node until TERM or INT, or until it fails; returns why it failed, else nothing."""
     loop = asyncio.get_running_loop()
+    manager = ServiceManager.from_environment(os.environ, os.getpid())
+    manager.status("starting")
     if (unreached := out_of_reach(config, os.getpid())) is not None:
         log.warning(unreached[0], why=unreached[1])
     for warning in security_warnings(config):
@@ -43,18 +48,35 @@ async def serve(config: NodeConfig) -> str:
     stopping = loop.create_task(node.parts.shutdown.requested.wait())
     await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
+        manager.stopping("stopping before the node was ready")
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         return node.parts.shutdown.failure
     await starting
-    print(ready_line(node), flush=True)
+    ready = ready_line(node)
+    print(ready, flush=True)
+    manager.ready(ready)
+    tasks = TaskOwner(loop)
+    reporting = tasks.spawn(manager.report(partial(service_status, node, ready)))
     await node.warmed_up()
     gc.collect()
     gc.freeze()
     await stopping
     log.info("stopping")
+    manager.stopping(node.parts.shutdown.failure or "stopping")
     await node.stop()
+    reporting.cancel()
     return node.parts.shutdown.failure
+
+
+def service_status(node: Node, ready: str) -> str:
+    """What the service manager shows of a node that runs: ``ready``, or why clients should not
+    come.
+    """
+    if node.parts.shutdown.requested.is_set():
+        return node.parts.shutdown.failure or "stopping"
+    reason = node.parts.admin.health.unready()
+    return ready if reason is None else f"not ready: {reason}"
 
 
 def out_of_reach(config: NodeConfig, pid: int) -> tuple[str, str] | None:

@@ -83,6 +83,7 @@ TOOLS: dict[str, Callable[[], str | None]] = {
     "chromium": _chromium,
     "helm": lambda: _judges("helm", "schemas"),
     "promtool": lambda: _judges("promtool"),
+    "systemd": lambda: _on_path("systemd-analyze"),
     "boot_id": lambda: None if Disk().boot_id() else "this system does not name its boots",
 }
 

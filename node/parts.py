@@ -368,6 +368,7 @@ class NodeParts:
 
         return AdminServices(
             tls_reload=self.tls_reload,
+            audit=self.audit,
             runtime=self.runtime,
             config=self.live_config,
             counters=self.counters,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec import Struct
 
+from kept.client.admin.group_lag import group_lag, partition_lag
 from kept.client.admin.groups import describe_group, fetch_offsets, groups_of_node
 from kept.client.consume.leader_offsets import offsets_of_node
 from kept.client.consume.positions import LATEST
@@ -41,7 +42,9 @@ _T = TypeVar("_T")
 
 
 class GroupSummary(Struct, frozen=True):
-    """A group in a line. ``lag`` is None where some partition's leader did not answer."""
+    """A group in a line. ``lag`` and ``partitions_unknown`` as
+    :mod:`kept.client.admin.group_lag` defines them.
+    """
 
     group: str
     state: str
@@ -50,6 +53,7 @@ class GroupSummary(Struct, frozen=True):
     members: int
     topics: list[str]
     lag: int | None
+    partitions_unknown: int
 
 
 class Groups(Struct, frozen=True):
@@ -86,7 +90,30 @@ class GroupDetail(Struct, frozen=True):
     coordinator: int
     protocol: str
     members: list[GroupMember]
+    lag: int | None
+    partitions_unknown: int
     partitions: list[PartitionLag]
+    unanswered: list[Unanswered]
+
+
+class GroupOfTopic(Struct, frozen=True):
+    """A group as far as one topic goes: ``lag`` and what follows are of that topic alone."""
+
+    group: str
+    state: str
+    coordinator: int
+    members: int
+    lag: int | None
+    partitions_unknown: int
+    partitions: list[PartitionLag]
+
+
+class GroupsOfTopic(Struct, frozen=True):
+    """The groups that read a topic; ``left_out`` groups of the cluster were not looked at."""
+
+    topic: str
+    groups: list[GroupOfTopic]
+    left_out: int
     unanswered: list[Unanswered]
 
 
@@ -152,7 +179,7 @@ class ConsumerLag:
         groups = []
         for name in names:
             partitions = await _partitions(requests, name)
-            lags = [partition.lag for partition in partitions]
+            lag = group_lag(partition.lag for partition in partitions)
             group = requests.described.get(name)
             groups.append(
                 GroupSummary(
@@ -162,7 +189,8 @@ class ConsumerLag:
                     protocol="" if group is None else group.protocol,
                     members=0 if group is None else len(group.members),
                     topics=sorted({partition.topic for partition in partitions}),
-                    lag=None if None in lags else sum(lag or 0 for lag in lags),
+                    lag=lag.lag,
+                    partitions_unknown=lag.partitions_unknown,
                 )
             )
         return Groups(groups, left_out, requests.unanswered())
@@ -178,6 +206,8 @@ class ConsumerLag:
             why = "".join(f"; node {node} does not answer: {error}" for node, error in unreachable)
             raise GroupIdNotFound(f"no group {name}{why}")
         group = requests.described.get(name)
+        partitions = await _partitions(requests, name)
+        lag = group_lag(partition.lag for partition in partitions)
         return GroupDetail(
             group=name,
             state=requests.states[name][1],
@@ -187,12 +217,40 @@ class ConsumerLag:
                 GroupMember(m.member_id, m.instance_id, m.client_id, m.host)
                 for m in (() if group is None else group.members)
             ],
-            partitions=await _partitions(requests, name),
+            lag=lag.lag,
+            partitions_unknown=lag.partitions_unknown,
+            partitions=partitions,
             unanswered=requests.unanswered(),
         )
 
-    async def _collect(self, matches: Callable[[str], bool]) -> tuple[_Requests, list[str], int]:
-        """What the nodes know, the matching groups looked at, and how many more there are."""
+    async def groups_of_topic(self, topic: str) -> GroupsOfTopic:
+        """The groups that have committed offsets in a topic, or are assigned partitions of it."""
+        requests, names, left_out = await self._collect(lambda _: True, topic)
+        groups = []
+        for name in names:
+            partitions = await _partitions(requests, name, topic)
+            if not partitions:
+                continue
+            lag, group = group_lag(row.lag for row in partitions), requests.described.get(name)
+            groups.append(
+                GroupOfTopic(
+                    group=name,
+                    state=requests.states[name][1],
+                    coordinator=requests.states[name][0],
+                    members=0 if group is None else len(group.members),
+                    lag=lag.lag,
+                    partitions_unknown=lag.partitions_unknown,
+                    partitions=partitions,
+                )
+            )
+        return GroupsOfTopic(topic, groups, left_out, requests.unanswered())
+
+    async def _collect(
+        self, matches: Callable[[str], bool], only_topic: str | None = None
+    ) -> tuple[_Requests, list[str], int]:
+        """What the nodes know, the matching groups looked at, and how many more there are; the ends
+        of all partitions that they read, or of those of one topic.
+        """
         client, image = self.new_client(), self.metadata.image
         requests = _Requests(client)
         try:
@@ -208,6 +266,8 @@ class ConsumerLag:
             )
             by_leader: dict[int, list[TopicPartition]] = {}
             for tp in {tp for its in requests.committed.values() for tp in its}:
+                if only_topic not in (None, tp.topic):
+                    continue
                 topic = image.topics.get(tp.topic)
                 if topic is not None and tp.partition < len(topic.partitions):
                     by_leader.setdefault(topic.partitions[tp.partition].leader, []).append(tp)
@@ -218,7 +278,10 @@ class ConsumerLag:
         return requests, names, len(matching) - len(names)
 
 
-async def _partitions(requests: _Requests, name: str) -> list[PartitionLag]:
+async def _partitions(
+    requests: _Requests, name: str, only_topic: str | None = None
+) -> list[PartitionLag]:
+    """The partitions that a group has committed in or is assigned, of all topics or of one."""
     group = requests.described.get(name)
     owners: dict[TopicPartition, str] = {}
     for member in () if group is None else group.members:
@@ -227,7 +290,8 @@ async def _partitions(requests: _Requests, name: str) -> list[PartitionLag]:
     rows = []
     for number, tp in enumerate(sorted({*committed, *owners})):
         await checkpoint(number)
+        if only_topic not in (None, tp.topic):
+            continue
         at, end = committed.get(tp), requests.ends.get(tp)
-        lag = None if end is None else max(0, end - (0 if at is None else at))
-        rows.append(PartitionLag(*tp, at, end, lag, owners.get(tp)))
+        rows.append(PartitionLag(*tp, at, end, partition_lag(at, end), owners.get(tp)))
     return rows

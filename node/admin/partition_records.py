@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kept.client.consume.fetch import FetchLimits, fetch_partition, produce
+from kept.client.consume.aborted_filter import aborted_batches
+from kept.client.consume.fetch import Fetched, FetchLimits, fetch_partition, produce
 from kept.client.consume.leader_offsets import list_offsets
 from kept.client.consume.positions import EARLIEST, LATEST
 from kept.client.core.metadata import ClusterView
@@ -22,7 +23,7 @@ from kept.storage.errors import (
     OffsetOutOfRange,
     PolicyViolation,
 )
-from kept.storage.records import Record, build_batch, headers, read_piece
+from kept.storage.records import BatchHeader, Record, build_batch, headers, read_piece
 from kept.storage.types import IsolationLevel
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from kept.storage.types import TopicPartition
 
 ALL_IN_SYNC: Final = -1
+COMMITTED, ABORTED, OPEN = "committed", "aborted", "open"
 FETCH_BYTES: Final = 1024 * 1024
 """Of records at once; a first batch that is larger comes whole."""
 POLL_MS: Final = 5_000
@@ -57,6 +59,16 @@ class NewRecord(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
+
+
+class MarkedBatch(NamedTuple):
+    """A batch, and what became of the transaction that it was written in: ``committed``,
+    ``aborted``, ``open`` (the last stable offset has not passed it), or None outside of one.
+    """
+
+    data: bytes
+    header: BatchHeader
+    transaction: str | None
 
 
 class Appended(NamedTuple):
@@ -96,6 +108,7 @@ class Reader:
     inflating: BudgetShare
     client: ClusterClient
     tp: TopicPartition
+    patience_s: float = PATIENCE_S
 
     def __post_init__(self) -> None:
         self._topic_id: UUID | None = None
@@ -127,7 +140,7 @@ class Reader:
         operation = list_offsets(
             ClusterView(), {self.tp: which}, IsolationLevel.READ_UNCOMMITTED, POLL_MS
         )
-        return (await self.client.run(operation, patience_s=PATIENCE_S))[self.tp].offset
+        return (await self.client.run(operation, patience_s=self.patience_s))[self.tp].offset
 
     async def fetch(self, wait: bool) -> list[bytes]:
         """Batches from ``position`` on, perhaps none; ``wait`` for the first for a while.
@@ -135,11 +148,32 @@ class Reader:
         Raises OffsetOutOfRange with what there is, what Fetch answers, UnknownTopicOrPartition,
         PolicyViolation when the topic is another one by now.
         """
+        data = (await self._fetch(wait, IsolationLevel.READ_UNCOMMITTED)).records
+        return [data[at : at + header.size_bytes] for at, header in headers(data)]
+
+    async def fetch_marked(self) -> list[MarkedBatch]:
+        """Batches from ``position`` on, perhaps none, also those of aborted and open transactions.
+
+        Raises as :meth:`fetch`.
+        """
+        fetched = await self._fetch(False, IsolationLevel.READ_COMMITTED)
+        if fetched.records:
+            aborted = aborted_batches(fetched.records, fetched.aborted)
+            return [
+                _marked(fetched.records, at, header, ABORTED if at in aborted else COMMITTED)
+                for at, header in headers(fetched.records)
+            ]
+        if self.position >= fetched.high_watermark:
+            return []
+        data = (await self._fetch(False, IsolationLevel.READ_UNCOMMITTED)).records
+        return [_marked(data, at, header, OPEN) for at, header in headers(data)]
+
+    async def _fetch(self, wait: bool, isolation: IsolationLevel) -> Fetched:
         self._check_topic()
-        limits = FetchLimits(POLL_MS if wait else 0, 1, FETCH_BYTES, FETCH_BYTES)
+        limits = FetchLimits(POLL_MS if wait else 0, 1, FETCH_BYTES, FETCH_BYTES, isolation)
         operation = fetch_partition(ClusterView(), self.tp, self.position, limits, POLL_MS)
         try:
-            fetched = await self.client.run(operation, patience_s=PATIENCE_S)
+            fetched = await self.client.run(operation, patience_s=self.patience_s)
         except OffsetOutOfRange as error:
             start, end = await self.offset_at(EARLIEST), await self.offset_at(LATEST)
             raise OffsetOutOfRange(
@@ -147,8 +181,7 @@ class Reader:
                 f"one is {end}; {EARLIEST} begins with the first record there is"
             ) from error
         self._check_topic()
-        data = fetched.records
-        return [data[at : at + header.size_bytes] for at, header in headers(data)]
+        return fetched
 
     def _check_topic(self) -> None:
         topic = self.metadata.image.topics.get(self.tp.topic)
@@ -186,3 +219,8 @@ class Reader:
             except InflatesBeyondLimit:
                 pass
         return await inflated(self.runtime, self.inflating, piece, limit=INFLATE_LIMIT)
+
+
+def _marked(data: bytes, at: int, header: BatchHeader, transaction: str) -> MarkedBatch:
+    mark = transaction if header.is_transactional else None
+    return MarkedBatch(data[at : at + header.size_bytes], header, mark)

@@ -2,6 +2,7 @@
 
 They come from the partition's leader, this node or another, as to any consumer. A record's key and
 value are base64, since they are anybody's bytes; long ones are cut, and say how long they are.
+Those of aborted and open transactions are shown, too, and marked.
 What lies between two offsets was compacted away, unless a transaction's marker was there; why,
 ``/api/v1/compaction/why-missing`` says, as far as the removal journal reaches.
 """
@@ -48,7 +49,9 @@ class ShownHeader(Struct, frozen=True):
 
 
 class ShownRecord(Struct, frozen=True):
-    """A record; ``key_bytes`` and ``value_bytes`` are its whole lengths."""
+    """A record; ``key_bytes`` and ``value_bytes`` are its whole lengths. ``transaction`` is what
+    became of the one that it was in (:class:`kept.node.admin.partition_records.MarkedBatch`).
+    """
 
     offset: int
     timestamp: int
@@ -57,6 +60,7 @@ class ShownRecord(Struct, frozen=True):
     value_base64: str | None
     value_bytes: int
     is_tombstone: bool
+    transaction: str | None
     headers: list[ShownHeader]
     headers_left_out: int
 
@@ -131,14 +135,14 @@ async def _read(reader: Reader, end: int, limit: int) -> list[ShownRecord]:
     shown: list[ShownRecord] = []
     size, longest = 0, LONG_BYTES if limit == 1 else SHORT_BYTES
     while reader.position < end:
-        batches = await reader.fetch(wait=False)
+        batches = await reader.fetch_marked()
         if not batches:
             break
         for batch in batches:
-            async for record in reader.records_of(batch, limit - len(shown)):
+            async for record in reader.records_of(batch.data, limit - len(shown)):
                 if record.offset >= end:
                     return shown
-                shown.append(_shown(record, longest))
+                shown.append(shown_record(record, longest, batch.transaction))
                 size += min(len(record.value or b""), longest) + len(record.key or b"")
                 if len(shown) >= limit or size >= MAX_BYTES:
                     reader.position = record.offset + 1
@@ -146,7 +150,8 @@ async def _read(reader: Reader, end: int, limit: int) -> list[ShownRecord]:
     return shown
 
 
-def _shown(record: Record, longest: int) -> ShownRecord:
+def shown_record(record: Record, longest: int, transaction: str | None) -> ShownRecord:
+    """A record with up to ``longest`` bytes of its value."""
     headers = record.headers[:MAX_HEADERS]
     return ShownRecord(
         offset=record.offset,
@@ -156,6 +161,7 @@ def _shown(record: Record, longest: int) -> ShownRecord:
         value_base64=_base64(record.value, longest),
         value_bytes=len(record.value or b""),
         is_tombstone=record.value is None,
+        transaction=transaction,
         headers=[
             ShownHeader(name[:SHORT_BYTES], _base64(value, SHORT_BYTES)) for name, value in headers
         ],

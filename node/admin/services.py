@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from kept.node.runtime.memory_budget import BudgetShare, MemoryBudget
     from kept.node.runtime.runtime import Runtime
     from kept.node.runtime.uncompiled_kernels import Kernels
+    from kept.node.security.audit import AuditLog
     from kept.node.security.tls_reload import TlsReload
 
 
@@ -80,6 +81,7 @@ class AdminServices:
     transactions: TransactionCoordinator
     verifier: Verifier
     tls_reload: TlsReload
+    audit: AuditLog
     connect_here: Callable[[], Awaitable[socket.socket]]
     """A connection to this node's own Kafka side, with the rights of a node."""
 

@@ -7,7 +7,7 @@ import binascii
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kept.node.http.server import HttpRequest
+from kept.node.http.messages import HttpRequest
 from kept.storage.errors import InvalidRequest
 from kept.storage.types import MAX_INT64, TopicPartition
 

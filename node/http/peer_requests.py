@@ -7,8 +7,8 @@ import json
 from typing import Final
 
 from kept.node.http.json_results import dumps
+from kept.node.http.messages import HttpRequest, failure, status_of
 from kept.node.http.routes import Routes
-from kept.node.http.server import HttpRequest, failure, status_of
 from kept.node.internode.controller_rpc import PeerHttpReply, PeerHttpRequest
 from kept.node.security.session import node_session
 from kept.storage.errors import KeptError, PolicyViolation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterable
 from http import HTTPStatus
@@ -10,10 +11,10 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from msgspec import Struct
 
 from kept.cluster.security.acls import ANONYMOUS, AclOperation, AclResourceType
+from kept.node.http.messages import HttpRequest, HttpResponse, failure
 from kept.node.http.parameters import Parameters
-from kept.node.http.server import HttpRequest, HttpResponse, failure
 from kept.node.runtime.time_slices import Pace
-from kept.node.security.access import Known, Open, Resource, Whole, the_cluster
+from kept.node.security.access import CLUSTER, Known, Open, Resource, Whole, the_cluster
 
 if TYPE_CHECKING:
     from kept.node.security.session import Session
@@ -22,6 +23,8 @@ T = TypeVar("T")
 
 DESCRIBE: Final = AclOperation.DESCRIBE
 OPEN: Final = Open()
+CHECK_S: Final = 1.0
+"""How often it is asked anew whether a stream may go on."""
 
 
 class Shown(Struct, frozen=True):
@@ -45,34 +48,60 @@ class Shown(Struct, frozen=True):
         return seen
 
 
-Access = Open | Known | Whole | Shown
+class OnTopicOrCluster(Struct, frozen=True):
+    """A question about the topic that a request names; who may do the same on the cluster is not
+    asked (``Create``).
+    """
+
+    operation: AclOperation
+
+
+class Every(Struct, frozen=True):
+    """All of these questions; the first that is refused refuses the request."""
+
+    parts: tuple[Whole | Shown, ...]
+
+
+Access = Open | Known | Whole | Shown | OnTopicOrCluster | Every
 
 
 def named_topic(p: Parameters) -> Resource:
     """The topic that the path names."""
-    return AclResourceType.TOPIC, p.request.path.removeprefix("/api/v1/topics/").rstrip("/")
+    return AclResourceType.TOPIC, p.request.named
 
 
 def named_group(p: Parameters) -> Resource:
     """The group that the path names."""
-    return AclResourceType.GROUP, p.request.path.removeprefix("/api/v1/groups/")
+    return AclResourceType.GROUP, p.request.named
 
 
 def named_id(p: Parameters) -> Resource:
     """The transactional id that the path names."""
-    path = p.request.path
-    return AclResourceType.TRANSACTIONAL_ID, path.removeprefix("/api/v1/transactions/")
+    return AclResourceType.TRANSACTIONAL_ID, p.request.named
 
 
 def _topic_of(p: Parameters) -> Resource:
     return AclResourceType.TOPIC, p.text("topic")
 
 
+def _group_of(p: Parameters) -> Resource:
+    return AclResourceType.GROUP, p.text("group")
+
+
 DESCRIBE_CLUSTER: Final = Whole(DESCRIBE)
 ALTER_CLUSTER: Final = Whole(AclOperation.ALTER)
+DESCRIBE_CLUSTER_CONFIGS: Final = Whole(AclOperation.DESCRIBE_CONFIGS)
+ALTER_CLUSTER_CONFIGS: Final = Whole(AclOperation.ALTER_CONFIGS)
 DESCRIBE_TOPIC: Final = Whole(DESCRIBE, _topic_of)
 READ_TOPIC: Final = Whole(AclOperation.READ, _topic_of)
+WRITE_TOPIC: Final = Whole(AclOperation.WRITE, _topic_of)
 ALTER_TOPIC: Final = Whole(AclOperation.ALTER, _topic_of)
+ALTER_TOPIC_CONFIGS: Final = Whole(AclOperation.ALTER_CONFIGS, _topic_of)
+DELETE_TOPIC: Final = Whole(AclOperation.DELETE, _topic_of)
+CREATE_TOPIC: Final = OnTopicOrCluster(AclOperation.CREATE)
+DESCRIBE_GROUP: Final = Whole(DESCRIBE, _group_of)
+COMMIT_OFFSETS: Final = Every((Whole(AclOperation.READ, _group_of), READ_TOPIC))
+SHOWN_GROUPS: Final = Shown("groups", "group", AclResourceType.GROUP)
 
 
 def topic_or_cluster(p: Parameters) -> Access:
@@ -85,16 +114,33 @@ def topic_or_key(p: Parameters) -> Access:
     return DESCRIBE_TOPIC if p.key() is None else READ_TOPIC
 
 
-def refusal(session: Session, access: Access, request: HttpRequest) -> HttpResponse | None:
+def partitions_and_configs(p: Parameters) -> Access:
+    """What changes a topic needs: as CreatePartitions and IncrementalAlterConfigs do."""
+    more = (ALTER_TOPIC,) if p.given.get("partitions") is not None else ()
+    if more and not (p.given.get("set") or p.given.get("delete")):
+        return ALTER_TOPIC
+    return Every((*more, ALTER_TOPIC_CONFIGS))
+
+
+def refusal(
+    session: Session, access: Access, request: HttpRequest, *, audited: bool = True
+) -> HttpResponse | None:
     """Why the request is not served: whoever is not known is asked who he is. None: it is."""
     what = "use this"
+    if isinstance(access, Every):
+        of_parts = (refusal(session, part, request, audited=audited) for part in access.parts)
+        return next((refused for refused in of_parts if refused is not None), None)
     if isinstance(access, Known):
         if session.principal != ANONYMOUS:
             return None
+    elif isinstance(access, OnTopicOrCluster):
+        if session.may(access.operation, *CLUSTER, audited=False):
+            return None
+        return refusal(session, Whole(access.operation, _topic_of), request, audited=audited)
     elif isinstance(access, Whole):
         resource_type, name = access.resource(Parameters(request))
         api = f"{request.method} {request.path}"
-        if session.may(access.operation, resource_type, name, api=api):
+        if session.may(access.operation, resource_type, name, api=api, audited=audited):
             return None
         kind = resource_type.name.lower()
         of = kind if access.resource is the_cluster else f"{kind} {name}"
@@ -107,12 +153,19 @@ def refusal(session: Session, access: Access, request: HttpRequest) -> HttpRespo
     return failure(403, message)
 
 
+def shown_part(access: Access) -> Shown | None:
+    """What filters the list of a result, if something does."""
+    parts = access.parts if isinstance(access, Every) else (access,)
+    return next((part for part in parts if isinstance(part, Shown)), None)
+
+
 async def shown(access: Access, session: Session, response: HttpResponse) -> HttpResponse:
     """What of another node's list may be described."""
-    if isinstance(access, Shown) and response.status == HTTPStatus.OK:
+    part = shown_part(access)
+    if part is not None and response.status == HTTPStatus.OK:
         value = json.loads(response.text or "{}")
-        name = access.name
-        value[access.field] = await access.of(session, value[access.field], lambda item: item[name])
+        name = part.name
+        value[part.field] = await part.of(session, value[part.field], lambda item: item[name])
         return HttpResponse(value)
     return response
 
@@ -120,8 +173,25 @@ async def shown(access: Access, session: Session, response: HttpResponse) -> Htt
 async def while_allowed(
     chunks: AsyncIterator[bytes], access: Access, request: HttpRequest
 ) -> AsyncIterator[bytes]:
-    """A stream, until it may be read no more."""
-    async for chunk in chunks:
-        if refusal(request.session, access, request) is not None:
+    """A stream, until its reader has no right to it any more or his session ends: within
+    :data:`CHECK_S` seconds, also while nothing comes.
+    """
+    session, loop = request.session, asyncio.get_running_loop()
+    while True:
+        upcoming = asyncio.ensure_future(anext(chunks, None))
+        try:
+            while not (await asyncio.wait({upcoming}, timeout=CHECK_S))[0]:
+                if not _is_allowed(session, access, request, loop.time()):
+                    return
+            chunk = await upcoming
+        finally:
+            upcoming.cancel()
+        if chunk is None or not _is_allowed(session, access, request, loop.time()):
             return
         yield chunk
+
+
+def _is_allowed(session: Session, access: Access, request: HttpRequest, now_s: float) -> bool:
+    if now_s >= session.expires_at:
+        return False
+    return refusal(session, access, request, audited=False) is None

@@ -26,9 +26,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -39,22 +38,19 @@ import h11
 
 import kept
 from kept.node.http.json_results import dumps
+from kept.node.http.messages import (
+    JSON,
+    TEXT,
+    HttpRequest,
+    HttpResponse,
+    failure,
+    plain_path,
+    status_of,
+)
 from kept.node.http.response_limiter import ResponseLimiter
 from kept.node.runtime.logging import log
 from kept.node.security.logins import parse_basic
-from kept.node.security.session import Session
-from kept.storage.errors import (
-    ClusterAuthorizationFailed,
-    GroupIdNotFound,
-    InvalidRequest,
-    KeptError,
-    MachineError,
-    PeerError,
-    RetriableError,
-    TransactionalIdNotFound,
-    UnknownTopicId,
-    UnknownTopicOrPartition,
-)
+from kept.storage.errors import InvalidRequest, KeptError
 
 if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
@@ -63,6 +59,7 @@ if TYPE_CHECKING:
     from kept.node.kafka.listener import HandedOver
     from kept.node.runtime.memory_budget import MemoryBudget
     from kept.node.runtime.runtime import Runtime
+    from kept.node.security.session import Session
 
 T = TypeVar("T")
 
@@ -76,76 +73,10 @@ PROBE_IDLE_S: Final = 2.0
 """In place of kept.http.idle.ms, of a probe on a connection beyond a limit."""
 BUSY: Final = "what is in flight holds all of kept.inflight.max.bytes; try again"
 CROWDED: Final = "too many HTTP connections; see kept.http.max.connections"
-JSON: Final = "application/json"
-TEXT: Final = "text/plain; charset=utf-8"
 
 _ANY_HOST: Final = frozenset({"/healthz", "/readyz"})
 _HELD: Final = frozenset({"/api/v1/records", "/api/v1/compaction"})
 _HELD_BELOW: Final = ("/api/v1/topics", "/api/v1/groups")
-
-
-@dataclass(slots=True)
-class HttpRequest:
-    """What a route sees. ``query`` holds each parameter's last value, ``body`` the decoded JSON.
-
-    With ``here`` this node is meant, whoever could answer better; ``may_change_voters`` says
-    whether it came from where who votes may be changed (``kept.node.kafka.listener``).
-    """
-
-    method: str
-    path: str
-    query: Mapping[str, str] = field(default_factory=dict)
-    body: Mapping[str, Any] = field(default_factory=dict)
-    accept: str = ""
-    here: bool = False
-    may_change_voters: bool = False
-    session: Session = field(default_factory=Session)
-    """Who makes the request."""
-
-
-@dataclass(slots=True)
-class HttpResponse:
-    """What a route answers: a result or JSON value (``kept.node.http.json_results``), or text,
-    whole or in chunks that come with pauses.
-    """
-
-    value: Any = None
-    status: int = 200
-    text: str | None = None
-    chunks: AsyncIterator[bytes] | None = None
-    content_type: str = ""
-    """JSON or plain text, unless it is given."""
-    allow: str = ""
-    policy: str = ""
-    """Content-Security-Policy of a page."""
-    endless: bool = False
-    """A stream that ends when the reader leaves."""
-
-
-_NOT_FOUND: Final = (
-    UnknownTopicOrPartition,
-    UnknownTopicId,
-    GroupIdNotFound,
-    TransactionalIdNotFound,
-)
-
-
-def failure(status: int, message: str, allow: str = "") -> HttpResponse:
-    """An error as every client gets it."""
-    return HttpResponse({"error": {"status": status, "message": message}}, status, allow=allow)
-
-
-def status_of(error: KeptError) -> int:
-    """The HTTP status of an error of kept."""
-    if isinstance(error, _NOT_FOUND):
-        return 404
-    if isinstance(error, ClusterAuthorizationFailed):
-        return 403
-    if isinstance(error, PeerError):
-        return 400
-    if isinstance(error, RetriableError | MachineError):
-        return 503
-    return 500
 
 
 class HttpServer:
@@ -215,11 +146,6 @@ def host_is_known(config: NodeConfig, host: str) -> bool:
             hosts.update(() if between is None else (between.host,))
         return bool(name) and name in {accepted.lower() for accepted in hosts}
     return True
-
-
-def plain_path(path: str) -> str:
-    """A path as the routes name it: without a slash at its end."""
-    return path.rstrip("/") or "/"
 
 
 def _is_held(request: h11.Request) -> bool:

@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from kept.client.admin.group_lag import partition_lag
 from kept.cluster.metadata.records import NO_LEADER
 from kept.node.runtime.time_slices import Pace
 from kept.replication.events import UNKNOWN_OFFSET
@@ -92,7 +93,8 @@ class Surveyor:
             await pace.checkpoint()
             partition = self.table.partitions.get(TopicPartition(name, index))
             if partition is not None:
-                survey.group_lags[group, name] += max(0, partition.high_watermark - offset)
+                lag = partition_lag(offset, partition.high_watermark)
+                survey.group_lags[group, name] += lag or 0
         for state in self.transactions.states():
             survey.transactions[state] += 1
             await pace.checkpoint()

@@ -14,7 +14,8 @@ import pytest
 
 from kept.node.admin.cluster_view import ClusterView
 from kept.node.http import json_results, lazy_server
-from kept.node.http.server import _is_held, host_is_known, status_of
+from kept.node.http.messages import status_of
+from kept.node.http.server import _is_held, host_is_known
 from kept.node.internode.controller_rpc import PeerHttpRequest
 from kept.storage import errors
 from kept.storage.errors import PolicyViolation

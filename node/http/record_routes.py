@@ -1,0 +1,135 @@
+"""Routes about what clients see: records, consumer groups, transactions; and what moves."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kept.cluster.security.acls import AclResourceType
+from kept.node.admin.record_browser import DEFAULT_RECORDS
+from kept.node.http.console import events
+from kept.node.http.messages import HttpResponse, failure
+from kept.node.http.parameters import Parameters
+from kept.node.http.route_access import (
+    DESCRIBE,
+    DESCRIBE_CLUSTER,
+    DESCRIBE_TOPIC,
+    READ_TOPIC,
+    SHOWN_GROUPS,
+    Shown,
+    named_group,
+    named_id,
+)
+from kept.node.http.route_table import RouteContext, route
+from kept.node.security.access import Whole
+from kept.storage.errors import InvalidRequest
+
+_SELECTION: Final = ("topic", "partition", "key", "key_base64", "contains", "header")
+"""What selects records, of a search and of a tail."""
+
+
+@route(
+    "GET",
+    "/api/v1/groups",
+    "name",
+    large=True,
+    access=SHOWN_GROUPS,
+)
+async def _groups(node: RouteContext, p: Parameters) -> Any:
+    return await node.services.consumer_lag.groups(p.given.get("name", ""))
+
+
+@route("GET", "/api/v1/groups/{group}", large=True, access=Whole(DESCRIBE, named_group))
+async def _group(node: RouteContext, p: Parameters) -> Any:
+    return await node.services.consumer_lag.group(p.request.named)
+
+
+@route(
+    "GET",
+    "/api/v1/transactions",
+    "name",
+    large=True,
+    access=Shown("transactions", "transactional_id", AclResourceType.TRANSACTIONAL_ID),
+)
+async def _transactions(node: RouteContext, p: Parameters) -> Any:
+    return await node.services.transactions_view.transactions(p.given.get("name", ""))
+
+
+@route(
+    "GET", "/api/v1/transactions/{transactional_id}", large=True, access=Whole(DESCRIBE, named_id)
+)
+async def _transaction(node: RouteContext, p: Parameters) -> Any:
+    return await node.services.transactions_view.transaction(p.request.named)
+
+
+@route(
+    "GET",
+    "/api/v1/records",
+    "topic",
+    "partition",
+    "offset",
+    "timestamp",
+    "limit",
+    large=True,
+    access=READ_TOPIC,
+)
+async def _records(node: RouteContext, p: Parameters) -> Any:
+    limit = p.optional_number("limit")
+    return await node.services.records.browse(
+        *p.partition(),
+        offset=p.optional_number("offset"),
+        timestamp=p.optional_number("timestamp"),
+        limit=DEFAULT_RECORDS if limit is None else limit,
+    )
+
+
+@route(
+    "GET",
+    "/api/v1/records/key",
+    "topic",
+    "partition",
+    "key",
+    "key_base64",
+    large=True,
+    access=READ_TOPIC,
+)
+async def _life(node: RouteContext, p: Parameters) -> Any:
+    key = p.key()
+    if key is None:
+        raise InvalidRequest("key is missing")
+    partition, topic = p.optional_number("partition"), p.text("topic")
+    return await node.services.compaction.life_of_key(topic, partition, key, here=p.request.here)
+
+
+@route("GET", "/api/v1/events", "topic", "partition", access=DESCRIBE_CLUSTER, travels=False)
+async def _events(node: RouteContext, p: Parameters) -> HttpResponse:
+    node.streams.admit()
+    chunks = node.streams.stream(p.partition() if "topic" in p.given else None)
+    return HttpResponse(chunks=chunks, content_type=events.CONTENT_TYPE, endless=True)
+
+
+@route("GET", "/api/v1/pulse", "topic", "partition", access=DESCRIBE_TOPIC)
+async def _pulse(node: RouteContext, p: Parameters) -> Any:
+    return node.pulses.of_partition(p.partition())
+
+
+@route(
+    "GET",
+    "/api/v1/search",
+    *_SELECTION,
+    "from",
+    "to",
+    "newest",
+    "limit",
+    "cursor",
+    large=True,
+    access=READ_TOPIC,
+)
+async def _search(_node: RouteContext, p: Parameters) -> Any:
+    p.text("topic")
+    return failure(501, "not there yet")
+
+
+@route("GET", "/api/v1/tail", *_SELECTION, access=READ_TOPIC, travels=False)
+async def _tail(_node: RouteContext, p: Parameters) -> Any:
+    p.text("topic")
+    return failure(501, "not there yet")

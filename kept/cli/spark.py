@@ -180,7 +180,7 @@ def table(
 )
 @topic_argument
 @click.option("--out", metavar="DIR", help="Write every list to a new directory as Parquet.")
-@click.option("--report", metavar="FILE", help="Write a page with plots (HTML).")
+@click.option("--report", metavar="FILE", help="Write one HTML page to read or to send.")
 @click.option(
     "--prefix-until", metavar="TEXT", default=".", show_default=True,
     help="Characters that end the prefix of a key.",
@@ -273,8 +273,6 @@ def audit(
 
 def _check_report(path: str) -> None:
     """Fail now where the page could not be written when all is done."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise Failure(f"--report needs matplotlib: {INSTALL}")
     there = os.path.exists(path)
     directory = os.path.dirname(path) or "."
     if not path or os.path.isdir(path) or not os.path.isdir(directory):

@@ -52,6 +52,7 @@ class Analysis:
     taken_ms: int
     offsets: int
     totals: dict[str, Any]
+    strategy: str = ""
     partitions: list[dict[str, Any]] = field(default_factory=list)
     prefixes: list[dict[str, Any]] = field(default_factory=list)
     hottest: list[dict[str, Any]] = field(default_factory=list)
@@ -101,6 +102,7 @@ def analyze(
                     frame.write.mode("errorifexists").parquet(store.at(name))
         totals = _dicts(rows.selectExpr(*_FIGURES))[0]
         made = Analysis(topic, taken_ms, bounds.offsets, _zeroes(totals))
+        made.strategy = settings.get("kept.compaction.strategy", "latest")
         for name, frame in frames.items():
             setattr(made, name, _dicts(frame))
     finally:

@@ -74,7 +74,6 @@ def test_no_java(refused, monkeypatch, tmp_path) -> None:
 
 
 def test_where_a_report_cannot_be_written_nothing_is_read(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(spark.importlib.util, "find_spec", lambda name: name)
     spark._check_report(str(tmp_path / "new.html"))
     spark._check_report(os.devnull)
     for wrong in ("", str(tmp_path), str(tmp_path / "nowhere" / "new.html")):

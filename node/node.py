@@ -68,7 +68,7 @@ class Node:
                 parts.cluster_link.register_alone(self._registration())
                 await parts.replicas.mark_running(parts.identity.broker_epoch)
                 parts.roles.serving = True
-            parts.client_quotas.replace(parts.metadata.image.quotas)
+            self._use_quotas(parts.metadata.image)
             await parts.replicas.start(parts.metadata.begin())
             parts.metadata.act(self._act_on)
             parts.groups.shards.start()
@@ -164,7 +164,7 @@ class Node:
         if any(key not in image.credentials for key in delta.credentials):
             parts.end_revoked_sessions()
         if delta.quotas:
-            parts.client_quotas.replace(image.quotas)
+            self._use_quotas(image)
         parts.counters.cluster.acting_on(image, delta, parts.identity.node_id)
         parts.controller.warn_of_unclean_elections(image, delta)
         await parts.replicas.apply(image, delta)
@@ -172,6 +172,10 @@ class Node:
         parts.transactions.metadata_changed(image, delta)
         parts.cluster_link.acted_on(image)
         parts.readiness.moved()
+
+    def _use_quotas(self, image: Image) -> None:
+        self.parts.client_quotas.replace(image.quotas)
+        self.parts.connection_rates.replace(image.quotas)
 
     def _reload_settings(self, image: Image) -> None:
         parts = self.parts

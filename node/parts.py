@@ -78,6 +78,7 @@ from kept.node.runtime.uncompiled_kernels import Kernels
 from kept.node.security.audit import AuditLog
 from kept.node.security.authorizer import StandardAuthorizer
 from kept.node.security.client_quotas import ClientQuotas
+from kept.node.security.connection_rates import ConnectionRates
 from kept.node.security.listener_tls import ListenerTls
 from kept.node.security.logins import Logins
 from kept.node.security.session import ALLOW_ALL
@@ -118,6 +119,9 @@ class NodeParts:
             1000 * config.quota_window_size_seconds,
             config.controller_quota_window_num,
             1000 * config.controller_quota_window_size_seconds,
+        )
+        self.connection_rates = ConnectionRates(
+            config.quota_window_num, 1000 * config.quota_window_size_seconds
         )
         self.audit = AuditLog(
             self.runtime,
@@ -460,6 +464,7 @@ class NodeParts:
             messages=self.handlers,
             authorizer=self.authorizer,
             quotas=self.client_quotas,
+            connection_rates=self.connection_rates,
             logins=self.logins,
         )
 

@@ -407,6 +407,11 @@ class NodeSettings:
         "Connections at a time from one address, to all listeners of clients together, in every "
         "protocol."
     )
+    max_connection_creation_rate = _integer(_UNLIMITED, low=0, dynamic=True).means(
+        "Connections a second that all listeners of clients together accept; more wait for their "
+        "turn, unread, and 1,024 of a listener at most. With a listener's prefix: those of that "
+        "one. Probes wait like others: give them a listener of their own where that matters."
+    )
     max_incremental_fetch_session_cache_slots = _integer("1000", low=0).means(
         "Fetch sessions that are remembered."
     )

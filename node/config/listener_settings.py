@@ -18,6 +18,7 @@ PREFIX: Final = "listener.name."
 OF_A_LISTENER: Final = (
     "connections.max.reauth.ms",
     "kept.sasl.plain.users",
+    "max.connection.creation.rate",
     "max.connections",
     "plain.sasl.jaas.config",
     "sasl.enabled.mechanisms",

@@ -151,8 +151,15 @@ class NodeConfig(NodeSettings):
 
     def own_max_connections(self, name: str) -> int:
         """How many connections a listener may have, whatever the others have."""
-        text = self._of_listeners.get(name.lower(), {}).get("max.connections")
-        return MAX_INT32 if text is None else int(BROKER_SETTINGS["max.connections"].parse(text))
+        return self._own_number(name, "max.connections")
+
+    def own_connection_creation_rate(self, name: str) -> int:
+        """How many connections a second a listener accepts, whatever the others do."""
+        return self._own_number(name, "max.connection.creation.rate")
+
+    def _own_number(self, name: str, setting: str) -> int:
+        text = self._of_listeners.get(name.lower(), {}).get(setting)
+        return MAX_INT32 if text is None else int(BROKER_SETTINGS[setting].parse(text))
 
     def tls_client_auth(self, listener: Listener) -> str:
         """``none``, ``requested`` or ``required``: whether clients of a listener show a

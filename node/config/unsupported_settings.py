@@ -156,7 +156,6 @@ UNSUPPORTED: Final = (
         ("log.dir.failure.timeout.ms", "long", "30000", "1:"),
         ("cordoned.log.dirs", "list", "", ""),
         ("early.start.listeners", "list", None, ""),
-        ("max.connection.creation.rate", "int", "2147483647", "0: dynamic"),
         ("max.connections.per.ip.overrides", "string", "", " dynamic"),
     ),
     *_accepted(

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from kept.node.runtime.memory_budget import MemoryBudget
     from kept.node.runtime.runtime import Runtime
     from kept.node.security.client_quotas import ClientQuotas, ClientView
+    from kept.node.security.connection_rates import ConnectionRates
     from kept.node.security.logins import Logins
     from kept.node.security.session import Authorizer, Session
     from kept.replication.partition import Partition
@@ -178,6 +179,7 @@ class ServerContext:
     messages: MessageServer
     authorizer: Authorizer
     quotas: ClientQuotas
+    connection_rates: ConnectionRates
     logins: Logins
     ordinals: Iterator[int] = field(default_factory=count)
     marker_connections: MarkerConnections = field(default_factory=MarkerConnections)

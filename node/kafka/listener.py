@@ -28,7 +28,8 @@ from kept.client.security.plain import parse_plain
 from kept.cluster.security.acls import ANONYMOUS
 from kept.node.config.sasl import SASL_PROTOCOLS
 from kept.node.kafka import api
-from kept.node.kafka.connection import Connection, ServerContext
+from kept.node.kafka.accept_throttle import AcceptThrottle
+from kept.node.kafka.connection import FIRST_BUFFER_BYTES, Connection, ServerContext
 from kept.node.kafka.handshake_timeout import HandshakeTimeouts
 from kept.node.kafka.tls_handshake import TlsAcceptor
 from kept.node.runtime.logging import log
@@ -127,6 +128,60 @@ class Accepted(asyncio.Protocol):
         self._listener.open(transport, self._session or self._listener.session(transport))
 
 
+class PlainSocket(asyncio.BufferedProtocol):
+    """An accepted socket of a listener without TLS until it is its turn to be served. Of one that
+    waits the first bytes are read (uvloop reads whatever is said while it is accepted), no more
+    than a connection has room for at first.
+    """
+
+    _transport: Any = None
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._first = memoryview(b"")
+        self._size = 0
+        """Of it what came."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Accepted: it is served now, later or not at all."""
+        self._transport = transport
+        peer = transport.get_extra_info("peername")
+        host = peer[0] if isinstance(peer, tuple) and len(peer) > 1 else ""
+        sock = transport.get_extra_info("socket")
+        fd = -1 if sock is None else sock.fileno()
+        if self._listener.throttle.admit(self, host, fd):
+            self.serve()
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        """Where the first bytes go (asyncio.BufferedProtocol)."""
+        self._first = memoryview(bytearray(FIRST_BUFFER_BYTES))
+        return self._first
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """They came; more may come when it is served."""
+        self._size = nbytes
+        self._transport.pause_reading()
+
+    def serve(self) -> None:
+        """The listener's protocol serves the transport from now on."""
+        transport = self._transport
+        if transport.is_closing():
+            return
+        protocol = self._listener.new_protocol(self._listener)
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        size = self._size
+        if size and not transport.is_closing():
+            transport.resume_reading()
+            serves: Any = transport.get_protocol()
+            serves.get_buffer(size)[:size] = self._first[:size]
+            serves.buffer_updated(size)
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._transport.abort()
+
+
 class Listener:
     """One of ``listeners``: its sockets, and the connections accepted there.
 
@@ -167,6 +222,8 @@ class Listener:
         )
         self.probes = HandshakeTimeouts(context.runtime.loop, PROBE_S, PROBE_CONNECTIONS)
         """Connections beyond a limit of which it is not known whether they are probes."""
+        self.throttle = AcceptThrottle(self)
+        """Accepted sockets that wait to be served."""
         self.takeovers = takeovers
         self.own_max_connections = config.own_max_connections(address.name)
         self.served = api.served()
@@ -241,7 +298,7 @@ class Listener:
                 self.acceptor.listen(sock, backlog)
                 continue
             server = await self.context.runtime.loop.create_server(
-                lambda: self.new_protocol(self), sock=sock, backlog=backlog
+                lambda: PlainSocket(self), sock=sock, backlog=backlog
             )
             self._servers.append(server)
         self._sockets.clear()
@@ -283,6 +340,7 @@ class Listener:
         """Close what is still open."""
         self.silent.stop()
         self.probes.stop()
+        self.throttle.close()
         if self.acceptor is not None:
             self.acceptor.close()
         for connection in list(self.connections):

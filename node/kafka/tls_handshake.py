@@ -110,8 +110,8 @@ class TlsAcceptor:
                 continue
             handshake = TlsHandshake(self, sock, f"{address[0]}:{address[1]}")
             self._handshakes.add(handshake)
-            self.listener.silent.add(handshake)
-            handshake.wait_for(_HEADER.size)
+            if self.listener.throttle.admit(handshake, address[0], sock.fileno()):
+                handshake.serve()
 
     def _accept_again(self, listening: socket.socket) -> None:
         if listening in self._sockets:
@@ -149,6 +149,11 @@ class TlsHandshake(asyncio.Protocol):
         self._socket: socket.socket | None = sock
         self._task: asyncio.Task[Any] | None = None
         self.peer = peer
+
+    def serve(self) -> None:
+        """It is its turn: wait for its first message."""
+        self._listener.silent.add(self)
+        self.wait_for(_HEADER.size)
 
     def wait_for(self, size: int) -> None:
         """Wait for ``size`` bytes, or the end."""

@@ -28,8 +28,8 @@ PASS_BUCKETS: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0
 """Seconds of a compaction pass."""
 
 
-THROTTLED: Final = ("produce", "fetch", "request", "controller_mutation")
-"""What clients are held back for: bytes, the loop's time, changes of metadata."""
+THROTTLED: Final = ("produce", "fetch", "request", "controller_mutation", "connection")
+"""What clients are held back for: bytes, the loop's time, changes of metadata, connections."""
 
 
 class Counters:

@@ -7,8 +7,9 @@ change; clients that share a quota share its meter. Time is ``monotonic_ms``: a 
 back moves nothing.
 
 Clients invent their client ids, so views are bounded: the one not used for longest goes. A meter
-that no view has any more stays while it may still hold its next user back: one that was idle for
-its window is as good as a new one.
+that no view has any more stays while it may still hold its next user back (one that was idle for
+its window is as good as a new one), and :data:`MAX_UNUSED` of them at most. Both are looked after a
+few at a time, with each new view; a change of quotas has views found anew as they are used.
 """
 
 from __future__ import annotations
@@ -34,17 +35,25 @@ IDLE_MS: Final = 3_600_000
 """A view that was not used for so long goes, as Kafka's sensors do."""
 MAX_DELAY_MS: Final = 2**31 - 1
 """``throttle_time_ms`` is an int32."""
-_FIRST_SWEEP: Final = 1000
+MAX_UNUSED: Final = 10_000
+"""Meters that no view has."""
+_LOOKED_AT: Final = 8
+"""Unused meters that are looked at with each new view, which has four at most."""
+
+
+SharedBy = tuple[str, str, str]
+"""A quota's key and who shares it: user, client id."""
 
 
 class Meter:
     """What those who share a quota have used of it, as a rate over a window."""
 
-    __slots__ = ("_max_delay_ms", "_window", "bound", "views")
+    __slots__ = ("_max_delay_ms", "_window", "bound", "shared_by", "views")
 
     def __init__(self, window: RateWindow, max_delay_ms: int = MAX_DELAY_MS) -> None:
         self.bound = 0.0
         """Per second."""
+        self.shared_by: SharedBy = ("", "", "")
         self.views = 0
         """Of how many views it is."""
         self._window = window
@@ -70,6 +79,8 @@ class Meter:
         over = self._window.rate(now_ms, more) - self.bound
         if over <= 0:
             return 0
+        if not self.bound:
+            return self._max_delay_ms
         delay_ms = round(over / self.bound * self._window.window_ms(now_ms))
         return min(delay_ms, self._max_delay_ms)
 
@@ -88,10 +99,11 @@ class TokenBucket:
     those of ``burst_s`` seconds, and may be overdrawn by one request.
     """
 
-    __slots__ = ("_at_ms", "_burst_s", "_tokens", "bound", "views")
+    __slots__ = ("_at_ms", "_burst_s", "_tokens", "bound", "shared_by", "views")
 
     def __init__(self, burst_s: float) -> None:
         self.bound = 0.0
+        self.shared_by: SharedBy = ("", "", "")
         self.views = 0
         self._burst_s = burst_s
         self._tokens = float("inf")
@@ -153,9 +165,11 @@ class ControllerMutations:
 class ClientView:
     """The meters that count for a principal's client; None where it has no such quota."""
 
-    __slots__ = ("consumer", "mutations", "producer", "request", "used_ms")
+    __slots__ = ("consumer", "generation", "mutations", "producer", "request", "used_ms")
 
-    def __init__(self) -> None:
+    def __init__(self, generation: int = 0) -> None:
+        self.generation = generation
+        """Of the quotas that it was found by."""
         self.producer: Meter | None = None
         """Bytes of Produce requests."""
         self.consumer: Meter | None = None
@@ -166,8 +180,6 @@ class ClientView:
         self.used_ms = 0
 
 
-SharedBy = tuple[str, str, str]
-"""A quota's key and who shares it: user, client id."""
 M = TypeVar("M", Meter, TokenBucket)
 
 
@@ -189,9 +201,11 @@ class ClientQuotas:
         self._burst_s = controller_samples * controller_sample_ms / 1000
         self._views: OrderedDict[tuple[str, bytes], ClientView] = OrderedDict()
         """By principal and client id, least recently used first."""
+        self._generation = 0
         self._rates: dict[SharedBy, Meter] = {}
         self._buckets: dict[SharedBy, TokenBucket] = {}
-        self._sweep_at = _FIRST_SWEEP
+        self._unused: OrderedDict[SharedBy, Meter | TokenBucket] = OrderedDict()
+        """Those of both that no view has."""
 
     def __len__(self) -> int:
         return len(self._views)
@@ -200,21 +214,21 @@ class ClientQuotas:
         """These are in force from now on. What was used stays used."""
         self._quotas = quotas
         self.active = any(kind != IP for of in quotas for kind, _ in of)
-        for view in self._views.values():
-            _release(view)
-        self._views.clear()
+        self._generation += 1
 
     def view(self, principal: str, client_id: bytes, now_ms: int) -> ClientView:
         """What counts for this client."""
         key = (principal, client_id)
         view = self._views.get(key)
-        if view is None:
-            view = self._views[key] = self._find(principal, client_id, now_ms)
-            view.used_ms = now_ms
-            self._forget(now_ms)
-        else:
+        if view is not None and view.generation == self._generation:
             view.used_ms = now_ms
             self._views.move_to_end(key)
+            return view
+        if view is not None:
+            self._release(self._views.pop(key))
+        view = self._views[key] = self._find(principal, client_id)
+        view.used_ms = now_ms
+        self._forget(now_ms)
         return view
 
     def mutations(
@@ -226,11 +240,9 @@ class ClientQuotas:
             bucket = self.view(principal, (client_id or "").encode(), now_ms).mutations
         return ControllerMutations(bucket, now_ms, strict=strict)
 
-    def _find(self, principal: str, client_id: bytes, now_ms: int) -> ClientView:
-        if len(self._rates) + len(self._buckets) >= self._sweep_at:
-            self._sweep(now_ms)
+    def _find(self, principal: str, client_id: bytes) -> ClientView:
         of = principal.partition(":")[2], client_id.decode("utf-8", "replace")
-        view = ClientView()
+        view = ClientView(self._generation)
         view.producer = self._shared(self._rates, PRODUCER_BYTE_RATE, of, self._new_rate)
         view.consumer = self._shared(self._rates, CONSUMER_BYTE_RATE, of, self._new_rate)
         view.request = self._shared(self._rates, REQUEST_PERCENTAGE, of, self._new_request_rate)
@@ -248,6 +260,9 @@ class ClientQuotas:
         meter = meters.get(shared_by)
         if meter is None:
             meter = meters[shared_by] = new()
+            meter.shared_by = shared_by
+        elif not meter.views:
+            del self._unused[shared_by]
         meter.bound = quota.bound
         meter.views += 1
         return meter
@@ -262,30 +277,21 @@ class ClientQuotas:
         return TokenBucket(self._burst_s)
 
     def _forget(self, now_ms: int) -> None:
-        """Let views go that are too many, or were not used for long."""
-        views = self._views
+        """Let views go that are too many or were not used for long, and meters as well."""
+        views, unused = self._views, self._unused
         while len(views) > MAX_VIEWS or next(iter(views.values())).used_ms < now_ms - IDLE_MS:
-            _release(views.popitem(last=False)[1])
+            self._release(views.popitem(last=False)[1])
+        for _ in range(min(_LOOKED_AT, len(unused))):
+            shared_by, meter = unused.popitem(last=False)
+            if len(unused) < MAX_UNUSED and not meter.is_idle(now_ms):
+                unused[shared_by] = meter
+            else:
+                self._rates.pop(shared_by, None)
+                self._buckets.pop(shared_by, None)
 
-    def _sweep(self, now_ms: int) -> None:
-        """Let meters go that no view has: what holds nobody back, and all if that is not enough
-        (who invents that many client ids has a meter for each of them anyhow).
-        """
-        for everything in (False, True):
-            self._rates = {k: m for k, m in self._rates.items() if _stays(m, now_ms, everything)}
-            self._buckets = {
-                k: m for k, m in self._buckets.items() if _stays(m, now_ms, everything)
-            }
-            if (left := len(self._rates) + len(self._buckets)) <= 2 * MAX_VIEWS:
-                break
-        self._sweep_at = max(2 * left, _FIRST_SWEEP)
-
-
-def _stays(meter: Meter | TokenBucket, now_ms: int, everything: bool) -> bool:
-    return meter.views > 0 or not (everything or meter.is_idle(now_ms))
-
-
-def _release(view: ClientView) -> None:
-    for meter in (view.producer, view.consumer, view.request, view.mutations):
-        if meter is not None:
-            meter.views -= 1
+    def _release(self, view: ClientView) -> None:
+        for meter in (view.producer, view.consumer, view.request, view.mutations):
+            if meter is not None:
+                meter.views -= 1
+                if not meter.views:
+                    self._unused[meter.shared_by] = meter

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import socket
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from kept.client.protocol import messages as protocol
+from kept.client.protocol.api_keys import ApiKey
 from kept.testing import Cluster
 from kept.testing.ports import free_port
 from tests.node.coordinator.groups.wire import Connection
@@ -67,6 +71,73 @@ def test_throttle_times_are_kafkas(
     assert [ms > 0 for ms in told] == [ms > 0 for ms in expected]
     for mine, other in zip(told, expected, strict=True):
         assert abs(mine - other) <= max(0.2 * other, 150), (told, expected)
+
+
+RATE = 5
+AT_ONCE = 10 * RATE
+"""Connections that the window of ten samples allows."""
+
+
+def connected(bootstrap: str, count: int, host: str) -> list[float | None]:
+    """When each of ``count`` connections from ``host``, all opened at once, is answered, in s;
+    None: it is closed.
+    """
+    port = int(bootstrap.rpartition(":")[2])
+    started = time.monotonic()
+    several = [socket.create_connection(("127.0.0.1", port), 60, (host, 0)) for _ in range(count)]
+    told: list[float | None] = []
+    with ExitStack() as opened:
+        for sock in several:
+            opened.enter_context(sock)
+            sock.sendall(protocol.encode_request(ApiKey.API_VERSIONS, 0, 1, "rates", {}))
+        for sock in several:
+            try:
+                told.append(time.monotonic() - started if sock.recv(1) else None)
+            except ConnectionError:
+                told.append(None)
+    return told
+
+
+def test_an_address_connects_as_often_as_to_kafka(kafka_dist: ModuleType, tmp_path: Path) -> None:
+    refused = []
+    with both(kafka_dist, tmp_path) as nodes:
+        for bootstrap in nodes:
+            connection = Connection(bootstrap)
+            assert alter(connection, {"ip": "127.0.0.9"}, connection_creation_rate=RATE) == (
+                0,
+                None,
+            )
+            told = connected(bootstrap, AT_ONCE + 10, "127.0.0.9")
+            refused.append([answer is None for answer in told])
+            assert connected(bootstrap, 5, "127.0.0.8").count(None) == 0
+            connection.close()
+    print("closed:", [told.count(True) for told in refused])
+    for told in refused:
+        assert told[:AT_ONCE] == [False] * AT_ONCE
+        assert told.count(True) >= 6, "what the window grows by meanwhile is accepted"
+
+
+def test_a_listener_accepts_as_often_as_kafkas(kafka_dist: ModuleType, tmp_path: Path) -> None:
+    last = []
+    with (
+        Cluster(max_connection_creation_rate=RATE, socket_listen_backlog_size=200) as cluster,
+        kafka_dist.Broker(
+            tmp_path, free_port(above=[1]), **{
+                "listener.name.plaintext.max.connection.creation.rate": RATE,
+                # What nodes speak over goes by its listener's own rate alone.
+                "inter.broker.listener.name": "PLAINTEXT",
+                "socket.listen.backlog.size": 200,
+            },
+        ) as broker,
+    ):  # fmt: skip
+        time.sleep(11)  # the window of what the start itself connected
+        for bootstrap in (cluster.bootstrap, broker.bootstrap):
+            told = connected(bootstrap, AT_ONCE + 2 * RATE, "127.0.0.1")
+            assert None not in told
+            last.append(told[-1])
+    print("the last was answered after", last)
+    assert last[0] and last[1] and last[1] > 1.0
+    assert abs(last[0] - last[1]) < 0.7, last
 
 
 SETS = (

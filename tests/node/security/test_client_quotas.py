@@ -122,6 +122,7 @@ def test_a_change_of_quotas_forgives_nothing() -> None:
 
 def test_invented_client_ids_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_quotas, "MAX_VIEWS", 100)
+    monkeypatch.setattr(client_quotas, "MAX_UNUSED", 200)
     quotas = quotas_of(client_={"request_percentage": 1}, eve={"producer_byte_rate": 100})
     for number in range(5000):
         invented = view(quotas, "eve", f"id-{number}", number)
@@ -129,8 +130,22 @@ def test_invented_client_ids_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> 
         assert (invented.producer.record(1, number) > 0) == (number >= 1000)
         assert invented.request.record(20, number) == 1000
     assert len(quotas) == 100
-    assert len(quotas._rates) <= client_quotas._FIRST_SWEEP + 1
+    assert len(quotas._rates) == 100 + 1 + 200, "of eve's clients one quota is shared"
+    view(quotas, "eve", "much later", 1_000_000)
+    for number in range(30):
+        view(quotas, "eve", "id-1", 1_000_000 + number)
+        quotas.replace(quotas._quotas)
+    assert len(quotas._rates) < 150, "those that held nobody back went"
     assert MAX_VIEWS == 10_000
+
+
+def test_a_change_of_quotas_is_no_work_at_once() -> None:
+    quotas = quotas_of(client_={"request_percentage": 1})
+    before = [view(quotas, client=f"id-{number}") for number in range(100)]
+    quotas.replace({entity({CLIENT_ID: None}): {"request_percentage": 2}})
+    assert [one.request.bound for one in before if one.request] == [1] * 100
+    assert [view(quotas, client=f"id-{n}").request.bound for n in range(100)] == [2] * 100
+    assert len(quotas) == len(quotas._rates) == 100 and not quotas._unused
 
 
 def test_views_that_nobody_uses_go() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from urllib.request import urlopen
 
@@ -48,6 +49,11 @@ def described(connection: Connection, *components: tuple[str, int, str | None]) 
         }
         for entry in answer.entries or ()
     }
+
+
+def has(connection: Connection, *entities: Any) -> bool:
+    """Whether the node that it reaches has quotas of these entities and no others."""
+    return set(described(connection)[1]) == set(entities)
 
 
 def clear(node: Cluster) -> None:
@@ -181,6 +187,32 @@ def test_time_of_the_loop_is_counted(node: Cluster, connection: Connection) -> N
         if throttle_ms(answer):
             break
     assert 0 < throttle_ms(answer) <= 1000
+
+
+def test_any_of_three_nodes_takes_quotas_and_all_hold_clients_to_them() -> None:
+    with Cluster(3) as nodes:
+        topic = nodes.create_topic(partitions=1, replication_factor=3)
+        several = [Connection(nodes.bootstrap.split(",")[i]) for i in range(3)]
+        for number, connection in enumerate(several):
+            of: dict[str, str | None] = {"user": f"user-{number}"}
+            assert alter(connection, of, producer_byte_rate=1000 + number) == (0, None)
+            refused = alter(connection, of, producer_byte_rate=-1)
+            assert refused == (42, "Quota producer_byte_rate must be greater than 0")
+        wanted: dict[Any, Any] = {
+            (("user", f"user-{number}"),): {"producer_byte_rate": 1000.0 + number}
+            for number in range(3)
+        }
+        for connection in several:
+            nodes.wait_until(partial(has, connection, *wanted), "quotas on every node")
+        of = {"client-id": "scenario"}
+        assert alter(several[0], of, producer_byte_rate=1000) == (0, None)
+        wanted[tuple(of.items())] = {"producer_byte_rate": 1000.0}
+        for connection in several:
+            nodes.wait_until(partial(has, connection, *wanted), "its image has it")
+            produce(connection, topic, 30_000)
+            assert throttle_ms(connection.receive()) > 1000, "leader or not"
+        for connection in several:
+            connection.close()
 
 
 def throttled(node: Cluster) -> dict[str, float]:

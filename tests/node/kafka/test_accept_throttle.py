@@ -1,0 +1,153 @@
+"""Sockets that come faster than they may: their order, their turns, and how many wait."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kept.cluster.security.client_quotas import CONNECTION_CREATION_RATE, IP, entity
+from kept.node.kafka import accept_throttle
+from kept.node.kafka.accept_throttle import AcceptThrottle
+from kept.node.runtime.counters import Counters
+from kept.node.security.connection_rates import UNLIMITED, ConnectionRates
+from tests.support.parts import Given
+
+HERE, OTHER = "10.0.0.1", "10.0.0.2"
+
+
+class Timers:
+    """A loop's clock and timers, which a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self._order = itertools.count()
+        self._due: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._cancelled: set[int] = set()
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, delay: float, call: Callable[..., None], *args: Any) -> Any:
+        number = next(self._order)
+        heapq.heappush(self._due, (self.now + delay, number, call, args))
+        return Given(cancel=lambda: self._cancelled.add(number))
+
+    def advance(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self._due and self._due[0][0] <= end:
+            self.now, number, call, args = heapq.heappop(self._due)
+            if number not in self._cancelled:
+                call(*args)
+        self.now = end
+
+
+class Peer:
+    def __init__(self, log: list[str], name: str) -> None:
+        self._log, self._name = log, name
+
+    def serve(self) -> None:
+        self._log.append(f"{self._name} served")
+
+    def abort(self) -> None:
+        self._log.append(f"{self._name} closed")
+
+
+class Site:
+    """One listener, as far as its throttle knows it."""
+
+    def __init__(
+        self,
+        rate: int = UNLIMITED,
+        own_rate: int = UNLIMITED,
+        quotas: dict[str, float] | None = None,
+        *,
+        between_nodes: bool = False,
+    ) -> None:
+        self.loop = Timers()
+        self.rates = ConnectionRates()
+        self.rates.replace(
+            {
+                entity({IP: host}): {CONNECTION_CREATION_RATE: of}
+                for host, of in (quotas or {}).items()
+            }
+        )
+        self.counters = Counters()
+        self.complaints: list[str] = []
+        self.log: list[str] = []
+        self.files = 100
+        context = Given(
+            runtime__loop=self.loop,
+            config__current__max_connection_creation_rate=rate,
+            config__current__own_connection_creation_rate=lambda _: own_rate,
+            connection_rates=self.rates,
+            counters=self.counters,
+            open_files__nearly_out=lambda fd: fd >= self.files,
+        )
+        listener: Any = Given(
+            context=context,
+            name="OUT",
+            between_nodes=between_nodes,
+            complain=lambda _, setting, waiting: self.complaints.append(setting),
+        )
+        self.throttle = AcceptThrottle(listener)
+
+    def accept(self, count: int = 1, host: str = HERE, fd: int = 1) -> int:
+        """So many sockets come; how many are served at once."""
+        return sum(
+            self.throttle.admit(Peer(self.log, f"{host}/{number}"), host, fd)
+            for number in range(count)
+        )
+
+
+@pytest.mark.parametrize("of_all", [True, False])
+def test_more_than_the_rate_wait_in_their_order(of_all: bool) -> None:
+    site = Site(rate=10) if of_all else Site(own_rate=10)
+    assert site.accept(105) == 100
+    assert site.log == [] and len(site.throttle) == 5
+    site.loop.advance(0.25)
+    assert site.log == [f"{HERE}/100 served", f"{HERE}/101 served"]
+    assert site.accept() == 0, "it comes behind those that wait"
+    site.loop.advance(12)
+    assert [line.rpartition("/")[2] for line in site.log[2:]] == [
+        f"{n} served" for n in (102, 103, 104, 0)
+    ]
+    assert not len(site.throttle) and site.accept() == 1
+    assert site.counters.throttled_seconds["connection"] == pytest.approx(0.6, abs=0.1)
+
+
+def test_an_address_over_its_quota_is_closed_later_and_holds_up_nobody() -> None:
+    site = Site(quotas={HERE: 5})
+    assert site.accept(52) == 50
+    assert site.accept(60, OTHER) == 60
+    site.loop.advance(0.1)
+    assert site.log == []
+    site.loop.advance(0.11)
+    assert site.log == [f"{HERE}/50 closed", f"{HERE}/51 closed"]
+    assert site.accept() == 1 and site.accept() == 0
+
+
+def test_so_many_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accept_throttle, "MAX_HELD", 20)
+    site = Site(rate=1, quotas={OTHER: 1})
+    assert site.accept(10 + 21) == 10
+    assert site.log == [f"{HERE}/30 closed"]
+    assert site.complaints == ["max.connection.creation.rate"]
+    site.throttle.close()
+    assert len(site.log) == 21 and not len(site.throttle)
+    site.loop.advance(1000)
+    assert len(site.log) == 21 and site.accept() == 1
+    few = Site(quotas={HERE: 1})
+    assert few.accept(12, fd=few.files) == 10
+    assert few.log == [f"{HERE}/10 closed", f"{HERE}/11 closed"], "descriptors are for others"
+    assert few.complaints == ["connection_creation_rate"] * 2
+
+
+def test_nodes_are_held_back_by_a_rate_of_their_listener_alone() -> None:
+    site = Site(rate=1, quotas={HERE: 1}, between_nodes=True)
+    assert site.accept(100) == 100
+    assert Site(own_rate=1, between_nodes=True).accept(100) == 10
+    assert Site(rate=1, quotas={HERE: 1}).accept(100, host="") == 100, "this node itself"

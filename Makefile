@@ -11,10 +11,10 @@ PYTEST  = $(BIN)/python -m pytest
 KERNELS := $(shell find storage compaction client node -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 PROTOS  := $(wildcard node/proto/*.proto)
 
-.PHONY: demo quick test test-slow smoke sim model chaos soak mutate check bench dist setup clean help
+.PHONY: demo quick test test-slow smoke sim model chaos soak mutate check bench docs dist setup clean help
 
 help:
-	@echo "make demo | quick | test | test-slow | smoke | sim | model | chaos | soak | mutate | check | bench | dist | clean"
+	@echo "make demo | quick | test | test-slow | smoke | sim | model | chaos | soak | mutate | check | bench | docs | dist | clean"
 
 $(VENV)/.ready: pyproject.toml constraints.txt $(KERNELS) $(PROTOS) node/proto/build.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -105,6 +105,11 @@ check: setup
 bench: setup
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[bench,spark]' --no-build-isolation
 	$(BIN)/python bench/run.py
+
+# The site, in build/site: index.html is to be opened as a file, or the folder served.
+docs: setup
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[docs]' --no-build-isolation
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 
 dist: setup
 	rm -rf dist

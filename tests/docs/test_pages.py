@@ -1,0 +1,74 @@
+"""Pages of the documentation do what they say: their blocks are run (``tests/docs/blocks.py``)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kept.node.config.local_cluster import NODE_PORT_OFFSET
+from kept.testing.ports import free_port
+from tests.docs.blocks import ROOT, Command, blocks, commands, run, typed
+
+DOCS = ROOT / "docs"
+LOCAL_PORTS = (1, 2, NODE_PORT_OFFSET, NODE_PORT_OFFSET + 1, NODE_PORT_OFFSET + 2)
+"""What `kept local up --nodes 3` takes besides the first one."""
+INSTALLS = ("pip install", "python3 -m venv", ". venv/bin/activate")
+
+
+def without_installing(given: list[Command]) -> list[Command]:
+    """The commands but those that install kept: here it is installed."""
+    return [command for command in given if not command.text.startswith(INSTALLS)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A directory to run commands in; nodes that a page left running are ended."""
+    yield tmp_path
+    subprocess.run(
+        [sys.executable, "-m", "kept", "local", "down", "--purge"],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+def test_the_tutorial(folder):
+    tutorial = without_installing(commands(DOCS / "tutorial.md"))
+    assert len(tutorial) > 15
+    run(tutorial, folder, free_port(LOCAL_PORTS), 800)
+
+
+def test_a_block_that_is_not_run_says_why():
+    for page in sorted(DOCS.rglob("*.md")):
+        for _, _, reason, line in blocks(page):
+            assert reason is None or len(reason.split()) >= 2, f"{page}:{line}"
+
+
+class TestRunner:
+    """A test of a page can fail."""
+
+    def run(self, tmp_path: Path, text: str) -> None:
+        run(list(typed(text, "page.md", 1)), tmp_path, 1000, 20)
+
+    def test_output_and_status_count(self, tmp_path):
+        self.run(tmp_path, "$ echo a b\na …\n$ true")
+        self.run(tmp_path, "$ seq 9\n1\n…\n8\n9")
+        with pytest.raises(AssertionError, match=r"page.md:2: echo a\nprinted:\na"):
+            self.run(tmp_path, "$ echo a\nb")
+        with pytest.raises(AssertionError, match=r"page.md:2: false\nended with 1"):
+            self.run(tmp_path, "$ false\n$ true")
+
+    def test_a_heredoc_and_a_line_that_goes_on_are_one_command(self, tmp_path):
+        text = "$ cat <<'END'\n$ x\nEND\n$ x\n$ echo \\\nb\nb"
+        found = [command.text for command in typed(text, "page.md", 1)]
+        assert found == ["cat <<'END'\n$ x\nEND", "x", "echo \\\nb"]
+
+    def test_the_ports_of_the_page_are_moved(self, tmp_path):
+        self.run(tmp_path, "$ echo localhost:9093 kept serve\nlocalhost:9093 kept serve")

@@ -20,8 +20,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt $(KERNELS) $(PROTOS) node/proto/b
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt 'setuptools>=77' wheel cython grpcio-tools
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[test,check]'
-	@# Python would import what was compiled of a kernel that has another name now, or none.
+	@# Python would import what was compiled of a kernel that has another name now, or none, or for one version of Python.
 	@find storage compaction client node -name '_*.so' -o -name '_*.c' | while read -r f; do test -e "$${f%%.*}.pyx" || rm "$$f"; done
+	@find storage compaction client node -name '_*.cpython-*.so' -delete
 	@touch $@
 
 setup: $(VENV)/.ready

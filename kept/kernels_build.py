@@ -1,4 +1,8 @@
-"""Builds the compiled kernels and says which of them it left out.
+"""Builds the compiled kernels for the limited API, and says which of them it left out.
+
+Kernels use only what :pep:`384` promises for :data:`LIMITED_API` and all later versions. So one
+file, and one wheel (``cp311-abi3``), serves every CPython from that version on:
+docs/adr/0015-one-wheel-for-every-python.md.
 
 They are optional (``[tool.setuptools] ext-modules``): where no compiler works the installation
 goes on without them, and setuptools' own warning is lost among a compiler's. This ``build_ext``
@@ -17,6 +21,8 @@ from setuptools.command import build_ext as _setuptools
 from setuptools.errors import CompileError
 
 REQUIRED: Final = "KEPT_REQUIRE_KERNELS"
+LIMITED_API: Final = "0x030B0000"
+"""Python 3.11, the oldest that ``requires-python`` allows."""
 _BuildExt: Any = _setuptools.build_ext
 
 
@@ -34,6 +40,9 @@ class BuildExt(_BuildExt):  # type: ignore[misc]
     def run(self) -> None:
         """Build as ever. Raises CompileError when a kernel is left out and all are required."""
         self.left_out: dict[str, str] = {}
+        for extension in self.extensions:
+            extension.py_limited_api = True  # the name of the file
+            extension.define_macros.append(("Py_LIMITED_API", LIMITED_API))
         super().run()
         if not self.left_out:
             return

@@ -5,7 +5,7 @@ specification: the same classes in plain Python, under the same tests."""
 
 from array import array
 
-from cpython.bytes cimport PyBytes_AsString, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AsString, PyBytes_Size
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
@@ -105,7 +105,7 @@ cdef class OffsetMap:
         if self.finished or offset < self.base_offset:
             raise ValueError("the map is finished, or the offset lies below its base")
         kept_siphash128(self.k0, self.k1, <const uint8_t *>PyBytes_AsString(key),
-                        PyBytes_GET_SIZE(key), &low, &high)
+                        PyBytes_Size(key), &low, &high)
         return bool(self.put_hash(low, high, offset))
 
     def get(self, bytes key not None):
@@ -113,7 +113,7 @@ cdef class OffsetMap:
         if self.finished:
             raise ValueError("the map is finished")
         kept_siphash128(self.k0, self.k1, <const uint8_t *>PyBytes_AsString(key),
-                        PyBytes_GET_SIZE(key), &low, &high)
+                        PyBytes_Size(key), &low, &high)
         cdef uint64_t relative = self.find(low, high).rest & OFFSET_BITS if self.slots else 0
         return <int64_t>relative - 1 + self.base_offset if relative else -1
 

@@ -6,7 +6,7 @@ own. ``rule_map.py`` is the specification: the same classes in plain Python, und
 
 from array import array
 
-from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize, PyBytes_Size
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memset
@@ -524,10 +524,10 @@ cdef object record_headers(const RecordSpan *span):
 def class_of(bytes hash_key not None, bytes key not None, uint64_t classes):
     """Which of the disjoint classes a key is in."""
     cdef uint64_t k0, k1, low, high
-    if PyBytes_GET_SIZE(hash_key) != 16:
+    if PyBytes_Size(hash_key) != 16:
         raise ValueError("the hash key has 16 bytes")
     memcpy(&k0, PyBytes_AsString(hash_key), 8)
     memcpy(&k1, PyBytes_AsString(hash_key) + 8, 8)
-    kept_siphash128(k0, k1, <const uint8_t *>PyBytes_AsString(key), PyBytes_GET_SIZE(key),
+    kept_siphash128(k0, k1, <const uint8_t *>PyBytes_AsString(key), PyBytes_Size(key),
                     &low, &high)
     return high % classes

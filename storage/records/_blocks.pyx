@@ -5,11 +5,11 @@
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport (
-    PyByteArray_AS_STRING,
+    PyByteArray_AsString,
     PyByteArray_FromStringAndSize,
     PyByteArray_Resize,
 )
-from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.bytes cimport PyBytes_AsString
 from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
@@ -72,11 +72,11 @@ cdef class _Strings:
 
     def __cinit__(self, int64_t rows, Py_ssize_t size):
         self.offsets_ = PyByteArray_FromStringAndSize(NULL, (rows + 1) * 4)
-        self.offsets = <int32_t *>PyByteArray_AS_STRING(self.offsets_)
+        self.offsets = <int32_t *>PyByteArray_AsString(self.offsets_)
         self.data_ = PyByteArray_FromStringAndSize(NULL, size)
-        self.data = PyByteArray_AS_STRING(self.data_)
+        self.data = PyByteArray_AsString(self.data_)
         self.validity_ = PyByteArray_FromStringAndSize(NULL, (rows + 7) // 8)
-        self.validity = <unsigned char *>PyByteArray_AS_STRING(self.validity_)
+        self.validity = <unsigned char *>PyByteArray_AsString(self.validity_)
         memset(self.validity, 0xff, (rows + 7) // 8)
         self.offsets[0] = 0
 
@@ -100,7 +100,7 @@ cdef class _Strings:
         if not self.nulls:
             return None
         PyByteArray_Resize(self.validity_, (self.rows + 7) // 8)
-        self.validity = <unsigned char *>PyByteArray_AS_STRING(self.validity_)
+        self.validity = <unsigned char *>PyByteArray_AsString(self.validity_)
         if self.rows & 7:
             self.validity[self.rows >> 3] &= (1 << (self.rows & 7)) - 1
         return self.validity_
@@ -124,20 +124,20 @@ cdef class _Columns:
     cdef int make_room(self, int64_t rows, Py_ssize_t size, int64_t headers) except -1:
         if self.wanted & OFFSET:
             self.offsets_ = PyByteArray_FromStringAndSize(NULL, rows * 8)
-            self.offsets = <int64_t *>PyByteArray_AS_STRING(self.offsets_)
+            self.offsets = <int64_t *>PyByteArray_AsString(self.offsets_)
         if self.wanted & TIMESTAMP:
             self.timestamps_ = PyByteArray_FromStringAndSize(NULL, rows * 8)
-            self.timestamps = <int64_t *>PyByteArray_AS_STRING(self.timestamps_)
+            self.timestamps = <int64_t *>PyByteArray_AsString(self.timestamps_)
         if self.wanted & TIMESTAMP_TYPE:
             self.types_ = PyByteArray_FromStringAndSize(NULL, rows * 4)
-            self.types = <int32_t *>PyByteArray_AS_STRING(self.types_)
+            self.types = <int32_t *>PyByteArray_AsString(self.types_)
         if self.wanted & KEY:
             self.key = _Strings(rows, size)
         if self.wanted & VALUE:
             self.value = _Strings(rows, size)
         if self.wanted & HEADERS:
             self.lists_ = PyByteArray_FromStringAndSize(NULL, (rows + 1) * 4)
-            self.lists = <int32_t *>PyByteArray_AS_STRING(self.lists_)
+            self.lists = <int32_t *>PyByteArray_AsString(self.lists_)
             self.lists[0] = 0
             self.listed = _Strings(rows, 0)
             self.names, self.values = _Strings(headers, size), _Strings(headers, size)
@@ -397,6 +397,6 @@ cdef int _inflate(
         inflate_limit,
     )
     inflated.append(part)
-    area.p = <const unsigned char *>PyBytes_AS_STRING(part)
+    area.p = <const unsigned char *>PyBytes_AsString(part)
     area.end = area.p + len(part)
     return 0

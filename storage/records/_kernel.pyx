@@ -9,7 +9,7 @@ Long because a kernel is one unit of compilation; its Python twin is in several 
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
+from cpython.bytearray cimport PyByteArray_AsString, PyByteArray_FromStringAndSize
 from cpython.memoryview cimport PyMemoryView_FromObject
 from libc.stdint cimport INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
@@ -411,7 +411,7 @@ cdef object _restamp(
 ):
     """A copy of the batch with another max timestamp and timestamp type."""
     cdef object copy = PyByteArray_FromStringAndSize(<const char *>p, size)
-    cdef unsigned char *out = <unsigned char *>PyByteArray_AS_STRING(copy)
+    cdef unsigned char *out = <unsigned char *>PyByteArray_AsString(copy)
     put_be16(out + 21, be16(p + 21) | (TIMESTAMP_TYPE_BIT if appended else 0))
     put_be64(out + 35, <uint64_t>max_timestamp)
     put_be32(out + 17, kept_crc32c(0, out + 21, size - 21))
@@ -481,7 +481,7 @@ cdef object _scan(object buf, Py_buffer *view, Area **areas, object inflate_limi
         # No record is shorter than 7 bytes: a count that lies does not make us allocate.
         rows += min(areas[0][i].record_count, (areas[0][i].end - areas[0][i].start) // 7)
     table = PyByteArray_FromStringAndSize(NULL, rows * ROW_BYTES)
-    columns = PyByteArray_AS_STRING(table)
+    columns = PyByteArray_AsString(table)
     PyObject_GetBuffer(data, &inflated, PyBUF_SIMPLE)
     try:
         p = <const unsigned char *>inflated.buf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -10,6 +11,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
+from kept import kernels
+from kept.kernels_build import LIMITED_API
 
 ROOT = Path(__file__).resolve().parents[2]
 SETUP = """
@@ -72,6 +76,23 @@ def test_our_build_is_that_build_and_our_makefile_and_image_require_all():
     assert re.search(r"^export KEPT_REQUIRE_KERNELS \?= 1$", (ROOT / "Makefile").read_text(), re.M)
     dockerfile = (ROOT / "deploy" / "Dockerfile").read_text()
     assert dockerfile.index("KEPT_REQUIRE_KERNELS=1") < dockerfile.index("pip wheel")
+
+
+def test_kernels_are_built_for_the_oldest_python_that_is_allowed_and_all_later_ones():
+    """Three places say which: what is installed, what wheels are named, what C is told."""
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    oldest = re.fullmatch(r">=3\.(\d+)", config["project"]["requires-python"])
+    assert oldest
+    assert config["tool"]["distutils"]["bdist_wheel"]["py-limited-api"] == f"cp3{oldest[1]}"
+    assert int(LIMITED_API, 16) == 3 << 24 | int(oldest[1]) << 16
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("name", kernels.NAMES)
+def test_a_kernel_is_one_file_for_every_python(name):
+    found = importlib.util.find_spec(kernels.PACKAGE + name)
+    assert found is not None and found.origin is not None
+    assert found.origin.endswith(".abi3.so")
 
 
 CHECKSUM = r"""

@@ -8,12 +8,16 @@ A test holds the file up to date.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from textwrap import wrap
 from typing import Final
 
 from kept.node.config.config_def import ConfigDef
 from kept.node.config.definitions import BROKER_SETTINGS, HONOURED, TOPIC_SETTINGS
 from kept.node.config.sources import variable
 from kept.node.config.unsupported_settings import REFUSED_PREFIXES
+
+WIDTH: Final = 120
+"""Characters of a line."""
 
 _HEAD: Final = """\
 # Configuration
@@ -40,15 +44,15 @@ kernels where there is any, `KEPT_BOOTSTRAP` is where the command line looks for
 `KEPT_COMMAND_CONFIG` the file that says how it connects,
 `KEPT_FAIL_POINT` is for tests.
 
-In the tables *null* is an unset value. **Update**: `read-only` settings change with a restart;
-`cluster-wide` and `per-broker` ones also while the node runs (AlterConfigs on a broker).
+*Read-only* settings change with a restart, the others also while
+the node runs (AlterConfigs on a broker).
 """
 
 _TOPICS: Final = """\
 ## Topics
 
 Set with CreateTopics and AlterConfigs (`kept topic create --config`, `kept topic alter --config`),
-and in force at once. **Default from** names the broker setting that gives topics their default.
+and in force at once. *Default from* names the broker setting that gives topics their default.
 All of Apache Kafka 4.3's public topic settings are there; those that begin with `kept.` are ours.
 `segment.bytes` is accepted from 1024, where Kafka wants 1 MiB.
 """
@@ -76,42 +80,45 @@ def document() -> str:
         (
             head,
             "## Nodes\n",
-            *_table(("Name", "Type", "Default", "Allowed", "Update", "Meaning"), _nodes()),
-            "",
+            *_nodes(),
             _TOPICS,
-            *_table(("Name", "Type", "Default", "Allowed", "Default from", "Meaning"), _topics()),
-            "",
+            *_topics(),
             _ACCEPTED,
             *_by_reason(accepted),
             "",
             _REFUSED,
-            *(f"- `{setting.name}`: {setting.refused}." for setting in refused),
-            *(f"- `{prefix}*`: {why}." for prefix, why in REFUSED_PREFIXES.items()),
+            *_list(f"`{setting.name}`: {setting.refused}." for setting in refused),
+            *_list(f"`{prefix}*`: {why}." for prefix, why in REFUSED_PREFIXES.items()),
             "",
         )
     )
 
 
-def _nodes() -> Iterable[tuple[str, ...]]:
+def _nodes() -> Iterable[str]:
     for setting in HONOURED.values():
-        yield (
-            *_common(setting),
-            "cluster-wide" if setting.dynamic else "read-only",
-            _meaning(setting),
-        )
+        yield from _section(setting, "while the node runs" if setting.dynamic else "read-only")
 
 
-def _topics() -> Iterable[tuple[str, ...]]:
+def _topics() -> Iterable[str]:
     for name in sorted(TOPIC_SETTINGS, key=lambda name: (name.startswith("kept."), name)):
         setting = TOPIC_SETTINGS[name]
         synonyms = ", ".join(f"`{synonym.name}`" for synonym in setting.synonyms)
-        yield (*_common(setting), synonyms, _meaning(setting))
+        yield from _section(setting, f"default from {synonyms}" if synonyms else "")
 
 
-def _common(setting: ConfigDef) -> tuple[str, str, str, str]:
-    default = "*null*" if setting.default is None else f"`{setting.default}`"
-    default = '""' if setting.default == "" else default
-    return f"`{setting.name}`", setting.kind.name.lower(), default, setting.allowed
+def _section(setting: ConfigDef, update: str) -> Iterable[str]:
+    default = {None: "unset", "": "empty"}.get(setting.default, f"`{setting.default}`")
+    facts = (setting.kind.name.lower(), f"default {default}", setting.allowed, update)
+    yield f"### {setting.name}"
+    yield ""
+    yield from _wrapped(f"*{', '.join(fact for fact in facts if fact)}.*")
+    yield ""
+    yield from _wrapped(_meaning(setting))
+    yield ""
+
+
+def _wrapped(text: str) -> Iterable[str]:
+    return wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def _meaning(setting: ConfigDef) -> str:
@@ -123,20 +130,24 @@ def _meaning(setting: ConfigDef) -> str:
     return text
 
 
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterable[str]:
-    yield "| " + " | ".join(head) + " |"
-    yield "|" + "---|" * len(head)
-    for row in rows:
-        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
-
-
 def _by_reason(settings: Iterable[ConfigDef]) -> Iterable[str]:
     reasons: dict[str, list[str]] = {}
     for setting in settings:
         reasons.setdefault(setting.no_effect, []).append(f"`{setting.name}`")
     sentences: Mapping[str, list[str]] = reasons
     for why, names in sentences.items():
-        yield f"- {why[0].upper()}{why[1:]} {', '.join(names)}"
+        yield from _list([f"{why[0].upper()}{why[1:]} {', '.join(names)}"])
+
+
+def _list(items: Iterable[str]) -> Iterable[str]:
+    for item in items:
+        yield from wrap(
+            f"- {item}",
+            WIDTH,
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
 
 
 if __name__ == "__main__":

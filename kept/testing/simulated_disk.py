@@ -247,6 +247,13 @@ class SimulatedDisk(Disk):
         inode.data[position] ^= 1 << bit
         inode.sync()
 
+    def durable(self, path: str) -> bytes | None:
+        """What every power cut keeps of a file; None: perhaps not even its name."""
+        node: Inode | Directory | None = self.root
+        for part in filter(None, path.split("/")):
+            node = node.durable.get(part) if isinstance(node, Directory) else None
+        return node.durable if isinstance(node, Inode) else None
+
     def files(self) -> Iterator[tuple[str, Inode]]:
         """(path, file) of everything, ascending."""
         yield from self._below("", self.root)

@@ -43,7 +43,7 @@ REQUIRED: Final = {
         "links cut one way", "slow links", "clocks set", "devices that failed", "full disks",
         "devices put in order", "processes told to end", "processes that ended cleanly",
         "unclean elections", "followers that limp", "leaders whose device failed",
-        "times two went on",
+        "times two went on", "histories with early jobs",
     ),
     "groups": (
         "commits acknowledged", "offsets read", "groups described", "members that left",
@@ -71,6 +71,7 @@ REQUIRED: Final = {
         "batches committed", "processes started again", "power losses", "generations applied",
         "base generations", "nodes forsaken", "reassignments", "records deleted",
         "unclean elections", "manifests damaged", "manifests: Damaged", "leaders left alone",
+        "slow builds", "leaders that died while a follower applied", "histories with early jobs",
     ),
 }  # fmt: skip
 

@@ -115,6 +115,11 @@ class SimLoop(asyncio.BaseEventLoop):
         self.random = Random(seed)
         self.network = Network(self)
         self.job_s = JOB_S
+        self.job_times: dict[Callable[..., Any], tuple[float, float]] = {}
+        """What jobs of some functions take instead."""
+        self.early_share = 0.0
+        """So many jobs do what they do as they begin, and say so as they end."""
+        self._early = Random(f"early {seed}")
         self.turns = 0
         self.escaped: list[tuple[Process | None, str, BaseException | None]] = []
         self._now = 0.0
@@ -240,18 +245,33 @@ class SimLoop(asyncio.BaseEventLoop):
     # Threads.
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:
-        """The function runs, whole, when a thread of the executor would have ended it."""
+        """The function runs, whole, when a thread of the executor would have ended it, or when it
+        would have begun (``early_share``).
+        """
         if getattr(executor, "_shutdown", False):
             raise RuntimeError("cannot schedule new futures after shutdown")
         free = self._busy[executor]
         if not free:
             free += [0.0] * getattr(executor, "_max_workers", DEFAULT_THREADS)
             heapify(free)
-        ends = max(free[0], self._now) + self.random.uniform(*self.job_s)
+        begins = max(free[0], self._now)
+        ends = begins + self.random.uniform(*self.job_times.get(func, self.job_s))
         heapreplace(free, ends)
         future: asyncio.Future[Any] = self.create_future()
-        self.call_at(ends, _job, future, func, args)
+        if self.early_share and self._early.random() < self.early_share:
+            self.call_at(begins, self._do_early, ends, future, func, args)
+        else:
+            self.call_at(ends, _job, future, func, args)
         return future
+
+    def _do_early(
+        self, ends: float, future: asyncio.Future[Any], func: Any, args: tuple[Any, ...]
+    ) -> None:
+        """A thread has done its work by now, and the loop hears of it when the job ends."""
+        done = SimFuture(0, self)
+        if not future.cancelled():
+            _job(done, func, args)
+            self.call_at(ends, _pass_on, done, future)
 
     # Connections.
 
@@ -295,6 +315,15 @@ class SimLoop(asyncio.BaseEventLoop):
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+def _pass_on(done: asyncio.Future[Any], future: asyncio.Future[Any]) -> None:
+    if done.done() and not future.done():
+        error = done.exception()
+        if error is None:
+            future.set_result(done.result())
+        else:
+            future.set_exception(error)
 
 
 def _job(future: asyncio.Future[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:

@@ -17,22 +17,23 @@ every tombstone that there was, and go on; then it returns with its old log (``t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 from uuid import UUID
 
 from kept.compaction.manifest import manifest_store
+from kept.compaction.manifest.follow_worker import run_here
 from kept.node.replicas.manifests.replica import ReplicaManifests
 from kept.node.replicas.manifests.workers import Work
 from kept.replication.manifests_events import ApplyEnded, ManifestRef
 from kept.storage import layout
 from kept.storage.types import TopicPartition
+from tests.sim import passes
 from tests.sim.compaction_checks import CompactionChecks
 from tests.sim.nodes_history import NodesHistory
-from tests.sim.nodes_machine import Machine
-from tests.sim.passes import passes_run_here
+from tests.sim.nodes_machine import VOTERS, Machine
 from tests.sim.world import Violation
 
 if TYPE_CHECKING:
@@ -43,6 +44,11 @@ RETAINED_BYTES: Final = ("6000", "12000", "-1")
 ALONE_S: Final = 6.0
 """Longer than a session of a broker."""
 ROT_TIMES: Final = 60
+BUILD_S: Final = (0.2, 2.0)
+"""What the build of a large log takes."""
+BEHIND_S: Final = 4.0
+"""How long a follower is kept behind the other one, at most."""
+BEHIND_TIMES: Final = 3
 FORSAKEN_S: Final = 40.0
 """How long the tombstones of a cluster that misses a node may take to go."""
 
@@ -58,15 +64,26 @@ class NodesCompactionHistory(NodesHistory):
         self,
         seed: int,
         *,
-        tracing: bool = False,
-        assertions: bool = True,
         moves: bool | None = None,
         rots: bool | None = None,
         unclean: bool | None = None,
         forsakes: bool | None = None,
+        large: bool | None = None,
+        **options: Any,
     ) -> None:
-        """``moves`` (log starts do), ``rots``, ``unclean``, ``forsakes``: drawn if None."""
-        super().__init__(seed, tracing=tracing, assertions=assertions)
+        """``moves`` (log starts do), ``rots``, ``unclean``, ``forsakes``, ``large`` (manifests are
+        built as slowly as for large logs): drawn if None.
+        """
+        super().__init__(seed, **options)
+        self.large = False
+        if (self.jobs.random() < 0.3) if large is None else large:
+            self.loop.job_times |= dict.fromkeys(
+                (run_here, passes.do_pass, passes.do_follow), BUILD_S
+            )
+            self.loop.early_share = 0.5
+            self.world.counts["slow builds"] += 1
+            self.topic_configs["segment.ms"] = "500"  # each replica rolls in its own time
+            self.large = True
         random = self.random
         drawn = random.random() < 0.4, random.random() < 0.3, random.random() < 0.3
         moves = drawn[0] if moves is None else moves
@@ -136,6 +153,7 @@ class NodesCompactionHistory(NodesHistory):
             partition.leader_epoch if partition.core.leading else None,
             generation,
         )  # fmt: skip
+        self.check_epoch(machine, partition)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -162,7 +180,7 @@ class NodesCompactionHistory(NodesHistory):
 
         with (
             super().watched(),
-            passes_run_here(self),
+            passes.passes_run_here(self),
             mock.patch.object(ReplicaManifests, "step", stepped),
             mock.patch.object(ReplicaManifests, "_make_base", made_base),
         ):
@@ -182,15 +200,57 @@ class NodesCompactionHistory(NodesHistory):
     async def suffer(self) -> None:
         """As :meth:`NodesHistory.suffer`; then what takes too many things in a row to be drawn."""
         await super().suffer()
+        if self.large and self.replication == VOTERS:
+            self.faults.heal()
+            await self._undisturbed(self._behind)
         if self.rots or self.checks.unclean:
             self.faults.heal()
-            kinds, self.operator.kinds = self.operator.kinds, []
-            tp = self.random.choice(self.partitions)
+            await self._undisturbed(self._alone)
+
+    async def _undisturbed(self, act: Callable[[TopicPartition], Awaitable[None]]) -> None:
+        """A partition with a full ISR that no operator moves."""
+        kinds, self.operator.kinds = self.operator.kinds, []
+        tp = self.random.choice(self.partitions)
+        await self.until(
+            lambda: not self.operator.busy and self._in_isr(tp, self.replication),
+            f"a full ISR of {tp}",
+        )
+        await act(tp)
+        self.operator.kinds = kinds
+
+    async def _behind(self, tp: TopicPartition) -> None:
+        """A leader dies while one follower has records that the other one, which leads next, does
+        not have, and builds the segments of a manifest: it must cut its log first.
+        """
+        for _ in range(BEHIND_TIMES):
+            state = self.checks.register(tp).state
+            assert state is not None
+            leader = self.machines[state.leader]
+            behind, ahead = (self.machines[i] for i in state.replicas if i != state.leader)
+            self.faults.cut(leader, behind, "followers kept behind")
+            if await self._applies_ahead(tp, ahead, behind):
+                self.world.counts["leaders that died while a follower applied"] += 1
+                leader.kill()
+            self.loop.network.cuts.clear()
+            leader.start()
             await self.until(
-                lambda: not self.operator.busy and self._in_isr(tp, 2), f"a full ISR of {tp}"
+                lambda: self._in_isr(tp, self.replication) and all(m.ready for m in self.machines),
+                f"a full ISR of {tp} again",
             )
-            await self._alone(tp)
-            self.operator.kinds = kinds
+
+    async def _applies_ahead(self, tp: TopicPartition, ahead: Machine, behind: Machine) -> bool:
+        """Whether it soon works on a manifest, and has more than the other one."""
+        deadline = self.loop.time() + BEHIND_S
+        while self.loop.time() < deadline:
+            await asyncio.sleep(0.02)
+            self.check()
+            if not (tp in ahead.hosted and tp in behind.hosted):
+                continue
+            mine, theirs = ahead.hosted[tp], behind.hosted[tp]
+            longer = mine.partition.log_end_offset > theirs.partition.log_end_offset
+            if longer and mine.manifests.core.applying is not None:  # type: ignore[attr-defined]
+                return True
+        return False
 
     async def _alone(self, tp: TopicPartition) -> None:
         """A leader is left alone, and goes on cleaning. Then it dies as the other replica returns;

@@ -70,7 +70,7 @@ class Faults:
     async def suffer(self) -> None:
         """Faults for a while."""
         random, history = self._random, self.history
-        end = history.loop.time() + RUN_S
+        end = history.loop.time() + history.suffer_s
         while history.loop.time() < end:
             await asyncio.sleep(random.uniform(0.05, 2 * self.pace_s))
             history.check()
@@ -122,7 +122,7 @@ class Faults:
         if kind in self.others:
             self.others[kind](machine)
         elif kind == "cut":
-            self._cut(machine, random.choice(others), "links cut")
+            self.cut(machine, random.choice(others), "links cut")
         elif kind == "isolate":
             self.isolate(machine)
         elif kind == "all":
@@ -137,7 +137,7 @@ class Faults:
         """Cut a machine off from all others; clients still reach it."""
         for other in self.history.machines:
             if other is not machine:
-                self._cut(machine, other, "links of isolated nodes")
+                self.cut(machine, other, "links of isolated nodes")
         self._note(machine, "is cut off from all", "nodes isolated")
 
     def strike(self, machine: Machine) -> None:
@@ -145,7 +145,8 @@ class Faults:
         self.isolate(machine)
         machine.kill(power=self.power and self._random.random() < 0.5)
 
-    def _cut(self, one: Machine, other: Machine, counted: str) -> None:
+    def cut(self, one: Machine, other: Machine, counted: str) -> None:
+        """Two machines do not reach each other."""
         self._network.cuts |= {(one.host, other.host), (other.host, one.host)}
         self._note(one, f"and n{other.node_id} are cut off", counted)
 
@@ -225,7 +226,7 @@ class Faults:
         if not others or state.leader == controller.node_id:
             return
         leader, slow = self.history.machines[state.leader], self.history.machines[others[0]]
-        self._cut(leader, slow, "followers that limp")
+        self.cut(leader, slow, "followers that limp")
         await self._served_soon(TRIAL_S, "liveness", f"n{slow.node_id} limps")
 
     async def _lose_device(self, leader: Machine) -> None:

@@ -11,6 +11,7 @@ it. And here:
 
 - ``acknowledged``, ``lost``: what was acknowledged is not committed at its offset, or cannot be
   read there in the end;
+- ``epoch-durable``: a leader appends in an epoch that a power loss may take from it;
 - ``order``: a record that nobody sent, or one twice, or a gap;
 - ``liveness``: a healed cluster does not come to rest (led, ISRs full, producers acknowledged);
 - ``spins``: the loop of a node does something again and again while no time passes;
@@ -25,6 +26,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
+from random import Random
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from unittest import mock
 
@@ -35,7 +37,7 @@ from kept.storage.types import TopicPartition
 from tests.sim import batches
 from tests.sim.loop import SLOW_JOB_S, SimLoop
 from tests.sim.nodes_clients import Client, Consumer, Operator, Producer, Topic, _Sending
-from tests.sim.nodes_faults import AGAIN_S, TRIALS, Faults
+from tests.sim.nodes_faults import AGAIN_S, RUN_S, TRIALS, Faults
 from tests.sim.nodes_machine import VOTERS, Machine
 from tests.sim.process import Process
 from tests.sim.replica_checks import ReplicaChecks
@@ -44,11 +46,13 @@ from tests.sim.world import Violation, World
 
 if TYPE_CHECKING:
     from kept.node.replicas.local_replica import LocalReplica
+    from kept.replication.partition import Partition
     from tests.sim.batches import Batch
 
 HEAL_S: Final = 90.0
 """From the end of all faults to a cluster at rest, at most."""
 PARTITIONS: Final = 2
+EPOCHS: Final = "leader-epoch-checkpoint"
 
 
 class Writer(Protocol):
@@ -80,19 +84,29 @@ class NodesHistory:
         durable: bool | None = None,
         trial: str | None = None,
         heal_s: float = HEAL_S,
+        suffer_s: float = RUN_S,
+        slow: bool | None = None,
     ) -> None:
-        """``durable`` (power losses, and ``flush.messages=1``), ``trial``: drawn if None;
-        ``heal_s``: how long the cluster may take to come to rest.
+        """``durable`` (power losses, and ``flush.messages=1``), ``trial``, ``slow`` (disks): drawn
+        if None;
+        ``heal_s``: how long the cluster may take to come to rest; ``suffer_s``: how long there are
+        faults.
         """
         self.heal_s = heal_s
+        self.suffer_s = suffer_s
         self.world = World(seed, tracing=tracing)
         self.assertions = assertions
         self.random = random = self.world.random
         extra = self.world.extra
         self.loop = SimLoop(random.getrandbits(32))
-        if random.random() < 0.2:
+        if random.random() < 0.2 or slow:
             self.loop.job_s = SLOW_JOB_S
             self.world.counts["slow disks"] += 1
+        self.jobs = Random(f"jobs {seed}")
+        """For what threads do, and how long it takes them."""
+        if self.jobs.random() < 0.3:
+            self.loop.early_share = 0.5
+            self.world.counts["histories with early jobs"] += 1
         power = random.random() < self.power_share or bool(durable)
         self.durable = power and (random.random() < self.durable_share or bool(durable))
         self.faults = Faults(self, power=power)
@@ -119,6 +133,8 @@ class NodesHistory:
         """Of the clients; what one of them finds ends the history."""
         self.running = True
         self._found: Violation | None = None
+        self._durable_epochs: dict[tuple[Any, ...], int] = {}
+        """Of leaders, by node, life and directory: the epoch that is known to be durable."""
         self._number = 0
         self._producer_ids = 0
 
@@ -192,6 +208,26 @@ class NodesHistory:
             partition.high_watermark,
             partition.leader_epoch if partition.core.leading else None,
         )  # fmt: skip
+        self.check_epoch(machine, partition)
+
+    def check_epoch(self, machine: Machine, partition: Partition) -> None:
+        """Who leads, and has written something in its epoch, keeps the epoch whatever happens to
+        its machine (rule 24). Raises Violation.
+        """
+        core, log = partition.core, partition.log
+        if not core.leading or log.written_end_offset <= core.epoch_start_offset:
+            return
+        epoch, led = core.leader_epoch, (machine.life, log.directory, partition.topic_id)
+        if self._durable_epochs.get((machine.node_id, *led)) == epoch:
+            return
+        found = machine.disk.durable(f"{log.directory}/{EPOCHS}") or b""
+        if epoch not in [int(line.split()[0]) for line in found.splitlines()[2:]]:
+            raise Violation(
+                "epoch-durable",
+                f"{partition.topic_partition}: n{machine.node_id} appends in epoch {epoch}, of "
+                f"which its disk may keep nothing: {found!r}",
+            )
+        self._durable_epochs[machine.node_id, *led] = epoch
 
     def state(self, replica: LocalReplica) -> tuple[Any, ...]:
         """Where it differs from before, a replica is judged anew."""

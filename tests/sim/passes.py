@@ -33,7 +33,7 @@ def passes_run_here(history: NodesHistory) -> Iterator[None]:
     async def run(self: Work, command: Sequence[str], question: str) -> Result:
         process = PROCESS.get()
         disk = next(machine.disk for machine in history.machines if machine.process is process)
-        do = _do_pass if command is worker.COMMAND else _do_follow
+        do = do_pass if command is worker.COMMAND else do_follow
         if self.cancelled:
             raise PassFailed("the worker process was ended", "Worker")
         try:
@@ -49,11 +49,13 @@ def passes_run_here(history: NodesHistory) -> Iterator[None]:
         yield
 
 
-def _do_pass(question: str, disk: Disk) -> Result:
+def do_pass(question: str, disk: Disk) -> Result:
+    """A pass, as the worker process does it."""
     return run_pass(jobs.decode(question), disk, _progress)
 
 
-def _do_follow(question: str, disk: Disk) -> Result:
+def do_follow(question: str, disk: Disk) -> Result:
+    """The outputs of a manifest, as the worker process builds them."""
     return follow(follow_worker.decode(json.loads(question), disk), disk, _progress)
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.sim.planted import plant
-from tests.sim.planted_replicas import returns
+from tests.sim.planted_replicas import DIFFERS, RESTS_S, returns
 
 FOLLOW = "kept.compaction.manifest.follow"
 STAGE = "nodes-compaction"
@@ -128,4 +128,10 @@ plant(
     "tombstones-stay", STAGE, 8, "tombstones",
     "a tombstone goes when its horizon has passed (6)",
     ("kept.compaction.cleaner.job.Job.horizon_ms", lambda _: property(lambda _job: 1 << 62)),
+)  # fmt: skip
+plant(
+    "cut-while-applying", STAGE, 1, DIFFERS,
+    "a log is not cut while a manifest is put into place",
+    ("kept.node.replicas.manifests.replica.ReplicaManifests.check_cut", returns(None)),
+    large=True, rots=False, unclean=False, forsakes=False, suffer_s=1.0, heal_s=RESTS_S,
 )  # fmt: skip

@@ -132,3 +132,32 @@ plant(
     ("kept.node.runtime.tasks.Batcher.add", lost_while_busy),
     heal_s=RESTS_S,
 )  # fmt: skip
+
+
+def at_once(original: Any) -> Any:
+    """A leader appends as soon as it is elected."""
+
+    def serve(self: Any) -> None:
+        original(self)
+        self._appendable = self._leading
+
+    return serve
+
+
+def entered_in_memory(_: Any) -> Any:
+    """The log, which would save the epoch that it is in before anything is appended, does not."""
+
+    def enter_epoch(self: Any, leader_epoch: int) -> None:
+        self.leader_epochs.enter(leader_epoch, self.log_end_offset)
+        self._epoch = leader_epoch
+
+    return enter_epoch
+
+
+plant(
+    "nodes-append-before-epoch", "nodes", 1, "epoch-durable",
+    "the epoch of a leader is durable before it appends (24)",
+    ("kept.replication.replica.Replica._serve", at_once),
+    ("kept.storage.log.log.Log._enter_epoch", entered_in_memory),
+    slow=True,
+)  # fmt: skip

@@ -46,6 +46,5 @@ def test_the_right_checker_fires(name: str) -> None:
             break
     else:
         pytest.fail(f"{bug.rule}: {found}")
-    rests = {name: bug.options[name] for name in bug.options if name == "heal_s"}
-    without = without_bugs(bug.stage, seed, **rests)
+    without = without_bugs(bug.stage, seed, **bug.options)
     assert not without.check, without.message

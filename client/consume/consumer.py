@@ -135,6 +135,13 @@ class Consumer:
                 dict.fromkeys(self.positions, LATEST), self.limits.isolation
             ).items()
         }
+        yield from self.batches_until(ends)
+
+    def batches_until(self, ends: Mapping[TopicPartition, int]) -> Iterator[list[ConsumedRecord]]:
+        """Every record below these offsets, one for each partition, as they come. None may be above
+        the end of its partition: that would be waited for.
+        """
+        self._resolve_positions()
         while True:
             for tp in [tp for tp, position in self.positions.items() if position >= ends[tp]]:
                 del self.positions[tp]

@@ -13,7 +13,7 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import click
@@ -79,7 +79,7 @@ fi
 """
 
 _FISH: Final = r"""function %(complete_func)s
-    for row in (env COMP_LINE=(commandline -cp | string collect --no-trim-newlines) \
+    for row in (env COMP_LINE=(commandline -cp | string collect) \
             %(complete_var)s=fish_complete %(prog_name)s 2>/dev/null)
         set -l field (string split -m 2 \t -- $row)
         switch $field[1]
@@ -104,9 +104,9 @@ class _Completer(ShellComplete):
 
     def get_completion_args(self) -> tuple[list[str], str]:
         """Words before the one under the cursor, without the program's, and that word so far."""
-        line = os.environ.get("COMP_LINE", "")
-        words = split_arg_string(line)
-        incomplete = words.pop() if words and not line[-1].isspace() else ""
+        # With a letter more the last word is the one under the cursor, be it empty or quoted.
+        *words, last = split_arg_string(f"{os.environ.get('COMP_LINE', '')}x")
+        incomplete = last.removesuffix("x")
         if option := re.match(r"--[^=]+=", incomplete):
             self.prefix = option[0]
         return words[1:], incomplete
@@ -237,6 +237,12 @@ def _items(names: list[str], incomplete: str) -> list[CompletionItem[str]]:
     ]
 
 
+def _given(ctx: click.Context, param: click.Parameter) -> Sequence[Any]:
+    """What an argument of several values has already."""
+    given = ctx.params.get(param.name or "")
+    return given if isinstance(given, tuple) else ()
+
+
 class _NameType(click.ParamType):  # type: ignore[type-arg]
     """A name that is taken as it is, and completed."""
 
@@ -251,8 +257,7 @@ class _NameType(click.ParamType):  # type: ignore[type-arg]
         incomplete: str,
     ) -> list[CompletionItem[str]]:
         """Names that begin with ``incomplete``, without those that the command has already."""
-        given = ctx.params.get(param.name or "")
-        taken = given if isinstance(given, tuple) else ()
+        taken = _given(ctx, param)
         return _items([name for name in self._names(ctx) if name not in taken], incomplete)
 
 
@@ -276,7 +281,7 @@ CONTEXT: Final = _NameType("context", _contexts)
 
 
 def topics_and_partitions(
-    ctx: click.Context, incomplete: str, *, whole_topic: bool
+    ctx: click.Context, param: click.Parameter, incomplete: str, *, whole_topic: bool
 ) -> list[CompletionItem[str]]:
     """Topics, with a colon to go on from unless a ``whole_topic`` will do; behind the colon the
     topic's partitions.
@@ -287,7 +292,8 @@ def topics_and_partitions(
             ctx, lambda client: [f"{topic}:{p}" for p in client.topic(topic).partitions]
         )
         return [CompletionItem(name) for name in partitions if name.startswith(incomplete)]
-    found = _items(_topics(ctx), incomplete)
+    taken = _given(ctx, param)
+    found = _items([name for name in _topics(ctx) if (name, None) not in taken], incomplete)
     if whole_topic:
         return found
     return [CompletionItem(f"{item.value}:", nospace=True) for item in found]

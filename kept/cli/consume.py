@@ -1,63 +1,108 @@
-"""``kept consume``: records of a topic as lines, as JSON, or as a table of latest values."""
+"""``kept consume``: records of topics as lines, as JSON, or as a table of latest values."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import click
+import msgspec
 
-from kept.cli.output import (
-    NO_KEY,
-    TOMBSTONE,
-    echo,
-    json_line,
-    moment,
-    progress,
-    put_bytes,
-    reader_is_gone,
-    show_table,
-    text,
-    write,
+from kept.cli.completion import GROUP
+from kept.cli.output import counted, echo, moment, progress, reader_is_gone, show_table, text
+from kept.cli.positions import EARLIEST, LATEST, Kind, Position, PositionType, TimeType, offsets_at
+from kept.cli.record_format import (
+    FIELDS,
+    Renderer,
+    as_json_line,
+    for_people,
+    formatted,
+    key_line,
+    printable,
+    value_line,
 )
-from kept.cli.shell import Failure, WholeNumber, bootstrap_option, examples
+from kept.cli.shell import Failure, TopicPartitionArgument, WholeNumber, bootstrap_option, examples
 from kept.cli.unavailable import explained, open_client
 from kept.client.bootstrap import Bootstrap
 from kept.client.client import Client
+from kept.client.consume import positions
 from kept.client.consume.consumer import ConsumedRecord, Consumer, GroupConsumer
 from kept.client.consume.fetch import FetchLimits
-from kept.client.consume.positions import EARLIEST, LATEST
 from kept.storage.errors import UnknownTopicOrPartition
-from kept.storage.printable import printable_line
 from kept.storage.types import IsolationLevel, TopicPartition
+
+Batches = Generator[list[ConsumedRecord], None, None]
+_FORMAT_HELP = ", ".join(f"%{letter} {meaning}" for letter, (meaning, _) in FIELDS.items())
+
+
+class _Reading(msgspec.Struct, frozen=True):
+    """What is read. ``until_ms``: up to the first record that is as new; ``to_end``: up to the
+    present end.
+    """
+
+    topics: tuple[str, ...]
+    partitions: tuple[TopicPartition, ...]
+    start: Position
+    to_end: bool
+    until_ms: int | None
+    maximum: int | None
+    isolation: IsolationLevel
 
 
 @click.command(
     epilog=examples(
         "kept consume users --from-beginning",
         "kept consume users --table",
-        "kept consume users --partition 0 --offset 42 --max 1 --json",
+        "kept consume users --offset -10 --until-end",
+        "kept consume users --offset @-1h --until @-30m --json",
+        "kept consume users:0 --offset 42 --max 1 --json",
+        "kept consume 'orders\\..*' --regex --format '%t %p %o %k %v\\n' --until-end",
         "kept consume users --group readers --from-beginning",
     )
 )
-@click.argument("topic")
+@click.argument(
+    "targets",
+    metavar="TOPIC[:PARTITION] …",
+    nargs=-1,
+    required=True,
+    type=TopicPartitionArgument(),
+)
+@click.option("--regex", is_flag=True, help="TOPIC is a regular expression of whole names.")
+@click.option("--internal", is_flag=True, help="With --regex: internal topics, too.")
+@click.option("--partition", type=WholeNumber(0), help="Read this partition only.")
 @click.option(
     "--from-beginning", is_flag=True, help="Start with the first record instead of the next one."
 )
 @click.option(
     "--offset",
-    type=WholeNumber(0),
-    help="Start at this offset; needs --partition. Above the end: warn, and wait for what comes "
-    "next, as kcat and Kafka's console consumer do (with --until-end: fail). Below the log start: "
-    "warn, and start there.",
+    "start",
+    type=PositionType(),
+    metavar="N|-N|@TIME",
+    help="Start at offset N of a partition, N offsets before the end of each, or with the first "
+    "record as new as TIME: 2026-01-31T12:00:00Z (without a zone local time), -90m (s, m, h, d "
+    "ago) or milliseconds; also earliest and latest. Above the end: warn, and wait for what comes "
+    "next (with --until-end: fail). Below the log start: warn, and start there.",
 )
-@click.option("--partition", type=WholeNumber(0), help="Read this partition only.")
 @click.option("--max", "maximum", type=WholeNumber(1), help="Stop after this many records.")
-@click.option("--until-end", is_flag=True, help="Stop at the present end of the log.")
-@click.option("--group", help="Read as a member of this group, and commit what was printed.")
-@click.option("--value-only", is_flag=True, help="Print values and nothing else.")
+@click.option(
+    "--until-end",
+    is_flag=True,
+    help="Stop at the present end of the log. Starts with the first record unless told otherwise.",
+)
+@click.option(
+    "--until",
+    "until_ms",
+    type=TimeType(),
+    metavar="@TIME",
+    help="Stop before the first record of each partition that is as new as TIME, as --until-end "
+    "does.",
+)
+@click.option(
+    "--group", type=GROUP, help="Read as a member of this group, and commit what was printed."
+)
 @click.option(
     "--isolation",
     type=click.Choice([level.name.lower() for level in IsolationLevel]),
@@ -68,57 +113,82 @@ from kept.storage.types import IsolationLevel, TopicPartition
 @click.option("--read-committed", is_flag=True, help="The same as --isolation read_committed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 @click.option("--table", is_flag=True, help="Print the latest value of every key, and stop.")
+@click.option(
+    "--format",
+    "format_string",
+    metavar="F",
+    help=f"Print each record as F says: {_FORMAT_HELP}; \\n, \\r, \\t, \\0, \\xHH and \\\\.",
+)
+@click.option("--value-only", is_flag=True, help="Print values and nothing else.")
+@click.option("--key-only", is_flag=True, help="Print keys and nothing else.")
+@click.option("--headers/--no-headers", default=True, help="Print headers.  [default: headers]")
 @bootstrap_option
 def consume(
     *,
-    topic: str,
-    from_beginning: bool,
-    offset: int | None,
+    targets: tuple[tuple[str, int | None], ...],
+    regex: bool,
+    internal: bool,
     partition: int | None,
+    from_beginning: bool,
+    start: Position | None,
     maximum: int | None,
     until_end: bool,
+    until_ms: int | None,
     group: str | None,
-    value_only: bool,
     isolation: str,
     read_committed: bool,
-    as_json: bool,
     table: bool,
     bootstrap: Bootstrap,
+    **shown: Any,
 ) -> None:
-    """Print the records of TOPIC, from now on, until Ctrl-C."""
-    _refuse(from_beginning and offset is not None, "--from-beginning and --offset")
-    _refuse(
-        group is not None and (offset is not None or partition is not None),
-        "--group and --offset or --partition",
-    )
-    _refuse(group is not None and until_end, "--group and --until-end")
-    _refuse(value_only and as_json, "--value-only and --json")
-    _refuse(
-        table and bool(offset or group or maximum or value_only),
-        "--table and --offset, --group, --max or --value-only",
-    )
-    if offset is not None and partition is None:
-        raise click.UsageError("--offset needs --partition: offsets count per partition")
+    """Print the records of topics, from now on, until Ctrl-C.
 
+    A line is partition:offset, time, key, value and headers; of several topics it begins with the
+    topic. Bytes that are no text are escaped, but not by --format, --value-only and --key-only
+    where they write to a file or a pipe.
+    """
+    _refuse(from_beginning and start is not None, "--from-beginning and --offset")
+    _refuse(until_end and until_ms is not None, "--until-end and --until")
+    alone = start is not None or partition is not None or until_ms is not None
+    _refuse(group is not None and alone, "--group and --offset, --partition or --until")
+    restricted = start is not None or bool(group or maximum)
+    _refuse(table and restricted, "--table and --offset, --group or --max")
+    _check_targets(targets, regex, internal, partition, group)
+    of_one = len(targets) == 1 and not regex and (partition, targets[0][1]) != (None, None)
+    if start is not None and start.kind is Kind.OFFSET and not of_one:
+        raise click.UsageError(
+            "--offset needs --partition, or one TOPIC:PARTITION: offsets count per partition"
+        )
+    render = _renderer(table, several=regex or len(targets) > 1, **shown)
+    to_end = table or until_end
+    begin = EARLIEST if from_beginning or to_end or until_ms is not None else LATEST
     level = IsolationLevel.READ_COMMITTED if read_committed else IsolationLevel[isolation.upper()]
-    limits = FetchLimits(isolation=level)
-    start = EARLIEST if from_beginning or table else LATEST
-    waiting = open_client(bootstrap)
-    with explained(bootstrap, topic), waiting as client:
+
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(open_client(bootstrap))
+        topics = _topics(client, targets, regex, internal)
+        for topic in topics:
+            stack.enter_context(explained(bootstrap, topic))
+        reading = _Reading(
+            topics=topics,
+            partitions=() if group else _partitions(client, topics, dict(targets), partition),
+            start=start or begin,
+            to_end=to_end,
+            until_ms=until_ms,
+            maximum=maximum,
+            isolation=level,
+        )
+        _invite(reading, group)
+        batches = _of_partitions(client, reading)
         if group is not None:
-            batches = _of_group(client, group, topic, start, limits, maximum=maximum)
+            batches = _of_group(client, group, reading)
+        elif maximum is not None:
+            batches = _limited(batches, maximum)
+        stack.enter_context(contextlib.closing(batches))
+        if table:
+            _show_table(_flat(batches), shown["as_json"], several=len(topics) > 1)
         else:
-            where = start if offset is None else offset
-            batches = _of_partitions(
-                client, topic, partition, where, limits, to_end=table or until_end
-            )
-            if maximum is not None:
-                batches = _limited(batches, maximum)
-        with contextlib.closing(batches):
-            if table:
-                _show_table(_flat(batches), as_json)
-            else:
-                _show_lines(batches, as_json, value_only)
+            _show_lines(batches, render, _summary(reading))
 
 
 def _refuse(both: bool, names: str) -> None:
@@ -126,55 +196,145 @@ def _refuse(both: bool, names: str) -> None:
         raise click.UsageError(f"{names} contradict each other")
 
 
-def _of_partitions(
-    client: Client, topic: str, partition: int | None, start: int, limits: Any, *, to_end: bool
-) -> Generator[list[ConsumedRecord], None, None]:
-    known = client.topic(topic)
-    if partition is not None and partition not in known.partitions:
-        count = len(known.partitions)
-        raise UnknownTopicOrPartition(f"topic {topic} has partitions 0 to {count - 1}")
-    numbers = known.partitions if partition is None else (partition,)
-    if start >= 0 and partition is not None:
-        _compare(
-            topic, partition, start, client.bounds(topic, [partition])[partition], to_end=to_end
-        )
-    consumer = Consumer(client, {TopicPartition(topic, p): start for p in numbers}, limits)
-    if not to_end:
+def _check_targets(
+    targets: Sequence[tuple[str, int | None]],
+    regex: bool,
+    internal: bool,
+    partition: int | None,
+    group: str | None,
+) -> None:
+    """Whether the named topics and partitions go together with the options."""
+    if internal and not regex:
+        raise click.UsageError("--internal needs --regex: a topic that is named is read anyway")
+    of_partitions = any(number is not None for _, number in targets)
+    _refuse(of_partitions and partition is not None, "TOPIC:PARTITION and --partition")
+    _refuse(of_partitions and group is not None, "TOPIC:PARTITION and --group")
+    _refuse(of_partitions and regex, "TOPIC:PARTITION and --regex")
+    names = [topic for topic, _ in targets]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise click.UsageError(f"topic {twice[0]} is given twice")
+    for name in names if regex else ():
+        try:
+            re.compile(name)
+        except re.error as error:
+            raise click.UsageError(f"{name!r} is no regular expression: {error}") from None
+
+
+def _renderer(
+    table: bool,
+    *,
+    several: bool,
+    as_json: bool,
+    format_string: str | None,
+    value_only: bool,
+    key_only: bool,
+    headers: bool,
+) -> Renderer:
+    """What writes a record; a usage error where options contradict each other."""
+    chosen = {
+        "--json": as_json,
+        "--format": format_string is not None,
+        "--value-only": value_only,
+        "--key-only": key_only,
+    }
+    given = [name for name, is_given in chosen.items() if is_given]
+    if table:
+        given += ["--table"] if given != ["--json"] else []
+    _refuse(len(given) > 1, " and ".join(given))
+    if as_json:
+        return as_json_line
+    if format_string is not None:
+        try:
+            raw = formatted(format_string)
+        except ValueError as error:
+            raise click.UsageError(f"--format: {error}") from None
+    elif value_only or key_only:
+        raw = value_line if value_only else key_line
+    else:
+        return for_people(topics=several, headers=headers)
+    return printable(raw) if sys.stdout.isatty() else raw
+
+
+def _topics(
+    client: Client, targets: Sequence[tuple[str, int | None]], regex: bool, internal: bool
+) -> tuple[str, ...]:
+    """Names of topics that exist."""
+    if not regex:
+        for name, _ in targets:
+            client.topic(name)
+        return tuple(name for name, _ in targets)
+    patterns = [re.compile(name) for name, _ in targets]
+    topics = client.metadata().topics
+    matching = [name for name in sorted(topics) if any(p.fullmatch(name) for p in patterns)]
+    named = tuple(name for name in matching if internal or not topics[name].internal)
+    if not named:
+        hint = "; internal topics only with --internal" if matching else ""
+        raise Failure(f"no topic is named {' or '.join(p.pattern for p in patterns)}{hint}")
+    return named
+
+
+def _partitions(
+    client: Client,
+    topics: Sequence[str],
+    numbers: dict[str, int | None],
+    partition: int | None,
+) -> tuple[TopicPartition, ...]:
+    """The partitions to be read: of each topic the one that is named, or all."""
+    out = []
+    for topic in topics:
+        known = client.topic(topic).partitions
+        number = numbers.get(topic) if partition is None else partition
+        if number is not None and number not in known:
+            raise UnknownTopicOrPartition(f"topic {topic} has partitions 0 to {len(known) - 1}")
+        out += [TopicPartition(topic, p) for p in (known if number is None else (number,))]
+    return tuple(out)
+
+
+def _of_partitions(client: Client, reading: _Reading) -> Batches:
+    """Batches of the partitions, up to an end or for ever."""
+    tps, isolation = reading.partitions, reading.isolation
+    starts = offsets_at(client, tps, reading.start, isolation)
+    if reading.start.kind is Kind.OFFSET:
+        for tp, offset in starts.items():
+            _compare(client, tp, offset, to_end=reading.to_end)
+    consumer = Consumer(client, starts, FetchLimits(isolation=isolation))
+    if reading.until_ms is not None:
+        ends = offsets_at(client, tps, Position(Kind.TIME, reading.until_ms), isolation)
+    elif reading.to_end:
+        ends = offsets_at(client, tps, LATEST, isolation)
+    else:
         while True:
             yield consumer.poll()
-    bounds = client.bounds(topic, numbers)
-    total = sum(bounds[p][1] - bounds[p][0] for p in numbers)
+    total = sum(max(0, ends[tp] - starts[tp]) for tp in tps)
     done = 0
-    with progress(f"reading {topic}", total) as advance:
-        for batch in consumer.batches_until_end():
+    with progress(f"reading {', '.join(reading.topics)}", total) as advance:
+        for batch in consumer.batches_until(ends):
             yield batch
             done += len(batch)
             advance(done)
 
 
-def _compare(
-    topic: str, partition: int, offset: int, bounds: tuple[int, int], *, to_end: bool
-) -> None:
+def _compare(client: Client, tp: TopicPartition, offset: int, *, to_end: bool) -> None:
     """Warn when the first offset is not there to be read."""
-    start, end = bounds
+    start, end = client.bounds(tp.topic, [tp.partition])[tp.partition]
     if offset > end:
-        complaint = f"offset {offset} is above the end of {topic}-{partition}, which is {end}"
+        complaint = f"offset {offset} is above the end of {tp}, which is {end}"
         if to_end:
             raise Failure(f"{complaint}: there is nothing to read up to it")
         echo(f"kept: {complaint}; waiting for records from the end on", err=True)
     elif offset < start:
-        complaint = f"offset {offset} is below the log start of {topic}-{partition}"
+        complaint = f"offset {offset} is below the log start of {tp}"
         echo(f"kept: {complaint}; reading from {start} on", err=True)
 
 
-def _of_group(
-    client: Client, group: str, topic: str, start: int, limits: Any, *, maximum: int | None
-) -> Generator[list[ConsumedRecord], None, None]:
+def _of_group(client: Client, group: str, reading: _Reading) -> Batches:
     """Batches for a member. Only what the caller came back from is committed."""
-    client.topic(topic)
-    member = GroupConsumer(client, group, [topic], reset=start, limits=limits)
-    left = maximum
+    reset = positions.LATEST if reading.start is LATEST else positions.EARLIEST
+    limits = FetchLimits(isolation=reading.isolation)
+    member = GroupConsumer(client, group, list(reading.topics), reset=reset, limits=limits)
+    left = reading.maximum
     batch: list[ConsumedRecord] = []
+    ends: dict[TopicPartition, int] = {}
     try:
         while left is None or left > 0:
             batch = member.poll()
@@ -184,6 +344,8 @@ def _of_group(
                 left -= len(batch)
             yield batch
             batch = []
+            if reading.to_end and _is_at_end(client, member, ends):
+                return
     finally:
         member.give_back(batch)
         refused = member.close()
@@ -194,9 +356,20 @@ def _of_group(
             )
 
 
-def _limited(
-    batches: Iterable[list[ConsumedRecord]], maximum: int
-) -> Generator[list[ConsumedRecord], None, None]:
+def _is_at_end(client: Client, member: GroupConsumer, ends: dict[TopicPartition, int]) -> bool:
+    """Whether a member has read every partition it has to the end that this had when it came.
+    ``ends`` keeps them from one call to the next.
+    """
+    if member.generation < 0:
+        return False
+    mine = member.consumer.positions
+    new = [tp for tp in mine if tp not in ends]
+    if new:
+        ends |= offsets_at(client, new, LATEST, member.consumer.limits.isolation)
+    return all(position >= ends[tp] for tp, position in mine.items())
+
+
+def _limited(batches: Iterable[list[ConsumedRecord]], maximum: int) -> Batches:
     left = maximum
     for batch in batches:
         yield batch[:left]
@@ -210,69 +383,71 @@ def _flat(batches: Iterable[list[ConsumedRecord]]) -> Iterator[ConsumedRecord]:
         yield from batch
 
 
-def _show_lines(batches: Iterable[list[ConsumedRecord]], as_json: bool, value_only: bool) -> None:
+def _invite(reading: _Reading, group: str | None) -> None:
+    """Tell a terminal that there is nothing to see until somebody writes."""
+    follows = not reading.to_end and reading.until_ms is None and reading.start is LATEST
+    if follows and group is None and sys.stderr.isatty():
+        names = ", ".join(reading.topics)
+        echo(
+            f"kept: waiting for new records of {names}; --from-beginning reads what is there, "
+            "Ctrl-C ends",
+            err=True,
+        )
+
+
+def _summary(reading: _Reading) -> str | None:
+    """What a terminal is told at the end about what was read; None where nobody is there."""
+    if not sys.stderr.isatty() or not (reading.to_end or reading.until_ms is not None):
+        return None
+    names = ", ".join(reading.topics)
+    if reading.until_ms is not None:
+        return f"of {names}, up to {moment(reading.until_ms)}"
+    return f"of {names}, up to the end"
+
+
+def _show_lines(
+    batches: Iterable[list[ConsumedRecord]], render: Renderer, summary: str | None
+) -> None:
     """Print each record; what has come is out before the next poll."""
     out = sys.stdout.buffer
+    count = 0
     for batch in batches:
         for record in batch:
-            out.write(_line(record, as_json, value_only))
+            out.write(render(record))
         out.flush()
+        count += len(batch)
         if not batch and reader_is_gone():
             return
+    if summary is not None:
+        echo(f"kept: read {counted(count, 'record')} {summary}", err=True)
 
 
-def _line(record: ConsumedRecord, as_json: bool, value_only: bool) -> bytes:
-    if value_only:
-        return (record.value or b"") + b"\n"
-    if as_json:
-        return json_line(as_object(record)).encode("utf-8", "surrogatepass")
-    key, value = text(record.key, NO_KEY), text(record.value, TOMBSTONE)
-    place = f"{record.partition}:{record.offset}"
-    headers = "".join(f"  {printable_line(k)}={text(v, 'null')}" for k, v in record.headers)
-    return f"{place}  {moment(record.timestamp) or '-'}  {key}  {value}{headers}\n".encode()
-
-
-def as_object(record: ConsumedRecord) -> dict[str, Any]:
-    """A record as ``--json`` prints it."""
-    out: dict[str, Any] = {
-        "topic": record.topic,
-        "partition": record.partition,
-        "offset": record.offset,
-        "timestamp": record.timestamp,
-    }
-    put_bytes(out, "key", record.key)
-    put_bytes(out, "value", record.value)
-    headers = []
-    for name, value in record.headers:
-        header: dict[str, Any] = {"key": name}
-        put_bytes(header, "value", value)
-        headers.append(header)
-    out["headers"] = headers
-    return out
-
-
-def _show_table(records: Iterable[ConsumedRecord], as_json: bool) -> None:
-    latest: dict[tuple[int, bytes], ConsumedRecord] = {}
+def _show_table(records: Iterable[ConsumedRecord], as_json: bool, *, several: bool) -> None:
+    latest: dict[tuple[str, int, bytes], ConsumedRecord] = {}
     keyless = 0
     for record in records:
         if record.key is None:
             keyless += 1
-        elif record.value is None:
-            latest.pop((record.partition, record.key), None)
+            continue
+        place = (record.topic, record.partition, record.key)
+        if record.value is None:
+            latest.pop(place, None)
         else:
-            latest[record.partition, record.key] = record
-    rows = sorted(latest.values(), key=lambda r: (r.key or b"", r.partition))
+            latest[place] = record
+    rows = sorted(latest.values(), key=lambda r: (r.topic, r.key or b"", r.partition))
     if as_json:
         for record in rows:
-            write(json_line(as_object(record)))
+            sys.stdout.buffer.write(as_json_line(record))
     else:
-        show_table(
-            ("key", "value", "partition", "offset", "timestamp"),
-            [
-                (text(r.key, ""), text(r.value, ""), r.partition, r.offset, moment(r.timestamp))
-                for r in rows
-            ],
-        )
+        columns: tuple[str, ...] = ("key", "value", "partition", "offset", "timestamp")
+        cells: list[tuple[Any, ...]] = [
+            (text(r.key, ""), text(r.value, ""), r.partition, r.offset, moment(r.timestamp))
+            for r in rows
+        ]
+        if several:
+            columns = ("topic", *columns)
+            cells = [(r.topic, *row) for r, row in zip(rows, cells, strict=True)]
+        show_table(columns, cells)
     sys.stdout.flush()
     _warn(rows, keyless)
 
@@ -280,12 +455,17 @@ def _show_table(records: Iterable[ConsumedRecord], as_json: bool) -> None:
 def _warn(rows: list[ConsumedRecord], keyless: int) -> None:
     """Warn on standard error of what makes a table misleading."""
     if keyless:
-        echo(f"kept: {keyless} records without a key are not in the table", err=True)
-    counts: dict[bytes | None, int] = {}
-    twice = [r.key for r in rows if counts.setdefault(r.key, r.partition) != r.partition]
+        left_out = counted(keyless, "record")
+        echo(f"kept: {left_out} without a key {_are(keyless)} not in the table", err=True)
+    counts: dict[tuple[str, bytes | None], int] = {}
+    twice = [r.key for r in rows if counts.setdefault((r.topic, r.key), r.partition) != r.partition]
     if twice:
         echo(
-            f"kept: {len(twice)} keys are in more than one partition, such as {twice[0]!r}: "
-            "their producers choose partitions in different ways",
+            f"kept: {counted(len(twice), 'key')} {_are(len(twice))} in more than one partition, "
+            f"such as {twice[0]!r}: their producers choose partitions in different ways",
             err=True,
         )
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import datetime
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ from kept.storage.printable import printable_line, printable_text
 
 TOMBSTONE: Final = "(tombstone)"
 NO_KEY: Final = "(no key)"
+_ESCAPES: Final = {"n": b"\n", "r": b"\r", "t": b"\t", "0": b"\0", "\\": b"\\"}
+_ESCAPE: Final = re.compile(r"\\(x[0-9A-Fa-f]{2}|.|$)", re.DOTALL)
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -194,6 +197,23 @@ def text(data: bytes | None, none: str) -> str:
 
 def _has_control(decoded: str) -> bool:
     return printable_line(decoded) != decoded
+
+
+def unescaped(given: str) -> bytes:
+    r"""``\n``, ``\r``, ``\t``, ``\0``, ``\\`` and ``\xHH`` as the bytes that they stand for, other
+    text in UTF-8. ValueError names an escape that is none of these.
+    """
+    out, at = bytearray(), 0
+    for found in _ESCAPE.finditer(given):
+        out += given[at : found.start()].encode("utf-8", "surrogateescape")
+        name, at = found[1], found.end()
+        if name[:1] == "x" and len(name) == 3:
+            out.append(int(name[1:], 16))
+        elif name in _ESCAPES:
+            out += _ESCAPES[name]
+        else:
+            raise ValueError(f"\\{name} is no escape: there are \\n \\r \\t \\0 \\xHH and \\\\")
+    return bytes(out + given[at:].encode("utf-8", "surrogateescape"))
 
 
 # Records as JSON: what ``consume --json`` writes and ``produce --json`` reads.

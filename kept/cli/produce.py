@@ -5,24 +5,31 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from typing import Any, Final
 
 import click
+import msgspec
 
-from kept.cli.output import echo, get_bytes
+from kept.cli.completion import TOPIC
+from kept.cli.output import counted, echo, get_bytes, unescaped
 from kept.cli.shell import Failure, WholeNumber, bootstrap_option, examples
 from kept.cli.unavailable import explained, open_client
 from kept.client.bootstrap import Bootstrap
 from kept.client.client import Client, OutRecord
 from kept.client.consume.fetch import TRANSACTION_TIMEOUT_MS
+from kept.client.core.authorization_errors import NotAuthorized
 from kept.client.transactional_producer import TransactionalProducer
 from kept.storage.errors import (
     InvalidProducerEpoch,
     KeptError,
     ProducerFenced,
+    RetriableError,
+    UnknownTopicOrPartition,
     UnsupportedVersion,
 )
+from kept.storage.printable import printable_text
 from kept.storage.types import Codec
 
 READ_BYTES: Final = 256 * 1024
@@ -40,12 +47,30 @@ _FIELDS: Final = frozenset(
     epilog=examples(
         "echo 'alice:hello' | kept produce users --key-separator :",
         "echo 'alice:NULL' | kept produce users --key-separator : --null-marker NULL",
-        "kept consume users --from-beginning --until-end --json | kept produce copy --json",
+        "kept produce events --key-separator '\\t' --header source=nightly --create < events.tsv",
+        "kept produce images --key logo --file logo.png",
+        "kept consume users --until-end --json | kept produce copy --json",
         "kept produce orders --transactional-id nightly < orders.txt",
     )
 )
-@click.argument("topic")
-@click.option("--key-separator", metavar="S", help="Text between key and value of a line.")
+@click.argument("topic", type=TOPIC)
+@click.option(
+    "--key-separator",
+    metavar="S",
+    help="Text between key and value of a line; \\t is a tab (also \\n, \\r, \\0, \\xHH, \\\\).",
+)
+@click.option("--key", metavar="K", help="Key of all records.")
+@click.option(
+    "--header", "headers", metavar="K=V", multiple=True, help="A header of all records; repeatable."
+)
+@click.option(
+    "--file",
+    "files",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True),
+    help="Write FILE as a whole as one record, - for standard input; repeatable.",
+)
 @click.option("--null-marker", metavar="S", help="A value equal to S becomes a tombstone.")
 @click.option(
     "--partition", type=WholeNumber(0), help="Partition for all records.  [default: by key]"
@@ -59,6 +84,12 @@ _FIELDS: Final = frozenset(
     help="Codec of the batches.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Lines are JSON, as consume --json prints.")
+@click.option(
+    "--create/--no-create",
+    default=None,
+    help="Create TOPIC if there is none, with the defaults of the cluster.  [default: ask in a "
+    "terminal, else fail]",
+)
 @click.option(
     "--transactional-id",
     metavar="ID",
@@ -75,11 +106,15 @@ def produce(
     *,
     topic: str,
     key_separator: str | None,
+    key: str | None,
+    headers: tuple[str, ...],
+    files: tuple[str, ...],
     null_marker: str | None,
     partition: int | None,
     acks: str,
     compression: str,
     as_json: bool,
+    create: bool | None,
     transactional_id: str | None,
     transaction_timeout: int | None,
     bootstrap: Bootstrap,
@@ -90,44 +125,139 @@ def produce(
     Java's client would choose (murmur2). With --json a line is an object with key, value (or
     key_base64, value_base64), headers, timestamp and partition; null is a null.
 
-    With --transactional-id the records of one run are one transaction, which is committed at the
-    end of the input, and aborted after an error or Ctrl-C.
+    An error says which lines are written and with which to go on. With --transactional-id the
+    records of one run are one transaction, which is committed at the end of the input, and aborted
+    after an error or Ctrl-C.
     """
-    if as_json and (key_separator is not None or null_marker is not None):
-        raise click.UsageError("--json excludes --key-separator and --null-marker")
-    if key_separator == "":
-        raise click.UsageError("--key-separator is empty")
-    if transactional_id == "":
-        raise click.UsageError("--transactional-id is empty")
-    if transactional_id is None and transaction_timeout is not None:
-        raise click.UsageError("--transaction-timeout needs --transactional-id")
-    if transactional_id is not None and acks != "all":
-        raise click.UsageError(f"--transactional-id needs --acks all, not {acks}")
-
-    batches = _Lines(key_separator, null_marker, partition, as_json).batches(0)
+    lined = key_separator is not None or null_marker is not None
+    if as_json and (lined or key is not None):
+        raise click.UsageError("--json excludes --key-separator, --key and --null-marker")
+    if files and (lined or as_json):
+        raise click.UsageError("--file excludes --key-separator, --null-marker and --json")
+    if key is not None and key_separator is not None:
+        raise click.UsageError("--key and --key-separator contradict each other")
+    _check_transaction(transactional_id, transaction_timeout, acks)
+    shape = _Shape(
+        separator=_separator(key_separator),
+        key=None if key is None else key.encode("utf-8", "surrogateescape"),
+        null=None if null_marker is None else null_marker.encode("utf-8", "surrogateescape"),
+        headers=tuple(_header(text) for text in headers),
+        partition=partition,
+        as_json=as_json,
+    )
+    batches = file_batches(files, shape) if files else line_batches(0, shape)
     codec = Codec[compression.upper()]
     with open_client(bootstrap) as client:
+        _require_topic(client, topic, create)
         if transactional_id is not None:
             timeout_ms = 1000 * (transaction_timeout or TRANSACTION_TIMEOUT_MS // 1000)
             producer = TransactionalProducer(client, transactional_id, timeout_ms)
             written = _write_transaction(producer, topic, batches, codec, bootstrap)
         else:
             sink = _Sink(client, topic, _ACKS[acks], codec)
-            written = _write(sink, batches, bootstrap)
+            written = _write(sink, batches, bootstrap, "file" if files else "line")
     if sys.stderr.isatty():
-        echo(f"{written} records written to {topic}", err=True)
+        echo(f"{counted(written, 'record')} written to {topic}", err=True)
 
 
-def _write(sink: _Sink, batches: Iterator[list[OutRecord]], bootstrap: Bootstrap) -> int:
-    """Write each batch as it comes; how many records there were."""
-    for batch in batches:
-        try:
+def _check_transaction(transactional_id: str | None, timeout: int | None, acks: str) -> None:
+    if transactional_id == "":
+        raise click.UsageError("--transactional-id is empty")
+    if transactional_id is None and timeout is not None:
+        raise click.UsageError("--transaction-timeout needs --transactional-id")
+    if transactional_id is not None and acks != "all":
+        raise click.UsageError(f"--transactional-id needs --acks all, not {acks}")
+
+
+def _separator(given: str | None) -> bytes | None:
+    if given is None:
+        return None
+    try:
+        separator = unescaped(given)
+    except ValueError as error:
+        raise click.UsageError(f"--key-separator: {error}") from None
+    if not separator:
+        raise click.UsageError("--key-separator is empty")
+    return separator
+
+
+def _header(text: str) -> tuple[str, bytes | None]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise click.UsageError(f"--header {text!r} is not KEY=VALUE")
+    return name, value.encode("utf-8", "surrogateescape")
+
+
+def _require_topic(client: Client, topic: str, create: bool | None) -> None:
+    """Have the topic, or fail: it is created if ``create`` is true, or None and somebody at the
+    terminal says so.
+    """
+    try:
+        client.topic(topic)
+    except NotAuthorized:
+        return  # writing fails as well, and says which right it takes
+    except UnknownTopicOrPartition:
+        near = get_close_matches(topic, client.metadata().topics, n=1)
+        missing = f"there is no topic {topic}{f'; did you mean {near[0]}?' if near else ''}"
+        if create is None:
+            create = _is_confirmed(f"kept: {missing}\nCreate {topic}? [y/N] ")
+        if not create:
+            raise Failure(f"{missing}{'' if near else ';'} --create creates it") from None
+        client.create_topic(topic)
+        count = len(client.topic(topic).partitions)
+        echo(f"created topic {topic} with {counted(count, 'partition')}", err=True)
+
+
+def _is_confirmed(question: str) -> bool:
+    """Whether somebody at the terminal says yes; standard input may hold records."""
+    if not sys.stderr.isatty():
+        return False
+    try:
+        with open("/dev/tty", encoding="utf-8") as terminal:
+            click.echo(printable_text(question), nl=False, err=True)
+            return terminal.readline().strip().lower() in ("y", "yes")
+    except OSError:
+        return False
+
+
+def _write(sink: _Sink, batches: Iterator[list[OutRecord]], bootstrap: Bootstrap, unit: str) -> int:
+    """Write each batch as it comes; how many records there were. Each is one ``unit`` of the input,
+    a line or a file.
+    """
+    pending: list[OutRecord] = []
+    try:
+        for batch in batches:
+            pending = batch
             with explained(bootstrap, sink.topic):
                 sink.write(batch)
-        except Exception as error:
-            _report_written(error, sink.written)
-            raise
+            pending = []
+    except KeptError as error:
+        raise Failure(f"{error} ({_progress(sink, pending, error, unit)})") from error
+    except KeyboardInterrupt as error:
+        if not sys.stdin.isatty():
+            echo(f"kept: interrupted: {_progress(sink, pending, error, unit)}", err=True)
+        raise
     return sink.written
+
+
+def _progress(sink: _Sink, batch: list[OutRecord], error: BaseException, unit: str) -> str:
+    """Which lines of the input are written, and with which to go on. ``batch`` failed, if any."""
+    done, end = sink.written, sink.written + len(batch)
+    word = "written" if sink.acks else "sent"
+    what = f"{_span(unit, 1, done)} {'is' if done == 1 else 'are'}" if done else "nothing is"
+    said = f"{what} {word}"
+    if batch and sink.is_doubtful(batch, error):
+        said += f", of {_span(unit, done + 1, end)} some may be"
+    elif batch and done:
+        said += f", {_span(unit, done + 1, end)} {'is' if len(batch) == 1 else 'are'} not"
+    if not done:
+        return said
+    hint = f": tail -n +{done + 1}" if unit == "line" else ""
+    return f"{said}; go on with {unit} {done + 1}{hint}"
+
+
+def _span(unit: str, first: int, last: int) -> str:
+    return f"{unit} {first}" if first == last else f"{unit}s {first} to {last}"
 
 
 def _write_transaction(
@@ -172,11 +302,6 @@ def _taken_over(error: KeptError) -> str:
     return ""
 
 
-def _report_written(error: Exception, written: int) -> None:
-    if written and isinstance(error, KeptError):
-        raise Failure(f"{error} (the {written} records before it are written)") from error
-
-
 class _Sink:
     """Writes batches: idempotent where the other side offers it, so that no retry repeats one."""
 
@@ -200,9 +325,18 @@ class _Sink:
             acks=self.acks,
             codec=self.codec,
             producer=self._producer,
-            auto_create=True,
         )
         self.written += len(batch)
+
+    def is_doubtful(self, batch: list[OutRecord], error: BaseException) -> bool:
+        """Whether some of a batch that failed may be written: by a request without an answer, or by
+        one of several. What a broker refuses is not.
+        """
+        if isinstance(error, RetriableError | KeyboardInterrupt):
+            return True
+        view = self.client.view.topics.get(self.topic)
+        of_one = len(batch) == 1 or (view is not None and len(view.partitions) == 1)
+        return not of_one and len({record.partition for record in batch} - {None}) != 1
 
     def _init(self) -> tuple[int, int, dict[int, int]] | None:
         try:
@@ -211,58 +345,29 @@ class _Sink:
             return None
 
 
-class _Lines:
-    """Turns lines into records."""
+class _Shape(msgspec.Struct, frozen=True):
+    """How a line becomes a record, and what all records have in common."""
 
-    def __init__(
-        self, separator: str | None, null: str | None, partition: int | None, as_json: bool
-    ) -> None:
-        self._separator = None if separator is None else separator.encode()
-        self._null = None if null is None else null.encode()
-        self._partition = partition
-        self._as_json = as_json
-        self._number = 0
+    separator: bytes | None
+    key: bytes | None
+    null: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    partition: int | None
+    as_json: bool
 
-    def batches(self, fd: int) -> Iterator[list[OutRecord]]:
-        """What has arrived at ``fd``, again and again, in batches of bounded size."""
-        rest = b""
-        while True:
-            chunk = os.read(fd, READ_BYTES)
-            lines = (rest + chunk).split(b"\n")
-            rest = lines.pop() if chunk else b""
-            if not chunk and lines and not lines[-1]:
-                lines.pop()
-            yield from self._bounded(lines)
-            if not chunk:
-                return
-
-    def _bounded(self, lines: list[bytes]) -> Iterator[list[OutRecord]]:
-        batch: list[OutRecord] = []
-        size = 0
-        for line in lines:
-            self._number += 1
-            if batch and size + len(line) > BATCH_BYTES:
-                yield batch
-                batch, size = [], 0
-            size += len(line)
-            batch.append(self._record(line.removesuffix(b"\r")))
-        if batch:
-            yield batch
-
-    def _record(self, line: bytes) -> OutRecord:
-        if self._as_json:
-            try:
-                return self._from_json(line)
-            except ValueError as error:
-                raise Failure(f"line {self._number}: {error}") from error
-        key, value = None, line
-        if self._separator is not None:
-            key, separator, value = line.partition(self._separator)
-            if not separator:
-                text = self._separator.decode()
-                raise Failure(f"line {self._number} has no key separator {text!r}")
-        null = self._null is not None and value == self._null
-        return OutRecord(key, None if null else value, partition=self._partition)
+    def record(self, line: bytes) -> OutRecord:
+        """The record that a line is. ValueError says what is wrong with it."""
+        if self.as_json:
+            return self._from_json(line)
+        key, value = self.key, line
+        if self.separator is not None:
+            key, found, value = line.partition(self.separator)
+            if not found:
+                raise ValueError(
+                    f"has no key separator {self.separator.decode(errors='replace')!r}"
+                )
+        is_null = self.null is not None and value == self.null
+        return OutRecord(key, None if is_null else value, self.headers, None, self.partition)
 
     def _from_json(self, line: bytes) -> OutRecord:
         row = json.loads(line)
@@ -276,11 +381,65 @@ class _Lines:
             if not isinstance(header, dict) or not isinstance(header.get("key"), str):
                 raise ValueError("headers are objects with key and value")
             headers.append((header["key"], get_bytes(header, "value")))
-        where = row.get("partition") if self._partition is None else self._partition
+        where = row.get("partition") if self.partition is None else self.partition
         when = row.get("timestamp")
         for name, number in (("partition", where), ("timestamp", when)):
             if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
                 raise ValueError(f"{name} is not a whole number")
         return OutRecord(
-            get_bytes(row, "key"), get_bytes(row, "value"), tuple(headers), when, where
+            get_bytes(row, "key"),
+            get_bytes(row, "value"),
+            (*headers, *self.headers),
+            when,
+            where,
         )
+
+
+def file_batches(files: Sequence[str], shape: _Shape) -> Iterator[list[OutRecord]]:
+    """Each file as a record of its own, in a batch of its own; ``-`` is standard input."""
+    for path in files:
+        if path == "-":
+            value = sys.stdin.buffer.read()
+        else:
+            with open(path, "rb") as file:
+                value = file.read()
+        yield [shape.record(value)]
+
+
+def line_batches(fd: int, shape: _Shape) -> Iterator[list[OutRecord]]:
+    """What has arrived at ``fd``, again and again, in batches of bounded size. A Failure names the
+    line that is no record, after those before it.
+    """
+    rest = b""
+    number = 1
+    while True:
+        chunk = os.read(fd, READ_BYTES)
+        lines = (rest + chunk).split(b"\n")
+        rest = lines.pop() if chunk else b""
+        if not chunk and lines and not lines[-1]:
+            lines.pop()
+        yield from _bounded(lines, number, shape)
+        number += len(lines)
+        if not chunk:
+            return
+
+
+def _bounded(lines: list[bytes], number: int, shape: _Shape) -> Iterator[list[OutRecord]]:
+    """Batches of these lines, of which the first is the ``number``th."""
+    batch: list[OutRecord] = []
+    size = 0
+    for at, line in enumerate(lines, number):
+        if batch and size + len(line) > BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        try:
+            record = shape.record(line.removesuffix(b"\r"))
+        except ValueError as error:
+            if batch:
+                yield batch
+            colon = ":" if shape.as_json else ""
+            raise Failure(f"line {at}{colon} {error}") from error
+        size += len(line)
+        batch.append(record)
+    if batch:
+        yield batch

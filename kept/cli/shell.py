@@ -190,6 +190,7 @@ def _bootstrap_options() -> tuple[Callable[[Any], Any], ...]:
         click.option(
             "--command-config",
             metavar="FILE",
+            type=click.Path(),
             help="How to connect, as properties of a Kafka client: security.protocol, sasl.*, "
             "ssl.*.  [env var: KEPT_COMMAND_CONFIG]",
         ),
@@ -374,13 +375,13 @@ class TopicPartitionArgument(click.ParamType):  # type: ignore[type-arg]
     def shell_complete(
         self,
         ctx: click.Context,
-        param: click.Parameter,  # noqa: ARG002
+        param: click.Parameter,
         incomplete: str,
     ) -> list[CompletionItem[str]]:
         """Topics, and behind a colon the partitions of that topic."""
         from kept.cli.completion import topics_and_partitions
 
-        return topics_and_partitions(ctx, incomplete, whole_topic=self.whole_topic)
+        return topics_and_partitions(ctx, param, incomplete, whole_topic=self.whole_topic)
 
 
 class PartitionCommand(click.Command):

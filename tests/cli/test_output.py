@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from kept.cli import output, shell
-from kept.cli.consume import _line
+from kept.cli import output, record_format, shell
 from kept.client.consume.consumer import ConsumedRecord
 
 HOSTILE = ["\x1b[2J", "\r", "\x9b31m", "\x85", "\x7f", "\u2028", "\u202e", "\ud800", "\udc9b", "\0"]
@@ -51,10 +50,16 @@ def test_json_is_escaped_and_says_the_same(capfdbinary, hostile) -> None:
 def test_records(hostile) -> None:
     text = f"a{hostile}b"
     record = ConsumedRecord("t", 0, 1, 2, text.encode(), text.encode(), ((text, text.encode()),))
-    for as_json in (False, True):
-        line = _line(record, as_json, value_only=False).decode()
+    every_field = record_format.formatted(" ".join(f"%{letter}" for letter in record_format.FIELDS))
+    for render in (
+        record_format.for_people(topics=True, headers=True),
+        record_format.as_json_line,
+        *map(record_format.printable, (record_format.value_line, record_format.key_line)),
+        record_format.printable(every_field),
+    ):
+        line = render(record).decode()
         assert not any(c in line[:-1] for c in hostile if not c.isprintable()), line
-    assert _line(record, as_json=False, value_only=True) == f"{text}\n".encode(), "for programs"
+    assert record_format.value_line(record) == f"{text}\n".encode(), "for programs"
 
 
 def test_errors(capfd) -> None:

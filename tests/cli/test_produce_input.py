@@ -1,0 +1,144 @@
+"""What ``kept produce`` makes of its input, what it says when it fails, and topics that are not
+there.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import time
+
+import pytest
+
+
+def records(kept_broker, topic):
+    with kept_broker.client() as client:
+        return [(r.key, r.value, r.headers) for r in client.read(topic)]
+
+
+def test_keys_headers_tabs_and_files(kept, kept_broker, tmp_path):
+    topic = kept_broker.create_topic()
+    kept("produce", topic, "--key", "k", "--header", "a=1", "--header", "a=", stdin="v\n")
+    kept("produce", topic, "--key-separator", "\\t", stdin="tab\tv\\t\n")
+    kept("produce", topic, "--key-separator", "\\x3a\\x3a", stdin="colons::v\n")
+    (tmp_path / "two").write_bytes(b"two\nlines\r\n")
+    files = ("--file", "two", "--file", "-", "--key", "f", "--header", "name=x")
+    kept("produce", topic, *files, stdin=b"\0in\nput", cwd=tmp_path)
+    headers = (("name", b"x"),)
+    assert records(kept_broker, topic) == [
+        (b"k", b"v", (("a", b"1"), ("a", b""))),
+        (b"tab", b"v\\t", ()),
+        (b"colons", b"v", ()),
+        (b"f", b"two\nlines\r\n", headers),
+        (b"f", b"\0in\nput", headers),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--key", "k", "--key-separator", ":"), "--key and --key-separator contradict"),
+        (("--json", "--key", "k"), "--json excludes --key-separator, --key"),
+        (("--file", "/", "--key", "k"), "is a directory"),
+        (("--file", "nope"), "does not exist"),
+        (("--file", "-", "--json"), "--file excludes"),
+        (("--header", "novalue"), "'novalue' is not KEY=VALUE"),
+        (("--key-separator", "\\q"), "\\q is no escape"),
+        (("--key-separator", ""), "--key-separator is empty"),
+    ],
+)
+def test_what_is_refused(offline, options, said):
+    assert said in offline("produce", "x", *options, status=2).err
+
+
+def test_an_error_says_which_lines_are_written(kept, kept_broker):
+    topic = kept_broker.create_topic()
+    keyed = ("produce", topic, "--key-separator", ":")
+    lines = "".join(f"{n}:{'x' * 5000}\n" for n in range(1, 301))  # of several batches
+    ran = kept(*keyed, stdin=f"{lines}no separator\n{lines}", status=1)
+    assert ran.err == (
+        "kept: line 301 has no key separator ':' (lines 1 to 300 are written; go on with line 301: "
+        "tail -n +301)\n"
+    )
+    found = records(kept_broker, topic)
+    assert [key for key, _, _ in found] == [b"%d" % n for n in range(1, 301)]
+    assert "(nothing is written)" in kept(*keyed, stdin="x\n", status=1).err
+    assert "(line 1 is written; go on with line 2" in kept(*keyed, stdin="a:\nx\n", status=1).err
+
+
+def test_a_refused_batch_is_told_apart_from_what_is_written(kept, kept_broker):
+    topic = kept_broker.create_topic(config={"max.message.bytes": "10000"})
+    lines = "small\n" * 3 + "x" * 600_000 + "\n"
+    ran = kept("produce", topic, stdin=lines, status=1)
+    assert "MESSAGE_TOO_LARGE" in ran.err
+    assert "(lines 1 to 3 are written, line 4 is not; go on with line 4: tail" in ran.err
+    assert len(records(kept_broker, topic)) == 3
+    many = kept_broker.create_topic(partitions=3, config={"cleanup.policy": "compact"})
+    keyed = "".join(f'{{"key": "{n}", "value": "x"}}\n' for n in range(20)) + '{"value": "x"}\n'
+    ran = kept("produce", many, "--json", stdin=keyed, status=1)
+    assert "(nothing is written, of lines 1 to 21 some may be)" in ran.err
+
+
+def test_an_interrupted_run_says_how_far_it_came(kept, kept_broker):
+    topic = kept_broker.create_topic()
+    with kept.started("produce", topic, stdin=subprocess.PIPE, text=True) as process:
+        process.stdin.write("one\ntwo\n")
+        process.stdin.flush()
+        while len(records(kept_broker, topic)) < 2:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == ("kept: interrupted: lines 1 to 2 are written; go on with line 3: tail -n +3\n")
+
+
+def test_a_topic_that_is_not_there(kept, kept_broker):
+    name = f"orders{time.time_ns()}"
+    missing = f"kept: there is no topic {name}"
+    ran = kept("produce", name, stdin="x\n", status=1)
+    assert ran.err == f"{missing}; --create creates it\n"
+    assert kept("produce", name, "--no-create", stdin="x\n", status=1).err == ran.err
+    assert name not in kept("topic", "list").out
+    ran = kept("produce", name, "--create", stdin="x\n")
+    assert ran.err == f"created topic {name} with 1 partition\n"
+    assert kept("produce", name, "--create", stdin="y\n").err == ""
+    assert [value for _, value, _ in records(kept_broker, name)] == [b"x", b"y"]
+    typo = f"{name[:-1]}x"
+    said = f"there is no topic {typo}; did you mean {name}? --create creates it"
+    assert said in kept("produce", typo, stdin="x\n", status=1).err
+    transactional = ("produce", typo, "--transactional-id", f"t-{name}")
+    assert said in kept(*transactional, stdin="x\n", status=1).err
+
+
+@pytest.mark.parametrize(("answer", "is_created"), [("y\n", True), ("\n", False), ("no\n", False)])
+def test_a_terminal_is_asked_while_the_records_come_from_a_pipe(
+    kept, kept_broker, answer, is_created
+):
+    name = f"asked{time.time_ns()}"
+    child, terminal = pty.fork()
+    if not child:
+        read, write = os.pipe()
+        os.write(write, b"record\n")
+        os.close(write)
+        os.dup2(read, 0)
+        command = kept.command("produce", name)
+        os.execve(command[0], command, kept.environ)
+    shown = b""
+    try:
+        while b"[y/N]" not in shown:
+            shown += os.read(terminal, 4096)
+        os.write(terminal, answer.encode())
+        while True:
+            shown += os.read(terminal, 4096)
+    except OSError:
+        pass  # it has ended
+    os.close(terminal)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    said = shown.decode()
+    assert f"there is no topic {name}" in said
+    assert (status == 0) is is_created, said
+    assert (f"created topic {name} with 1 partition" in said) is is_created
+    assert ("1 record written to" in said) is is_created
+    assert (name in kept("topic", "list").out) is is_created

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Kept
+from tests.tools.needs import cannot_run
 
 DEADLINE_S = 60
 
@@ -169,22 +170,27 @@ def topic(kept_broker) -> str:
     return name
 
 
+def needs(name: str) -> None:
+    if shutil.which(name) is None:
+        cannot_run(name, f"{name} is not installed")
+
+
 def test_bash(kept, tmp_path, topic):
     with shell(kept, tmp_path, "bash", "--norc", "--noprofile", "-i") as terminal:
         terminal.type('PS1="$ "; eval "$(kept completion bash)"; echo load"ed"\n', "loaded")
         completed_in(terminal, topic)
 
 
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
 def test_zsh(kept, tmp_path, topic):
+    needs("zsh")
     with shell(kept, tmp_path, "zsh", "-f", "-i") as terminal:
         terminal.type("PS1='$ '; autoload -U compinit; compinit -u -D; echo beg'un'\n", "begun")
         terminal.type('eval "$(kept completion zsh)"; echo load"ed"\n', "loaded")
         completed_in(terminal, topic)
 
 
-@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
 def test_fish(kept, tmp_path, topic):
+    needs("fish")
     kept.environ |= {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
     program = tmp_path / "kept"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m kept "$@"\n')

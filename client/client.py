@@ -231,17 +231,26 @@ class Client:
         self.run(topic_operations.alter_configs(TOPIC, topic, config, delete, self.timeout_ms))
 
     def alter_broker(
-        self, node: str, config: Mapping[str, str], delete: Sequence[str] = ()
+        self,
+        node: str,
+        config: Mapping[str, str],
+        delete: Sequence[str] = (),
+        *,
+        validate_only: bool = False,
     ) -> None:
         """Set and delete single settings of a node, or of all with ``""``."""
-        self.run(topic_operations.alter_configs(BROKER, node, config, delete, self.timeout_ms))
+        self.run(
+            topic_operations.alter_configs(
+                BROKER, node, config, delete, self.timeout_ms, validate_only=validate_only
+            )
+        )
 
     def topic_configs(self, names: Sequence[str]) -> dict[str, list[ConfigEntry]]:
         """All settings of these topics."""
         return self.run(topic_operations.describe_configs(TOPIC, names))
 
     def broker_configs(self, node: str) -> list[ConfigEntry]:
-        """All settings of a node."""
+        """All settings of a node; with ``""`` those that are set for all nodes."""
         return self.run(topic_operations.describe_configs(BROKER, [node]))[node]
 
     def log_sizes(self, topic: str) -> dict[int, int]:

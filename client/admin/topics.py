@@ -29,7 +29,7 @@ SOURCES: Final = {
     0: "unknown",
     1: "topic",
     2: "broker (dynamic)",
-    3: "brokers (dynamic)",
+    3: "cluster default (dynamic)",
     4: "broker file",
     5: "default",
     6: "logger",
@@ -193,16 +193,22 @@ def create_partitions(view: ClusterView, name: str, count: int, timeout_ms: int)
 
 
 def alter_configs(
-    kind: int, name: str, set_: Mapping[str, str], delete: Sequence[str], timeout_ms: int
+    kind: int,
+    name: str,
+    set_: Mapping[str, str],
+    delete: Sequence[str],
+    timeout_ms: int,
+    *,
+    validate_only: bool = False,
 ) -> Operation[None]:
-    """Set and delete single settings of a topic or a broker."""
+    """Set and delete single settings of a topic or a broker, or see whether they would be."""
     changes: list[Mapping[str, Any]] = [
         {"name": k, "config_operation": _SET, "value": v} for k, v in set_.items()
     ]
     changes += [{"name": k, "config_operation": _DELETE, "value": None} for k in delete]
     values = {
         "resources": [{"resource_type": kind, "resource_name": name, "configs": changes}],
-        "validate_only": False,
+        "validate_only": validate_only,
     }
     what = f"AlterConfigs of {name}"
     yield [

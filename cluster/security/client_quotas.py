@@ -89,6 +89,14 @@ def effective_quota(quotas: Quotas, key: str, user: str, client_id: str) -> Effe
     return None
 
 
+def deciding_entity(quotas: Quotas, key: str, user: str, client_id: str) -> QuotaEntity | None:
+    """Whose quota ``key`` counts for a user's client, by the rules of :func:`effective_quota`."""
+    for of, _, _ in _candidates(user, client_id):
+        if key in quotas.get(of, {}):
+            return of
+    return None
+
+
 def _candidates(user: str, client_id: str) -> Iterator[tuple[QuotaEntity, str, str]]:
     """Entities that fit, the most specific first, and who shares the rate of each."""
     for name in (user, None):

@@ -17,6 +17,8 @@ COMMANDS = {
     "transaction": ("kept.cli.transaction:transaction", "Show, fence and abort transactions."),
     "user": ("kept.cli.user:user", "Add, list and delete users who log in by SCRAM."),
     "acl": ("kept.cli.acl:acl", "Allow and forbid; say who may do what, and why."),
+    "quota": ("kept.cli.quota:quota", "Limit what users, client ids and addresses may use."),
+    "broker": ("kept.cli.broker:broker", "Show and change the settings of brokers."),
     "compact": ("kept.cli.compact:compact", "See, start and explain compaction."),
     "cluster": (
         "kept.cli.cluster:cluster",

@@ -11,7 +11,7 @@ import functools
 import itertools
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -258,6 +258,14 @@ def pairs(name: str, given: Sequence[str]) -> dict[str, str]:
             raise click.UsageError(f"{name} {key.strip()} is given twice")
         out[key.strip()] = value.strip()
     return out
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``; did you mean users?`` where a known name is near, else nothing."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def for_each(names: Sequence[str], action: Callable[[str], str | None]) -> int:

@@ -103,6 +103,14 @@ def kept(kept_broker) -> Kept:
     return Kept(kept_broker.bootstrap)
 
 
+@pytest.fixture(params=["kept", pytest.param("kafka", marks=[pytest.mark.java, pytest.mark.slow])])
+def either(request: pytest.FixtureRequest) -> Kept:
+    """The command against kept, and against Apache Kafka."""
+    if request.param == "kafka":
+        return Kept(request.getfixturevalue("apache_kafka"))
+    return Kept(request.getfixturevalue("kept_broker").bootstrap)
+
+
 @pytest.fixture
 def offline() -> Kept:
     """The command where no node is needed."""

@@ -1,0 +1,327 @@
+"""``kept quota``: how much clients may use, on kept or on Apache Kafka."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+import click
+
+from kept.cli.output import echo, show_json, show_table, size
+from kept.cli.shell import Failure, Group, bootstrap_option, examples, json_option
+from kept.cli.unavailable import open_client
+from kept.client.admin.quotas import DEFAULT, EXACT, Entity, alter_quotas, describe_quotas
+from kept.client.bootstrap import Bootstrap
+from kept.cluster.security.addresses import canonical_address
+from kept.cluster.security.client_quotas import (
+    CLIENT_ID,
+    CONNECTION_CREATION_RATE,
+    CONSUMER_BYTE_RATE,
+    CONTROLLER_MUTATION_RATE,
+    IP,
+    PRODUCER_BYTE_RATE,
+    REQUEST_PERCENTAGE,
+    USER,
+    deciding_entity,
+)
+from kept.storage.printable import printable_line
+
+_T = TypeVar("_T")
+_RATE: Final = re.compile(r"([0-9]+)\s*(B|KiB|MiB|GiB|KB|MB|GB)?", re.ASCII | re.IGNORECASE)
+_UNITS: Final = {
+    "": 1, "b": 1,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9,
+}  # fmt: skip
+_BYTE_RATES: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
+_OF_CLIENTS: Final = (*_BYTE_RATES, REQUEST_PERCENTAGE, CONTROLLER_MUTATION_RATE)
+KEYS: Final = (*_OF_CLIENTS, CONNECTION_CREATION_RATE)
+"""All quotas: of users and client ids, and the last one of addresses."""
+_DEFAULT_WORD: Final = "(default)"
+
+
+class ByteRate(click.ParamType[Any]):
+    """``1048576`` or ``1MiB``, in bytes a second."""
+
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number; a usage error for any other text."""
+        if not isinstance(value, str):
+            return value
+        given = _RATE.fullmatch(value.strip())
+        if given is None or not int(given[1]):
+            self.fail(
+                f"{value!r} is no number of bytes a second, such as 1048576 or 1MiB", param, ctx
+            )
+        return float(int(given[1]) * _UNITS[(given[2] or "").lower()])
+
+
+class Address(click.ParamType[Any]):
+    """An IP address."""
+
+    name = "address"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The address as Kafka spells it; a usage error for a name."""
+        try:
+            return canonical_address(value)
+        except ValueError:
+            self.fail(f"{value!r} is no address: names are not resolved", param, ctx)
+
+
+_positive = click.FloatRange(min=0, min_open=True)
+
+
+def entity_options(function: Callable[..., _T]) -> Callable[..., _T]:
+    """``--user``, ``--client-id``, ``--ip`` and their defaults, as one argument ``entity``."""
+
+    @functools.wraps(function)
+    def chosen(
+        *args: Any,
+        user: str | None,
+        user_default: bool,
+        client_id: str | None,
+        client_id_default: bool,
+        ip: str | None,
+        ip_default: bool,
+        **given: Any,
+    ) -> _T:
+        names: dict[str, str | None] = {}
+        for kind, name, is_default in (
+            (USER, user, user_default),
+            (CLIENT_ID, client_id, client_id_default),
+            (IP, ip, ip_default),
+        ):
+            if name == "":
+                raise click.UsageError(f"--{kind} '' names nobody; for all others --{kind}-default")
+            if name is not None and is_default:
+                raise click.UsageError(f"--{kind} and --{kind}-default contradict each other")
+            if name is not None or is_default:
+                names[kind] = name
+        if IP in names and len(names) > 1:
+            raise click.UsageError("a quota of addresses is for no user or client id")
+        return function(*args, entity=tuple(sorted(names.items())), **given)
+
+    for option in reversed(
+        (
+            click.option("--user", metavar="NAME", help="Of this user."),
+            click.option("--user-default", is_flag=True, help="Of each user without one."),
+            click.option("--client-id", metavar="ID", help="Of this client id."),
+            click.option("--client-id-default", is_flag=True, help="Of each id without one."),
+            click.option("--ip", type=Address(), metavar="ADDRESS", help="Of this address."),
+            click.option("--ip-default", is_flag=True, help="Of each address without one."),
+        )
+    ):
+        chosen = option(chosen)
+    return chosen
+
+
+@click.group(
+    cls=Group,
+    epilog=examples(
+        "kept quota set --user ada --producer-byte-rate 1MiB",
+        "kept quota describe --user ada --client-id reports",
+    ),
+)
+def quota() -> None:
+    """Limit what users, client ids and addresses may use."""
+
+
+@quota.command(
+    "set",
+    epilog=examples(
+        "kept quota set --user ada --producer-byte-rate 1MiB --consumer-byte-rate 10MiB",
+        "kept quota set --user-default --client-id-default --request-percentage 200",
+        "kept quota set --ip 10.1.2.3 --connection-creation-rate 5",
+    ),
+)
+@entity_options
+@click.option("--producer-byte-rate", type=ByteRate(), help="Bytes a second that are produced.")
+@click.option("--consumer-byte-rate", type=ByteRate(), help="Bytes a second that are fetched.")
+@click.option(
+    "--request-percentage", type=_positive, help="Time of threads: 100 is one whole thread."
+)
+@click.option(
+    "--controller-mutation-rate",
+    type=_positive,
+    help="Partitions a second that are created or deleted.",
+)
+@click.option(
+    "--connection-creation-rate",
+    type=click.IntRange(1, 2**31 - 1),
+    help="Connections a second, of an address.",
+)
+@bootstrap_option
+def set_quotas(*, entity: Entity, bootstrap: Bootstrap, **given: float | None) -> None:
+    """Set quotas of a user, a client id, a client id of a user, or an address.
+
+    Other quotas that it has stay.
+    """
+    values = {key: float(value) for key, value in given.items() if value is not None}
+    if not entity:
+        raise click.UsageError("whose? Give --user, --client-id or --ip, or one with -default")
+    if not values:
+        raise click.UsageError(f"nothing to set: give {_options(_keys_of(entity))}")
+    _check_keys(entity, values)
+    with open_client(bootstrap) as client:
+        client.run(alter_quotas(entity, values))
+    echo(f"set for {_words(entity)}: {_listed(values)}")
+
+
+@quota.command(
+    epilog=examples(
+        "kept quota delete --user ada",
+        "kept quota delete --user ada --client-id reports --quota producer_byte_rate",
+    )
+)
+@entity_options
+@click.option(
+    "--quota",
+    "keys",
+    type=click.Choice(KEYS),
+    multiple=True,
+    help="Only this quota.  [default: all that it has]",
+)
+@bootstrap_option
+def delete(*, entity: Entity, keys: tuple[str, ...], bootstrap: Bootstrap) -> None:
+    """Delete quotas of exactly that user, client id, client id of a user, or address."""
+    if not entity:
+        raise click.UsageError("whose? Give --user, --client-id or --ip, or one with -default")
+    with open_client(bootstrap) as client:
+        has = client.run(describe_quotas(_parts(entity))).get(entity, {})
+        missing = [key for key in keys if key not in has]
+        if missing or not has:
+            what = f"no {missing[0]}" if missing else "no quota"
+            raise Failure(f"{_words(entity)} has {what}: kept quota list shows those there are")
+        gone = {key: has[key] for key in keys or has}
+        client.run(alter_quotas(entity, dict.fromkeys(gone)))
+    echo(f"deleted of {_words(entity)}: {_listed(gone)}")
+
+
+@quota.command(
+    "list",
+    epilog=examples("kept quota list", "kept quota list --user ada", "kept quota list --json"),
+)
+@entity_options
+@json_option
+@bootstrap_option
+def list_quotas(*, entity: Entity, as_json: bool, bootstrap: Bootstrap) -> None:
+    """List quotas, those of everybody or those that name a user, client id or address."""
+    with open_client(bootstrap) as client:
+        found = client.run(describe_quotas(_parts(entity)))
+    ordered = sorted(found.items(), key=lambda entry: _by_name(entry[0]))
+    if as_json:
+        show_json([{"entity": dict(of), "quotas": quotas} for of, quotas in ordered])
+        return
+    rows = [
+        (*_cells(of), key, _shown(key, value))
+        for of, quotas in ordered
+        for key, value in sorted(quotas.items())
+    ]
+    show_table(("user", "client id", "ip", "quota", "value"), rows)
+
+
+@quota.command(
+    epilog=examples(
+        "kept quota describe --user ada --client-id reports", "kept quota describe --ip 10.1.2.3"
+    )
+)
+@click.option("--user", default="ANONYMOUS", show_default=True, help="Who is logged in.")
+@click.option("--client-id", default="", help="What the client calls itself.")
+@click.option("--ip", type=Address(), metavar="ADDRESS", help="Instead: an address.")
+@json_option
+@bootstrap_option
+def describe(
+    *, user: str, client_id: str, ip: str | None, as_json: bool, bootstrap: Bootstrap
+) -> None:
+    """Show which quotas count for a client, and whose they are."""
+    with open_client(bootstrap) as client:
+        found = client.run(describe_quotas())
+    rows = []
+    for key in (CONNECTION_CREATION_RATE,) if ip is not None else _OF_CLIENTS:
+        if ip is None:
+            decides = deciding_entity(found, key, user, client_id)
+        else:
+            addresses: tuple[Entity, ...] = (((IP, ip),), ((IP, None),))
+            decides = next((of for of in addresses if key in found.get(of, {})), None)
+        rows.append(
+            {
+                "quota": key,
+                "value": None if decides is None else found[decides][key],
+                "entity": None if decides is None else dict(decides),
+            }
+        )
+    if as_json:
+        show_json(rows)
+        return
+    shown = []
+    for row in rows:
+        of = row["entity"]
+        shown.append(
+            (
+                row["quota"],
+                "no limit" if of is None else _shown(str(row["quota"]), row["value"]),
+                None if of is None else _words(tuple(of.items())),
+            )
+        )
+    show_table(("quota", "value", "set for"), shown)
+
+
+def _parts(entity: Entity) -> list[tuple[str, int, str | None]]:
+    return [(kind, DEFAULT if name is None else EXACT, name) for kind, name in entity]
+
+
+def _keys_of(entity: Entity) -> tuple[str, ...]:
+    return (CONNECTION_CREATION_RATE,) if IP in dict(entity) else _OF_CLIENTS
+
+
+def _check_keys(entity: Entity, values: Mapping[str, float]) -> None:
+    """A usage error for a quota that there is not for such an entity."""
+    keys = _keys_of(entity)
+    for key in values:
+        if key not in keys:
+            whom = "an address" if IP in dict(entity) else "users and client ids"
+            raise click.UsageError(f"{_options((key,))} is no quota of {whom}: {_options(keys)}")
+
+
+def _options(keys: tuple[str, ...]) -> str:
+    return ", ".join(f"--{key.replace('_', '-')}" for key in keys)
+
+
+def _words(entity: Entity) -> str:
+    """``user ada, client id (default)``."""
+    words = {USER: "user", CLIENT_ID: "client id", IP: "address"}
+    cells = zip(words.values(), _cells(entity), strict=True)
+    return ", ".join(f"{word} {name}" for word, name in cells if name is not None)
+
+
+def _cells(entity: Entity) -> tuple[str | None, ...]:
+    """The names of user, client id and address; None where the entity has none."""
+    names = dict(entity)
+    return tuple(
+        printable_line(names[kind] or _DEFAULT_WORD) if kind in names else None
+        for kind in (USER, CLIENT_ID, IP)
+    )
+
+
+def _by_name(entity: Entity) -> tuple[tuple[bool, str], ...]:
+    """Users, then client ids without one, then addresses; each by name, its default last."""
+    names = dict(entity)
+    return tuple(
+        (kind not in names, names.get(kind) or chr(0x10FFFF)) for kind in (USER, CLIENT_ID, IP)
+    )
+
+
+def _listed(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{key} {_shown(key, value)}" for key, value in values.items())
+
+
+def _shown(key: str, value: float) -> str:
+    """With its unit: ``1.0 MiB/s``, ``200 %``, ``5/s``."""
+    if key in _BYTE_RATES:
+        exact = f"{value:.0f}"
+        return f"{exact} B/s" if value < 1024 else f"{exact} B/s ({size(value)}/s)"
+    return f"{value:g} %" if key == REQUEST_PERCENTAGE else f"{value:g}/s"

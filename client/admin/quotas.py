@@ -15,16 +15,17 @@ DEFAULT: Final = 1
 """How a part of a filter is compared, in Kafka's numbers: with this name, or with the default."""
 
 Entity = tuple[tuple[str, str | None], ...]
-"""Who a quota is for: pairs of type (``user``, ``client-id``, ``ip``) and name, sorted by type; None
-as a name stands for all that have no quota of their own.
+"""Who a quota is for: pairs of type (``user``, ``client-id``, ``ip``) and name, sorted by type;
+None as a name stands for all that have no quota of their own.
 """
 
 
 def describe_quotas(
     parts: Sequence[tuple[str, int, str | None]] = (),
 ) -> Operation[dict[Entity, dict[str, float]]]:
-    """The quotas of the entities that have all these parts: (type, :data:`EXACT` or :data:`DEFAULT`,
-    name); of all entities where none is given. Quotas by their key, such as ``producer_byte_rate``.
+    """The quotas of the entities that have all these parts: (type, :data:`EXACT` or
+    :data:`DEFAULT`, name); of all entities where none is given. Quotas by their key, such as
+    ``producer_byte_rate``.
     """
     what = "DescribeClientQuotas"
     components = [

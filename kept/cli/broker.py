@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -30,6 +30,7 @@ DEFAULT: Final = "default"
 """What stands for all brokers in place of a broker's id."""
 _LISTENER: Final = "listener.name."
 """Settings of one listener begin so; DescribeConfigs lists only those that are set."""
+_F = TypeVar("_F", bound=Callable[..., Any])
 HIDDEN: Final = "(hidden)"
 
 
@@ -48,7 +49,7 @@ class Target(click.ParamType[Any]):
         return str(number)
 
 
-def _targets(required: bool) -> Any:
+def _targets(required: bool) -> Callable[[_F], _F]:
     metavar = "BROKER|default …"
     return click.argument(
         "targets",

@@ -240,34 +240,30 @@ def describe(
     """Show which quotas count for a client, and whose they are."""
     with open_client(bootstrap) as client:
         found = client.run(describe_quotas())
-    rows = []
-    for key in (CONNECTION_CREATION_RATE,) if ip is not None else _OF_CLIENTS:
-        if ip is None:
-            decides = deciding_entity(found, key, user, client_id)
-        else:
-            addresses: tuple[Entity, ...] = (((IP, ip),), ((IP, None),))
-            decides = next((of for of in addresses if key in found.get(of, {})), None)
-        rows.append(
-            {
-                "quota": key,
-                "value": None if decides is None else found[decides][key],
-                "entity": None if decides is None else dict(decides),
-            }
-        )
+    decides: dict[str, Entity | None]
+    if ip is None:
+        decides = {key: deciding_entity(found, key, user, client_id) for key in _OF_CLIENTS}
+    else:
+        key = CONNECTION_CREATION_RATE
+        addresses: tuple[Entity, ...] = (((IP, ip),), ((IP, None),))
+        decides = {key: next((of for of in addresses if key in found.get(of, {})), None)}
     if as_json:
-        show_json(rows)
-        return
-    shown = []
-    for row in rows:
-        of = row["entity"]
-        shown.append(
-            (
-                row["quota"],
-                "no limit" if of is None else _shown(str(row["quota"]), row["value"]),
-                None if of is None else _words(tuple(of.items())),
-            )
+        show_json(
+            [
+                {
+                    "quota": key,
+                    "value": None if of is None else found[of][key],
+                    "entity": None if of is None else dict(of),
+                }
+                for key, of in decides.items()
+            ]
         )
-    show_table(("quota", "value", "set for"), shown)
+        return
+    rows = [
+        (key, "no limit", None) if of is None else (key, _shown(key, found[of][key]), _words(of))
+        for key, of in decides.items()
+    ]
+    show_table(("quota", "value", "set for"), rows)
 
 
 def _parts(entity: Entity) -> list[tuple[str, int, str | None]]:

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec import Struct
 
 from kept.client.admin.group_lag import group_lag, partition_lag
 from kept.client.admin.groups import describe_group, fetch_offsets, groups_of_node
-from kept.client.consume.leader_offsets import offsets_of_node
 from kept.client.consume.positions import LATEST
+from kept.node.admin.partition_offsets import CALL_MS, offsets_from_leaders
 from kept.node.admin.results import OfPartition, Unanswered
 from kept.node.runtime.tasks import gather_or_cancel
 from kept.node.runtime.time_slices import checkpoint
@@ -30,13 +29,11 @@ from kept.storage.types import TopicPartition
 if TYPE_CHECKING:
     from kept.client.admin.groups import GroupDescription
     from kept.client.admin.topics import Operation
+    from kept.cluster.metadata.image import Image
     from kept.node.admin.cluster_client import ClusterClient
     from kept.node.metadata.metadata_log import Metadata
 
 MAX_GROUPS: Final = 200
-ENDS_TOGETHER: Final = 1000
-"""Partitions of one ListOffsets: a request is made, and its answer read, at a stretch."""
-CALL_MS: Final = 5_000
 
 _T = TypeVar("_T")
 
@@ -145,12 +142,10 @@ class _Requests:
                 return
             self.committed[name] = committed
 
-    async def list_ends(self, leader: int, tps: Iterable[TopicPartition]) -> None:
-        left = iter(tps)
-        while chunk := tuple(islice(left, ENDS_TOGETHER)):
-            wanted = dict.fromkeys(chunk, LATEST)
-            ends = await self._run(leader, offsets_of_node(leader, wanted, CALL_MS)) or {}
-            self.ends.update({tp: at.offset for tp, at in ends.items()})
+    async def list_ends(self, image: Image, tps: Iterable[TopicPartition]) -> None:
+        found = await offsets_from_leaders(self.client, image, dict.fromkeys(tps, LATEST))
+        self.ends.update(found.offsets)
+        self.errors.update(found.errors)
 
     async def _run(self, broker: int, operation: Operation[_T]) -> _T | None:
         """What a node responds; None where it does not, and why is in ``errors``."""
@@ -264,15 +259,8 @@ class ConsumerLag:
             await gather_or_cancel(
                 requests.describe(node, its) for node, its in by_coordinator.items()
             )
-            by_leader: dict[int, list[TopicPartition]] = {}
-            for tp in {tp for its in requests.committed.values() for tp in its}:
-                if only_topic not in (None, tp.topic):
-                    continue
-                topic = image.topics.get(tp.topic)
-                if topic is not None and tp.partition < len(topic.partitions):
-                    by_leader.setdefault(topic.partitions[tp.partition].leader, []).append(tp)
-            by_leader.pop(-1, None)
-            await gather_or_cancel(requests.list_ends(node, its) for node, its in by_leader.items())
+            tps = {tp for its in requests.committed.values() for tp in its}
+            await requests.list_ends(image, (tp for tp in tps if only_topic in (None, tp.topic)))
         finally:
             client.close()
         return requests, names, len(matching) - len(names)

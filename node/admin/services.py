@@ -23,6 +23,7 @@ from kept.node.admin.peer_http import PeerHttp
 from kept.node.admin.quorum_view import QuorumView
 from kept.node.admin.readiness import NodeHealth
 from kept.node.admin.record_browser import RecordBrowser
+from kept.node.admin.record_search import RecordSearch
 from kept.node.admin.replica_reports import ReplicaReports
 from kept.node.admin.topic_lookup import TopicLookup
 from kept.node.admin.topic_view import TopicView
@@ -152,6 +153,13 @@ class AdminServices:
         )
         self.cleaner_view = CleanerView(self.identity, self.cleaner, self.kernels, self.counters)
         self.replica_reports = ReplicaReports(runtime, lookup, table, self.dry_runs)
+        self.search = RecordSearch(
+            runtime=runtime,
+            metadata=metadata,
+            inflating=self.inflating,
+            lookup=lookup,
+            new_client=self.new_client,
+        )
         self.records = RecordBrowser(
             runtime=runtime,
             metadata=metadata,

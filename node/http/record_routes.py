@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from kept.cluster.security.acls import AclResourceType
 from kept.node.admin.record_browser import DEFAULT_RECORDS
+from kept.node.admin.record_filter import RecordFilter
 from kept.node.http.console import events
 from kept.node.http.messages import HttpResponse, failure
 from kept.node.http.parameters import Parameters
@@ -124,9 +125,31 @@ async def _pulse(node: RouteContext, p: Parameters) -> Any:
     large=True,
     access=READ_TOPIC,
 )
-async def _search(_node: RouteContext, p: Parameters) -> Any:
-    p.text("topic")
-    return failure(501, "not there yet")
+async def _search(node: RouteContext, p: Parameters) -> Any:
+    limit = p.optional_number("limit")
+    return await node.services.search.search(
+        p.text("topic"),
+        _record_filter(p),
+        partition=p.optional_number("partition"),
+        newest="newest" not in p.given or p.flag("newest"),
+        limit=DEFAULT_RECORDS if limit is None else limit,
+        cursor=p.text("cursor") if "cursor" in p.given else None,
+    )
+
+
+def _record_filter(p: Parameters) -> RecordFilter:
+    """What selects records. Raises InvalidRequest."""
+    header: tuple[str, bytes | None] | None = None
+    if "header" in p.given:
+        name, equals, value = p.text("header").partition("=")
+        header = name, value.encode() if equals else None
+    return RecordFilter(
+        key=p.key(),
+        contains=p.text("contains").encode() if "contains" in p.given else None,
+        header=header,
+        from_ms=p.optional_number("from"),
+        to_ms=p.optional_number("to"),
+    )
 
 
 @route("GET", "/api/v1/tail", *_SELECTION, access=READ_TOPIC, travels=False)

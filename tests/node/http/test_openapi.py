@@ -55,7 +55,7 @@ NEEDS_MORE_NODES = {
 }
 """What a lone node can only refuse."""
 NOT_YET = {
-    *(("GET", f"/api/v1/{path}") for path in ("search", "tail", "history/throughput")),
+    *(("GET", f"/api/v1/{path}") for path in ("tail", "history/throughput")),
     *(("GET", f"/api/v1/{path}") for path in ("history/lag", "brokers/{broker}/config")),
     *(("POST", f"/api/v1/topics/{what}") for what in ("create", "alter", "delete")),
     *(("POST", f"/api/v1/{what}") for what in ("produce", "groups/reset-offsets")),
@@ -350,6 +350,9 @@ def data(reader):
     first, second = reader.get("records", topic="plain", partition=0)["records"]
     assert first["headers"] and not second["headers"]
     assert reader.get("records", topic="t", partition=0, offset=8)["records"][0]["is_tombstone"]
+    found = reader.get("search", topic="t", key="k0", limit=1)
+    assert found["records"] and found["cursor"] and found["partition_of_key"] == 0
+    reader.get("search", topic="none", wanted=404)
     (group,) = reader.get("groups", name="read")["groups"]
     assert (group["lag"], group["topics"]) == (1, ["plain"])
     (of_topic,) = reader.get("topics/{topic}/groups", name="plain")["groups"]

@@ -8,6 +8,8 @@ export KEPT_REQUIRE_KERNELS ?= 1
 # Nodes that tests start would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST  = $(BIN)/python -m pytest
+PIP     = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+INSTALL = $(PIP) --no-build-isolation -e
 KERNELS := $(shell find storage compaction client node -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 PROTOS  := $(wildcard node/proto/*.proto)
 
@@ -18,8 +20,8 @@ help:
 
 $(VENV)/.ready: pyproject.toml constraints.txt $(KERNELS) $(PROTOS) node/proto/build.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt 'setuptools>=77' wheel cython grpcio-tools
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[test,check]'
+	$(PIP) 'pip>=25.1' 'setuptools>=77' wheel cython grpcio-tools
+	$(INSTALL) . --group test --group check
 	@# Python would import what was compiled of a kernel that has another name now, or none, or for one version of Python.
 	@find storage compaction client node -name '_*.so' -o -name '_*.c' | while read -r f; do test -e "$${f%%.*}.pyx" || rm "$$f"; done
 	@find storage compaction client node -name '_*.cpython-*.so' -delete
@@ -49,7 +51,7 @@ quick: setup
 
 # PySpark (400 MB) and playwright are for the slow tests only; without Java they say that they did not run.
 test-slow: setup
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[spark,browser]'
+	$(INSTALL) '.[spark]' --group browser
 	$(PYTEST) -q -m slow -n 2 --dist loadscope
 
 # One real run of each kind: clients, Kafka's tools and its judgement of our files, a browser, Spark, the image, failovers.
@@ -61,7 +63,7 @@ SMOKE = tests/compat/test_confluent.py tests/compat/test_kafka_python.py tests/c
         tests/console/test_browser.py tests/spark/test_read.py tests/deploy/test_image.py \
         tests/failover/test_failover.py tests/failover/test_truncation.py tests/node/wire/test_client_quotas.py
 smoke: setup
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[spark,browser]'
+	$(INSTALL) '.[spark]' --group browser
 	$(PYTEST) -q -m slow -n 2 --dist loadscope $(SMOKE)
 
 # Whole clusters under one seed (docs/simulation.md). SEEDS= so many of each stage; MINUTES= for so long.
@@ -104,17 +106,19 @@ check: setup
 	$(BIN)/lint-imports
 
 bench: setup
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[bench,spark]' --no-build-isolation
+	$(INSTALL) '.[spark]' --group bench
 	$(BIN)/python bench/run.py
 
 # The site, in build/site: index.html is to be opened as a file, or the folder served.
 docs: setup
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[docs]' --no-build-isolation
+	$(PIP) --group docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 
 dist: setup
+	$(PIP) --group dist
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation .
+	$(BIN)/twine check --strict dist/*
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -59,7 +59,7 @@ def _kernels() -> str | None:
 
 def _chromium() -> str | None:
     if importlib.util.find_spec("playwright") is None:
-        return "playwright is not installed (pip install '.[browser]')"
+        return "playwright is not installed (pip install --group browser)"
     return _on_path("chromium")
 
 

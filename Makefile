@@ -51,7 +51,7 @@ quick: setup
 
 # PySpark (400 MB) and playwright are for the slow tests only; without Java they say that they did not run.
 test-slow: setup
-	$(INSTALL) '.[spark]' --group browser
+	$(INSTALL) '.[spark]' --group browser --group docs
 	$(PYTEST) -q -m slow -n 2 --dist loadscope
 
 # One real run of each kind: clients, Kafka's tools and its judgement of our files, a browser, Spark, the image, failovers.
@@ -61,9 +61,9 @@ SMOKE = tests/compat/test_confluent.py tests/compat/test_kafka_python.py tests/c
         tests/client/test_client.py tests/compaction/test_judge.py tests/storage/test_judge_kafka_files.py \
         tests/node/coordinator/groups/test_kafka_tools.py tests/node/wire/test_cleaner.py \
         tests/console/test_browser.py tests/spark/test_read.py tests/deploy/test_image.py \
-        tests/failover/test_failover.py tests/failover/test_truncation.py tests/node/wire/test_client_quotas.py
+        tests/failover/test_failover.py tests/failover/test_truncation.py tests/node/wire/test_client_quotas.py tests/docs
 smoke: setup
-	$(INSTALL) '.[spark]' --group browser
+	$(INSTALL) '.[spark]' --group browser --group docs
 	$(PYTEST) -q -m slow -n 2 --dist loadscope $(SMOKE)
 
 # Whole clusters under one seed (docs/simulation.md). SEEDS= so many of each stage; MINUTES= for so long.

@@ -18,9 +18,22 @@ LOCAL_PORTS = (1, 2, NODE_PORT_OFFSET, NODE_PORT_OFFSET + 1, NODE_PORT_OFFSET + 
 INSTALLS = ("pip install", "python3 -m venv", ". venv/bin/activate")
 
 
-def without_installing(given: list[Command]) -> list[Command]:
-    """The commands but those that install kept: here it is installed."""
-    return [command for command in given if not command.text.startswith(INSTALLS)]
+ELSEWHERE = {"docs/spark.md": "tests/spark/test_docs.py"}
+"""Pages whose blocks another test runs."""
+WITH_A_NODE = ("docs/transactions.md",)
+"""Pages that take a node on localhost:9092 for granted."""
+ALONE = ("README.md", "docs/testing.md")
+PAGES = sorted(
+    page.relative_to(ROOT).as_posix() for page in (*DOCS.rglob("*.md"), ROOT / "README.md")
+)
+
+
+def run_page(name: str, folder: Path, timeout_s: float, *, node: bool = False) -> None:
+    """Run the blocks of a page but those that install kept: here it is installed."""
+    of_page = [c for c in commands(ROOT / name) if not c.text.startswith(INSTALLS)]
+    assert of_page
+    first = [Command("kept local up", (), name, 0)] if node else []
+    run([*first, *of_page], folder, free_port(LOCAL_PORTS), timeout_s)
 
 
 @pytest.fixture
@@ -40,15 +53,22 @@ def folder(tmp_path):
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 def test_the_tutorial(folder):
-    tutorial = without_installing(commands(DOCS / "tutorial.md"))
-    assert len(tutorial) > 15
-    run(tutorial, folder, free_port(LOCAL_PORTS), 800)
+    run_page("docs/tutorial.md", folder, 800)
 
 
-def test_a_block_that_is_not_run_says_why():
-    for page in sorted(DOCS.rglob("*.md")):
-        for _, _, reason, line in blocks(page):
-            assert reason is None or len(reason.split()) >= 2, f"{page}:{line}"
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [*WITH_A_NODE, *ALONE])
+def test_a_page(page, folder):
+    run_page(page, folder, 200, node=page in WITH_A_NODE)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_block_is_run_or_says_why_not(page):
+    if page in {*ELSEWHERE, *WITH_A_NODE, *ALONE, "docs/tutorial.md"}:
+        return
+    for _, _, reason, line in blocks(ROOT / page):
+        assert reason is not None, f"{page}:{line}: no test runs this block, and nothing says why"
+        assert len(reason.split()) > 1
 
 
 class TestRunner:

@@ -63,6 +63,11 @@ def _chromium() -> str | None:
     return _on_path("chromium")
 
 
+def _mkdocs() -> str | None:
+    absent = importlib.util.find_spec("mkdocs") is None
+    return "mkdocs is not installed (pip install --group docs)" if absent else None
+
+
 def _judges(*names: str) -> str | None:
     from tests.tools import judges
 
@@ -81,6 +86,7 @@ TOOLS: dict[str, Callable[[], str | None]] = {
     "go": lambda: _on_path("go"),
     "openssl": lambda: _on_path("openssl"),
     "chromium": _chromium,
+    "mkdocs": _mkdocs,
     "helm": lambda: _judges("helm", "schemas"),
     "promtool": lambda: _judges("promtool"),
     "systemd": lambda: _on_path("systemd-analyze"),

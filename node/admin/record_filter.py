@@ -101,12 +101,13 @@ class ScanRange(Struct, frozen=True):
 class ScanResult:
     """What a scan has found, by offset. ``next_offset`` is where a scan of the first ones goes on.
 
-    ``is_cut``: more fit than are kept.
+    ``is_cut``: more fit than are kept; ``fitting`` counts those that were seen.
     """
 
     records: deque[ShownRecord] = field(default_factory=deque)
     size_bytes: int = 0
     is_cut: bool = False
+    fitting: int = 0
     next_offset: int = 0
     records_scanned: int = 0
     batches_skipped: int = 0
@@ -115,10 +116,10 @@ class ScanResult:
     newest_ms: int | None = None
 
 
-def scan(
-    batches: Sequence[MarkedBatch], wanted: RecordFilter, of: ScanRange, inflate_limit: int
-) -> ScanResult:
-    """Look through batches in a thread. Raises CorruptMessage, InvalidRecord, and
+def scan_all(
+    batches: Sequence[MarkedBatch], wanted: RecordFilter, of: ScanRange, *, inflate_limit: int
+) -> list[ScanResult]:
+    """Look through batches in a thread; one result. Raises CorruptMessage, InvalidRecord, and
     InflatesBeyondLimit above ``inflate_limit`` where :data:`MAX_INFLATED_BYTES` is more.
     """
     result, needles = ScanResult(next_offset=of.first), wanted.needles()
@@ -133,7 +134,7 @@ def scan(
             if not _scan_batch(batch, wanted, needles, of, inflate_limit, result):
                 break
         result.next_offset = min(header.next_offset, of.end)
-    return result
+    return [result]
 
 
 def _scan_batch(  # noqa: PLR0917
@@ -172,6 +173,7 @@ def _scan_batch(  # noqa: PLR0917
 
 def _keep(record: Record, transaction: str | None, of: ScanRange, result: ScanResult) -> bool:
     """Keep a record that fits; False: there is no room for it, and the first ones are wanted."""
+    result.fitting += 1
     shown = shown_record(record, SHORT_BYTES, transaction)
     size_bytes = shown_bytes(shown)
     kept = result.records

@@ -37,7 +37,7 @@ from kept.node.admin.record_filter import (
     RecordFilter,
     ScanRange,
     ScanResult,
-    scan,
+    scan_all,
     shown_bytes,
 )
 from kept.node.admin.search_cursor import (
@@ -436,17 +436,11 @@ class _Search:
     async def _scan(self, batches: Sequence[MarkedBatch], of: ScanRange) -> ScanResult:
         if not batches:
             return ScanResult()
-        look = partial(_scan_all, batches, self.wanted, of)
+        look = partial(scan_all, batches, self.wanted, of)
         results: list[ScanResult] = await inflated(
             self.runtime, self.inflating, look, limit=MAX_INFLATED_BYTES
         )
         return results[0]
-
-
-def _scan_all(
-    batches: Sequence[MarkedBatch], wanted: RecordFilter, of: ScanRange, *, inflate_limit: int
-) -> list[ScanResult]:
-    return [scan(batches, wanted, of, inflate_limit)]
 
 
 def _restore(lanes: Sequence[_Lane], standings: Sequence[Standing]) -> None:

@@ -24,6 +24,7 @@ from kept.node.admin.quorum_view import QuorumView
 from kept.node.admin.readiness import NodeHealth
 from kept.node.admin.record_browser import RecordBrowser
 from kept.node.admin.record_search import RecordSearch
+from kept.node.admin.record_tail import RecordTails
 from kept.node.admin.replica_reports import ReplicaReports
 from kept.node.admin.topic_lookup import TopicLookup
 from kept.node.admin.topic_view import TopicView
@@ -154,6 +155,13 @@ class AdminServices:
         self.cleaner_view = CleanerView(self.identity, self.cleaner, self.kernels, self.counters)
         self.replica_reports = ReplicaReports(runtime, lookup, table, self.dry_runs)
         self.search = RecordSearch(
+            runtime=runtime,
+            metadata=metadata,
+            inflating=self.inflating,
+            lookup=lookup,
+            new_client=self.new_client,
+        )
+        self.tails = RecordTails(
             runtime=runtime,
             metadata=metadata,
             inflating=self.inflating,

@@ -8,7 +8,7 @@ from kept.cluster.security.acls import AclResourceType
 from kept.node.admin.record_browser import DEFAULT_RECORDS
 from kept.node.admin.record_filter import RecordFilter
 from kept.node.http.console import events
-from kept.node.http.messages import HttpResponse, failure
+from kept.node.http.messages import HttpResponse
 from kept.node.http.parameters import Parameters
 from kept.node.http.route_access import (
     DESCRIBE,
@@ -153,6 +153,9 @@ def _record_filter(p: Parameters) -> RecordFilter:
 
 
 @route("GET", "/api/v1/tail", *_SELECTION, access=READ_TOPIC, travels=False)
-async def _tail(_node: RouteContext, p: Parameters) -> Any:
-    p.text("topic")
-    return failure(501, "not there yet")
+async def _tail(node: RouteContext, p: Parameters) -> HttpResponse:
+    node.streams.admit()
+    partition = p.optional_number("partition")
+    tail = node.services.tails.tail(p.text("topic"), _record_filter(p), partition)
+    chunks = node.streams.follow(tail)
+    return HttpResponse(chunks=chunks, content_type=events.CONTENT_TYPE, endless=True)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kept.node.admin.compaction_status import CompactionView
     from kept.node.admin.peer_http import PeerHttp
     from kept.node.admin.readiness import NodeHealth
+    from kept.node.admin.record_tail import Tail
     from kept.node.admin.topic_lookup import TopicLookup
     from kept.node.compaction.lazy_cleaner import LazyCleaner
     from kept.node.config.live_config import LiveConfig
@@ -37,6 +38,7 @@ CONTENT_TYPE: Final = "text/event-stream; charset=utf-8"
 POLL_S: Final = 1.0
 POLL_ELSEWHERE_S: Final = 2.0
 COMMENT_S: Final = 15.0
+COMMENT: Final = b":\n\n"
 MAX_RUNNING: Final = 50
 """Passes that are shown at once."""
 
@@ -153,7 +155,7 @@ class Pulses:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class EventStreams:
-    """The streams of one node."""
+    """The streams of one node: of what moves, and tails of topics."""
 
     config: LiveConfig
     health: NodeHealth
@@ -169,6 +171,30 @@ class EventStreams:
         if self._open >= limit:
             raise TooManyStreams(f"{limit} streams are open; see kept.console.max.streams")
 
+    async def follow(self, tail: Tail) -> AsyncIterator[bytes]:
+        """The records of a tail as they come, until the reader leaves or the topic goes. While the
+        reader takes nothing, nothing is read.
+        """
+        self._open += 1
+        try:
+            yield _event(dumps(await tail.begin()))
+            quiet_s = 0.0
+            while self.health.started:
+                await asyncio.sleep(POLL_S)
+                quiet_s += POLL_S
+                event = await tail.look()
+                if event is None:
+                    return
+                if event.records or event.left_out:
+                    quiet_s = 0.0
+                    yield _event(dumps(event))
+                elif quiet_s >= COMMENT_S:
+                    quiet_s = 0.0
+                    yield COMMENT
+        finally:
+            self._open -= 1
+            tail.close()
+
     async def stream(self, tp: TopicPartition | None) -> AsyncIterator[bytes]:
         """The events, until the reader leaves."""
         self._open += 1
@@ -182,10 +208,10 @@ class EventStreams:
                 text = dumps(self.pulses.of_node(partition))
                 if text != sent:
                     sent, quiet_s = text, 0.0
-                    yield b"data: " + text + b"\n\n"
+                    yield _event(text)
                 elif quiet_s >= COMMENT_S:
                     quiet_s = 0.0
-                    yield b":\n\n"
+                    yield COMMENT
                 await asyncio.sleep(poll_s)
                 quiet_s += poll_s
         finally:
@@ -204,3 +230,7 @@ class EventStreams:
             # The node is gone or on its way: the page shows what is known here, and so does this.
             return self.pulses.of_partition(tp), POLL_ELSEWHERE_S
         return None if pulse is None else Remote(pulse), POLL_ELSEWHERE_S
+
+
+def _event(text: bytes) -> bytes:
+    return b"data: " + text + b"\n\n"

@@ -55,7 +55,7 @@ NEEDS_MORE_NODES = {
 }
 """What a lone node can only refuse."""
 NOT_YET = {
-    *(("GET", f"/api/v1/{path}") for path in ("tail", "history/throughput")),
+    *(("GET", f"/api/v1/{path}") for path in ("history/throughput",)),
     *(("GET", f"/api/v1/{path}") for path in ("history/lag", "brokers/{broker}/config")),
     *(("POST", f"/api/v1/topics/{what}") for what in ("create", "alter", "delete")),
     *(("POST", f"/api/v1/{what}") for what in ("produce", "groups/reset-offsets")),
@@ -293,10 +293,10 @@ def lose(lone):
     Path(lost_file(hosted.partition.log.directory, 9, 9)).write_text("torn")
 
 
-async def first_event(lone, query=""):
+async def first_event(lone, path):
     """The first event of a stream."""
     opened, stream = await asyncio.open_connection("127.0.0.1", lone.port)
-    stream.write(f"GET /api/v1/events{query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    stream.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     head = (await opened.readuntil(b"\r\n\r\n")).decode().lower()
     assert "content-type: text/event-stream" in head
     await opened.readline()  # the chunk's size
@@ -445,10 +445,10 @@ def what_went_wrong(reader):
     assert reader.get("compaction/lost", topic="plain", offset=5)["reports"] == [whole]
 
 
-def event(reader, seen, partition_seen, query=""):
+def event(reader, seen, partition_seen, query="", path="/api/v1/events"):
     """The first event of a stream, which has these fields."""
-    content = resolved(OPERATIONS["GET", "/api/v1/events"])["responses"]["200"]["content"]
-    found = reader.lone.run(first_event(reader.lone, query))
+    content = resolved(OPERATIONS["GET", path])["responses"]["200"]["content"]
+    found = reader.lone.run(first_event(reader.lone, path + query))
     validator(content["text/event-stream"]["schema"]["contentSchema"]).validate(found)
     assert found[seen]
     assert partition_seen <= found.get("partition", {}).keys()
@@ -458,7 +458,8 @@ def moving(reader):
     event(reader, "records_in", set())
     event(reader, "partition", {"segments", "state"}, "?topic=t&partition=0")
     event(reader, "partition", {"segments"}, "?topic=plain&partition=0")
-    reader.answered.add(("GET", "/api/v1/events"))
+    event(reader, "partitions", set(), "?topic=t", path="/api/v1/tail")
+    reader.answered |= {("GET", "/api/v1/events"), ("GET", "/api/v1/tail")}
     assert reader.get("pulse", topic="t", partition=0)["state"]
     assert "state" not in reader.get("pulse", topic="plain", partition=0)
     assert reader.get("pulse", topic="none", partition=0) is None

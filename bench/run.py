@@ -37,7 +37,7 @@ import three_node_clusters
 import tls
 import transactions
 from harness import Bench
-from report import RESULT, plot, table
+from report import RESULT, lines, plot, table
 
 Measure = Callable[[Bench, Any], None]
 Opener = Callable[[], AbstractContextManager[Any]]
@@ -101,6 +101,12 @@ SECTIONS: dict[str, Section] = {
 }
 
 SECTION_LIMIT_S = 900
+REPEATED = {
+    "start", "produce", "codecs", "fetch", "latency", "cleaner",
+    "transactions", "transactions-three", "tls",
+}  # fmt: skip
+"""Sections that are measured several times, the brokers in turn; the others do it themselves."""
+ROUNDS = 5
 WRITING = {"produce", "codecs", "cleaner", "cluster"}
 """Sections whose figures hold the page cache's memory."""
 
@@ -139,14 +145,14 @@ def limited(seconds: int) -> Iterator[None]:
 
 def write(bench: Bench, noise: list[dict[str, object]]) -> str:
     """The results so far, as JSON, table and plot; the table."""
-    text = table(bench.rows, bench.scale)
+    text = table(bench.rows)
     result = {
         "machine": machine.describe(), "noise": noise, "scale": bench.scale,
         "failed": bench.failed, "rows": bench.rows,
     }  # fmt: skip
     RESULT.write_text(json.dumps(result, indent=1) + "\n")
     RESULT.with_suffix(".txt").write_text(text + "\n")
-    plot(bench.rows, RESULT.with_suffix(".png"))
+    plot(lines(bench.rows), RESULT.with_suffix(".png"))
     return text
 
 
@@ -161,7 +167,12 @@ def main() -> None:
         "--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="NAME",
         help=f"some sections alone: {' '.join(SECTIONS)}",
     )  # fmt: skip
+    parser.add_argument(
+        "--rounds", type=int, metavar="N",
+        help=f"measurements of which the median counts  [{ROUNDS}; 1 with --quick]",
+    )  # fmt: skip
     options = parser.parse_args()
+    rounds = options.rounds or (1 if options.quick else ROUNDS)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # what runs is stopped
     names = brokers_here(options.broker)
     RESULT.parent.mkdir(exist_ok=True)
@@ -175,8 +186,9 @@ def main() -> None:
             print(section, flush=True)
             noise.append(machine.noise(section))
             started = time.monotonic()
-            with bench.attempt(section), limited(SECTION_LIMIT_S):
-                SECTIONS[section](bench, names)
+            for _ in range(rounds if section in REPEATED else 1):
+                with bench.attempt(section), limited(SECTION_LIMIT_S):
+                    SECTIONS[section](bench, names)
             print(f"  ({section}: {time.monotonic() - started:.0f} s)", flush=True)
             text = write(bench, noise)
     print("\n" + text)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from harness import Row
-
 KAFKA = "Kafka's"
 """The goal is what Apache Kafka needs in the same run."""
 
@@ -52,33 +50,8 @@ GOALS: dict[tuple[str, str], float | str] = {
     ("longest stall of a loop, 3000 partitions, 50/s", "ms"): 2,
 }
 
-THEN: dict[tuple[str, str], float] = {
-    ("ready", "s"): 1.75,
-    ("produce 1 KiB, acks=1", "us/request"): 50,
-    ("produce 16 KiB, acks=1", "CPU-s/GB"): 5.0,
-    ("produce 64 KiB, acks=1", "CPU-s/GB"): 2.8,
-    ("produce 1023 KiB, acks=1", "CPU-s/GB"): 2.0,
-    ("latency p50, 500/s", "ms"): 0.14,
-    ("cleaner, all dirty", "CPU-s/GB"): 5.35,
-    ("three nodes ready", "s"): 5.4,
-    ("acks=all 16 KiB, 1 conn.", "CPU-s/GB"): 35,
-    ("acks=all 16 KiB, 4 conn.", "CPU-s/GB"): 21,
-    ("acks=all 16 KiB, 16 conn.", "CPU-s/GB"): 10,
-    ("acks=all latency p50, 500/s", "ms"): 0.41,
-    ("acks=all latency p99, 500/s", "ms"): 1.5,
-}
-"""Apache Kafka's figure when the goal was set, the larger one where it was a range."""
 
-
-def goal_of(row: Row, theirs: float | None) -> float | None:
-    """The figure that a row of ours should not exceed; None when none is set, or Kafka's lacks."""
-    goal = GOALS.get((str(row["name"]), str(row["unit"])))
+def goal_of(name: str, unit: str, theirs: float | None) -> float | None:
+    """The figure that ours should not exceed; None when none is set, or Kafka's lacks."""
+    goal = GOALS.get((name, unit))
     return theirs if goal == KAFKA else None if goal is None else float(goal)
-
-
-def scaled_goal_of(row: Row, theirs: float | None) -> float | None:
-    """The goal times what Kafka needs here by what it needed when the goal was set."""
-    key = (str(row["name"]), str(row["unit"]))
-    if theirs is None or key not in THEN:
-        return None
-    return float(GOALS[key]) * theirs / THEN[key]

@@ -26,6 +26,7 @@ from ipaddress import ip_address
 from typing import Final, Protocol
 
 from kept.client.security import plain
+from kept.client.security.config_providers import resolve
 from kept.client.security.jaas import MODULES, parse_jaas
 from kept.client.security.scram import HASHES, ScramClient
 from kept.client.security.tls import TlsConfig, client_context, tls_config
@@ -72,8 +73,17 @@ class SaslClient(Protocol):
 class Security:
     """Protocol, mechanism, and what proves who one is."""
 
-    __slots__ = ("_context", "_digest", "_password", "_properties", "mechanism", "protocol",
-                 "tls", "user")  # fmt: skip
+    __slots__ = (
+        "_context",
+        "_digest",
+        "_password",
+        "_password_stands_here",
+        "_properties",
+        "mechanism",
+        "protocol",
+        "tls",
+        "user",
+    )
 
     def __init__(self, properties: Mapping[str, str] | None = None) -> None:
         """Raises ConfigurationError with the name of the property and what would be right."""
@@ -88,6 +98,7 @@ class Security:
                 f"{min(given)} is given, and security.protocol is not: SSL or SASL_SSL?"
             )
         self.mechanism = self.user = self._password = ""
+        self._password_stands_here = False
         if self.protocol.startswith("SASL"):
             self._log_in(given)
         _refuse_unknown(given)
@@ -115,7 +126,9 @@ class Security:
                 f"sasl.jaas.config is missing, which {mechanism} needs: "
                 f'{module} required username="…" password="…";'
             )
-        entry = parse_jaas(text)
+        login = resolve("sasl.jaas.config", text)
+        self._password_stands_here = login == text
+        entry = parse_jaas(login)
         if entry.login_module != module:
             raise ConfigurationError(
                 f"sasl.jaas.config names {entry.login_module}: for {mechanism} it is {module}"
@@ -141,8 +154,10 @@ class Security:
 
     @property
     def has_secrets(self) -> bool:
-        """Whether a password or a private key is among its properties."""
-        return bool(self._password) or not self._properties.keys().isdisjoint(_KEYS)
+        """Whether a password or a private key stands in its properties. What they refer to
+        (:mod:`kept.client.security.config_providers`) does not.
+        """
+        return self._password_stands_here or not self._properties.keys().isdisjoint(_KEYS)
 
     @property
     def properties(self) -> Mapping[str, str]:

@@ -102,6 +102,8 @@ class ClusterLink:
         peers.on_peer_down = self._detector.peer_down
         metadata.start_ticking()
         metadata.pump()
+        if metadata.leads:
+            self._metadata_moved()  # a sole voter has led since its log was opened
         voters = self._config.current.controller_quorum_voters
         log.info("joining", voters=",".join(map(str, voters)))
 

@@ -17,58 +17,22 @@ import yaml
 import kept
 from kept.node.config.node_config import NodeConfig
 from tests.deploy import chart
-from tests.deploy.chart import CHART, Refused, documents, helm, render
+from tests.deploy.chart import CHART, VALUES, Refused, helm, of_kind, only, render, started_with
 from tests.deploy.files import DEPLOY
 from tests.tools import judges
 
 pytestmark = [pytest.mark.slow, pytest.mark.helm]
 
-VALUES = {
-    "defaults": {},
-    "one": {"replicas": 1, "voters": 1, "rackFromZone": False, "networkPolicy": {"enabled": False}},
-    "many": {
-        "replicas": 7, "voters": 5, "antiAffinity": "hard", "scaleDownCheck": False,
-        "config": {"log.retention.hours": 24, "log.segment.bytes": 1073741824,
-                   "log.cleaner.min.cleanable.ratio": 0.3, "auto.create.topics.enable": False,
-                   "log.cleanup.policy": "compact,delete", "min.insync.replicas": 3,
-                   "default.replication.factor": 5},
-        "storage": {"size": "1Ti", "className": "fast"}, "shutdownTimeoutSeconds": 90,
-        "imagePullSecrets": [{"name": "registry"}], "priorityClassName": "high",
-        "nodeSelector": {"disk": "ssd"}, "tolerations": [{"key": "data", "operator": "Exists"}],
-        "podLabels": {"team": "logs"}, "podAnnotations": {"note": "7"},
-        "image": {"repository": "registry.example/kept", "tag": "1.2"},
-        "resources": {"requests": {"cpu": "1500m", "memory": "2Gi"},
-                      "limits": {"cpu": 1.5, "memory": 2147483648}},
-    },
-    "load balancers": {
-        "external": {"enabled": True, "domain": "logs.example", "annotations": {"a": "b"}}
-    },
-    "node ports": {"external": {"enabled": True, "type": "NodePort", "domain": "logs.example"}},
-    "watched": {
-        "monitoring": {"serviceMonitor": True, "prometheusRule": True, "dashboard": True,
-                       "labels": {"release": "prometheus"}},
-        "networkPolicy": {"clients": [{"namespaceSelector": {"matchLabels": {"team": "logs"}}}]},
-    },
-}  # fmt: skip
 ALL = pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
 KUBERNETES = ("1.28", "1.34")
 VALIDATE = """
 import json, sys, yaml, kubernetes_validate
 for values, text in json.load(sys.stdin).items():
     for one in yaml.safe_load_all(text):
-        if one and not one["apiVersion"].startswith("monitoring.coreos.com/"):
+        if one and not one["apiVersion"].startswith(("monitoring.coreos.com/", "cert-manager.io")):
             print(values + ":", one["kind"], flush=True)
             kubernetes_validate.validate(one, sys.argv[1], strict=True)
 """
-
-
-def of_kind(values, kind, **arguments):
-    return [one for one in documents(render(values, **arguments)) if one["kind"] == kind]
-
-
-def only(values, kind):
-    (found,) = of_kind(values, kind)
-    return found
 
 
 @ALL
@@ -92,22 +56,9 @@ def test_the_plain_manifests_are_up_to_date():
 
 
 def start(values, ordinal, tmp_path, rack=""):
-    """The settings of a pod, as its start script gives them to ``kept serve``."""
-    maps = {m["metadata"]["name"]: m["data"] for m in of_kind(values, "ConfigMap")}
-    config, script = tmp_path / "kept.yaml", tmp_path / "start.sh"
-    config.write_text(maps["kept"]["kept.yaml"])
-    (tmp_path / "rack").write_text(rack)
-    text = maps["kept"]["start.sh"].replace("/run/kept/rack", f"{tmp_path}/rack")
-    script.write_text(text.replace("/etc/kept/kept.yaml", str(config)))
-    (tmp_path / "kept").write_text('#!/bin/sh\necho "$@"\nenv\n')
-    (tmp_path / "kept").chmod(0o755)
-    done = subprocess.run(
-        ["sh", script], text=True, capture_output=True, check=True,
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "HOSTNAME": f"kept-{ordinal}"},
-    )  # fmt: skip
-    command, *environ = done.stdout.splitlines()
-    assert command == f"serve --config {config}"
-    return NodeConfig.load(str(config), {}, dict(line.split("=", 1) for line in environ))
+    """The settings of a pod."""
+    config, environ = started_with(values, ordinal, tmp_path, rack=rack)
+    return NodeConfig.load(config, {}, environ)
 
 
 @ALL

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kept.client.security.config_providers import resolve
+from kept.client.security.security import Security
 from kept.client.security.tls import tls_config
 from kept.storage.errors import ConfigurationError
 from tests.support.certificates import Authority
@@ -56,3 +57,23 @@ def test_what_refers_to_nothing_is_refused(tmp_path: Path, text: str, why: str) 
 
 def test_other_texts_are_left_alone() -> None:
     assert resolve("x", "a${b}$c") == "a${b}$c"
+
+
+def test_a_login_may_refer_to_its_password(tmp_path):
+    (tmp_path / "password").write_text("s3cret")
+    module = "org.apache.kafka.common.security.scram.ScramLoginModule"
+
+    def login(password):
+        return Security(
+            {
+                "security.protocol": "SASL_PLAINTEXT",
+                "sasl.mechanism": "SCRAM-SHA-512",
+                "sasl.jaas.config": f'{module} required username="ada" password="{password}";',
+            }
+        )
+
+    referring = login(f"${{directory:{tmp_path}:password}}")
+    assert referring.http_login("localhost") == ("ada", "s3cret")
+    assert login("s3cret").has_secrets and not referring.has_secrets
+    with pytest.raises(ConfigurationError, match=r"sasl\.jaas\.config: .*: No such file"):
+        login(f"${{directory:{tmp_path}:gone}}")

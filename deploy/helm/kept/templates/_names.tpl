@@ -71,6 +71,133 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- fail (printf "external.firstNodePort: %d nodes from %d on want ports up to %d; Kubernetes has 30000 to 32767" (int .Values.replicas) $first $last) -}}
 {{- end -}}
 {{- end -}}
+{{- include "kept.checkSecurity" . -}}
+{{- end -}}
+
+{{/* The same of tls, auth, and what depends on them. */}}
+{{- define "kept.checkSecurity" -}}
+{{- $tls := .Values.tls -}}
+{{- $auth := .Values.auth -}}
+{{- if $tls.enabled -}}
+{{- if and $tls.issuerRef.name $tls.existingSecret -}}
+{{- fail (printf "tls: issuerRef.name=%s and existingSecret=%s are both given; the certificate comes from one of them" $tls.issuerRef.name $tls.existingSecret) -}}
+{{- end -}}
+{{- if not (or $tls.issuerRef.name $tls.existingSecret) -}}
+{{- fail "tls.enabled: where does the certificate come from? Give tls.issuerRef.name, an issuer of cert-manager, or tls.existingSecret, a Secret with tls.crt, tls.key and ca.crt" -}}
+{{- end -}}
+{{- if and $tls.issuerRef.name (not (regexMatch "^CN=[A-Za-z0-9._-]+$" $tls.nodePrincipal)) -}}
+{{- fail (printf "tls.nodePrincipal: with cert-manager the subject is CN=NAME, not %s" $tls.nodePrincipal) -}}
+{{- end -}}
+{{- if ge (int (trimSuffix "h" $tls.renewBefore)) (int (trimSuffix "h" $tls.duration)) -}}
+{{- fail (printf "tls.renewBefore: a certificate of %s cannot be renewed %s before it ends" $tls.duration $tls.renewBefore) -}}
+{{- end -}}
+{{- else -}}
+{{- range $name, $value := dict "tls.issuerRef.name" $tls.issuerRef.name "tls.existingSecret" $tls.existingSecret -}}
+{{- if $value -}}
+{{- fail (printf "%s: %s is given, and tls.enabled is false, so nothing would be encrypted; set tls.enabled=true" $name $value) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if $auth.enabled -}}
+{{- if not $tls.enabled -}}
+{{- fail "auth.enabled: wants tls.enabled=true; without TLS whoever reaches the port for nodes is taken for a node, and may do everything" -}}
+{{- end -}}
+{{- if not $auth.adminSecret -}}
+{{- fail (printf "auth.enabled: nobody could log in; give auth.adminSecret, a Secret whose key password is the first password of %s" $auth.adminUser) -}}
+{{- end -}}
+{{- if eq (include "kept.scramMechanisms" .) "" -}}
+{{- fail "auth.mechanisms: PLAIN alone does not do, the first user has a credential of SCRAM; add SCRAM-SHA-512" -}}
+{{- end -}}
+{{- if and .Values.monitoring.serviceMonitor (not .Values.monitoring.basicAuthSecret) -}}
+{{- fail "monitoring.serviceMonitor: with auth.enabled Prometheus has to log in; give monitoring.basicAuthSecret, a Secret with username and password of a user who may describe the cluster" -}}
+{{- end -}}
+{{- else -}}
+{{- range $name, $value := dict "auth.adminSecret" $auth.adminSecret "auth.superUsers" $auth.superUsers "monitoring.basicAuthSecret" .Values.monitoring.basicAuthSecret -}}
+{{- if $value -}}
+{{- fail (printf "%s: %v is given, and auth.enabled is false, so nobody would log in; set auth.enabled=true" $name $value) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if not .Values.networkPolicy.enabled -}}
+{{- range $name, $value := dict "clients" .Values.networkPolicy.clients "metricsNamespace" .Values.networkPolicy.metricsNamespace "egress" .Values.networkPolicy.egress -}}
+{{- if $value -}}
+{{- fail (printf "networkPolicy.%s is given, and networkPolicy.enabled is false, so everybody may connect; set networkPolicy.enabled=true" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $_ := .Values.config -}}
+{{- if regexMatch "^(ssl\\.(keystore|truststore|key)\\.|ssl\\.allow\\.san|sasl\\.enabled|authorizer\\.|super\\.users$|kept\\.bootstrap\\.scram$|kept\\.node\\.network\\.|kept\\.sasl\\.plain|security\\.)" $name -}}
+{{- fail (printf "config: %s is set by the values tls and auth" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The Secret of the nodes' certificate. */}}
+{{- define "kept.tlsSecret" -}}
+{{ .Values.tls.existingSecret | default (printf "%s-tls" (include "kept.name" .)) }}
+{{- end -}}
+
+{{/* What listeners of clients speak. */}}
+{{- define "kept.protocol" -}}
+{{ if .Values.auth.enabled }}SASL_{{ end }}{{ ternary "SSL" "PLAINTEXT" .Values.tls.enabled }}
+{{- end -}}
+
+{{- define "kept.scramMechanisms" -}}
+{{- $scram := list -}}
+{{- range .Values.auth.mechanisms -}}
+{{- if hasPrefix "SCRAM-" . -}}{{- $scram = append $scram . -}}{{- end -}}
+{{- end -}}
+{{- join "," $scram -}}
+{{- end -}}
+
+{{/* Names of the nodes' certificate. */}}
+{{- define "kept.names" -}}
+{{- $name := include "kept.name" . -}}
+{{- $service := printf "%s.%s" $name .Release.Namespace -}}
+{{- $names := list (printf "*.%s" (include "kept.domain" .)) (printf "%s.svc.%s" $service .Values.clusterDomain) (printf "%s.svc" $service) $service $name "localhost" -}}
+{{- if .Values.external.enabled -}}
+{{- range $i := until (int .Values.replicas) -}}
+{{- $names = append $names (printf "%s-%d.%s" $name $i $.Values.external.domain) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml (concat $names .Values.tls.extraNames) -}}
+{{- end -}}
+
+{{/* Properties of a client that is the administrator, or without logins anybody. */}}
+{{- define "kept.clientProperties" -}}
+security.protocol={{ include "kept.protocol" . }}
+{{- if .Values.auth.enabled }}
+sasl.mechanism={{ first (splitList "," (include "kept.scramMechanisms" .)) }}
+sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required username="{{ .Values.auth.adminUser }}" password="${directory:/etc/kept-admin:password}";
+{{- end }}
+ssl.truststore.type=PEM
+ssl.truststore.certificates=${directory:/etc/kept-tls:ca.crt}
+{{- end -}}
+
+{{/* Volumes of secrets and where they are mounted; nodes and the check before an upgrade have them. */}}
+{{- define "kept.secretVolumes" -}}
+{{- if .Values.tls.enabled }}
+- name: tls
+  secret:
+    secretName: {{ include "kept.tlsSecret" . }}
+    defaultMode: 0440
+{{- end }}
+{{- if .Values.auth.enabled }}
+- name: admin
+  secret:
+    secretName: {{ .Values.auth.adminSecret }}
+    defaultMode: 0440
+    items: [{key: password, path: password}]
+{{- end }}
+{{- end -}}
+
+{{- define "kept.secretMounts" -}}
+{{- if .Values.tls.enabled }}
+- {name: tls, mountPath: /etc/kept-tls, readOnly: true}
+{{- end }}
+{{- if .Values.auth.enabled }}
+- {name: admin, mountPath: /etc/kept-admin, readOnly: true}
+{{- end }}
 {{- end -}}
 
 {{- define "kept.containerSecurity" -}}

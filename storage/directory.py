@@ -80,6 +80,14 @@ def refuse_kafka(disk: Disk, path: str) -> None:
             )
 
 
+def refuse_ownerless(disk: Disk, path: str) -> None:
+    """Raise DirectoryRefused if ``path`` holds logs and nothing says whose they are."""
+    if disk.exists(f"{path}/{layout.META_PROPERTIES}") or not disk.exists(path):
+        return
+    if any(log.topic_partition for log in LogDirectory(path, disk, None).scan()):
+        raise DirectoryRefused(f"{path} holds logs but no {layout.META_PROPERTIES}")
+
+
 def previous_broker_epoch(directories: Iterable[LogDirectory]) -> int:
     """The broker epoch that all log directories of a process prove (:attr:`LogDirectory
     .proven_epoch`), -1 unless all do and agree.
@@ -174,8 +182,7 @@ class LogDirectory:
         values = checkpoints.read_properties(self.disk, path)
         self.cluster_id, self.node_id, self.directory_id = cluster_id, node_id, new_directory_id
         if values is None:
-            if any(entry.topic_partition for entry in self.scan()):
-                raise DirectoryRefused(f"{self.path} holds logs but no {layout.META_PROPERTIES}")
+            refuse_ownerless(self.disk, self.path)
             properties = {
                 "version": META_VERSION, "cluster.id": cluster_id, "node.id": str(node_id),
                 "directory.id": layout.encode_uuid(new_directory_id), "kept": "1",

@@ -187,25 +187,33 @@ def _await_cluster(members: Sequence[_Node]) -> None:
 @_dir_option
 @json_option
 def status(*, directory: str, as_json: bool) -> None:
-    """Show the nodes of --dir, and the role that each reports."""
+    """Show the nodes of --dir, and the roles that each reports.
+
+    A broker serves clients, a voter decides about the cluster with the others, and one of the
+    voters is the controller.
+    """
     rows = []
     for node in _nodes(directory):
         pid = node.pid()
-        rows.append(
-            {
-                "node": node.number,
-                "state": _state(pid),
-                "role": None if pid is None else _role(node),
-                "pid": pid,
-                "port": node.port(),
-                "directory": node.directory,
-            }
-        )
+        reported = None if pid is None else _summary(node)
+        row: dict[str, Any] = {
+            "node": node.number,
+            "state": _state(pid),
+            "role": None if reported is None else _role(node, reported),
+            "roles": None if reported is None else _roles(node, reported),
+            "pid": pid,
+            "port": node.port(),
+            "directory": node.directory,
+        }
+        rows.append(row)
     if as_json:
         show_json(rows)
-    else:
-        columns = ("node", "state", "role", "pid", "port", "directory")
-        show_table(columns, [[row[c] for c in columns] for row in rows])
+        return
+    columns = ("node", "state", "roles", "pid", "port", "directory")
+    show_table(columns, [[row[c] for c in columns] for row in rows])
+    for row in rows:
+        if row["role"] not in (None, "broker", "controller"):
+            echo(f"node {row['node']} is not ready: {row['role']}")
 
 
 def _state(pid: int | None) -> str:
@@ -214,18 +222,33 @@ def _state(pid: int | None) -> str:
     return "stalled" if _process_state(pid) == b"T" else "running"
 
 
-def _role(node: _Node) -> str | None:
-    """``controller``, ``broker``, or why it is neither now; None when it does not answer."""
+def _summary(node: _Node) -> dict[str, Any] | None:
+    """The cluster as the node knows it; None when it does not answer."""
     endpoint = node.endpoint()
     if endpoint is None:
         return None
     try:
-        summary = JsonApi(endpoint, ROLE_TIMEOUT_S, node.security()).get("cluster")
+        summary: dict[str, Any] = JsonApi(endpoint, ROLE_TIMEOUT_S, node.security()).get("cluster")
     except HttpFailed:
         return None
+    return summary
+
+
+def _role(node: _Node, summary: dict[str, Any]) -> str:
+    """``controller``, ``broker``, or why it is neither now."""
     if not summary["ready"]:
         return str(summary["reason"])
     return "controller" if summary["controller_id"] == node.number else "broker"
+
+
+def _roles(node: _Node, summary: dict[str, Any]) -> list[str]:
+    """What the node is in its cluster: ``broker``, ``voter``, ``controller``."""
+    roles = {
+        "broker": any(broker["node_id"] == node.number for broker in summary["brokers"]),
+        "voter": node.number in summary["voters"],
+        "controller": summary["controller_id"] == node.number,
+    }
+    return [name for name, is_so in roles.items() if is_so]
 
 
 @local.command(epilog=examples("kept local stop 0"))
@@ -360,7 +383,7 @@ class _Node:
         with open(self.log, "ab") as log:
             position = log.tell()
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "kept", "serve", "--config", self.config],
+                [sys.executable, "-P", "-m", "kept", "serve", "--config-file", self.config],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -433,7 +456,7 @@ class _Node:
 
 
 def _serves(pid: int, config: str) -> bool:
-    """Whether a process is ``kept serve --config config``, and not only its remains."""
+    """Whether a process is ``kept serve --config-file config``, and not only its remains."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as source:
             arguments = source.read().split(b"\0")

@@ -8,19 +8,28 @@ import signal
 import click
 
 from kept.cli.output import echo
-from kept.cli.shell import WholeNumber, examples, pairs
+from kept.cli.shell import RenamedOption, WholeNumber, examples, pairs
 
 
 @click.command(
     epilog=examples(
         "kept serve",
         "kept serve --port 9192 --data-dir /var/lib/kept --set log.segment.bytes=104857600",
-        "kept serve --config kept.yaml --check",
+        "kept serve --config-file kept.yaml --check",
         "kept serve --add-scram 'SCRAM-SHA-512=[name=admin,password-file=/run/secrets/admin]'",
         "kept serve --adopt --node-id 1 --set log.dirs=/var/lib/kafka/data",
     )
 )
-@click.option("--config", "file", metavar="FILE", help="YAML file of settings, named as Kafka's.")
+@click.option(
+    "--config-file",
+    "-f",
+    "file",
+    cls=RenamedOption,
+    old_name="--config",
+    metavar="FILE",
+    type=click.Path(),
+    help="YAML file of settings, named as Kafka's.",
+)
 @click.option(
     "--port",
     metavar="PORT",
@@ -99,26 +108,20 @@ def serve(
         from kept.storage.disk import Disk
 
         taken(
-            config, Disk(), kafka_metadata=kafka_metadata, ignore_security=ignore_security,
+            config,
+            Disk(),
+            kafka_metadata=kafka_metadata,
+            ignore_security=ignore_security,
             dry=check,
-        )  # fmt: skip
+        )
 
     if check:
-        from kept.node.config.preflight import (
-            check_addresses,
-            check_directories,
-            check_first_users,
-            check_tls,
-        )
-        from kept.node.config.security_checks import security_warnings
+        from kept.node.metadata import preflight
 
-        check_addresses(config)
-        check_directories(config)
-        check_first_users(config)
-        check_tls(config)
+        warnings = preflight.check(config, adopting=adopt)
         if adopt:
             take_over()
-        for warning in security_warnings(config):
+        for warning in warnings:
             echo(f"warning: {warning}", err=True)
         echo(f"settings are right{f' in {file}' if file else ''}")
         return

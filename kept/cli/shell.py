@@ -49,6 +49,23 @@ class WholeNumber(click.IntRange):
         return super().convert(value, param, ctx)
 
 
+class RenamedOption(click.Option):
+    """An option that also goes by ``old_name``, which no help and no completion shows."""
+
+    def __init__(self, *args: Any, old_name: str, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.old_name = old_name
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """As click's, with the old name."""
+        names = self.opts
+        self.opts = [*names, self.old_name]
+        try:
+            super().add_to_parser(parser, ctx)
+        finally:
+            self.opts = names
+
+
 class Group(click.Group):
     """A group that lists its commands in the order of their declaration, none cut short."""
 

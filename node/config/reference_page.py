@@ -24,8 +24,8 @@ _HEAD: Final = """\
 
 Made from the typed definitions by `python -m kept.node.config.reference_page`; do not edit.
 
-A node reads one YAML file (`kept serve --config FILE`), then the environment, then `--set`; the
-later wins. Names are Apache Kafka's property names, flat (`log.segment.bytes: 1073741824`) or
+A node reads one YAML file (`kept serve --config-file FILE`), then the environment, then `--set`;
+the later wins. Names are Apache Kafka's property names, flat (`log.segment.bytes: 1073741824`) or
 nested by dots; lists are YAML lists or comma-separated text. The environment variable of a setting
 is `KEPT_` and its name in upper case with `_` for `.`, a leading `kept.` dropped:
 `log.segment.bytes` is `{segment}`, `kept.log.format` is `{format}`. Variables that

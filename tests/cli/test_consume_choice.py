@@ -81,6 +81,7 @@ def test_several_topics_and_patterns(kept, kept_broker):
     assert values(kept(*member)) == [0, 1]
     kept("produce", topics[1], stdin="2\n")
     assert values(kept(*member)) == [2], "it goes on where it was"
+    assert f"group={group}" not in kept_broker.log(), "who comes and goes is no news"
     internal = ("consume", "__consumer_off.*", "--regex", "--offset", "latest", "--until-end")
     assert "internal topics only with --internal" in kept(*internal, status=1).err
     assert kept(*internal, "--internal").out == ""

@@ -37,13 +37,13 @@ def test_serve_alone_is_a_whole_cluster(offline, tmp_path, with_signal):
 def test_check_says_what_is_wrong(offline, tmp_path):
     file = tmp_path / "kept.yaml"
     file.write_text("log.segment.bytes: 1048576\nnum.partitions: 3\n")
-    assert "settings are right" in offline("serve", "--config", file, "--check").out
+    assert "settings are right" in offline("serve", "--config-file", file, "--check").out
     assert not (tmp_path / "data").exists()
     file.write_text("log.segmnt.bytes: 1048576\n")
-    assert "log.segment.bytes" in offline("serve", "--config", file, "--check", status=1).err
+    assert "log.segment.bytes" in offline("serve", "--config-file", file, "--check", status=1).err
     file.write_text("a: [1\n")
-    offline("serve", "--config", file, "--check", status=1)
-    offline("serve", "--config", tmp_path / "none.yaml", "--check", status=1)
+    offline("serve", "--config-file", file, "--check", status=1)
+    offline("serve", "--config-file", tmp_path / "none.yaml", "--check", status=1)
     for wrong in (
         ["--set", "nope=1"],
         ["--set", "log.segment.bytes=much"],
@@ -78,6 +78,7 @@ def test_local_from_up_to_down(offline, local_dir):
     assert len(offline("topic", "describe", "t", "--json", *here).json["partitions"]) == 4
     (status,) = offline("local", "status", "--json", *directory).json
     assert (status["state"], status["role"], status["port"]) == ("running", "controller", port)
+    assert status["roles"] == ["broker", "voter", "controller"]
     assert "has 1 node, not 3" in offline("local", "up", "--nodes", 3, *directory, status=1).err
     os.kill(status["pid"], signal.SIGSTOP)
     (stalled,) = offline("local", "status", "--json", *directory).json

@@ -20,10 +20,13 @@ def used(kept_cluster) -> Path:
 
 
 def serve(offline, tmp_path, *settings: str, node_id: int = 0) -> str:
+    """Why a node does not start; ``--check`` says the same."""
     given = [part for one in settings for part in ("--set", one)]
     listener = f"listeners=PLAINTEXT://localhost:{free_port()}"
-    more = ("--node-id", node_id, "--set", listener)
-    return offline("serve", *more, *given, status=1, cwd=tmp_path).err
+    command = ("serve", "--node-id", node_id, "--set", listener, *given)
+    said = offline(*command, status=1, cwd=tmp_path).err
+    assert offline(*command, "--check", status=1, cwd=tmp_path).err == said
+    return said
 
 
 def test_a_log_directory_of_another_cluster(offline, tmp_path, used):
@@ -51,3 +54,45 @@ def test_metadata_of_another_cluster(offline, tmp_path, used, kept_cluster):
     shutil.copytree(Path(other.data_dir()) / "meta", meta)
     said = serve(offline, tmp_path, f"log.dirs={used}", f"metadata.log.dir={meta}")
     assert "log-directories" in said or "belongs to cluster.id" in said
+
+
+def test_a_log_directory_that_is_missing(offline, tmp_path, used):
+    meta = used.parent / "meta"
+    moved = used.rename(tmp_path / "moved")
+    said = serve(offline, tmp_path, f"log.dirs={used}", f"metadata.log.dir={meta}")
+    assert f"last seen at {used}, is not in log.dirs or is empty" in said
+    moved.rename(used)
+
+
+def test_logs_that_nobody_owns(offline, tmp_path):
+    (tmp_path / "log" / "users-0").mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    given = ("--set", f"log.dirs={tmp_path}/log", "--set", f"metadata.log.dir={tmp_path}/meta")
+    ran = offline("serve", "--check", *given, status=1, cwd=tmp_path)
+    assert f"{tmp_path}/log holds logs but no meta.properties" in ran.err
+    assert sorted(tmp_path.rglob("*")) == before, "a check writes nothing"
+
+
+def test_a_data_directory_of_apache_kafka(offline, tmp_path):
+    kafkas = tmp_path / "kafka"
+    kafkas.mkdir()
+    (kafkas / "meta.properties").write_text("version=1\ncluster.id=x\nnode.id=0\n")
+    said = serve(offline, tmp_path, f"log.dirs={kafkas}", f"metadata.log.dir={tmp_path}/meta")
+    assert "is Apache Kafka's data directory" in said
+
+
+def test_a_check_of_a_running_node_is_right_and_says_that_the_port_is_in_use(offline, kept_broker):
+    given = ("--port", kept_broker.port(), "--data-dir", kept_broker.data_dir(), "--check")
+    ran = offline("serve", *given)
+    assert ran.out == "settings are right\n"
+    assert f"warning: listeners: the port of PLAINTEXT://localhost:{kept_broker.port()}" in ran.err
+    assert "is in use: by this node if it runs now, else it cannot start" in ran.err
+
+
+def test_the_file_goes_by_its_old_name_too(offline, tmp_path):
+    (tmp_path / "a.yaml").write_text("num.partitions: 0\n")
+    for name in ("--config-file", "-f", "--config"):
+        ran = offline("serve", "--check", name, "a.yaml", status=1, cwd=tmp_path)
+        assert "num.partitions" in ran.err
+    shown = offline("serve", "--help").out
+    assert "-f, --config-file FILE" in shown and "--config " not in shown

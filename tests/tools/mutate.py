@@ -59,7 +59,7 @@ TESTS: Final = {
     ],
     "node/kafka/listener.py": ["tests/node/kafka/test_listener.py"],
     "node/runtime/connection_quota.py": ["tests/node/kafka/test_listener.py"],
-    "node/config/node_config.py": [*CONFIG, "tests/node/config/test_preflight.py"],
+    "node/config/node_config.py": [*CONFIG, "tests/node/metadata/test_preflight.py"],
     "node/config/listeners.py": CONFIG,
     "node/config/sources.py": CONFIG,
     "node/runtime/fd_quota.py": ["tests/node/runtime/test_fd_quota.py"],

@@ -146,9 +146,12 @@ class GroupCoordinator:
         ]
 
     def perform(self, shard: Shard[GroupCore], effect: Any) -> None:
-        """Log it; requests refused for memory at most once in :data:`NOISE_INTERVAL_MS`."""
+        """Log it: what is routine at debug, requests refused for memory at most once in
+        :data:`NOISE_INTERVAL_MS`.
+        """
         if isinstance(effect, ev.Note):
-            log.info("group", group=effect.group, what=effect.text)
+            write = log.debug if effect.routine else log.info
+            write("group", group=effect.group, what=effect.text)
             return
         now_ms = int(self.runtime.loop.time() * 1000)
         if now_ms >= self._quiet_until_ms:

@@ -304,9 +304,9 @@ class GroupCore:
             result = self._offsets.fetch(result)
         self.respond(deferred.request, result)
 
-    def note(self, group: str, text: str) -> None:
+    def note(self, group: str, text: str, *, routine: bool = False) -> None:
         """Emit a line for the log."""
-        self._effects.append(Note(group, text))
+        self._effects.append(Note(group, text, routine))
 
     def refused_for_memory(self, group: str, setting: str) -> None:
         """Emit that a request was refused by a limit of memory."""

@@ -213,10 +213,13 @@ Event = (
 
 
 class Note(Struct, frozen=True):
-    """Something for the node's log: a group, what happened, why."""
+    """Something for the node's log: a group, what happened, why. ``routine``: it happens whenever a
+    member comes or goes.
+    """
 
     group: str
     text: str
+    routine: bool = False
 
 
 class OutOfMemory(Struct, frozen=True):

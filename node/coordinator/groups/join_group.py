@@ -331,7 +331,9 @@ class GroupMembership:
             timer = JoinDeadline(group.group_id, True, delay, remaining)
             self._timers.set(_join_key(group), self._core.now_ms + delay, timer)
         group.transition_to(PREPARING_REBALANCE, self._core.wall_ms)
-        self._core.note(group.group_id, f"rebalances, generation {group.generation}: {why}")
+        self._core.note(
+            group.group_id, f"rebalances, generation {group.generation}: {why}", routine=True
+        )
         if first:
             return
         if group.has_all_members_joined:
@@ -353,7 +355,9 @@ class GroupMembership:
             return
         group.init_next_generation(self._core.wall_ms)
         if group.state is EMPTY:
-            self._core.note(group.group_id, f"is empty, generation {group.generation}")
+            self._core.note(
+                group.group_id, f"is empty, generation {group.generation}", routine=True
+            )
             self._core.append_in_background((group.to_record(),))
             return
         for member in group.members.values():
@@ -363,7 +367,9 @@ class GroupMembership:
             group.pending_sync.add(member.member_id)
         self._schedule_sync(group)
         count = len(group.members)
-        self._core.note(group.group_id, f"generation {group.generation} has {count} members")
+        self._core.note(
+            group.group_id, f"generation {group.generation} has {count} members", routine=True
+        )
 
     def _schedule_join(self, group: Group) -> None:
         deadline = self._core.now_ms + group.rebalance_timeout_ms

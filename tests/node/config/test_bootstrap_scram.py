@@ -16,7 +16,7 @@ from kept.node.config.bootstrap_scram import (
     parse_bootstrap_scram,
 )
 from kept.node.config.node_config import NodeConfig
-from kept.node.config.preflight import check_first_users
+from kept.node.metadata.preflight import check_first_users
 from kept.node.node import Node
 from kept.storage.errors import ConfigurationError
 

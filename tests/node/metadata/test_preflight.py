@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from kept.node.config.node_config import NodeConfig
-from kept.node.config.preflight import check_addresses, check_directories, check_tls
+from kept.node.metadata.preflight import check_addresses, check_directories, check_tls
 from kept.storage.errors import ConfigurationError
 from tests.support.certificates import Authority
 

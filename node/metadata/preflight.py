@@ -1,9 +1,10 @@
-"""What ``kept serve --check`` finds out about addresses and directories, without starting anything.
+"""``kept serve --check``: what would keep a node from starting, found out without starting it.
 
 A listener's host must be this machine's, and what is advertised must be a name that resolves here.
-A port in use is no fault: the node itself may be running. Where clients come from a name may mean
+A port in use is a warning: the node itself may be running. Where clients come from a name may mean
 something else, and behind a mapping the advertised address is another machine's; so much cannot be
-checked from here.
+checked from here. Directories must be this node's, or nobody's yet. The logs in them are not read:
+``kept log check`` does that.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from kept.client.security.distinguished_names import PrincipalMapper
 from kept.client.security.tls import server_context, tls_config
 from kept.cluster.metadata.wal import WAL_NAME
 from kept.node.config.bootstrap_scram import founding_records
+from kept.node.config.security_checks import security_warnings
+from kept.node.metadata import directory_ids
+from kept.storage.directory import refuse_kafka, refuse_ownerless
+from kept.storage.disk import Disk
 from kept.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -24,17 +29,38 @@ if TYPE_CHECKING:
     from kept.node.config.node_config import NodeConfig
 
 
-def check_addresses(config: NodeConfig) -> None:
-    """Raises ConfigurationError for the first address that cannot be served or reached."""
+def check(config: NodeConfig, *, adopting: bool = False) -> list[str]:
+    """All checks; what is allowed and probably not wanted, a sentence each. ``adopting``: whose the
+    directories are is checked by who takes them over from Apache Kafka.
+
+    Raises ConfigurationError, DirectoryRefused, DirectoryInUse and DamagedData, as a start would.
+    """
+    busy = check_addresses(config)
+    check_directories(config)
+    if not adopting:
+        check_owners(config, Disk())
+    check_first_users(config)
+    check_tls(config)
+    return [*busy, *security_warnings(config)]
+
+
+def check_addresses(config: NodeConfig) -> list[str]:
+    """Raises ConfigurationError for the first address that cannot be served or reached; a warning
+    for each port that is in use.
+    """
     bound = list(config.listeners)
     advertised = list(config.advertised_listeners)
     if config.node_listener is not None and config.advertised_node_listener is not None:
         bound.append(config.node_listener)
         advertised.append(config.advertised_node_listener)
-    for listener in bound:
-        _check_bound(listener)
+    busy = [str(listener) for listener in bound if not _check_bound(listener)]
     for listener in advertised:
         _resolve("advertised.listeners" if listener not in bound else "listeners", listener)
+    return [
+        f"listeners: the port of {address} is in use: by this node if it runs now, else it cannot "
+        "start"
+        for address in busy
+    ]
 
 
 def check_directories(config: NodeConfig) -> None:
@@ -50,6 +76,21 @@ def check_directories(config: NodeConfig) -> None:
             raise ConfigurationError(f"{setting}: {path}: {place} is not a directory")
         if not os.access(place, os.W_OK | os.X_OK):
             raise ConfigurationError(f"{setting}: {path}: this user may not write in {place}")
+
+
+def check_owners(config: NodeConfig, disk: Disk) -> None:
+    """Raises DirectoryRefused for a directory of Apache Kafka, of another node or cluster, or with
+    logs and no owner, and where one that this node has used is missing.
+    """
+    metadata = config.metadata_log_dir
+    log_dirs = config.log_dirs if config.is_broker else ()
+    for path in (*log_dirs, metadata):
+        refuse_kafka(disk, path)
+    alone = len(config.controller_quorum_voters) <= 1
+    directory_ids.refuse_foreign(disk, metadata, log_dirs, node_id=config.node_id, alone=alone)
+    directory_ids.refuse_missing(disk, metadata, log_dirs)
+    for path in log_dirs:
+        refuse_ownerless(disk, path)
 
 
 def check_tls(config: NodeConfig) -> None:
@@ -88,7 +129,9 @@ def _resolve(setting: str, listener: Listener) -> str:
     return str(addresses[0][4][0])
 
 
-def _check_bound(listener: Listener) -> None:
+def _check_bound(listener: Listener) -> bool:
+    """Whether its port is free on each of its addresses."""
+    free = True
     for number, host in enumerate(listener.bind_hosts):
         address = _resolve("listeners", listener._replace(host=host))
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -97,9 +140,11 @@ def _check_bound(listener: Listener) -> None:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((address, listener.port))
         except OSError as error:
-            if error.errno == errno.EADDRINUSE or (number and family == socket.AF_INET6):
-                continue
-            raise ConfigurationError(_refused(listener, error)) from error
+            if error.errno == errno.EADDRINUSE:
+                free = False
+            elif not number or family != socket.AF_INET6:
+                raise ConfigurationError(_refused(listener, error)) from error
+    return free
 
 
 def _refused(listener: Listener, error: OSError) -> str:

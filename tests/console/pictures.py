@@ -67,7 +67,7 @@ def main():
         take(chromium, cluster, "group", f"#group/{scene.GROUP}", height=400)
         take(chromium, cluster, "records", f"#records/{scene.ORDERS}/1?offset=180", why)
         key = "b3JkZXItMDAwMDA="
-        take(chromium, cluster, "key", f"#key/{scene.ORDERS}/0?key={key}", height=720)
+        take(chromium, cluster, "key", f"#key/{scene.ORDERS}/0?key_base64={key}", height=720)
         take(chromium, cluster, "phone", f"{orders}/1", **PHONE)
 
 

@@ -1,163 +1,183 @@
-// The cluster: nodes, the metadata log, what the cleaner does here, topics, groups, transactions.
-import { api } from "./ask.js";
-import { bytes, count, crumbs, facts, hash, link, make, moment, percent, plural, quiet, table, tiles } from "./dom.js";
+// The cluster: nodes, the metadata log, what the log cleaner does, disks; and one node's settings.
+import { actionForm, allowed, offNote, settingsOf } from "./actions.js";
+import { api, recent } from "./api.js";
+import { throughput } from "./charts.js";
+import { kept } from "./command.js";
+import {
+  bytes, count, crumbs, hash, input, label, link, make, moment, percent, quiet, select, table, tick, tiles,
+} from "./dom.js";
 
-const ROWS = 200; // of topics at a time; the filter finds the others
-let filter = "", internal = false;
+const MOST_UNCLEANABLE = 200;
+const SAMPLED_MS = 15000;
 
 function nodes(cluster, quorum) {
   const logs = new Map(quorum.members.map((member) => [member.node_id, member]));
   const brokers = new Map(cluster.brokers.map((broker) => [broker.node_id, broker]));
   const ids = [...new Set([...brokers.keys(), ...cluster.voters])].sort((a, b) => a - b);
-  return table("Nodes of the cluster", ["Node", "Roles", "State", ["Leads", "number"], ["Replicas", "number"], ["Metadata log", "number"], "Rack", "Addresses"], ids.map((id) => {
-    const broker = brokers.get(id), copy = logs.get(id);
-    const roles = [broker && "broker", cluster.voters.includes(id) ? "voter" : "observer", id === cluster.controller_id && "controller"].filter(Boolean);
-    const state = broker && broker.fenced ? ["fenced", "bad"] : broker ? ["serves", "good"] : ["controller only", ""];
+  const rows = ids.map((id) => {
+    const broker = brokers.get(id);
+    const copy = logs.get(id);
+    const roles = [
+      broker && "broker",
+      cluster.voters.includes(id) ? "voter" : "observer",
+      id === cluster.controller_id && "controller",
+    ].filter(Boolean);
+    let state = ["controller only", ""];
+    if (broker) state = broker.fenced ? ["fenced", "bad"] : ["active", "good"];
     let log = "–";
-    if (copy && copy.last_index !== null) log = copy.lag ? `${count(copy.last_index)}, ${count(copy.lag)} behind` : count(copy.last_index);
-    return [id === cluster.node_id ? `${id}, this one` : id, roles.join(", "), state, broker ? count(broker.leads) : "–", broker ? count(broker.replicas) : "–", log, (broker && broker.rack) || "–", broker ? broker.endpoints.join(" ") : "–"];
-  }));
+    if (copy && copy.last_index !== null) {
+      log = copy.lag ? `${count(copy.last_index)}, lag ${count(copy.lag)}` : count(copy.last_index);
+    }
+    const name = id === cluster.node_id ? `${id}, this one` : String(id);
+    return [
+      broker ? link(hash("node", id), name) : name,
+      roles.join(", "),
+      state,
+      broker ? count(broker.leads) : "–",
+      broker ? count(broker.replicas) : "–",
+      log,
+      (broker && broker.rack) || "–",
+      broker ? broker.endpoints.join(" ") : "–",
+    ];
+  });
+  return table("Nodes of the cluster", [
+    "Node", "Roles", "State", ["Leaders", "number"], ["Replicas", "number"],
+    ["Metadata log end", "number"], "Rack", "Listeners",
+  ], rows);
 }
 
-const serving = (cluster) => cluster.brokers.filter((broker) => !broker.fenced).length;
-
-function cleaners(told) {
+function cleaners(known) {
   const name = (one) => link(hash("topic", one.topic, one.partition), `${one.topic} ${one.partition}`);
-  const running = told.flatMap((one) => one.running.map((pass) => [one.node, pass]));
-  const stuck = told.flatMap((one) => one.uncleanable.map((log) => [one.node, log]));
-  return [make("h2", {}, "The cleaner"),
-    running.length ? table("Passes that run", ["Log", ["Node", "number"], ["Done", "number"], ["Dirty ratio", "number"], "Why"], running.map(([node, pass]) =>
-      [name(pass), node, percent(pass.progress), percent(pass.dirty_ratio), pass.reason])) : quiet("It rests: no pass runs."),
-    stuck.length ? table("Logs that cannot be cleaned", ["Log that cannot be cleaned", ["Node", "number"], ["Failures", "number"], "Tried again", "Why"], stuck.slice(0, ROWS).map(([node, log]) =>
-      [name(log), node, count(log.failures), moment(log.retry_at_ms), [log.reason, "bad"]])) : "",
-    table("What the cleaner did since each node started", ["Node", ["Passes", "number"], ["Failed", "number"], ["Records removed", "number"], ["Bytes freed", "number"], ["Seconds", "number"]], told.map((one) =>
-      [one.node, count(one.passes), one.failures ? [count(one.failures), "bad"] : "0", count(one.removed_records), bytes(one.cleaned_bytes), one.seconds.toFixed(1)]))];
+  const running = known.flatMap((one) => one.running.map((pass) =>
+    [name(pass), one.node, percent(pass.progress), percent(pass.dirty_ratio), pass.reason]));
+  const stuck = known.flatMap((one) => one.uncleanable.map((log) =>
+    [name(log), one.node, count(log.failures), moment(log.retry_at_ms), [log.reason, "bad"]]));
+  return [
+    make("h2", {}, "Log cleaner"),
+    running.length
+      ? table("Running compactions", ["Partition", ["Node", "number"], ["Done", "number"], ["Dirty ratio", "number"], "Why"], running)
+      : quiet("Idle: no compaction is running."),
+    stuck.length
+      ? table("Uncleanable partitions", ["Uncleanable partition", ["Node", "number"], ["Failures", "number"], "Tried again", "Why"], stuck.slice(0, MOST_UNCLEANABLE))
+      : "",
+    table("What the log cleaner did since each node started", [
+      "Node", ["Compactions", "number"], ["Failed", "number"], ["Records removed", "number"],
+      ["Bytes freed", "number"], ["Seconds", "number"],
+    ], known.map((one) => [
+      one.node, count(one.passes), one.failures ? [count(one.failures), "bad"] : "0",
+      count(one.removed_records), bytes(one.cleaned_bytes), one.seconds.toFixed(1),
+    ])),
+  ];
 }
+
+const bad = (number) => number ? "bad" : "";
 
 export const overview = {
   pause: 3000,
   poll: 10000,
-  async ask() {
-    const [cluster, quorum] = await Promise.all([api("cluster"), api("quorum")]);
-    const alive = cluster.brokers.filter((broker) => !broker.fenced).map((broker) => broker.node_id);
-    const told = await Promise.all(alive.map((node) => api("cleaner", { node }).catch(() => null)));
-    return [cluster, quorum, told.filter(Boolean)];
+
+  async load() {
+    const [cluster, quorum, history] = await Promise.all([
+      api("cluster"),
+      api("quorum"),
+      recent("history/throughput", {}, SAMPLED_MS).catch(() => null),
+    ]);
+    const active = cluster.brokers.filter((broker) => !broker.fenced).map((broker) => broker.node_id);
+    const known = await Promise.all(active.map((id) => api("cleaner", { node: id }).catch(() => null)));
+    return [cluster, quorum, known.filter(Boolean), history];
   },
-  show([cluster, quorum, told]) {
-    return [make("h1", {}, "Cluster"),
+
+  render([cluster, quorum, known, history]) {
+    const active = cluster.brokers.filter((broker) => !broker.fenced).length;
+    const leader = quorum.leader_id < 0 ? "no leader" : `leader node ${quorum.leader_id}`;
+    return [
+      make("h1", {}, "Cluster"),
       cluster.ready ? "" : make("p", { class: "bad" }, `This node is not ready: ${cluster.reason}`),
-      ...told.filter((one) => (one.uncompiled_kernels || []).length).map((one) =>
-        make("p", { class: "bad" }, `Node ${one.node} runs kernels that are not compiled, and is far slower for it: ${one.uncompiled_kernels.join(", ")}`)),
+      known.filter((one) => (one.uncompiled_kernels || []).length).map((one) => make("p", { class: "bad" },
+        `Node ${one.node} runs kernels that are not compiled, and is far slower for it: ${one.uncompiled_kernels.join(", ")}`)),
       tiles([
-        ["Nodes that serve", `${serving(cluster)} of ${cluster.brokers.length}`, serving(cluster) < cluster.brokers.length ? "bad" : ""],
-        ["Controller", cluster.controller_id < 0 ? "none" : `node ${cluster.controller_id}`, cluster.controller_id < 0 ? "bad" : ""],
-        ["Topics", count(cluster.topics)], ["Partitions", count(cluster.partitions)],
-        ["Offline", count(cluster.offline_partitions), cluster.offline_partitions ? "bad" : ""],
-        ["Under-replicated", count(cluster.under_replicated_partitions), cluster.under_replicated_partitions ? "bad" : ""]]),
-      make("h2", {}, "Nodes"), nodes(cluster, quorum),
-      quiet(`Metadata log: term ${count(quorum.term)}, led by ${quorum.leader_id < 0 ? "nobody" : "node " + quorum.leader_id}, committed to ${count(quorum.commit_index)}, applied here to ${count(cluster.metadata_index)}.`, quorum.reason ? ` The controller was not heard: ${quorum.reason}` : ""),
-      cleaners(told),
+        ["Active brokers", `${active} of ${cluster.brokers.length}`, bad(active < cluster.brokers.length)],
+        ["Controller", cluster.controller_id < 0 ? "none" : `node ${cluster.controller_id}`, bad(cluster.controller_id < 0)],
+        ["Topics", count(cluster.topics)],
+        ["Partitions", count(cluster.partitions)],
+        ["Offline", count(cluster.offline_partitions), bad(cluster.offline_partitions)],
+        ["Under-replicated", count(cluster.under_replicated_partitions), bad(cluster.under_replicated_partitions)],
+      ]),
+      history ? [make("h2", {}, "Last hour"), throughput(history, "cluster")] : "",
+      make("h2", {}, "Nodes"),
+      nodes(cluster, quorum),
+      quiet(`Metadata log: ${leader}, term ${count(quorum.term)}, committed to ${count(quorum.commit_index)}, ` +
+        `applied here to ${count(cluster.metadata_index)}.`,
+      quorum.reason ? ` The controller did not answer: ${quorum.reason}` : ""),
+      cleaners(known),
       make("h2", {}, "Disks of this node"),
-      table("Log directories", ["Log directory", ["Free", "number"], ["Size", "number"], "State"], cluster.log_directories.map((one) =>
-        [one.path, bytes(one.usable_bytes), bytes(one.total_bytes), one.offline ? [one.offline, "bad"] : ["serves", "good"]]))];
+      table("Log directories", ["Log directory", ["Free", "number"], ["Size", "number"], "State"],
+        cluster.log_directories.map((one) => [
+          one.path, bytes(one.usable_bytes), bytes(one.total_bytes),
+          one.offline ? [one.offline, "bad"] : ["online", "good"],
+        ])),
+    ];
   },
 };
 
-export const topics = {
-  pause: 5000,
-  poll: 10000,
-  ask: async () => (await api("topics")).topics,
-  show(list) {
-    const place = make("div");
-    const fill = () => {
-      const found = list.filter((topic) => (internal || !topic.internal) && topic.name.includes(filter));
-      const rows = found.slice(0, ROWS).map((topic) => {
-        const trouble = [];
-        if (topic.offline_partitions) trouble.push(`${topic.offline_partitions} offline`);
-        if (topic.under_replicated_partitions) trouble.push(`${topic.under_replicated_partitions} under-replicated`);
-        return [link(hash("topic", topic.name), topic.name), count(topic.partition_count), topic.replication_factor, bytes(topic.size_bytes), topic.cleanup_policy.join(", ") || "–", trouble.length ? [trouble.join(", "), "bad"] : ["in sync", "good"]];
-      });
-      const more = found.length - rows.length;
-      place.replaceChildren(
-        table("Topics", ["Topic", ["Partitions", "number"], ["Replicas", "number"], ["Size here", "number"], "Cleanup", "State"], rows),
-        quiet(more > 0 ? `${count(more)} more: filter by name` : plural(found.length, "topic")));
-    };
-    const box = make("input", { type: "search", placeholder: "part of a name", id: "filter", autocomplete: "off" });
-    box.value = filter;
-    box.addEventListener("input", () => { filter = box.value; fill(); });
-    const tick = make("input", { type: "checkbox", id: "internal" });
-    tick.checked = internal;
-    tick.addEventListener("change", () => { internal = tick.checked; fill(); });
-    fill();
-    return [make("h1", {}, "Topics"), make("form", {}, make("label", {}, "Filter by name", box), make("label", { class: "tick" }, tick, "internal topics too")), place];
-  },
-};
+let defaults = false;
 
-// Filters what the node lists: it leaves out what would be too long.
-function filterForm(refresh) {
-  const box = make("input", { type: "search", placeholder: "part of a name", id: "filter", autocomplete: "off" });
-  box.value = filter;
-  box.addEventListener("change", () => { filter = box.value; refresh(); });
-  const form = make("form", {}, make("label", {}, "Filter by name", box), make("button", { class: "main" }, "Filter"));
-  form.addEventListener("submit", (event) => { event.preventDefault(); filter = box.value; refresh(); });
-  return form;
+function settingsTable(list, part) {
+  const rows = list
+    .filter((one) => (defaults || one.source !== "default") && one.name.includes(part))
+    .map((one) => [
+      make("code", { title: one.documentation }, one.name),
+      one.sensitive ? make("em", { class: "quiet" }, "hidden") : one.value ?? "–",
+      one.source,
+      one.read_only ? "restart" : "at once",
+    ]);
+  return rows.length
+    ? table("Settings of the broker", ["Setting", "Value", "From", "Changes"], rows)
+    : quiet("No setting here.");
 }
 
-const listed = (found, rows, what) => quiet(found.left_out ? `${count(found.left_out)} more: filter by name` : plural(rows.length, what));
-
-export const groups = {
-  pause: 5000,
-  poll: 10000,
-  ask: () => api("groups", { name: filter }),
-  show(found, refresh) {
-    return [make("h1", {}, "Consumer groups"), filterForm(refresh),
-      table("Consumer groups", ["Group", "State", ["Members", "number"], ["Lag", "number"], ["Coordinator", "number"], "Topics"], found.groups.map((group) =>
-        [link(hash("group", group.group), group.group), group.state, count(group.members), count(group.lag), `node ${group.coordinator}`, group.topics.join(", ") || "–"])),
-      listed(found, found.groups, "group"),
-      unanswered(found.unanswered)];
-  },
-};
-
-export const group = {
-  pause: 3000,
-  poll: 5000,
-  ask: (name) => api("groups/" + encodeURIComponent(name)),
-  show(found) {
-    const members = new Map(found.members.map((member) => [member.member_id, member]));
-    const total = found.partitions.reduce((sum, one) => sum + (one.lag || 0), 0);
-    return [crumbs(link("#groups", "Groups")), make("h1", {}, found.group),
-      facts([["State", found.state], ["Assignment", found.protocol || "–"], ["Coordinator", `node ${found.coordinator}`], ["Members", count(found.members.length)], ["Lag", count(total)]]),
-      table("Partitions of the group", ["Partition", ["Committed", "number"], ["High watermark", "number"], ["Lag", "number"], "Member", "Client", "Host"], found.partitions.map((one) => {
-        const member = members.get(one.member_id);
-        return [link(hash("topic", one.topic, one.partition), `${one.topic} ${one.partition}`), count(one.committed_offset), count(one.high_watermark), one.lag ? [count(one.lag), "bad"] : count(one.lag), one.member_id || "–", member ? member.client_id : "–", member ? member.host : "–"];
+export const node = {
+  still: true,
+  load: async (id) => Promise.all([api(`brokers/${encodeURIComponent(id)}/config`), allowed()]),
+  render([found, actions], page) {
+    const box = input("filter", "", { type: "search", placeholder: "part of a name" });
+    const place = make("div");
+    const fill = () => place.replaceChildren(settingsTable(found.settings, box.value));
+    box.addEventListener("input", fill);
+    fill();
+    const scope = select("scope", [[String(found.broker), `node ${found.broker}`], ["default", "all brokers"]], String(found.broker));
+    const names = make("datalist", { id: "names" },
+      found.settings.filter((one) => !one.read_only).map((one) => make("option", { value: one.name })));
+    const name = input("name", "", { required: true, list: "names" });
+    const what = select("what", [["set", "set to"], ["delete", "back to the default"]], "set");
+    const value = input("value", "");
+    return [
+      crumbs(link("#", "Cluster")),
+      make("h1", {}, `Node ${found.broker}`),
+      make("h2", {}, "Settings"),
+      make("div", { class: "row" }, label("Filter by name", box), tick("defaults", "also those at their default", defaults, (ticked) => {
+        defaults = ticked;
+        fill();
       })),
-      unanswered(found.unanswered)];
+      place,
+      offNote(actions),
+      names,
+      actionForm({
+        id: "config",
+        title: "Change a setting",
+        note: "Those that change at once; the others need the broker's file and a restart.",
+        fields: [label("Of", scope), label("Setting", name), label("Is", what), label("Value", value)],
+        submit: "Change the setting",
+        changed: () => { value.disabled = what.value === "delete"; },
+        command: () => what.value === "set"
+          ? kept("broker", "config", "set", scope.value, "--config", `${name.value || "NAME"}=${value.value}`)
+          : kept("broker", "config", "delete", scope.value, "--name", name.value || "NAME"),
+        send: () => api("brokers/config", {}, {
+          ...(scope.value === "default" ? {} : { broker: Number(scope.value) }),
+          ...(what.value === "set" ? { set: settingsOf(`${name.value}=${value.value}`) } : { delete: [name.value] }),
+        }),
+        done: () => ["Changed. ", make("button", { type: "button", onclick: page.refresh }, "Load the settings again")],
+      }, actions),
+    ];
   },
 };
-
-export const transactions = {
-  pause: 5000,
-  poll: 10000,
-  ask: () => api("transactions", { name: filter }),
-  show(found, refresh) {
-    return [make("h1", {}, "Transactions"), filterForm(refresh),
-      table("Transactional ids", ["Transactional id", "State", ["Producer id", "number"], ["Coordinator", "number"]], found.transactions.map((one) =>
-        [link(hash("transaction", one.transactional_id), one.transactional_id), one.state, String(one.producer_id), `node ${one.coordinator}`])),
-      listed(found, found.transactions, "transactional id"),
-      unanswered(found.unanswered)];
-  },
-};
-
-export const transaction = {
-  pause: 3000,
-  poll: 5000,
-  ask: (name) => api("transactions/" + encodeURIComponent(name)),
-  show(found) {
-    return [crumbs(link("#transactions", "Transactions")), make("h1", {}, found.transactional_id),
-      facts([["State", found.state], ["Began", moment(found.started_ms)], ["Timeout", `${count(found.timeout_ms / 1000)} s`], ["Producer id", String(found.producer_id)], ["Producer epoch", String(found.producer_epoch)], ["Coordinator", `node ${found.coordinator}`]]),
-      found.partitions.length ? table("Partitions of the transaction", ["Topic", ["Partition", "number"]], found.partitions.map((one) =>
-        [link(hash("topic", one.topic, one.partition), one.topic), one.partition])) : quiet("No partition is in a transaction of it now.")];
-  },
-};
-
-const unanswered = (list) => list.map((one) => make("p", { class: "bad" }, `Node ${one.node} does not answer: ${one.reason}`));

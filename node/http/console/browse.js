@@ -1,0 +1,107 @@
+// Records of one partition by offset or time, with what is missing between them, and why.
+import { api } from "./api.js";
+import { count, crumbs, form, hash, input, label, link, make, quiet, select, table } from "./dom.js";
+import { FORMATS } from "./payload.js";
+import { HEADS, recordRow } from "./rows.js";
+
+const LIMIT = 25;
+let format = "auto";
+
+// Offsets that are not there.
+function gap(from, end, topic, partition) {
+  const answer = make("span", { role: "status" });
+  const why = make("button", {
+    type: "button",
+    class: "plain",
+    onclick: async () => {
+      try {
+        const found = await api("compaction/why-missing", { topic, partition, offset: from });
+        answer.textContent = ` Offset ${count(from)}: ${found.explanation}.`;
+      } catch (error) {
+        answer.textContent = ` ${error.message}`;
+      }
+    },
+  }, "why?");
+  const text = end - from === 1 ? `Offset ${count(from)} is not there: ` : `Offsets ${count(from)} to ${count(end - 1)} are not there: `;
+  return make("tr", { class: "gap" }, make("td", { colspan: HEADS.length }, text, why, answer));
+}
+
+function rows(found, topic, partition) {
+  const made = [];
+  let expected = found.first_offset;
+  for (const record of found.records) {
+    if (record.offset > expected) made.push(gap(expected, record.offset, topic, partition));
+    made.push(recordRow({ ...record, partition: Number(partition) }, topic, format));
+    expected = record.offset + 1;
+  }
+  if (found.next_offset > expected) made.push(gap(expected, found.next_offset, topic, partition));
+  return made;
+}
+
+function where(topic, partition, query, page) {
+  const given = query.get("offset") !== null ? "offset" : query.get("timestamp") !== null ? "time" : "end";
+  const from = select("from", [["end", "the end"], ["offset", "offset"], ["time", "time"]], given);
+  const value = input("value", query.get("offset"));
+  if (query.get("timestamp")) value.value = new Date(Number(query.get("timestamp"))).toISOString();
+  const shown = select("format", FORMATS, format);
+  const adapt = () => {
+    value.disabled = from.value === "end";
+    value.placeholder = { offset: "42", time: "2026-11-21 14:05, or milliseconds" }[from.value] || "";
+  };
+  from.addEventListener("change", adapt);
+  adapt();
+  shown.addEventListener("change", () => {
+    format = shown.value;
+    page.go(location.hash);
+  });
+  return form("Which records", [
+    label("From", from),
+    label("Value", value),
+    make("button", { class: "main" }, "Show"),
+    label("Bytes as", shown),
+  ], () => {
+    const at = hash("records", topic, partition);
+    const wanted = value.value.trim();
+    const time = /^\d{5,}$/.test(wanted) ? wanted : new Date(wanted).getTime();
+    if (from.value === "offset") page.go(`${at}?offset=${encodeURIComponent(wanted)}`);
+    else if (from.value === "time") page.go(`${at}?timestamp=${time}`);
+    else page.go(at);
+  });
+}
+
+export const browse = {
+  kind: "topic",
+  still: true,
+  async load(topic, partition, query) {
+    const wanted = {
+      topic,
+      partition,
+      limit: query.get("limit") || LIMIT,
+      offset: query.get("offset"),
+      timestamp: query.get("timestamp"),
+    };
+    return [await api("records", wanted), topic, partition, query];
+  },
+  render([found, topic, partition, query], page) {
+    const at = hash("records", topic, partition);
+    const earlier = Math.max(found.log_start_offset, found.first_offset - LIMIT);
+    const any = found.records.length || found.next_offset > found.first_offset;
+    const shown = any
+      ? table(`Records of ${topic}, partition ${partition}`, HEADS, rows(found, topic, partition))
+      : quiet("There is no record from there on.");
+    if (any) shown.querySelector("table").classList.add("records");
+    return [
+      crumbs(link("#topics", "Topics"), link(hash("topic", topic), topic), link(hash("records", topic), "records"),
+        link(hash("topic", topic, partition), `partition ${partition}`)),
+      make("h1", {}, `Records of ${topic}, partition ${partition}`),
+      where(topic, partition, query, page),
+      shown,
+      make("nav", { class: "row", "aria-label": "More records" },
+        found.first_offset > found.log_start_offset ? link(`${at}?offset=${earlier}`, "earlier") : "",
+        found.next_offset < found.high_watermark ? link(`${at}?offset=${found.next_offset}`, "later") : "",
+        link(`${at}?offset=${found.log_start_offset}`, "the first"),
+        link(at, "the last")),
+      quiet(`There are offsets ${count(found.log_start_offset)} to ${count(found.high_watermark)}.`),
+    ];
+  },
+};

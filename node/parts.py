@@ -397,8 +397,8 @@ class NodeParts:
             connect_here=self._connect_here,
         )
 
-    def _connect_here(self) -> Awaitable[socket.socket]:
-        return self.listeners[0].connect_here()
+    def _connect_here(self, session: Session | None) -> Awaitable[socket.socket]:
+        return self.listeners[0].connect_here(session)
 
     def _build_handlers(self) -> None:
         """What serves requests in Kafka's protocol."""

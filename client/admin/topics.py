@@ -96,6 +96,15 @@ def create_topics(
     view: ClusterView, topics: Sequence[NewTopic], timeout_ms: int, validate_only: bool
 ) -> Operation[None]:
     """Create topics and wait until every partition has a leader."""
+    yield [create_topics_call(topics, timeout_ms, validate_only)]
+    if not validate_only:
+        wanted = {t.name: t.partitions for t in topics}
+        (response,) = yield [await_topics(wanted, timeout_ms)]
+        view.update(response, tuple(wanted))
+
+
+def create_topics_call(topics: Sequence[NewTopic], timeout_ms: int, validate_only: bool) -> Call:
+    """A CreateTopics request; done when the controller has created them."""
     values = {
         "topics": [
             {
@@ -110,21 +119,15 @@ def create_topics(
         "timeout": timeout_ms,
         "validate_only": validate_only,
     }
-    yield [
-        Call(
-            ApiKey.CREATE_TOPICS,
-            values,
-            ToController(),
-            what=f"CreateTopics of {', '.join(t.name for t in topics)}",
-            timeout_ms=timeout_ms,
-            check=lambda r: first_error(r.topics, lambda t: f"CreateTopics of {t.name}"),
-            repeatable=False,
-        )
-    ]
-    if not validate_only:
-        wanted = {t.name: t.partitions for t in topics}
-        (response,) = yield [await_topics(wanted, timeout_ms)]
-        view.update(response, tuple(wanted))
+    return Call(
+        ApiKey.CREATE_TOPICS,
+        values,
+        ToController(),
+        what=f"CreateTopics of {', '.join(t.name for t in topics)}",
+        timeout_ms=timeout_ms,
+        check=lambda r: first_error(r.topics, lambda t: f"CreateTopics of {t.name}"),
+        repeatable=False,
+    )
 
 
 def await_topics(wanted: Mapping[str, int], timeout_ms: int) -> Call:
@@ -170,26 +173,29 @@ def delete_topics(names: Sequence[str], timeout_ms: int) -> Operation[None]:
 
 
 def create_partitions(view: ClusterView, name: str, count: int, timeout_ms: int) -> Operation[None]:
-    """Raise a topic's number of partitions to ``count``."""
+    """Raise a topic's number of partitions to ``count``, and wait until all have a leader."""
+    yield [create_partitions_call(name, count, timeout_ms)]
+    (response,) = yield [await_topics({name: count}, timeout_ms)]
+    view.update(response, (name,))
+
+
+def create_partitions_call(name: str, count: int, timeout_ms: int) -> Call:
+    """A CreatePartitions request; done when the controller has created them."""
     values = {
         "topics": [{"name": name, "count": count, "assignments": None}],
         "timeout": timeout_ms,
         "validate_only": False,
     }
     what = f"CreatePartitions of {name}"
-    yield [
-        Call(
-            ApiKey.CREATE_PARTITIONS,
-            values,
-            ToController(),
-            what=what,
-            timeout_ms=timeout_ms,
-            check=lambda r: first_error(r.results, lambda _: what),
-            repeatable=False,
-        )
-    ]
-    (response,) = yield [await_topics({name: count}, timeout_ms)]
-    view.update(response, (name,))
+    return Call(
+        ApiKey.CREATE_PARTITIONS,
+        values,
+        ToController(),
+        what=what,
+        timeout_ms=timeout_ms,
+        check=lambda r: first_error(r.results, lambda _: what),
+        repeatable=False,
+    )
 
 
 def alter_configs(
@@ -200,8 +206,11 @@ def alter_configs(
     timeout_ms: int,
     *,
     validate_only: bool = False,
+    route: Route | None = None,
 ) -> Operation[None]:
-    """Set and delete single settings of a topic or a broker, or see whether they would be."""
+    """Set and delete single settings of a topic or a broker, or see whether they would be. The
+    request goes to ``route``, else to the broker that it is about, or to any node.
+    """
     changes: list[Mapping[str, Any]] = [
         {"name": k, "config_operation": _SET, "value": v} for k, v in set_.items()
     ]
@@ -215,7 +224,7 @@ def alter_configs(
         Call(
             ApiKey.INCREMENTAL_ALTER_CONFIGS,
             values,
-            _config_route(kind, name),
+            route or _config_route(kind, name),
             what=what,
             timeout_ms=timeout_ms,
             check=lambda r: first_error(r.responses, lambda _: what),
@@ -223,7 +232,9 @@ def alter_configs(
     ]
 
 
-def describe_configs(kind: int, names: Sequence[str]) -> Operation[dict[str, list[ConfigEntry]]]:
+def describe_configs(
+    kind: int, names: Sequence[str], *, documentation: bool = False
+) -> Operation[dict[str, list[ConfigEntry]]]:
     """Settings by resource, each in the broker's order."""
     what = f"DescribeConfigs of {', '.join(names)}"
     values = {
@@ -231,7 +242,7 @@ def describe_configs(kind: int, names: Sequence[str]) -> Operation[dict[str, lis
             {"resource_type": kind, "resource_name": n, "configuration_keys": None} for n in names
         ],
         "include_synonyms": False,
-        "include_documentation": False,
+        "include_documentation": documentation,
     }
     (response,) = yield [
         Call(

@@ -20,8 +20,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from kept.client.admin.topics import first_error
 from kept.client.core.broker_errors import NotReached
-from kept.client.core.calls import Call, ToLeader, ToNode
+from kept.client.core.calls import Call, ToCoordinator, ToLeader, ToNode
 from kept.client.core.leader_errors import offline_grace_ms
 from kept.client.node_connection import NodeConnection
 from kept.client.protocol.api_keys import ApiKey
@@ -56,10 +57,16 @@ VERSIONS: Final = {
     ApiKey.PRODUCE: 9,
     ApiKey.FETCH: 12,
     ApiKey.LIST_OFFSETS: 6,
+    ApiKey.OFFSET_COMMIT: 9,
     ApiKey.OFFSET_FETCH: 8,
+    ApiKey.FIND_COORDINATOR: 4,
     ApiKey.DESCRIBE_GROUPS: 5,
     ApiKey.LIST_GROUPS: 4,
     ApiKey.CREATE_TOPICS: 7,
+    ApiKey.DELETE_TOPICS: 6,
+    ApiKey.CREATE_PARTITIONS: 3,
+    ApiKey.DESCRIBE_CONFIGS: 4,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: 1,
     ApiKey.LIST_TRANSACTIONS: 1,
     ApiKey.DESCRIBE_TRANSACTIONS: 0,
     ApiKey.ELECT_LEADERS: 2,
@@ -168,7 +175,7 @@ class ClusterClient:
 
     async def _send(self, call: Call, node: int | None) -> Any:
         """One try. Raises NotReached where nothing was sent, else NetworkException."""
-        node_id, version = self._node_of(call, node), VERSIONS[ApiKey(call.api_key)]
+        node_id, version = await self._node_of(call, node), VERSIONS[ApiKey(call.api_key)]
         values = call.values(version) if callable(call.values) else call.values
         left_s = (call.deadline_ms - self._now_ms()) / 1000 + SLACK_S
         timeout_s = min(left_s, RESPONSE_S) if call.repeatable else left_s
@@ -185,10 +192,12 @@ class ClusterClient:
             raise error
         return response
 
-    def _node_of(self, call: Call, otherwise: int | None) -> int:
+    async def _node_of(self, call: Call, otherwise: int | None) -> int:
         route = call.route
         if isinstance(route, ToNode):
             return route.node_id
+        if isinstance(route, ToCoordinator) and otherwise is None:
+            return await self._coordinator(route, call)
         if not isinstance(route, ToLeader):
             return self.identity.node_id if otherwise is None else otherwise
         leader = self.metadata.image.topics[route.topic].partitions[route.partition].leader
@@ -197,6 +206,19 @@ class ClusterClient:
                 f"{route.topic}-{route.partition} has no leader now: its replicas are not available"
             )
         return leader
+
+    async def _coordinator(self, route: ToCoordinator, needed_by: Call) -> int:
+        """The node that coordinates a group or a transactional id. Raises as :meth:`call`."""
+        what = f"FindCoordinator of {route.key}"
+        call = Call(
+            ApiKey.FIND_COORDINATOR,
+            {"key_type": route.kind, "coordinator_keys": (route.key,)},
+            what=what,
+            timeout_ms=max(1, needed_by.deadline_ms - self._now_ms()),
+            check=lambda response: first_error(response.coordinators, lambda _: what),
+        )
+        (found,) = (await self.call(call)).coordinators
+        return int(found.node_id)
 
     def _now_ms(self) -> int:
         return int(self.runtime.loop.time() * 1000)

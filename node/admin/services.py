@@ -9,8 +9,10 @@ from __future__ import annotations
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
+from kept.node.admin.cluster_actions import ClusterActions
 from kept.node.admin.cluster_client import ClusterClient
 from kept.node.admin.cluster_view import ClusterView
 from kept.node.admin.compaction_admin import CompactionAdmin
@@ -29,6 +31,7 @@ from kept.node.admin.replica_reports import ReplicaReports
 from kept.node.admin.topic_lookup import TopicLookup
 from kept.node.admin.topic_view import TopicView
 from kept.node.admin.transactions_view import TransactionsView
+from kept.node.security.session import Session
 
 if TYPE_CHECKING:
     from kept.node.admin.dirty_history import DirtyHistory
@@ -84,8 +87,8 @@ class AdminServices:
     verifier: Verifier
     tls_reload: TlsReload
     audit: AuditLog
-    connect_here: Callable[[], Awaitable[socket.socket]]
-    """A connection to this node's own Kafka side, with the rights of a node."""
+    connect_here: Callable[[Session | None], Awaitable[socket.socket]]
+    """A connection to this node's own Kafka side, with the rights of a session; None: of a node."""
 
     def __post_init__(self) -> None:
         self._build_cluster()
@@ -119,6 +122,12 @@ class AdminServices:
             addresses=self.addresses,
             forwarding=self.forwarding,
             peer_http=self.peer_http,
+        )
+        self.actions = ClusterActions(
+            runtime=self.runtime,
+            metadata=metadata,
+            lookup=self.lookup,
+            new_client=self.new_client,
         )
         self.election = LeaderElection(self.lookup, self.new_client)
         self.consumer_lag = ConsumerLag(metadata, self.new_client)
@@ -176,13 +185,21 @@ class AdminServices:
             new_client=self.new_client,
         )
 
-    def new_client(self) -> ClusterClient:
-        """Calls of this node to the cluster in Kafka's protocol; whoever makes one closes it."""
+    def new_client(self, session: Session | None = None) -> ClusterClient:
+        """Calls of this node to the cluster in Kafka's protocol; whoever makes one closes it.
+
+        With a ``session`` what this node serves of them is asked in its name, and so are changes of
+        metadata: with its rights, and for the audit log. Other nodes are asked as by a node.
+        """
+        speaker = None
+        if session is not None:
+            about = (session.principal, session.host, session.listener, session.mechanism)
+            speaker = Session(*about, authorizer=session.authorizer)
         return ClusterClient(
             self.runtime,
             self.config,
             identity=self.identity,
             metadata=self.metadata,
             addresses=self.addresses,
-            connect_here=self.connect_here,
+            connect_here=partial(self.connect_here, speaker),
         )

@@ -6,9 +6,11 @@ that does the same.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
-from kept.node.http.messages import failure
+from kept.node.admin.cluster_actions import ResetTarget
+from kept.node.admin.partition_records import NewRecord
+from kept.node.admin.record_browser import MAX_HEADERS
 from kept.node.http.parameters import Parameters
 from kept.node.http.route_access import (
     ALTER_CLUSTER_CONFIGS,
@@ -19,6 +21,19 @@ from kept.node.http.route_access import (
     partitions_and_configs,
 )
 from kept.node.http.route_table import RouteContext, route
+from kept.storage.errors import InvalidRequest
+from kept.storage.types import MAX_INT32
+
+MAX_INT16: Final = 2**15 - 1
+"""Kafka's replication factor is an int16."""
+
+
+def _topic_name(p: Parameters) -> list[str]:
+    return [p.text("topic")]
+
+
+def _reset_names(p: Parameters) -> list[str]:
+    return [] if p.flag("dry_run") else [f"{p.text('group')} {p.text('topic')}"]
 
 
 @route(
@@ -33,9 +48,15 @@ from kept.node.http.route_table import RouteContext, route
     needs_actions=True,
     travels=False,
 )
-async def _create_topic(_node: RouteContext, p: Parameters) -> Any:
-    p.text("topic")
-    return failure(501, "not there yet")
+async def _create_topic(node: RouteContext, p: Parameters) -> Any:
+    return await node.services.actions.create_topic(
+        p.request.session,
+        p.text("topic"),
+        partitions=_positive(p, "partitions", MAX_INT32),
+        replication_factor=_positive(p, "replication_factor", MAX_INT16),
+        config=p.settings("config"),
+        validate_only=p.flag("validate_only"),
+    )
 
 
 @route(
@@ -49,9 +70,14 @@ async def _create_topic(_node: RouteContext, p: Parameters) -> Any:
     needs_actions=True,
     travels=False,
 )
-async def _alter_topic(_node: RouteContext, p: Parameters) -> Any:
-    p.text("topic")
-    return failure(501, "not there yet")
+async def _alter_topic(node: RouteContext, p: Parameters) -> Any:
+    return await node.services.actions.alter_topic(
+        p.request.session,
+        p.text("topic"),
+        partitions=_positive(p, "partitions", MAX_INT32),
+        changes=p.settings("set"),
+        delete=p.texts("delete"),
+    )
 
 
 @route(
@@ -62,9 +88,8 @@ async def _alter_topic(_node: RouteContext, p: Parameters) -> Any:
     needs_actions=True,
     travels=False,
 )
-async def _delete_topic(_node: RouteContext, p: Parameters) -> Any:
-    p.text("topic")
-    return failure(501, "not there yet")
+async def _delete_topic(node: RouteContext, p: Parameters) -> Any:
+    return await node.services.actions.delete_topic(p.request.session, p.text("topic"))
 
 
 @route(
@@ -79,12 +104,25 @@ async def _delete_topic(_node: RouteContext, p: Parameters) -> Any:
     "headers",
     "timestamp",
     access=WRITE_TOPIC,
+    changes=_topic_name,
     needs_actions=True,
     travels=False,
 )
-async def _produce(_node: RouteContext, p: Parameters) -> Any:
-    p.text("topic")
-    return failure(501, "not there yet")
+async def _produce(node: RouteContext, p: Parameters) -> Any:
+    timestamp = p.optional_number("timestamp")
+    record = NewRecord(
+        node.services.runtime.now_ms() if timestamp is None else timestamp,
+        p.key(),
+        p.data("value"),
+        p.headers("headers", MAX_HEADERS),
+    )
+    return await node.services.actions.produce(
+        p.request.session,
+        p.text("topic"),
+        record,
+        partition=p.optional_number("partition"),
+        stamped=timestamp is not None,
+    )
 
 
 @route(
@@ -98,13 +136,24 @@ async def _produce(_node: RouteContext, p: Parameters) -> Any:
     "timestamp",
     "dry_run",
     access=COMMIT_OFFSETS,
+    changes=_reset_names,
     needs_actions=True,
     travels=False,
 )
-async def _reset_offsets(_node: RouteContext, p: Parameters) -> Any:
-    p.text("group")
-    p.text("topic")
-    return failure(501, "not there yet")
+async def _reset_offsets(node: RouteContext, p: Parameters) -> Any:
+    target = ResetTarget(
+        to=p.text("to") if "to" in p.given else None,
+        offset=p.optional_number("offset"),
+        timestamp=p.optional_number("timestamp"),
+    )
+    return await node.services.actions.reset_offsets(
+        p.request.session,
+        p.text("group"),
+        p.text("topic"),
+        partition=p.optional_number("partition"),
+        target=target,
+        dry_run=p.flag("dry_run"),
+    )
 
 
 @route(
@@ -117,5 +166,18 @@ async def _reset_offsets(_node: RouteContext, p: Parameters) -> Any:
     needs_actions=True,
     travels=False,
 )
-async def _alter_broker(_node: RouteContext, _p: Parameters) -> Any:
-    return failure(501, "not there yet")
+async def _alter_broker(node: RouteContext, p: Parameters) -> Any:
+    return await node.services.actions.alter_broker(
+        p.request.session,
+        p.optional_number("broker"),
+        changes=p.settings("set"),
+        delete=p.texts("delete"),
+    )
+
+
+def _positive(p: Parameters, name: str, most: int) -> int | None:
+    """A number from 1 on, if it is there. Raises InvalidRequest."""
+    value = p.optional_number(name)
+    if value is not None and not 1 <= value <= most:
+        raise InvalidRequest(f"{name} must be 1 to {most}, not {value}")
+    return value

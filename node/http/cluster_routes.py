@@ -22,6 +22,8 @@ from kept.node.http.route_access import (
 )
 from kept.node.http.route_table import RouteContext, route
 from kept.node.security.access import Whole
+from kept.storage.errors import InvalidRequest
+from kept.storage.types import decimal_number
 
 
 def partition_name(p: Parameters) -> list[str]:
@@ -121,5 +123,8 @@ async def _lag(_node: RouteContext, p: Parameters) -> Any:
 
 
 @route("GET", "/api/v1/brokers/{broker}/config", large=True, access=DESCRIBE_CLUSTER_CONFIGS)
-async def _broker_config(_node: RouteContext, _p: Parameters) -> Any:
-    return failure(501, "not there yet")
+async def _broker_config(node: RouteContext, p: Parameters) -> Any:
+    broker = decimal_number(p.request.named)
+    if broker is None:
+        raise InvalidRequest(f"{p.request.named} is not the id of a broker")
+    return await node.services.actions.broker_config(p.request.session, broker)

@@ -62,12 +62,52 @@ class Parameters:
 
     def key(self) -> bytes | None:
         """A record's key as text (``key``) or base64 (``key_base64``), if it is there."""
-        given = self.given
-        if "key" in given and "key_base64" in given:
-            raise InvalidRequest("key and key_base64 are both given; use one of them")
-        if "key_base64" in given:
-            try:
-                return base64.b64decode(given["key_base64"], validate=True)
-            except (binascii.Error, ValueError) as error:
-                raise InvalidRequest(f"key_base64 is not base64: {error}") from error
-        return str(given["key"]).encode() if "key" in given else None
+        return self.data("key")
+
+    def data(self, name: str) -> bytes | None:
+        """Bytes as text (``name``) or base64 (``name_base64``), if they are there; null: none."""
+        return _data(self.given, name)
+
+    def texts(self, name: str) -> list[str]:
+        """A list of texts; an empty one where it is not there."""
+        value = self.given.get(name) or []
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise InvalidRequest(f"{name} must be a list of texts")
+        return value
+
+    def settings(self, name: str) -> dict[str, str]:
+        """Settings with their values, which are texts; none where it is not there."""
+        value = self.given.get(name) or {}
+        if not isinstance(value, dict):
+            raise InvalidRequest(f'{name} must be an object such as {{"segment.bytes": "1048576"}}')
+        for setting, text in value.items():
+            if not isinstance(text, str):
+                raise InvalidRequest(f"{name}: the value of {setting} must be a text")
+        return value
+
+    def headers(self, name: str, most: int) -> tuple[tuple[str, bytes | None], ...]:
+        """Headers of a record: objects with ``name`` and ``value`` or ``value_base64``."""
+        value = self.given.get(name) or []
+        if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+            raise InvalidRequest(f"{name} must be a list of objects with name and value")
+        if len(value) > most:
+            raise InvalidRequest(f"{name}: {len(value)} headers are more than {most}")
+        for header in value:
+            unknown = header.keys() - {"name", "value", "value_base64"}
+            if unknown or not isinstance(header.get("name"), str):
+                raise InvalidRequest(f"{name} must be a list of objects with name and value")
+        return tuple((header["name"], _data(header, "value")) for header in value)
+
+
+def _data(given: Mapping[str, Any], name: str) -> bytes | None:
+    text, base = given.get(name), given.get(f"{name}_base64")
+    if text is not None and base is not None:
+        raise InvalidRequest(f"{name} and {name}_base64 are both given; use one of them")
+    if base is not None:
+        try:
+            return base64.b64decode(base, validate=True)
+        except (binascii.Error, ValueError, TypeError) as error:
+            raise InvalidRequest(f"{name}_base64 is not base64: {error}") from error
+    if text is not None and not isinstance(text, str):
+        raise InvalidRequest(f"{name} must be a text")
+    return None if text is None else text.encode()

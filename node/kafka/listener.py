@@ -303,17 +303,18 @@ class Listener:
             self._servers.append(server)
         self._sockets.clear()
 
-    async def connect_here(self) -> socket.socket:
+    async def connect_here(self, session: Session | None = None) -> socket.socket:
         """A connection of this node to itself, which needs no login and is no stranger's place: the
-        end of a pair of sockets whose other end is served. The caller closes it.
+        end of a pair of sockets whose other end is served, with the rights of a node or those of
+        ``session``. The caller closes it.
         """
         ours, served = socket.socketpair()
         ours.setblocking(False)
         served.setblocking(False)
-        session = node_session(self.name)
+        speaker = node_session(self.name) if session is None else session
         try:
             await self.context.runtime.loop.connect_accepted_socket(
-                lambda: Accepted(self, session), served
+                lambda: Accepted(self, speaker), served
             )
         except BaseException:
             ours.close()

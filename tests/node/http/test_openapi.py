@@ -54,13 +54,7 @@ NEEDS_MORE_NODES = {
     ("POST", "/api/v1/voters/remove"),
 }
 """What a lone node can only refuse."""
-NOT_YET = {
-    *(("GET", f"/api/v1/{path}") for path in ("history/throughput",)),
-    *(("GET", f"/api/v1/{path}") for path in ("history/lag", "brokers/{broker}/config")),
-    *(("POST", f"/api/v1/topics/{what}") for what in ("create", "alter", "delete")),
-    *(("POST", f"/api/v1/{what}") for what in ("produce", "groups/reset-offsets")),
-    ("POST", "/api/v1/brokers/config"),
-}
+NOT_YET = {("GET", f"/api/v1/history/{what}") for what in ("throughput", "lag")}
 EXAMPLES = {
     "topic": "t",
     "partition": 0,
@@ -313,6 +307,7 @@ def filled(lone_node):
         log_cleaner_min_cleanable_ratio="1",
         offsets_topic_num_partitions="1",
         transaction_state_log_num_partitions="1",
+        kept_console_actions="true",
     )
     lone.run(lone.node.warmed_up())
     fill(lone)
@@ -327,6 +322,7 @@ def test_answers_have_the_fields_of_the_document(filled):
     after_a_pass(filled)
     what_went_wrong(filled)
     moving(filled)
+    actions(filled)
     assert OPERATIONS.keys() - filled.answered == NEEDS_MORE_NODES | NOT_YET
 
 
@@ -463,6 +459,24 @@ def moving(reader):
     assert reader.get("pulse", topic="t", partition=0)["state"]
     assert "state" not in reader.get("pulse", topic="plain", partition=0)
     assert reader.get("pulse", topic="none", partition=0) is None
+
+
+def actions(reader):
+    made = {"topic": "made", "partitions": 2, "config": {"cleanup.policy": "compact"}}
+    assert reader.post("topics/create", **made)["done"]
+    assert reader.post("topics/create", **made)["error"]
+    assert reader.post("topics/alter", topic="made", set={"segment.bytes": "9999"})["done"]
+    record = {"topic": "made", "key": "k", "value": "v", "headers": [{"name": "h"}]}
+    assert reader.post("produce", **record)["offset"] == 0
+    assert reader.post("produce", **record, partition=9)["offset"] is None
+    reset = {"group": "others", "topic": "made", "to": "latest"}
+    (first, _) = reader.post("groups/reset-offsets", **reset, dry_run=True)["partitions"]
+    assert first["before"] is None
+    assert reader.post("groups/reset-offsets", **reset)["done"]
+    assert reader.post("topics/delete", topic="made")["done"]
+    assert reader.post("brokers/config", set={"message.max.bytes": "5000"})["done"]
+    assert reader.get("brokers/{broker}/config", name="0")["settings"]
+    reader.get("brokers/{broker}/config", name="7", wanted=404)
 
 
 def test_what_is_said_of_other_nodes_has_the_fields_of_the_document(reader, monkeypatch):

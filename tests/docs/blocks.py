@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(sys.executable).parent
 _BLOCK = re.compile(
     r"(?P<not_run><!-- not run: (?P<reason>[^>]+) -->\n)?"
     r"(?P<indent>[ ]*)```(?P<language>console|python)\n(?P<text>.*?)\n[ ]*```",
@@ -83,11 +84,18 @@ def typed(text: str, page: str, line: int) -> Iterator[Command]:
         yield Command("\n".join(parts), tuple(printed), page, line + 1 + start)
 
 
-def run(page_commands: list[Command], folder: Path, port: int, timeout_s: float) -> None:
+def run(
+    page_commands: list[Command],
+    folder: Path,
+    port: int,
+    timeout_s: float,
+    programs: Path = HERE,
+) -> None:
     """Run the commands in ``folder``, and compare what they print.
 
-    Ports 9092 to 9094 of the page become ``port`` to ``port + 2``. AssertionError names the page,
-    the line and the command that failed, with what it printed.
+    Ports 9092 to 9094 of the page become ``port`` to ``port + 2``; ``kept`` and ``python3`` are
+    those of the folder ``programs``. AssertionError names the page, the line and the command that
+    failed, with what it printed.
     """
     script = ["set -o pipefail"]
     for command in page_commands:
@@ -96,7 +104,7 @@ def run(page_commands: list[Command], folder: Path, port: int, timeout_s: float)
         ["bash"],
         input="\n".join(script) + "\n",
         cwd=folder,
-        env=_environment(port),
+        env=environment(port, programs),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -116,9 +124,10 @@ def run(page_commands: list[Command], folder: Path, port: int, timeout_s: float)
             )
 
 
-def _environment(port: int) -> dict[str, str]:
+def environment(port: int, programs: Path = HERE) -> dict[str, str]:
+    """The environment of a reader whose node is on ``port``."""
     kept = {**os.environ, "KEPT_BOOTSTRAP": f"localhost:{port}", "COLUMNS": "250"}
-    kept["PATH"] = f"{Path(sys.executable).parent}:{kept['PATH']}"
+    kept["PATH"] = f"{programs}:{kept['PATH']}"
     kept.pop("PYTHONSAFEPATH", None)
     return kept
 

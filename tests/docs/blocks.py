@@ -16,8 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from kept.node.config.local_cluster import NODE_PORT_OFFSET
+
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(sys.executable).parent
+LOCAL_PORTS = (1, 2, NODE_PORT_OFFSET, NODE_PORT_OFFSET + 1, NODE_PORT_OFFSET + 2)
+"""What `kept local up --nodes 3` takes besides the first one."""
+INSTALLS = ("pip install", "python3 -m venv", ". venv/bin/activate")
 _BLOCK = re.compile(
     r"(?P<not_run><!-- not run: (?P<reason>[^>]+) -->\n)?"
     r"(?P<indent>[ ]*)```(?P<language>console|python)\n(?P<text>.*?)\n[ ]*```",

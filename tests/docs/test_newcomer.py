@@ -10,8 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from kept.testing.ports import free_port
-from tests.docs.blocks import ROOT, commands, environment, run
-from tests.docs.test_pages import INSTALLS, LOCAL_PORTS
+from tests.docs.blocks import INSTALLS, LOCAL_PORTS, ROOT, commands, environment, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1800)]
 CONSTRAINTS = ROOT / "constraints.txt"

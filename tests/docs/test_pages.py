@@ -8,14 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kept.node.config.local_cluster import NODE_PORT_OFFSET
 from kept.testing.ports import free_port
-from tests.docs.blocks import ROOT, Command, blocks, commands, run, typed
+from tests.docs.blocks import INSTALLS, LOCAL_PORTS, ROOT, Command, blocks, commands, run, typed
 
 DOCS = ROOT / "docs"
-LOCAL_PORTS = (1, 2, NODE_PORT_OFFSET, NODE_PORT_OFFSET + 1, NODE_PORT_OFFSET + 2)
-"""What `kept local up --nodes 3` takes besides the first one."""
-INSTALLS = ("pip install", "python3 -m venv", ". venv/bin/activate")
 
 
 ELSEWHERE = {"docs/spark.md": "tests/spark/test_docs.py"}

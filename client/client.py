@@ -20,8 +20,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
+from kept.client.admin import group_survey
 from kept.client.admin import groups as group_operations
 from kept.client.admin import topics as topic_operations
+from kept.client.admin.group_survey import SurveyedGroup
 from kept.client.admin.groups import GroupDescription, GroupListing
 from kept.client.admin.topics import BROKER, TOPIC, ConfigEntry, NewTopic
 from kept.client.consume import fetch as record_operations
@@ -440,6 +442,12 @@ class Client:
         """
         self.metadata([])
         return self.run(group_operations.list_groups(silent, SILENT_MS))
+
+    def survey_groups(self, listings: Sequence[GroupListing]) -> list[SurveyedGroup]:
+        """Members, committed offsets and lag of groups; who says nothing for ``SILENT_MS`` is not
+        waited for.
+        """
+        return self.run(group_survey.survey_groups(self.view, listings, SILENT_MS))
 
     def describe_group(self, group: str) -> GroupDescription:
         """One group; state ``Dead`` when there is none."""

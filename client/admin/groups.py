@@ -14,21 +14,32 @@ from typing import Any, Final, NamedTuple
 from kept.client.admin.cluster import describe_members
 from kept.client.admin.topics import Operation, first_error
 from kept.client.core.broker_errors import failure
-from kept.client.core.calls import Call, ToCoordinator, ToNode
+from kept.client.core.calls import Call, Route, ToCoordinator, ToNode
 from kept.client.protocol.api_keys import ApiKey
-from kept.storage.errors import CorruptMessage, KeptError
+from kept.storage.errors import CorruptMessage, KeptError, RetriableError, UnsupportedVersion
 from kept.storage.types import TopicPartition
 
 _BY_NAME: Final = 9
 """The newest version of OffsetCommit and OffsetFetch that names topics instead of their ids."""
+_CONSUMER_GROUP_DESCRIBE: Final = 69
+"""Apache Kafka's alone (KIP-848): kept has no groups of that type."""
+_GROUP_ID_NOT_FOUND: Final = 69
+CLASSIC: Final = "classic"
+CONSUMER: Final = "consumer"
+DEAD: Final = "Dead"
+"""The state of a group that does not exist."""
 
 
 class GroupListing(NamedTuple):
-    """A group as ListGroups tells it."""
+    """A group as ListGroups tells it. ``type`` is :data:`CLASSIC`, :data:`CONSUMER`, or another of
+    Kafka's such as ``share``; ``coordinator`` is the node that said it.
+    """
 
     group: str
     protocol_type: str
     state: str
+    type: str
+    coordinator: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +81,14 @@ def list_groups(silent: list[int] | None, silent_ms: int) -> Operation[list[Grou
             assert silent is not None
             silent.append(node_id)
             continue
-        listings.update({listing.group: listing for listing in _listings(response)})
+        listings.update({listing.group: listing for listing in _listings(node_id, response)})
     return [listings[name] for name in sorted(listings)]
 
 
 def groups_of_node(node_id: int) -> Operation[list[GroupListing]]:
     """The groups that a node coordinates."""
     (response,) = yield [_list_call(node_id)]
-    return _listings(response)
+    return _listings(node_id, response)
 
 
 def _list_call(node_id: int) -> Call:
@@ -89,9 +100,15 @@ def _list_call(node_id: int) -> Call:
     )
 
 
-def _listings(response: Any) -> list[GroupListing]:
+def _listings(node_id: int, response: Any) -> list[GroupListing]:
     return [
-        GroupListing(str(g.group_id), g.protocol_type, getattr(g, "group_state", ""))
+        GroupListing(
+            str(g.group_id),
+            g.protocol_type,
+            getattr(g, "group_state", ""),
+            getattr(g, "group_type", CLASSIC).lower(),
+            node_id,
+        )
         for g in response.groups
     ]
 
@@ -99,35 +116,75 @@ def _listings(response: Any) -> list[GroupListing]:
 def describe_group(group: str) -> Operation[GroupDescription]:
     """One group; its state is ``Dead`` when it does not exist."""
     what = f"DescribeGroups of {group}"
-    values = {"groups": (group,), "include_authorized_operations": False}
-    (response,) = yield [
-        Call(
-            ApiKey.DESCRIBE_GROUPS,
-            values,
-            ToCoordinator(group),
-            what=what,
-            check=lambda r: _unless_missing(r.groups[0], what),
+    call = describe_groups_call((group,), ToCoordinator(group))
+    call.what, call.check = what, lambda r: _unless_missing(r.groups[0], what)
+    (response,) = yield [call]
+    (described,) = descriptions(response)
+    if described.state != DEAD:
+        return described
+    newer = consumer_groups_call((group,), ToCoordinator(group))
+    newer.check = lambda r: _unless_missing(r.groups[0], what)
+    try:
+        (response,) = yield [newer]
+    except UnsupportedVersion:
+        return described
+    return descriptions(response)[0]
+
+
+def describe_groups_call(groups: Sequence[str], route: Route) -> Call:
+    """DescribeGroups: groups of the classic protocol; errors come with their group."""
+    values = {"groups": tuple(groups), "include_authorized_operations": False}
+    return Call(ApiKey.DESCRIBE_GROUPS, values, route, what="DescribeGroups")
+
+
+def consumer_groups_call(groups: Sequence[str], route: Route) -> Call:
+    """ConsumerGroupDescribe: groups of the newer protocol; errors come with their group."""
+    values = {"group_ids": tuple(groups), "include_authorized_operations": False}
+    return Call(_CONSUMER_GROUP_DESCRIBE, values, route, what="ConsumerGroupDescribe")
+
+
+def descriptions(response: Any) -> list[GroupDescription]:
+    """The groups of an answer to either of these calls; of one with an error its state is
+    ``Dead``.
+    """
+    return [_description(described) for described in response.groups]
+
+
+def _description(described: Any) -> GroupDescription:
+    group, is_dead = str(described.group_id), bool(int(described.error_code))
+    state = DEAD if is_dead else described.group_state
+    if hasattr(described, "assignor_name"):
+        members = tuple(
+            _member(
+                m,
+                [
+                    TopicPartition(str(t.topic_name), int(p))
+                    for t in m.assignment.topic_partitions
+                    for p in t.partitions
+                ],
+            )
+            for m in described.members
         )
-    ]
-    described = response.groups[0]
-    consumer = described.protocol_type == "consumer"
+        return GroupDescription(group, state, "consumer", described.assignor_name, members)
+    is_consumer = described.protocol_type == "consumer"
     members = tuple(
-        GroupMember(
-            m.member_id,
-            getattr(m, "group_instance_id", None),
-            m.client_id,
-            m.client_host,
-            tuple(decode_assignment(m.member_assignment)) if consumer else (),
-        )
+        _member(m, decode_assignment(m.member_assignment) if is_consumer else ())
         for m in described.members
     )
-    state = "Dead" if int(described.error_code) else described.group_state
     return GroupDescription(group, state, described.protocol_type, described.protocol_data, members)
+
+
+def _member(member: Any, partitions: Iterable[TopicPartition]) -> GroupMember:
+    instance_id = getattr(member, "group_instance_id", getattr(member, "instance_id", None))
+    return GroupMember(
+        member.member_id, instance_id, member.client_id, member.client_host, tuple(partitions)
+    )
 
 
 def _unless_missing(one: Any, what: str) -> KeptError | None:
     """Newer brokers answer GROUP_ID_NOT_FOUND where older ones describe a dead group."""
-    return None if int(one.error_code) == 69 else failure(int(one.error_code), what)
+    code = int(one.error_code)
+    return None if code == _GROUP_ID_NOT_FOUND else failure(code, what)
 
 
 def delete_group(group: str) -> Operation[None]:
@@ -149,6 +206,12 @@ def fetch_offsets(
     group: str, partitions: Iterable[TopicPartition] | None = None
 ) -> Operation[dict[TopicPartition, int]]:
     """Committed offsets, of these partitions or of all that have one."""
+    (response,) = yield [offsets_call(group, partitions, ToCoordinator(group))]
+    return offsets_of(response)
+
+
+def offsets_call(group: str, partitions: Iterable[TopicPartition] | None, route: Route) -> Call:
+    """OffsetFetch of one group; its error is the call's."""
     requested = None if partitions is None else _by_topic((tp, tp.partition) for tp in partitions)
     topics = (
         None
@@ -165,16 +228,18 @@ def fetch_offsets(
         "groups": [{"group_id": group, "topics": topics}],
         "require_stable": False,
     }
-    (response,) = yield [
-        Call(
-            ApiKey.OFFSET_FETCH,
-            values,
-            ToCoordinator(group),
-            what=what,
-            max_version=_BY_NAME,
-            check=lambda r: first_error([_group_of(r)], lambda _: what),
-        )
-    ]
+    return Call(
+        ApiKey.OFFSET_FETCH,
+        values,
+        route,
+        what=what,
+        max_version=_BY_NAME,
+        check=lambda r: first_error([_group_of(r)], lambda _: what),
+    )
+
+
+def offsets_of(response: Any) -> dict[TopicPartition, int]:
+    """Committed offsets in an answer to OffsetFetch of one group."""
     return {
         TopicPartition(str(t.name), int(p.partition_index)): int(p.committed_offset)
         for t in _group_of(response).topics
@@ -192,11 +257,34 @@ def commit_offsets(
     group: str, offsets: Mapping[TopicPartition, int], member_id: str = "", generation: int = -1
 ) -> Operation[None]:
     """Commit offsets: as a member, or as an outsider when the group has no members."""
+    call = _commit_call(group, offsets, member_id, generation)
+    call.check = lambda r: next(iter(_commit_errors(group, r).values()), None)
+    yield [call]
+
+
+def commit_each(
+    group: str, offsets: Mapping[TopicPartition, int], timeout_ms: int
+) -> Operation[dict[TopicPartition, KeptError]]:
+    """Commit offsets of a group without members; the errors of those that were not committed."""
+
+    def check(response: Any) -> KeptError | None:
+        errors = list(_commit_errors(group, response).values())
+        is_vain = len(errors) == len(offsets)
+        return errors[0] if is_vain and isinstance(errors[0], RetriableError) else None
+
+    call = _commit_call(group, offsets, "", -1)
+    call.check, call.timeout_ms = check, timeout_ms
+    (response,) = yield [call]
+    return _commit_errors(group, response)
+
+
+def _commit_call(
+    group: str, offsets: Mapping[TopicPartition, int], member_id: str, generation: int
+) -> Call:
     topics = _by_topic(
         (tp, {"partition_index": tp.partition, "committed_offset": o, "committed_metadata": ""})
         for tp, o in offsets.items()
     )
-    what = f"OffsetCommit of {group}"
     values = {
         "group_id": group,
         "generation_id_or_member_epoch": generation,
@@ -205,25 +293,56 @@ def commit_offsets(
         "retention_time": -1,
         "topics": [{"name": t, "topic_id": None, "partitions": ps} for t, ps in topics.items()],
     }
-    yield [
+    return Call(
+        ApiKey.OFFSET_COMMIT,
+        values,
+        ToCoordinator(group),
+        what=f"OffsetCommit of {group}",
+        max_version=_BY_NAME,
+    )
+
+
+def _commit_errors(group: str, response: Any) -> dict[TopicPartition, KeptError]:
+    return {
+        TopicPartition(str(topic.name), int(p.partition_index)): error
+        for topic in response.topics
+        for p in topic.partitions
+        if (
+            error := failure(
+                int(p.error_code),
+                f"OffsetCommit of {group}: {topic.name}-{p.partition_index}",
+            )
+        )
+        is not None
+    }
+
+
+def delete_offsets(
+    group: str, partitions: Iterable[TopicPartition]
+) -> Operation[dict[TopicPartition, KeptError]]:
+    """Delete committed offsets of topics that no member reads; the errors of those that stay."""
+    topics = _by_topic((tp, {"partition_index": tp.partition}) for tp in partitions)
+    what = f"OffsetDelete of {group}"
+    values = {
+        "group_id": group,
+        "topics": [{"name": topic, "partitions": each} for topic, each in topics.items()],
+    }
+    (response,) = yield [
         Call(
-            ApiKey.OFFSET_COMMIT,
+            ApiKey.OFFSET_DELETE,
             values,
             ToCoordinator(group),
             what=what,
-            max_version=_BY_NAME,
-            check=lambda r: _commit_error(r, what),
+            check=lambda r: failure(int(r.error_code), what),
+            repeatable=False,
         )
     ]
-
-
-def _commit_error(response: Any, what: str) -> KeptError | None:
-    for topic in response.topics:
-        for p in topic.partitions:
-            error = failure(int(p.error_code), f"{what}: {topic.name}-{p.partition_index}")
-            if error is not None:
-                return error
-    return None
+    return {
+        TopicPartition(str(topic.name), int(p.partition_index)): error
+        for topic in response.topics
+        for p in topic.partitions
+        if (error := failure(int(p.error_code), what)) is not None
+    }
 
 
 def _by_topic(items: Iterable[tuple[TopicPartition, Any]]) -> dict[str, list[Any]]:

@@ -60,6 +60,8 @@ class _Query:
     each: Mapping[TopicPartition, Mapping[str, Any]]
     timeout_ms: int
     optional: bool = False
+    partial: bool = False
+    """An error of a single partition that trying again does not mend is its result."""
 
     def call(self, tps: Sequence[TopicPartition]) -> Call:
         """To the leader of the first of these partitions."""
@@ -73,7 +75,9 @@ class _Query:
 
         def check(response: Any) -> KeptError | None:
             errors = [
-                result for result in self.results(tps, response) if isinstance(result, KeptError)
+                result
+                for result in self.results(tps, response)
+                if isinstance(result, RetriableError if self.partial else KeptError)
             ]
             final = (result for result in errors if not isinstance(result, RetriableError))
             return next(final, errors[0] if len(errors) == len(tps) else None)
@@ -102,7 +106,9 @@ class _Query:
 
 
 def _query(view: ClusterView, query: _Query) -> Operation[dict[TopicPartition, Any]]:
-    """The answer about each partition; where the query is optional, perhaps a RetriableError."""
+    """The answer about each partition; where the query is optional, perhaps a RetriableError, and
+    where it is partial, perhaps another error.
+    """
     results: dict[TopicPartition, Any] = {}
     left = list(query.each)
     while left:
@@ -119,7 +125,7 @@ def _query(view: ClusterView, query: _Query) -> Operation[dict[TopicPartition, A
                 results.update(dict.fromkeys(tps, response))
                 continue
             for tp, result in zip(tps, query.results(tps, response), strict=True):
-                if not isinstance(result, KeptError):
+                if not isinstance(result, RetriableError if query.partial else KeptError):
                     results[tp] = result
         was_led = {tp: leader for leader, tps in groups.items() for tp in tps}
         left = [tp for tp in left if tp not in results]
@@ -135,6 +141,7 @@ def _offsets_query(
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     *,
     optional: bool = False,
+    partial: bool = False,
 ) -> _Query:
     whole = {"replica_id": -1, "isolation_level": int(isolation), "timeout": timeout_ms}
     each = {tp: {"timestamp": timestamp} for tp, timestamp in asked.items()}
@@ -147,6 +154,7 @@ def _offsets_query(
         each,
         timeout_ms,
         optional,
+        partial,
     )
 
 
@@ -159,6 +167,22 @@ def list_offsets(
     """The offset for a timestamp (or LATEST, EARLIEST, MAX_TIMESTAMP) of each partition."""
     results = yield from _query(view, _offsets_query(asked, timeout_ms, isolation))
     return {tp: _offset_at(result) for tp, result in results.items()}
+
+
+def known_ends(
+    view: ClusterView, partitions: Sequence[TopicPartition], patience_ms: int
+) -> Operation[dict[TopicPartition, int]]:
+    """The high watermarks of partitions that have a leader, without those that it does not say."""
+    if not partitions:
+        return {}
+    asked = dict.fromkeys(partitions, LATEST)
+    query = _offsets_query(asked, patience_ms, optional=True, partial=True)
+    results = yield from _query(view, query)
+    return {
+        tp: int(result.offset)
+        for tp, result in results.items()
+        if not isinstance(result, KeptError)
+    }
 
 
 def offsets_of_node(

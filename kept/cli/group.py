@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-import datetime
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from kept.cli.output import echo, show_json, show_table, write
-from kept.cli.shell import Failure, Group, WholeNumber, bootstrap_option, examples, json_option
-from kept.cli.unavailable import warn_unanswered
+from kept.cli.completion import GROUP
+from kept.cli.group_offsets import (
+    delete_group_offsets,
+    export_offsets,
+    no_group,
+    reset_offsets,
+    seek,
+)
+from kept.cli.output import counted, show_json, show_table, write
+from kept.cli.shell import (
+    Group,
+    bootstrap_option,
+    examples,
+    for_each,
+    internal_option,
+    json_option,
+    show_each,
+)
+from kept.cli.unavailable import open_client, warn_unanswered
+from kept.client.admin.group_lag import group_lag, partition_lag
+from kept.client.admin.group_survey import led_ends, partitions_of
+from kept.client.admin.groups import DEAD, GroupDescription
 from kept.client.bootstrap import Bootstrap
-from kept.client.client import Client
-from kept.client.consume.positions import EARLIEST, LATEST
-from kept.client.core.metadata import TopicView
+from kept.client.client import SILENT_MS, Client
 from kept.storage.errors import GroupIdNotFound
 from kept.storage.printable import printable_line
-from kept.storage.types import TopicPartition, decimal_number
+from kept.storage.types import TopicPartition
 
 
 @click.group(cls=Group, epilog=examples("kept group describe readers"))
@@ -24,65 +41,95 @@ def group() -> None:
     """List, describe, reset and delete consumer groups."""
 
 
-@group.command("list", epilog=examples("kept group list --json"))
+group.add_command(reset_offsets)
+group.add_command(seek)
+group.add_command(export_offsets)
+group.add_command(delete_group_offsets)
+
+
+@group.command("list", epilog=examples("kept group list", "kept group list --state Empty --json"))
+@click.option("--state", "states", multiple=True, help="Only groups in this state, such as Empty.")
+@internal_option("Also list groups whose names begin with __.")
+@click.option(
+    "--no-lag", is_flag=True, help="Without members and lag: faster where groups are many."
+)
 @json_option
 @bootstrap_option
-def list_groups(*, as_json: bool, bootstrap: Bootstrap) -> None:
-    """List all groups."""
+def list_groups(
+    *, states: tuple[str, ...], internal: bool, no_lag: bool, as_json: bool, bootstrap: Bootstrap
+) -> None:
+    """List groups with their members and their lag.
+
+    LAG is the sum over the partitions where it is known; UNKNOWN counts the others: without a
+    committed offset, or without a leader that answers.
+    """
     silent: list[int] = []
-    with _client(bootstrap) as client:
-        groups = client.list_groups(silent)
+    wanted = {state.lower() for state in states}
+    with open_client(bootstrap) as client:
+        listings = [
+            each
+            for each in client.list_groups(silent)
+            if (internal or not is_internal_group(each.group))
+            and (not wanted or each.state.lower() in wanted)
+        ]
+        surveyed = [] if no_lag else client.survey_groups(listings)
     if silent:
         warn_unanswered(silent, "groups coordinated there are not listed")
+    rows = [listing._asdict() for listing in listings]
+    columns = ["group", "type", "protocol_type", "state"]
+    if not no_lag:
+        columns += ["members", "lag", "partitions_unknown"]
+        for row, of in zip(rows, surveyed, strict=True):
+            row |= {"members": of.members, "topics": of.topics, **of.lag._asdict()}
     if as_json:
-        show_json([g._asdict() for g in groups])
-    else:
-        show_table(
-            ("group", "type", "state"), [(g.group, g.protocol_type, g.state) for g in groups]
+        show_json(rows)
+        return
+    shown = {"protocol_type": "protocol", "partitions_unknown": "unknown"}
+    show_table(
+        [shown.get(c, c) for c in columns],
+        [[row[c] if row[c] != "" else None for c in columns] for row in rows],
+    )
+
+
+def is_internal_group(name: str) -> bool:
+    """Whether tools of the cluster use it, as names that begin so are for Kafka's own topics."""
+    return name.startswith("__")
+
+
+@group.command(
+    epilog=examples("kept group describe readers", "kept group describe readers --members")
+)
+@click.argument("names", metavar="GROUP …", nargs=-1, required=True, type=GROUP)
+@click.option("--members", is_flag=True, help="Show the members instead of the partitions.")
+@json_option
+@bootstrap_option
+def describe(*, names: tuple[str, ...], members: bool, as_json: bool, bootstrap: Bootstrap) -> int:
+    """Show members, committed offsets and lag of groups."""
+    with open_client(bootstrap) as client:
+        return show_each(
+            names,
+            lambda name: _describe(client, name),
+            _show_members if members else _show_partitions,
+            as_json,
         )
 
 
-@group.command(epilog=examples("kept group describe readers"))
-@click.argument("name", metavar="GROUP")
-@json_option
-@bootstrap_option
-def describe(*, name: str, as_json: bool, bootstrap: Bootstrap) -> None:
-    """Show members, committed offsets and lag of GROUP."""
-    with _client(bootstrap) as client:
-        described = _describe(client, name)
-    if as_json:
-        show_json(described)
-        return
-    write(f"Group: {name}\nState: {described['state']}\n")
-    protocol = printable_line(described["protocol"] or "-")
-    write(f"Protocol: {protocol}\nMembers: {len(described['members'])}\n\n")
-    columns = ("topic", "partition", "committed", "log end", "lag", "member", "host")
-    keys = ("topic", "partition", "committed_offset", "high_watermark", "lag", "member_id", "host")
-    show_table(columns, [[row[k] for k in keys] for row in described["partitions"]])
-
-
 def _describe(client: Client, name: str) -> dict[str, Any]:
-    described = client.describe_group(name)
-    committed = client.committed(name)
-    if described.state == "Dead" and not committed:
-        raise GroupIdNotFound(f"no group {name}; kept group list shows those that exist")
+    described, committed = _existing(client, name)
     owners = {tp: m for m in described.members for tp in m.partitions}
-    tps = sorted({*committed, *owners})
-    topics = client.metadata(sorted({tp.topic for tp in tps})).topics if tps else {}
-    there = [tp for tp in tps if tp.topic in topics and _is_led(topics[tp.topic], tp.partition)]
-    ends = client.list_offsets(dict.fromkeys(there, LATEST)) if there else {}
+    tps = sorted(partitions_of(described, committed))
+    ends = client.run(led_ends(client.view, set(tps), SILENT_MS))
+    lags = {tp: partition_lag(committed.get(tp), ends.get(tp)) for tp in tps}
     rows = []
-    for tp in tps:
-        end = ends[tp].offset if tp in ends else None
-        at = committed.get(tp)
+    for tp, lag in lags.items():
         member = owners.get(tp)
         rows.append(
             {
                 "topic": tp.topic,
                 "partition": tp.partition,
-                "committed_offset": at,
-                "high_watermark": end,
-                "lag": None if end is None or at is None else end - at,
+                "committed_offset": committed.get(tp),
+                "high_watermark": ends.get(tp),
+                "lag": lag,
                 "member_id": None if member is None else member.member_id,
                 "client_id": None if member is None else member.client_id,
                 "host": None if member is None else member.host,
@@ -91,8 +138,10 @@ def _describe(client: Client, name: str) -> dict[str, Any]:
     return {
         "group": name,
         "state": described.state,
+        "coordinator": client.view.coordinators.get((0, name)),
         "protocol_type": described.protocol_type,
         "protocol": described.protocol,
+        **group_lag(lags.values())._asdict(),
         "members": [
             {
                 "member_id": m.member_id,
@@ -107,108 +156,59 @@ def _describe(client: Client, name: str) -> dict[str, Any]:
     }
 
 
-def _is_led(topic: TopicView, partition: int) -> bool:
-    """Whether a leader knows the partition's end: it exists and is online."""
-    return partition in topic.partitions and topic.partitions[partition].leader >= 0
+def _existing(client: Client, name: str) -> tuple[GroupDescription, dict[TopicPartition, int]]:
+    """A group and its committed offsets. Raises GroupIdNotFound."""
+    described = client.describe_group(name)
+    committed = client.committed(name)
+    if described.state == DEAD and not committed:
+        raise no_group(client, name)
+    return described, committed
 
 
-@group.command(
-    "reset-offsets",
-    epilog=examples(
-        "kept group reset-offsets readers --topic users --to earliest",
-        "kept group reset-offsets readers --topic users --to 2026-01-31T12:00:00Z --dry-run",
-    ),
-)
-@click.argument("name", metavar="GROUP")
-@click.option("--topic", required=True)
-@click.option("--partition", type=WholeNumber(0), help="Reset this partition only.")
-@click.option(
-    "--to",
-    required=True,
-    metavar="earliest|latest|OFFSET|TIMESTAMP",
-    help="A timestamp is ISO 8601; without a zone it is local time.",
-)
-@click.option("--dry-run", is_flag=True, help="Show what would be committed.")
-@json_option
-@bootstrap_option
-def reset_offsets(
-    *,
-    name: str,
-    topic: str,
-    partition: int | None,
-    to: str,
-    dry_run: bool,
-    as_json: bool,
-    bootstrap: Bootstrap,
-) -> None:
-    """Set the committed offsets of GROUP, which must have no members."""
-    kind, number = _target(to)
-    with _client(bootstrap) as client:
-        partitions = sorted(client.topic(topic).partitions)
-        if partition is not None and partition not in partitions:
-            raise Failure(f"topic {topic} has partitions 0 to {len(partitions) - 1}")
-        chosen = partitions if partition is None else [partition]
-        tps = [TopicPartition(topic, p) for p in chosen]
-        state = client.describe_group(name).state
-        if state not in ("Empty", "Dead"):
-            raise Failure(f"group {name} is {state}: stop its members first")
-        before = client.committed(name, tps)
-        after = _offsets(client, tps, kind, number)
-        if not dry_run:
-            client.commit(name, after)
-    if as_json:
-        show_json(
-            [
-                {"topic": t.topic, "partition": t.partition, "before": before.get(t), "after": o}
-                for t, o in after.items()
-            ]
-        )
-        return
-    rows = [(t.topic, t.partition, before.get(t), o) for t, o in after.items()]
-    show_table(("topic", "partition", "before", "would be" if dry_run else "after"), rows)
+def _show_head(described: Mapping[str, Any]) -> None:
+    unknown, coordinator = described["partitions_unknown"], described["coordinator"]
+    lag = "-" if described["lag"] is None else described["lag"]
+    more = f" (unknown of {counted(unknown, 'partition')})" if unknown else ""
+    write(
+        f"Group: {printable_line(described['group'])}\nState: {described['state']}\n"
+        f"Coordinator: {'-' if coordinator is None else f'node {coordinator}'}\n"
+        f"Protocol: {printable_line(described['protocol'] or '-')}\n"
+        f"Members: {len(described['members'])}\nLag: {lag}{more}\n\n"
+    )
 
 
-def _target(to: str) -> tuple[str, int]:
-    """(earliest | latest | offset | timestamp, number)."""
-    if to in ("earliest", "latest"):
-        return to, 0
-    offset = decimal_number(to)
-    if offset is not None:
-        return "offset", offset
-    try:
-        at = datetime.datetime.fromisoformat(to)
-    except ValueError:
-        raise click.UsageError(
-            f"--to {to!r} is neither earliest, latest, an offset nor a time such as "
-            "2026-01-31T12:00:00Z"
-        ) from None
-    return "timestamp", round(at.timestamp() * 1000)
+def _show_partitions(described: Mapping[str, Any]) -> None:
+    _show_head(described)
+    columns = ("topic", "partition", "committed", "log end", "lag", "member", "host")
+    keys = ("topic", "partition", "committed_offset", "high_watermark", "lag", "member_id", "host")
+    show_table(columns, [[row[k] for k in keys] for row in described["partitions"]])
 
 
-def _offsets(
-    client: Client, tps: list[TopicPartition], kind: str, number: int
-) -> dict[TopicPartition, int]:
-    first = client.list_offsets(dict.fromkeys(tps, EARLIEST))
-    last = client.list_offsets(dict.fromkeys(tps, LATEST))
-    if kind == "timestamp":
-        located = client.list_offsets(dict.fromkeys(tps, number))
-        return {tp: f.offset if f.offset >= 0 else last[tp].offset for tp, f in located.items()}
-    if kind == "offset":
-        return {tp: min(max(number, first[tp].offset), last[tp].offset) for tp in tps}
-    chosen = first if kind == "earliest" else last
-    return {tp: chosen[tp].offset for tp in tps}
+def _show_members(described: Mapping[str, Any]) -> None:
+    _show_head(described)
+    keys = ("member_id", "instance_id", "client_id", "host")
+    rows = [
+        [
+            *(member[k] for k in keys),
+            [f"{topic}:{number}" for topic, number in member["partitions"]],
+        ]
+        for member in described["members"]
+    ]
+    show_table(("member", "instance", "client id", "host", "partitions"), rows)
 
 
 @group.command(epilog=examples("kept group delete readers"))
-@click.argument("names", metavar="GROUP …", nargs=-1, required=True)
+@click.argument("names", metavar="GROUP …", nargs=-1, required=True, type=GROUP)
 @bootstrap_option
-def delete(*, names: tuple[str, ...], bootstrap: Bootstrap) -> None:
+def delete(*, names: tuple[str, ...], bootstrap: Bootstrap) -> int:
     """Delete groups that have no members, and their offsets."""
-    with _client(bootstrap) as client:
-        for name in names:
-            client.delete_group(name)
-            echo(f"deleted group {name}")
+    with open_client(bootstrap) as client:
 
+        def delete_group(name: str) -> str:
+            try:
+                client.delete_group(name)
+            except GroupIdNotFound:
+                raise no_group(client, name) from None
+            return f"deleted group {name}"
 
-def _client(bootstrap: Bootstrap) -> Client:
-    return Client(bootstrap.servers, client_id="kept-cli", security=bootstrap.security)
+        return for_each(names, delete_group)

@@ -31,10 +31,15 @@ from kept.storage.printable import printable_line
 _T = TypeVar("_T")
 _RATE: Final = re.compile(r"([0-9]+)\s*(B|KiB|MiB|GiB|KB|MB|GB)?", re.ASCII | re.IGNORECASE)
 _UNITS: Final = {
-    "": 1, "b": 1,
-    "kib": 2**10, "mib": 2**20, "gib": 2**30,
-    "kb": 10**3, "mb": 10**6, "gb": 10**9,
-}  # fmt: skip
+    "": 1,
+    "b": 1,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+}
 _BYTE_RATES: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
 _OF_CLIENTS: Final = (*_BYTE_RATES, REQUEST_PERCENTAGE, CONTROLLER_MUTATION_RATE)
 KEYS: Final = (*_OF_CLIENTS, CONNECTION_CREATION_RATE)

@@ -260,6 +260,11 @@ def json_option(function: _Function) -> _Function:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
 
 
+def internal_option(text: str) -> Callable[[_Function], _Function]:
+    """``--internal``, with its help."""
+    return click.option("--internal", is_flag=True, help=text)
+
+
 class Failure(KeptError):
     """A command failed; the message says what to do."""
 
@@ -310,6 +315,33 @@ def for_each(names: Sequence[str], action: Callable[[str], str | None]) -> int:
             if done is not None:
                 echo(done)
     return int(failed > 0)
+
+
+def show_each(
+    names: Sequence[str],
+    describe: Callable[[str], _T],
+    show: Callable[[_T], None],
+    as_json: bool,
+) -> int:
+    """Describe each name and show it, with an empty line between two; the exit status of the
+    command. As JSON: of one name its description, of several the list of those there are.
+    """
+    from kept.cli.output import show_json, write
+
+    described: list[_T] = []
+
+    def action(name: str) -> None:
+        description = describe(name)
+        if not as_json:
+            if described:
+                write("\n")
+            show(description)
+        described.append(description)
+
+    status = for_each(tuple(dict.fromkeys(names)), action)
+    if as_json:
+        show_json(described[0] if len(names) == 1 else described)
+    return status
 
 
 def run(arguments: list[str]) -> int:

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from typing import Final
 
 from kept.cli.output import echo
-from kept.cli.shell import Failure
+from kept.cli.shell import Failure, did_you_mean
 from kept.client.bootstrap import Bootstrap
 from kept.client.client import Client
 from kept.client.core.broker_errors import NoController
-from kept.client.core.metadata import parse_bootstrap
+from kept.client.core.metadata import TopicView, parse_bootstrap
 from kept.client.json_api import (
     PRESENT_S,
     HttpFailed,
@@ -22,7 +22,13 @@ from kept.client.json_api import (
     listener_address,
     request_any,
 )
-from kept.storage.errors import KafkaStorageError, KeptError, NotLeaderOrFollower
+from kept.storage.errors import (
+    KafkaStorageError,
+    KeptError,
+    NotLeaderOrFollower,
+    UnknownTopicOrPartition,
+)
+from kept.storage.types import TopicPartition
 
 ANSWER_S: Final = 10.0
 
@@ -75,9 +81,43 @@ def warn_unanswered(nodes: Iterable[int], so: str) -> None:
     echo(f"kept: node{'s' * plural} {which} do{'es' * (not plural)} not answer; {so}", err=True)
 
 
+class CommandClient(Client):
+    """A client whose user typed the names."""
+
+    def topic(self, name: str) -> TopicView:
+        """One topic; where there is none, an error that names one which may be meant."""
+        try:
+            return super().topic(name)
+        except UnknownTopicOrPartition:
+            topics = self.metadata().topics.values()
+            known = [t.name for t in topics if not t.internal or name.startswith("_")]
+            near = did_you_mean(name, known)
+            raise UnknownTopicOrPartition(
+                f"no topic {name}{near or '; kept topic list shows those that exist'}"
+            ) from None
+
+
+def named_partitions(
+    client: Client, targets: Iterable[tuple[str, int | None]]
+) -> list[TopicPartition]:
+    """The partitions that (topic, partition or None for all) name, each once. Raises
+    UnknownTopicOrPartition, Failure.
+    """
+    tps: dict[TopicPartition, None] = {}
+    for topic, number in targets:
+        partitions = client.topic(topic).partitions
+        if number is not None and number not in partitions:
+            most = len(partitions) - 1
+            has = "partition 0 only" if most == 0 else f"partitions 0 to {most}"
+            raise Failure(f"there is no {topic}:{number}: topic {topic} has {has}")
+        numbers = sorted(partitions) if number is None else [number]
+        tps |= dict.fromkeys(TopicPartition(topic, each) for each in numbers)
+    return list(tps)
+
+
 def open_client(bootstrap: Bootstrap) -> Client:
     """A client that reports on standard error what it waits for."""
-    return Client(
+    return CommandClient(
         bootstrap.servers,
         client_id="kept-cli",
         on_wait=wait_reporter(bootstrap),

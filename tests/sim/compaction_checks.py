@@ -229,6 +229,7 @@ class CompactionChecks(ReplicaChecks):
         register.rebase = register.by_election = False
         register.batches = [batch for batch in view.batches if batch.last < hw]
         register.end, register.start = hw, min(view.start, hw)
+        register.epochs.clear()
         register.sequences.clear()  # what was cleaned has left gaps in what there is
         register.acked.clear()
         self.rows[tp] = [rec for rec in view.records if rec.offset < hw]

@@ -43,7 +43,8 @@ REQUIRED: Final = {
         "links cut one way", "slow links", "clocks set", "devices that failed", "full disks",
         "devices put in order", "processes told to end", "processes that ended cleanly",
         "unclean elections", "followers that limp", "leaders whose device failed",
-        "times two went on", "histories with early jobs",
+        "times two went on", "histories with early jobs", "voters changed",
+        "producer epochs raised",
     ),
     "groups": (
         "commits acknowledged", "offsets read", "groups described", "members that left",

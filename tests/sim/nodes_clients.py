@@ -1,13 +1,14 @@
 """Clients of the stages ``nodes``: idempotent producers, consumers, and an operator.
 
 A producer writes one partition: a few batches at a time, which it sends again, in order, until each
-is acknowledged. Refused for its sequence, it begins anew as another producer.
+is acknowledged. Refused for its sequence, it begins anew as another producer, or in a higher epoch.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
@@ -26,6 +27,14 @@ if TYPE_CHECKING:
 
 REPLY_S: Final = 8.0
 FETCH_BYTES: Final = 65_536
+LAST_EPOCH: Final = 32_767
+RAISES: Final = 0.05
+"""How often a producer whose batches are acknowledged raises its epoch."""
+LATE: Final = 0.01
+"""How often what one sends stays in its connection."""
+UNANSWERED: Final = {"NetworkException", "RequestTimedOut", "request_timed_out"}
+GIVES_UP: Final = 0.3
+"""How often one gives up its batches that has no answer, and raises it."""
 NO_TOPICS: Final = {
     "allow_auto_topic_creation": False,
     "include_cluster_authorized_operations": False,
@@ -148,6 +157,7 @@ class Producer:
     in_flight: int
     pause_s: float
     producer_id: int = 0
+    epoch: int = 0
     sequence: int = 0
     queue: list[_Sending] = field(default_factory=list)
     acknowledged_s: float = -1.0
@@ -165,24 +175,44 @@ class Producer:
             except KeptError:
                 history.world.counts["requests without an answer"] += 1
                 self.client.forget(self.tp)
+                self._give_up()
                 await asyncio.sleep(0.05)
             if history.checks.there(self.tp.topic) == 0 and not history.running:
                 break
         self.client.close()
 
-    def _begin(self) -> None:
+    def _give_up(self) -> None:
+        """Some producers wait no longer for what is under way, which may still arrive."""
         history = self.client.history
-        self.producer_id, self.sequence = history.next_producer_id(), 0
+        if self.queue and history.raises_epochs and history.jobs.random() < GIVES_UP:
+            history.world.counts["batches given up"] += len(self.queue)
+            self.queue = []
+            self._begin()
+
+    def _begin(self) -> None:
+        """As another producer, or in some histories as the same in its next epoch (KIP-360)."""
+        history = self.client.history
+        self.sequence = 0
+        if history.raises_epochs and self.producer_id and self.epoch < LAST_EPOCH:
+            self.epoch += 1
+            history.world.counts["producer epochs raised"] += 1
+            return
+        self.producer_id, self.epoch = history.next_producer_id(), 0
         if self.acks == -1:
             history.checks.strict.add(self.producer_id)
 
     def _make(self) -> _Sending:
         history = self.client.history
+        if history.raises_epochs and not self.queue and history.jobs.random() < RAISES:
+            self._begin()
         now_ms = int((EPOCH_S + history.loop.time()) * 1000)
         rows = history.make_records(now_ms)
         data = bytes(
             build_batch(
-                rows, producer_id=self.producer_id, producer_epoch=0, base_sequence=self.sequence
+                rows,
+                producer_id=self.producer_id,
+                producer_epoch=self.epoch,
+                base_sequence=self.sequence,
             )
         )
         self.sequence += len(rows)
@@ -197,16 +227,40 @@ class Producer:
         if machine is None:
             raise KeptError(f"nobody leads {self.tp}")
         connection = await self.client.connect(machine)
-        create_task = self.client.history.loop.create_task
+        history = self.client.history
+        if history.raises_epochs and history.running and history.jobs.random() < LATE:
+            self._send_late(connection, machine)
+            return
+        create_task = history.loop.create_task
         tasks = [create_task(self._send(connection, machine, one)) for one in self.queue]
         errors = [error for task in tasks if (error := await _outcome(task)) is not None]
         self.queue = [one for one in self.queue if not one.acknowledged]
         if errors:
             self.client.forget(self.tp)
+            if set(errors) & UNANSWERED:
+                self._give_up()
             refused = {"out_of_order_sequence_number", "unknown_producer_id"}
             if self.queue and errors[0] in refused:
                 self._refused(errors[0])
             await asyncio.sleep(0.05)
+
+    def _send_late(self, connection: NodeConnection, machine: Machine) -> None:
+        """What is under way stays in its connection for a while; its producer gives that up, and
+        goes on over another one, in its next epoch.
+        """
+        history, late = self.client.history, self.queue
+        history.hold(connection)
+        self.client.abandon(machine)
+        history.world.counts["batches that came late"] += len(late)
+
+        async def send(one: _Sending) -> None:
+            with suppress(KeptError):
+                await self._send(connection, machine, one)
+
+        for one in late:
+            history.watch(send(one))
+        self.queue = []
+        self._begin()
 
     async def _send(
         self, connection: NodeConnection, machine: Machine, one: _Sending
@@ -239,12 +293,12 @@ class Producer:
         is there itself, and its producer's last batch is all that the leader remembers.
         """
         history, first = self.client.history, self.queue[0]
-        checks, tp, producer = history.checks, self.tp, self.producer_id
-        overtaken = checks.forgotten(tp, producer, 0, first.batch.sequence) and any(
-            checks.has(tp, producer, one.batch.sequence) for one in self.queue[1:]
+        checks, tp, (producer, epoch, sequence) = history.checks, self.tp, first.batch.identity
+        overtaken = checks.forgotten(tp, producer, epoch, sequence) and any(
+            checks.has(tp, producer, one.batch.sequence, epoch) for one in self.queue[1:]
         )
         if (
-            not checks.has(tp, producer, first.batch.sequence)
+            not checks.has(tp, producer, sequence, epoch)
             and not overtaken
             and self.acks == -1
             and first.topic_id == checks.topics.get(tp.topic, (None, 0))[0]
@@ -252,7 +306,7 @@ class Producer:
         ):
             raise Violation(
                 "sequence-refused",
-                f"{tp}: producer {producer} is refused #{first.batch.sequence} with {error}; "
+                f"{tp}: producer {producer}/{epoch} is refused #{sequence} with {error}; "
                 "all before it is acknowledged",
             )
         history.world.counts["producers that began anew"] += 1
@@ -369,6 +423,8 @@ class Operator(Client):
                     await self._reassign()
                 elif kind == "delete records":
                     await self._delete_records()
+                elif kind == "voters":
+                    await self._change_voters()
                 elif volatile.exists:
                     await self._delete(volatile)
                 else:
@@ -392,6 +448,40 @@ class Operator(Client):
         found = reply.responses[0].partitions[0] if reply.responses else reply
         history.note("operator", "reassigns", tp, replicas, found.error_code.name)
         history.world.counts["reassignments"] += found.error_code.name == "none"
+
+    async def _change_voters(self) -> None:
+        """Somebody votes no more, or from now on; over the listener between nodes."""
+        history = self.history
+        controller = next((m for m in history.machines if m.controls), None)
+        if controller is None:
+            return
+        voters = {voter.node_id: voter.directory_id for voter in controller.voters}
+        chosen = history.random.choice([m for m in history.machines if m.ready] or [controller])
+        somebody = history.random.choice(history.machines)
+        change: dict[str, Any] = {"cluster_id": None, "voter_id": chosen.node_id}
+        add = chosen.node_id not in voters
+        if not add and len(voters) == 2:
+            return  # a lone voter may be one that no other node's settings name
+        if add:
+            assert chosen.node is not None
+            change |= {
+                "voter_directory_id": chosen.node.parts.metadata.member.directory_id,
+                "timeout": 6000,
+                "listeners": [{"name": "NODE", "host": chosen.host, "port": PORT + 1000}],
+            }
+        else:
+            change |= {"voter_directory_id": voters[chosen.node_id]}
+        connection = await NodeConnection.open(
+            somebody.host, PORT + 1000, client_id="sim", timeout_s=REPLY_S
+        )
+        try:
+            found = await connection.call(80 if add else 81, 0, change, REPLY_S)
+        finally:
+            connection.close()
+        what = "adds voter" if add else "removes voter"
+        history.note("operator", what, chosen.node_id, found.error_code.name)
+        history.world.counts["voters changed"] += found.error_code.name == "none"
+        history.world.counts[f"voters: {found.error_code.name}"] += 1
 
     async def _delete_records(self) -> None:
         history = self.history

@@ -211,13 +211,17 @@ class Faults:
         controller = next((m for m in history.machines if m.controls), None)
         if state is None or state.leader < 0 or controller is None or not self.trial:
             return
+        operator = history.operator  # from here on those that are cut off may be all that vote
+        operator.kinds = [kind for kind in operator.kinds if kind != "voters"]
+        await history.until(lambda: not operator.busy, "the operator's last change of voters")
+        controller = next((m for m in history.machines if m.controls), controller)
         since = history.loop.time()
         if self.trial == "limp":
             await self._limp(state, controller)
         elif self.trial == "device":
             await self._lose_device(history.machines[state.leader])
         else:
-            await self._return()
+            await self._return(controller)
         self.heal()
         await history.until(lambda: history.led(since), "all well after the last trial")
 
@@ -236,14 +240,18 @@ class Faults:
             self._note(leader, "loses a device", "leaders whose device failed")
             await self._served_soon(TRIAL_S, "liveness", f"a device of n{leader.node_id} failed")
 
-    async def _return(self) -> None:
+    async def _return(self, controller: Machine) -> None:
         """All are only killed, and their machines show that they have not lost power since."""
         machines = self.history.machines
         if any(one.disk.boots is None for one in machines):
             return
+        voters = {voter.node_id for voter in controller.voters}
         for machine in machines:
             machine.kill()
         away = self._random.choice(machines[:VOTERS])
+        if voters != set(range(VOTERS)):  # one of them may be all that can be missed, or none
+            spare = [one for one in machines if 2 * len(voters - {one.node_id}) > len(voters)]
+            away = self._random.choice(spare)
         for machine in machines:
             if machine is not away:
                 machine.start()

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from unittest import mock
 
 from kept.cluster.metadata.metadata_node import MetadataNode
+from kept.cluster.raft.ready import Role
 from kept.node.kafka import api
 from kept.storage.records import records
 from kept.storage.types import TopicPartition
@@ -40,11 +41,14 @@ from tests.sim.nodes_clients import Client, Consumer, Operator, Producer, Topic,
 from tests.sim.nodes_faults import AGAIN_S, RUN_S, TRIALS, Faults
 from tests.sim.nodes_machine import VOTERS, Machine
 from tests.sim.process import Process
+from tests.sim.raft_checks import RaftChecks, View
 from tests.sim.replica_checks import ReplicaChecks
 from tests.sim.surroundings import simulated
 from tests.sim.world import Violation, World
 
 if TYPE_CHECKING:
+    from kept.client.node_connection import NodeConnection
+    from kept.cluster.raft.messages import Message
     from kept.node.replicas.local_replica import LocalReplica
     from kept.replication.partition import Partition
     from tests.sim.batches import Batch
@@ -52,6 +56,8 @@ if TYPE_CHECKING:
 HEAL_S: Final = 90.0
 """From the end of all faults to a cluster at rest, at most."""
 PARTITIONS: Final = 2
+HELD_S: Final = (0.4, 4.0)
+"""How long a request stays in its connection."""
 EPOCHS: Final = "leader-epoch-checkpoint"
 
 
@@ -86,9 +92,11 @@ class NodesHistory:
         heal_s: float = HEAL_S,
         suffer_s: float = RUN_S,
         slow: bool | None = None,
+        voters: bool | None = None,
+        raises: bool | None = None,
     ) -> None:
-        """``durable`` (power losses, and ``flush.messages=1``), ``trial``, ``slow`` (disks): drawn
-        if None;
+        """``durable`` (power losses, and ``flush.messages=1``), ``trial``, ``slow`` (disks),
+        ``voters`` (change), ``raises`` (epochs of producers): drawn if None;
         ``heal_s``: how long the cluster may take to come to rest; ``suffer_s``: how long there are
         faults.
         """
@@ -116,7 +124,12 @@ class NodesHistory:
             self.log_dirs = 2 if trial == "device" else self.log_dirs
             self.faults.draw_more(self.log_dirs, self.trials)
         self.faults.trial = self.faults.trial if trial is None else trial
-        count = VOTERS + (random.random() < 0.3)
+        voters = (self.jobs.random() < 0.3 and self.more) if voters is None else voters
+        count = VOTERS + (random.random() < 0.3 or voters)
+        self.may_vote = count if voters else VOTERS
+        drawn = self.more and self.jobs.random() < 0.4
+        self.raises_epochs = drawn if raises is None else raises
+        """Idempotent producers begin anew under their id, in the next epoch."""
         self.machines = [Machine(self, i, seed * 4 + i) for i in range(count)]
         self.settings: dict[str, str] = {"log.segment.bytes": "4096"}
         self.topic_configs = {"min.insync.replicas": random.choice(("1", "2", "2"))}
@@ -126,6 +139,8 @@ class NodesHistory:
             self.topic_configs["flush.messages"] = "1"
         self.partitions = [TopicPartition(self.topic, i) for i in range(PARTITIONS)]
         self.operator = Operator(self)
+        self.operator.kinds += ["voters"] * 2 * voters
+        self.raft = RaftChecks()
         self.writers: list[Writer] = []
         self.sent: defaultdict[TopicPartition, set[bytes]] = defaultdict(set)
         self.acked: defaultdict[TopicPartition, dict[int, bytes]] = defaultdict(dict)
@@ -238,10 +253,30 @@ class NodesHistory:
             core.leading, core.leader_epoch, partition.topic_id, len(log.segments),
         )  # fmt: skip
 
+    def observe_raft(self, machine: Machine, member: MetadataNode) -> None:
+        """A member of the metadata's Raft has stepped."""
+        self.raft.look(
+            machine.node_id,
+            machine.life,
+            term=member.term,
+            leads=member.role is Role.LEADER,
+            commit=member.commit_index,
+            log=View(member.core.log),
+        )
+
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """The checkers hear of what is committed before a node acts on it."""
+        """The checkers hear of what is committed before a node acts on it, and of what a member of
+        Raft says before anybody else does.
+        """
         checks, original = self.checks, MetadataNode.done_in_steps
+        drain_messages = MetadataNode.drain_messages
+
+        def drained(node: MetadataNode) -> tuple[Message, ...]:
+            messages = drain_messages(node)
+            for message in messages:
+                self.judge(self.raft.said, node.node_id, message)
+            return messages
 
         def done_in_steps(node: MetadataNode, work: Any) -> Any:
             outcome = yield from original(node, work)
@@ -251,6 +286,7 @@ class NodesHistory:
 
         with ExitStack() as stack:
             stack.enter_context(mock.patch.object(MetadataNode, "done_in_steps", done_in_steps))
+            stack.enter_context(mock.patch.object(MetadataNode, "drain_messages", drained))
             yield
 
     def judge(self, check: Callable[..., None], *args: Any) -> None:
@@ -326,9 +362,12 @@ class NodesHistory:
             machine.check()
 
     async def _main(self) -> None:
+        for machine in self.machines[: VOTERS if self.may_vote > VOTERS else None]:
+            machine.start()
+        await self.until(lambda: all(m.ready for m in self.machines[:VOTERS]), "the first start")
         for machine in self.machines:
             machine.start()
-        await self.until(lambda: all(m.ready for m in self.machines), "the first start")
+        await self.until(lambda: all(m.ready for m in self.machines), "the first start of all")
         creating = self.loop.create_task(self.create_topics())
         await self.until(creating.done, "a topic")
         clients = self._tasks
@@ -349,6 +388,12 @@ class NodesHistory:
         self.checks.finish()
         await self.verify()
         self.world.counts["checks of all records"] += 1
+
+    def hold(self, connection: NodeConnection) -> None:
+        """What is sent over a connection from now on arrives later."""
+        transport = connection._transport
+        if transport is not None:
+            transport.held_until_s = self.loop.time() + self.world.extra.uniform(*HELD_S)
 
     def told(self, what: str, machine: Machine | None, share: float) -> None:
         """A client reads an answer; by that ``share`` its machine is struck before it says more."""

@@ -19,6 +19,8 @@ from tests.sim.surroundings import ProcessDisk, SimRuntime
 from tests.sim.world import Violation, World
 
 if TYPE_CHECKING:
+    from kept.cluster.metadata.metadata_node import MetadataNode
+    from kept.cluster.metadata.voters import Voter
     from kept.node.replicas.local_replica import LocalReplica
     from kept.storage.types import TopicPartition
     from tests.sim.loop import SimLoop
@@ -37,12 +39,14 @@ class History(Protocol):
     assertions: bool
     settings: dict[str, str]
     log_dirs: int
+    may_vote: int
 
     def note(self, who: str, what: str, *details: object) -> None: ...
     def state(self, replica: LocalReplica) -> tuple[Any, ...]: ...
     def observe(
         self, machine: Machine, tp: TopicPartition, replica: LocalReplica | None
     ) -> None: ...
+    def observe_raft(self, machine: Machine, member: MetadataNode) -> None: ...
 
 
 class WatchedProcess(Process):
@@ -93,6 +97,7 @@ class Machine:
         """The death that comes takes what was not synced."""
         self._history = history
         self._seen: dict[TopicPartition, tuple[Any, ...]] = {}
+        self._seen_raft: tuple[Any, ...] = ()
 
     @property
     def alive(self) -> bool:
@@ -115,7 +120,7 @@ class Machine:
             return
         history = self._history
         self.life += 1
-        self._seen = {}
+        self._seen, self._seen_raft = {}, ()
         self.loses_power = False
         process = WatchedProcess(f"n{self.node_id}.{self.life}", self.host, self._watch)
         self.process = process
@@ -130,6 +135,11 @@ class Machine:
 
         history.note(process.name, "starts")
         self.starting = history.loop.spawn(process, start)
+
+    @property
+    def voters(self) -> tuple[Voter, ...]:
+        """Who votes on the metadata, as it knows."""
+        return () if self.node is None else self.node.parts.metadata.member.voters
 
     @property
     def controls(self) -> bool:
@@ -197,6 +207,7 @@ class Machine:
         """Show what has changed of its replicas."""
         if self.node is None:
             return
+        self._watch_raft(self.node)
         seen, hosted = self._seen, self.node.parts.table.hosted
         for tp, replica in hosted.items():
             now = self._history.state(replica)
@@ -213,11 +224,26 @@ class Machine:
                 del seen[tp]
                 self._history.observe(self, tp, None)
 
+    def _watch_raft(self, node: Node) -> None:
+        member: MetadataNode | None = getattr(node.parts.metadata, "member", None)
+        if member is None:
+            return
+        log = member.core.log
+        now = member.term, member.role, log.commit_index, log.last_index, log.last_term
+        if now != self._seen_raft:
+            self._seen_raft = now
+            self._history.observe_raft(self, member)
+
     def _config(self) -> NodeConfig:
-        voters = ",".join(f"{i}@10.0.0.{i + 1}:{PORT + 1000}" for i in range(VOTERS))
+        listed = range(VOTERS)
+        if self.node_id < self._history.may_vote:
+            listed = range(max(VOTERS, self.node_id + 1))  # it names itself: it may vote later
+        voters = ",".join(f"{i}@10.0.0.{i + 1}:{PORT + 1000}" for i in listed)
         settings = {
             "node.id": str(self.node_id),
-            "process.roles": "broker,controller" if self.node_id < VOTERS else "broker",
+            "process.roles": (
+                "broker,controller" if self.node_id < self._history.may_vote else "broker"
+            ),
             "listeners": f"PLAINTEXT://{self.host}:{PORT}",
             "controller.quorum.voters": voters,
             "default.replication.factor": str(VOTERS),

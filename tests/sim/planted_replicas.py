@@ -15,7 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from kept.cluster.controller.broker_decisions import Fence
-from kept.storage.errors import OffsetOutOfRange
+from kept.storage.errors import InvalidProducerEpoch, OffsetOutOfRange
 from tests.sim.planted import plant
 
 LEADER = "kept.replication.partition_core.PartitionCore"
@@ -164,6 +164,18 @@ def waits_for_all(_: Any) -> Any:
     return lags
 
 
+def any_epoch(original: Any) -> Any:
+    """A batch of an epoch that its producer has left behind is appended."""
+
+    def check(self: Any, *args: Any) -> Any:
+        try:
+            return original(self, *args)
+        except InvalidProducerEpoch:
+            return None
+
+    return check
+
+
 def everywhere(_: Any) -> Any:
     """Every topic may elect a leader outside of its ISR, whatever it says."""
 
@@ -287,4 +299,10 @@ plant(
     "a leader outside of the ISR is elected where the topic allows one (36)",
     ("kept.cluster.controller.broker_decisions.unclean_allowed_by", everywhere),
     ("kept.cluster.controller.broker_sessions.unclean_allowed_by", everywhere),
+)  # fmt: skip
+plant(
+    "old-epochs-appended", "nodes", 1, "producer-epoch sequence",
+    "a batch of an older epoch of its producer is refused (KIP-360)",
+    ("kept.storage.producers.producer_states.ProducerStates.check", any_epoch),
+    raises=True,
 )  # fmt: skip

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from kept.cluster.raft.messages import PreVote, PreVoteReply, Vote, VoteReply
 from tests.sim.world import Violation
+
+if TYPE_CHECKING:
+    from kept.cluster.raft.log import RaftLog
+    from kept.cluster.raft.messages import Message
 
 
 class LogView(Protocol):
@@ -21,6 +26,19 @@ class LogView(Protocol):
 
     def term(self, index: int) -> int | None: ...
     def data(self, index: int) -> bytes: ...
+
+
+class View:
+    """A core's log as the checkers read it."""
+
+    def __init__(self, log: RaftLog) -> None:
+        self.base = log.base_index
+        self.last = log.last_index
+        self.term = log.term_at
+        self._entry = log.entry
+
+    def data(self, index: int) -> bytes:
+        return self._entry(index).data
 
 
 @dataclass
@@ -52,6 +70,8 @@ class RaftChecks:
     committed_to: int = 0
     images: dict[int, bytes] = field(default_factory=dict)
     terms: dict[int, int] = field(default_factory=dict)
+    votes: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(voter, term) -> the candidate."""
 
     def look(
         self, node: int, process: int, *, term: int, leads: bool, commit: int, log: LogView
@@ -77,9 +97,24 @@ class RaftChecks:
         if term < known:
             raise Violation("term-forgotten", f"n{node} restarts in term {term}, was in {known}")
 
-    def promised(self, node: int, term: int) -> None:
-        """It sent a message of that term: it may never be in a lower one again."""
-        self.terms[node] = max(self.terms.get(node, 0), term)
+    def said(self, node: int, message: Message) -> None:
+        """A message leaves: what it promises holds for ever. A node is never in a lower term again,
+        and a voter's vote of a term goes to one candidate, whatever happens to it.
+        """
+        if not isinstance(message, PreVote | PreVoteReply):
+            self.terms[node] = max(self.terms.get(node, 0), message.term)
+        if isinstance(message, Vote):
+            candidate = node
+        elif isinstance(message, VoteReply) and message.granted:
+            candidate = message.to
+        else:
+            return
+        known = self.votes.setdefault((node, message.term), candidate)
+        if known != candidate:
+            raise Violation(
+                "double-vote", f"n{node} votes for n{candidate} in term {message.term}, after "
+                f"n{known}"
+            )  # fmt: skip
 
     def _matching(self, node: int, seen: Seen, log: LogView) -> None:
         """Log matching: one (index, term) has one content and one predecessor, everywhere."""

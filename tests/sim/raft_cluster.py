@@ -17,15 +17,11 @@ from kept.cluster.metadata.metadata_node import MetadataNode, Outcome
 from kept.cluster.metadata.records import ConfigRecord, ResourceType
 from kept.cluster.metadata.snapshot import check_install
 from kept.cluster.metadata.voters import Voter
-from kept.cluster.raft.log import RaftLog
 from kept.cluster.raft.messages import (
     Append,
     AppendReply,
     InstallSnapshot,
     Message,
-    PreVote,
-    PreVoteReply,
-    Vote,
     VoteReply,
 )
 from kept.cluster.raft.ready import RaftSettings, Role
@@ -33,7 +29,7 @@ from kept.storage.errors import KeptError, MachineError, NotController
 from tests.sim.faults import KINDS, Nemesis, Profile
 from tests.sim.machine import Exited, Machine
 from tests.sim.network import REFUSED, Network
-from tests.sim.raft_checks import RaftChecks
+from tests.sim.raft_checks import RaftChecks, View
 from tests.sim.world import MS, SECOND, Violation, World
 
 TICK_MS = 50
@@ -41,19 +37,6 @@ PATIENCE_US = 40 * SECOND
 HAND_OVER_US = 3 * SECOND
 HAND_OVER_LOOK_MS = 10
 SETTINGS = RaftSettings()
-
-
-class View:
-    """A core's log as the checkers read it."""
-
-    def __init__(self, log: RaftLog) -> None:
-        self.base = log.base_index
-        self.last = log.last_index
-        self.term = log.term_at
-        self._entry = log.entry
-
-    def data(self, index: int) -> bytes:
-        return self._entry(index).data
 
 
 class RaftApp:
@@ -267,7 +250,6 @@ class RaftHistory:
         self.fault_us = world.between(3, 15) * SECOND
         self.profile = Profile.draw(world, kinds)
         self.nemesis = Nemesis(world, self.network, self.machines, self.profile, self.leader)
-        self.votes: dict[tuple[int, int], int] = {}
         self.acknowledged: dict[str, int] = {}
         self.acknowledged_to = 0
         self.proposed = 0
@@ -464,9 +446,7 @@ class RaftHistory:
 
     def said(self, app: RaftApp, message: Message) -> None:
         """A message leaves: what it promises holds for ever."""
-        if not isinstance(message, PreVote | PreVoteReply):
-            self.raft.promised(app.node_id, message.term)
-        self._vote(app.node_id, message)
+        self.raft.said(app.node_id, message)
         if self.duels and isinstance(message, VoteReply) and message.granted:
             self._voted(app.machine)
 
@@ -492,18 +472,3 @@ class RaftHistory:
             self.reads_done += 1
             if index < asked:
                 raise Violation("stale-read", f"n{app.node_id}: {index}, {asked} was acknowledged")
-
-    def _vote(self, node_id: int, message: Message) -> None:
-        """A voter's vote of a term goes to one candidate, whatever happens to it."""
-        if isinstance(message, Vote):
-            candidate = node_id
-        elif isinstance(message, VoteReply) and message.granted:
-            candidate = message.to
-        else:
-            return
-        known = self.votes.setdefault((node_id, message.term), candidate)
-        if known != candidate:
-            raise Violation(
-                "double-vote", f"n{node_id} votes for n{candidate} in term {message.term}, after "
-                f"n{known}"
-            )  # fmt: skip

@@ -11,6 +11,7 @@ high watermark of a leader, in order. From it follow the names of the checks:
 - ``committed-lost``: who leads holds all of it, unless rule 33 gives it up;
 - ``acknowledged``: an acknowledged batch is committed, where the answer says;
 - ``sequence``: a producer's committed batches are there once, in order, without a gap;
+- ``producer-epoch``: none of an older epoch is committed after one of a newer;
 - ``kill-lost``: a killed process finds all that it had written.
 """
 
@@ -29,6 +30,8 @@ from tests.sim.world import Violation, World
 
 INTERNAL = frozenset({"__consumer_offsets", "__transaction_state"})
 """Their batches have sequences of no meaning, or none."""
+
+MAX_SEQUENCE = 2**31 - 1
 
 Read = Callable[[int], list[Batch]]
 """The batches of a replica from an offset on."""
@@ -70,6 +73,8 @@ class Register:
     given_up_us: int = -1
     give_ups: int = 0
     sequences: dict[tuple[int, int], int] = field(default_factory=dict)
+    epochs: dict[int, int] = field(default_factory=dict)
+    """By producer id: its highest epoch with a committed batch."""
     leaders: dict[int, tuple[int, int]] = field(default_factory=dict)
     acked: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     rebase: bool = False
@@ -350,6 +355,7 @@ class ReplicaChecks:
             while register.batches and register.batches[-1].last >= register.end:
                 register.batches.pop()  # retention had taken it, and the new leader never had it
             register.sequences.clear()
+            register.epochs.clear()
             for batch in register.batches[first:]:  # others' producers it may not know: KIP-360
                 register.sequences[batch.producer_id, batch.producer_epoch] = (
                     batch.sequence + batch.count
@@ -366,6 +372,7 @@ class ReplicaChecks:
             register.batches = []
             register.start = register.end = copy.start
             register.sequences.clear()
+            register.epochs.clear()
             register.acked.clear()
 
     def _prefix(
@@ -407,6 +414,12 @@ class ReplicaChecks:
 
     def _sequence(self, tp: TopicPartition, register: Register, batch: Batch) -> None:
         key = (batch.producer_id, batch.producer_epoch)
+        newest = register.epochs.get(batch.producer_id, -1)
+        if batch.producer_epoch < newest and not self.forgotten(
+            tp, batch.producer_id, newest, MAX_SEQUENCE
+        ):
+            raise Violation("producer-epoch", f"{tp}: {batch} is committed after epoch {newest}")
+        register.epochs[batch.producer_id] = max(newest, batch.producer_epoch)
         expected = register.sequences.get(key)
         if expected is None:
             strict = batch.producer_id in self.strict and not register.give_ups

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import UUID
 
 from kept.storage.errors import KeptError
@@ -25,13 +25,8 @@ from tests.sim.transactions_checks import TransactionChecks
 from tests.sim.transactions_clients import OffsetReader, Reader, Transactor
 from tests.sim.world import Violation
 
-if TYPE_CHECKING:
-    from kept.client.node_connection import NodeConnection
-
 IDS: Final = 3
 STATE_PARTITIONS: Final = 2
-HELD_S: Final = (0.4, 4.0)
-"""How long a request stays in its connection."""
 
 
 class TransactionsHistory(NodesHistory):
@@ -100,12 +95,6 @@ class TransactionsHistory(NodesHistory):
             offsets.append(OffsetReader(Client(self), name))
         self.readers = [Reader(Client(self), tp) for tp in self.data]
         return [*self.writers, *self.readers, *offsets]
-
-    def hold(self, connection: NodeConnection) -> None:
-        """What is sent over a connection from now on arrives later."""
-        transport = connection._transport
-        if transport is not None:
-            transport.held_until_s = self.loop.time() + self.world.extra.uniform(*HELD_S)
 
     async def verify(self) -> None:
         """Nothing is open, and readers find all that was committed, whole."""

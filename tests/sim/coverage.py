@@ -72,7 +72,8 @@ REQUIRED: Final = {
         "batches committed", "processes started again", "power losses", "generations applied",
         "base generations", "nodes forsaken", "reassignments", "records deleted",
         "unclean elections", "manifests damaged", "manifests: Damaged", "leaders left alone",
-        "slow builds", "leaders that died while a follower applied", "histories with early jobs",
+        "slow builds", "devices that failed in a pass", "devices put in order",
+        "leaders that died while a follower applied", "histories with early jobs",
     ),
 }  # fmt: skip
 

@@ -41,6 +41,7 @@ class GroupsHistory(NodesHistory):
     writers: list[Member]  # type: ignore[assignment]
     topic = CONSUMER_OFFSETS
     trials = ("depose", "return", "")
+    changes_voters = False
     again_s = 15.0
 
     def __init__(self, seed: int, *, strikes: float | None = None, **options: Any) -> None:

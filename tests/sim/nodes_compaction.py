@@ -49,6 +49,7 @@ BUILD_S: Final = (0.2, 2.0)
 BEHIND_S: Final = 4.0
 """How long a follower is kept behind the other one, at most."""
 BEHIND_TIMES: Final = 3
+PASS_FAILS: Final = "device in a pass"
 FORSAKEN_S: Final = 40.0
 """How long the tombstones of a cluster that misses a node may take to go."""
 
@@ -58,6 +59,7 @@ class NodesCompactionHistory(NodesHistory):
 
     checks: CompactionChecks
     consumers = False
+    changes_voters = False
     more = False
 
     def __init__(
@@ -69,11 +71,14 @@ class NodesCompactionHistory(NodesHistory):
         unclean: bool | None = None,
         forsakes: bool | None = None,
         large: bool | None = None,
+        devices: bool | None = None,
         **options: Any,
     ) -> None:
         """``moves`` (log starts do), ``rots``, ``unclean``, ``forsakes``, ``large`` (manifests are
-        built as slowly as for large logs): drawn if None.
+        built as slowly as for large logs), ``devices`` (fail while manifests are worked on): drawn
+        if None.
         """
+        self.devices = devices
         super().__init__(seed, **options)
         self.large = False
         if (self.jobs.random() < 0.3) if large is None else large:
@@ -111,7 +116,16 @@ class NodesCompactionHistory(NodesHistory):
         if self.rots:
             self.faults.kinds += ["rot"] * len(self.faults.kinds)
             self.faults.others["rot"] = self._rot
+        if self.devices:
+            self.faults.kinds += [PASS_FAILS] * len(self.faults.kinds)
+            self.faults.others[PASS_FAILS] = self._break_in_pass
         self.forsakes = random.random() < 0.5 if forsakes is None else forsakes
+
+    def draw_log_dirs(self, trial: str | None) -> int:
+        """See :meth:`NodesHistory.draw_log_dirs`."""
+        if self.devices is None:
+            self.devices = self.jobs.random() < 0.3
+        return 2 if self.devices else super().draw_log_dirs(trial)
 
     def make_checks(self) -> CompactionChecks:
         """See :meth:`NodesHistory.make_checks`."""
@@ -288,6 +302,23 @@ class NodesCompactionHistory(NodesHistory):
         state = self.checks.register(tp).state
         return state is not None and state.leader == machine.node_id
 
+    def _break_in_pass(self, _: Machine) -> None:
+        """The device of a log directory is gone in which a pass computes, or a manifest is built or
+        put into place.
+        """
+        found = [
+            (machine, replica)
+            for machine in self.machines
+            if machine.ready and not machine.troubled
+            for replica in machine.hosted.values()
+            if works_on_manifest(replica)
+        ]
+        if found and not any(machine.troubled for machine in self.machines):
+            machine, replica = self.random.choice(found)
+            machine.break_device(replica.directory.directory.path)
+            self.note("faults", f"n{machine.node_id} loses a device in a pass")
+            self.world.counts["devices that failed in a pass"] += 1
+
     def _rot(self, machine: Machine) -> bool:
         """Manifests are damaged, but for those that a swap needs; False: there may be one."""
         kinds = [layout.HELD_MANIFEST]
@@ -352,3 +383,11 @@ class NodesCompactionHistory(NodesHistory):
     async def verify(self) -> None:
         """The checkers have compared all of it."""
         self.world.counts["generations applied"] = self.world.counts["manifests: Applied"]
+
+
+def works_on_manifest(replica: LocalReplica) -> bool:
+    """A pass of it computes, or its files are built or put into place."""
+    manifests = replica.manifests
+    assert isinstance(manifests, ReplicaManifests)
+    files = manifests._opened_files
+    return bool(manifests._works) or (files is not None and files.computing is not None)

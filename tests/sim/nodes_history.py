@@ -78,6 +78,7 @@ class NodesHistory:
     replication = VOTERS
     trials = TRIALS
     again_s = AGAIN_S
+    changes_voters = True
     more = True
     """Kinds of fault, settings and trials that few histories have."""
 
@@ -105,7 +106,6 @@ class NodesHistory:
         self.world = World(seed, tracing=tracing)
         self.assertions = assertions
         self.random = random = self.world.random
-        extra = self.world.extra
         self.loop = SimLoop(random.getrandbits(32))
         if random.random() < 0.2 or slow:
             self.loop.job_s = SLOW_JOB_S
@@ -119,12 +119,12 @@ class NodesHistory:
         self.durable = power and (random.random() < self.durable_share or bool(durable))
         self.faults = Faults(self, power=power)
         self.checks = self.make_checks()
-        self.log_dirs = extra.choice((1, 1, 2, 3)) if self.more else 1
+        self.log_dirs = self.draw_log_dirs(trial)
         if self.more:
-            self.log_dirs = 2 if trial == "device" else self.log_dirs
             self.faults.draw_more(self.log_dirs, self.trials)
         self.faults.trial = self.faults.trial if trial is None else trial
-        voters = (self.jobs.random() < 0.3 and self.more) if voters is None else voters
+        drawn = self.jobs.random() < 0.3 and self.changes_voters
+        voters = drawn if voters is None else voters
         count = VOTERS + (random.random() < 0.3 or voters)
         self.may_vote = count if voters else VOTERS
         drawn = self.more and self.jobs.random() < 0.4
@@ -167,6 +167,11 @@ class NodesHistory:
         if extra.random() < 0.3:
             for machine in self.machines:
                 machine.disk.boots = None
+
+    def draw_log_dirs(self, trial: str | None) -> int:
+        """How many log directories each machine has."""
+        drawn = self.world.extra.choice((1, 1, 2, 3)) if self.more else 1
+        return 2 if trial == "device" else drawn
 
     def make_checks(self) -> ReplicaChecks:
         """Who judges replicas."""

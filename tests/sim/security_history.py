@@ -31,6 +31,7 @@ class SecurityHistory(NodesHistory):
 
     power_share = 0.0
     trials = ("return", "")
+    changes_voters = False
     again_s = 15.0
     consumers = False
     more = False

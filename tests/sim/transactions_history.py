@@ -36,6 +36,7 @@ class TransactionsHistory(NodesHistory):
     trials = ("return", "")
     """Not ``limp``: a producer whose coordinator and whose leader do not reach each other waits,
     and goes on as soon as they do."""
+    changes_voters = False
     again_s = 20.0
     consumers = False
 

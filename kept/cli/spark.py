@@ -7,9 +7,7 @@ can be refused is refused before that.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import importlib.util
-import json
 import logging
 import os
 import re
@@ -21,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from kept.cli.completion import TOPIC
 from kept.cli.output import NO_KEY, echo, moment, put_bytes, show_json, show_table, size, text
 from kept.cli.shell import (
     Failure,
@@ -31,7 +30,13 @@ from kept.cli.shell import (
     json_option,
     pairs,
 )
-from kept.storage.types import decimal_number
+from kept.cli.spark_arguments import (
+    check_export,
+    check_new,
+    check_report,
+    parse_offsets,
+    parse_time,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,7 +92,7 @@ def spark(context: click.Context, *, master: str | None, conf: tuple[str, ...]) 
 
 def topic_argument(function: _Function) -> _Function:
     """TOPIC."""
-    return click.argument("topic")(function)
+    return click.argument("topic", type=TOPIC)(function)
 
 
 def settings_option(function: _Function) -> _Function:
@@ -107,9 +112,20 @@ def settings_option(function: _Function) -> _Function:
 )
 @topic_argument
 @click.option("--as-of-offset", metavar="N|JSON", help='Before this offset; {"0": 10, "1": 12}.')
-@click.option("--as-of-timestamp", metavar="WHEN", help="Milliseconds since 1970, or ISO 8601.")
-@click.option("--out", metavar="DIR", help="Write it to a new directory as Parquet.")
-@click.option("--refresh", metavar="DIR", help="Bring the table in this directory up to date.")
+@click.option(
+    "--as-of-timestamp",
+    metavar="WHEN",
+    help="A time such as 2026-11-21T12:00:00Z, -90m, or milliseconds since 1970.",
+)
+@click.option(
+    "--out", metavar="DIR", type=click.Path(), help="Write it to a new directory as Parquet."
+)
+@click.option(
+    "--refresh",
+    metavar="DIR",
+    type=click.Path(),
+    help="Bring the table in this directory up to date.",
+)
 @click.option(
     "--limit", type=WholeNumber(0), default=SHOWN, show_default=True,
     help="Rows to show; 0 shows all.",
@@ -130,11 +146,13 @@ def table(
     bootstrap: Bootstrap,
 ) -> None:
     """Show or write the latest value of every key of TOPIC."""
-    offset, at_ms = _offset(as_of_offset), _moment(as_of_timestamp)
+    offset, at_ms = parse_offsets(as_of_offset), parse_time(as_of_timestamp)
     if refresh is not None and (out or as_of_offset or as_of_timestamp):
         raise click.UsageError(
             "--refresh excludes --out and --as-of: it updates its own directory to the present"
         )
+    if out is not None:
+        check_new(out, obj["conf"], "--out", may_exist=False)
     _need(bootstrap, topic)
     with _job(obj) as session:
         from dataclasses import asdict
@@ -179,8 +197,15 @@ def table(
     )
 )
 @topic_argument
-@click.option("--out", metavar="DIR", help="Write every list to a new directory as Parquet.")
-@click.option("--report", metavar="FILE", help="Write one HTML page to read or to send.")
+@click.option(
+    "--out",
+    metavar="DIR",
+    type=click.Path(),
+    help="Write every list to a new directory as Parquet.",
+)
+@click.option(
+    "--report", metavar="FILE", type=click.Path(), help="Write one HTML page to read or to send."
+)
 @click.option(
     "--prefix-until", metavar="TEXT", default=".", show_default=True,
     help="Characters that end the prefix of a key.",
@@ -205,7 +230,9 @@ def analyze(
 
     settings = pairs("--config", config)
     if report is not None:
-        _check_report(report)
+        check_report(report)
+    if out is not None:
+        check_new(out, obj["conf"], "--out")
     _need(bootstrap, topic)
     with _job(obj) as session:
         from kept.pipeline import jobs
@@ -241,7 +268,9 @@ def analyze(
     epilog=examples("kept spark audit users", "kept spark audit users --reference /data/users-old")
 )
 @topic_argument
-@click.option("--reference", metavar="DIR", help="An export of the topic, taken earlier.")
+@click.option(
+    "--reference", metavar="DIR", type=click.Path(), help="An export of the topic, taken earlier."
+)
 @click.option(
     "--patience", type=click.FloatRange(0), default=30.0, show_default=True, metavar="SECONDS",
     help="Seconds to recheck what was found.",
@@ -262,6 +291,8 @@ def audit(
 
     Exit status 1 when something is found.
     """
+    if reference is not None:
+        check_export(reference, obj["conf"])
     _need(bootstrap, topic)
     with _job(obj) as session:
         from kept.pipeline import jobs
@@ -269,16 +300,6 @@ def audit(
         audited = jobs.audit(session, bootstrap, topic, reference=reference, patience_s=patience)
     _show_audit(audited, as_json)
     return 0 if audited.clean else 1
-
-
-def _check_report(path: str) -> None:
-    """Fail now where the page could not be written when all is done."""
-    there = os.path.exists(path)
-    directory = os.path.dirname(path) or "."
-    if not path or os.path.isdir(path) or not os.path.isdir(directory):
-        raise Failure(f"--report {path!r}: give a file in a directory that is there")
-    if not os.access(path if there else directory, os.W_OK):
-        raise Failure(f"--report {path!r}: it cannot be written there")
 
 
 def _show_audit(audited: Audit, as_json: bool) -> None:
@@ -316,7 +337,7 @@ def _show_audit(audited: Audit, as_json: bool) -> None:
 
 @spark.command(epilog=examples("kept spark export users /data/users-2026-11-21"))
 @topic_argument
-@click.argument("directory")
+@click.argument("directory", type=click.Path())
 @json_option
 @bootstrap_option
 @click.pass_obj
@@ -324,6 +345,7 @@ def export(
     obj: dict[str, Any], *, topic: str, directory: str, as_json: bool, bootstrap: Bootstrap
 ) -> None:
     """Write all records of TOPIC to a new DIRECTORY as Parquet."""
+    check_new(directory, obj["conf"], "DIRECTORY")
     _need(bootstrap, topic)
     with _job(obj) as session:
         from kept.pipeline import jobs
@@ -332,7 +354,7 @@ def export(
 
 
 @spark.command(epilog=examples("kept spark restore /data/users-2026-11-21 users-again"))
-@click.argument("directory")
+@click.argument("directory", type=click.Path())
 @topic_argument
 @click.option(
     "--replication-factor", type=WholeNumber(1), help="Replicas of a topic that is created."
@@ -350,6 +372,7 @@ def restore(
     bootstrap: Bootstrap,
 ) -> None:
     """Write an export to TOPIC, which is new or empty."""
+    check_export(directory, obj["conf"])
     _need(bootstrap, None)
     with _job(obj) as session:
         from kept.pipeline import jobs
@@ -367,8 +390,8 @@ def restore(
         "kept spark compact /data/users /data/last --config kept.compaction.strategy=latest-n",
     )
 )
-@click.argument("directory")
-@click.argument("target")
+@click.argument("directory", type=click.Path())
+@click.argument("target", type=click.Path())
 @settings_option
 @click.option("--below", metavar="JSON", help='Where to stop in each partition: {"0": 10}.')
 @json_option
@@ -384,9 +407,11 @@ def compact(
 ) -> None:
     """Reduce an export in DIRECTORY to a new TARGET, as the cleaner would."""
     settings = pairs("--config", config)
-    limits = _offset(below)
+    limits = parse_offsets(below)
     if isinstance(limits, int):
         raise click.UsageError('--below is JSON such as {"0": 10}')
+    check_export(directory, obj["conf"])
+    check_new(target, obj["conf"], "TARGET")
     _need(None, None)
     with _job(obj) as session:
         from kept.pipeline import jobs
@@ -534,41 +559,6 @@ def _cause_of(message: str) -> str:
     if causes:
         return f"Spark: {causes[-1]}"
     return "Spark: " + next((line for line in message.splitlines() if line.strip()), message)
-
-
-def _offset(given: str | None) -> int | dict[int, int] | None:
-    if given is None:
-        return None
-    try:
-        parsed = json.loads(given)
-        if isinstance(parsed, dict):
-            return {_whole(p): _whole(o) for p, o in parsed.items()}
-        return _whole(parsed)
-    except (ValueError, TypeError):
-        raise click.UsageError(
-            f'{given!r} is neither an offset nor JSON such as {{"0": 10, "1": 12}}'
-        ) from None
-
-
-def _whole(value: object) -> int:
-    number = decimal_number(value) if isinstance(value, str) else value
-    if not isinstance(number, int) or isinstance(number, bool):
-        raise ValueError(value)
-    return number
-
-
-def _moment(given: str | None) -> int | None:
-    if given is None or (number := decimal_number(given)) is not None:
-        return None if given is None else number
-    try:
-        at = datetime.datetime.fromisoformat(given)
-    except ValueError:
-        raise click.UsageError(
-            f"{given!r} is neither milliseconds since 1970 nor a moment such as "
-            "2026-11-21T12:00:00Z"
-        ) from None
-    at = at if at.tzinfo is not None else at.replace(tzinfo=datetime.UTC)
-    return int(at.timestamp() * 1000)
 
 
 def _row(row: Any) -> dict[str, Any]:

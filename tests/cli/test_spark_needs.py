@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from kept.cli import spark
 from kept.cli.shell import Failure
+from kept.cli.spark_arguments import check_export, check_new, check_report
 
 
 @pytest.fixture
@@ -74,14 +75,70 @@ def test_no_java(refused, monkeypatch, tmp_path) -> None:
 
 
 def test_where_a_report_cannot_be_written_nothing_is_read(tmp_path, monkeypatch) -> None:
-    spark._check_report(str(tmp_path / "new.html"))
-    spark._check_report(os.devnull)
+    check_report(str(tmp_path / "new.html"))
+    check_report(os.devnull)
     for wrong in ("", str(tmp_path), str(tmp_path / "nowhere" / "new.html")):
         with pytest.raises(Failure, match="give a file in a directory that is there"):
-            spark._check_report(wrong)
+            check_report(wrong)
     monkeypatch.setattr(os, "access", lambda *_: False)
     asked = ["analyze", "users", "--report", str(tmp_path / "x"), "--bootstrap", "localhost:1"]
     assert "it cannot be written there" in str(CliRunner().invoke(spark.spark, asked).exception)
+
+
+def test_what_spark_could_not_write_is_refused_before_it_starts(tmp_path, monkeypatch) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    (tmp_path / "given-up").mkdir()
+    (tmp_path / "given-up" / "_begun").touch()
+    for right in ("new", "new/deep", "empty", "file:new"):
+        check_new(f"{tmp_path}/{right}", {}, "DIRECTORY")
+    check_new(f"file://{tmp_path}/new", {}, "DIRECTORY")
+    for wrong, said in (
+        ("full", "is there and not empty: give a directory"),
+        ("given-up", "is being written, or was given up"),
+        ("full/file", "full/file is not a directory"),
+        ("full/file/new", "full/file is not a directory"),
+    ):
+        for path in (f"{tmp_path}/{wrong}", f"file://{tmp_path}/{wrong}"):
+            with pytest.raises(Failure, match=said):
+                check_new(path, {}, "DIRECTORY")
+    with pytest.raises(Failure, match="is there already"):
+        check_new(f"{tmp_path}/empty", {}, "--out", may_exist=False)
+    check_new(f"hdfs://host{tmp_path}/full", {}, "DIRECTORY")
+    check_new(f"{tmp_path}/full", {"spark.hadoop.fs.defaultFS": "hdfs://host"}, "DIRECTORY")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(Failure, match="this user may not write in"):
+        check_new(f"{tmp_path}/new", {}, "DIRECTORY")
+
+
+def test_what_is_no_export_is_refused_before_spark_starts(tmp_path) -> None:
+    with pytest.raises(Failure, match="is no export: no such directory"):
+        check_export(f"{tmp_path}/none", {})
+    with pytest.raises(Failure, match=r"is no export: _kept\.json is not there"):
+        check_export(str(tmp_path), {})
+    (tmp_path / "_kept.json").touch()
+    check_export(str(tmp_path), {})
+    check_export("s3a://bucket/none", {})
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["export", "users", "FULL"],
+        ["restore", "FULL", "users"],
+        ["compact", "FULL", "new"],
+        ["table", "users", "--out", "FULL"],
+        ["analyze", "users", "--out", "FULL"],
+        ["audit", "users", "--reference", "FULL"],
+    ],
+)
+def test_commands_check_their_directories_first(arguments, tmp_path, monkeypatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(spark, "_need", lambda *_: pytest.fail("checked too late"))
+    given = [str(tmp_path) if one == "FULL" else one for one in arguments]
+    error = CliRunner().invoke(spark.spark, given).exception
+    assert isinstance(error, Failure) and str(tmp_path) in str(error)
 
 
 def test_ctrl_c_waits_until_the_jvm_has_started(capsys) -> None:

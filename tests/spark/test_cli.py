@@ -150,7 +150,7 @@ def test_what_cannot_be_is_said_in_one_line(spark, kept, kept_broker, tmp_path):
         (("audit", topic), nobody, "connection refused; no node is there"),
         (("table", topic, "--as-of-offset", "99"), kept_broker.bootstrap,
          f"as of offset: {topic}-0 has offsets 0 to 9, 99 is out of range"),
-        (("table", topic, "--out", export), kept_broker.bootstrap, "already exists"),
+        (("table", topic, "--out", export), kept_broker.bootstrap, "is there and not empty"),
         (("export", topic, export), kept_broker.bootstrap, "is there and not empty"),
         (("restore", str(tmp_path), "new"), kept_broker.bootstrap, "is no export"),
         (("compact", export, export + "-2", *mine), None, "no compaction strategy 'mine'; there"),
@@ -160,7 +160,7 @@ def test_what_cannot_be_is_said_in_one_line(spark, kept, kept_broker, tmp_path):
         (("analyze", topic, "--out", ""), kept_broker.bootstrap, "directory is empty"),
         (("analyze", topic, "--out", export), kept_broker.bootstrap, "is there and not empty"),
         (("analyze", topic, "--out", export + "/_kept.json/x"), kept_broker.bootstrap,
-         "Not a directory"),
+         "is not a directory"),
     ):  # fmt: skip
         status, printed, said = kept(*arguments, bootstrap=where)
         assert (status, printed) == (1, ""), arguments

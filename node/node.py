@@ -148,6 +148,7 @@ class Node:
         if not parts.shutdown.requested.is_set():
             parts.cleaner.started  # noqa: B018 - starts it
             parts.dirty_history.start()
+            parts.activity_history.start()
 
     async def warmed_up(self) -> None:
         """Wait until nothing is left to import."""
@@ -205,6 +206,7 @@ class Node:
             await self._warming
         await parts.grpc.stop()
         await parts.dirty_history.stop()
+        await parts.activity_history.stop()
         await parts.cleaner.stop(parts.replicas.close_manifests)
         await parts.verifier.close()
         await parts.transactions.stop()

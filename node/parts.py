@@ -11,10 +11,11 @@ import asyncio
 import os
 import socket
 import uuid
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from kept.node.admin.activity_history import ActivityHistory
 from kept.node.admin.dirty_history import DirtyHistory
 from kept.node.admin.readiness import Readiness
 from kept.node.compaction.dry_run import DryRuns
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
     from kept.node.admin.services import AdminServices
     from kept.node.config.node_config import NodeConfig
     from kept.node.security.session import Authorizer, Session
+    from kept.storage.types import TopicPartition
 
 IDLE_TICK_MS: Final = 10_000
 
@@ -326,6 +328,15 @@ class NodeParts:
         )
         self._build_handlers()
         self.dirty_history = DirtyHistory(self.runtime, self.table)
+        self.activity_history = ActivityHistory(
+            runtime=self.runtime,
+            metadata=self.metadata,
+            identity=self.identity,
+            table=self.table,
+            counters=self.counters,
+            groups=self.groups,
+            ends=self._high_watermarks,
+        )
         self.readiness = Readiness(config.node_id)
         self.http = LazyHttpServer(self.runtime, live, self.budget, lambda: self.admin)
         self.grpc = LazyServer(self.runtime, live, lambda: self.admin)
@@ -391,11 +402,17 @@ class NodeParts:
             cleaner=self.cleaner,
             dry_runs=DryRuns(),
             history=self.dirty_history,
+            activity_history=self.activity_history,
             groups=self.groups,
             transactions=self.transactions,
             verifier=self.verifier,
             connect_here=self._connect_here,
         )
+
+    def _high_watermarks(
+        self, tps: Iterable[TopicPartition]
+    ) -> Awaitable[Mapping[TopicPartition, int]]:
+        return self.admin.high_watermarks(tps)
 
     def _connect_here(self, session: Session | None) -> Awaitable[socket.socket]:
         return self.listeners[0].connect_here(session)

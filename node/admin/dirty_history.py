@@ -9,9 +9,9 @@ partitions are kept in memory, one kilobyte each.
 from __future__ import annotations
 
 import asyncio
-from array import array
 from typing import TYPE_CHECKING, Any, Final
 
+from kept.node.admin.sample_ring import SampleRing
 from kept.node.runtime.time_slices import Pace
 
 if TYPE_CHECKING:
@@ -28,27 +28,19 @@ UNKNOWN: Final = -1.0
 
 
 class _Line:
-    """The samples of one partition, the oldest first; ``first`` is the number of the first."""
+    """The samples of one partition."""
 
-    __slots__ = ("first", "ratios", "seen")
+    __slots__ = ("ring", "seen")
 
     def __init__(self, number: int) -> None:
-        self.first = number
-        self.ratios = array("f")
+        self.ring = SampleRing(number, "f", int(UNKNOWN))
         self.seen: Any = None
         """What the partition was at the last sample."""
 
-    def add(self, number: int, ratio: float) -> None:
-        missed = number - self.first - len(self.ratios)
-        self.ratios.extend([UNKNOWN] * min(missed, SAMPLES))
-        if missed > SAMPLES:
-            self.first = number - SAMPLES
-            self.ratios = array("f", [UNKNOWN] * SAMPLES)
-        self.ratios.append(ratio)
-        excess = len(self.ratios) - SAMPLES
-        if excess > 0:
-            del self.ratios[:excess]
-            self.first += excess
+    @property
+    def last(self) -> float:
+        """The last sample; UNKNOWN before the first."""
+        return self.ring.columns[0][-1] if len(self.ring) else UNKNOWN
 
 
 class DirtyHistory:
@@ -99,13 +91,13 @@ class DirtyHistory:
                 if len(self._lines) >= PARTITIONS and not self._forget_old():
                     continue
                 line = self._lines[tp] = _Line(number)
-            line.add(number, self._ratio(hosted, line))
+            line.ring.add(number, (self._ratio(hosted, line),), SAMPLES)
 
     def _ratio(self, hosted: LocalReplica, line: _Line) -> float:
         identity = _identity(hosted)
         lag_ms = hosted.partition.log.config.min_compaction_lag_ms
-        if line.seen == identity and line.ratios and line.ratios[-1] != UNKNOWN and not lag_ms:
-            return line.ratios[-1]
+        if line.seen == identity and line.last != UNKNOWN and not lag_ms:
+            return line.last
         line.seen = identity
         from kept.node.admin import compaction_status  # not before the node is ready
 
@@ -114,7 +106,7 @@ class DirtyHistory:
     def _forget_old(self) -> bool:
         """Drop partitions without a sample for as long as samples are kept; whether any was."""
         oldest = self._number - SAMPLES
-        gone = [tp for tp, line in self._lines.items() if line.first + len(line.ratios) < oldest]
+        gone = [tp for tp, line in self._lines.items() if line.ring.next < oldest]
         for tp in gone:
             del self._lines[tp]
         return bool(gone)
@@ -126,7 +118,7 @@ class DirtyHistory:
             return []
         return [
             (self._times[number], None if ratio == UNKNOWN else round(ratio, 4))
-            for number, ratio in enumerate(line.ratios, line.first)
+            for number, ratio in enumerate(line.ring.columns[0], line.ring.first)
             if number in self._times
         ]
 

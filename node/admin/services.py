@@ -7,11 +7,13 @@ object; no service does.
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from kept.client.consume.positions import LATEST
+from kept.node.admin.activity_view import ActivityView
 from kept.node.admin.cluster_actions import ClusterActions
 from kept.node.admin.cluster_client import ClusterClient
 from kept.node.admin.cluster_view import ClusterView
@@ -21,6 +23,7 @@ from kept.node.admin.consumer_lag import ConsumerLag
 from kept.node.admin.leader_election import LeaderElection
 from kept.node.admin.leader_router import LeaderRouter
 from kept.node.admin.log_directories import LogDirectories
+from kept.node.admin.partition_offsets import offsets_from_leaders
 from kept.node.admin.peer_http import PeerHttp
 from kept.node.admin.quorum_view import QuorumView
 from kept.node.admin.readiness import NodeHealth
@@ -34,6 +37,7 @@ from kept.node.admin.transactions_view import TransactionsView
 from kept.node.security.session import Session
 
 if TYPE_CHECKING:
+    from kept.node.admin.activity_history import ActivityHistory
     from kept.node.admin.dirty_history import DirtyHistory
     from kept.node.admin.readiness import Readiness
     from kept.node.compaction.dry_run import DryRuns
@@ -56,6 +60,7 @@ if TYPE_CHECKING:
     from kept.node.runtime.uncompiled_kernels import Kernels
     from kept.node.security.audit import AuditLog
     from kept.node.security.tls_reload import TlsReload
+    from kept.storage.types import TopicPartition
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -82,6 +87,7 @@ class AdminServices:
     cleaner: LazyCleaner
     dry_runs: DryRuns
     history: DirtyHistory
+    activity_history: ActivityHistory
     groups: GroupCoordinator
     transactions: TransactionCoordinator
     verifier: Verifier
@@ -121,6 +127,12 @@ class AdminServices:
             config=self.config,
             addresses=self.addresses,
             forwarding=self.forwarding,
+            peer_http=self.peer_http,
+        )
+        self.activity = ActivityView(
+            metadata=metadata,
+            lookup=self.lookup,
+            history=self.activity_history,
             peer_http=self.peer_http,
         )
         self.actions = ClusterActions(
@@ -184,6 +196,15 @@ class AdminServices:
             lookup=lookup,
             new_client=self.new_client,
         )
+
+    async def high_watermarks(self, tps: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Of partitions whose leaders say them."""
+        client = self.new_client()
+        try:
+            wanted = dict.fromkeys(tps, LATEST)
+            return (await offsets_from_leaders(client, self.metadata.image, wanted)).offsets
+        finally:
+            client.close()
 
     def new_client(self, session: Session | None = None) -> ClusterClient:
         """Calls of this node to the cluster in Kafka's protocol; whoever makes one closes it.

@@ -6,7 +6,6 @@ from typing import Any
 
 from kept.cluster.security.acls import AclResourceType
 from kept.node.admin.topic_view import MAX_SEGMENTS
-from kept.node.http.messages import failure
 from kept.node.http.parameters import Parameters
 from kept.node.http.route_access import (
     ALTER_CLUSTER,
@@ -112,14 +111,14 @@ async def _groups_of_topic(node: RouteContext, p: Parameters) -> Any:
 
 
 @route("GET", "/api/v1/history/throughput", "topic", large=True, access=topic_or_cluster)
-async def _throughput(_node: RouteContext, _p: Parameters) -> Any:
-    return failure(501, "not there yet")
+async def _throughput(node: RouteContext, p: Parameters) -> Any:
+    topic = p.text("topic") if "topic" in p.given else None
+    return await node.services.activity.throughput(topic, here=p.request.here)
 
 
 @route("GET", "/api/v1/history/lag", "group", large=True, access=DESCRIBE_GROUP)
-async def _lag(_node: RouteContext, p: Parameters) -> Any:
-    p.text("group")
-    return failure(501, "not there yet")
+async def _lag(node: RouteContext, p: Parameters) -> Any:
+    return await node.services.activity.lag(p.text("group"), here=p.request.here)
 
 
 @route("GET", "/api/v1/brokers/{broker}/config", large=True, access=DESCRIBE_CLUSTER_CONFIGS)

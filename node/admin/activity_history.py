@@ -1,0 +1,294 @@
+"""Throughput, sizes and lag of the last hour, sampled by the node itself: no Prometheus is needed.
+
+Every :data:`INTERVAL_MS`, at its multiples, so that samples of several nodes belong together, a
+node looks at the partitions that it leads: what was appended since, and how large they are; and at
+the groups that it coordinates: how far their commits are behind. A partition at rest is one
+comparison, and a topic has samples only since something was appended to it within the hour.
+
+What is kept is :data:`SAMPLES` samples of the node, of up to :data:`TOPICS` topics and of up to
+:data:`GROUPS` groups: 4 KB a topic, 3 KB a group. It is gone when the process ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from itertools import islice
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from kept.client.admin.group_lag import group_lag, partition_lag
+from kept.node.admin.sample_ring import SampleRing
+from kept.node.runtime.time_slices import Pace
+from kept.storage.errors import KeptError
+from kept.storage.types import TopicPartition
+
+if TYPE_CHECKING:
+    from kept.node.coordinator.groups.coordinator import GroupCoordinator
+    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.node_identity import NodeIdentity
+    from kept.node.replicas.replica_table import ReplicaTable
+    from kept.node.runtime.counters import Counters
+    from kept.node.runtime.runtime import Runtime
+    from kept.storage.log.log import Log
+
+INTERVAL_MS: Final = 15_000
+EARLY_MS: Final = 1_000
+"""A timer may be early by less."""
+SAMPLES: Final = 240
+TOPICS: Final = 500
+GROUPS: Final = 200
+COMMITS: Final = 20_000
+"""Committed offsets that a sample looks at."""
+UNKNOWN: Final = -1
+
+Ends = Callable[[Iterable[TopicPartition]], Awaitable[Mapping[TopicPartition, int]]]
+
+
+class Throughput(NamedTuple):
+    """A sample: what came in and went out in the interval before ``at_ms``, and the bytes there
+    are. ``bytes_out`` is None of a topic.
+    """
+
+    at_ms: int
+    bytes_in: float
+    records_in: float
+    bytes_out: float | None
+    size_bytes: int
+
+
+class Lag(NamedTuple):
+    """A sample of a group; ``lag`` is None where no high watermark was known."""
+
+    at_ms: int
+    lag: int | None
+    partitions_unknown: int
+
+
+class _Mark(NamedTuple):
+    """Where a log was at the last sample."""
+
+    end_offset: int
+    active_offset: int
+    active_bytes: int
+
+
+class _Topic:
+    """What a sample adds up of a topic."""
+
+    __slots__ = ("bytes_in", "records_in", "size_bytes")
+
+    def __init__(self) -> None:
+        self.bytes_in = self.records_in = self.size_bytes = 0
+
+
+class ActivityHistory:
+    """The samples of one node. ``ends`` are high watermarks that other nodes are asked for."""
+
+    def __init__(
+        self,
+        *,
+        runtime: Runtime,
+        metadata: Metadata,
+        identity: NodeIdentity,
+        table: ReplicaTable,
+        counters: Counters,
+        groups: GroupCoordinator,
+        ends: Ends,
+    ) -> None:
+        self._runtime = runtime
+        self._metadata = metadata
+        self._identity = identity
+        self._table = table
+        self._counters = counters
+        self._groups = groups
+        self._ends = ends
+        self._marks: dict[TopicPartition, _Mark] = {}
+        self._node: SampleRing | None = None
+        self._counted = (0, 0, 0)
+        self._topics: dict[str, SampleRing] = {}
+        self._lags: dict[str, SampleRing] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Take samples until :meth:`stop`."""
+        self._task = self._runtime.loop.create_task(self._run())
+
+    async def stop(self) -> None:
+        """End the sampling."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        await self.sample()
+        while True:
+            left_ms = INTERVAL_MS - self._runtime.now_ms() % INTERVAL_MS
+            await asyncio.sleep(left_ms / 1000)
+            await self.sample()
+
+    async def sample(self) -> None:
+        """Take one sample of everything; the second within an interval takes none."""
+        number = (self._runtime.now_ms() + EARLY_MS) // INTERVAL_MS
+        if self._node is not None and number < self._node.next:
+            return
+        await self._sample_logs(number)
+        await self._sample_groups(number)
+
+    # Logs.
+
+    async def _sample_logs(self, number: int) -> None:
+        pace, size_bytes = Pace(), 0
+        by_topic: dict[str, _Topic] = {}
+        marks: dict[TopicPartition, _Mark] = {}
+        for tp, hosted in list(self._table.hosted.items()):
+            await pace.checkpoint()
+            partition = hosted.partition
+            if not partition.is_leader or self._table.hosted.get(tp) is not hosted:
+                continue
+            log, before = partition.log, self._marks.get(tp)
+            topic = by_topic.get(tp.topic)
+            if topic is None:
+                topic = by_topic[tp.topic] = _Topic()
+            topic.size_bytes += log.size_bytes
+            size_bytes += log.size_bytes
+            if before is not None and before.end_offset == log.log_end_offset:
+                marks[tp] = before
+                continue
+            active = log.active_segment
+            marks[tp] = _Mark(log.log_end_offset, active.base_offset, active.size_bytes)
+            if before is not None:
+                topic.records_in += max(0, log.log_end_offset - before.end_offset)
+                topic.bytes_in += _appended_bytes(log, before)
+        self._marks = marks
+        self._add_node(number, size_bytes)
+        self._add_topics(number, by_topic)
+
+    def _add_node(self, number: int, size_bytes: int) -> None:
+        counters = self._counters
+        now = (counters.bytes_in, counters.records_in, counters.bytes_out)
+        since = [new - old for new, old in zip(now, self._counted, strict=True)]
+        self._counted = now
+        if self._node is None:
+            self._node, since = SampleRing(number, "fffq", UNKNOWN), [0, 0, 0]
+        self._node.add(number, (*since, size_bytes), SAMPLES)
+
+    def _add_topics(self, number: int, by_topic: Mapping[str, _Topic]) -> None:
+        for name, ring in list(self._topics.items()):
+            if name not in by_topic:  # it is not led here any more, or deleted
+                if ring.next <= number - SAMPLES:
+                    del self._topics[name]
+            elif not by_topic[name].records_in and not any(ring.columns[1]):
+                del self._topics[name]  # nothing for an hour: its size alone says all
+        for name, topic in by_topic.items():
+            if name not in self._topics:
+                if not topic.records_in or len(self._topics) >= TOPICS:
+                    continue
+                self._topics[name] = SampleRing(number, "ffq", UNKNOWN)
+            ring = self._topics[name]
+            ring.add(number, (topic.bytes_in, topic.records_in, topic.size_bytes), SAMPLES)
+
+    def of_node(self) -> list[Throughput]:
+        """The samples of this node, the oldest first."""
+        if self._node is None:
+            return []
+        return [
+            Throughput(number * INTERVAL_MS, values[0], values[1], values[2], int(values[3]))
+            for number, values in self._node.items()
+        ]
+
+    def of_topic(self, topic: str) -> list[Throughput]:
+        """The samples of a topic, as far as this node leads it. While nothing was appended there
+        are none but those of its size.
+        """
+        ring, node = self._topics.get(topic), self._node
+        led = [
+            hosted.partition
+            for tp, hosted in self._table.hosted.items()
+            if tp.topic == topic and hosted.partition.is_leader
+        ]
+        if node is None or (ring is None and not led):
+            return []
+        known = {} if ring is None else dict(ring.items())
+        size_bytes = sum(partition.log.size_bytes for partition in led)
+        if known:
+            size_bytes = int(next(iter(known.values()))[2])
+        samples = []
+        for number, _ in node.items():
+            if number in known:
+                bytes_in, records_in, size = known[number]
+                size_bytes = int(size)
+            elif ring is not None and number >= ring.next and not led:
+                break
+            else:
+                bytes_in = records_in = 0.0
+            samples.append(Throughput(number * INTERVAL_MS, bytes_in, records_in, None, size_bytes))
+        return samples
+
+    # Groups.
+
+    async def _sample_groups(self, number: int) -> None:
+        commits = list(islice(self._groups.committed(), COMMITS))
+        ends, pace = await self._known_ends(commits), Pace()
+        by_group: dict[str, list[int | None]] = {}
+        for group, topic, partition, offset in commits:
+            await pace.checkpoint()
+            lag = partition_lag(offset, ends.get(TopicPartition(topic, partition)))
+            by_group.setdefault(group, []).append(lag)
+        for name, ring in list(self._lags.items()):
+            if name not in by_group and ring.next <= number - SAMPLES:
+                del self._lags[name]
+        for name, lags in by_group.items():
+            if name not in self._lags:
+                if len(self._lags) >= GROUPS:
+                    continue
+                self._lags[name] = SampleRing(number, "qq", UNKNOWN)
+            ring = self._lags[name]
+            lag, unknown = group_lag(lags)
+            # The first column tells what was sampled; so the one that may be unknown is second.
+            ring.add(number, (unknown, UNKNOWN if lag is None else lag), SAMPLES)
+
+    async def _known_ends(
+        self, commits: Iterable[tuple[str, str, int, int]]
+    ) -> dict[TopicPartition, int]:
+        """High watermarks: of replicas in sync here, else as their leaders say."""
+        topics, node_id = self._metadata.image.topics, self._identity.node_id
+        ends: dict[TopicPartition, int] = {}
+        elsewhere: set[TopicPartition] = set()
+        pace = Pace()
+        for _, name, number, _ in commits:
+            await pace.checkpoint()
+            tp, topic = TopicPartition(name, number), topics.get(name)
+            if topic is None or number >= len(topic.partitions):
+                continue
+            record, here = topic.partitions[number], self._table.partitions.get(tp)
+            if here is not None and node_id in record.isr and record.leader >= 0:
+                ends[tp] = here.high_watermark
+            elif record.leader >= 0:
+                elsewhere.add(tp)
+        if elsewhere:
+            with suppress(KeptError):  # they are unknown in this sample
+                ends.update(await self._ends(elsewhere))
+        return ends
+
+    def of_group(self, group: str) -> list[Lag]:
+        """The samples of a group that this node coordinates, the oldest first."""
+        ring = self._lags.get(group)
+        if ring is None:
+            return []
+        return [
+            Lag(number * INTERVAL_MS, None if lag == UNKNOWN else int(lag), int(unknown))
+            for number, (unknown, lag) in ring.items()
+        ]
+
+
+def _appended_bytes(log: Log, before: _Mark) -> int:
+    """Bytes that were appended to a log since; segments may have been rolled meanwhile."""
+    size_bytes = 0
+    for segment in reversed(log.segments):
+        if segment.base_offset <= before.active_offset:
+            if segment.base_offset == before.active_offset:
+                size_bytes += max(0, segment.size_bytes - before.active_bytes)
+            break
+        size_bytes += segment.size_bytes
+    return size_bytes

@@ -1,0 +1,247 @@
+"""Throughput, sizes and lag of the last hour: what is sampled, kept, and added up over nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from time import process_time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kept.client.admin.group_lag import group_lag, partition_lag
+from kept.client.admin.groups import commit_offsets
+from kept.client.client import Client, OutRecord
+from kept.node.admin import activity_history
+from kept.node.admin.activity_history import INTERVAL_MS
+from kept.node.admin.peer_http import PeerHttp
+from kept.node.admin.sample_ring import SampleRing
+from kept.node.metadata.node_identity import NodeIdentity
+from kept.storage.errors import NetworkException
+from kept.storage.types import TopicPartition
+
+START_MS = 1_700_000_010_000 // INTERVAL_MS * INTERVAL_MS
+
+
+@pytest.fixture
+def lone(lone_node, monkeypatch):
+    """A node whose samples the test takes, at times of its own."""
+    lone = lone_node(offsets_topic_num_partitions="1", log_cleaner_enable="false")
+    lone.run(lone.node.warmed_up())
+    lone.history = lone.node.parts.activity_history
+    lone.run(lone.history.stop())
+    lone.history._node = None
+    lone.now_ms = START_MS
+    monkeypatch.setattr(lone.node.parts.runtime, "now_ms", lambda: lone.now_ms)
+    return lone
+
+
+def sample(lone, times=1):
+    for _ in range(times):
+        lone.run(lone.history.sample())
+        lone.now_ms += INTERVAL_MS
+
+
+def with_client(lone, use):
+    def call():
+        with Client(f"127.0.0.1:{lone.port}") as client:
+            return use(client)
+
+    return lone.run(asyncio.to_thread(call))
+
+
+def produce(lone, count, topic="t", size=1000, partition=0):
+    record = OutRecord(b"k", bytes(size), timestamp=START_MS, partition=partition)
+    with_client(lone, lambda client: client.produce(topic, [record] * count))
+
+
+def test_what_is_appended_is_a_rate(lone):
+    lone.create("t", 2, segment_bytes="20000")
+    lone.create("idle")
+    sample(lone)
+    produce(lone, 10)
+    sample(lone)
+    for _ in range(12):  # rolls segments
+        produce(lone, 10, partition=1)
+    sample(lone, 2)
+    found = lone.get("/api/v1/history/throughput?topic=t")
+    samples = found["samples"]
+    assert [one["at_ms"] for one in samples] == [START_MS + n * INTERVAL_MS for n in range(4)]
+    assert [one["records_in_per_second"] for one in samples] == [0, 0.67, 8, 0]
+    log = lone.node.parts.table.hosted[TopicPartition("t", 1)].partition.log
+    assert len(log.segments) > 2
+    assert samples[2]["bytes_in_per_second"] == round(log.size_bytes / 15, 1)
+    first = lone.node.parts.table.hosted[TopicPartition("t", 0)].partition.log
+    sizes = [one["size_bytes"] for one in samples]
+    assert sizes[1:] == [first.size_bytes, *[first.size_bytes + log.size_bytes] * 2]
+    assert {one["bytes_out_per_second"] for one in samples} == {None}
+    idle = lone.get("/api/v1/history/throughput?topic=idle")["samples"]
+    assert len(idle) == 4 and {one["records_in_per_second"] for one in idle} == {0}
+    assert "idle" not in lone.history._topics
+
+    found = lone.get("/api/v1/history/throughput")
+    assert (found["topic"], found["nodes"], found["unanswered"]) == (None, [0], [])
+    assert [one["records_in_per_second"] for one in found["samples"]] == [0, 0.67, 8, 0]
+    lone.get("/api/v1/records?topic=t&partition=0")
+    sample(lone)
+    last = lone.get("/api/v1/history/throughput")["samples"][-1]
+    assert last["bytes_out_per_second"] > 0
+
+
+def test_a_log_that_was_cut_or_made_anew_counts_nothing_twice(lone):
+    lone.create("t")
+    produce(lone, 10)
+    sample(lone)
+    gone = {"name": "t", "topic_id": None}
+    lone.ask(20, 6, topics=[gone], timeout=1000)
+    lone.create("t")
+    produce(lone, 1)
+    sample(lone)
+    assert [one.records_in for one in lone.history.of_topic("t")] == [0, 0]
+
+
+def test_an_hour_is_kept_and_a_pause_is_a_gap(lone, monkeypatch):
+    monkeypatch.setattr(activity_history, "SAMPLES", 5)
+    lone.create("t")
+    sample(lone)
+    produce(lone, 1)
+    sample(lone, 2)
+    lone.now_ms += 2 * INTERVAL_MS  # it stood still
+    sample(lone)
+    times = [one.at_ms for one in lone.history.of_node()]
+    assert times == [START_MS + n * INTERVAL_MS for n in (1, 2, 5)]
+    sample(lone, 6)
+    assert len(lone.history.of_node()) == 5 and not lone.history._topics
+    lone.now_ms -= INTERVAL_MS  # twice in one interval
+    sample(lone)
+    assert len(lone.history.of_node()) == 5
+
+
+def test_it_has_room_for_so_many_topics(lone, monkeypatch):
+    monkeypatch.setattr(activity_history, "TOPICS", 2)
+    names = ["a", "b", "c"]
+    for name in names:
+        lone.create(name)
+    sample(lone)
+    for name in names:
+        produce(lone, 1, topic=name)
+    sample(lone)
+    assert len(lone.history._topics) == 2
+    assert len(lone.history.of_node()) == 2
+
+
+def test_lag_of_groups(lone, monkeypatch):
+    monkeypatch.setattr(activity_history, "SAMPLES", 4)
+    lone.create("t", 2)
+    produce(lone, 10)
+    sample(lone)
+    tps = {TopicPartition("t", 0): 4, TopicPartition("t", 1): 0}
+    with_client(lone, lambda client: client.run(commit_offsets("g", tps)))
+    sample(lone)
+    produce(lone, 5, partition=1)
+    sample(lone)
+    found = lone.get("/api/v1/history/lag?group=g")
+    at = [START_MS + n * INTERVAL_MS for n in (1, 2)]
+    assert found["samples"] == [
+        {"at_ms": at[0], "lag": 6, "partitions_unknown": 0},
+        {"at_ms": at[1], "lag": 11, "partitions_unknown": 0},
+    ]
+    (listed,) = lone.get("/api/v1/groups")["groups"]
+    (of_topic,) = lone.get("/api/v1/topics/t/groups")["groups"]
+    one = lone.get("/api/v1/groups/g")
+    status, _, body = lone.http("GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert status == 200 and b'kept_group_lag{group="g",topic="t"} 11.0' in body
+    assert listed["lag"] == of_topic["lag"] == one["lag"] == 11, "one number everywhere"
+    # The topic goes: nobody knows its ends.
+    lone.ask(20, 6, topics=[{"name": "t", "topic_id": None}], timeout=1000)
+    sample(lone, 5)
+    assert lone.history.of_group("g") == []
+    assert lone.get("/api/v1/history/lag?group=none")["samples"] == []
+
+
+def test_ends_of_other_leaders_are_asked_for(lone):
+    """And are unknown where these do not answer."""
+    lone.create("t")
+    produce(lone, 10)
+    tp = TopicPartition("t", 0)
+    with_client(lone, lambda client: client.run(commit_offsets("g", {tp: 4})))
+    lone.history._identity = NodeIdentity(9)  # no replica of the partition is its own
+    sample(lone)
+
+    async def refuse(_):
+        raise NetworkException("a test")
+
+    lone.history._ends = refuse
+    sample(lone)
+    lags = [(one.lag, one.partitions_unknown) for one in lone.history.of_group("g")]
+    assert lags == [(6, 0), (None, 1)]
+
+
+def test_samples_of_other_nodes_are_added_up(lone, monkeypatch):
+    sample(lone, 2)
+    view = lone.node.parts.admin.activity
+    brokers = dict(lone.node.parts.metadata.image.brokers)
+    template = next(iter(brokers.values()))
+    elsewhere = [
+        {
+            "at_ms": START_MS + n * INTERVAL_MS,
+            "bytes_in_per_second": 2.0,
+            "records_in_per_second": 1.0,
+            "bytes_out_per_second": 0.5,
+            "size_bytes": 10,
+        }
+        for n in (1, 2)
+    ]
+
+    async def get(_self, node, path, query, _timeout_s):
+        assert (path, query) == ("/api/v1/history/throughput", {})
+        if node == 8:
+            raise NetworkException("it is away")
+        return {"samples": elsewhere}
+
+    monkeypatch.setattr(PeerHttp, "get", get)
+    image = lone.node.parts.metadata.image
+    monkeypatch.setattr(type(image), "brokers", {**brokers, 7: template, 8: template})
+    found = lone.run(view.throughput(None, here=False))
+    own = found.samples[0].size_bytes
+    assert [one.bytes_in_per_second for one in found.samples] == [0, 2.0, 2.0]
+    assert [one.size_bytes for one in found.samples] == [own, own + 10, 10]
+    assert found.nodes == [0, 7] and [one.node for one in found.unanswered] == [8]
+    assert lone.run(view.throughput(None, here=True)).nodes == [0]
+
+
+@pytest.mark.slow
+def test_a_rest_costs_little(lone):
+    """A thousand partitions at rest: far below 0.1 % of a core, which is 15 ms a sample."""
+    for n in range(10):
+        lone.create(f"t{n}", 100)
+    sample(lone, 3)
+    began = process_time()
+    sample(lone, 20)
+    assert (process_time() - began) / 20 < 0.008
+
+
+# The definition of lag, and rings.
+
+
+@given(st.lists(st.tuples(st.none() | st.integers(0, 50), st.none() | st.integers(0, 50))))
+def test_lag_is_defined_once(partitions):
+    lags = [partition_lag(*one) for one in partitions]
+    found = group_lag(lags)
+    known = [max(0, end - at) for at, end in partitions if at is not None and end is not None]
+    assert found.lag == (sum(known) if known else None)
+    assert found.partitions_unknown == len(partitions) - len(known)
+
+
+@given(st.lists(st.integers(1, 12), max_size=40), st.integers(1, 8))
+def test_a_ring_is_the_last_samples(steps, most):
+    rng, model, number = random.Random(1), {}, 5
+    ring = SampleRing(number, "dq", -1)
+    for step in steps:
+        values = (rng.randrange(100), rng.randrange(100))
+        ring.add(number, values, most)
+        model[number] = values
+        model = {n: v for n, v in model.items() if n > number - most}
+        number += step
+        assert dict(ring.items()) == model and len(ring) <= most

@@ -389,6 +389,14 @@ class Client:
         last = self.list_offsets(dict.fromkeys(tps, LATEST))
         return {tp.partition: (first[tp].offset, last[tp].offset) for tp in tps}
 
+    def delete_records(
+        self, before: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int | KeptError]:
+        """Delete the records below an offset of each partition; its log start then, or why it was
+        refused.
+        """
+        return self.run(leader_operations.delete_records(self.view, before, self.timeout_ms))
+
     def fetch(
         self, positions: Mapping[TopicPartition, int], limits: FetchLimits | None = None
     ) -> list[Fetched]:

@@ -1,4 +1,5 @@
-"""What leaders say of their logs: offsets, the ends of epochs, where partitions stand.
+"""What leaders say of their logs, and where these begin: offsets, the ends of epochs, where
+partitions stand; records are deleted up to an offset.
 
 Operations without I/O (see :mod:`kept.client.admin.topics`). Each leader is asked once about all
 of its partitions, or in a few requests where they are many. What one cannot say of some of them
@@ -216,6 +217,31 @@ def epoch_ends(
         ),
     )  # fmt: skip
     return {tp: int(result.end_offset) for tp, result in results.items()}
+
+
+def delete_records(
+    view: ClusterView, before: Mapping[TopicPartition, int], timeout_ms: int
+) -> Operation[dict[TopicPartition, int | KeptError]]:
+    """Delete the records below an offset of each partition; the least log start among its live
+    replicas then, or why it was refused.
+    """
+    results = yield from _query(
+        view,
+        _Query(
+            ApiKey.DELETE_RECORDS,
+            "DeleteRecords",
+            {"timeout": timeout_ms},
+            "name",
+            "partition_index",
+            {tp: {"offset": offset} for tp, offset in before.items()},
+            timeout_ms,
+            partial=True,
+        ),
+    )
+    return {
+        tp: result if isinstance(result, KeptError) else int(result.low_watermark)
+        for tp, result in results.items()
+    }
 
 
 def standings(

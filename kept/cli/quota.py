@@ -188,7 +188,8 @@ def set_quotas(*, entity: Entity, bootstrap: Bootstrap, **given: float | None) -
     "keys",
     type=click.Choice(KEYS),
     multiple=True,
-    help="Only this quota.  [default: all that it has]",
+    metavar="QUOTA",
+    help="Only this quota, such as producer_byte_rate.  [default: all that it has]",
 )
 @bootstrap_option
 def delete(*, entity: Entity, keys: tuple[str, ...], bootstrap: Bootstrap) -> None:

@@ -2,27 +2,48 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from kept.cli.output import echo, moment, show_json, show_rows, show_table, size, write
+from kept.cli.completion import TOPIC
+from kept.cli.output import (
+    counted,
+    echo,
+    moment,
+    show_json,
+    show_rows,
+    show_table,
+    size,
+    write,
+)
+from kept.cli.positions import Kind, Position, PositionType, offsets_at
 from kept.cli.shell import (
     Failure,
     Group,
+    TopicPartitionArgument,
     WholeNumber,
     bootstrap_option,
+    did_you_mean,
     examples,
+    for_each,
+    internal_option,
     json_option,
     pairs,
+    show_each,
 )
-from kept.cli.unavailable import open_client, warn_unanswered
+from kept.cli.unavailable import named_partitions, open_client, warn_unanswered
+from kept.client.admin.topics import NewTopic
 from kept.client.bootstrap import Bootstrap
 from kept.client.client import Client
+from kept.client.consume.positions import EARLIEST, LATEST
 from kept.client.core.broker_errors import ConnectionFailed, NoResponse
 from kept.client.json_api import PRESENT_S, HttpFailed, JsonApi
-from kept.storage.errors import TopicAlreadyExists
+from kept.storage.errors import KeptError, TopicAlreadyExists
 from kept.storage.printable import printable_line
+from kept.storage.types import IsolationLevel
 
 
 @click.group(
@@ -39,7 +60,7 @@ def topic() -> None:
         "kept topic create users --config cleanup.policy=compact --config segment.bytes=1048576",
     )
 )
-@click.argument("name")
+@click.argument("names", metavar="NAME …", nargs=-1, required=True)
 @click.option(
     "--partitions", type=WholeNumber(1), help="Number of partitions.  [default: num.partitions]"
 )
@@ -50,38 +71,40 @@ def topic() -> None:
 )
 @click.option("--config", "config", metavar="K=V", multiple=True, help="A topic setting.")
 @click.option("--if-not-exists", is_flag=True, help="Do nothing if the topic exists.")
+@click.option("--dry-run", is_flag=True, help="Only check that it would be created.")
 @bootstrap_option
 def create(
     *,
-    name: str,
+    names: tuple[str, ...],
     partitions: int | None,
     replication_factor: int | None,
     config: tuple[str, ...],
     if_not_exists: bool,
+    dry_run: bool,
     bootstrap: Bootstrap,
-) -> None:
-    """Create topic NAME."""
+) -> int:
+    """Create topics."""
+    settings = pairs("--config", config)
     with open_client(bootstrap) as client:
-        try:
-            client.create_topic(
-                name,
-                partitions=partitions or -1,
-                replication_factor=replication_factor or -1,
-                config=pairs("--config", config),
-            )
-        except TopicAlreadyExists:
-            if not if_not_exists:
-                raise
-            echo(f"topic {name} exists")
-            return
-        count = len(client.topic(name).partitions)
-    echo(f"created topic {name} with {count} partition{'s'[: count != 1]}")
+
+        def create_topic(name: str) -> str:
+            new = NewTopic(name, partitions or -1, replication_factor or -1, settings)
+            try:
+                client.create_topics([new], validate_only=dry_run)
+            except TopicAlreadyExists:
+                if not if_not_exists:
+                    raise
+                return f"topic {name} exists"
+            if dry_run:
+                return f"would create topic {name}"
+            count = len(client.topic(name).partitions)
+            return f"created topic {name} with {counted(count, 'partition')}"
+
+        return for_each(tuple(dict.fromkeys(names)), create_topic)
 
 
 @topic.command("list", epilog=examples("kept topic list", "kept topic list --internal --json"))
-@click.option(
-    "--internal", is_flag=True, help="Also list internal topics such as __consumer_offsets."
-)
+@internal_option("Also list internal topics such as __consumer_offsets.")
 @json_option
 @bootstrap_option
 def list_topics(*, internal: bool, as_json: bool, bootstrap: Bootstrap) -> None:
@@ -103,18 +126,16 @@ def list_topics(*, internal: bool, as_json: bool, bootstrap: Bootstrap) -> None:
 
 
 @topic.command(epilog=examples("kept topic describe users", "kept topic describe users --all"))
-@click.argument("name")
+@click.argument("names", metavar="NAME …", nargs=-1, required=True, type=TOPIC)
 @click.option("--all", "all_settings", is_flag=True, help="Also show settings at their default.")
 @json_option
 @bootstrap_option
-def describe(*, name: str, all_settings: bool, as_json: bool, bootstrap: Bootstrap) -> None:
-    """Show topic NAME: settings, and where each partition stands."""
+def describe(
+    *, names: tuple[str, ...], all_settings: bool, as_json: bool, bootstrap: Bootstrap
+) -> int:
+    """Show topics: settings, and where each partition stands."""
     with open_client(bootstrap) as client:
-        described = _describe(client, name, all_settings)
-    if as_json:
-        show_json(described)
-    else:
-        _show(described)
+        return show_each(names, lambda name: _describe(client, name, all_settings), _show, as_json)
 
 
 def _describe(client: Client, name: str, all_settings: bool) -> dict[str, Any]:
@@ -220,7 +241,7 @@ def _show(described: dict[str, Any]) -> None:
         "kept topic alter users --delete-config segment.ms --partitions 6",
     )
 )
-@click.argument("name")
+@click.argument("names", metavar="NAME …", nargs=-1, required=True, type=TOPIC)
 @click.option("--config", "config", metavar="K=V", multiple=True, help="Set a topic setting.")
 @click.option(
     "--delete-config", metavar="K", multiple=True, help="Reset a topic setting to its default."
@@ -229,13 +250,13 @@ def _show(described: dict[str, Any]) -> None:
 @bootstrap_option
 def alter(
     *,
-    name: str,
+    names: tuple[str, ...],
     config: tuple[str, ...],
     delete_config: tuple[str, ...],
     partitions: int | None,
     bootstrap: Bootstrap,
-) -> None:
-    """Change settings of topic NAME, or give it more partitions."""
+) -> int:
+    """Change settings of topics, or give them more partitions."""
     changes = pairs("--config", config)
     if not changes and not delete_config and partitions is None:
         raise click.UsageError("nothing to alter: give --config, --delete-config or --partitions")
@@ -243,37 +264,137 @@ def alter(
     if both:
         raise click.UsageError(f"{sorted(both)[0]} is both set and deleted")
     with open_client(bootstrap) as client:
-        known = client.topic(name)
-        if delete_config:
-            _refuse_unknown(delete_config, [c.name for c in client.topic_configs([name])[name]])
-        if changes or delete_config:
-            client.alter_topic(name, changes, delete_config)
-        if partitions is not None:
-            has = len(known.partitions)
-            if partitions == has and not changes and not delete_config:
+
+        def alter_topic(name: str) -> str:
+            has = len(client.topic(name).partitions)
+            if partitions is not None and partitions < has:
+                raise Failure(f"topic {name} has {has} partitions: their number only grows")
+            if delete_config:
+                _refuse_unknown(delete_config, [c.name for c in client.topic_configs([name])[name]])
+            if changes or delete_config:
+                client.alter_topic(name, changes, delete_config)
+            elif partitions == has:
                 raise Failure(f"topic {name} has {has} partitions already")
-            if partitions != has:
-                client.create_partitions(name, partitions)
-    echo(f"altered topic {name}")
+            if partitions is not None and partitions != has:
+                try:
+                    client.create_partitions(name, partitions)
+                except KeptError as error:
+                    if not changes and not delete_config:
+                        raise
+                    raise Failure(
+                        f"its settings are changed, its partitions not: {error}"
+                    ) from error
+            return f"altered topic {name}"
+
+        return for_each(tuple(dict.fromkeys(names)), alter_topic)
 
 
 def _refuse_unknown(names: tuple[str, ...], known: list[str]) -> None:
     """A misspelt name is an error here: deleting it is none for the broker, and does nothing."""
-    from difflib import get_close_matches
-
     for name in names:
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise Failure(f"--delete-config {name}: there is no such topic setting{hint}")
+            near = did_you_mean(name, known)
+            raise Failure(f"--delete-config {name}: there is no such topic setting{near}")
 
 
 @topic.command(epilog=examples("kept topic delete users"))
-@click.argument("names", metavar="NAME …", nargs=-1, required=True)
+@click.argument("names", metavar="NAME …", nargs=-1, required=True, type=TOPIC)
 @bootstrap_option
-def delete(*, names: tuple[str, ...], bootstrap: Bootstrap) -> None:
+def delete(*, names: tuple[str, ...], bootstrap: Bootstrap) -> int:
     """Delete topics with all their records."""
     with open_client(bootstrap) as client:
-        client.delete_topics(names)
-    for name in names:
-        echo(f"deleted topic {name}")
+
+        def delete_topic(name: str) -> str:
+            client.topic(name)
+            client.delete_topics([name])
+            return f"deleted topic {name}"
+
+        return for_each(tuple(dict.fromkeys(names)), delete_topic)
+
+
+@topic.command(
+    "delete-records",
+    epilog=examples(
+        "kept topic delete-records events:0 events:1 --before 1200",
+        "kept topic delete-records events --before @-7d --dry-run",
+    ),
+)
+@click.argument(
+    "targets", metavar="TOPIC[:PARTITION] …", nargs=-1, required=True, type=TopicPartitionArgument()
+)
+@click.option(
+    "--before",
+    type=PositionType(),
+    required=True,
+    metavar="OFFSET|-N|@TIME|latest",
+    help="The first offset that stays; -N keeps the last N, @TIME those from then on, latest none.",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted.")
+@json_option
+@bootstrap_option
+def delete_records(
+    *,
+    targets: tuple[tuple[str, int | None], ...],
+    before: Position,
+    dry_run: bool,
+    as_json: bool,
+    bootstrap: Bootstrap,
+) -> int:
+    """Delete the oldest records of partitions: their logs then start at --before.
+
+    All partitions are checked before anything is deleted. Topics that are only compacted are
+    refused: they keep the latest record of each key.
+    """
+    if before.kind is Kind.TIME and before.number > time.time() * 1000:
+        raise click.UsageError(f"--before: {moment(before.number)} is in the future")
+    with open_client(bootstrap) as client:
+        tps = named_partitions(client, targets)
+        _check_deletable(client, sorted({tp.topic for tp in tps}))
+        starts = client.list_offsets(dict.fromkeys(tps, EARLIEST))
+        ends = client.list_offsets(dict.fromkeys(tps, LATEST))
+        wanted = offsets_at(client, tps, before, IsolationLevel.READ_UNCOMMITTED)
+        for tp, offset in wanted.items():
+            if offset > ends[tp].offset:
+                place = f"{tp.topic}:{tp.partition}"
+                raise Failure(f"--before {offset}: {place} ends at {ends[tp].offset}")
+        moved = {tp: offset for tp, offset in wanted.items() if offset > starts[tp].offset}
+        results = client.delete_records(moved) if moved and not dry_run else {}
+    rows: dict[str, dict[str, Any]] = {}
+    errors: dict[str, KeptError] = {}
+    for tp in tps:
+        place, result = f"{tp.topic}:{tp.partition}", results.get(tp)
+        if isinstance(result, KeptError):
+            errors[place] = result
+            continue
+        start = starts[tp].offset
+        rows[place] = {
+            "topic": tp.topic,
+            "partition": tp.partition,
+            "before": start,
+            "log_start_offset": max(start, wanted[tp]) if result is None else result,
+            "high_watermark": ends[tp].offset,
+        }
+    if as_json:
+        show_json(list(rows.values()))
+    elif rows:
+        start_name = "would be" if dry_run else "log start"
+        columns = ("topic", "partition", "was", start_name, "log end")
+        show_table(columns, [list(row.values()) for row in rows.values()])
+
+    def refused(place: str) -> None:
+        raise errors[place]
+
+    return for_each(list(errors), refused)
+
+
+def _check_deletable(client: Client, names: Sequence[str]) -> None:
+    """A Failure for a topic whose records no broker deletes on request."""
+    for name, entries in client.topic_configs(names).items():
+        if client.topic(name).internal:
+            raise Failure(f"{name} is an internal topic: its records are not deleted on request")
+        policy = next((e.value or "" for e in entries if e.name == "cleanup.policy"), "delete")
+        if "delete" not in policy:
+            raise Failure(
+                f"{name} has cleanup.policy={policy}: it keeps the latest record of each key. To "
+                "delete one of them write a tombstone"
+            )

@@ -338,3 +338,72 @@ def test_wrong_usage_of_reset_offsets(offline: Kept) -> None:
         ("g", "--topic", "t:x", "--to", "5"): "'t:x' is neither TOPIC nor TOPIC:PARTITION",
     }.items():
         assert said in offline("group", "reset-offsets", *arguments, status=2).err
+
+
+def test_several_topics_and_what_is_wrong_with_some(either: Kept) -> None:
+    name = f"topic-{uuid.uuid4().hex[:8]}"
+    one, two = f"{name}-1", f"{name}-2"
+    assert either("topic", "create", one, two, "--dry-run").lines == [
+        f"would create topic {one}",
+        f"would create topic {two}",
+    ]
+    assert f"no topic {one}" in either("topic", "describe", one, status=1).err
+    ran = either("topic", "create", one, f"{name}/", two, "--partitions", 2, status=1)
+    assert ran.lines == [
+        f"created topic {one} with 2 partitions",
+        f"created topic {two} with 2 partitions",
+    ]
+    assert f"kept: {name}/: CreateTopics of {name}/: INVALID_TOPIC_EXCEPTION" in ran.err
+    ran = either("topic", "describe", one, f"{name}-3", two, "--json", status=1)
+    assert [described["name"] for described in ran.json] == [one, two]
+    assert f"no topic {name}-3; did you mean {name}-" in ran.err
+
+    ran = either("topic", "alter", one, two, "--config", "retention.ms=100000", "--partitions", 3)
+    assert ran.lines == [f"altered topic {one}", f"altered topic {two}"]
+    fewer = ("--config", "retention.ms=200000", "--partitions", 2)
+    assert "their number only grows" in either("topic", "alter", one, *fewer, status=1).err
+    config = either("topic", "describe", one, "--json").json["config"]
+    assert config["retention.ms"] == {"value": "100000", "source": "topic"}
+
+    ran = either("topic", "delete", one, f"{name}-3", two, status=1)
+    assert ran.lines == [f"deleted topic {one}", f"deleted topic {two}"]
+    assert f"kept: {name}-3: no topic {name}-3" in ran.err
+
+
+def test_the_oldest_records_are_deleted(either: Kept, group: str) -> None:
+    a, b = f"{group}-a", f"{group}-b"
+
+    def starts(*arguments: object) -> dict[str, int]:
+        rows = either("topic", "delete-records", *arguments, "--json").json
+        return {f"{r['topic']}:{r['partition']}": r["log_start_offset"] for r in rows}
+
+    assert starts(f"{a}:0", b, "--before", 2, "--dry-run") == {f"{a}:0": 2, f"{b}:0": 2}
+    shown = either("topic", "delete-records", f"{a}:0", b, "--before", 2).lines
+    assert shown[0].split() == ["TOPIC", "PARTITION", "WAS", "LOG", "START", "LOG", "END"]
+    assert [line.split() for line in shown[1:]] == [
+        [a, "0", "0", "2", "5"],
+        [b, "0", "0", "2", "5"],
+    ]
+    assert starts(f"{a}:0", "--before", 1) == {f"{a}:0": 2}
+    assert starts(b, "--before", "@-1h") == {f"{b}:0": 2}
+    assert starts(a, "--before", "-1") == {f"{a}:0": 4, f"{a}:1": 0}
+    assert starts(a, b, "--before", "latest") == {f"{a}:0": 5, f"{a}:1": 0, f"{b}:0": 5}
+    described = either("topic", "describe", a, "--json").json["partitions"]
+    assert [p["log_start_offset"] for p in described] == [5, 0]
+
+
+def test_records_that_may_not_be_deleted(either: Kept, group: str) -> None:
+    a, compacted = f"{group}-a", f"{group}-c"
+    either("topic", "create", compacted, "--config", "cleanup.policy=compact")
+    for targets, before, said in (
+        ((a,), 4, f"--before 4: {a}:1 ends at 0"),
+        ((f"{a}:0", f"{a}:9"), 1, f"there is no {a}:9: topic {a} has partitions 0 to 1"),
+        ((f"{a}:0", f"{a}x"), 1, f"no topic {a}x; did you mean {a}?"),
+        ((f"{a}:0", compacted), "latest", f"{compacted} has cleanup.policy=compact"),
+        (("__consumer_offsets",), "latest", "is an internal topic"),
+    ):
+        assert said in either("topic", "delete-records", *targets, "--before", before, status=1).err
+    described = either("topic", "describe", a, "--json").json["partitions"]
+    assert [p["log_start_offset"] for p in described] == [0, 0]
+    future = either("topic", "delete-records", a, "--before", "@2999-01-01T00:00:00Z", status=2)
+    assert "2999-01-01T00:00:00.000Z is in the future" in future.err

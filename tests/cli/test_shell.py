@@ -118,7 +118,7 @@ def test_version(offline):
         (["topic", "create", "x", "--partitions", "1_0"], "not a valid integer"),
         (["compact", "now", "a:\uff10"], "neither TOPIC nor"),
         (["cluster", "elect", "a:\uff10"], "neither TOPIC nor"),
-        (["group", "reset-offsets", "g", "--topic", "t", "--to", "\u00b2"], "neither earliest"),
+        (["group", "reset-offsets", "g", "--topic", "t", "--to", "\u00b2"], "neither an offset"),
         (["compact", "status", "--bootstrap", "a:\uff11"], "not host:port"),
         (["topic", "alter", "x"], "nothing to alter"),
         (
@@ -141,7 +141,7 @@ def test_version(offline):
         (["consume", "x", "--table", "--max", "3"], "contradict"),
         (["consume", "x", "--group", "g", "--partition", "0"], "contradict"),
         (["produce", "x", "--json", "--key-separator", ":"], "--json excludes --key-separator"),
-        (["group", "reset-offsets", "g", "--topic", "t", "--to", "soon"], "neither earliest"),
+        (["group", "reset-offsets", "g", "--topic", "t", "--to", "soon"], "neither an offset"),
         (["compact", "now", "a:b"], "neither TOPIC nor"),
         (["compact", "retry", "a"], "names no partition"),
         (["compact", "status", "--bootstrap", "a:b"], "not host:port"),

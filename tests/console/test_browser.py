@@ -161,6 +161,48 @@ def test_a_search_goes_through_all_partitions_newest_first(cluster, chromium):
     assert wrong == []
 
 
+def test_a_tail_shows_what_comes_and_can_be_paused(cluster, chromium):
+    from tests.console import browser
+
+    topic = cluster.create_topic(partitions=2)
+    page, wrong = browser.opened(chromium)
+    with cluster.client() as client:
+        client.produce(topic, [OutRecord(b"k", b"before", partition=0)])
+        browser.show(page, cluster.url(), f"#records/{topic}")
+        page.click("#tail")
+        page.wait_for_function("() => location.hash.endsWith('tail=1')")
+        page.wait_for_function(
+            "() => document.getElementById('progress').textContent === 'Following 2 partitions.'"
+        )
+        assert found_offsets(page) == [], "only what comes from now on"
+        for n in range(3):
+            client.produce(topic, [OutRecord(b"k", b"%d" % n, partition=1)])
+        page.wait_for_selector("#record-1-2")
+        assert found_offsets(page) == [(1, 2), (1, 1), (1, 0)], "the newest on top"
+        page.click("#pause")
+        client.produce(topic, [OutRecord(b"k", b"later", partition=0)] * 2)
+        page.wait_for_function(
+            "() => document.getElementById('waiting').textContent === '2 records came since.'"
+        )
+        assert page.locator("tr.record").count() == 3
+        page.click("#pause")
+        assert sorted(found_offsets(page)[:2]) == [(0, 1), (0, 2)]
+        page.fill("#contains", "b")
+        page.click("#tail")
+        page.wait_for_function(
+            "() => document.getElementById('progress').textContent === 'Following 2 partitions.'"
+            " && !document.querySelector('tr.record')"
+        )
+        client.produce(topic, [OutRecord(b"k", value, partition=1) for value in (b"a", b"b")])
+        page.wait_for_selector("#record-1-4")
+        assert found_offsets(page) == [(1, 4)]
+    page.click("a:text-is('Stop the tail')")
+    searched(page, 2)
+    # What an earlier page followed is closed: nothing comes any more.
+    assert page.locator("#pause").count() == 0
+    assert wrong == []
+
+
 def test_a_key_is_found_in_whatever_partition(cluster, chromium):
     from tests.console import browser
 
@@ -400,4 +442,156 @@ def test_a_button_compacts_and_another_elects(kept_cluster, chromium):
         browser.show(page, cluster.url(), f"#key/{topic}/0{search}")
         (told,) = [one for one in page.locator("p.quiet").all_text_contents() if said in one]
         assert re.search(r"of all keys they removed: \d+ superseded\.$", told), told
+    assert wrong == []
+
+
+def act(page, form, fields, *, typed=None, refused=None):
+    """Fill a form and send it; what the node answers. Its command line is that of the answer."""
+    for field, value in fields.items():
+        control = page.locator(f"#{form} #{field}")
+        if control.evaluate("control => control.tagName") == "SELECT":
+            control.select_option(value)
+        else:
+            control.fill(value)
+    submit = page.locator(f"#{form}-submit")
+    if typed is not None:
+        assert submit.is_disabled(), "not before the name is typed"
+        page.fill(f"#{form}-typed", typed[:-1])
+        assert submit.is_disabled()
+        page.fill(f"#{form}-typed", typed)
+    shown = page.locator(f"#{form} .command code").text_content()
+    with page.expect_response(lambda response: response.request.method == "POST") as sent:
+        submit.click()
+    result = sent.value.json()
+    page.wait_for_function(
+        "form => [...document.querySelectorAll(`#${form} [role]`)].some(e => e.textContent)",
+        arg=form,
+    )
+    if refused is None:
+        assert result["done"], result
+    else:
+        assert refused in page.locator(f"#{form} [role=alert]").text_content()
+    address = page.url.partition("//")[2].partition("/")[0]
+    assert shown == result["command"] + f" --bootstrap {address}"
+    return result
+
+
+def test_forms_do_with_topics_what_their_command_lines_do(kept_cluster, chromium):
+    from tests.console import browser
+
+    cluster = kept_cluster(kept_console_actions="true")
+    page, wrong = browser.opened(chromium)
+    browser.show(page, cluster.url(), "#create")
+    assert page.locator("#about-buttons").count() == 0
+    fields = {"name": "people", "partitions": "2", "config": "cleanup.policy=compact"}
+    act(page, "create", {**fields, "replicas": "3"}, refused="replication factor")
+    act(page, "create", {**fields, "replicas": ""})
+    page.click("#create a:text-is('people')")
+    page.wait_for_selector("h1:text-is('people')")
+    assert browser.facts(page)["cleanup.policy"] == "compact"
+
+    browser.show(page, cluster.url(), "#settings/people")
+    act(page, "alter", {"name": "segment.byte", "value": "9"}, refused="segment.bytes")
+    act(page, "alter", {"name": "segment.bytes", "value": "70000"})
+    act(page, "alter", {"name": "cleanup.policy", "what": "delete"})
+    act(page, "grow", {"partitions": "3"}, typed="people")
+    found = scene.given(cluster, "topics/people")
+    assert (found["config"], found["partition_count"]) == ({"segment.bytes": "70000"}, 3)
+
+    browser.show(page, cluster.url(), "#produce/people")
+    record = {"key": "it's", "value": '{"big": 12345678901234567890}', "headers": "a=1\nb=x=y"}
+    act(page, "produce", {**record, "partition": "1"})
+    act(page, "produce", {"key": "gone", "headers": ""} | {"partition": ""})
+    page.check("#tombstone")
+    act(page, "produce", {})
+    browser.show(page, cluster.url(), "#records/people")
+    searched(page, 3)
+    assert page.locator(".badge:text-is('tombstone')").count() == 1
+    (first,) = scene.given(cluster, "records?topic=people&partition=1&offset=0&limit=1")["records"]
+    assert base64.b64decode(first["value_base64"]).decode() == record["value"]
+    assert [header["name"] for header in first["headers"]] == ["a", "b"]
+
+    browser.show(page, cluster.url(), "#settings/people")
+    act(page, "delete", {}, typed="people")
+    page.click("a:text-is('All topics')")
+    page.wait_for_selector(".empty")
+    assert not [one for one in wrong if "501" not in one], wrong
+
+
+def test_forms_reset_offsets_after_a_dry_run_and_change_brokers(kept_cluster, chromium):
+    from kept.client.consume.consumer import GroupConsumer
+    from kept.client.consume.positions import EARLIEST
+    from tests.console import browser
+
+    cluster = kept_cluster(kept_console_actions="true")
+    topic = cluster.create_topic(partitions=2)
+    page, wrong = browser.opened(chromium)
+    with cluster.client() as client:
+        client.produce(topic, [OutRecord(None, b"v", partition=n % 2) for n in range(3)])
+        reader = GroupConsumer(client, "readers", [topic], reset=EARLIEST)
+        while not reader.poll():
+            pass
+        reader.commit()
+        reader.close()
+    browser.show(page, cluster.url(), "#group/readers")
+    assert browser.facts(page)["Lag"] == "0"
+    page.click("a:text-is('Reset offsets')")
+    page.wait_for_selector("h1:text-is('Reset offsets')")
+    page.fill("#reset-typed", "readers")
+    assert page.locator("#reset-submit").is_disabled(), "the dry run comes first"
+    page.click("#dry-run")
+    page.wait_for_selector("caption:text-is('Offsets before and after')", state="attached")
+    after = {row["Partition"]: row for row in browser.rows(page, "Offsets before and after")}
+    assert after[f"{topic} 1"]["Committed then"] == "0"
+    assert scene.given(cluster, "groups/readers")["lag"] == 0, "a dry run commits nothing"
+    page.select_option("#to", "latest")
+    assert page.locator("#reset-submit").is_disabled(), "another target needs another dry run"
+    page.select_option("#to", "earliest")
+    page.click("#dry-run")
+    page.wait_for_selector("caption:text-is('Offsets before and after')", state="attached")
+    page.fill("#reset-typed", "")
+    act(page, "reset", {}, typed="readers")
+    assert scene.given(cluster, "groups/readers")["lag"] == 3
+
+    browser.show(page, cluster.url(), "#node/0")
+    act(page, "config", {"name": "log.cleaner.threads", "value": "2"})
+    page.click("#config button:text-is('Load the settings again')")
+    page.wait_for_function("() => document.body.textContent.includes('log.cleaner.threads2')")
+    act(page, "config", {"name": "log.cleaner.threads", "what": "delete"})
+    assert not [one for one in wrong if "501" not in one], wrong
+
+
+def test_where_actions_are_off_forms_give_their_command_line(cluster, chromium):
+    from tests.console import browser
+
+    page, wrong = browser.opened(chromium)
+    for view, form, fields, line in (
+        ("#create", "create", {"name": "a"}, "kept topic create a"),
+        (
+            f"#settings/{scene.ORDERS}", "alter", {"name": "segment.ms", "value": "9"},
+            f"kept topic alter {scene.ORDERS} --config segment.ms=9",
+        ),
+        (
+            f"#reset/{scene.GROUP}", "reset", {"partition": "2"},
+            f"kept group reset-offsets {scene.GROUP} --topic {scene.CLICKS} --partition 2"
+            " --to earliest",
+        ),
+        (
+            f"#produce/{scene.CLICKS}", "produce", {"key": "it's", "value": "b"},
+            """printf '%s\\n' '{"key": "it'"'"'s", "value": "b"}' | """
+            f"kept produce --json {scene.CLICKS}",
+        ),
+        (
+            "#node/1", "config", {"name": "log.cleaner.threads", "value": "2"},
+            "kept broker config set 1 --config log.cleaner.threads=2",
+        ),
+    ):  # fmt: skip
+        browser.show(page, cluster.url(), view)
+        for field, value in fields.items():
+            page.fill(f"#{form} #{field}", value)
+        shown = page.locator(f"#{form} .command code").text_content()
+        assert shown.partition(" --bootstrap ")[0] == line
+        for submit in page.locator("form.action button[class^=main]").all():
+            assert submit.is_disabled()
+        assert "kept.console.actions=true" in page.locator("#about-buttons").text_content()
     assert wrong == []

@@ -58,9 +58,8 @@ export function actionForm(action, actions) {
     result.replaceChildren();
     failure.replaceChildren();
     press.disabled = true;
-    let sent = {};
     try {
-      sent = await send();
+      const sent = await send();
       if (sent.error) failure.append(sent.error);
       else result.append(...make("span", {}, done(sent)).childNodes);
       if (check && !sent.error) check.value = "";
@@ -68,7 +67,6 @@ export function actionForm(action, actions) {
       failure.append(error.message);
     }
     adapt();
-    if (sent.command) line.show(sent.command);
   });
   adapt();
   const section = make("section", {}, title ? make("h2", {}, title) : "",

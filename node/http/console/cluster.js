@@ -170,8 +170,8 @@ export const node = {
         submit: "Change the setting",
         changed: () => { value.disabled = what.value === "delete"; },
         command: () => what.value === "set"
-          ? kept("broker", "config", "set", scope.value, "--config", `${name.value || "NAME"}=${value.value}`)
-          : kept("broker", "config", "delete", scope.value, "--name", name.value || "NAME"),
+          ? kept(["broker", "config", "set"], scope.value, [["--config", `${name.value || "NAME"}=${value.value}`]])
+          : kept(["broker", "config", "delete"], scope.value, [["--name", name.value || "NAME"]]),
         send: () => api("brokers/config", {}, {
           ...(scope.value === "default" ? {} : { broker: Number(scope.value) }),
           ...(what.value === "set" ? { set: settingsOf(`${name.value}=${value.value}`) } : { delete: [name.value] }),

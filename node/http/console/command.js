@@ -1,14 +1,21 @@
 // Command lines that do what the page does, to copy.
-import { make } from "./dom.js";
+import { make, visible } from "./dom.js";
 
 const PLAIN = /^[A-Za-z0-9_@%+=:,./-]+$/;
-const quoted = (word) => PLAIN.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
+export const quoted = (word) => PLAIN.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`;
 
-// `kept` and words, as a POSIX shell takes them; with the address where it is not the usual one.
-export function kept(...words) {
-  const here = location.host;
-  const where = here === "localhost:9092" ? [] : ["--bootstrap", here];
-  return ["kept", ...words.filter((word) => word !== ""), ...where].map((word) => quoted(String(word))).join(" ");
+// `kept WORDS… NAME OPTIONS…` as a POSIX shell takes it; options without a value are left out. A
+// name or a value that begins with a dash is not taken for an option. The cluster is named where
+// it is not the usual one.
+export function kept(words, name, options = []) {
+  const here = location.host === "localhost:9092" ? [] : [["--bootstrap", location.host]];
+  const given = [...options, ...here].filter(([, value]) => value !== "" && value !== null)
+    .flatMap(([option, value]) =>
+      String(value).startsWith("-") ? [`${option}=${value}`] : [option, String(value)]);
+  const parts = name.startsWith("-")
+    ? ["kept", ...words, ...given, "--", name]
+    : ["kept", ...words, name, ...given];
+  return parts.map(quoted).join(" ");
 }
 
 const SHOWN_MS = 2000;
@@ -42,9 +49,13 @@ async function copied(text) {
 
 // A command line in a box; `show(text)` puts another one into it.
 export function commandBox(text) {
+  let line = text;
   const code = make("code", {}, text);
-  const box = make("div", { class: "command" }, code, copyButton(() => code.textContent, "Copy"));
-  return { box, show: (other) => { code.textContent = other; } };
+  const show = (other) => {
+    line = other;
+    code.textContent = visible(other);
+  };
+  return { box: make("div", { class: "command" }, code, copyButton(() => line)), show };
 }
 
 // What an empty page says: in which way the first one comes to be.

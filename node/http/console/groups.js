@@ -53,7 +53,7 @@ export const groups = {
       rows.length || filter
         ? table("Consumer groups", ["Group", "State", ["Members", "number"], ["Lag", "number"], "Coordinator", "Topics"], rows)
         : first("There is no consumer group yet. This makes one that reads a topic:",
-          kept("consume", "orders", "--group", "readers")),
+          kept(["consume"], "orders", [["--group", "readers"]])),
       rows.length || filter ? listed(found, found.groups, "group") : "",
       unanswered(found.unanswered),
     ];
@@ -192,8 +192,9 @@ export const reset = {
       preview,
       submit: "Reset offsets",
       typed: found.group,
-      command: () => kept("group", "reset-offsets", found.group, "--topic", topic.value || "TOPIC",
-        ...(partition.value === "" ? [] : ["--partition", partition.value]), "--to", target()),
+      command: () => kept(["group", "reset-offsets"], found.group, [
+        ["--topic", topic.value || "TOPIC"], ["--partition", partition.value], ["--to", target()],
+      ]),
       ready: () => dry,
       changed: () => {
         dry = false;

@@ -1,11 +1,10 @@
 // A form that appends one record to a topic.
 import { actionForm, allowed, offNote } from "./actions.js";
 import { api } from "./api.js";
-import { kept } from "./command.js";
+import { kept, quoted } from "./command.js";
 import { count, hash, input, label, link, make, tick } from "./dom.js";
+import { respaced } from "./payload.js";
 import { topicHead } from "./topic.js";
-
-const quotedJson = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
 // Lines of name=value, of which a name may come twice.
 function headersOf(text) {
@@ -41,12 +40,12 @@ export const produce = {
     const line = () => {
       const { headers: list, key: given, value: text, partition: at } = record();
       const json = JSON.stringify({
-        ...(given === undefined ? {} : { key: given }),
+        key: given ?? null,
         value: text ?? null,
-        ...(at === undefined ? {} : { partition: at }),
         ...(list ? { headers: list.map((header) => ({ key: header.name, value: header.value })) } : {}),
+        ...(at === undefined ? {} : { partition: at }),
       });
-      return `printf '%s\\n' ${quotedJson(json)} | ${kept("produce", topic, "--json")}`;
+      return `printf '%s\\n' ${quoted(respaced(json, 0))} | ${kept(["produce", "--json"], topic)}`;
     };
     return [
       ...topicHead(topic, "produce"),

@@ -133,7 +133,7 @@ function searching(topic, query, body) {
     if (!sum.found && cursor === null && !failure.textContent) {
       known.append(Object.keys(chosen(query)).length || query.get("from") || query.get("to")
         ? quiet("No record fits.")
-        : first("The topic has no records. This appends one:", `echo 'alice:hello' | ${kept("produce", topic, "--key-separator", ":")}`));
+        : first("The topic has no records. This appends one:", `echo 'alice:hello' | ${kept(["produce"], topic, [["--key-separator", ":"]])}`));
     }
   }
 

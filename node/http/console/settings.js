@@ -41,8 +41,8 @@ export const settings = {
       submit: "Change the setting",
       changed: () => { value.disabled = what.value === "delete"; },
       command: () => what.value === "set"
-        ? kept("topic", "alter", topic, "--config", `${name.value || "NAME"}=${value.value}`)
-        : kept("topic", "alter", topic, "--delete-config", name.value || "NAME"),
+        ? kept(["topic", "alter"], topic, [["--config", `${name.value || "NAME"}=${value.value}`]])
+        : kept(["topic", "alter"], topic, [["--delete-config", name.value || "NAME"]]),
       send: () => api("topics/alter", {}, what.value === "set"
         ? { topic, set: { [name.value]: value.value } }
         : { topic, delete: [name.value] }),
@@ -67,7 +67,7 @@ export const settings = {
         fields: [label("Partitions in all", partitions)],
         submit: "Add partitions",
         typed: topic,
-        command: () => kept("topic", "alter", topic, "--partitions", partitions.value || "N"),
+        command: () => kept(["topic", "alter"], topic, [["--partitions", partitions.value || "N"]]),
         send: () => api("topics/alter", {}, { topic, partitions: Number(partitions.value) }),
         done: () => [`It has ${partitions.value} partitions.`],
       }, actions),
@@ -78,7 +78,7 @@ export const settings = {
         fields: [],
         submit: "Delete topic",
         typed: topic,
-        command: () => kept("topic", "delete", topic),
+        command: () => kept(["topic", "delete"], topic),
         send: () => api("topics/delete", {}, { topic }),
         done: () => ["Deleted. ", link("#topics", "All topics")],
       }, actions),

@@ -67,7 +67,7 @@ function consumers(found, name) {
     make("h2", {}, "Consumer groups"),
     rows.length
       ? table("Consumer groups of the topic", ["Group", "State", ["Members", "number"], ["Lag", "number"], "Coordinator"], rows)
-      : first("No group reads this topic. This reads it as one:", kept("consume", name, "--group", "readers")),
+      : first("No group reads this topic. This reads it as one:", kept(["consume"], name, [["--group", "readers"]])),
     found.left_out ? quiet(`${plural(found.left_out, "more group")} of the cluster not looked at.`) : "",
     unanswered(found.unanswered),
   ];

@@ -60,7 +60,7 @@ export const topics = {
         button("#create", "Create topic"),
       ], () => {}),
       own.length ? "" : first("There is no topic yet. This creates the first one:",
-        kept("topic", "create", "orders", "--partitions", "3")),
+        kept(["topic", "create"], "orders", [["--partitions", 3]])),
       own.length || internal ? place : "",
     ];
   },
@@ -91,10 +91,11 @@ export const create = {
           label("Settings, name=value in each line", config),
         ],
         submit: "Create topic",
-        command: () => kept("topic", "create", name.value || "NAME",
-          ...(partitions.value ? ["--partitions", partitions.value] : []),
-          ...(replicas.value ? ["--replication-factor", replicas.value] : []),
-          ...Object.entries(settingsOf(config.value)).flatMap(([key, value]) => ["--config", `${key}=${value}`])),
+        command: () => kept(["topic", "create"], name.value || "NAME", [
+          ["--partitions", partitions.value],
+          ["--replication-factor", replicas.value],
+          ...Object.entries(settingsOf(config.value)).map(([key, value]) => ["--config", `${key}=${value}`]),
+        ]),
         send: () => api("topics/create", {}, {
           topic: name.value,
           ...(partitions.value ? { partitions: Number(partitions.value) } : {}),

@@ -23,7 +23,7 @@ export const transactions = {
       rows.length || filter
         ? table("Transactional ids", ["Transactional id", "State", ["Producer id", "number"], "Coordinator"], rows)
         : first("There is no transactional id yet. This writes its input in one transaction:",
-          kept("produce", "orders", "--transactional-id", "nightly")),
+          kept(["produce"], "orders", [["--transactional-id", "nightly"]])),
       rows.length || filter ? listed(found, found.transactions, "transactional id") : "",
       unanswered(found.unanswered),
     ];

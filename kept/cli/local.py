@@ -19,8 +19,8 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from kept.cli.output import echo, show_json, show_table
-from kept.cli.shell import Failure, Group, WholeNumber, examples, json_option, pairs
+from kept.cli.output import counted, echo, show_json, show_table
+from kept.cli.shell import Failure, Group, WholeNumber, examples, for_each, json_option, pairs
 from kept.client.admin.readiness import cluster_is_up
 from kept.client.core.metadata import Endpoint
 from kept.client.json_api import HttpFailed, JsonApi
@@ -104,7 +104,7 @@ def up(
     count = nodes or len(there) or 1
     if there and there != list(range(count)):
         raise Failure(
-            f"{directory} has {len(there)} node{'s'[: len(there) != 1]}, not {count}: give "
+            f"{directory} has {counted(len(there), 'node')}, not {count}: give "
             f"--nodes {len(there)} or another --dir, or start again after kept local down --purge"
         )
     members = [_Node(directory, number) for number in range(count)]
@@ -251,40 +251,55 @@ def _roles(node: _Node, summary: dict[str, Any]) -> list[str]:
     return [name for name, is_so in roles.items() if is_so]
 
 
-@local.command(epilog=examples("kept local stop 0"))
-@click.argument("number", metavar="N", type=WholeNumber(0))
+_numbers_argument = click.argument(
+    "numbers", metavar="N …", nargs=-1, required=True, type=WholeNumber(0)
+)
+
+
+@local.command(epilog=examples("kept local stop 0", "kept local stop 1 2"))
+@_numbers_argument
 @_dir_option
-def stop(*, number: int, directory: str) -> None:
-    """Stop node N cleanly."""
-    _node(directory, number).end(signal.SIGTERM)
-    echo(f"node {number} stopped")
+def stop(*, numbers: tuple[int, ...], directory: str) -> int:
+    """Stop nodes N cleanly, one after the other."""
+    return _end_each(directory, numbers, signal.SIGTERM, "stopped")
 
 
-@local.command(epilog=examples("kept local kill 0"))
-@click.argument("number", metavar="N", type=WholeNumber(0))
+@local.command(epilog=examples("kept local kill 0", "kept local kill 1 2"))
+@_numbers_argument
 @_dir_option
-def kill(*, number: int, directory: str) -> None:
-    """Kill node N at once, as a crash would."""
-    _node(directory, number).end(signal.SIGKILL)
-    echo(f"node {number} killed")
+def kill(*, numbers: tuple[int, ...], directory: str) -> int:
+    """Kill nodes N at once, as a crash would."""
+    return _end_each(directory, numbers, signal.SIGKILL, "killed")
 
 
-@local.command(epilog=examples("kept local start 0"))
-@click.argument("number", metavar="N", type=WholeNumber(0))
+def _end_each(
+    directory: str, numbers: Sequence[int], with_signal: signal.Signals, done: str
+) -> int:
+    def end(number: str) -> str:
+        _node(directory, int(number)).end(with_signal)
+        return f"node {number} {done}"
+
+    return for_each([str(number) for number in numbers], end)
+
+
+@local.command(epilog=examples("kept local start 0", "kept local start 1 2"))
+@_numbers_argument
 @_dir_option
-def start(*, number: int, directory: str) -> None:
-    """Start node N again, with its data."""
-    node = _node(directory, number)
-    if node.pid() is not None:
-        raise Failure(f"node {number} runs already (pid {node.pid()})")
+def start(*, numbers: tuple[int, ...], directory: str) -> None:
+    """Start nodes N again, with their data."""
+    nodes = [_node(directory, number) for number in dict.fromkeys(numbers)]
+    for node in nodes:
+        if node.pid() is not None:
+            raise Failure(f"node {node.number} runs already (pid {node.pid()})")
     members = _listed_nodes(directory)
-    running = 1 + sum(member.pid() is not None for member in members)
+    running = len(nodes) + sum(member.pid() is not None for member in members)
     if 2 * running > len(members):
-        _start([node])
+        _start(nodes)
         return
-    node.launch()
-    runs = f"{running} of {len(members)} now"
-    echo(f"node {number} started; it serves once a majority of the nodes runs: {runs}")
+    for node in nodes:
+        node.launch()
+        runs = f"{running} of {len(members)} now"
+        echo(f"node {node.number} started; it serves once a majority of the nodes runs: {runs}")
 
 
 @local.command(epilog=examples("kept local down", "kept local down --purge"))

@@ -309,6 +309,7 @@ def for_each(names: Sequence[str], action: Callable[[str], str | None]) -> int:
                 raise Failure(f"{reason} (not tried: {', '.join(left)})") from error
             if len(names) == 1:
                 raise
+            sys.stdout.flush()
             echo(f"kept: {printable_line(f'{name}: {reason}')}", err=True)
             failed += 1
         else:

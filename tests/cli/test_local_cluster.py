@@ -57,6 +57,10 @@ def test_a_node_is_found_whatever_its_pid_file_says(offline, local_dir):
     before = offline("local", "status", "--json", *directory).json
     assert [node["state"] for node in before] == ["running", "running"]
     assert "runs already" in offline("local", "start", 1, *directory, status=1).err
+    ran = offline("local", "kill", 1, 7, 0, *directory, status=1)
+    assert ran.lines == ["node 1 killed", "node 0 killed"]
+    assert f"kept: 7: no node 7 in {local_dir}" in ran.err
+    assert len(offline("local", "start", 0, 1, *directory).lines) == 2, "they wait for each other"
     assert offline("local", "down", *directory).lines == ["node 0 stopped", "node 1 stopped"]
     after = offline("local", "status", "--json", *directory).json
     assert [node["state"] for node in after] == ["stopped", "stopped"]

@@ -139,6 +139,25 @@ def test_a_file_of_somebody_else_is_refused(offline, tmp_path):
     assert "no such file" in offline("log", "dump", tmp_path / "none.log", status=1).err
 
 
+def test_each_of_several_files_and_directories_is_told(offline, segment, tmp_path):
+    (tmp_path / "notes.txt").write_text("hello")
+    files = (tmp_path / "notes.txt", tmp_path / "none.log", tmp_path, segment)
+    ran = offline("log", "dump", *files, status=1, errors=3)
+    for line, said in zip(
+        ran.err.splitlines(), ("not a file of", "no such file", "is a directory"), strict=True
+    ):
+        assert said in line
+    assert f"Dumping {segment}" in ran.lines and "k0" in ran.out, "the last one is dumped"
+    partition = segment.parent
+    twice = offline("log", "check", tmp_path / "none", partition, "--json", status=1)
+    assert "no such directory" in twice.err
+    assert isinstance(twice.json, list)
+    assert (
+        f"{partition}: nothing damaged"
+        in offline("log", "check", partition, tmp_path / "none", status=1).out
+    )
+
+
 @pytest.fixture
 def transaction_state(tmp_path) -> Path:
     """Every kind of record that ``__transaction_state`` may hold, and what else may be there."""

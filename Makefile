@@ -13,10 +13,10 @@ INSTALL = $(PIP) --no-build-isolation -e
 KERNELS := $(shell find storage compaction client node -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 PROTOS  := $(wildcard node/proto/*.proto)
 
-.PHONY: demo quick test test-slow smoke sim model chaos soak mutate check bench docs dist setup clean help
+.PHONY: demo quick test test-slow smoke sim model chaos soak fuzz mutate check bench docs dist setup clean help
 
 help:
-	@echo "make demo | quick | test | test-slow | smoke | sim | model | chaos | soak | mutate | check | bench | docs | dist | clean"
+	@echo "make demo | quick | test | test-slow | smoke | sim | model | chaos | soak | fuzz | mutate | check | bench | docs | dist | clean"
 
 $(VENV)/.ready: pyproject.toml constraints.txt $(KERNELS) $(PROTOS) node/proto/build.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -94,6 +94,10 @@ chaos: setup
 # Three nodes, all strategies and codecs, kills and leader moves; a million records from 10 minutes on. SEED= repeats keys and events.
 soak: setup
 	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
+
+# Damaged requests, handshakes, certificates and files against a node in one process; SEED= repeats what was damaged, TARGET= attacks one thing.
+fuzz: setup
+	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED)) $(if $(TARGET),--target $(TARGET))
 
 # Breaks lines of a module, one at a time, and prints those that its tests do not miss. COUNT= so many, SEED= others.
 mutate: setup

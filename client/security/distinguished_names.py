@@ -9,6 +9,7 @@ what Python's ``re`` reads otherwise than Java's ``Pattern`` is refused.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from typing import Final
@@ -177,6 +178,7 @@ def _compile(pattern: str) -> re.Pattern[str]:
             "in Java; write it without"
         )
     try:
-        return re.compile(pattern, re.ASCII)
-    except (re.error, OverflowError, RecursionError) as error:
+        with warnings.catch_warnings(action="error"):  # of what a later Python reads otherwise
+            return re.compile(pattern, re.ASCII)
+    except (re.error, OverflowError, RecursionError, Warning) as error:
         raise ConfigurationError(f"ssl.principal.mapping.rules: {pattern}: {error}") from None

@@ -2,7 +2,9 @@
 
 gRPC's server owns its sockets, so one port for several protocols needs this: the listener reads the
 first four bytes, and hands ``PRI `` (HTTP/2) over to here. Each side stops reading while the other
-cannot write, so that nothing piles up; either side's end is the other's.
+cannot write, so that nothing piles up; either side's end is the other's, once it has taken what is
+on its way. Who does not take it for :data:`STALLED_S` is closed: gRPC's own signs of life do not
+get past it.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ from typing import Any, Final
 
 HIGH_WATER_BYTES: Final = 256 * 1024
 """Unsent bytes of one direction at which its source is read no more."""
+STALLED_S: Final = 80.0
+"""How long one side may take nothing of what waits for it. A client's library takes what comes,
+whatever its program reads (HTTP/2's flow control); gRPC itself waits as long for a sign of life."""
 
 
 class _End(asyncio.Protocol):
@@ -24,6 +29,7 @@ class _End(asyncio.Protocol):
         self.transport = transport
         self.other: _End | None = None
         self._closed = closed
+        self._stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -36,14 +42,23 @@ class _End(asyncio.Protocol):
         return False
 
     def pause_writing(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._stalled = loop.call_later(STALLED_S, self.transport.abort)
         if self.other is not None:
             self.other.transport.pause_reading()
 
     def resume_writing(self) -> None:
+        self._moves()
         if self.other is not None:
             self.other.transport.resume_reading()
 
+    def _moves(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self._moves()
         other, self.other = self.other, None
         if other is not None:
             other.other = None

@@ -153,7 +153,7 @@ def test_whom_no_rule_names(rules: str, name: str) -> None:
         "", "default", "DEFAUL", "DEFAULT/L", "DEFAULT/", "RULE", "RULE:", "RULE:/", "RULE:a/",
         "RULE:^CN=(.*?),OU=ServiceUsers.*$/$1/LU", "RULE:a/b/, c", "RULE:[/x/", r"RULE:\Qa\E/x/",
         r"RULE:[a&&b]/x/", r"RULE:[a[bc]]/x/", r"RULE:(?<n>a)/x/", r"RULE:a{,3}/x/",
-        r"RULE:a\Z/x/", r"RULE:\p{L}/x/", r"RULE:(?x)a b/x/",
+        r"RULE:a\Z/x/", r"RULE:\p{L}/x/", r"RULE:(?x)a b/x/", r"RULE:[a--b]/x/",
     ],
 )  # fmt: skip
 def test_rules_that_are_none_or_mean_something_else_in_java_are_refused(rules: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import pytest
 from kio.static.constants import EntityType
@@ -28,7 +28,7 @@ from kept.node.http.messages import HttpRequest
 from kept.node.kafka import api
 from kept.node.security.authorizer import StandardAuthorizer
 from kept.node.security.session import ALLOW_ALL, Session
-from tests.node.largest_requests import NUMBERS
+from tests.support.made_requests import made
 
 TOPIC, GROUP, CLUSTER, ID = 29, 30, 31, 53
 NOTHING, OPEN = "nothing is shown", "open"
@@ -92,38 +92,6 @@ EXPECTED: dict[str, Any] = {
 EXISTS, ABSENT = "veiled", "absent"
 LISTED = {66: {"state_filters": (), "producer_id_filters": ()}}
 """A request for all that there is."""
-
-
-def made(cls: Any, name: str) -> Any:
-    """A message with one element in each array, whose texts are ``name`` wherever they may be."""
-    hints = get_type_hints(cls)
-    values = {}
-    for field in fields(cls):
-        kind = str(field.metadata.get("kafka_type", "entity"))
-        hint = hints[field.name]
-        inner = next((arg for arg in (hint, *get_args(hint)) if get_origin(arg) is tuple), None)
-        if inner is not None:
-            element = get_args(inner)[0]
-            values[field.name] = [
-                made(element, name)
-                if hasattr(element, "__dataclass_fields__")
-                else value(field.name, kind, name)
-            ]
-        elif "tag" not in field.metadata and kind != "entity":
-            values[field.name] = value(field.name, kind, name)
-    return values
-
-
-def value(field: str, kind: str, name: str) -> Any:
-    if kind == "string":
-        return name
-    if kind == "uuid":
-        return None
-    if kind == "bool":
-        return False
-    if kind in ("bytes", "records"):
-        return b"none"
-    return NUMBERS.get(field, 0)
 
 
 def codes(message: Any) -> set[int]:

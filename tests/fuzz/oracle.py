@@ -1,0 +1,196 @@
+"""What must hold while a node is attacked: others are served, nothing is kept, nothing gets out."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import time
+import traceback
+from pathlib import Path
+from typing import Any, Final
+
+from kept.node.runtime.logging import log
+from kept.storage.records import build_batch
+from tests.fuzz.site import ADMIN, PASSWORD, PLAINTEXT, SASL, STEADY, Site
+from tests.support.raw_client import RawClient
+
+SERVED_S: Final = 20
+"""A connection that is not served within that is not served; it takes a millisecond."""
+SETTLED_S: Final = 20
+GROWTH_BYTES: Final = 96 << 20
+"""Resident memory that an attack may add to what the first :data:`WARM_UP` attempts left: arenas
+of the allocator, caches of bounded size, gRPC's buffers."""
+BATCH: Final = build_batch([(1, b"k", b"steady", ())])
+
+
+class Broken(Exception):
+    """What must hold does not."""
+
+
+class Escaped:
+    """Exceptions that nobody was to see: of callbacks and tasks of the loop, those that the node
+    calls bugs of its own, and what libraries log.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.found: list[str] = []
+        self._loop = loop
+        self._exception = log.exception
+        self._handler = _Handler(self.found)
+
+    def __enter__(self) -> Escaped:
+        self._loop.set_exception_handler(self._of_loop)
+        log.exception = self._of_node  # type: ignore[method-assign]
+        logging.getLogger().addHandler(self._handler)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.set_exception_handler(None)
+        log.exception = self._exception  # type: ignore[method-assign]
+        logging.getLogger().removeHandler(self._handler)
+
+    def _of_loop(self, _: Any, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        trace = "".join(traceback.format_exception(error)) if error else ""
+        self.found.append(f"{context.get('message')}\n{trace}")
+
+    def _of_node(self, event: str, error: BaseException, **fields: Any) -> None:
+        trace = "".join(traceback.format_exception(error))
+        self.found.append(f"{event} {fields}\n{trace}")
+
+    def check(self) -> None:
+        """Raises :class:`Broken`."""
+        if self.found:
+            found, self.found[:] = self.found[0], []
+            raise Broken(f"an exception got out: {found}")
+
+
+class _Handler(logging.Handler):
+    def __init__(self, found: list[str]) -> None:
+        super().__init__(logging.ERROR)
+        self._found = found
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if str(record.msg).startswith("Invalid encoding on"):
+            return  # gRPC says so of metadata, to a handler that writes nothing
+        self._found.append(f"{record.name}: {self.format(record)}")
+
+
+class Steady:
+    """Connections that were there before, and are served all along: one that is logged in and
+    produces and reads what it produced, and one of HTTP.
+    """
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._produced = 0
+        self.slowest_s = 0.0
+
+    async def open(self) -> None:
+        """Connect, and use both for the first time; they are used until :meth:`close`."""
+        self._client = await RawClient.connect(self._site.ports[SASL], ADMIN, PASSWORD)
+        port = self._site.ports[PLAINTEXT]
+        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", port)
+        await self.use()
+
+    async def use(self) -> None:
+        """Once more. Raises :class:`Broken`."""
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(SERVED_S):
+                await self._produce()
+                await self._fetch()
+                await self._get()
+        except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
+            raise Broken(f"a steady connection is not served: {error!r}") from error
+        self.slowest_s = max(self.slowest_s, time.monotonic() - started)
+
+    async def _produce(self) -> None:
+        topic = {"name": STEADY, "partition_data": [{"index": 0, "records": BATCH}]}
+        answer = await self._client.ask(
+            0, 9, transactional_id=None, acks=-1, timeout=10_000, topic_data=[topic]
+        )
+        done = answer.responses[0].partition_responses[0]
+        if int(done.error_code) or done.base_offset != self._produced:
+            raise Broken(f"the steady producer got {done}, after {self._produced} records")
+        self._produced += 1
+
+    async def _fetch(self) -> None:
+        wanted = {
+            "partition": 0, "current_leader_epoch": -1, "fetch_offset": self._produced - 1,
+            "last_fetched_epoch": -1, "log_start_offset": -1, "partition_max_bytes": 1000,
+        }  # fmt: skip
+        answer = await self._client.ask(
+            1, 12, replica_id=-1, max_wait=5000, min_bytes=1, max_bytes=1000, isolation_level=0,
+            session_id=0, session_epoch=-1, forgotten_topics_data=[], rack_id="", cluster_id=None,
+            topics=[{"topic": STEADY, "partitions": [wanted]}],
+        )  # fmt: skip
+        part = answer.responses[0].partitions[0]
+        if int(part.error_code) or b"steady" not in bytes(part.records or b""):
+            raise Broken(f"the steady consumer got {part}")
+
+    async def _get(self) -> None:
+        self._writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 200"):
+            raise Broken(f"the steady HTTP connection got {head!r}")
+        size = int(head.lower().partition(b"content-length:")[2].split()[0])
+        await self._reader.readexactly(size)
+
+    def close(self) -> None:
+        """Close them."""
+        self._client.close()
+        self._writer.close()
+
+
+class Kept:
+    """What the node holds, and the process."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._resident: int | None = None
+
+    async def check(self, steady: int) -> None:
+        """Wait until only the ``steady`` connections are left. Raises :class:`Broken` where they,
+        or what they drew on the node's memory, are not given back, or the process has grown.
+        """
+        deadline = time.monotonic() + SETTLED_S
+        while held := self._held(steady):
+            if time.monotonic() > deadline:
+                raise Broken(f"held although nobody is there any more: {', '.join(held)}")
+            await asyncio.sleep(0.02)
+        gc.collect()
+        resident = resident_bytes()
+        if self._resident is None:
+            self._resident = resident
+        elif resident - self._resident > GROWTH_BYTES:
+            raise Broken(f"the process grew from {self._resident} to {resident} bytes")
+
+    def _held(self, steady: int) -> list[str]:
+        parts = self._site.parts
+        listeners = parts.listeners
+        held = {
+            # The node has one to itself, for gRPC and HTTP.
+            "connections": parts.client_connections.count
+            - parts.client_connections.of("")
+            - steady,
+            "handshakes": sum(
+                len(listener.acceptor.begun) for listener in listeners if listener.acceptor
+            ),
+            "bytes": parts.budget.used_bytes,
+            "waiting bytes": parts.waiting.used_bytes,
+            "inflated bytes": parts.inflating.used_bytes,
+        }
+        return [f"{count} {what}" for what, count in held.items() if count]
+
+    @property
+    def grown_bytes(self) -> int:
+        """Since the first check."""
+        return resident_bytes() - (self._resident or 0)
+
+
+def resident_bytes() -> int:
+    """What of the process is in memory."""
+    pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+    return pages * 4096

@@ -1,0 +1,169 @@
+"""What is damaged: requests, handshakes and texts that are right."""
+
+from __future__ import annotations
+
+import base64
+import ssl
+import struct
+from functools import cache
+from typing import Any, Final
+
+from kio.static.constants import EntityType
+
+from kept.client.protocol import messages as protocol
+from kept.client.security.jaas import PLAIN_MODULE, SCRAM_MODULE
+from kept.node.http import route_table
+from kept.node.kafka import api
+from kept.node.proto import broker_pb2
+from kept.storage.records import build_batch
+from tests.fuzz.site import EVE, FUZZ, PASSWORD
+from tests.support.made_requests import made
+
+BATCH: Final = build_batch([(1, b"k", b"v" * 50, (("h", b"x"),))])
+
+
+@cache
+def frames() -> tuple[bytes, ...]:
+    """A request of every API in its oldest and its newest version."""
+    found = []
+    for served in api.APIS:
+        oldest = max(served.min_version, served.refused_below)
+        for version in sorted({oldest, served.max_version}):
+            cls = protocol.message_type(served.key, version, EntityType.request)
+            values: dict[str, Any] = made(cls, FUZZ)
+            if served.key == api.PRODUCE:
+                for topic in values["topic_data"]:
+                    for partition in topic["partition_data"]:
+                        partition.update(index=0, records=BATCH)
+            found.append(protocol.encode_request(served.key, version, 7, FUZZ, values))
+    return tuple(found)
+
+
+def request(key: int, version: int, **values: Any) -> bytes:
+    """A frame of one request."""
+    return protocol.encode_request(key, version, 7, FUZZ, values)
+
+
+@cache
+def client_hellos() -> tuple[bytes, ...]:
+    """First messages of TLS clients."""
+    found = []
+    for newest in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+        for alpn in ((), ("h2",), ("http/1.1", "h2")):
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.maximum_version = newest
+            if alpn:
+                context.set_alpn_protocols(alpn)
+            outgoing = ssl.MemoryBIO()
+            client = context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost")
+            try:
+                client.do_handshake()
+            except ssl.SSLWantReadError:
+                found.append(outgoing.read())
+    return tuple(found)
+
+
+_LOGIN: Final = base64.b64encode(f"{EVE}:{PASSWORD}".encode()).decode()
+
+
+@cache
+def http_requests() -> tuple[bytes, ...]:
+    """A request to every route, and some that are special."""
+    query = f"?topic={FUZZ}&partition=0&offset=0&key=k&group={FUZZ}&limit=3"
+    body = f'{{"topic": "{FUZZ}", "partition": 0, "value": "v"}}'
+    found = []
+    for path, methods in route_table.ROUTES.items():
+        for method in methods:
+            where = path.partition("{")[0] + (FUZZ if "{" in path else "")
+            lines = [
+                f"{method} {where}{query} HTTP/1.1", "Host: localhost", "X-Kept: 1",
+                f"Authorization: Basic {_LOGIN}",
+            ]  # fmt: skip
+            data = body if method == "POST" else ""
+            if data:
+                lines.append(f"Content-Length: {len(data)}")
+            found.append(("\r\n".join(lines) + "\r\n\r\n" + data).encode())
+    chunked = b"POST /api/v1/compaction/now HTTP/1.1\r\nHost: localhost\r\nX-Kept: 1\r\n"
+    chunked += b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"a":\r\n2\r\n1}\r\n0\r\n\r\n'
+    upgrade = (
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    )
+    return (*found, chunked, upgrade, found[0] * 3)
+
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RST, SETTINGS, PING, GOAWAY, WINDOW, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
+END_STREAM, END_HEADERS = 1, 4
+
+
+def h2_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """A frame of HTTP/2."""
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def _headers(path: str) -> bytes:
+    """Literals without indexing (RFC 7541, 6.2.2)."""
+    pairs = {
+        ":method": "POST", ":scheme": "http", ":path": path, ":authority": "localhost",
+        "content-type": "application/grpc", "te": "trailers", "grpc-timeout": "2S",
+        "authorization": f"Basic {_LOGIN}",
+    }  # fmt: skip
+    return b"".join(
+        b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+        for name, value in pairs.items()
+    )
+
+
+@cache
+def grpc_calls() -> tuple[tuple[bytes, ...], ...]:
+    """Calls as frames: settings, headers, data and what ends a stream."""
+    pb = broker_pb2
+    calls = {
+        "/broker.Broker/Produce": pb.ProduceRequest(topic=FUZZ, key=b"k", payload=b"v"),
+        "/broker.Broker/Consume": pb.ConsumeRequest(topic=FUZZ, partition=0, offset=0),
+        "/broker.Broker/CreateTopic": pb.CreateTopicRequest(topic="other", partitions=1),
+        "/grpc.health.v1.Health/Check": pb.ConsumeRequest(),
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": pb.ConsumeRequest(
+            topic="x"
+        ),
+        "/no.Such/Method": pb.ConsumeRequest(),
+    }
+    found = []
+    for path, message in calls.items():
+        data = message.SerializeToString()
+        body = b"\0" + struct.pack(">I", len(data)) + data
+        found.append(
+            (
+                h2_frame(SETTINGS, 0, 0),
+                h2_frame(HEADERS, END_HEADERS, 1, _headers(path)),
+                h2_frame(DATA, END_STREAM, 1, body),
+                h2_frame(WINDOW, 0, 0, struct.pack(">I", 65536)),
+                h2_frame(PING, 0, 0, bytes(8)),
+                h2_frame(RST, 0, 1, struct.pack(">I", 8)),
+            )
+        )
+    return tuple(found)
+
+
+PROPERTIES: Final = f"""# a client's
+security.protocol=SASL_SSL
+sasl.mechanism : SCRAM-SHA-512
+sasl.jaas.config={SCRAM_MODULE} required \\
+    username="{EVE}" password="p\\u0041=;\\"x";
+ssl.truststore.type PEM
+ssl.truststore.location=/nowhere
+!another = comment
+""".encode()
+JAAS: Final = (
+    f'{PLAIN_MODULE} required username="a" password="b" user_a="b\\"c" user_{EVE}="d";'.encode()
+)
+RULES: Final = (
+    rb"RULE:^CN=([a-z]+),OU=(.*?),.*$/$1@$2/L,RULE:^.*[Cc][Nn]=([^,]+).*$/x\/$1/U,DEFAULT"
+)
+SCRAM_USERS: Final = (
+    b"SCRAM-SHA-256=[name=ada,iterations=4096,password=p],SCRAM-SHA-512=[name='b b',password=q]"
+)
+SETTINGS_FILE: Final = (
+    b"listeners: 'PLAINTEXT://:0'\nlog.retention.ms: 7\nssl:\n  client:\n    auth: none\n"
+    b"super.users: User:a;User:CN=x,O=y\nnode.id: 0\n- x\n&a [*a]\n"
+)

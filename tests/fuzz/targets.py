@@ -1,0 +1,250 @@
+"""What is attacked, and how one attempt at it goes: everything follows from ``random``."""
+
+from __future__ import annotations
+
+import binascii
+import ssl
+import struct
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from random import Random
+from typing import Any, Final
+
+from kept.client.protocol import messages as protocol
+from kept.client.security.certificates import parse_certificate
+from kept.client.security.distinguished_names import PrincipalMapper, distinguished_name
+from kept.client.security.jaas import parse_jaas
+from kept.client.security.pem import Place, key_store, trust_store
+from kept.client.security.properties import parse_properties
+from kept.client.security.scram import ScramClient
+from kept.client.security.security import Security
+from kept.client.security.tls import server_context, tls_config
+from kept.node.config.bootstrap_scram import parse_bootstrap_scram
+from kept.node.config.checks import parse_super_users
+from kept.storage.errors import KeptError
+from tests.fuzz import seeds
+from tests.fuzz.exchange import Exchange, connected
+from tests.fuzz.mutation import TEXTS, mutated
+from tests.fuzz.site import ADMIN, EVE, PASSWORD, PLAINTEXT, SASL, SASL_SSL, SSL, Site
+
+HANDSHAKE, AUTHENTICATE, API_VERSIONS = 17, 36, 18
+
+
+async def frames(site: Site, random: Random) -> None:
+    """Kafka's requests: whole ones between damaged ones, then whatever."""
+    known = seeds.frames()
+    async with connected(site.ports[PLAINTEXT], random) as exchange:
+        for _ in range(random.randint(1, 4)):
+            frame = random.choice(known)
+            kind = random.random()
+            if kind < 0.6:  # the length is right: what is in the frame is reached
+                body = mutated(frame[4:], random, known)
+                frame = struct.pack(">i", len(body)) + body
+            elif kind < 0.8:
+                frame = mutated(frame, random, known)
+            await exchange.send(frame, random)
+        await _leave(exchange, random)
+
+
+async def sasl(site: Site, random: Random) -> None:
+    """Logins by PLAIN: requests, tokens, and their order."""
+    token = random.choice(
+        (f"\0{EVE}\0{PASSWORD}", f"{EVE}\0{EVE}\0{PASSWORD}", "\0\0", f"\0{ADMIN}\0x")
+    ).encode()
+    mechanism = random.choice(("PLAIN", "SCRAM-SHA-256", "X"))
+    version = random.randint(0, 2)
+    parts = [
+        seeds.request(HANDSHAKE, random.choice((0, 1, 1)), mechanism=mechanism),
+        seeds.request(AUTHENTICATE, version, auth_bytes=_maybe(token, random)),
+        seeds.request(API_VERSIONS, 0),
+    ]  # fmt: skip
+    if random.random() < 0.3:
+        random.shuffle(parts)
+    if random.random() < 0.2:
+        parts[1] = struct.pack(">i", len(token)) + token
+    async with connected(site.ports[SASL], random) as exchange:
+        for part in parts:
+            await exchange.send(_maybe(part, random), random)
+            await exchange.read_some()
+        await _leave(exchange, random)
+
+
+async def scram(site: Site, random: Random) -> None:
+    """Logins by SCRAM whose messages are damaged, reordered or another one's."""
+    client = ScramClient("SCRAM-SHA-256", random.choice((EVE, EVE, "nobody")), PASSWORD)
+    async with connected(site.ports[SASL], random) as exchange:
+        await exchange.send(seeds.request(HANDSHAKE, 1, mechanism="SCRAM-SHA-256"), random)
+        await exchange.read_frame()
+        answer: bytes | None = None
+        for _ in range(2):
+            try:
+                token = client.step(answer) or b""
+            except KeptError:
+                token = b"c=biws,r=x,p=eA=="
+            token = random.choice((_keep, _keep, mutated, _shuffled, _text_into))(token, random)
+            await exchange.send(seeds.request(AUTHENTICATE, 2, auth_bytes=token), random)
+            frame = await exchange.read_frame()
+            if not frame:
+                return
+            with suppress(KeptError, struct.error, IndexError, ValueError):
+                answer = protocol.decode_response(AUTHENTICATE, 2, frame)[1].auth_bytes
+        await exchange.send(random.choice(seeds.frames()), random)
+        await _leave(exchange, random)
+
+
+def _keep(data: bytes, _: Random) -> bytes:
+    return data
+
+
+def _shuffled(token: bytes, random: Random) -> bytes:
+    fields = token.split(b",")
+    random.shuffle(fields)
+    return b",".join(fields)
+
+
+def _text_into(token: bytes, random: Random) -> bytes:
+    at = random.randint(0, len(token))
+    return token[:at] + random.choice(TEXTS) + token[at:]
+
+
+async def tls(site: Site, random: Random) -> None:
+    """Handshakes of which a flight is damaged, and records behind a handshake that are."""
+    port = site.ports[random.choice((SSL, SASL_SSL))]
+    if random.random() < 0.5:
+        hello = random.choice(seeds.client_hellos())
+        async with connected(port, random) as exchange:
+            await exchange.send(mutated(hello, random, seeds.client_hellos()), random)
+            await exchange.read_some()
+            if random.random() < 0.5:
+                await exchange.send(random.randbytes(random.choice((1, 5, 300))), random)
+            await _leave(exchange, random)
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(site.ca_path)
+    if random.random() < 0.5:
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
+    damage = random.randint(0, 3)
+    """Which flight is damaged; 0 and 1 are the handshake's."""
+    async with connected(port, random) as exchange:
+        for flight in range(8):
+            try:
+                client.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLError:
+                return
+            data = outgoing.read()
+            await exchange.send(mutated(data, random) if flight == damage else data, random)
+            answer = await exchange.read_some()
+            if not answer:
+                return
+            incoming.write(answer)
+        else:
+            return
+        for _ in range(random.randint(1, 3)):
+            client.write(_maybe(random.choice(seeds.frames()), random))
+            data = outgoing.read()
+            await exchange.send(mutated(data, random) if damage >= 2 else data, random)
+        await _leave(exchange, random)
+
+
+async def http(site: Site, random: Random) -> None:
+    """HTTP/1: damaged requests, and a whole one behind them."""
+    known = seeds.http_requests()
+    async with connected(site.ports[random.choice((PLAINTEXT, SASL))], random) as exchange:
+        for _ in range(random.randint(1, 3)):
+            await exchange.send(_maybe(random.choice(known), random), random)
+        await _leave(exchange, random)
+
+
+async def grpc(site: Site, random: Random) -> None:
+    """HTTP/2: frames that are damaged, missing, repeated, in another order or another stream's."""
+    parts = list(random.choice(seeds.grpc_calls()))
+    for _ in range(random.choice((0, 1, 1, 3))):
+        at = random.randrange(len(parts))
+        change = random.randrange(5)
+        if change == 0:
+            parts[at] = mutated(parts[at], random)
+        elif change == 1:
+            parts.insert(at, random.choice(parts))
+        elif change == 2 and len(parts) > 1:
+            del parts[at]
+        elif change == 3:
+            random.shuffle(parts)
+        else:
+            kind, flags = random.randrange(12), random.randrange(256)
+            stream = random.choice((0, 1, 2, 3, 2**31 - 1))
+            parts.insert(
+                at,
+                seeds.h2_frame(kind, flags, stream, random.randbytes(random.choice((0, 4, 8, 50)))),
+            )
+    preface = seeds.PREFACE if random.random() < 0.9 else mutated(seeds.PREFACE, random)
+    async with connected(site.ports[PLAINTEXT], random) as exchange:
+        await exchange.send(preface + b"".join(parts), random)
+        await _leave(exchange, random)
+
+
+async def properties(_: Site, random: Random) -> None:
+    """Files and settings of text: a value, or the error that the reader says it raises."""
+    for seed, read, raises in _READERS:
+        data = mutated(seed, random)
+        with suppress(raises):
+            read(data.decode(random.choice(("latin-1", "utf-8")), "replace"))
+
+
+def _security(text: str) -> Security:
+    return Security(parse_properties(text, "x"))
+
+
+def _mapped(text: str) -> str:
+    mapper = PrincipalMapper(text)
+    with suppress(ValueError):
+        return mapper.name("CN=ada,OU=dev,O=Acme")
+    return ""
+
+
+_READERS: Final[tuple[tuple[bytes, Callable[[str], Any], type[Exception]], ...]] = (
+    (seeds.PROPERTIES, _security, KeptError),
+    (seeds.JAAS, parse_jaas, KeptError),
+    (seeds.RULES, _mapped, KeptError),
+    (seeds.SCRAM_USERS, parse_bootstrap_scram, ValueError),
+    (b"User:a;User:CN=x\\;y,O=z; User:b", parse_super_users, ValueError),
+)
+
+
+async def certificates(site: Site, random: Random) -> None:
+    """PEM stores and the certificates in them."""
+    place = Place("ssl.keystore.location", "x")
+    pem = mutated(site.keys_pem, random).decode("latin-1")
+    with suppress(KeptError):
+        key_store(pem, pem, "", place, place)
+    with suppress(KeptError):
+        trust_store(pem, place)
+    with suppress(KeptError):
+        server_context(tls_config({"ssl.keystore.key": pem, "ssl.keystore.certificate.chain": pem}))
+    body = site.keys_pem.partition(b"BEGIN CERTIFICATE-----")[2].partition(b"-----END")[0]
+    der = mutated(binascii.a2b_base64(body), random)
+    with suppress(ValueError):
+        distinguished_name(parse_certificate(der).subject)
+
+
+def _maybe(data: bytes, random: Random) -> bytes:
+    return mutated(data, random) if random.random() < 0.6 else data
+
+
+async def _leave(exchange: Exchange, random: Random) -> None:
+    """Read what comes, or do not; end the stream, or break it off."""
+    if random.random() < 0.3:
+        exchange.end()
+    if random.random() < 0.5:
+        await exchange.read()
+
+
+Attempt = Callable[[Site, Random], Awaitable[Any]]
+TARGETS: Final[dict[str, Attempt]] = {
+    attempt.__name__: attempt
+    for attempt in (frames, sasl, scram, tls, http, grpc, properties, certificates)
+}

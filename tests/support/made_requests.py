@@ -1,0 +1,40 @@
+"""Requests of every API that say something in each field, made from the schemas."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, get_args, get_origin, get_type_hints
+
+from tests.node.largest_requests import NUMBERS
+
+
+def made(cls: Any, name: str) -> dict[str, Any]:
+    """Values of a message with one element in each array, whose texts are ``name``."""
+    hints = get_type_hints(cls)
+    values = {}
+    for field in fields(cls):
+        kind = str(field.metadata.get("kafka_type", "entity"))
+        hint = hints[field.name]
+        inner = next((arg for arg in (hint, *get_args(hint)) if get_origin(arg) is tuple), None)
+        if inner is not None:
+            element = get_args(inner)[0]
+            values[field.name] = [
+                made(element, name)
+                if hasattr(element, "__dataclass_fields__")
+                else _value(field.name, kind, name)
+            ]
+        elif "tag" not in field.metadata and kind != "entity":
+            values[field.name] = _value(field.name, kind, name)
+    return values
+
+
+def _value(field: str, kind: str, name: str) -> Any:
+    if kind == "string":
+        return name
+    if kind == "uuid":
+        return None
+    if kind == "bool":
+        return False
+    if kind in ("bytes", "records"):
+        return b"none"
+    return NUMBERS.get(field, 0)

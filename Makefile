@@ -13,10 +13,10 @@ INSTALL = $(PIP) --no-build-isolation -e
 KERNELS := $(shell find storage compaction client node -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 PROTOS  := $(wildcard node/proto/*.proto)
 
-.PHONY: demo quick test test-slow smoke sim model chaos soak fuzz mutate check bench docs dist setup clean help
+.PHONY: demo quick test test-slow smoke sim model chaos soak fuzz mutate check bench docs dist wheels pins audit setup clean help
 
 help:
-	@echo "make demo | quick | test | test-slow | smoke | sim | model | chaos | soak | fuzz | mutate | check | bench | docs | dist | clean"
+	@echo "make demo | quick | test | test-slow | smoke | sim | model | chaos | soak | fuzz | mutate | check | bench | docs | dist | wheels | pins | audit | clean"
 
 $(VENV)/.ready: pyproject.toml constraints.txt $(KERNELS) $(PROTOS) node/proto/build.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -123,6 +123,24 @@ dist: setup
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation .
 	$(BIN)/twine check --strict dist/*
+
+# For a registry: the source archive, and a wheel for each platform, cross compiled and judged (docs/release.md); the one of this
+# machine is then tried in an empty environment. PYTHONS= with which.
+wheels: dist
+	$(PIP) --group release
+	rm dist/*.whl
+	$(BIN)/python release/wheels.py dist/*.tar.gz
+	$(BIN)/python release/try_wheel.py dist/*-manylinux2014_$(shell uname -m).whl dist/*.tar.gz $(addprefix --python ,$(PYTHONS))
+
+# After a change of constraints.txt, or of what pyproject.toml requires.
+pins: setup
+	$(PIP) --group release
+	$(BIN)/python release/pins.py
+
+# Asks PyPI for advisories on each version that the image and the release install; a package that it cannot tell about is a failure.
+audit: setup
+	$(PIP) --group release
+	$(BIN)/pip-audit --strict --disable-pip --require-hashes $(addprefix -r ,$(wildcard release/requirements/*.txt)) --vulnerability-service $(or $(SERVICE),pypi)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

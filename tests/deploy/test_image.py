@@ -69,6 +69,28 @@ def test_size_and_what_it_is():
     assert not [one for one in told["Config"]["Env"] if one.startswith("KEPT_")]
 
 
+def test_its_bill_of_materials_has_what_is_installed():
+    """CycloneDX, made where the image was: every Python package with its version."""
+    shown = docker("run", "--rm", "--entrypoint", "cat", image(), "/opt/kept/kept.cdx.json")
+    document = json.loads(shown)
+    assert (document["bomFormat"], document["metadata"]["component"]["name"]) == (
+        "CycloneDX",
+        "kept-log",
+    )
+    listed = {
+        one["name"].lower().replace("_", "-"): one["version"] for one in document["components"]
+    }
+    program = (
+        "import importlib.metadata as m;"
+        "print(*(f'{d.name}=={d.version}' for d in m.distributions()), sep='\\n')"
+    )
+    installed = docker("run", "--rm", "--entrypoint", "python", image(), "-c", program).split()
+    found = dict(line.lower().replace("_", "-").split("==") for line in installed)
+    assert found.pop("kept-log") == document["metadata"]["component"]["version"]
+    listed.pop("kept-log", None)
+    assert listed == found and "grpcio" in listed
+
+
 def test_it_serves_is_healthy_and_ends_as_pid_1(run):
     name = run(*ALONE)
     until(lambda: " ready on " in docker("logs", name), "ready")

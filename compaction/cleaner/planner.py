@@ -189,7 +189,8 @@ def plan(
     passed = expired_segments(log, now_ms)
     due = dirty_ratio > log.config.min_cleanable_dirty_ratio
     if cleanable and (on_demand or overdue or due):
-        why = "asked for" if on_demand else f"dirty ratio {dirty_ratio:.2f}"
+        limit = log.config.min_cleanable_dirty_ratio
+        why = "asked for" if on_demand else dirty_in_words(dirty_ratio, limit)
         if overdue and not on_demand:
             why = "max.compaction.lag.ms has passed"
         candidate = Plan(
@@ -230,8 +231,19 @@ def _why_not(log: LogSnapshot, found: CleanableRange, cleanable: int, dirty_rati
         below = found.end_offset < _applied_end(log)
         where = f"begins below {log.state.end_offset}" if below else "begins there"
         return f"nothing is cleanable from {found.first_dirty} on: {found.bound} {where}"
-    target = log.config.min_cleanable_dirty_ratio
-    return f"dirty ratio {dirty_ratio:.2f} is not above min.cleanable.dirty.ratio={target}"
+    words = dirty_in_words(dirty_ratio, log.config.min_cleanable_dirty_ratio)
+    return f"{words} (min.cleanable.dirty.ratio)"
+
+
+def dirty_in_words(dirty_ratio: float, limit: float) -> str:
+    """``34 % dirty, limit 50 %``: a pass is due above the limit (min.cleanable.dirty.ratio). Where
+    whole percents do not tell the two apart, there are decimals.
+    """
+    for digits in range(4):
+        dirty, least = f"{100 * dirty_ratio:.{digits}f}", f"{100 * limit:.{digits}f}"
+        if dirty != least or dirty_ratio == limit:
+            break
+    return f"{dirty} % dirty, limit {least} %"
 
 
 def choose(

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -32,6 +32,7 @@ from kept.storage.errors import (
     NetworkException,
     NotLeaderOrFollower,
     UnknownTopicOrPartition,
+    UnsupportedVersion,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ SLACK_S: Final = 5.0
 UNKNOWN_TOPIC_GRACE_S: Final = 0.5
 """A topic that was just created may be unknown to a node for so long."""
 POLL_S: Final = 0.01
-VERSIONS: Final = {
+VERSIONS: Final[Mapping[int, int]] = {
     ApiKey.PRODUCE: 9,
     ApiKey.FETCH: 12,
     ApiKey.LIST_OFFSETS: 6,
@@ -175,7 +176,10 @@ class ClusterClient:
 
     async def _send(self, call: Call, node: int | None) -> Any:
         """One try. Raises NotReached where nothing was sent, else NetworkException."""
-        node_id, version = await self._node_of(call, node), VERSIONS[ApiKey(call.api_key)]
+        version = VERSIONS.get(call.api_key)
+        if version is None:  # Apache Kafka's alone, for which operations have another way
+            raise UnsupportedVersion(f"{call.name}: nodes of kept are not asked for it")
+        node_id = await self._node_of(call, node)
         values = call.values(version) if callable(call.values) else call.values
         left_s = (call.deadline_ms - self._now_ms()) / 1000 + SLACK_S
         timeout_s = min(left_s, RESPONSE_S) if call.repeatable else left_s

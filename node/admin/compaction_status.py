@@ -70,10 +70,11 @@ class ReplicaGenerations(Struct, frozen=True):
 class CompactionStatus(Struct, frozen=True):
     """Where one partition's compaction stands, as node ``node`` knows; with ``leads`` it counts.
 
-    ``state`` is ``idle`` (nothing to clean), ``waiting`` (something to clean, not due), ``due``,
-    ``running``, or ``uncleanable`` (it failed, and is tried again at ``retry_at_ms``; without that
-    the check of a pass stopped it, and somebody is to say ``retry``). ``reason``
-    is a sentence: what is due, why nothing is, or what failed. The cleanable range is
+    ``summary`` says it in words, as the console and the command line show it: ``due: 100 % dirty,
+    limit 90 %``. ``state`` is ``idle`` (nothing to clean), ``waiting`` (something to clean, not
+    due), ``due``, ``running``, or ``uncleanable`` (it failed, and is tried again at
+    ``retry_at_ms``; without that the check of a pass stopped it, and somebody is to say ``retry``).
+    ``reason`` is a sentence: what is due, why nothing is, or what failed. The cleanable range is
     ``first_dirty_offset..cleanable_end_offset``, held back by ``bound``. ``tombstones_pending`` are
     in the clean part and wait for their delete horizon, the first of which is ``next_horizon_ms``.
 
@@ -87,12 +88,14 @@ class CompactionStatus(Struct, frozen=True):
 
     state: str
     reason: str
+    summary: str
     first_dirty_offset: int
     cleanable_end_offset: int
     bound: str
     clean_bytes: int
     dirty_bytes: int
     dirty_ratio: float
+    dirty_ratio_limit: float
     generation: str | None
     last_compaction_ms: int | None
     retry_at_ms: int | None = None
@@ -257,12 +260,14 @@ class CompactionView:
         return CompactionStatus(
             state=state,
             reason=reason,
+            summary=in_words(state, reason, progress),
             first_dirty_offset=cleanable.first_dirty,
             cleanable_end_offset=cleanable.end_offset,
             bound=cleanable.bound,
             clean_bytes=clean,
             dirty_bytes=dirty,
             dirty_ratio=_ratio(clean, dirty),
+            dirty_ratio_limit=hosted.partition.log.config.min_cleanable_dirty_ratio,
             generation=None if known.applied is None else str(known.applied),
             last_compaction_ms=known.last_ms if known.last_ms >= 0 else None,
             retry_at_ms=trouble.retry_at_ms
@@ -514,6 +519,13 @@ def _generations(hosted: LocalReplica) -> dict[str, Any]:
 def _named(identity: Any) -> str | None:
     """``<leader epoch>.<generation>``."""
     return None if identity is None else f"{identity[0]}.{identity[1]}"
+
+
+def in_words(state: str, reason: str, progress: float | None) -> str:
+    """``due: 100 % dirty, limit 90 %``, ``running, 45 % done: 100 % dirty, limit 90 %``."""
+    if progress is not None:
+        state = f"{state}, {progress:.0%} done".replace("%", " %")
+    return f"{state}: {reason}"
 
 
 def _state(following: Plan | NotNow, dirty_bytes: int) -> tuple[str, str]:

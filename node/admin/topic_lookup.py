@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Final
 
+from kept.node.runtime.time_slices import Pace
 from kept.storage.errors import KeptError, UnknownTopicOrPartition
 from kept.storage.types import TopicPartition
 
@@ -78,3 +81,24 @@ class TopicLookup:
         except KeptError as error:
             return str(error)
         return None
+
+
+NEAR: Final = 0.6
+"""How alike names have to be (:class:`difflib.SequenceMatcher`), as difflib has it."""
+MAX_COMPARED: Final = 5_000
+
+
+async def nearest_name(name: str, names: Iterable[str]) -> str | None:
+    """The name that is most like ``name``, of the first :data:`MAX_COMPARED`, if one is."""
+    from difflib import SequenceMatcher
+
+    matcher, pace = SequenceMatcher(b=name, autojunk=False), Pace()
+    best, nearest = NEAR, None
+    for other in islice(names, MAX_COMPARED):
+        await pace.checkpoint()
+        matcher.set_seq1(other)
+        if min(matcher.real_quick_ratio(), matcher.quick_ratio()) > best:
+            ratio = matcher.ratio()
+            if ratio > best:
+                best, nearest = ratio, other
+    return nearest

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from kept.cluster.security.acls import AclResourceType
 from kept.node.admin.topic_view import MAX_SEGMENTS
 from kept.node.http.parameters import Parameters
 from kept.node.http.route_access import (
@@ -14,8 +13,8 @@ from kept.node.http.route_access import (
     DESCRIBE_CLUSTER_CONFIGS,
     DESCRIBE_GROUP,
     SHOWN_GROUPS,
+    SHOWN_TOPICS,
     Every,
-    Shown,
     named_topic,
     topic_or_cluster,
 )
@@ -46,7 +45,7 @@ async def _quorum(node: RouteContext, p: Parameters) -> Any:
     return await node.services.quorum.describe(p.flag("local"))
 
 
-@route("GET", "/api/v1/topics", large=True, access=Shown("topics", "name", AclResourceType.TOPIC))
+@route("GET", "/api/v1/topics", large=True, access=SHOWN_TOPICS)
 async def _all_topics(node: RouteContext, _p: Parameters) -> Any:
     return await node.services.topics.topics()
 

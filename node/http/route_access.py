@@ -15,6 +15,7 @@ from kept.node.http.messages import HttpRequest, HttpResponse, failure
 from kept.node.http.parameters import Parameters
 from kept.node.runtime.time_slices import Pace
 from kept.node.security.access import CLUSTER, Known, Open, Resource, Whole, the_cluster
+from kept.storage.errors import InvariantViolation
 
 if TYPE_CHECKING:
     from kept.node.security.session import Session
@@ -23,6 +24,9 @@ T = TypeVar("T")
 
 DESCRIBE: Final = AclOperation.DESCRIBE
 OPEN: Final = Open()
+PIECE_BYTES: Final = 64 * 1024
+"""Of an answer of another node, at a time."""
+ITEMS_TOGETHER: Final = 64
 CHECK_S: Final = 1.0
 """How often it is asked anew whether a stream may go on."""
 
@@ -101,6 +105,7 @@ DELETE_TOPIC: Final = Whole(AclOperation.DELETE, _topic_of)
 CREATE_TOPIC: Final = OnTopicOrCluster(AclOperation.CREATE)
 DESCRIBE_GROUP: Final = Whole(DESCRIBE, _group_of)
 COMMIT_OFFSETS: Final = Every((Whole(AclOperation.READ, _group_of), READ_TOPIC))
+SHOWN_TOPICS: Final = Shown("topics", "name", AclResourceType.TOPIC)
 SHOWN_GROUPS: Final = Shown("groups", "group", AclResourceType.GROUP)
 
 
@@ -159,15 +164,44 @@ def shown_part(access: Access) -> Shown | None:
     return next((part for part in parts if isinstance(part, Shown)), None)
 
 
+async def in_pieces(body: bytes) -> AsyncIterator[bytes]:
+    """An answer of another node, passed on as it came."""
+    for start in range(0, len(body), PIECE_BYTES):
+        yield body[start : start + PIECE_BYTES]
+
+
 async def shown(access: Access, session: Session, response: HttpResponse) -> HttpResponse:
-    """What of another node's list may be described."""
+    """What of another node's list may be described: it is read and passed on item by item."""
     part = shown_part(access)
-    if part is not None and response.status == HTTPStatus.OK:
-        value = json.loads(response.text or "{}")
-        name = part.name
-        value[part.field] = await part.of(session, value[part.field], lambda item: item[name])
-        return HttpResponse(value)
-    return response
+    if part is None or response.status != HTTPStatus.OK or response.chunks is None:
+        return response
+    body = b"".join([piece async for piece in response.chunks])
+    return HttpResponse(
+        chunks=_shown_items(body.decode(), part, session), content_type=response.content_type
+    )
+
+
+async def _shown_items(text: str, part: Shown, session: Session) -> AsyncIterator[bytes]:
+    """An answer as ``kept.node.http.json_results`` writes it, with the items of its list that may
+    be described. No string has the list's beginning in it: quotes in strings are escaped.
+    """
+    begin = f"{json.dumps(part.field)}:["
+    at = text.find(begin) + len(begin)
+    if at < len(begin):
+        raise InvariantViolation(f"an answer without {part.field}")
+    out, pace, decoder = [text[:at]], Pace(), json.JSONDecoder()
+    seen = 0
+    while not text.startswith("]", at):
+        await pace.checkpoint()
+        item, end = decoder.raw_decode(text, at)
+        if session.may(DESCRIBE, part.resource_type, item[part.name], audited=False):
+            out.append("," * (seen > 0) + text[at:end])
+            seen += 1
+        at = end + text.startswith(",", end)
+        if len(out) >= ITEMS_TOGETHER:
+            yield "".join(out).encode()
+            out.clear()
+    yield ("".join(out) + text[at:]).encode()
 
 
 async def while_allowed(

@@ -68,6 +68,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from kept.cluster.controller.topics import MAX_TOPIC_NAME_LENGTH
+from kept.node.admin.topic_lookup import nearest_name
 from kept.node.http import (  # noqa: F401 - they fill the table
     action_routes,
     cluster_routes,
@@ -82,6 +84,8 @@ from kept.node.http.route_access import (
     DESCRIBE,
     DESCRIBE_CLUSTER,
     OPEN,
+    SHOWN_TOPICS,
+    in_pieces,
     refusal,
     shown,
     while_allowed,
@@ -89,7 +93,7 @@ from kept.node.http.route_access import (
 from kept.node.http.route_table import API, Route, RouteContext, find, route
 from kept.node.metrics.lazy_metrics import LazyMetrics, accepted_format
 from kept.node.security.access import CLUSTER, Known
-from kept.storage.errors import InvalidRequest
+from kept.storage.errors import InvalidRequest, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
     from kept.node.admin.services import AdminServices
@@ -144,13 +148,36 @@ class Routes:
             return failure(403, NO_ACTIONS)
         if node_id is not None and node_id != self.node_id:
             response = await self._forward(node_id, request)
-            response = await shown(access, request.session, response)
+            if access is not OPEN:
+                response = await shown(access, request.session, response)
         else:
-            response = await route.respond(self.context, request)
+            response = await self._serve(route, request)
         self._record(route, request, response)
         if response.endless and response.chunks is not None and access is not OPEN:
             response.chunks = while_allowed(response.chunks, access, request)
         return response
+
+    async def _serve(self, route: Route, request: HttpRequest) -> HttpResponse:
+        """What a route answers; of a topic that there is not, with the name that is near."""
+        try:
+            return await route.respond(self.context, request)
+        except UnknownTopicOrPartition as error:
+            near = await self._near_topic(request)
+            if near is None:
+                raise
+            raise UnknownTopicOrPartition(f"{error}; did you mean {near}?") from error
+
+    async def _near_topic(self, request: HttpRequest) -> str | None:
+        """The topic that may be meant, of those that whoever asks may see."""
+        session, topics = request.session, self.services.metadata.image.topics
+        given = Parameters(request).given.get("topic")
+        name = request.named if request.path.startswith(f"{API}topics/{request.named}") else given
+        if session.is_node or not name or not isinstance(name, str) or name in topics:
+            return None
+        names = list(topics)
+        if not session.is_unrestricted:
+            names = await SHOWN_TOPICS.of(session, names, str)
+        return await nearest_name(name[:MAX_TOPIC_NAME_LENGTH], names)
 
     async def _forward(self, node_id: int, request: HttpRequest) -> HttpResponse:
         """What another node answers."""
@@ -159,7 +186,7 @@ class Routes:
         reply = await self.services.peer_http.request(
             node_id, request.method, request.path, query=request.query, body=request.body
         )
-        return HttpResponse(text=reply.body.decode(), status=reply.status, content_type=JSON)
+        return HttpResponse(chunks=in_pieces(reply.body), status=reply.status, content_type=JSON)
 
     def _record(self, route: Route, request: HttpRequest, response: HttpResponse) -> None:
         """Let the audit log have what was changed; the node that a user asked writes it."""

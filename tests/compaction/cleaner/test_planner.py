@@ -14,6 +14,7 @@ from kept.compaction.cleaner.planner import (
     Plan,
     choose,
     cleanable_range,
+    dirty_in_words,
     plan,
 )
 from kept.compaction.manifest.apply import CompactionState
@@ -105,10 +106,13 @@ def test_what_a_base_generation_covers_of_an_open_transaction_is_not_mapped(lso)
 def test_dirty_ratio_must_be_above_the_target():
     half = log(0, 20, 50, state=state(20))
     assert isinstance(plan(half, NOW, Limits()), NotNow)
-    assert "is not above min.cleanable.dirty.ratio=0.5" in plan(half, NOW, Limits()).reason
+    reason = plan(half, NOW, Limits()).reason
+    assert reason == "50 % dirty, limit 50 % (min.cleanable.dirty.ratio)"
     lower = replace(half, config=replace(COMPACT, min_cleanable_dirty_ratio=0.49))
     made = plan(lower, NOW, Limits())
     assert isinstance(made, Plan) and made.dirty_ratio == 0.5
+    assert made.why == "50 % dirty, limit 49 %"
+    assert dirty_in_words(0.5001, 0.5) == "50.01 % dirty, limit 50.00 %"
     assert (made.clean_bytes, made.cleanable_bytes) == (10, 10)
 
 

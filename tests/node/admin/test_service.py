@@ -152,7 +152,9 @@ def test_explain_says_what_a_pass_would_do_and_writes_nothing(compacted):
     before = partition_of(compacted)
     (found,) = compacted.get("/api/v1/compaction/explain?topic=t&key=a")["partitions"]
     assert found["due"] is False
-    assert "dirty ratio 1.00 is not above" in found["reason"]
+    assert found["reason"] == "100 % dirty, limit 100 % (min.cleanable.dirty.ratio)"
+    assert found["status"]["summary"] == f"waiting: {found['reason']}"
+    assert found["status"]["dirty_ratio_limit"] == 1
     dry = found["dry_run"]
     assert (dry["first_dirty"], dry["end_offset"], dry["records"]) == (0, 5, 5)
     assert dry["removed"]["superseded"] == 2

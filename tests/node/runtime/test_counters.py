@@ -154,7 +154,8 @@ def test_a_histogram_counts_each_once():
 
 
 def status(state="waiting", ratio=0.0, reason=""):
-    return CompactionStatus(state, reason, 0, 0, "", 0, 0, ratio, None, None)
+    words = f"{state}: {reason}"
+    return CompactionStatus(state, reason, words, 0, 0, "", 0, 0, ratio, 0.5, None, None)
 
 
 def partitions(found, name):

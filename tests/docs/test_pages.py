@@ -16,7 +16,7 @@ DOCS = ROOT / "docs"
 
 ELSEWHERE = {"docs/spark.md": "tests/spark/test_docs.py"}
 """Pages whose blocks another test runs."""
-WITH_A_NODE = ("docs/transactions.md",)
+WITH_A_NODE = ("docs/transactions.md", "docs/command-line.md")
 """Pages that take a node on localhost:9092 for granted."""
 ALONE = ("README.md", "docs/testing.md")
 PAGES = sorted(

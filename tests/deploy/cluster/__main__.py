@@ -253,11 +253,11 @@ class Trial:
                 act(seen)
                 over = time.monotonic()
                 load.goes_on(release)  # type: ignore[arg-type]
-                seen.append(
-                    f"longest time without an acknowledgement {load.gap_s(began, over):.1f} s"
-                )
+                gap_s = load.gap_s(began, over)
+                seen.append(f"longest time without an acknowledgement {gap_s:.1f} s")
 
-            load = under_load(release, release.topic(), events, release.client)  # type: ignore[arg-type]
+            topic = release.topic()
+            load = under_load(release, topic, events, release.client)  # type: ignore[arg-type]
             seen.append(f"{load.sent} records, all there once and in order")
 
     def everything(self) -> None:
@@ -380,7 +380,7 @@ class Trial:
         reason = kubectl("logs", "job/kept-scale-down", check=False)
         assert "cluster drain" in reason, said + reason
         seen.append("refused before the drain")
-        for node in (4, 3):
+        for node in (3, 4):
             kept("cluster", "drain", str(node), "--wait")
         release.upgrade(replicas=3)
         for node in (4, 3):

@@ -13,10 +13,10 @@ INSTALL = $(PIP) --no-build-isolation -e
 KERNELS := $(shell find storage compaction client node -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 PROTOS  := $(wildcard node/proto/*.proto)
 
-.PHONY: demo quick test test-slow smoke sim model chaos soak fuzz mutate check bench docs dist wheels pins audit setup clean help
+.PHONY: demo quick test test-slow smoke sim model chaos soak fuzz mutate check bench docs dist wheels release pins audit setup clean help
 
 help:
-	@echo "make demo | quick | test | test-slow | smoke | sim | model | chaos | soak | fuzz | mutate | check | bench | docs | dist | wheels | pins | audit | clean"
+	@echo "make demo | quick | test | test-slow | smoke | sim | model | chaos | soak | fuzz | mutate | check | bench | docs | dist | wheels | release | pins | audit | clean"
 
 $(VENV)/.ready: pyproject.toml constraints.txt $(KERNELS) $(PROTOS) node/proto/build.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -131,6 +131,11 @@ wheels: dist
 	rm dist/*.whl
 	$(BIN)/python release/wheels.py dist/*.tar.gz
 	$(BIN)/python release/try_wheel.py dist/*-manylinux2014_$(shell uname -m).whl dist/*.tar.gz $(addprefix --python ,$(PYTHONS))
+
+# Everything of a release from the last commit, in dist/; a rehearsal, unless TAG=1. IMAGE=0: where no Docker is. docs/release.md
+release: setup
+	$(PIP) --group release
+	$(BIN)/python release/release.py $(if $(TAG),--tag) $(if $(filter 0,$(IMAGE)),--without-image)
 
 # After a change of constraints.txt, or of what pyproject.toml requires.
 pins: setup

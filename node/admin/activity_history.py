@@ -73,10 +73,6 @@ class _Mark(NamedTuple):
     active_bytes: int
 
 
-NEW: Final = _Mark(0, 0, 0)
-"""Where a log was that is new here. Followers' logs are marked, too: they may lead next time."""
-
-
 class _Topic:
     """What a sample adds up of a topic."""
 
@@ -142,27 +138,26 @@ class ActivityHistory:
     # Logs.
 
     async def _sample_logs(self, number: int) -> None:
-        pace, size_bytes, is_first = Pace(), 0, self._node is None
+        pace, size_bytes = Pace(), 0
         by_topic: dict[str, _Topic] = {}
         marks: dict[TopicPartition, _Mark] = {}
         for tp, hosted in list(self._table.hosted.items()):
             await pace.checkpoint()
-            if self._table.hosted.get(tp) is not hosted:
+            partition = hosted.partition
+            if not partition.is_leader or self._table.hosted.get(tp) is not hosted:
                 continue
-            log, leads = hosted.partition.log, hosted.partition.is_leader
-            before = self._marks.get(tp, NEW)
+            log, before = partition.log, self._marks.get(tp)
             topic = by_topic.get(tp.topic)
-            if leads:
-                if topic is None:
-                    topic = by_topic[tp.topic] = _Topic()
-                topic.size_bytes += log.size_bytes
-                size_bytes += log.size_bytes
-            if before.end_offset == log.log_end_offset:
+            if topic is None:
+                topic = by_topic[tp.topic] = _Topic()
+            topic.size_bytes += log.size_bytes
+            size_bytes += log.size_bytes
+            if before is not None and before.end_offset == log.log_end_offset:
                 marks[tp] = before
                 continue
             active = log.active_segment
             marks[tp] = _Mark(log.log_end_offset, active.base_offset, active.size_bytes)
-            if leads and topic is not None and not is_first:
+            if before is not None:
                 topic.records_in += max(0, log.log_end_offset - before.end_offset)
                 topic.bytes_in += _appended_bytes(log, before)
         self._marks = marks

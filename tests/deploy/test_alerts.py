@@ -99,9 +99,8 @@ def test_panels_do_not_overlap():
         ("check", "rules", str(RULES)),
         ("test", "rules", str(UNIT_TESTS)),
         ("check", "config", "--syntax-only", str(DEPLOY / "prometheus" / "prometheus.yaml")),
-        ("check", "config", "--syntax-only", str(DEPLOY / "prometheus" / "prometheus.secure.yaml")),
     ],
-    ids=["rules", "unit tests", "configuration", "configuration with a login"],
+    ids=["rules", "unit tests", "configuration"],
 )
 def test_promtool(arguments):
     done = subprocess.run(

@@ -1,0 +1,101 @@
+"""What release/release.py refuses, and what it makes of the changelog and of a commit."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from release import release
+
+ROOT = Path(__file__).resolve().parents[2]
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+CHANGES = """# Changelog
+
+## Unreleased
+
+## 1.1.0 (2027-01-31)
+
+### Install
+- A wheel.
+
+## 1.1 (2026-12-24)
+- Older.
+"""
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """The files that name the version, and a changelog that is ready for it."""
+    for name in release.VERSIONED:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    text = f"# Changelog\n\n## Unreleased\n\n## {VERSION} (2027-01-31)\n- All of it.\n"
+    (tmp_path / "CHANGELOG.md").write_text(text)
+    return tmp_path
+
+
+def test_every_file_that_names_the_version_names_this_one(tree):
+    assert list(release.mistakes(tree, VERSION)) == []
+
+
+def test_another_version_is_found_in_each_of_them(tree):
+    found = list(release.mistakes(tree, "9.9.9"))
+    for name in release.VERSIONED:
+        assert any(line.startswith(f"{name} does not say ") for line in found), found
+    assert "CHANGELOG.md has no heading '## 9.9.9 (YYYY-MM-DD)'" in found
+
+
+def test_changes_that_are_not_released_are_found(tree):
+    text = (tree / "CHANGELOG.md").read_text()
+    (tree / "CHANGELOG.md").write_text(text.replace("## Unreleased\n", "## Unreleased\n- One.\n"))
+    assert list(release.mistakes(tree, VERSION)) == [
+        "CHANGELOG.md has changes below '## Unreleased'"
+    ]
+
+
+def test_notes_are_the_section_of_that_version():
+    assert release.section(CHANGES, "1.1.0") == "### Install\n- A wheel.\n"
+    assert release.section(CHANGES, "1.1") == "- Older.\n"
+    assert release.section(CHANGES, "Unreleased") == ""
+    assert release.section(CHANGES, "2.0.0") == ""
+
+
+def test_sums_are_those_that_sha256sum_checks(tmp_path):
+    (tmp_path / "b.whl").write_bytes(b"b")
+    (tmp_path / "a.tar.gz").write_bytes(b"a")
+    release.write_sums(tmp_path)
+    release.write_sums(tmp_path)
+    lines = (tmp_path / "SHA256SUMS").read_text().splitlines()
+    assert lines == [
+        f"{hashlib.sha256(content).hexdigest()}  {name}"
+        for name, content in (("a.tar.gz", b"a"), ("b.whl", b"b"))
+    ]
+    subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=tmp_path, check=True)
+
+
+def test_only_what_is_committed_is_released(tmp_path, monkeypatch):
+    repository = tmp_path / "repository"
+    repository.mkdir()
+
+    def git(*arguments):
+        subprocess.run(
+            ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *arguments],
+            cwd=repository, check=True, capture_output=True,
+        )  # fmt: skip
+
+    git("init")
+    (repository / "in").write_text("committed\n")
+    git("add", "in")
+    git("commit", "-m", "one")
+    (repository / "in").write_text("changed\n")
+    (repository / "stray").write_text("stray\n")
+    monkeypatch.setattr(release, "ROOT", repository)
+    release.export("HEAD", tmp_path / "tree")
+    assert {path.name: path.read_text() for path in (tmp_path / "tree").iterdir()} == {
+        "in": "committed\n"
+    }

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Certificates of deploy/compose.secure.yaml: /tls/authority has the authority and its key, /tls/NAME what the
-# node NAME gets. The authority is made once, a node's certificate each time; it is its own host name's, localhost's
+# node NAME gets, /tls/trust, where it is mounted, the authority's certificate for everybody. The authority is made once, a node's certificate each time; it is its own host name's, localhost's
 # and EXTERNAL_HOST's. Needs OpenSSL 3.
 set -eu
 umask 077
@@ -13,6 +13,10 @@ if [ ! -s $ca ]; then
     openssl req -x509 $curve -sha256 -days 3650 -subj "/CN=kept-authority" \
         -addext keyUsage=critical,keyCertSign,cRLSign -keyout $key -out $ca.new
     mv $ca.new $ca
+fi
+
+if [ -d /tls/trust ]; then
+    install -m 0444 $ca /tls/trust/ca.pem
 fi
 
 case $EXTERNAL_HOST in

@@ -163,7 +163,7 @@ class NodeParts:
         """What it is in its cluster: identity, metadata log, controller."""
         runtime, live, counters = self.runtime, self.live_config, self.counters
         self.identity = NodeIdentity(config.node_id)
-        self.metadata = Metadata(runtime.loop)
+        self.metadata = Metadata(runtime.loop, counters)
         self.metadata_directory = MetadataDirectory(runtime, self.shutdown)
         self.addresses = AddressBook(live, self.metadata, self.node_tls)
         self.incarnation = uuid.uuid4()

@@ -64,10 +64,7 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    numeric = [
-        all(isinstance(row[i], (int, float)) or row[i] is None for row in rows) and bool(rows)
-        for i in range(len(columns))
-    ]
+    numeric = [_is_numeric([row[i] for row in rows]) for i in range(len(columns))]
     lines = [[name.upper() for name in columns], *cells]
     if sys.stdout.isatty():
         terminal = shutil.get_terminal_size().columns
@@ -80,6 +77,12 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
             for cell, width, right in zip(line, widths, numeric, strict=True)
         ]
         write("  ".join(parts).rstrip() + "\n")
+
+
+def _is_numeric(values: Sequence[Any]) -> bool:
+    """Whether a column holds numbers, and perhaps some that are unknown."""
+    known = [value for value in values if value is not None]
+    return bool(known) and all(isinstance(value, (int, float)) for value in known)
 
 
 def _show_wrapped(lines: Sequence[Sequence[str]], numeric: Sequence[bool], terminal: int) -> None:

@@ -75,6 +75,9 @@ _FIELDS: Final = frozenset(
 @click.option(
     "--partition", type=WholeNumber(0), help="Partition for all records.  [default: by key]"
 )
+@click.option(
+    "--repartition", is_flag=True, help="With --json: by key, whatever partition a line says."
+)
 @click.option("--acks", type=click.Choice(list(_ACKS)), default="all", show_default=True)
 @click.option(
     "--compression",
@@ -111,6 +114,7 @@ def produce(
     files: tuple[str, ...],
     null_marker: str | None,
     partition: int | None,
+    repartition: bool,
     acks: str,
     compression: str,
     as_json: bool,
@@ -132,6 +136,8 @@ def produce(
     lined = key_separator is not None or null_marker is not None
     if as_json and (lined or key is not None):
         raise click.UsageError("--json excludes --key-separator, --key and --null-marker")
+    if repartition and (partition is not None or not as_json):
+        raise click.UsageError("--repartition needs --json, and excludes --partition")
     if files and (lined or as_json):
         raise click.UsageError("--file excludes --key-separator, --null-marker and --json")
     if key is not None and key_separator is not None:
@@ -144,6 +150,7 @@ def produce(
         headers=tuple(_header(text) for text in headers),
         partition=partition,
         as_json=as_json,
+        repartition=repartition,
     )
     batches = file_batches(files, shape) if files else line_batches(0, shape)
     codec = Codec[compression.upper()]
@@ -354,6 +361,7 @@ class _Shape(msgspec.Struct, frozen=True):
     headers: tuple[tuple[str, bytes | None], ...]
     partition: int | None
     as_json: bool
+    repartition: bool
 
     def record(self, line: bytes) -> OutRecord:
         """The record that a line is. ValueError says what is wrong with it."""
@@ -381,7 +389,8 @@ class _Shape(msgspec.Struct, frozen=True):
             if not isinstance(header, dict) or not isinstance(header.get("key"), str):
                 raise ValueError("headers are objects with key and value")
             headers.append((header["key"], get_bytes(header, "value")))
-        where = row.get("partition") if self.partition is None else self.partition
+        given = None if self.repartition else row.get("partition")
+        where = given if self.partition is None else self.partition
         when = row.get("timestamp")
         for name, number in (("partition", where), ("timestamp", when)):
             if number is not None and (not isinstance(number, int) or isinstance(number, bool)):

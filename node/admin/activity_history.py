@@ -73,6 +73,10 @@ class _Mark(NamedTuple):
     active_bytes: int
 
 
+NEW: Final = _Mark(0, 0, 0)
+"""Where a log was that is new here. Followers' logs are marked, too: they may lead next time."""
+
+
 class _Topic:
     """What a sample adds up of a topic."""
 
@@ -138,26 +142,27 @@ class ActivityHistory:
     # Logs.
 
     async def _sample_logs(self, number: int) -> None:
-        pace, size_bytes = Pace(), 0
+        pace, size_bytes, is_first = Pace(), 0, self._node is None
         by_topic: dict[str, _Topic] = {}
         marks: dict[TopicPartition, _Mark] = {}
         for tp, hosted in list(self._table.hosted.items()):
             await pace.checkpoint()
-            partition = hosted.partition
-            if not partition.is_leader or self._table.hosted.get(tp) is not hosted:
+            if self._table.hosted.get(tp) is not hosted:
                 continue
-            log, before = partition.log, self._marks.get(tp)
+            log, leads = hosted.partition.log, hosted.partition.is_leader
+            before = self._marks.get(tp, NEW)
             topic = by_topic.get(tp.topic)
-            if topic is None:
-                topic = by_topic[tp.topic] = _Topic()
-            topic.size_bytes += log.size_bytes
-            size_bytes += log.size_bytes
-            if before is not None and before.end_offset == log.log_end_offset:
+            if leads:
+                if topic is None:
+                    topic = by_topic[tp.topic] = _Topic()
+                topic.size_bytes += log.size_bytes
+                size_bytes += log.size_bytes
+            if before.end_offset == log.log_end_offset:
                 marks[tp] = before
                 continue
             active = log.active_segment
             marks[tp] = _Mark(log.log_end_offset, active.base_offset, active.size_bytes)
-            if before is not None:
+            if leads and topic is not None and not is_first:
                 topic.records_in += max(0, log.log_end_offset - before.end_offset)
                 topic.bytes_in += _appended_bytes(log, before)
         self._marks = marks

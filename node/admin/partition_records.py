@@ -6,7 +6,7 @@ have been consumed: a slow consumer holds that much memory.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -156,17 +156,16 @@ class Reader:
 
         Raises as :meth:`fetch`.
         """
-        fetched = await self._fetch(False, IsolationLevel.READ_COMMITTED)
-        if fetched.records:
-            aborted = aborted_batches(fetched.records, fetched.aborted)
-            return [
-                _marked(fetched.records, at, header, ABORTED if at in aborted else COMMITTED)
-                for at, header in headers(fetched.records)
-            ]
-        if self.position >= fetched.high_watermark:
-            return []
-        data = (await self._fetch(False, IsolationLevel.READ_UNCOMMITTED)).records
-        return [_marked(data, at, header, OPEN) for at, header in headers(data)]
+        fetched, mark = await self._fetch(False, IsolationLevel.READ_COMMITTED), None
+        if not fetched.records:
+            if self.position >= fetched.high_watermark:
+                return []
+            fetched, mark = await self._fetch(False, IsolationLevel.READ_UNCOMMITTED), OPEN
+        split = partial(_marked_batches, fetched.records, fetched.aborted, mark)
+        if len(fetched.records) <= ON_LOOP_BYTES:
+            return split()
+        batches: list[MarkedBatch] = await self.runtime.in_thread(split)  # perhaps ten thousand
+        return batches
 
     async def _fetch(self, wait: bool, isolation: IsolationLevel) -> Fetched:
         self._check_topic()
@@ -221,6 +220,17 @@ class Reader:
         return await inflated(self.runtime, self.inflating, piece, limit=INFLATE_LIMIT)
 
 
-def _marked(data: bytes, at: int, header: BatchHeader, transaction: str) -> MarkedBatch:
-    mark = transaction if header.is_transactional else None
-    return MarkedBatch(data[at : at + header.size_bytes], header, mark)
+def _marked_batches(
+    data: bytes, aborted: Sequence[tuple[int, int]], mark: str | None
+) -> list[MarkedBatch]:
+    """The batches in ``data``, those in transactions with their ``mark``; None: as ``aborted`` says
+    which were.
+    """
+    without = aborted_batches(data, aborted)
+    batches = []
+    for at, header in headers(data):
+        transaction = None
+        if header.is_transactional:
+            transaction = mark or (ABORTED if at in without else COMMITTED)
+        batches.append(MarkedBatch(data[at : at + header.size_bytes], header, transaction))
+    return batches

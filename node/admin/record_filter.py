@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from kept.node.admin.record_browser import SHORT_BYTES, ShownRecord, shown_record
 from kept.storage.errors import InflatesBeyondLimit, InvalidRequest
-from kept.storage.records import HEADER_BYTES, check_replica, decompress
+from kept.storage.records import HEADER_BYTES, check_replica, decompress, find_records
 from kept.storage.records.python import iterate_area
 
 if TYPE_CHECKING:
@@ -161,9 +161,12 @@ def _scan_batch(  # noqa: PLR0917
             return True
     if any(needle not in area for needle in needles):
         return True
+    if header.base_offset < of.first:  # go to where it begins, without an object for each before
+        begin, end, _ = find_records(
+            area, header.record_count, header.base_offset, of.first, header.record_count, len(area)
+        )
+        area = area[begin:end]
     for record in iterate_area(area, header):
-        if record.offset < of.first:
-            continue
         if record.offset >= of.end:
             break
         if wanted.fits(record) and not _keep(record, batch.transaction, of, result):

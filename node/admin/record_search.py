@@ -66,11 +66,13 @@ MAX_SCANNED_RECORDS: Final = 100_000
 MAX_SCAN_S: Final = 1.0
 PATIENCE_S: Final = 5.0
 """How long a leader is waited for."""
-SEARCHES_AT_ONCE: Final = 4
+SEARCHES_AT_ONCE: Final = 2
 SEARCHES_WAITING: Final = 32
 """One more is refused."""
 FIRST_SPAN: Final = 128
 """Offsets of a partition's first chunk."""
+DENSE: Final = 32
+"""Records of a chunk that fit; with fewer the next one is made larger."""
 QUEUED_BYTES: Final = 8 * 1024 * 1024
 """Of records that fit and wait for their turn, over all partitions."""
 LEAST_QUEUED_BYTES: Final = 64 * 1024
@@ -128,6 +130,7 @@ class _Lane:
 
     ``position``: exclusive end of what is left (newest first), or its beginning. ``queue`` holds
     what fits of the last chunk, the next first; ``loaded_to`` is ``position`` once that is empty.
+    ``is_sparse``: little of the last chunk fit, so that the next one takes whole batches.
     ``bound`` is the timestamp that nothing beyond the chunk is on the wrong side of.
     """
 
@@ -139,6 +142,7 @@ class _Lane:
     high: int = 0
     position: int | None = None
     span: int = FIRST_SPAN
+    is_sparse: bool = False
     loaded_to: int = 0
     bound: float | None = None
     queue: deque[ShownRecord] = field(default_factory=deque)
@@ -392,12 +396,13 @@ class _Search:
             if reached >= end or lane.span == 1:
                 break
             lane.span = max(1, min(lane.span // 2, (reached - first) // 2))
-        if size_bytes < FETCH_BYTES // 4:
-            lane.span = min(lane.span * 2, MAX_SPAN)
-        if batches:  # the first batch is there as a whole
+        if batches and lane.is_sparse:  # the first batch is there as a whole
             first = max(lane.low, min(first, batches[0].header.base_offset))
         result = await self._scan(batches, ScanRange(first, end, most, most_bytes, newest=True))
         lane.loaded_to = result.records[0].offset if result.is_cut else first
+        lane.is_sparse = len(result.records) < DENSE
+        if lane.is_sparse and size_bytes < FETCH_BYTES // 4:
+            lane.span = min(lane.span * 2, MAX_SPAN)
         return result
 
     async def _fetch_to(

@@ -137,12 +137,19 @@ class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if caller is None:
             await _end(context, *_LOG_IN)
         session = await self._session(caller, context)
+        loop, logins = asyncio.get_running_loop(), caller.listener.context.logins
+
+        def lasts() -> bool:
+            return loop.time() < session.expires_at and not logins.is_revoked(session)
+
+        if not lasts():
+            await _end(context, *_LOG_IN)
         if session.is_unrestricted:
-            return lambda: True
+            return lasts
         if isinstance(access, Known):
             if session.principal == ANONYMOUS:
                 await _end(context, *_LOG_IN)
-            return lambda: True
+            return lasts
         try:
             topic = parsed(access.kind, request).topic
         except InvalidRequest as error:
@@ -152,12 +159,7 @@ class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             if session.principal == ANONYMOUS:
                 await _end(context, grpc.StatusCode.UNAUTHENTICATED, f"{what}; {_LOG_IN[1]}")
             await _end(context, grpc.StatusCode.PERMISSION_DENIED, what)
-        loop, logins = asyncio.get_running_loop(), caller.listener.context.logins
-        return lambda: (
-            loop.time() < session.expires_at
-            and not logins.is_revoked(session)
-            and access.allows(session, topic, audited=False)
-        )
+        return lambda: lasts() and access.allows(session, topic, audited=False)
 
     async def _session(self, caller: HandedOver, context: Any) -> Session:
         listener = caller.listener

@@ -9,8 +9,8 @@ session. Bounds: ``max.connections`` as for all, ``kept.silent.ms`` for the whol
 buffer that grows as bytes come. Failures are answered late, later for each (``FailedLogins``), and
 nothing is read meanwhile.
 
-HTTP has logins of its own (``kept.node.http.server``) and is given to its server at once. gRPC has
-none and is refused.
+HTTP and gRPC have logins of their own with each request or call (``kept.node.http.server``,
+``kept.node.grpc.call_authorizer``), and are given to their servers at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.wire import skip_tags
 from kept.client.security.scram import new_nonce
 from kept.node.kafka import api
-from kept.node.kafka.listener import HTTP_METHODS, Listener, Pending
+from kept.node.kafka.listener import HTTP2, HTTP_METHODS, Listener, Pending
 from kept.node.runtime import error_codes
 from kept.node.security.sasl_authenticator import (
     ApiVersionsAnswered,
@@ -55,6 +55,7 @@ FIRST_BUFFER_BYTES: Final = 256
 MAX_ENTRIES: Final = 16
 """Elements of a request's arrays: those of logins have none."""
 
+_CARRY_LOGINS: Final = frozenset((*HTTP_METHODS, HTTP2))
 _SIZE: Final = struct.Struct(">i").unpack_from
 _HEADER: Final = struct.Struct(">hhih").unpack_from
 
@@ -148,11 +149,11 @@ class SaslHandshake(Pending):
             self._serve(bytes(memoryview(self._buffer)[start : self._start]))
 
     def _check_first_bytes(self) -> bool:
-        """Whether Kafka's protocol is spoken; HTTP is given to its server."""
+        """Whether Kafka's protocol is spoken; HTTP and gRPC are given to their servers."""
         if self._end < 4:
             return False
         first = bytes(memoryview(self._buffer)[: self._end])
-        if first[:4] in HTTP_METHODS and first[:4] in self.listener.takeovers:
+        if first[:4] in _CARRY_LOGINS and first[:4] in self.listener.takeovers:
             is_probe = True if self.over_limit is None else self.listener.is_probe(first)
             if is_probe is False:
                 self.abort()

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kept.cluster.metadata.metadata_node import Outcome
     from kept.cluster.metadata.records import MetadataRecord
     from kept.cluster.raft.messages import Message
+    from kept.node.runtime.counters import Counters
     from kept.steps import Steps
     from kept.storage.disk import Disk
 
@@ -60,8 +61,9 @@ Actor = Callable[["Image", "Delta"], Awaitable[None]]
 class Metadata:
     """See the module. Made and used on the node's loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, counters: Counters) -> None:
         self._loop = loop
+        self._counters = counters
         self.member: MetadataNode
         self.send: Callable[[Message], None] = _ignore
         self.probe: Callable[[int], None] = _ignore
@@ -288,7 +290,7 @@ class Metadata:
 
     def _run(self, work: Work) -> None:
         job = self._loop.run_in_executor(self._pool, work.run)
-        warn_while_it_hangs(self._loop, job, self._path)
+        warn_while_it_hangs(self._loop, job, self._path, self._counters)
         job.add_done_callback(partial(self._work_finished, work))
 
     def _work_finished(self, work: Work, job: asyncio.Future[Any]) -> None:

@@ -1,7 +1,7 @@
 """``kept serve --check``: what would keep a node from starting, found out without starting it.
 
 A listener's host must be this machine's, and what is advertised must be a name that resolves here.
-A port in use is a warning: the node itself may be running. Where clients come from a name may mean
+A port in use is no fault while the node itself is running. Where clients come from a name may mean
 something else, and behind a mapping the advertised address is another machine's; so much cannot be
 checked from here. Directories must be this node's, or nobody's yet. The logs in them are not read:
 ``kept log check`` does that.
@@ -20,9 +20,10 @@ from kept.cluster.metadata.wal import WAL_NAME
 from kept.node.config.bootstrap_scram import founding_records
 from kept.node.config.security_checks import security_warnings
 from kept.node.metadata import directory_ids
+from kept.storage import layout
 from kept.storage.directory import refuse_kafka, refuse_ownerless
 from kept.storage.disk import Disk
-from kept.storage.errors import ConfigurationError
+from kept.storage.errors import ConfigurationError, DirectoryInUse
 
 if TYPE_CHECKING:
     from kept.node.config.listeners import Listener
@@ -35,18 +36,39 @@ def check(config: NodeConfig, *, adopting: bool = False) -> list[str]:
 
     Raises ConfigurationError, DirectoryRefused, DirectoryInUse and DamagedData, as a start would.
     """
+    disk = Disk()
     busy = check_addresses(config)
     check_directories(config)
     if not adopting:
-        check_owners(config, Disk())
+        check_owners(config, disk)
     check_first_users(config)
     check_tls(config)
-    return [*busy, *security_warnings(config)]
+    if busy and not _is_running(config, disk):
+        raise ConfigurationError(
+            f"listeners: the port of {busy[0]} is in use, and not by this node: stop what has it, "
+            "or choose another"
+        )
+    return [
+        *(f"listeners: the port of {a} is in use, it seems by this node" for a in busy),
+        *security_warnings(config),
+    ]
+
+
+def _is_running(config: NodeConfig, disk: Disk) -> bool:
+    """Whether a process has the metadata directory in use."""
+    path = f"{config.metadata_log_dir}/{layout.LOCK}"
+    if not disk.exists(path):
+        return False
+    try:
+        disk.lock(path).release()
+    except DirectoryInUse:
+        return True
+    return False
 
 
 def check_addresses(config: NodeConfig) -> list[str]:
-    """Raises ConfigurationError for the first address that cannot be served or reached; a warning
-    for each port that is in use.
+    """Raises ConfigurationError for the first address that cannot be served or reached. Returns
+    those whose port is in use.
     """
     bound = list(config.listeners)
     advertised = list(config.advertised_listeners)
@@ -56,11 +78,7 @@ def check_addresses(config: NodeConfig) -> list[str]:
     busy = [str(listener) for listener in bound if not _check_bound(listener)]
     for listener in advertised:
         _resolve("advertised.listeners" if listener not in bound else "listeners", listener)
-    return [
-        f"listeners: the port of {address} is in use: by this node if it runs now, else it cannot "
-        "start"
-        for address in busy
-    ]
+    return busy
 
 
 def check_directories(config: NodeConfig) -> None:

@@ -194,6 +194,9 @@ TABLE: Final = (
         "Bytes of record batches sent to other replicas."
     ),
     histogram("fsync_seconds", lambda s: s.counters.fsync_seconds).means("Time of an fsync."),
+    gauge("hung_writes", lambda s: s.counters.hung_writes).means(
+        "Writes and fsyncs that have not returned for 10 seconds: a disk hangs."
+    ),
     counter(
         "throttled_seconds_total",
         lambda s: [((kind,), value) for kind, value in s.counters.throttled_seconds.items()],

@@ -129,7 +129,7 @@ class LogDirs:
             self._fsync_threads,
             str(number),
             failed,
-            self._counters.fsync,
+            self._counters,
         )
 
     def _purged(self, finished: asyncio.Future[Any]) -> None:

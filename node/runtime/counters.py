@@ -48,6 +48,7 @@ class Counters:
         "failed_compactions",
         "failed_logins",
         "fsync_seconds",
+        "hung_writes",
         "logins",
         "produced_batches",
         "records_in",
@@ -80,6 +81,8 @@ class Counters:
         self.checks_failed = 0
         self.cleaner_seconds = Histogram(PASS_BUCKETS)
         self.fsync_seconds = Histogram(FSYNC_BUCKETS)
+        self.hung_writes = 0
+        """Writes and fsyncs that hang (``executors.HANGS_S``)."""
         self.request_seconds: dict[int, Histogram] = {}
         self.throttled_seconds = dict.fromkeys(THROTTLED, 0.0)
 

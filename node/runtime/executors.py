@@ -19,6 +19,7 @@ from kept.node.runtime import logging
 from kept.storage.errors import MachineError
 
 if TYPE_CHECKING:
+    from kept.node.runtime.counters import Counters
     from kept.storage.log.log import Log
 
 CALL_THREADS: Final = 4
@@ -31,9 +32,12 @@ Callback = Callable[[BaseException | None], None]
 
 
 def warn_while_it_hangs(
-    loop: asyncio.AbstractEventLoop, job: asyncio.Future[Any], path: str
+    loop: asyncio.AbstractEventLoop, job: asyncio.Future[Any], path: str, counters: Counters
 ) -> None:
-    """Say that a job on the disk of ``path`` does not return, and for how long; and when it did."""
+    """Say that a job on the disk of ``path`` does not return, and for how long; and when it did.
+
+    ``counters.hung_writes`` counts it meanwhile.
+    """
     timer: asyncio.TimerHandle
 
     def hangs(seconds: float) -> None:
@@ -41,7 +45,12 @@ def warn_while_it_hangs(
         logging.log.warning("a disk hangs", path=path, seconds=round(seconds), why=HANGS)
         timer = loop.call_later(seconds, hangs, 2 * seconds)
         if seconds == HANGS_S:
-            job.add_done_callback(lambda _: logging.log.warning("a disk hangs no more", path=path))
+            counters.hung_writes += 1
+            job.add_done_callback(hangs_no_more)
+
+    def hangs_no_more(_: asyncio.Future[Any]) -> None:
+        counters.hung_writes -= 1
+        logging.log.warning("a disk hangs no more", path=path)
 
     timer = loop.call_later(HANGS_S, hangs, HANGS_S)
     job.add_done_callback(lambda _: timer.cancel())
@@ -62,13 +71,13 @@ class FlushPool:
         threads: int,
         name: str,
         on_failure: Callable[[MachineError], None],
-        observe: Callable[[float], None] | None = None,
+        counters: Counters,
     ) -> None:
         self._loop = loop
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"fsync-{name}")
         self._apart = ThreadPoolExecutor(threads, thread_name_prefix=f"logs-{name}")
         self._on_failure = on_failure
-        self._observe = observe
+        self._counters = counters
         self._running: dict[Log, list[Callback]] = {}
         """Logs being flushed, with those who wait for that flush."""
         self._next: dict[Log, list[Callback]] = {}
@@ -93,7 +102,7 @@ class FlushPool:
         self._running[log] = waiting
         started = self._loop.time()
         future = self._loop.run_in_executor(self._executor, ticket.run)
-        warn_while_it_hangs(self._loop, future, log.directory)
+        warn_while_it_hangs(self._loop, future, log.directory, self._counters)
 
         def settled(finished: asyncio.Future[Any]) -> None:
             callbacks = self._running.pop(log)
@@ -104,8 +113,7 @@ class FlushPool:
             except MachineError as vanished:
                 error = vanished
             if error is None:
-                if self._observe is not None:
-                    self._observe(self._loop.time() - started)
+                self._counters.fsync(self._loop.time() - started)
             elif isinstance(error, MachineError):
                 self._on_failure(error)
             else:

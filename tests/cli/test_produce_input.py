@@ -12,6 +12,8 @@ import time
 
 import pytest
 
+from kept.client.partitioner import partition_for_key
+
 
 def records(kept_broker, topic):
     with kept_broker.client() as client:
@@ -40,6 +42,8 @@ def test_keys_headers_tabs_and_files(kept, kept_broker, tmp_path):
     ("options", "said"),
     [
         (("--key", "k", "--key-separator", ":"), "--key and --key-separator contradict"),
+        (("--repartition",), "--repartition needs --json"),
+        (("--json", "--repartition", "--partition", "1"), "excludes --partition"),
         (("--json", "--key", "k"), "--json excludes --key-separator, --key"),
         (("--file", "/", "--key", "k"), "is a directory"),
         (("--file", "nope"), "does not exist"),
@@ -142,3 +146,18 @@ def test_a_terminal_is_asked_while_the_records_come_from_a_pipe(
     assert (f"created topic {name} with 1 partition" in said) is is_created
     assert ("1 record written to" in said) is is_created
     assert (name in kept("topic", "list").out) is is_created
+
+
+def test_a_copy_with_another_number_of_partitions(kept, kept_broker):
+    topic = kept_broker.create_topic(partitions=3)
+    copy = kept_broker.create_topic(partitions=2)
+    lines = "".join(f"{n}:v\n" for n in range(20))
+    kept("produce", topic, "--key-separator", ":", stdin=lines)
+    rows = kept("consume", topic, "--until-end", "--json").out
+    assert "there is no partition 2" in kept("produce", copy, "--json", stdin=rows, status=1).err
+    other = kept_broker.create_topic(partitions=2)
+    kept("produce", other, "--json", "--repartition", stdin=rows)
+    with kept_broker.client() as client:
+        found = [(r.key, r.partition) for r in client.read(other)]
+    assert len(found) == 20
+    assert all(partition == partition_for_key(key, 2) for key, partition in found)

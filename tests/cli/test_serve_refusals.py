@@ -86,7 +86,14 @@ def test_a_check_of_a_running_node_is_right_and_says_that_the_port_is_in_use(off
     ran = offline("serve", *given)
     assert ran.out == "settings are right\n"
     assert f"warning: listeners: the port of PLAINTEXT://localhost:{kept_broker.port()}" in ran.err
-    assert "is in use: by this node if it runs now, else it cannot start" in ran.err
+    assert "is in use, it seems by this node" in ran.err
+
+
+def test_a_port_that_somebody_else_has_is_refused(offline, kept_broker, tmp_path):
+    given = ("--port", kept_broker.port(), "--data-dir", tmp_path / "new", "--check")
+    said = offline("serve", *given, status=1).err
+    assert f"the port of PLAINTEXT://localhost:{kept_broker.port()} is in use, and not by" in said
+    assert not (tmp_path / "new").exists()
 
 
 def test_the_file_goes_by_its_old_name_too(offline, tmp_path):

@@ -156,7 +156,7 @@ def started_with(
     if done.returncode:
         raise Refused(done.stderr)
     command, *environ = done.stdout.splitlines()
-    assert command == f"serve --config {config}"
+    assert command == f"serve --config-file {config}"
     return str(config), dict(line.split("=", 1) for line in environ)
 
 

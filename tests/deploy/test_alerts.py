@@ -99,8 +99,9 @@ def test_panels_do_not_overlap():
         ("check", "rules", str(RULES)),
         ("test", "rules", str(UNIT_TESTS)),
         ("check", "config", "--syntax-only", str(DEPLOY / "prometheus" / "prometheus.yaml")),
+        ("check", "config", "--syntax-only", str(DEPLOY / "prometheus" / "prometheus.secure.yaml")),
     ],
-    ids=["rules", "unit tests", "configuration"],
+    ids=["rules", "unit tests", "configuration", "configuration with a login"],
 )
 def test_promtool(arguments):
     done = subprocess.run(

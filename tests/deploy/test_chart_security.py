@@ -200,7 +200,7 @@ class Pod:
     def __enter__(self):
         with open(self.directory / "log", "wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "kept", "serve", "--config", self.config,
+                [sys.executable, "-m", "kept", "serve", "--config-file", self.config,
                  "--data-dir", str(self.directory / "data")],
                 env={**os.environ, **self.environ, "PATH": os.environ["PATH"]},
                 stdout=subprocess.PIPE, stderr=log, text=True,

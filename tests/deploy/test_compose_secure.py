@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import ssl
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -16,13 +19,23 @@ from confluent_kafka.admin import AdminClient
 from kept.client.bootstrap import read_security
 from kept.client.security.jaas import SCRAM_MODULE
 from kept.client.security.security import Security
-from tests.deploy.containers import Compose, docker, until
+from kept.testing.ports import free_port
+from tests.deploy.containers import BASE, Compose, docker, until
+from tests.tools import judges
 
 pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.timeout(900)]
 
 WAIT_S = 60
 ADMIN = "first-password"
 ADA = "adas-password"
+SCRAPES = "password-of-prometheus"
+PROMETHEUS = "kept-prometheus:under-test"
+FILES = (
+    "compose.yaml",
+    "compose.monitoring.yaml",
+    "compose.secure.yaml",
+    "compose.secure-monitoring.yaml",
+)
 
 
 class SecureCompose(Compose):
@@ -34,8 +47,17 @@ class SecureCompose(Compose):
         password = directory / "admin"
         password.write_text(f"{ADMIN}\n")
         password.chmod(0o444)
-        files = ("compose.yaml", "compose.secure.yaml")
-        super().__init__(files=files, ADMIN_PASSWORD_FILE=str(password))
+        for_prometheus = directory / "prometheus"
+        for_prometheus.write_text(f"{SCRAPES}\n")
+        for_prometheus.chmod(0o444)
+        self.prometheus_port = free_port()
+        super().__init__(
+            files=FILES,
+            ADMIN_PASSWORD_FILE=str(password),
+            PROMETHEUS_PASSWORD_FILE=str(for_prometheus),
+            PROMETHEUS_PORT=str(self.prometheus_port),
+            PROMETHEUS_IMAGE=PROMETHEUS,
+        )
 
     def security(self) -> Security:
         return read_security(self.properties("admin", ADMIN))
@@ -146,6 +168,41 @@ def test_the_admin_of_the_secret_logs_in(compose):
     known = AdminClient(compose.librdkafka("admin", ADMIN)).list_topics(timeout=WAIT_S)
     assert sorted(known.brokers) == [0, 1, 2]
     assert ADMIN not in "".join(compose.log(node) for node in range(3))
+
+
+@pytest.fixture(scope="module")
+def prometheus(compose, tmp_path_factory):
+    """Debian's Prometheus in the place of the published image, as the files start it."""
+    context = tmp_path_factory.mktemp("prometheus")
+    shutil.copy2(judges.prometheus(), context / "prometheus")
+    (context / "Dockerfile").write_text(
+        f"FROM {BASE}\nCOPY prometheus /bin/prometheus\nUSER 65534\nWORKDIR /tmp\n"
+        'CMD ["/bin/prometheus", "--config.file=/etc/prometheus/prometheus.yml"]\n'
+    )
+    docker("build", "-q", "-t", PROMETHEUS, str(context))
+    compose.compose("up", "-d", "--no-build", "--no-deps", "prometheus")
+    return f"http://localhost:{compose.prometheus_port}/api/v1"
+
+
+@pytest.mark.promtool
+def test_prometheus_logs_in_and_scrapes_every_node(compose, prometheus):
+    def targets():
+        try:
+            with urllib.request.urlopen(f"{prometheus}/targets", timeout=10) as answer:
+                return json.load(answer)["data"]["activeTargets"]
+        except OSError:  # it starts
+            return []
+
+    def errors():
+        return {target["lastError"] for target in targets() if target["lastError"]}
+
+    until(lambda: any("401" in error for error in errors()), "a stranger is refused")
+    as_admin(compose, "user", "add", "prometheus", stdin=f"{SCRAPES}\n")
+    as_admin(compose, "acl", "add", "User:prometheus", "describe", "cluster")
+    until(lambda: [target["health"] for target in targets()] == ["up"] * 3, "all are scraped")
+    with urllib.request.urlopen(f"{prometheus}/query?query=sum(kept_ready)", timeout=10) as answer:
+        (sample,) = json.load(answer)["data"]["result"]
+    assert sample["value"][1] == "3"
 
 
 def test_strangers_are_refused(compose, topic):

@@ -35,6 +35,7 @@ def process(tmp_path, *words, **environ):
 @pytest.mark.parametrize(
     ("words", "environ"),
     [
+        (["serve", "--config-file", "kept.yaml"], {}),
         (["serve", "--config", "kept.yaml"], {}),
         (["serve", "--set=listeners=PLAINTEXT://localhost:7095"], {}),
         (["serve", "--port", "7095"], {}),

@@ -109,7 +109,7 @@ def run(
         ["bash"],
         input="\n".join(script) + "\n",
         cwd=folder,
-        env=environment(port, programs),
+        env={**environment(port, programs), "XDG_CONFIG_HOME": str(folder / "config")},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -16,7 +16,7 @@ DOCS = ROOT / "docs"
 
 ELSEWHERE = {"docs/spark.md": "tests/spark/test_docs.py"}
 """Pages whose blocks another test runs."""
-WITH_A_NODE = ("docs/transactions.md",)
+WITH_A_NODE = ("docs/transactions.md", "docs/command-line.md")
 """Pages that take a node on localhost:9092 for granted."""
 ALONE = ("README.md", "docs/testing.md")
 PAGES = sorted(
@@ -25,8 +25,14 @@ PAGES = sorted(
 
 
 def run_page(name: str, folder: Path, timeout_s: float, *, node: bool = False) -> None:
-    """Run the blocks of a page but those that install kept: here it is installed."""
-    of_page = [c for c in commands(ROOT / name) if not c.text.startswith(INSTALLS)]
+    """Run the blocks of a page but those that install kept: here it is installed, in place, where
+    Spark does not find it by its name (``test_newcomer.py`` runs those programs).
+    """
+    of_page = [
+        command
+        for command in commands(ROOT / name)
+        if not command.text.startswith(INSTALLS) and "SparkSession" not in command.text
+    ]
     assert of_page
     first = [Command("kept local up", (), name, 0)] if node else []
     run([*first, *of_page], folder, free_port(LOCAL_PORTS), timeout_s)

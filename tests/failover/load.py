@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
@@ -16,6 +17,8 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from kept.testing import Cluster
 
 PARTITIONS: Final = 3
+INSECURE: Final[Mapping[str, str]] = MappingProxyType({})
+"""No security: of a client that is told nothing of it."""
 PATIENCE_S: Final = 120
 """How long a record may wait to be acknowledged before that is an error of the producer."""
 PROGRESS: Final = 30
@@ -26,10 +29,20 @@ PASSING: Final = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaErro
 
 
 class Load:
-    """Numbers in rising order to every partition of one topic, until stopped."""
+    """Numbers in rising order to every partition of one topic, until stopped.
 
-    def __init__(self, bootstrap: str, topic: str, *, partitions: int = PARTITIONS) -> None:
-        self.topic, self.partitions, self.sent = topic, partitions, 0
+    ``client``: settings of librdkafka for its security.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        *,
+        partitions: int = PARTITIONS,
+        client: Mapping[str, str] = INSECURE,
+    ) -> None:
+        self.topic, self.partitions, self.sent, self.client = topic, partitions, 0, client
         self.acknowledged: dict[tuple[int, int], int] = {}
         self.times: list[list[float]] = [[time.monotonic()] for _ in range(partitions)]
         """When each partition's records were acknowledged."""
@@ -40,6 +53,7 @@ class Load:
         self.failed: list[str] = []
         self._producer = Producer(
             {
+                **client,
                 "bootstrap.servers": bootstrap,
                 "enable.idempotence": True,
                 "message.timeout.ms": 1000 * PATIENCE_S,
@@ -134,12 +148,20 @@ class Reader:
     error, a record comes once.
     """
 
-    def __init__(self, bootstrap: str, topic: str, *, partitions: int = PARTITIONS) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        *,
+        partitions: int = PARTITIONS,
+        client: Mapping[str, str] = INSECURE,
+    ) -> None:
         self.found: dict[tuple[int, int], int] = {}
         self.failed: list[str] = []
         self._next = [0] * partitions
         self._consumer = Consumer(
             {
+                **client,
                 "bootstrap.servers": bootstrap,
                 "group.id": "checker",
                 "enable.auto.commit": False,
@@ -150,7 +172,7 @@ class Reader:
             }
         )
         self._consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
-        self._bootstrap, self._topic = bootstrap, topic
+        self._bootstrap, self._topic, self._client = bootstrap, topic, client
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -186,7 +208,7 @@ class Reader:
             if time.monotonic() >= deadline:
                 fault = f"{before} of {count} records read, up to {self._next}"
                 if compared:
-                    there = read_all(self._bootstrap, self._topic, len(self._next))
+                    there = read_all(self._bootstrap, self._topic, len(self._next), self._client)
                     fault += f"; who begins now reads {len(there)}"
                 raise AssertionError(fault)
             time.sleep(0.02)
@@ -198,13 +220,15 @@ class Reader:
         assert not self._thread.is_alive(), f"the consumer does not close within {READ_S} s"
 
 
-def read_all(bootstrap: str, topic: str, partitions: int) -> dict[tuple[int, int], int]:
+def read_all(
+    bootstrap: str, topic: str, partitions: int, client: Mapping[str, str] = INSECURE
+) -> dict[tuple[int, int], int]:
     """Every record of a topic: (partition, offset) -> number."""
-    client = Consumer({"bootstrap.servers": bootstrap, "group.id": "ends"})
+    consumer = Consumer({**client, "bootstrap.servers": bootstrap, "group.id": "ends"})
     places = [TopicPartition(topic, number) for number in range(partitions)]
-    ends = [client.get_watermark_offsets(place, timeout=READ_S)[1] for place in places]
-    client.close()
-    reader = Reader(bootstrap, topic, partitions=partitions)
+    ends = [consumer.get_watermark_offsets(place, timeout=READ_S)[1] for place in places]
+    consumer.close()
+    reader = Reader(bootstrap, topic, partitions=partitions, client=client)
     try:
         reader.until(sum(ends), compared=False)
     finally:
@@ -220,7 +244,7 @@ def check(cluster: Cluster, load: Load, reader: Reader | None = None) -> None:
     """
     assert not load.failed, load.failed[:10]
     assert len(load.acknowledged) + load.repeated == load.sent
-    found = read_all(cluster.bootstrap, load.topic, load.partitions)
+    found = read_all(cluster.bootstrap, load.topic, load.partitions, load.client)
     lost = {place: n for place, n in load.acknowledged.items() if found.get(place) != n}
     assert not lost, f"{len(lost)} acknowledged records are not there: {sorted(lost)[:10]}"
     if reader is not None:
@@ -240,10 +264,15 @@ def check(cluster: Cluster, load: Load, reader: Reader | None = None) -> None:
             )
 
 
-def under_load(cluster: Cluster, topic: str, events: Callable[[Load], None]) -> Load:
+def under_load(
+    cluster: Cluster,
+    topic: str,
+    events: Callable[[Load], None],
+    client: Mapping[str, str] = INSECURE,
+) -> Load:
     """Let something happen under load, which must go on before and afterwards; then check it."""
-    load = Load(cluster.bootstrap, topic)
-    reader = Reader(cluster.bootstrap, topic)
+    load = Load(cluster.bootstrap, topic, client=client)
+    reader = Reader(cluster.bootstrap, topic, client=client)
     try:
         load.goes_on(cluster)
         events(load)

@@ -47,7 +47,7 @@ def rounds(count: int | None, minutes: float = 0) -> Iterator[int]:
 
 
 def attack(seed: int, targets: Iterable[str], numbers: Iterable[int]) -> Report:
-    """In each round one attempt at each target. Raises :class:`Failure`."""
+    """In each round one attempt at each target, side by side. Raises :class:`Failure`."""
     targets, report = tuple(targets), Report()
     with tempfile.TemporaryDirectory() as directory:
         site = Site(Path(directory))
@@ -68,14 +68,13 @@ async def _attack(  # noqa: PLR0917
     report: Report,
 ) -> None:
     steady, kept = Steady(site), Kept(site)
-    target, number = targets[0], 0
+    number = 0
     try:
         await steady.open()
         for number in numbers:
-            for target in targets:
-                await _attempt(site, seed, target, number)
-                report.attempts[target] += 1
-                escaped.check()
+            await asyncio.gather(*(_attempt(site, seed, target, number) for target in targets))
+            report.attempts.update(targets)
+            escaped.check()
             await steady.use()
             if number % CHECKED_EACH == CHECKED_EACH - 1:
                 await site.create_topics()
@@ -84,7 +83,8 @@ async def _attack(  # noqa: PLR0917
         await steady.use()
         escaped.check()
     except Broken as error:
-        again = f"python -m tests.fuzz --seed {seed} --target {target} --attempt {number}"
+        chosen = "" if targets == tuple(TARGETS) else f" --target {' --target '.join(targets)}"
+        again = f"python -m tests.fuzz --seed {seed}{chosen} --attempt {number}"
         raise Failure(f"{error}\n{again}") from error
     finally:
         report.slowest_s, report.grown_bytes = steady.slowest_s, kept.grown_bytes

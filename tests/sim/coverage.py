@@ -59,7 +59,9 @@ REQUIRED: Final = {
         "requests held in an old connection", "instances with a successor",
         "producers told concurrent_transactions", "producers told not_coordinator",
         "offsets: unstable_offset_commit", "reassignments", "processes started again",
-        "nodes isolated", "links cut", "coordinators struck at ends",
+        "nodes isolated", "links cut", "coordinators struck at ends", "power losses",
+        "producers fenced", "transactions described", "hanging transactions ended",
+        "producer states compared",
     ),
     "security": (
         "changes acknowledged: acl", "changes acknowledged: scram", "changes without an answer",

@@ -384,6 +384,7 @@ class Operator(Client):
         kinds = ("reassign", "delete records", "volatile")
         self.kinds = [kind for kind in kinds if history.random.random() < 0.4]
         self.busy = False
+        self.volatile = Topic(self.VOLATILE, 1)
 
     async def create(self, topic: Topic) -> None:
         """Until it is there."""
@@ -411,7 +412,6 @@ class Operator(Client):
     async def run(self) -> None:
         """Until the history ends its clients."""
         history = self.history
-        volatile = Topic(self.VOLATILE, 1)
         while history.running:
             await asyncio.sleep(history.random.uniform(0.3, 3))
             if not self.kinds or not history.running:
@@ -419,24 +419,28 @@ class Operator(Client):
             kind = history.random.choice(self.kinds)
             self.busy = True
             try:
-                if kind == "reassign":
-                    await self._reassign()
-                elif kind == "delete records":
-                    await self._delete_records()
-                elif kind == "voters":
-                    await self._change_voters()
-                elif volatile.exists:
-                    await self._delete(volatile)
-                else:
-                    await asyncio.wait_for(self.create(volatile), REPLY_S)
+                await self.act(kind)
             except (KeptError, TimeoutError):
                 history.world.counts["requests of the operator that failed"] += 1
             self.busy = False
         self.close()
 
+    async def act(self, kind: str) -> None:
+        """Do one thing. Raises KeptError, TimeoutError."""
+        if kind == "reassign":
+            await self._reassign()
+        elif kind == "delete records":
+            await self._delete_records()
+        elif kind == "voters":
+            await self._change_voters()
+        elif self.volatile.exists:
+            await self._delete(self.volatile)
+        else:
+            await asyncio.wait_for(self.create(self.volatile), REPLY_S)
+
     async def _reassign(self) -> None:
         history = self.history
-        tp = history.random.choice(history.partitions)
+        tp = history.random.choice(history.moved())
         replicas = history.random.sample(range(len(history.machines)), history.replication)
         wanted = {"partition_index": tp.partition, "replicas": replicas}
         values = {

@@ -138,7 +138,7 @@ class NodesHistory:
         if self.durable:
             self.topic_configs["flush.messages"] = "1"
         self.partitions = [TopicPartition(self.topic, i) for i in range(PARTITIONS)]
-        self.operator = Operator(self)
+        self.operator = self.make_operator()
         self.operator.kinds += ["voters"] * 2 * voters
         self.raft = RaftChecks()
         self.writers: list[Writer] = []
@@ -172,6 +172,10 @@ class NodesHistory:
         """How many log directories each machine has."""
         drawn = self.world.extra.choice((1, 1, 2, 3)) if self.more else 1
         return 2 if trial == "device" else drawn
+
+    def make_operator(self) -> Operator:
+        """Who changes topics, partitions and voters."""
+        return Operator(self)
 
     def make_checks(self) -> ReplicaChecks:
         """Who judges replicas."""
@@ -456,6 +460,10 @@ class NodesHistory:
                 )  # fmt: skip
         readers = [Consumer(Client(self), tp) for tp in self.partitions if self.consumers]
         return [*self.writers, *readers]
+
+    def moved(self) -> list[TopicPartition]:
+        """Which partitions the operator reassigns."""
+        return self.partitions
 
     def next_producer_id(self) -> int:
         """One that nobody had."""

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from kio.schema.errors import ErrorCode
@@ -13,9 +14,10 @@ from msgspec.structs import replace
 
 from kept.node.coordinator.transactions.events import EndTransaction
 from kept.node.coordinator.transactions.records import TransactionState
+from kept.storage.errors import InvalidProducerEpoch, InvalidTxnState
 from kept.storage.types import TopicPartition
 from tests.sim.planted import plant
-from tests.sim.planted_replicas import returns
+from tests.sim.planted_replicas import nothing_synced, returns
 
 STAGE = "transactions"
 COORDINATOR = "kept.node.coordinator.transactions"
@@ -78,6 +80,67 @@ def completed_contrary(original: Any) -> Any:
     return prepare_complete
 
 
+def any_epoch(original: Any) -> Any:
+    """A fenced instance goes on writing."""
+
+    def check_transactional(self: Any, producer_id: int, *args: Any) -> Any:
+        try:
+            return original(self, producer_id, *args)
+        except (InvalidProducerEpoch, InvalidTxnState):
+            return None
+
+    return check_transactional
+
+
+def nothing_verified(original: Any) -> Any:
+    """No leader asks whether a transaction is open."""
+
+    def verification_guard(self: Any, producer_id: int, epoch: int, *args: Any, **kw: Any) -> Any:
+        with suppress(InvalidProducerEpoch):
+            original(self, producer_id, epoch, *args, **kw)
+
+    return verification_guard
+
+
+def forgets_coordinators(original: Any) -> Any:
+    """A replica that starts does not know which coordinator wrote a producer's last marker."""
+
+    def restore(self: Any, producers: Any) -> None:
+        states = list(producers)
+        for _, state in states:
+            state.coordinator_epoch = -1
+        original(self, states)
+
+    return restore
+
+
+def said_to_be_written(_: Any) -> Any:
+    """An operator's marker is not written."""
+
+    def write_txn_markers(self: Any, ctx: Any, request: Any) -> Any:
+        yield from ()
+        return {
+            "markers": [
+                {
+                    "producer_id": marker.producer_id,
+                    "topics": [
+                        {
+                            "name": topic.name,
+                            "partitions": [
+                                {"partition_index": index, "error_code": ErrorCode.none}
+                                for index in topic.partition_indexes
+                            ],
+                        }
+                        for topic in marker.topics
+                    ],
+                }
+                for marker in request.markers
+            ]
+        }
+
+    return write_txn_markers
+
+
 plant(
     "transactions-lso-is-hw", STAGE, 1, "aborted-read",
     "who reads what is committed reads below the first open transaction",
@@ -138,4 +201,30 @@ plant(
     "transactions-never-time-out", STAGE, 1, "hanging",
     "a transaction that nobody ends is aborted in time",
     (f"{COORDINATOR}.core.TransactionCore._abort_timed_out", returns(None)),
+)  # fmt: skip
+plant(
+    "transactions-fenced-write", STAGE, 1, "fenced markers aborted-read",
+    "an instance that is fenced writes nothing any more (I6)",
+    ("kept.storage.producers.producer_states.ProducerStates.check_transactional", any_epoch),
+    ("kept.replication.partition.Partition.verification_guard", nothing_verified),
+    fences=True,
+)  # fmt: skip
+plant(
+    "transactions-producers-forgotten", STAGE, 1, "producer-state markers",
+    "what a replica knows of producers after a start follows from its log (I11)",
+    ("kept.storage.producers.producer_states.ProducerStates.restore", forgets_coordinators),
+)  # fmt: skip
+plant(
+    "transactions-hanging-stay", STAGE, 1, "hanging",
+    "a transaction that hangs is ended by its operator (T55)",
+    ("kept.node.kafka.handlers.write_txn_markers.WriteTxnMarkersHandler.write_txn_markers",
+     said_to_be_written),
+    hangs=True,
+)  # fmt: skip
+plant(
+    "transactions-unsynced", STAGE, 1, "commit-lost torn acknowledged-lost acknowledged "
+    "aborted-read offset-torn producer-id state isr-holds prefix",
+    "with flush.messages=1 a transaction that ended survives a power loss of all (33)",
+    ("kept.storage.log.durability.FlushTicket.run", nothing_synced),
+    durable=True,
 )  # fmt: skip

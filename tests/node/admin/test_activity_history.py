@@ -99,6 +99,11 @@ def test_a_log_that_was_cut_or_made_anew_counts_nothing_twice(lone):
     produce(lone, 1)
     sample(lone)
     assert [one.records_in for one in lone.history.of_topic("t")] == [0, 0]
+    lone.create("new")  # between two samples
+    produce(lone, 3, topic="new")
+    sample(lone)
+    assert [one.records_in for one in lone.history.of_topic("new")] == [0, 0, 3]
+    assert lone.history.of_topic("new")[-1].bytes_in > 3000
 
 
 def test_an_hour_is_kept_and_a_pause_is_a_gap(lone, monkeypatch):

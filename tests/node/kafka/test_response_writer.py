@@ -11,6 +11,7 @@ import pytest
 
 from kept.node.kafka.response_writer import (
     CHUNK_BYTES,
+    HELD_BYTES,
     MAX_COPIED_BYTES,
     PIECE_BYTES,
     SENDFILE_BYTES,
@@ -317,12 +318,21 @@ def test_others_get_their_turn(content):
 
 
 class Transport:
-    """A transport that keeps what is written, and says after ``room`` bytes that it is full."""
+    """A transport that keeps what is written, and says after ``room`` bytes that it is full: then
+    it holds what is over, and :data:`HELD_BYTES` besides.
+    """
 
     def __init__(self, room=1 << 40):
         self.written = []
         self.room = room
         self.writer = None
+        self.high = None
+
+    def set_write_buffer_limits(self, high):
+        self.high = high
+
+    def get_write_buffer_size(self):
+        return max(self.high - self.room, 0)
 
     def write(self, data):
         self.written.append(bytes(data))
@@ -394,9 +404,11 @@ def test_a_transport_gets_a_large_response_in_pieces_as_far_as_it_takes_them(tmp
         assert written <= 3 * PIECE_BYTES, "it is full, and gets no more"
         assert max(map(len, transport.written)) <= PIECE_BYTES
         waiting = writer.unsent_bytes
+        held = transport.get_write_buffer_size()
+        assert HELD_BYTES <= held <= HELD_BYTES + PIECE_BYTES
         writer.stage([b"x" * 1000])
         assert writer.unsent_bytes == waiting + 1000 == bench.budget.used_bytes
-        assert waiting <= PIECE_BYTES, "what waits stands in the file, not in memory"
+        assert held <= waiting <= held + PIECE_BYTES, "the rest stands in the file, not in memory"
         writer.push()
         assert sum(map(len, transport.written)) == written
         transport.room = 1 << 40
@@ -407,6 +419,12 @@ def test_a_transport_gets_a_large_response_in_pieces_as_far_as_it_takes_them(tmp
         assert bench.progress and not bench.failures and bench.budget.used_bytes == 0
         in_main = [main for _, _, main in disk.reads]
         assert not any(in_main) and bool(in_main) == cold
+        transport.room = 10
+        writer.stage([b"x" * 1000])
+        writer.push()
+        assert not writer.busy and bench.budget.used_bytes == HELD_BYTES + 990
+        writer.close()
+        assert bench.budget.used_bytes == 0
 
     on_bench(disk, job)
 

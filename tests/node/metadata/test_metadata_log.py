@@ -12,6 +12,7 @@ from kept.cluster.metadata.voters import Voter
 from kept.cluster.metadata.wal import NO_DIRECTORY, WAL_NAME
 from kept.cluster.raft.ready import RaftSettings
 from kept.node.metadata.metadata_log import Metadata
+from kept.node.runtime.counters import Counters
 from kept.storage.errors import DamagedData, MachineError, NotController
 from kept.testing.simulated_disk import SimulatedDisk
 
@@ -24,7 +25,7 @@ class Three:
     def __init__(self, election_ticks: int) -> None:
         loop = asyncio.get_running_loop()
         self.disks = [SimulatedDisk(seed=n) for n in range(3)]
-        self.nodes = [Metadata(loop) for _ in range(3)]
+        self.nodes = [Metadata(loop, Counters()) for _ in range(3)]
         self.failures: dict[int, str] = {}
         self.cut: set[int] = set()
         listed = tuple(Voter(n, NO_DIRECTORY, f"node-{n}", 1) for n in range(3))

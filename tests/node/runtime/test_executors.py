@@ -9,8 +9,11 @@ import threading
 import pytest
 
 from kept.node.runtime import executors
+from kept.node.runtime.counters import Counters
 from kept.node.runtime.executors import FlushPool
 from kept.storage.errors import MachineError
+
+COUNTERS = Counters()
 
 
 class Log:
@@ -55,9 +58,9 @@ def on_pool():
 
     def run(job, threads=2):
         async def main():
-            failures, seconds = [], []
+            failures = []
             loop = asyncio.get_running_loop()
-            pool = FlushPool(loop, threads, "t", failures.append, seconds.append)
+            pool = FlushPool(loop, threads, "t", failures.append, COUNTERS)
             try:
                 return await asyncio.wait_for(job(pool, failures), 60)
             finally:
@@ -167,6 +170,7 @@ def test_a_flush_that_does_not_return_is_named_and_when_it_did(on_pool, monkeypa
         while hangs and told.count("seconds=") < 3:
             await asyncio.sleep(0.001)
             told += capfd.readouterr().err
+        assert COUNTERS.hung_writes == hangs
         log.may_end.set()
         while not heard:
             await asyncio.sleep(0.001)
@@ -177,3 +181,4 @@ def test_a_flush_that_does_not_return_is_named_and_when_it_did(on_pool, monkeypa
     assert re.findall(r"seconds=([\d.]+)", told)[:3] == (["0.005", "0.01", "0.02"] if hangs else [])
     assert told.count("path=/d/t-0") == told.count("seconds=") + hangs
     assert told.count("a disk hangs no more") == hangs
+    assert COUNTERS.hung_writes == 0

@@ -14,21 +14,13 @@ import pytest
 from kio.static.constants import EntityType
 
 from kept.client.protocol import messages as protocol
-from kept.cluster.security.acl_index import AclIndex
-from kept.cluster.security.acls import (
-    AclBinding,
-    AclOperation,
-    AclPermission,
-    AclResourceType,
-    PatternType,
-)
 from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.node.http import route_table
 from kept.node.http.messages import HttpRequest
 from kept.node.kafka import api
-from kept.node.security.authorizer import StandardAuthorizer
 from kept.node.security.session import ALLOW_ALL, Session
 from tests.support.made_requests import made
+from tests.support.strangers import STRANGERS, stranger
 
 TOPIC, GROUP, CLUSTER, ID = 29, 30, 31, 53
 NOTHING, OPEN = "nothing is shown", "open"
@@ -123,48 +115,9 @@ def guarded(lone_node) -> Any:
     return lone
 
 
-def binding(operation: str, permission: str, host: str = "*", principal: str = "User:ada") -> Any:
-    """On whatever topic, group, id, and on the cluster."""
-    return [
-        AclBinding(
-            kind,
-            "kafka-cluster" if kind is AclResourceType.CLUSTER else "*",
-            PatternType.LITERAL,
-            principal,
-            host,
-            AclOperation[operation],
-            AclPermission[permission],
-        )
-        for kind in (
-            AclResourceType.TOPIC,
-            AclResourceType.GROUP,
-            AclResourceType.CLUSTER,
-            AclResourceType.TRANSACTIONAL_ID,
-        )
-    ]
-
-
-STRANGERS: dict[str, tuple[str, list[AclBinding]]] = {
-    "nobody": ("User:ANONYMOUS", []),
-    "without rights": ("User:ada", binding("ALL", "ALLOW", principal="User:bob")),
-    "denied beside allowed": (
-        "User:ada",
-        binding("ALL", "ALLOW") + binding("ALL", "DENY"),
-    ),
-    "from elsewhere": ("User:ada", binding("ALL", "ALLOW", host="10.9.9.9")),
-}
-
-
 EVERYBODY = [
     pytest.param(name, marks=() if name == "nobody" else pytest.mark.slow) for name in STRANGERS
 ]
-
-
-def stranger(name: str) -> Session:
-    principal, rules = STRANGERS[name]
-    index = AclIndex().changed(rules, [])
-    authorizer = StandardAuthorizer(lambda: index, ["User:admin"])
-    return Session(principal, "10.0.0.1", "PLAINTEXT", authorizer=authorizer)
 
 
 def refused(lone: Any, served: api.Api, version: int, name: str, session: Session) -> bytes:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -14,6 +11,7 @@ import pytest
 from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.node.grpc import grpc_options  # noqa: F401 - before grpc
 from kept.node.proto import broker_pb2
+from tests.support.grpc_calls import basic, call, calling
 
 # isort: split
 import grpc
@@ -22,10 +20,6 @@ import grpc.aio
 SCRAM_SHA_512 = 2
 READ, WRITE, DESCRIBE, ALLOW, DENY = 3, 4, 8, 3, 2
 LITERAL, TOPIC = 3, 2
-
-
-def basic(user: str, password: str) -> str:
-    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
 @pytest.fixture
@@ -96,49 +90,26 @@ def test_http_asks_for_a_password_and_shows_what_its_user_may_see(guarded):
     assert get(guarded, "/api/v1/records?topic=secret&partition=0", ada)[0] == 403
 
 
-@asynccontextmanager
-async def calling(lone: Any, method: str, request: Any, login: str = "") -> AsyncIterator[Any]:
-    """A call under way."""
-    found = broker_pb2.DESCRIPTOR.services_by_name["Broker"].methods_by_name[method]
-    reply = getattr(broker_pb2, found.output_type.name)
-    options = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{lone.port}", options=options) as channel:
-        make = channel.unary_stream if found.server_streaming else channel.unary_unary
-        ready = make(
-            f"/broker.Broker/{method}",
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=reply.FromString,
-        )
-        yield ready(request, metadata=(("authorization", login),) if login else (), timeout=60)
-
-
-async def call(lone: Any, method: str, request: Any, login: str = "") -> Any:
-    """The reply, or the status that ends the call."""
-    async with calling(lone, method, request, login) as under_way:
-        try:
-            return await under_way
-        except grpc.aio.AioRpcError as error:
-            return error.code()
-
-
 def test_grpc_asks_who_calls_and_ends_a_stream_with_the_right_to_it(guarded):
     ada = basic("ada", "ada-word")
     produce = broker_pb2.ProduceRequest(topic="t", payload=b"v")
     consume = broker_pb2.ConsumeRequest(topic="t", partition=0, follow=True)
     status = grpc.StatusCode
     run = guarded.run
-    assert run(call(guarded, "Produce", produce)) is status.UNAUTHENTICATED
-    assert run(call(guarded, "Produce", produce, basic("ada", "x"))) is status.UNAUTHENTICATED
-    assert run(call(guarded, "Produce", produce, ada)) is status.PERMISSION_DENIED
+    assert run(call(guarded.port, "Produce", produce)) is status.UNAUTHENTICATED
+    assert run(call(guarded.port, "Produce", produce, basic("ada", "x"))) is status.UNAUTHENTICATED
+    assert run(call(guarded.port, "Produce", produce, ada)) is status.PERMISSION_DENIED
     create = broker_pb2.CreateTopicRequest(topic="mine")
-    assert run(call(guarded, "CreateTopic", create, ada)) is status.PERMISSION_DENIED
-    assert run(call(guarded, "CreateTopic", create, basic("admin", "admin-word"))).topic == "mine"
+    assert run(call(guarded.port, "CreateTopic", create, ada)) is status.PERMISSION_DENIED
+    assert (
+        run(call(guarded.port, "CreateTopic", create, basic("admin", "admin-word"))).topic == "mine"
+    )
     allow(guarded, WRITE)
-    assert run(call(guarded, "Produce", produce, ada)).offset == 0
+    assert run(call(guarded.port, "Produce", produce, ada)).offset == 0
     allow(guarded, READ)
 
     async def read_until_denied() -> Any:
-        async with calling(guarded, "Consume", consume, ada) as stream:
+        async with calling(guarded.port, "Consume", consume, ada) as stream:
             assert (await stream.read()).payload == b"v"
             await guarded.request(30, 3, creations=[binding(READ, DENY)])
             with pytest.raises(grpc.aio.AioRpcError) as ended:

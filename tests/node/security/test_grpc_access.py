@@ -1,0 +1,171 @@
+"""Who may call what over gRPC: every method by every kind of stranger, and logins on a listener
+that asks for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from kept.client.security.jaas import PLAIN_MODULE
+from kept.cluster.metadata.records import (
+    RemoveScramCredentialRecord,
+    ScramCredentialRecord,
+)
+from kept.cluster.security.credentials import ScramMechanism
+from kept.node.config.checks import STANDARD_AUTHORIZER
+from kept.node.grpc.call_authorizer import CHECK_S, METHODS, CallAuthorizer
+from kept.node.proto import broker_pb2
+from kept.node.security.session import Session
+from tests.support.credentials import credential
+from tests.support.grpc_calls import basic, call, calling
+from tests.support.parts import Given
+from tests.support.strangers import STRANGERS, stranger
+
+# isort: split
+import grpc
+import grpc.aio
+
+UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
+DENIED = grpc.StatusCode.PERMISSION_DENIED
+ASKED, KNOWN, OPEN = "asked", "a login", "nothing"
+EXPECTED = {
+    "/broker.Broker/CreateTopic": ASKED,
+    "/broker.Broker/Produce": ASKED,
+    "/broker.Broker/Consume": ASKED,
+    "/grpc.health.v1.Health/Check": OPEN,
+    "/grpc.health.v1.Health/List": OPEN,
+    "/grpc.health.v1.Health/Watch": OPEN,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": KNOWN,
+}
+"""By method: what is asked before it is served."""
+
+
+class Ended(Exception):
+    """A call was ended: status and text."""
+
+
+class Context:
+    """Of one call."""
+
+    def peer(self) -> str:
+        return "unix:/x/c-0"
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    async def abort(self, status: Any, message: str) -> None:
+        raise Ended(status, message)
+
+
+def called(method: str, topic: str, session: Session) -> tuple[Any, str] | str:
+    """What becomes of a call: the status that ends it and its text, or that it was served."""
+
+    async def serve(_request: Any, _context: Any) -> str:
+        return "served"
+
+    async def continuation(_: Any) -> Any:
+        return grpc.unary_unary_rpc_method_handler(serve)
+
+    caller = Given(
+        session=session,
+        listener__asks_login=False,
+        listener__context__logins__is_revoked=lambda _: False,
+    )
+    callers: Any = Given(of=lambda _: caller)
+    request = broker_pb2.ProduceRequest(topic=topic).SerializeToString()
+
+    async def go() -> tuple[Any, str] | str:
+        details = Given(method=method)
+        handler = await CallAuthorizer(callers).intercept_service(continuation, details)
+        try:
+            return str(await handler.unary_unary(request, Context()))
+        except Ended as ended:
+            return ended.args[0], ended.args[1]
+
+    return asyncio.run(go())
+
+
+def test_every_method_has_an_expectation() -> None:
+    assert METHODS.keys() == EXPECTED.keys()
+
+
+@pytest.mark.parametrize("who", STRANGERS)
+def test_every_method_refuses_strangers_and_tells_them_nothing(who: str) -> None:
+    for method, asked in EXPECTED.items():
+        there, absent = (called(method, topic, stranger(who)) for topic in ("veiled", "absent"))
+        about = f"{method} for {who}: {there}"
+        if asked == OPEN or (asked == KNOWN and who != "nobody"):
+            assert there == absent == "served", about
+            continue
+        assert there[0] is (UNAUTHENTICATED if who == "nobody" else DENIED), about
+        assert str(there).replace("veiled", "absent") == str(absent), about
+
+
+def test_a_session_that_is_over_calls_nothing() -> None:
+    for method, asked in EXPECTED.items():
+        session = Session("User:admin", expires_at=0.0)
+        expected = "served" if asked == OPEN else UNAUTHENTICATED
+        told = called(method, "t", session)
+        assert (told if asked == OPEN else told[0]) == expected, method
+
+
+# A listener that asks for a login.
+
+SETTINGS = {
+    "listeners": "SASL_PLAINTEXT://127.0.0.1:0",
+    "sasl_enabled_mechanisms": "SCRAM-SHA-256,PLAIN",
+    "plain_sasl_jaas_config": f'{PLAIN_MODULE} required user_admin="admin-word";',
+    "connection_failed_authentication_delay_ms": "0",
+}
+
+
+@pytest.fixture
+def secure(lone_node: Any) -> Any:
+    """A node with a topic ``t`` and the user ada, who has a SCRAM credential."""
+
+    def start(**settings: str) -> Any:
+        lone = lone_node(**SETTINGS, **settings)
+        ada = ScramCredentialRecord("ada", ScramMechanism.SCRAM_SHA_256, credential("pencil"))
+        lone.run(lone.node.parts.metadata.propose([ada]))
+        lone.create("t")
+        return lone
+
+    return start
+
+
+PRODUCE = broker_pb2.ProduceRequest(topic="t", payload=b"v")
+CONSUME = broker_pb2.ConsumeRequest(topic="t", partition=0, follow=True)
+
+
+def test_grpc_logs_in_with_each_call_where_a_login_is_asked_for(secure: Any) -> None:
+    lone = secure()
+    for login in ("", basic("ada", "x"), basic("nobody", "pencil"), "Bearer x"):
+        assert lone.run(call(lone.port, "Produce", PRODUCE, login)) is UNAUTHENTICATED, login
+    for number, login in enumerate((basic("ada", "pencil"), basic("admin", "admin-word"))):
+        assert lone.run(call(lone.port, "Produce", PRODUCE, login)).offset == number
+
+
+@pytest.mark.parametrize("authorizer", ["", STANDARD_AUTHORIZER])
+def test_a_stream_ends_with_the_credential_of_its_user(secure: Any, authorizer: str) -> None:
+    given = {"allow_everyone_if_no_acl_found": "true"} if authorizer else {}
+    lone = secure(authorizer_class_name=authorizer, **given)
+    login = basic("ada", "pencil")
+
+    async def until_it_ends() -> float:
+        async with calling(lone.port, "Consume", CONSUME, login) as stream:
+            assert (await call(lone.port, "Produce", PRODUCE, login)).offset == 0
+            assert (await stream.read()).payload == b"v"
+            gone = RemoveScramCredentialRecord("ada", ScramMechanism.SCRAM_SHA_256)
+            await lone.node.parts.metadata.propose([gone])
+            started = time.monotonic()
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                await stream.read()
+            assert ended.value.code() is DENIED
+            return time.monotonic() - started
+
+    assert lone.run(until_it_ends()) < 20 * CHECK_S
+    assert lone.run(call(lone.port, "Produce", PRODUCE, login)) is UNAUTHENTICATED

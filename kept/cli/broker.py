@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from kept.cli.completion import BROKER_SETTING, BROKER_SETTING_NAME
 from kept.cli.output import echo, show_json, show_table
 from kept.cli.shell import (
     Failure,
@@ -145,7 +146,13 @@ def describe(
 )
 @_targets(required=True)
 @click.option(
-    "--config", "given", metavar="K=V", multiple=True, required=True, help="A broker setting."
+    "--config",
+    "given",
+    metavar="K=V",
+    multiple=True,
+    required=True,
+    type=BROKER_SETTING,
+    help="A broker setting.",
 )
 @click.option("--dry-run", is_flag=True, help="Only check that it would be accepted.")
 @bootstrap_option
@@ -162,7 +169,15 @@ def set_config(
 
 @config.command(epilog=examples("kept broker config delete 0 default --name log.cleaner.threads"))
 @_targets(required=True)
-@click.option("--name", "names", metavar="NAME", multiple=True, required=True, help="A setting.")
+@click.option(
+    "--name",
+    "names",
+    metavar="NAME",
+    multiple=True,
+    required=True,
+    type=BROKER_SETTING_NAME,
+    help="A setting.",
+)
 @click.option("--dry-run", is_flag=True, help="Only check that it would be accepted.")
 @bootstrap_option
 def delete(

@@ -29,9 +29,13 @@ from kept.cli.shell import COMPLETE_VARIABLE, cluster_of, examples
 
 if TYPE_CHECKING:
     from kept.client.client import Client
+    from kept.node.config.config_def import ConfigDef, Settings
 
 DEADLINE_S: Final = 1.0
 """So long a cluster may take to answer; whoever pressed the key waits for it."""
+
+_HELP_COLUMNS: Final = 160
+"""As much of a candidate's help goes to the shell, which shows what fits a line."""
 
 _BASH: Final = r"""%(complete_func)s() {
     local kind value help
@@ -115,7 +119,8 @@ class _Completer(ShellComplete):
         """One line of the answer."""
         kind = "nospace" if item.nospace else item.type
         value = item.value if kind in ("file", "dir") else self.replacement(item.value)
-        return f"{kind}\t{value}\t{' '.join((item.help or '').split())}"
+        about = " ".join((item.help or "").split())
+        return f"{kind}\t{value}\t{about[:_HELP_COLUMNS]}"
 
     def replacement(self, value: str) -> str:
         """What the shell puts in place of the word under the cursor."""
@@ -275,6 +280,61 @@ def _contexts(_ctx: click.Context) -> list[str]:
     return list(read_contexts(path_of(os.environ), check_current=False).contexts)
 
 
+class _SettingType(click.ParamType):  # type: ignore[type-arg]
+    """A setting's name or, unless ``name_only``, ``K=V``; taken as it is, and completed."""
+
+    name = "setting"
+
+    def __init__(self, settings: Callable[[], Settings], *, name_only: bool = False) -> None:
+        self._settings = settings
+        self._name_only = name_only
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        param: click.Parameter,  # noqa: ARG002
+        incomplete: str,
+    ) -> list[CompletionItem[str]]:
+        """Names with what they mean; behind ``=`` the values, where there are few."""
+        settings = self._settings()
+        name, equals, value = incomplete.partition("=")
+        if equals and not self._name_only:
+            return [CompletionItem(f"{name}={v}") for v in _values(settings.get(name), value)]
+        named = [(s.name, s.doc) for s in settings.values() if not s.refused]
+        end = "" if self._name_only else "="
+        return [
+            CompletionItem(f"{known}{end}", help=doc, nospace=bool(end))
+            for known, doc in named
+            if known.startswith(incomplete)
+        ]
+
+
+def _values(setting: ConfigDef | None, incomplete: str) -> list[str]:
+    """The values of a setting that has few of them."""
+    from kept.node.config.config_def import Kind
+
+    if setting is None:
+        return []
+    values = ("true", "false") if setting.kind is Kind.BOOLEAN else setting.choices
+    return [value for value in values if value.startswith(incomplete)]
+
+
+def _topic_settings() -> Settings:
+    from kept.node.config.definitions import TOPIC_SETTINGS
+
+    return TOPIC_SETTINGS
+
+
+def _broker_settings() -> Settings:
+    from kept.node.config.definitions import HONOURED
+
+    return HONOURED
+
+
+TOPIC_SETTING: Final = _SettingType(_topic_settings)
+TOPIC_SETTING_NAME: Final = _SettingType(_topic_settings, name_only=True)
+BROKER_SETTING: Final = _SettingType(_broker_settings)
+BROKER_SETTING_NAME: Final = _SettingType(_broker_settings, name_only=True)
 TOPIC: Final = _NameType("topic", _topics)
 GROUP: Final = _NameType("group", _groups)
 CONTEXT: Final = _NameType("context", _contexts)

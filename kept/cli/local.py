@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 
+from kept.cli.completion import BROKER_SETTING
 from kept.cli.output import counted, echo, show_json, show_table
 from kept.cli.shell import Failure, Group, WholeNumber, examples, for_each, json_option, pairs
 from kept.client.admin.readiness import cluster_is_up
@@ -81,7 +82,14 @@ def local() -> None:
 @click.option(
     "--port", type=WholeNumber(1, 65535), default=9092, show_default=True, help="Port of node 0."
 )
-@click.option("--set", "settings", metavar="K=V", multiple=True, help="A setting of every node.")
+@click.option(
+    "--set",
+    "settings",
+    metavar="K=V",
+    multiple=True,
+    type=BROKER_SETTING,
+    help="A setting of every node.",
+)
 @click.option(
     "--secure",
     is_flag=True,

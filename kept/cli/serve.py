@@ -7,6 +7,7 @@ import signal
 
 import click
 
+from kept.cli.completion import BROKER_SETTING
 from kept.cli.output import echo
 from kept.cli.shell import RenamedOption, WholeNumber, examples, pairs
 
@@ -43,7 +44,12 @@ from kept.cli.shell import RenamedOption, WholeNumber, examples, pairs
 )
 @click.option("--node-id", metavar="N", type=WholeNumber(0), help="Id of this node.  [default: 0]")
 @click.option(
-    "--set", "settings", metavar="K=V", multiple=True, help="One setting; may be repeated."
+    "--set",
+    "settings",
+    metavar="K=V",
+    multiple=True,
+    type=BROKER_SETTING,
+    help="One setting; may be repeated.",
 )
 @click.option(
     "--add-scram",

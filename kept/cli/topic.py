@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from kept.cli.completion import TOPIC
+from kept.cli.completion import TOPIC, TOPIC_SETTING, TOPIC_SETTING_NAME
 from kept.cli.output import (
     counted,
     echo,
@@ -69,7 +69,14 @@ def topic() -> None:
     type=WholeNumber(1),
     help="Replicas of each partition.  [default: default.replication.factor]",
 )
-@click.option("--config", "config", metavar="K=V", multiple=True, help="A topic setting.")
+@click.option(
+    "--config",
+    "config",
+    metavar="K=V",
+    multiple=True,
+    type=TOPIC_SETTING,
+    help="A topic setting.",
+)
 @click.option("--if-not-exists", is_flag=True, help="Do nothing if the topic exists.")
 @click.option("--dry-run", is_flag=True, help="Only check that it would be created.")
 @bootstrap_option
@@ -242,9 +249,20 @@ def _show(described: dict[str, Any]) -> None:
     )
 )
 @click.argument("names", metavar="NAME …", nargs=-1, required=True, type=TOPIC)
-@click.option("--config", "config", metavar="K=V", multiple=True, help="Set a topic setting.")
 @click.option(
-    "--delete-config", metavar="K", multiple=True, help="Reset a topic setting to its default."
+    "--config",
+    "config",
+    metavar="K=V",
+    multiple=True,
+    type=TOPIC_SETTING,
+    help="Set a topic setting.",
+)
+@click.option(
+    "--delete-config",
+    metavar="K",
+    multiple=True,
+    type=TOPIC_SETTING_NAME,
+    help="Reset a topic setting to its default.",
 )
 @click.option("--partitions", type=WholeNumber(1), help="Raise the number of partitions.")
 @bootstrap_option

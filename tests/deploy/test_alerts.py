@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import tomllib
 import urllib.request
 
 import pytest
@@ -74,11 +75,15 @@ def test_every_alert_has_a_unit_test_that_fires_and_one_that_does_not():
 
 def test_every_alert_has_a_section_in_the_runbook():
     text = (ROOT / "docs" / "operations.md").read_text()
-    sections = dict(re.findall(r"^### (Kept\w+)\n\n(.+)", text, re.M))
+    sections = dict(re.findall(r"^### (Kept\w+)\n\n(.+?)(?=^##)", text, re.M | re.S))
     assert set(sections) == {alert["alert"] for alert in alerts()}
+    for name, section in sections.items():
+        parts = re.findall(r"^- \*\*(\w+)\*\*: \S", section, re.M)
+        assert parts == ["Meaning", "Check", "Remedy"], name
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for alert in alerts():
-        anchor = f"docs/operations.md#{alert['alert'].lower()}"
-        assert alert["annotations"]["runbook"] == anchor
+        page = f"{project['urls']['Homepage']}/blob/main/docs/operations.md"
+        assert alert["annotations"]["runbook_url"] == f"{page}#{alert['alert'].lower()}"
         assert alert["labels"]["severity"] in ("warning", "critical")
 
 

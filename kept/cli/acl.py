@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from enum import IntEnum
 from ipaddress import ip_address
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -43,7 +43,7 @@ _OPERATIONS: Final = {_spelled(each): each for each in AclOperation if each > Ac
 _TYPES: Final = {_spelled(each): each for each in AclResourceType if each > AclResourceType.ANY}
 
 
-class Principal(click.ParamType[Any]):
+class Principal(click.ParamType):  # type: ignore[type-arg]
     """``User:ada``."""
 
     name = "principal"
@@ -55,7 +55,7 @@ class Principal(click.ParamType[Any]):
         return value
 
 
-class Host(click.ParamType[Any]):
+class Host(click.ParamType):  # type: ignore[type-arg]
     """An address, or ``*``."""
 
     name = "host"
@@ -70,7 +70,7 @@ class Host(click.ParamType[Any]):
         return value
 
 
-class Operations(click.ParamType[Any]):
+class Operations(click.ParamType):  # type: ignore[type-arg]
     """``read,write``."""
 
     name = "operations"
@@ -86,7 +86,7 @@ class Operations(click.ParamType[Any]):
         return tuple(_OPERATIONS[name] for name in value.split(","))
 
 
-class Resource(click.ParamType[Any]):
+class Resource(click.ParamType):  # type: ignore[type-arg]
     """``topic:orders``, ``cluster``."""
 
     name = "resource"

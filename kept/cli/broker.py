@@ -35,7 +35,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 HIDDEN: Final = "(hidden)"
 
 
-class Target(click.ParamType[Any]):
+class Target(click.ParamType):  # type: ignore[type-arg]
     """A broker's id, or ``default`` for all that have no value of their own."""
 
     name = "broker"

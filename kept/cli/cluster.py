@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from kept.cli.output import echo, progress, show_json, show_rows, show_table, write
+from kept.cli.output import counted, echo, progress, show_json, show_rows, show_table, write
 from kept.cli.shell import (
     Failure,
     Group,
@@ -19,7 +19,7 @@ from kept.cli.shell import (
     json_option,
     topic_and_partition,
 )
-from kept.cli.unavailable import open_client
+from kept.cli.unavailable import named_partitions, open_client
 from kept.client.admin import cluster as operations
 from kept.client.admin import reassignment_plan
 from kept.client.admin.cluster import ClusterDescription, Outcome, Reassignment
@@ -70,11 +70,11 @@ def status(*, check: bool, as_json: bool, bootstrap: Bootstrap) -> None:
         _show(cluster_status)
     partitions = cluster_status["partitions"]
     troubles = {
-        "fenced nodes": sum(node["fenced"] is True for node in cluster_status["nodes"]),
-        "under-replicated partitions": len(partitions["under_replicated"]),
-        "offline partitions": len(partitions["offline"]),
+        "fenced node": sum(node["fenced"] is True for node in cluster_status["nodes"]),
+        "under-replicated partition": len(partitions["under_replicated"]),
+        "offline partition": len(partitions["offline"]),
     }
-    why += [f"{count} {what}" for what, count in troubles.items() if count]
+    why += [counted(count, what) for what, count in troubles.items() if count]
     if check and why:
         raise Failure(", ".join(why))
 
@@ -206,7 +206,7 @@ def _show(cluster_status: dict[str, Any]) -> None:
         troubled = partitions[what]
         write(f"{what.replace('_', '-').capitalize()}: {len(troubled)}\n")
         for partition in troubled[:LISTED]:
-            place = f"{partition['topic']}-{partition['partition']}"
+            place = f"{partition['topic']}:{partition['partition']}"
             write(f"  {place}: replicas {partition['replicas']}, in sync {partition['isr']}\n")
         if len(troubled) > LISTED:
             write(f"  and {len(troubled) - LISTED} more\n")
@@ -267,7 +267,7 @@ def _change_voters(what: str, body: dict[str, Any], as_json: bool, bootstrap: Bo
 @cluster.command(
     epilog=examples("kept cluster elect users:0", "kept cluster elect users:0 --unclean")
 )
-@click.argument("targets", metavar="TOPIC[:P] …", nargs=-1)
+@click.argument("targets", metavar="TOPIC[:PARTITION] …", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All partitions that need it.")
 @click.option(
     "--unclean",
@@ -323,7 +323,7 @@ def _report(
     else:
         for row in rows:
             result = row["error"] or (done(row) if row["changed"] else "nothing to do")
-            write(f"{row['topic']}-{row['partition']}: {result}\n")
+            write(f"{row['topic']}:{row['partition']}: {result}\n")
         if not rows:
             write("nothing to do\n")
     failed = [outcome.error for outcome in outcomes if outcome.error is not None]
@@ -340,7 +340,7 @@ def _report(
         "kept cluster reassign users --cancel",
     )
 )
-@click.argument("targets", metavar="[TOPIC[:P] …]", nargs=-1)
+@click.argument("targets", metavar="[TOPIC[:PARTITION] …]", nargs=-1)
 @click.option(
     "--to",
     "nodes",
@@ -404,8 +404,10 @@ def _planned(client: Client, targets: Sequence[str], nodes: tuple[int, ...]) -> 
         view = client.topic(topic)
         if number is None:
             plan |= reassignment_plan.spread(view, nodes)
-        elif view.partitions[_known(view, number)].replicas != nodes:
-            plan[TopicPartition(topic, number)] = nodes
+            continue
+        (tp,) = named_partitions(client, [(topic, number)])
+        if view.partitions[number].replicas != nodes:
+            plan[tp] = nodes
     return plan
 
 
@@ -510,7 +512,8 @@ def drain(
             )
             failed = [outcome.error for outcome in outcomes if outcome.error is not None]
             if failed:
-                raise Failure(f"{failed[0]} ({len(failed)} partitions keep their leader)")
+                keep = "keeps its leader" if len(failed) == 1 else "keep their leader"
+                raise Failure(f"{failed[0]} ({counted(len(failed), 'partition')} {keep})")
 
 
 @cluster.command(epilog=examples("kept cluster unregister 2"))
@@ -527,7 +530,9 @@ def unregister(*, number: int, bootstrap: Bootstrap) -> None:
             raise Failure(f"node {number} votes: kept cluster voter remove {number}")
         replicas, _ = reassignment_plan.counts(client.metadata().topics.values())
         if held := replicas.get(number, 0):
-            raise Failure(f"node {number} has {held} replicas: kept cluster drain {number} --wait")
+            raise Failure(
+                f"node {number} has {counted(held, 'replica')}: kept cluster drain {number} --wait"
+            )
         client.run(operations.unregister(number))
     write(f"node {number} is unregistered\n")
 
@@ -547,18 +552,6 @@ def _nodes(text: str) -> tuple[int, ...]:
     return numbers
 
 
-def _known(view: TopicView, number: int) -> int:
-    if number not in view.partitions:
-        raise Failure(f"topic {view.name} has partitions 0 to {len(view.partitions) - 1}")
-    return number
-
-
 def _partitions(client: Client, targets: Sequence[str]) -> list[TopicPartition]:
     """Every partition that TOPIC or TOPIC:P names."""
-    tps = []
-    for target in targets:
-        topic, number = topic_and_partition(target)
-        view = client.topic(topic)
-        numbers = sorted(view.partitions) if number is None else [_known(view, number)]
-        tps += [TopicPartition(topic, p) for p in numbers]
-    return tps
+    return named_partitions(client, [topic_and_partition(target) for target in targets])

@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Final, TypeVar
 
 import click
 
-from kept.cli.output import echo, moment, progress, show_json, show_table, show_tree, size, write
+from kept.cli.compaction_plan import known, place_of, show_dry_run, show_key, show_plans
+from kept.cli.completion import TOPIC
+from kept.cli.output import (
+    counted,
+    echo,
+    moment,
+    progress,
+    show_json,
+    show_table,
+    show_tree,
+    size,
+    write,
+)
 from kept.cli.shell import (
     Failure,
     Group,
+    PartitionCommand,
+    TopicPartitionArgument,
     WholeNumber,
     bootstrap_option,
     examples,
+    for_each,
+    internal_option,
     json_option,
     topic_and_partition,
 )
-from kept.cli.unavailable import warn_unanswered
+from kept.cli.unavailable import names_explained, warn_unanswered
 from kept.client.admin import replica_digests
 from kept.client.admin.replica_digests import Verdict
 from kept.client.bootstrap import Bootstrap
 from kept.client.json_api import HttpFailed, JsonApi, each_node, nodes_away, request_any
+from kept.cluster.controller.topics import INTERNAL_TOPICS
+from kept.storage.printable import printable_line
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 TIMEOUT_S: Final = 30.0
 SHOWN_KEYS: Final = 5
 WAIT_S: Final = 3600.0
@@ -31,18 +51,46 @@ NOTHING_TO_RETRY: Final = 400
 """Status of the answer of a leader on which nothing fails."""
 
 
+def _targets() -> Callable[[_F], _F]:
+    """Topics and partitions, as text: what :func:`for_each` names."""
+    return click.argument(
+        "targets",
+        metavar="TOPIC[:PARTITION] …",
+        nargs=-1,
+        required=True,
+        callback=_check_targets,
+        type=TOPIC,
+    )
+
+
+def _check_targets(
+    _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
+) -> tuple[str, ...]:
+    for target in given:
+        topic_and_partition(target)
+    return tuple(dict.fromkeys(given))
+
+
+def _explained(bootstrap: Bootstrap, target: str) -> AbstractContextManager[None]:
+    return names_explained(bootstrap, [topic_and_partition(target)])
+
+
 @click.group(cls=Group, epilog=examples("kept compact status", "kept compact now users --wait"))
 def compact() -> None:
     """See, start and explain compaction."""
 
 
 @compact.command(epilog=examples("kept compact status", "kept compact status users --json"))
-@click.argument("topic", required=False)
+@click.argument("topic", required=False, type=TOPIC)
+@internal_option("Also show internal topics such as __consumer_offsets.")
 @json_option
 @bootstrap_option
-def status(*, topic: str | None, as_json: bool, bootstrap: Bootstrap) -> None:
+def status(*, topic: str | None, internal: bool, as_json: bool, bootstrap: Bootstrap) -> None:
     """Show the state of each compacted partition."""
-    partitions = _status(each_node(bootstrap, TIMEOUT_S), topic)
+    with names_explained(bootstrap, [(topic, None)] if topic is not None else []):
+        partitions = _status(each_node(bootstrap, TIMEOUT_S), topic)
+    if topic is None and not internal:
+        partitions = [p for p in partitions if p["topic"] not in INTERNAL_TOPICS]
     if as_json:
         show_json({"partitions": partitions})
         return
@@ -61,7 +109,7 @@ def status(*, topic: str | None, as_json: bool, bootstrap: Bootstrap) -> None:
             p["topic"],
             p["partition"],
             p["state"],
-            p["dirty_ratio"],
+            f"{100 * p['dirty_ratio']:.4g} %",
             size(p["clean_bytes"]),
             size(p["dirty_bytes"]),
             f"{p['first_dirty_offset']}..{p['cleanable_end_offset']}",
@@ -88,72 +136,107 @@ def status(*, topic: str | None, as_json: bool, bootstrap: Bootstrap) -> None:
         show_table(names, replicas)
 
 
-@compact.command(epilog=examples("kept compact now users --wait", "kept compact now users:0"))
-@click.argument("target", metavar="TOPIC[:P]")
+@compact.command(epilog=examples("kept compact now users --wait", "kept compact now users:0 ids"))
+@_targets()
 @click.option("--wait", is_flag=True, help="Wait until it is done.")
 @json_option
 @bootstrap_option
-def now(*, target: str, wait: bool, as_json: bool, bootstrap: Bootstrap) -> None:
-    """Compact a topic or one partition, whatever its dirty ratio."""
-    topic, partition = topic_and_partition(target)
-    body = {"topic": topic, "wait": wait}
-    if partition is not None:
-        body["partition"] = partition
-    with progress(f"compacting {target}", None):
-        answer = request_any(bootstrap, lambda api: api.post("compaction/now", body), WAIT_S)
+def now(*, targets: tuple[str, ...], wait: bool, as_json: bool, bootstrap: Bootstrap) -> int:
+    """Compact topics or partitions, whatever their dirty ratio."""
+    found: list[dict[str, Any]] = []
+
+    def compact_now(target: str) -> None:
+        topic, partition = topic_and_partition(target)
+        body: dict[str, Any] = {"topic": topic, "wait": wait}
+        if partition is not None:
+            body["partition"] = partition
+        with progress(f"compacting {target}", None), _explained(bootstrap, target):
+            answer = request_any(bootstrap, lambda api: api.post("compaction/now", body), WAIT_S)
+        found.extend(answer["partitions" if wait else "started"])
+
+    status = for_each(targets, compact_now)
     if as_json:
-        show_json(answer)
+        show_json({"partitions" if wait else "started": found})
     elif wait:
-        _show_passes(answer["partitions"])
+        _show_passes(found)
     else:
-        for entry in answer["started"]:
-            echo(f"compacting {entry['topic']}-{entry['partition']}")
-    failed = [p for p in answer.get("partitions", ()) if "error" in p]
-    if failed:
-        first = failed[0]
-        raise Failure(f"{first['topic']}-{first['partition']}: {first['error']}")
+        for entry in found:
+            echo(f"compacting {place_of(entry)}")
+    failed = {place_of(p): str(p["error"]) for p in found if "error" in p}
+
+    def refuse(place: str) -> None:
+        raise Failure(failed[place] if len(failed) > 1 else f"{place}: {failed[place]}")
+
+    return max(status, for_each(list(failed), refuse))
 
 
 @compact.command(
     epilog=examples("kept compact explain users", "kept compact explain users:0 --key a")
 )
-@click.argument("target", metavar="TOPIC[:P]")
-@click.option("--key", help="Show the records of this key.")
+@_targets()
+@click.option("--key", help="Show the records of this key, and what a pass would do to each.")
+@click.option("--verbose", is_flag=True, help="Show all that is known, segment by segment.")
 @json_option
 @bootstrap_option
-def explain(*, target: str, key: str | None, as_json: bool, bootstrap: Bootstrap) -> None:
+def explain(
+    *,
+    targets: tuple[str, ...],
+    key: str | None,
+    verbose: bool,
+    as_json: bool,
+    bootstrap: Bootstrap,
+) -> int:
     """Explain what a pass would do now, without doing it."""
-    topic, partition = topic_and_partition(target)
-    answer = request_any(
-        bootstrap,
-        lambda api: api.get("compaction/explain", topic=topic, partition=partition, key=key),
-        WAIT_S,
-    )
+    entries: list[dict[str, Any]] = []
+
+    def explain_target(target: str) -> None:
+        topic, partition = topic_and_partition(target)
+        with _explained(bootstrap, target):
+            answer = request_any(
+                bootstrap,
+                lambda api: api.get(
+                    "compaction/explain", topic=topic, partition=partition, key=key
+                ),
+                WAIT_S,
+            )
+        entries.extend(answer["partitions"])
+
+    status = for_each(targets, explain_target)
     if as_json:
-        show_json(answer)
+        show_json({"partitions": entries})
+    elif verbose:
+        for entry in entries:
+            show_dry_run(entry)
+    elif key is not None:
+        show_key(entries)
     else:
-        for entry in answer["partitions"]:
-            _show_dry_run(entry)
+        show_plans(entries)
+    return status
 
 
-@compact.command("why-missing", epilog=examples("kept compact why-missing users 0 42 --key alice"))
-@click.argument("topic")
-@click.argument("partition", type=WholeNumber(0))
+@compact.command(
+    "why-missing",
+    cls=PartitionCommand,
+    epilog=examples("kept compact why-missing users:0 42 --key alice"),
+)
+@click.argument("place", metavar="TOPIC:PARTITION", type=TopicPartitionArgument(whole_topic=False))
 @click.argument("offset", type=WholeNumber(0))
 @click.option("--key", help="Also show the latest record of this key.")
 @json_option
 @bootstrap_option
 def why_missing(
-    *, topic: str, partition: int, offset: int, key: str | None, as_json: bool, bootstrap: Bootstrap
+    *, place: tuple[str, int], offset: int, key: str | None, as_json: bool, bootstrap: Bootstrap
 ) -> None:
     """Explain why there is no record at an offset."""
-    answer = request_any(
-        bootstrap,
-        lambda api: api.get(
-            "compaction/why-missing", topic=topic, partition=partition, offset=offset, key=key
-        ),
-        WAIT_S,
-    )
+    topic, partition = place
+    with names_explained(bootstrap, [place]):
+        answer = request_any(
+            bootstrap,
+            lambda api: api.get(
+                "compaction/why-missing", topic=topic, partition=partition, offset=offset, key=key
+            ),
+            WAIT_S,
+        )
     reports = _lost(bootstrap, topic=topic, partition=partition, offset=offset)
     lost_here = [
         {
@@ -167,12 +250,21 @@ def why_missing(
         answer["lost_in_another_epoch"] = lost_here
     if as_json:
         show_json(answer)
+        return
+    told = ("topic", "partition", "offset", "explanation", "winner")
+    write(f"{topic}:{partition} offset {offset}: {printable_line(answer['explanation'])}\n")
+    show_tree(known({name: value for name, value in answer.items() if name not in told}))
+    if key is None:
+        return
+    if winner := answer.get("winner"):
+        write("latest record of the key:\n")
+        show_tree(known(winner), 1)
     else:
-        show_tree(answer)
+        write("latest record of the key: there is none\n")
 
 
 @compact.command(epilog=examples("kept compact lost", "kept compact lost users --json"))
-@click.argument("topic", required=False)
+@click.argument("topic", required=False, type=TOPIC)
 @json_option
 @bootstrap_option
 def lost(*, topic: str | None, as_json: bool, bootstrap: Bootstrap) -> None:
@@ -181,7 +273,8 @@ def lost(*, topic: str | None, as_json: bool, bootstrap: Bootstrap) -> None:
     That happens after an unclean election, or when a whole ISR lost power.
     Offsets below "committed" were acknowledged, the others may have been.
     """
-    reports = _lost(bootstrap, topic=topic)
+    with names_explained(bootstrap, [(topic, None)] if topic is not None else []):
+        reports = _lost(bootstrap, topic=topic)
     away = nodes_away(bootstrap)
     for node in away:
         echo(f"node {node} does not answer: what it truncated is not shown", err=True)
@@ -234,14 +327,44 @@ def _lost(bootstrap: Bootstrap, **asked: object) -> list[dict[str, Any]]:
 
 
 @compact.command(epilog=examples("kept compact retry users:0"))
-@click.argument("target", metavar="TOPIC:P")
+@click.argument(
+    "targets",
+    metavar="TOPIC:PARTITION …",
+    nargs=-1,
+    required=True,
+    type=TopicPartitionArgument(whole_topic=False),
+)
 @json_option
 @bootstrap_option
-def retry(*, target: str, as_json: bool, bootstrap: Bootstrap) -> None:
-    """Retry a partition that could not be compacted, on each replica where it fails."""
-    topic, partition = topic_and_partition(target)
-    if partition is None:
-        raise click.UsageError(f"{target!r} names no partition; write {target}:0")
+def retry(*, targets: tuple[tuple[str, int], ...], as_json: bool, bootstrap: Bootstrap) -> int:
+    """Retry partitions that could not be compacted, on each replica where they fail."""
+    places = {f"{topic}:{partition}": (topic, partition) for topic, partition in targets}
+    answers: list[dict[str, Any]] = []
+
+    def retry_partition(place: str) -> str | None:
+        with names_explained(bootstrap, [places[place]]):
+            answer, tried, gone = _retry(bootstrap, *places[place])
+        answers.append({**answer, "replicas": tried})
+        where = f" on node {', '.join(map(str, tried))}" if tried else ""
+        told = f"trying {place} again{where}" if tried or not gone else None
+        if gone:
+            if told and not as_json:
+                echo(told)
+            raise Failure(f"{place} also fails on others: {'; '.join(gone)}")
+        return None if as_json else told
+
+    try:
+        status = for_each(list(places), retry_partition)
+    finally:
+        if as_json and answers:
+            show_json(answers[0] if len(places) == 1 else answers)
+    return status
+
+
+def _retry(
+    bootstrap: Bootstrap, topic: str, partition: int
+) -> tuple[dict[str, Any], list[int], list[str]]:
+    """The answer of the leader, the others that try it again, and those that were not reached."""
     body = {"topic": topic, "partition": partition}
     nodes = each_node(bootstrap, TIMEOUT_S)
     stands = _status(nodes, topic)
@@ -261,17 +384,11 @@ def retry(*, target: str, as_json: bool, bootstrap: Bootstrap) -> None:
             gone.append(f"node {node} was not reached ({error})")
         else:
             tried.append(node)
-    if as_json:
-        show_json({**answer, "replicas": tried})
-    elif tried or not gone:
-        where = f" on node {', '.join(map(str, tried))}" if tried else ""
-        echo(f"trying {topic}-{partition} again{where}")
-    if gone:
-        raise Failure(f"{topic}-{partition} also fails on others: {'; '.join(gone)}")
+    return answer, tried, gone
 
 
 @compact.command(epilog=examples("kept compact verify users", "kept compact verify users:0"))
-@click.argument("target", metavar="TOPIC[:P]")
+@_targets()
 @click.option(
     "--patience",
     type=WholeNumber(0),
@@ -282,12 +399,17 @@ def retry(*, target: str, as_json: bool, bootstrap: Bootstrap) -> None:
 )
 @json_option
 @bootstrap_option
-def verify(*, target: str, patience: int, as_json: bool, bootstrap: Bootstrap) -> None:
+def verify(*, targets: tuple[str, ...], patience: int, as_json: bool, bootstrap: Bootstrap) -> int:
     """Compare what the replicas have on disk, by digests of their files."""
     from dataclasses import asdict
 
-    topic, partition = topic_and_partition(target)
-    verdicts = _verdicts(bootstrap, topic, partition, patience)
+    verdicts: list[Verdict] = []
+
+    def compare(target: str) -> None:
+        with _explained(bootstrap, target):
+            verdicts.extend(_verdicts(bootstrap, *topic_and_partition(target), patience))
+
+    status = for_each(targets, compare)
     if as_json:
         show_json({"partitions": [asdict(verdict) for verdict in verdicts]})
     else:
@@ -295,7 +417,9 @@ def verify(*, target: str, patience: int, as_json: bool, bootstrap: Bootstrap) -
     unequal = sum(verdict.equal is False for verdict in verdicts)
     open_ = sum(verdict.equal is None for verdict in verdicts)
     if unequal or open_:
-        raise Failure(f"{unequal} partitions differ, {open_} could not be compared")
+        verb = "differs" if unequal == 1 else "differ"
+        raise Failure(f"{counted(unequal, 'partition')} {verb}, {open_} could not be compared")
+    return status
 
 
 def _verdicts(
@@ -305,7 +429,10 @@ def _verdicts(
     partitions = next(iter(nodes.values())).get(f"topics/{topic}")["partitions"]
     wanted = [p for p in partitions if partition in (None, p["partition"])]
     if not wanted:
-        raise Failure(f"{topic} has no partition {partition}; it has {len(partitions)}")
+        raise Failure(
+            f"there is no {topic}:{partition}: topic {topic} has partitions 0 to "
+            f"{len(partitions) - 1}"
+        )
     return [
         replica_digests.verify(
             topic,
@@ -340,7 +467,7 @@ def _show_verdicts(verdicts: list[Verdict]) -> None:
         for difference in verdict.differences:
             where = f"{difference.base_offset}..{difference.end_offset}"
             first = "" if difference.offset is None else f", first at offset {difference.offset}"
-            echo(f"\n{verdict.topic}-{verdict.partition} {where}{first}")
+            echo(f"\n{verdict.topic}:{verdict.partition} {where}{first}")
             for node, has in sorted(difference.replicas.items()):
                 echo(f"  node {node}: {has}")
 
@@ -365,49 +492,6 @@ def _show_passes(partitions: list[dict[str, Any]]) -> None:
         )
     columns = ("topic", "partition", "done", "generation", "removed", "rewritten", "why")
     show_table(columns, rows)
-
-
-def _show_dry_run(partition: dict[str, Any]) -> None:
-    """What a pass would do, without unset fields; a key's records as a table."""
-    key, tombstones = partition.get("key"), partition.get("tombstones")
-    apart = ("key", "tombstones")
-    show_tree(_known({name: value for name, value in partition.items() if name not in apart}))
-    if tombstones:
-        write("\n")
-        waiting = [
-            (
-                tombstone["tombstones"],
-                f"{tombstone['first_offset']}..{tombstone['last_offset']}",
-                moment(tombstone["removable_at_ms"]),
-            )
-            for tombstone in tombstones
-        ]
-        show_table(("tombstones", "offsets", "removable from"), waiting)
-    if key:
-        write("\n")
-        rows = [
-            (
-                record["offset"],
-                moment(record["timestamp"]),
-                "tombstone" if record["is_tombstone"] else f"{record['value_bytes']} B",
-                record["fate"],
-                moment(record.get("removable_at_ms")),
-            )
-            for record in key
-        ]
-        show_table(("offset", "timestamp", "value", "fate", "removable from"), rows)
-    elif key is not None:
-        write("no record of this key here\n")
-    write("\n")
-
-
-def _known(value: dict[str, Any]) -> dict[str, Any]:
-    """Without the members that are unset, at every depth."""
-    return {
-        name: _known(member) if isinstance(member, dict) else member
-        for name, member in value.items()
-        if member is not None
-    }
 
 
 def _status(nodes: Mapping[int, JsonApi], topic: str | None) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ NO_MEMBERS: Final = ("Empty", DEAD)
 NAMED_ERRORS: Final = 5
 
 
-class Target(click.ParamType[Any]):
+class Target(click.ParamType):  # type: ignore[type-arg]
     """Where offsets go: a :class:`Position`. A time may also be given without ``@``."""
 
     name = "position"
@@ -59,7 +59,7 @@ class Target(click.ParamType[Any]):
             return position(f"@{value}", now_ms)
 
 
-class Shift(click.ParamType[Any]):
+class Shift(click.ParamType):  # type: ignore[type-arg]
     """``+10`` or ``-10``."""
 
     name = "count"

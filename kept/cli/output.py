@@ -129,7 +129,8 @@ def show_tree(value: Any, indent: int = 0) -> None:
                 show_tree(member, indent + 1)
             else:
                 dated = str(name).endswith(("_ms", "timestamp")) and _is_moment(member)
-                shown = moment(member) if dated else member
+                sized = str(name).endswith("bytes") and isinstance(member, int)
+                shown = moment(member) if dated else size(member) if sized else member
                 write(f"{pad}{label.removesuffix(' ms') if dated else label}: {_cell(shown)}\n")
     elif isinstance(value, list):
         for element in value:

@@ -47,7 +47,7 @@ KEYS: Final = (*_OF_CLIENTS, CONNECTION_CREATION_RATE)
 _DEFAULT_WORD: Final = "(default)"
 
 
-class ByteRate(click.ParamType[Any]):
+class ByteRate(click.ParamType):  # type: ignore[type-arg]
     """``1048576`` or ``1MiB``, in bytes a second."""
 
     name = "rate"
@@ -64,7 +64,7 @@ class ByteRate(click.ParamType[Any]):
         return float(int(given[1]) * _UNITS[(given[2] or "").lower()])
 
 
-class Address(click.ParamType[Any]):
+class Address(click.ParamType):  # type: ignore[type-arg]
     """An IP address."""
 
     name = "address"

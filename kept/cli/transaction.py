@@ -7,9 +7,18 @@ from dataclasses import asdict
 
 import click
 
-from kept.cli.output import echo, show_json, show_table, write
-from kept.cli.shell import Failure, Group, WholeNumber, bootstrap_option, examples, json_option
-from kept.cli.unavailable import open_client, warn_unanswered
+from kept.cli.output import counted, echo, moment, show_json, show_table, write
+from kept.cli.shell import (
+    Failure,
+    Group,
+    PartitionCommand,
+    TopicPartitionArgument,
+    WholeNumber,
+    bootstrap_option,
+    examples,
+    json_option,
+)
+from kept.cli.unavailable import named_partitions, open_client, warn_unanswered
 from kept.client.admin import transactions
 from kept.client.bootstrap import Bootstrap
 from kept.client.client import SILENT_MS
@@ -88,6 +97,8 @@ def hanging(
     """List hanging transactions: open in a partition, and no coordinator will end them."""
     silent: list[int] = []
     with open_client(bootstrap) as client:
+        for name in topics:
+            client.topic(name)
         view = client.metadata(list(topics) or None)
         partitions = [
             TopicPartition(name, number)
@@ -100,10 +111,10 @@ def hanging(
             transactions.hanging_transactions(partitions, before_ms, silent, SILENT_MS)
         )
     if silent:
-        nodes = ", ".join(map(str, sorted(silent)))
+        numbers = ", ".join(map(str, sorted(silent)))
         raise Failure(
-            f"nodes {nodes} do not answer: they may coordinate open transactions, so none can be "
-            "called hanging"
+            f"{counted(len(silent), 'node')} of the cluster ({numbers}) did not answer and may "
+            "coordinate open transactions, so none can be called hanging"
         )
     rows = [asdict(transaction) for transaction in opened]
     if as_json:
@@ -117,12 +128,15 @@ def hanging(
 
 
 def _ago(timestamp_ms: int) -> str:
-    return f"{max(0.0, time.time() - timestamp_ms / 1000):.0f} s ago"
+    """A time, and how long ago that is."""
+    return f"{moment(timestamp_ms)} ({max(0.0, time.time() - timestamp_ms / 1000):.0f} s ago)"
 
 
-@transaction.command(epilog=examples("kept transaction abort orders 3 --start-offset 1200"))
-@click.argument("topic")
-@click.argument("partition", type=WholeNumber(0))
+@transaction.command(
+    cls=PartitionCommand,
+    epilog=examples("kept transaction abort orders:3 --start-offset 1200"),
+)
+@click.argument("place", metavar="TOPIC:PARTITION", type=TopicPartitionArgument(whole_topic=False))
 @click.option(
     "--start-offset",
     type=WholeNumber(0),
@@ -130,13 +144,12 @@ def _ago(timestamp_ms: int) -> str:
     help="First offset of the transaction, as kept transaction hanging shows it.",
 )
 @bootstrap_option
-def abort(*, topic: str, partition: int, start_offset: int, bootstrap: Bootstrap) -> None:
-    """Abort a hanging transaction in PARTITION of TOPIC, without its coordinator."""
+def abort(*, place: tuple[str, int], start_offset: int, bootstrap: Bootstrap) -> None:
+    """Abort a hanging transaction in a partition, without its coordinator."""
     with open_client(bootstrap) as client:
-        opened = client.run(
-            transactions.abort_transaction(TopicPartition(topic, partition), start_offset)
-        )
-    echo(f"aborted the transaction of producer {opened.producer_id} in {topic}-{partition}")
+        (tp,) = named_partitions(client, [place])
+        opened = client.run(transactions.abort_transaction(tp, start_offset))
+    echo(f"aborted the transaction of producer {opened.producer_id} in {tp.topic}:{tp.partition}")
 
 
 @transaction.command(epilog=examples("kept transaction fence payments"))

@@ -31,6 +31,8 @@ from kept.storage.errors import (
 from kept.storage.types import TopicPartition
 
 ANSWER_S: Final = 10.0
+UNKNOWN_NAME: Final = (400, 404)
+"""Statuses with which the API answers, among others, a name that there is not."""
 
 
 def wait_reporter(bootstrap: Bootstrap) -> Callable[[KeptError], None]:
@@ -113,6 +115,27 @@ def named_partitions(
         numbers = sorted(partitions) if number is None else [number]
         tps |= dict.fromkeys(TopicPartition(topic, each) for each in numbers)
     return list(tps)
+
+
+@contextmanager
+def names_explained(
+    bootstrap: Bootstrap, targets: Iterable[tuple[str, int | None]]
+) -> Iterator[None]:
+    """Where kept's own API refuses a request about ``targets``, and one of them does not exist, the
+    error is that of :func:`named_partitions`.
+    """
+    try:
+        yield
+    except HttpFailed as error:
+        if error.status in UNKNOWN_NAME:
+            try:
+                with open_client(bootstrap) as client:
+                    named_partitions(client, targets)
+            except (UnknownTopicOrPartition, Failure):
+                raise
+            except KeptError:
+                raise error from None
+        raise
 
 
 def open_client(bootstrap: Bootstrap) -> Client:

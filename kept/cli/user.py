@@ -12,7 +12,16 @@ from typing import BinaryIO
 import click
 
 from kept.cli.output import echo, show_json, show_table
-from kept.cli.shell import Failure, Group, WholeNumber, bootstrap_option, examples, json_option
+from kept.cli.shell import (
+    Failure,
+    Group,
+    WholeNumber,
+    bootstrap_option,
+    did_you_mean,
+    examples,
+    for_each,
+    json_option,
+)
 from kept.cli.unavailable import open_client
 from kept.client.admin import users
 from kept.client.bootstrap import Bootstrap
@@ -98,21 +107,25 @@ def passwd(
     echo(f"changed the password of {printable_line(name)} for {', '.join(mechanisms)}")
 
 
-@user.command(epilog=examples("kept user delete ada"))
-@click.argument("name")
+@user.command(epilog=examples("kept user delete ada", "kept user delete ada bob"))
+@click.argument("names", metavar="NAME …", nargs=-1, required=True)
 @click.option(
     "--mechanism",
     type=click.Choice(sorted(users.MECHANISMS)),
-    help="Only his password for this mechanism.  [default: all]",
+    help="Only the password for this mechanism.  [default: all]",
 )
 @bootstrap_option
-def delete(*, name: str, mechanism: str | None, bootstrap: Bootstrap) -> None:
-    """Delete user NAME: he cannot log in any more, and kept closes his connections."""
+def delete(*, names: tuple[str, ...], mechanism: str | None, bootstrap: Bootstrap) -> int:
+    """Delete users: they cannot log in any more, and kept closes their connections."""
     with open_client(bootstrap) as client:
-        mechanisms = [mechanism] if mechanism else _existing(client, name)
-        for each in mechanisms:
-            client.run(users.delete_password(name, each))
-    echo(f"deleted the password of {printable_line(name)} for {', '.join(mechanisms)}")
+
+        def delete_user(name: str) -> str:
+            mechanisms = [mechanism] if mechanism else _existing(client, name)
+            for each in mechanisms:
+                client.run(users.delete_password(name, each))
+            return f"deleted the password of {printable_line(name)} for {', '.join(mechanisms)}"
+
+        return for_each(tuple(dict.fromkeys(names)), delete_user)
 
 
 @user.command("list", epilog=examples("kept user list"))
@@ -141,7 +154,9 @@ def _mechanisms(client: Client, name: str) -> list[str]:
 def _existing(client: Client, name: str) -> list[str]:
     mechanisms = _mechanisms(client, name)
     if not mechanisms:
-        raise Failure(f"there is no user {printable_line(name)}: kept user list")
+        known = {credential.user for credential in client.run(users.describe_users())}
+        near = did_you_mean(name, known) or "; kept user list shows those that exist"
+        raise Failure(f"no user {printable_line(name)}{near}")
     return mechanisms
 
 

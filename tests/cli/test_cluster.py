@@ -158,7 +158,7 @@ def test_a_dead_node_is_seen(kept_cluster):
     kept = Kept(cluster.bootstrap)
     cluster.kill(2)
     await_fenced(cluster, 1)
-    assert "1 fenced nodes" in kept("cluster", "status", "--check", status=1).err
+    assert "1 fenced node" in kept("cluster", "status", "--check", status=1).err
     found = kept("cluster", "status", "--json").json
     assert [n["node_id"] for n in found["nodes"] if n["fenced"]] == [2]
     assert {p["topic"] for p in found["partitions"]["under_replicated"]} == {topic}

@@ -74,7 +74,7 @@ def test_voters_are_removed_and_added_one_at_a_time(three):
     three.wait_until(lambda: kept("cluster", "status", "--json").json["nodes"][dead]["fenced"], "")
     assert "does not follow" in kept("cluster", "voter", "add", dead, status=1).err
     # One that is gone for good is forgotten, and no check asks for it any more.
-    assert "1 fenced nodes" in kept("cluster", "status", "--check", status=1).err
+    assert "1 fenced node" in kept("cluster", "status", "--check", status=1).err
     alive = next(n for n in range(3) if n not in (last, dead))
     assert f"{alive} is alive: stop it" in kept("cluster", "unregister", alive, status=1).err
     assert f"node {last} votes" in kept("cluster", "unregister", last, status=1).err

@@ -91,7 +91,7 @@ def test_status_says_what_fails_where(run) -> None:
 def test_retry_asks_the_replica_that_fails(run) -> None:
     done, nodes = run({1: "uncleanable"}, "retry", "t:0")
     assert done.exit_code == 0, done.output
-    assert "trying t-0 again on node 1" in done.output
+    assert "trying t:0 again on node 1" in done.output
     body = {"topic": "t", "partition": 0}
     assert nodes[1].posts == [("compaction/retry", {**body, "node": 1})] and not nodes[2].posts
 
@@ -118,5 +118,5 @@ def test_a_replica_that_goes_meanwhile_is_named(run) -> None:
     done, nodes = run({1: "uncleanable"}, "retry", "t:0", gone=1)
     assert nodes[1].posts, "it was there when it was asked for its state"
     assert isinstance(done.exception, Failure) and not done.output, done.output
-    said = "t-0 also fails on others: node 1 was not reached (node-1:9092: connection refused)"
+    said = "t:0 also fails on others: node 1 was not reached (node-1:9092: connection refused)"
     assert str(done.exception) == said

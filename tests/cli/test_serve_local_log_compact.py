@@ -158,8 +158,14 @@ def test_compaction_from_the_command_line(kept, compacted):
     assert (before["topic"], before["partition"]) == (compacted, 0)
     assert compacted in kept("compact", "status", compacted).out
     assert compacted in kept("compact", "status").out
-    explained = kept("compact", "explain", compacted, "--key", "k1").out
-    assert "OFFSET  TIMESTAMP" in explained and "\ndry run: -" not in explained
+    told = kept("compact", "explain", compacted, "--key", "k1").lines
+    assert told[0].startswith(f"{compacted}:0: 3 records of this key: ")
+    assert [line.split()[0] for line in told[2:]] == ["OFFSET", "1", "11", "21"]
+    verbose = kept("compact", "explain", compacted, "--key", "k1", "--verbose").out
+    assert "\n  clean bytes: 0 B\n" in verbose and ": -\n" not in verbose.split("OFFSET")[0]
+    plan = kept("compact", "explain", compacted).lines
+    assert plan[0].split()[:6] == ["TOPIC", "PARTITION", "DUE", "OFFSETS", "RECORDS", "REMOVED"]
+    assert len(plan) == 2
     assert "no record of this key" in kept("compact", "explain", compacted, "--key", "k99").out
 
     ran = kept("compact", "now", compacted, "--wait", "--json")
@@ -172,18 +178,45 @@ def test_compaction_from_the_command_line(kept, compacted):
     gone = kept("compact", "why-missing", compacted, 0, 5, "--key", "k5", "--json").json
     assert gone["reason"] == "superseded"
     assert gone["winner"]["offset"] == 25
-    assert "superseded" in kept("compact", "why-missing", compacted, 0, 5).out
+    for place in ((f"{compacted}:0",), (compacted, 0)):
+        why = kept("compact", "why-missing", *place, 5, "--key", "k5").lines
+        assert why[0].startswith(f"{compacted}:0 offset 5: removed in generation ")
+        assert "  offset: 25" in why
     again = kept("compact", "now", f"{compacted}:0", "--wait")
     assert again.lines[0].split()[:3] == ["TOPIC", "PARTITION", "DONE"] and len(again.lines) == 2
-    assert f"compacting {compacted}-0" in kept("compact", "now", compacted).out
+    assert f"compacting {compacted}:0" in kept("compact", "now", compacted).out
     assert "not uncleanable" in kept("compact", "retry", f"{compacted}:0", status=1).err
-    assert "no partition 7" in kept("compact", "now", f"{compacted}:7", status=1).err
+    assert f"there is no {compacted}:7" in kept("compact", "now", f"{compacted}:7", status=1).err
 
 
 def test_compaction_of_what_is_not_compacted(kept, kept_broker):
     topic = kept_broker.create_topic()
     assert "not compacted" in kept("compact", "status", topic, status=1).err
     assert "no topic nope" in kept("compact", "now", "nope", status=1).err
+
+
+def test_several_topics_are_compacted_and_what_fails_is_told(kept, kept_broker, compacted):
+    plain, wrong = kept_broker.create_topic(), f"{compacted}x"
+    near = f"kept: {wrong}: no topic {wrong}; did you mean {compacted}?"
+    for command in ("explain", "now", "verify"):
+        ran = kept("compact", command, wrong, f"{compacted}:0", "--json", status=1)
+        assert near in ran.err or near.replace(f"kept: {wrong}: ", "kept: ") in ran.err
+        (partitions,) = ran.json.values()
+        assert [p["topic"] for p in partitions] == [compacted]
+    ran = kept("compact", "now", plain, f"{compacted}:4", compacted, "--wait", status=1, errors=2)
+    assert f"kept: {plain}: " in ran.err and "is not compacted" in ran.err
+    assert f"kept: {compacted}:4: there is no {compacted}:4" in ran.err
+    assert [line.split()[:2] for line in ran.lines[1:]] == [[compacted, "0"]]
+    ran = kept("compact", "retry", f"{compacted}:0", f"{wrong}:0", status=1, errors=2)
+    assert "there is nothing to try again" in ran.err and f"no topic {wrong}" in ran.err
+    assert "names no partition" in kept("compact", "retry", compacted, status=2).err
+
+
+def test_internal_topics_are_shown_with_internal_only(kept, compacted):
+    kept("consume", compacted, "--group", f"g-{compacted}", "--from-beginning", "--max", 1)
+    for shown, option in ((False, ()), (True, ("--internal",))):
+        listed = kept("compact", "status", *option, "--json").json["partitions"]
+        assert any(p["topic"] == "__consumer_offsets" for p in listed) is shown
 
 
 def test_log_dump_and_check(kept, compacted, kept_broker):

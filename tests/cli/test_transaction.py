@@ -94,6 +94,6 @@ def test_a_transaction_that_hangs_is_found_and_aborted(
     assert "START OFFSET" in table and "555555" in table
     wrong = kept("transaction", "abort", topic, 0, "--start-offset", 7, status=1)
     assert "open since: 0" in wrong.err
-    done = kept("transaction", "abort", topic, 0, "--start-offset", 0).out
-    assert done == f"aborted the transaction of producer 555555 in {topic}-0\n"
+    done = kept("transaction", "abort", f"{topic}:0", "--start-offset", 0).out
+    assert done == f"aborted the transaction of producer 555555 in {topic}:0\n"
     assert hanging("--older-than", 0) == []

@@ -57,18 +57,24 @@ def test_a_user_from_his_first_password_to_his_end(site: Secured, tmp_path: Path
     assert [line.split() for line in kept("user", "list").lines][1:] == [
         ["ada", "SCRAM-SHA-512", "8192"]
     ]
-    assert kept("user", "delete", "ada").out == "deleted the password of ada for SCRAM-SHA-512\n"
+    kept("user", "add", "bob", stdin=PASSWORD)
+    ran = kept("user", "delete", "adda", "bob", "ada", status=1)
+    assert ran.lines == [
+        "deleted the password of bob for SCRAM-SHA-512",
+        "deleted the password of ada for SCRAM-SHA-512",
+    ]
+    assert ran.err == "kept: adda: no user adda; did you mean ada?\n"
     assert not can_log_in("SCRAM-SHA-512", "another")
-    assert "there is no user ada" in kept("user", "delete", "ada", status=1).err
-    assert "there is no user ada" in kept("user", "passwd", "ada", stdin="x", status=1).err
+    assert "no user ada" in kept("user", "delete", "ada", status=1).err
+    assert "no user ada" in kept("user", "passwd", "ada", stdin="x", status=1).err
 
 
 @pytest.mark.parametrize(
     ("name", "password", "why"),
     [
-        ("bob", "", "a password has 1 to 255 bytes"),
-        ("bob", "x" * 256, "a password has 1 to 255 bytes"),
-        ("bob", "a\0b", "no NUL"),
+        ("bob", "", "1 to 255 bytes"),
+        ("bob", "x" * 256, "1 to 255 bytes"),
+        ("bob", "a\0b", "without NUL"),
         ("", "secret", "user"),
         ("b\x1b[2Job", "secret", "user"),
         ("b" * 256, "secret", "user"),

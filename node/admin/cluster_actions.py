@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 ACTION_S: Final = 15.0
 """How long an action may take."""
+DESCRIBE_S: Final = 5.0
+"""How long a broker is waited for that is to say its settings."""
 ACTION_MS: Final = int(1000 * ACTION_S)
 WITHOUT_MEMBERS: Final = ("Empty", "Dead")
 """States of a group whose offsets may be set."""
@@ -297,8 +299,9 @@ class ClusterActions:
         self._check_broker(broker)
         with self._client(session) as client:
             operation = describe_configs(BROKER, [str(broker)], documentation=True)
-            entries = (await client.run(operation, patience_s=ACTION_S))[str(broker)]
-        settings = [BrokerSetting(*entry) for entry in sorted(entries, key=lambda e: e.name)]
+            described = await client.run(operation, patience_s=DESCRIBE_S, retry=False)
+        entries = sorted(described[str(broker)], key=lambda entry: entry.name)
+        settings = [BrokerSetting(*entry) for entry in entries]
         return BrokerConfig(broker, settings)
 
     async def alter_broker(

@@ -503,8 +503,9 @@ class NodeSettings:
         "the Host header of HTTP requests (/healthz and /readyz take any; addresses always pass)."
     )
     console_actions = _boolean("false", ours=True).means(
-        "Whether the console's buttons work (compact now, elect the preferred leader). Without it "
-        "a POST that a browser sends is refused; commands and curl are not concerned."
+        "Whether the console's buttons work. Without it a POST that a browser sends is refused; so "
+        "is creating, altering, deleting and producing through /api/v1, whoever sends it. Commands "
+        "and Kafka's clients are not concerned."
     )
     console_max_streams = _integer("16", low=0, ours=True).means(
         "Pages of the console that are told at once what moves; the others ask from time to time."

@@ -413,7 +413,7 @@ class HttpConnection(asyncio.Protocol):
             raise InvalidRequest(f"requests of {origin}'s pages are refused")
         if not self._config.console_actions:
             raise InvalidRequest(
-                "the console only reads: kept.console.actions=true lets it compact and elect"
+                "the console only reads: kept.console.actions=true lets it change things"
             )
 
     def _json(self) -> Mapping[str, Any]:

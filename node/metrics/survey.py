@@ -91,8 +91,9 @@ class Surveyor:
                     self._add_partition(survey, tp, record, all_partitions)
         for group, name, index, offset in list(self.groups.committed()):
             await pace.checkpoint()
-            partition = self.table.partitions.get(TopicPartition(name, index))
-            if partition is not None:
+            tp = TopicPartition(name, index)
+            partition = self.table.partitions.get(tp)
+            if partition is not None and self._has_leader(tp):
                 lag = partition_lag(offset, partition.high_watermark)
                 survey.group_lags[group, name] += lag or 0
         for state in self.transactions.states():
@@ -100,6 +101,12 @@ class Surveyor:
             await pace.checkpoint()
         survey.open_fds = await _open_fds(pace)
         return survey
+
+    def _has_leader(self, tp: TopicPartition) -> bool:
+        topic = self.metadata.image.topics.get(tp.topic)
+        if topic is None or tp.partition >= len(topic.partitions):
+            return False
+        return topic.partitions[tp.partition].leader != NO_LEADER
 
     def _add_partition(
         self, survey: Survey, tp: TopicPartition, record: PartitionRecord, all_partitions: bool

@@ -19,7 +19,7 @@ from kept.cluster.security.acls import (
 )
 from kept.node.admin.peer_http import PeerHttp
 from kept.node.admin.topic_lookup import nearest_name
-from kept.node.http import json_results, route_table
+from kept.node.http import json_results, route_table, routes
 from kept.node.http.messages import HttpRequest, HttpResponse
 from kept.node.http.route_access import SHOWN_TOPICS, shown
 from kept.node.internode.controller_rpc import PeerHttpReply
@@ -27,6 +27,7 @@ from kept.node.security.authorizer import StandardAuthorizer
 from kept.node.security.session import Session
 
 TOPIC = AclResourceType.TOPIC
+assert routes, "its import fills the table"
 
 
 def session_of(prefix):
@@ -71,6 +72,42 @@ def test_another_method_is_told_which_there_are(lone):
     assert (status, headers["allow"]) == (405, "POST, GET, HEAD")
 
 
+POSTS = [
+    path
+    for path, methods in route_table.ROUTES.items()
+    if "POST" in methods and path.startswith("/api/")
+]
+
+
+@pytest.mark.parametrize("allowed", ["true", "false"])
+def test_no_page_from_elsewhere_reaches_any_route_that_changes_something(lone_node, allowed):
+    lone = lone_node(kept_console_actions=allowed)
+    lone.create("t")
+    body = json.dumps({"topic": "t", "group": "g", "partition": 0, "to": "latest", "node_id": 7})
+    common = f"Host: localhost\r\nContent-Length: {len(body)}\r\n"
+    kept = "X-Kept: 1\r\n"
+    for path in POSTS:
+        for headers, message in (
+            ("", "a POST needs the header X-Kept"),
+            ("Content-Type: text/plain\r\nOrigin: http://localhost\r\n", "needs the header"),
+            (f"{kept}Origin: http://evil.example\r\n", "http://evil.example's pages"),
+            (f"{kept}Origin: null\r\n", "null's pages are refused"),
+            (f"{kept}Sec-Fetch-Site: cross-site\r\n", "other sites' pages are refused"),
+            (f"{kept}Sec-Fetch-Site: same-site\r\n", "other sites' pages are refused"),
+        ):
+            request = f"POST {path} HTTP/1.1\r\n{common}{headers}\r\n{body}"
+            status, _, answer = lone.http(request)
+            assert status == 400 and message in answer.decode(), (path, headers)
+        rebound = common.replace("localhost", "evil.example")
+        status, _, answer = lone.http(f"POST {path} HTTP/1.1\r\n{rebound}{kept}\r\n{body}")
+        assert status == 400 and "evil.example is not this node's" in answer.decode(), path
+        if allowed == "false":
+            own = f"{kept}Origin: http://localhost\r\nSec-Fetch-Site: same-origin\r\n"
+            status, _, answer = lone.http(f"POST {path} HTTP/1.1\r\n{common}{own}\r\n{body}")
+            assert status == 400 and "the console only reads" in answer.decode(), path
+    assert "t" in lone.node.parts.metadata.image.topics
+
+
 # Lists of other nodes.
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20) | st.sampled_from(
@@ -110,8 +147,8 @@ def test_items_that_may_not_be_described_are_left_out(answer):
 
 def test_a_list_of_another_node_is_filtered_where_it_came_in(lone, monkeypatch):
     lone.run(lone.node.parts.http._import())
-    routes = lone.node.parts.http._started().routes
-    routes.alone = False
+    served = lone.node.parts.http._started().routes
+    served.alone = False
     listed = [{"name": f"{'ab'[n % 2]}{n}", "padding": "x" * 100} for n in range(5000)]
     body = json_results.dumps({"topics": listed})
 
@@ -123,7 +160,7 @@ def test_a_list_of_another_node_is_filtered_where_it_came_in(lone, monkeypatch):
 
     async def ask(session):
         request = HttpRequest("GET", "/api/v1/topics", {"node": "7"}, session=session)
-        return await collected((await routes.respond(request)).chunks)
+        return await collected((await served.respond(request)).chunks)
 
     found = json.loads(lone.run(ask(session_of("a"))))
     assert found["topics"] == listed[::2]
@@ -160,12 +197,12 @@ def test_nobody_is_told_the_name_of_what_he_may_not_see(lone):
     lone.create("payroll")
     lone.create("paint")
     lone.run(lone.node.parts.http._import())
-    routes = lone.node.parts.http._started().routes
+    served = lone.node.parts.http._started().routes
 
     def why(session):
         request = HttpRequest("GET", "/api/v1/topics/payrol", session=session)
         try:
-            lone.run(routes.respond(request))
+            lone.run(served.respond(request))
         except Exception as error:  # noqa: BLE001 - whatever it says
             return str(error)
         raise AssertionError("there is no such topic")

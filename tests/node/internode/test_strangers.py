@@ -13,7 +13,7 @@ from kept.cluster.metadata.wal import Entry
 from kept.cluster.raft.messages import Append, InstallSnapshot, Vote
 from kept.node.config.listeners import Voter
 from kept.node.internode import hello as greeting
-from kept.node.internode import server
+from kept.node.internode import protobuf_conversion, server
 from kept.node.internode.controller_rpc import AllocateProducerIdsReply, AllocateProducerIdsRequest
 from kept.node.internode.frames import Kind
 from kept.node.internode.identity import Hello, check
@@ -207,3 +207,31 @@ async def test_strangers_that_went_are_forgotten(net, monkeypatch):
         while one.peers._connections.get(node_id):
             await asyncio.sleep(0.001)
     assert 2 in one.peers._connections
+
+
+async def test_raft_messages_after_a_refusal_change_nothing(net):
+    """Who is refused says that it votes, all the same, before the connection is closed."""
+    one = await net.node(1)
+    for refused in (STRANGER, replace(STRANGER, cluster_id="c2")):
+        async with await RawConnection.to(one.port) as connection:
+            await connection.greet(refused)
+            connection.send(Kind.OPEN, body=codecs().hello.to_bytes(refused))
+            for _ in range(3):
+                message = vote(directory_id=STRANGER.directory_id)
+                body = protobuf_conversion.encode_raft(message)
+                connection.send(Kind.MESSAGE, body=body)
+            await connection.closed()
+    assert one.messages.empty()
+
+
+async def test_a_hello_with_the_id_of_another_node_changes_nothing(net):
+    """Node 2 is alive: whoever says that he is node 2 is refused, and so is what he says."""
+    one, two = await net.node(1), await net.node(2)
+    two.peers.send(append(2, 1, 1))
+    await one.messages.get()
+    imitated = Hello("c1", 2, uuid.UUID(int=7), directory_id=uuid.UUID(int=77))
+    why = await send_messages(one.port, imitated, vote(sender=2, directory_id=uuid.UUID(int=77)))
+    assert "belongs to another process that is alive" in why
+    assert one.messages.empty()
+    two.peers.send(append(2, 1, 2))
+    assert (await one.messages.get()).prev_index == 2, "node 2 goes on"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kept.client.security.tls import client_context, tls_config
 from kept.node.config.node_config import NodeConfig
 from kept.node.security.listener_tls import ListenerTls
 from kept.node.security.tls_reload import DAY_S, Rotation
@@ -142,3 +144,54 @@ def test_each_warning_of_the_end_is_said_once(
         bench.tick(end - days * DAY_S)
         said.append("".join(capfd.readouterr()).count("certificate "))
     assert said == [0, 0, 1, 0, 1, 0, 1, 0, 1, 0]
+
+
+def handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
+    """Both sides, in memory. Raises ssl.SSLError."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = [
+        client.wrap_bio(to_client, to_server, server_hostname="localhost"),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    waiting = list(sides)
+    for _ in range(10):
+        for side in list(waiting):
+            try:
+                side.do_handshake()
+                waiting.remove(side)
+            except ssl.SSLWantReadError:
+                pass
+    assert not waiting
+    sides[1].write(b"x")  # TLS 1.3: a client hears now that its certificate is refused
+    sides[0].read(1)
+
+
+def test_another_authority_together_with_the_key(tmp_path: Path) -> None:
+    """Clients that trust and are signed by the new one are believed, and no others."""
+    allowed = {"ssl_allow_dn_changes": "true", "ssl_client_auth": "required"}
+    bench = Bench(tmp_path, **allowed)
+    old, new = bench.authority, Authority(tmp_path, "new")
+
+    def client(authority: Authority, trusted: str) -> ssl.SSLContext:
+        keys = authority.issue("ada")
+        stores = {"ssl.keystore.location": keys, "ssl.truststore.certificates": trusted}
+        return client_context(tls_config(stores))
+
+    old_pem, new_pem = old.ca_pem, new.ca_pem
+    handshake(bench.tls.context, client(old, old_pem))
+    with pytest.raises(ssl.SSLError):
+        handshake(bench.tls.context, client(new, old_pem))
+    Path(old.ca).write_text(old_pem + new_pem)  # first both are trusted, then the key changes
+    bench.put(Path(new.issue("node", "localhost")).read_text())
+    bench.tick()
+    bench.tick()
+    assert bench.replaced
+    handshake(bench.tls.context, client(new, new_pem))
+    handshake(bench.tls.context, client(old, old_pem + new_pem))
+    Path(old.ca).write_text(new_pem)
+    bench.tick()
+    bench.tick()
+    handshake(bench.tls.context, client(new, new_pem))
+    for mistaken in (client(old, new_pem), client(new, old_pem)):
+        with pytest.raises(ssl.SSLError):
+            handshake(bench.tls.context, mistaken)

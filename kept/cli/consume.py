@@ -117,7 +117,7 @@ class _Reading(msgspec.Struct, frozen=True):
     "--format",
     "format_string",
     metavar="F",
-    help=f"Print each record as F says: {_FORMAT_HELP}; \\n, \\r, \\t, \\0, \\xHH and \\\\.",
+    help=f"Print each record as F says: {_FORMAT_HELP}. Escapes: \\n \\r \\t \\0 \\xHH \\\\",
 )
 @click.option("--value-only", is_flag=True, help="Print values and nothing else.")
 @click.option("--key-only", is_flag=True, help="Print keys and nothing else.")

@@ -161,6 +161,10 @@ def completed_in(terminal: Terminal, topic: str) -> None:
     for typed, ran in (
         ("kept top\tcr\tx\n", "topic create x"),
         ("kept produce x --comp\tgz\t\n", "produce x --compression gzip"),
+        (
+            "kept topic create x --config compression.ty\tlz\t\n",
+            "topic create x --config compression.type=lz4",
+        ),
         ("kept produce x --compression=gz\t\n", "produce x --compression=gzip"),
         (f"kept consume {topic[:-2]}\t--until-\t\n", f"consume {topic} --until-end"),
         (f"kept consume {topic}:\t\n", f"consume {topic}:0"),

@@ -31,9 +31,10 @@ from kept.client.admin.topics import (
 from kept.client.consume.positions import EARLIEST, LATEST
 from kept.client.core.calls import Anywhere
 from kept.client.partitioner import partition_for
-from kept.node.admin import command_lines
+from kept.node.admin.command_lines import CommandLines, moment
 from kept.node.admin.partition_offsets import LeaderOffsets, offsets_from_leaders
 from kept.node.admin.partition_records import NewRecord, append
+from kept.node.security.session import Session
 from kept.storage.errors import (
     InvalidRequest,
     KeptError,
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from kept.node.admin.topic_lookup import TopicLookup
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.runtime.runtime import Runtime
-    from kept.node.security.session import Session
 
 ACTION_S: Final = 15.0
 """How long an action may take."""
@@ -59,6 +59,18 @@ DESCRIBE_S: Final = 5.0
 ACTION_MS: Final = int(1000 * ACTION_S)
 WITHOUT_MEMBERS: Final = ("Empty", "Dead")
 """States of a group whose offsets may be set."""
+
+
+class Caller(Struct, frozen=True):
+    """Who wants an action, and at which address: command lines name it."""
+
+    session: Session
+    bootstrap: str = ""
+
+    @property
+    def command_lines(self) -> CommandLines:
+        """Command lines that reach the same cluster."""
+        return CommandLines(self.bootstrap)
 
 
 class ActionResult(Struct, frozen=True):
@@ -138,7 +150,7 @@ class ResetTarget(Struct, frozen=True):
     def argument(self) -> str:
         """As the command line has it."""
         if self.timestamp is not None:
-            return command_lines.moment(self.timestamp)
+            return moment(self.timestamp)
         return str(self.offset if self.to is None else self.to)
 
 
@@ -154,7 +166,7 @@ class ClusterActions:
 
     async def create_topic(
         self,
-        session: Session,
+        caller: Caller,
         topic: str,
         *,
         partitions: int | None,
@@ -164,16 +176,16 @@ class ClusterActions:
     ) -> ActionResult:
         """Create a topic, or see whether it would be."""
         new = NewTopic(topic, partitions or -1, replication_factor or -1, config)
-        with self._client(session) as client:
+        with self._client(caller) as client:
             error = await _error_of(
                 client.call(create_topics_call([new], ACTION_MS, validate_only))
             )
-        command = command_lines.create_topic(topic, partitions, replication_factor, config)
+        command = caller.command_lines.create_topic(topic, partitions, replication_factor, config)
         return ActionResult(error is None and not validate_only, error, command)
 
     async def alter_topic(
         self,
-        session: Session,
+        caller: Caller,
         topic: str,
         *,
         partitions: int | None,
@@ -184,7 +196,7 @@ class ClusterActions:
         if partitions is None and not changes and not delete:
             raise InvalidRequest("nothing is to be changed: give partitions, set or delete")
         error = None
-        with self._client(session) as client:
+        with self._client(caller) as client:
             if changes or delete:
                 operation = alter_configs(TOPIC, topic, changes, delete, ACTION_MS)
                 error = await _error_of(client.run(operation, patience_s=ACTION_S))
@@ -193,21 +205,21 @@ class ClusterActions:
                 error = await _error_of(client.call(call))
                 if error is not None and (changes or delete):
                     error = f"the settings are changed, the partitions are not: {error}"
-        command = command_lines.alter_topic(topic, partitions, changes, delete)
+        command = caller.command_lines.alter_topic(topic, partitions, changes, delete)
         return ActionResult(error is None, error, command)
 
-    async def delete_topic(self, session: Session, topic: str) -> ActionResult:
+    async def delete_topic(self, caller: Caller, topic: str) -> ActionResult:
         """Delete a topic with its records."""
-        with self._client(session) as client:
+        with self._client(caller) as client:
             operation = delete_topics([topic], ACTION_MS)
             error = await _error_of(client.run(operation, patience_s=ACTION_S))
-        return ActionResult(error is None, error, command_lines.delete_topic(topic))
+        return ActionResult(error is None, error, caller.command_lines.delete_topic(topic))
 
     # Records.
 
     async def produce(
         self,
-        session: Session,
+        caller: Caller,
         topic: str,
         record: NewRecord,
         *,
@@ -219,13 +231,13 @@ class ClusterActions:
         """
         if record.key is None and record.value is None:
             raise InvalidRequest("value is missing: a tombstone needs a key")
-        command = command_lines.produce(topic, partition, record, timestamp=stamped)
+        command = caller.command_lines.produce(topic, partition, record, timestamp=stamped)
         try:
             count = len(self.lookup.topic(topic).partitions)
             if partition is None:
                 partition = partition_for(record.key, count, next(self.sticky))
             tp = self.lookup.partition(topic, partition)
-            with self._client(session) as client:
+            with self._client(caller) as client:
                 appended = await append(client, tp, record, ACTION_S)
         except KeptError as error:
             return ProduceResult(False, str(error), command, None, None, None)
@@ -235,7 +247,7 @@ class ClusterActions:
 
     async def reset_offsets(
         self,
-        session: Session,
+        caller: Caller,
         group: str,
         topic: str,
         *,
@@ -247,13 +259,15 @@ class ClusterActions:
         InvalidRequest.
         """
         target.check()
-        command = command_lines.reset_offsets(group, topic, partition, target.argument, dry_run)
+        command = caller.command_lines.reset_offsets(
+            group, topic, partition, target.argument, dry_run
+        )
         rows: list[OffsetReset] = []
         try:
             numbers = range(len(self.lookup.topic(topic).partitions))
             chosen = numbers if partition is None else [partition]
             tps = [self.lookup.partition(topic, number) for number in chosen]
-            with self._client(session) as client:
+            with self._client(caller) as client:
                 described = await client.run(describe_group(group), patience_s=ACTION_S)
                 if described.state not in WITHOUT_MEMBERS:
                     raise NonEmptyGroup(f"group {group} is {described.state}: stop its members")
@@ -292,12 +306,12 @@ class ClusterActions:
 
     # Brokers.
 
-    async def broker_config(self, session: Session, broker: int) -> BrokerConfig:
+    async def broker_config(self, caller: Caller, broker: int) -> BrokerConfig:
         """The settings of a broker. Raises UnknownTopicOrPartition for one that there is not, and
         what the way to it raises.
         """
         self._check_broker(broker)
-        with self._client(session) as client:
+        with self._client(caller) as client:
             operation = describe_configs(BROKER, [str(broker)], documentation=True)
             described = await client.run(operation, patience_s=DESCRIBE_S, retry=False)
         entries = sorted(described[str(broker)], key=lambda entry: entry.name)
@@ -306,7 +320,7 @@ class ClusterActions:
 
     async def alter_broker(
         self,
-        session: Session,
+        caller: Caller,
         broker: int | None,
         *,
         changes: Mapping[str, str],
@@ -320,10 +334,10 @@ class ClusterActions:
         if broker is not None:
             self._check_broker(broker)
         name = "" if broker is None else str(broker)
-        with self._client(session) as client:
+        with self._client(caller) as client:
             operation = alter_configs(BROKER, name, changes, delete, ACTION_MS, route=Anywhere())
             error = await _error_of(client.run(operation, patience_s=ACTION_S))
-        command = command_lines.alter_broker(broker, changes, delete)
+        command = caller.command_lines.alter_broker(broker, changes, delete)
         return ActionResult(error is None, error, command)
 
     def _check_broker(self, broker: int) -> None:
@@ -333,8 +347,8 @@ class ClusterActions:
             raise UnknownTopicOrPartition(f"there is no broker {broker}; there are {there}")
 
     @contextmanager
-    def _client(self, session: Session) -> Iterator[ClusterClient]:
-        client = self.new_client(session)
+    def _client(self, caller: Caller) -> Iterator[ClusterClient]:
+        client = self.new_client(caller.session)
         try:
             yield client
         finally:

@@ -143,7 +143,7 @@ async def _read(reader: Reader, end: int, limit: int) -> list[ShownRecord]:
                 if record.offset >= end:
                     return shown
                 shown.append(shown_record(record, longest, batch.transaction))
-                size += min(len(record.value or b""), longest) + len(record.key or b"")
+                size += shown_bytes(shown[-1])
                 if len(shown) >= limit or size >= MAX_BYTES:
                     reader.position = record.offset + 1
                     return shown
@@ -166,6 +166,14 @@ def shown_record(record: Record, longest: int, transaction: str | None) -> Shown
             ShownHeader(name[:SHORT_BYTES], _base64(value, SHORT_BYTES)) for name, value in headers
         ],
         headers_left_out=len(record.headers) - len(headers),
+    )
+
+
+def shown_bytes(record: ShownRecord) -> int:
+    """About what a record holds in memory and takes in an answer."""
+    size = 200 + len(record.key_base64 or "") + len(record.value_base64 or "")
+    return size + sum(
+        50 + len(header.name) + len(header.value_base64 or "") for header in record.headers
     )
 
 

@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from kept.node.admin.record_browser import SHORT_BYTES, ShownRecord, shown_record
+from kept.node.admin.record_browser import (
+    SHORT_BYTES,
+    ShownRecord,
+    shown_bytes,
+    shown_record,
+)
 from kept.storage.errors import InflatesBeyondLimit, InvalidRequest
 from kept.storage.records import HEADER_BYTES, check_replica, decompress, find_records
 from kept.storage.records.python import iterate_area
@@ -192,11 +197,3 @@ def _keep(record: Record, transaction: str | None, of: ScanRange, result: ScanRe
     if not of.newest:
         result.next_offset = record.offset + 1
     return True
-
-
-def shown_bytes(record: ShownRecord) -> int:
-    """About what a record holds in memory and takes in an answer."""
-    size = 200 + len(record.key_base64 or "") + len(record.value_base64 or "")
-    return size + sum(
-        50 + len(header.name) + len(header.value_base64 or "") for header in record.headers
-    )

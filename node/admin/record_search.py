@@ -31,14 +31,18 @@ from kept.client.consume.positions import EARLIEST, LATEST
 from kept.client.partitioner import partition_for_key
 from kept.node.admin.partition_offsets import LeaderOffsets, offsets_from_leaders
 from kept.node.admin.partition_records import FETCH_BYTES, MarkedBatch, Reader
-from kept.node.admin.record_browser import MAX_BYTES, MAX_RECORDS, ShownRecord
+from kept.node.admin.record_browser import (
+    MAX_BYTES,
+    MAX_RECORDS,
+    ShownRecord,
+    shown_bytes,
+)
 from kept.node.admin.record_filter import (
     MAX_INFLATED_BYTES,
     RecordFilter,
     ScanRange,
     ScanResult,
     scan_all,
-    shown_bytes,
 )
 from kept.node.admin.search_cursor import (
     MAX_SPAN,

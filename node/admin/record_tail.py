@@ -18,13 +18,13 @@ from msgspec import Struct
 from kept.client.consume.positions import LATEST
 from kept.node.admin.partition_offsets import offsets_from_leaders
 from kept.node.admin.partition_records import Reader
+from kept.node.admin.record_browser import shown_bytes
 from kept.node.admin.record_filter import (
     MAX_INFLATED_BYTES,
     RecordFilter,
     ScanRange,
     ScanResult,
     scan_all,
-    shown_bytes,
 )
 from kept.node.admin.record_search import MAX_PARTITIONS, PATIENCE_S, FoundRecord
 from kept.node.kafka.handlers.batch_checks import inflated

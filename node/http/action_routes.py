@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kept.node.admin.cluster_actions import ResetTarget
+from kept.node.admin.cluster_actions import Caller, ResetTarget
 from kept.node.admin.partition_records import NewRecord
 from kept.node.admin.record_browser import MAX_HEADERS
 from kept.node.http.parameters import Parameters
@@ -50,7 +50,7 @@ def _reset_names(p: Parameters) -> list[str]:
 )
 async def _create_topic(node: RouteContext, p: Parameters) -> Any:
     return await node.services.actions.create_topic(
-        p.request.session,
+        _caller(p),
         p.text("topic"),
         partitions=_positive(p, "partitions", MAX_INT32),
         replication_factor=_positive(p, "replication_factor", MAX_INT16),
@@ -72,7 +72,7 @@ async def _create_topic(node: RouteContext, p: Parameters) -> Any:
 )
 async def _alter_topic(node: RouteContext, p: Parameters) -> Any:
     return await node.services.actions.alter_topic(
-        p.request.session,
+        _caller(p),
         p.text("topic"),
         partitions=_positive(p, "partitions", MAX_INT32),
         changes=p.settings("set"),
@@ -89,7 +89,7 @@ async def _alter_topic(node: RouteContext, p: Parameters) -> Any:
     travels=False,
 )
 async def _delete_topic(node: RouteContext, p: Parameters) -> Any:
-    return await node.services.actions.delete_topic(p.request.session, p.text("topic"))
+    return await node.services.actions.delete_topic(_caller(p), p.text("topic"))
 
 
 @route(
@@ -117,7 +117,7 @@ async def _produce(node: RouteContext, p: Parameters) -> Any:
         p.headers("headers", MAX_HEADERS),
     )
     return await node.services.actions.produce(
-        p.request.session,
+        _caller(p),
         p.text("topic"),
         record,
         partition=p.optional_number("partition"),
@@ -147,7 +147,7 @@ async def _reset_offsets(node: RouteContext, p: Parameters) -> Any:
         timestamp=p.optional_number("timestamp"),
     )
     return await node.services.actions.reset_offsets(
-        p.request.session,
+        _caller(p),
         p.text("group"),
         p.text("topic"),
         partition=p.optional_number("partition"),
@@ -168,7 +168,7 @@ async def _reset_offsets(node: RouteContext, p: Parameters) -> Any:
 )
 async def _alter_broker(node: RouteContext, p: Parameters) -> Any:
     return await node.services.actions.alter_broker(
-        p.request.session,
+        _caller(p),
         p.optional_number("broker"),
         changes=p.settings("set"),
         delete=p.texts("delete"),
@@ -181,3 +181,7 @@ def _positive(p: Parameters, name: str, most: int) -> int | None:
     if value is not None and not 1 <= value <= most:
         raise InvalidRequest(f"{name} must be 1 to {most}, not {value}")
     return value
+
+
+def _caller(p: Parameters) -> Caller:
+    return Caller(p.request.session, p.request.host)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kept.node.admin.cluster_actions import Caller
 from kept.node.admin.topic_view import MAX_SEGMENTS
 from kept.node.http.parameters import Parameters
 from kept.node.http.route_access import (
@@ -125,4 +126,4 @@ async def _broker_config(node: RouteContext, p: Parameters) -> Any:
     broker = decimal_number(p.request.named)
     if broker is None:
         raise InvalidRequest(f"{p.request.named} is not the id of a broker")
-    return await node.services.actions.broker_config(p.request.session, broker)
+    return await node.services.actions.broker_config(Caller(p.request.session), broker)

@@ -381,7 +381,7 @@ class HttpConnection(asyncio.Protocol):
         parsed = HttpRequest(method, path, query)
         parsed.may_change_voters = self._handed_over.may_change_voters
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in request.headers}
-        parsed.accept = headers.get("accept", "")
+        parsed.accept, parsed.host = headers.get("accept", ""), headers.get("host", "")
         if path not in _ANY_HOST:
             self._check_host(headers)
         if path.startswith("/api/"):

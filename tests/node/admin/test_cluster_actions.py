@@ -20,7 +20,7 @@ from kept.cluster.security.acls import (
     AclResourceType,
     PatternType,
 )
-from kept.node.admin import command_lines
+from kept.node.admin.command_lines import CommandLines, moment
 from kept.node.admin.partition_records import NewRecord
 from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.node.http.messages import HttpRequest
@@ -84,7 +84,7 @@ def test_topics_are_created_altered_and_deleted(lone):
     result = done(lone, "topics/create", topic="t", partitions=3, config=config)
     assert result["done"]
     command = "kept topic create t --partitions 3 --config cleanup.policy=compact"
-    assert result["command"] == f"{command} --config segment.bytes=2048"
+    assert result["command"] == f"{command} --config segment.bytes=2048 --bootstrap localhost"
     topic = lone.get("/api/v1/topics/t")
     assert topic["partition_count"] == 3 and topic["config"] == config
     why = refused(lone, "topics/create", topic="t")
@@ -104,7 +104,10 @@ def test_topics_are_created_altered_and_deleted(lone):
     assert why.startswith("the settings are changed, the partitions are not: ")
     assert "INVALID_CONFIG" in refused(lone, "topics/alter", topic="t", set={"none": "1"})
 
-    assert done(lone, "topics/delete", topic="t")["command"] == "kept topic delete t"
+    assert (
+        done(lone, "topics/delete", topic="t")["command"]
+        == "kept topic delete t --bootstrap localhost"
+    )
     assert "t" not in lone.node.parts.metadata.image.topics
     assert "UNKNOWN_TOPIC_OR_PARTITION" in refused(lone, "topics/delete", topic="t")
 
@@ -191,7 +194,10 @@ def test_offsets_are_reset_after_a_dry_run(lone):
     assert [
         (one["partition"], one["before"], one["after"]) for one in dry["partitions"]
     ] == expected
-    assert dry["command"] == "kept group reset-offsets --dry-run g --topic t --to latest"
+    assert (
+        dry["command"]
+        == "kept group reset-offsets g --topic t --to latest --dry-run --bootstrap localhost"
+    )
     assert lone.http(f"GET /api/v1/groups/g {HEAD}")[0] == 404
     result = done(lone, "groups/reset-offsets", **wanted, to="latest")
     assert result["done"] and result["partitions"] == dry["partitions"]
@@ -230,7 +236,8 @@ def test_settings_of_brokers(lone):
     threads = by_name["log.cleaner.threads"]
     assert threads["source"] == "default" and threads["documentation"] and not threads["read_only"]
     result = done(lone, "brokers/config", broker=0, set={"log.cleaner.threads": "2"})
-    assert result["command"] == "kept broker config set 0 --config log.cleaner.threads=2"
+    line = "kept broker config set 0 --config log.cleaner.threads=2"
+    assert result["command"] == f"{line} --bootstrap localhost"
     assert lone.node.parts.live_config.current.log_cleaner_threads == 2
     why = refused(lone, "brokers/config", broker=0, set={"log.dirs": "/x"})
     assert "Cannot update these configs dynamically" in why or "INVALID" in why
@@ -238,8 +245,8 @@ def test_settings_of_brokers(lone):
         lone, "brokers/config", set={"message.max.bytes": "5000"}, delete=["log.retention.ms"]
     )
     assert result["command"] == (
-        "kept broker config set default --config message.max.bytes=5000"
-        " && kept broker config delete default --name log.retention.ms"
+        "kept broker config set default --config message.max.bytes=5000 --bootstrap localhost"
+        " && kept broker config delete default --name log.retention.ms --bootstrap localhost"
     )  # fmt: skip
     done(lone, "brokers/config", broker=0, delete=["log.cleaner.threads"])
     assert lone.node.parts.live_config.current.log_cleaner_threads == 1
@@ -261,40 +268,53 @@ def test_without_the_setting_nobody_may(lone_node):
 def test_the_command_lines_do_the_same(lone):
     """Each is run by a shell."""
     config = {"cleanup.policy": "compact", "segment.bytes": "2048"}
-    line = command_lines.create_topic("-t", 2, 1, config)
+    line = CommandLines().create_topic("-t", 2, 1, config)
     run(lone, line)
     topic = lone.get("/api/v1/topics/-t")
     assert (topic["partition_count"], topic["config"]) == (2, config)
-    run(lone, command_lines.alter_topic("-t", 3, {"segment.bytes": "4096"}, ["cleanup.policy"]))
+    run(lone, CommandLines().alter_topic("-t", 3, {"segment.bytes": "4096"}, ["cleanup.policy"]))
     topic = lone.get("/api/v1/topics/-t")
     assert (topic["partition_count"], topic["config"]) == (3, {"segment.bytes": "4096"})
     headers = (("h'$(id)", b"\xff"), ("n", None))
     record = NewRecord(7, b"it's", 'line\n$HOME "x" \u202e'.encode(), headers)
-    run(lone, command_lines.produce("-t", 1, record, timestamp=True))
+    run(lone, CommandLines().produce("-t", 1, record, timestamp=True))
     (found,) = lone.get("/api/v1/records?topic=-t&partition=1")["records"]
     assert found["timestamp"] == 7 and found["value_bytes"] == len(record.value)
     assert [one["name"] for one in found["headers"]] == ["h'$(id)", "n"]
     group = "-g; rm -rf $HOME '"
-    run(lone, command_lines.reset_offsets(group, "-t", 1, "latest", dry_run=True))
-    run(lone, command_lines.reset_offsets(group, "-t", 1, command_lines.moment(7), dry_run=False))
-    run(lone, command_lines.alter_broker(None, {"message.max.bytes": "5000"}, ["log.retention.ms"]))
+    run(lone, CommandLines().reset_offsets(group, "-t", 1, "latest", dry_run=True))
+    run(lone, CommandLines().reset_offsets(group, "-t", 1, moment(7), dry_run=False))
+    run(
+        lone, CommandLines().alter_broker(None, {"message.max.bytes": "5000"}, ["log.retention.ms"])
+    )
     assert lone.node.parts.live_config.current.topic_defaults()
-    run(lone, command_lines.delete_topic("-t"))
+    run(lone, CommandLines().delete_topic("-t"))
     assert "-t" not in lone.node.parts.metadata.image.topics
+
+
+def test_a_command_line_names_the_cluster_unless_commands_find_it():
+    assert CommandLines("localhost:9092").delete_topic("t") == "kept topic delete t"
+    line = "kept topic delete --bootstrap node-1:9192 -- -t"
+    assert CommandLines("node-1:9192").delete_topic("-t") == line
+    line = 'printf \'%s\\n\' \'{"key": null, "value": "v"}\' | kept produce --json t'
+    record = NewRecord(0, None, b"v", ())
+    assert CommandLines("h:1").produce("t", None, record, timestamp=False) == (
+        f"{line} --bootstrap h:1"
+    )
 
 
 @pytest.mark.parametrize("text", ["a b", "'; id; '", "$(id)", "`id`", "a\nb", "-x", "é\u202e", ""])
 def test_whatever_a_name_is_it_stays_one_word(text):
     for line in (
-        command_lines.create_topic(text, 1, None, {text: text}),
-        command_lines.reset_offsets(text, text, 0, "latest", True),
-        command_lines.alter_topic(text, None, {}, [text]),
+        CommandLines().create_topic(text, 1, None, {text: text}),
+        CommandLines().reset_offsets(text, text, 0, "latest", True),
+        CommandLines().alter_topic(text, None, {}, [text]),
     ):
         words = shlex.split(line)
         assert any(text in word for word in words)
         assert [w for w in words if w == text or w.endswith(f"={text}") or w == f"{text}={text}"]
     record = NewRecord(0, text.encode(), text.encode(), ((text, text.encode()),))
-    words = shlex.split(command_lines.produce("t", None, record, timestamp=False))
+    words = shlex.split(CommandLines().produce("t", None, record, timestamp=False))
     line = json.loads(words[2])
     assert (line["key"], line["value"], line["headers"][0]["key"]) == (text, text, text)
 

@@ -659,8 +659,8 @@ def test_where_actions_are_off_forms_give_their_command_line(cluster, chromium):
             f"kept produce --json {scene.CLICKS}",
         ),
         (
-            "#node/1", "config", {"name": "log.cleaner.threads", "value": "2"},
-            "kept broker config set 1 --config log.cleaner.threads=2",
+            "#node/0", "config", {"name": "log.cleaner.threads", "value": "2"},
+            "kept broker config set 0 --config log.cleaner.threads=2",
         ),
     ):  # fmt: skip
         browser.show(page, cluster.url(), view)

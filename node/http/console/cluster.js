@@ -132,7 +132,7 @@ function settingsTable(list, part) {
       one.read_only ? "restart" : "at once",
     ]);
   return rows.length
-    ? table("Settings of the broker", ["Setting", "Value", "From", "Changes"], rows)
+    ? table("Settings of the broker", ["Setting", ["Value", "breaks"], ["From", "short"], ["Changes", "short"]], rows)
     : quiet("No setting here.");
 }
 

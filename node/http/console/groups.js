@@ -103,6 +103,7 @@ export const group = {
         ["Lag", lagOf(found)],
       ]),
       make("div", { class: "row" }, button(hash("reset", found.group), "Reset offsets")),
+      history ? make("h2", {}, "Last hour") : "",
       history
         ? make("div", { class: "charts" }, chart("lag", "Lag", samples, "lag", { interval: history.interval_ms }))
         : "",

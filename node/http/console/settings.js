@@ -52,7 +52,7 @@ export const settings = {
       ...topicHead(topic, "settings"),
       offNote(actions),
       given.length
-        ? table("Settings of the topic", ["Setting", "Value", ""], given.map(([setting, set]) => [
+        ? table("Settings of the topic", ["Setting", ["Value", "breaks"], ""], given.map(([setting, set]) => [
           make("code", {}, setting), set,
           make("button", { type: "button", class: "plain", "aria-label": `change ${setting}`, onclick: () => prefill(setting, set) }, "change"),
         ]))

@@ -31,6 +31,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 if TYPE_CHECKING:
     from kept.node.grpc.callers import Callers
     from kept.node.kafka.listener import HandedOver
+    from kept.node.security.audit import AuditLog
     from kept.node.security.session import Session
 
 CHECK_S: Final = 1.0
@@ -45,6 +46,8 @@ class OnTopic(Struct, frozen=True):
     operation: AclOperation
     kind: Any
     cluster: AclOperation | None = None
+    is_change: bool = False
+    """It changes metadata: the audit log has it."""
 
     def allows(self, session: Session, topic: str, *, api: str = "", audited: bool = True) -> bool:
         """Whether the call is served; ``audited``: the audit log learns of it, as of ``api``."""
@@ -55,7 +58,7 @@ class OnTopic(Struct, frozen=True):
 
 METHODS: Final[dict[str, Open | Known | OnTopic]] = {
     "/broker.Broker/CreateTopic": OnTopic(
-        AclOperation.CREATE, broker_pb2.CreateTopicRequest, AclOperation.CREATE
+        AclOperation.CREATE, broker_pb2.CreateTopicRequest, AclOperation.CREATE, is_change=True
     ),
     "/broker.Broker/Produce": OnTopic(AclOperation.WRITE, broker_pb2.ProduceRequest),
     "/broker.Broker/Consume": OnTopic(AclOperation.READ, broker_pb2.ConsumeRequest),
@@ -80,9 +83,10 @@ def check_methods() -> None:
 class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """See the module."""
 
-    def __init__(self, callers: Callers) -> None:
+    def __init__(self, callers: Callers, audit: AuditLog) -> None:
         check_methods()
         self._callers = callers
+        self._audit = audit
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
@@ -107,13 +111,17 @@ class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def _coroutine(self, serve: Any, access: Any, method: str) -> Any:
         async def guarded(request: Any, context: Any) -> Any:
-            still_allowed = await self._admit(access, method, request, context)
+            session, still_allowed = await self._admit(access, method, request, context)
             call = asyncio.ensure_future(serve(request, context))
             try:
                 while not (await asyncio.wait({call}, timeout=CHECK_S))[0]:
                     if not still_allowed():
                         await _end(context, *_TAKEN_AWAY)
-                return await call
+                reply = await call
+                if session is not None and isinstance(access, OnTopic) and access.is_change:
+                    topic = parsed(access.kind, request).topic
+                    self._audit.changed(session, method, [topic])
+                return reply
             finally:
                 call.cancel()
 
@@ -129,10 +137,12 @@ class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     async def _admit(
         self, access: Any, method: str, request: Any, context: Any
-    ) -> Callable[[], bool]:
-        """Let a call pass, or end it. Gives what says whether it may still go on."""
+    ) -> tuple[Session | None, Callable[[], bool]]:
+        """Let a call pass, or end it. Gives who calls (None: nobody was asked), and what says
+        whether it may still go on.
+        """
         if isinstance(access, Open):
-            return lambda: True
+            return None, lambda: True
         caller = self._callers.of(context.peer())
         if caller is None:
             await _end(context, *_LOG_IN)
@@ -145,11 +155,11 @@ class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if not lasts():
             await _end(context, *_LOG_IN)
         if session.is_unrestricted:
-            return lasts
+            return session, lasts
         if isinstance(access, Known):
             if session.principal == ANONYMOUS:
                 await _end(context, *_LOG_IN)
-            return lasts
+            return session, lasts
         try:
             topic = parsed(access.kind, request).topic
         except InvalidRequest as error:
@@ -159,7 +169,7 @@ class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             if session.principal == ANONYMOUS:
                 await _end(context, grpc.StatusCode.UNAUTHENTICATED, f"{what}; {_LOG_IN[1]}")
             await _end(context, grpc.StatusCode.PERMISSION_DENIED, what)
-        return lambda: lasts() and access.allows(session, topic, audited=False)
+        return session, lambda: lasts() and access.allows(session, topic, audited=False)
 
     async def _session(self, caller: HandedOver, context: Any) -> Session:
         listener = caller.listener

@@ -60,7 +60,7 @@ class Server:
         server = grpc.aio.server(
             options=options(services.config.current),
             maximum_concurrent_rpcs=limit,
-            interceptors=[CallAuthorizer(self.callers)] if secured else [],
+            interceptors=[CallAuthorizer(self.callers, services.audit)] if secured else [],
         )
         clients = broker.Broker(
             runtime=services.runtime,

@@ -1,7 +1,8 @@
 """What the audit log says of requests that change metadata: the names that were changed, no values.
 
 A change is recorded where it was made, which is at the active controller; what was refused, item by
-item, is not, nor what was only validated.
+item, is not, nor what was only validated, nor what a node asks for itself: it is recorded where it
+was asked to (gRPC's CreateTopic), if anybody did.
 """
 
 from __future__ import annotations
@@ -99,6 +100,15 @@ def _reassigned(_: Any, answer: Values) -> Iterable[str]:
     )
 
 
+def _elected(_: Any, answer: Values) -> Iterable[str]:
+    return (
+        f"{topic['topic']}-{partition['partition_id']}"
+        for topic in answer["replica_election_results"]
+        for partition in topic["partition_result"]
+        if not partition.get("error_code")
+    )
+
+
 _CHANGES: Final[Mapping[int, _Names]] = {
     ApiKey.CREATE_TOPICS: _items("topics", "name"),
     ApiKey.DELETE_TOPICS: _items("responses", "name"),
@@ -110,6 +120,7 @@ _CHANGES: Final[Mapping[int, _Names]] = {
     ApiKey.ALTER_USER_SCRAM_CREDENTIALS: _items("results", "user"),
     ApiKey.ALTER_CLIENT_QUOTAS: _quotas,
     ApiKey.ALTER_PARTITION_REASSIGNMENTS: _reassigned,
+    ApiKey.ELECT_LEADERS: _elected,
     ApiKey.UNREGISTER_BROKER: lambda request, _: [str(request.broker_id)],
     ApiKey.ADD_RAFT_VOTER: lambda request, _: [str(request.voter_id)],
     ApiKey.REMOVE_RAFT_VOTER: lambda request, _: [str(request.voter_id)],
@@ -119,7 +130,7 @@ _CHANGES: Final[Mapping[int, _Names]] = {
 def recorded(audit: AuditLog, context: RequestContext, request: Any, answer: Answer) -> Answer:
     """``answer``, which the audit log learns of, if the request is one that changes something."""
     names = _CHANGES.get(context.api_key)
-    if names is None or getattr(request, "validate_only", False):
+    if names is None or context.session.is_node or getattr(request, "validate_only", False):
         return answer
 
     def finish(values: Values) -> Steps[Values]:

@@ -426,7 +426,7 @@ class Connection(asyncio.BufferedProtocol):
         now_ms = 0
         expired = self.last_active >= self.session.expires_at
         max_frame_bytes = self.listener.max_frame_bytes
-        metered = self.context.quotas.active and not self.listener.between_nodes
+        metered = self.context.quotas.active and not self.session.is_node
         room = self._room()
         try:
             while not self._blocked:

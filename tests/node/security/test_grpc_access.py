@@ -12,6 +12,7 @@ import pytest
 
 from kept.client.security.jaas import PLAIN_MODULE
 from kept.cluster.metadata.records import (
+    ClientQuotaRecord,
     RemoveScramCredentialRecord,
     ScramCredentialRecord,
 )
@@ -76,11 +77,12 @@ def called(method: str, topic: str, session: Session) -> tuple[Any, str] | str:
         listener__context__logins__is_revoked=lambda _: False,
     )
     callers: Any = Given(of=lambda _: caller)
+    audit: Any = Given(changed=lambda *_: None)
     request = broker_pb2.ProduceRequest(topic=topic).SerializeToString()
 
     async def go() -> tuple[Any, str] | str:
         details = Given(method=method)
-        handler = await CallAuthorizer(callers).intercept_service(continuation, details)
+        handler = await CallAuthorizer(callers, audit).intercept_service(continuation, details)
         try:
             return str(await handler.unary_unary(request, Context()))
         except Ended as ended:
@@ -139,6 +141,16 @@ def secure(lone_node: Any) -> Any:
 
 PRODUCE = broker_pb2.ProduceRequest(topic="t", payload=b"v")
 CONSUME = broker_pb2.ConsumeRequest(topic="t", partition=0, follow=True)
+
+
+def test_a_quota_of_clients_holds_no_request_of_the_node_itself(secure: Any) -> None:
+    """gRPC's calls go on over a connection of the node's own: it is nobody's client."""
+    lone, login = secure(), basic("ada", "pencil")
+    quota = ClientQuotaRecord((("user", None),), "producer_byte_rate", 1.0)
+    lone.run(lone.node.parts.metadata.propose([quota]))
+    for number in range(3):
+        assert lone.run(call(lone.port, "Produce", PRODUCE, login)).offset == number
+    assert not any(lone.node.parts.counters.throttled_seconds.values())
 
 
 def test_grpc_logs_in_with_each_call_where_a_login_is_asked_for(secure: Any) -> None:

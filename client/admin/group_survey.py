@@ -60,18 +60,7 @@ def survey_groups(
     view: ClusterView, listings: Sequence[GroupListing], patience_ms: int
 ) -> Operation[list[SurveyedGroup]]:
     """What coordinators and leaders say of these groups; each is waited for so long at most."""
-    described: dict[str, GroupDescription] = {}
-    committed: dict[str, dict[TopicPartition, int]] = {}
-    for calls in _hundreds(_describe_calls(listings)):
-        for response in (yield _without_waiting(calls, patience_ms)):
-            if not isinstance(response, KeptError):
-                described.update({each.group: each for each in descriptions(response)})
-    for some in _hundreds(listings):
-        fetches = [offsets_call(each.group, None, ToNode(each.coordinator)) for each in some]
-        responses = yield _without_waiting(fetches, patience_ms)
-        for listing, response in zip(some, responses, strict=True):
-            if not isinstance(response, KeptError):
-                committed[listing.group] = offsets_of(response)
+    described, committed = yield from groups_and_offsets(listings, patience_ms)
     partitions = {
         each.group: partitions_of(described.get(each.group), committed.get(each.group))
         for each in listings
@@ -89,6 +78,25 @@ def survey_groups(
         )
         for listing in listings
     ]
+
+
+def groups_and_offsets(
+    listings: Sequence[GroupListing], patience_ms: int
+) -> Operation[tuple[dict[str, GroupDescription], dict[str, dict[TopicPartition, int]]]]:
+    """Descriptions and committed offsets of groups, by name, as far as their coordinators say."""
+    described: dict[str, GroupDescription] = {}
+    committed: dict[str, dict[TopicPartition, int]] = {}
+    for calls in _hundreds(_describe_calls(listings)):
+        for response in (yield _without_waiting(calls, patience_ms)):
+            if not isinstance(response, KeptError):
+                described.update({each.group: each for each in descriptions(response)})
+    for some in _hundreds(listings):
+        fetches = [offsets_call(each.group, None, ToNode(each.coordinator)) for each in some]
+        responses = yield _without_waiting(fetches, patience_ms)
+        for listing, response in zip(some, responses, strict=True):
+            if not isinstance(response, KeptError):
+                committed[listing.group] = offsets_of(response)
+    return described, committed
 
 
 def partitions_of(

@@ -62,7 +62,7 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     A table that is wider than the terminal wraps its widest cells; in a pipe or a file every row
     stays one line, whole.
     """
-    cells = [[_cell(value) for value in row] for row in rows]
+    cells = [table_cells(row) for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     numeric = [_is_numeric([row[i] for row in rows]) for i in range(len(columns))]
     lines = [[name.upper() for name in columns], *cells]
@@ -146,6 +146,11 @@ def show_tree(value: Any, indent: int = 0) -> None:
 def _is_moment(value: Any) -> bool:
     """A number of milliseconds that is a date rather than a duration."""
     return isinstance(value, int) and value > 946_684_800_000
+
+
+def table_cells(row: Sequence[Any]) -> list[str]:
+    """The cells of a row as :func:`show_table` prints them."""
+    return [_cell(value) for value in row]
 
 
 def _cell(value: Any) -> str:

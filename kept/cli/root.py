@@ -24,6 +24,7 @@ COMMANDS = {
         "kept.cli.cluster:cluster",
         "Show the cluster; move leaders and replicas, change voters.",
     ),
+    "top": ("kept.cli.top:top", "Show what moves: nodes, topics and groups with their rates."),
     "spark": ("kept.cli.spark:spark", "Tables, analyses and audits of topics, made by Spark."),
     "context": ("kept.cli.context:context", "Name clusters, and choose where commands go."),
     "completion": (

@@ -5,7 +5,7 @@ A plan is the replicas of each partition that changes, the preferred leader firs
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from kept.client.admin.cluster import Member
 from kept.client.core.metadata import PartitionView, TopicView
@@ -34,35 +34,41 @@ def spread(topic: TopicView, nodes: Sequence[int]) -> Plan:
     return plan
 
 
-def away_from(node_id: int, topics: Iterable[TopicView], members: Sequence[Member]) -> Plan:
-    """Every replica on ``node_id`` to another node: one in a rack without a replica if there is
-    one, then the one with the fewest.
+def away_from(
+    node_ids: Collection[int], topics: Iterable[TopicView], members: Sequence[Member]
+) -> Plan:
+    """Every replica on a node of ``node_ids`` to one that stays: one in a rack without a replica if
+    there is one, then the one with the fewest.
 
-    Raises InvalidReplicaAssignment when a partition has a replica on every node.
+    Raises InvalidReplicaAssignment when there are not enough nodes that stay for a partition.
     """
     topics = list(topics)
     racks = {m.node_id: m.rack for m in members}
-    others = [m.node_id for m in members if m.node_id != node_id and not m.fenced]
-    load = dict.fromkeys(others, 0)
+    stay = [m.node_id for m in members if m.node_id not in node_ids and not m.fenced]
+    load = dict.fromkeys(stay, 0)
     for _, view in _partitions(topics):
         for replica in view.replicas:
             if replica in load:
                 load[replica] += 1
     plan: Plan = {}
     for tp, view in _partitions(topics):
-        if node_id not in view.replicas:
-            continue
-        free = [n for n in others if n not in view.replicas]
-        if not free:
-            raise InvalidReplicaAssignment(
-                f"{tp} has {len(view.replicas)} replicas and node {node_id} can give its own to "
-                f"nobody: only {len(others)} other nodes take part, and each has one; add a node, "
-                f"or move leaders alone with --leaders"
-            )
-        taken = {racks.get(n) for n in view.replicas if n != node_id}
-        chosen = min(free, key=lambda n: (_shared(racks.get(n), taken), load[n], n))
-        load[chosen] += 1
-        plan[tp] = tuple(chosen if n == node_id else n for n in view.replicas)
+        replicas = list(view.replicas)
+        for place, node_id in enumerate(view.replicas):
+            if node_id not in node_ids:
+                continue
+            free = [n for n in stay if n not in replicas]
+            if not free:
+                raise InvalidReplicaAssignment(
+                    f"{tp} has {len(replicas)} replicas and node {node_id} can give its own to "
+                    f"nobody: only {len(stay)} other nodes take part, and each has one; add a "
+                    "node, or move leaders alone with --leaders"
+                )
+            taken = {racks.get(n) for n in replicas if n not in node_ids}
+            chosen = min(free, key=lambda n: (_shared(racks.get(n), taken), load[n], n))
+            load[chosen] += 1
+            replicas[place] = chosen
+        if replicas != list(view.replicas):
+            plan[tp] = tuple(replicas)
     return plan
 
 
@@ -70,13 +76,14 @@ def _shared(rack: str | None, taken: set[str | None]) -> bool:
     return rack is not None and rack in taken
 
 
-def leaders_away_from(node_id: int, topics: Iterable[TopicView]) -> Plan:
-    """Where ``node_id`` is the preferred leader, it becomes the last choice."""
-    return {
-        tp: (*view.replicas[1:], node_id)
-        for tp, view in _partitions(topics)
-        if len(view.replicas) > 1 and view.replicas[0] == node_id
-    }
+def leaders_away_from(node_ids: Collection[int], topics: Iterable[TopicView]) -> Plan:
+    """Where one of ``node_ids`` is the preferred leader, they become the last choices."""
+    plan: Plan = {}
+    for tp, view in _partitions(topics):
+        stay = [n for n in view.replicas if n not in node_ids]
+        if stay and view.replicas[0] in node_ids:
+            plan[tp] = (*stay, *(n for n in view.replicas if n in node_ids))
+    return plan
 
 
 def _partitions(topics: Iterable[TopicView]) -> list[tuple[TopicPartition, PartitionView]]:

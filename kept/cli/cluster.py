@@ -471,10 +471,10 @@ def _show_moves(moving: dict[TopicPartition, Reassignment], as_json: bool) -> No
 
 
 @cluster.command(
-    epilog=examples("kept cluster drain 2 --wait", "kept cluster drain 2 --leaders --wait")
+    epilog=examples("kept cluster drain 3 4 --wait", "kept cluster drain 2 --leaders --wait")
 )
-@click.argument("number", metavar="NODE", type=WholeNumber(0))
-@click.option("--leaders", is_flag=True, help="Move leadership only; replicas stay on NODE.")
+@click.argument("numbers", metavar="NODE...", type=WholeNumber(0), nargs=-1, required=True)
+@click.option("--leaders", is_flag=True, help="Move leadership only; replicas stay where they are.")
 @click.option(
     "--throttle",
     type=WholeNumber(0),
@@ -486,26 +486,29 @@ def _show_moves(moving: dict[TopicPartition, Reassignment], as_json: bool) -> No
 @bootstrap_option
 def drain(
     *,
-    number: int,
+    numbers: tuple[int, ...],
     leaders: bool,
     throttle: int | None,
     wait: bool,
     as_json: bool,
     bootstrap: Bootstrap,
 ) -> None:
-    """Move every replica off NODE, so that it can be removed; with --leaders, leadership only."""
+    """Move every replica off each NODE, to nodes that are not named, so that they can be removed;
+    with --leaders, leadership only.
+    """
     with open_client(bootstrap) as client:
         described = client.run(operations.describe_cluster())
-        if number not in {member.node_id for member in described.members}:
-            raise Failure(f"there is no node {number}; there are {_names(described)}")
+        for number in numbers:
+            if number not in {member.node_id for member in described.members}:
+                raise Failure(f"there is no node {number}; there are {_names(described)}")
         topics = client.metadata().topics
         if not leaders:
-            plan = reassignment_plan.away_from(number, topics.values(), described.members)
+            plan = reassignment_plan.away_from(numbers, topics.values(), described.members)
             _move(client, plan, throttle, wait, as_json)
             return
-        plan = reassignment_plan.leaders_away_from(number, topics.values())
+        plan = reassignment_plan.leaders_away_from(numbers, topics.values())
         _move(client, plan, throttle, True, as_json)
-        led = [tp for tp in plan if topics[tp.topic].partitions[tp.partition].leader == number]
+        led = [tp for tp in plan if topics[tp.topic].partitions[tp.partition].leader in numbers]
         if led:
             outcomes = client.run(
                 operations.elect_leaders(operations.PREFERRED, led, client.timeout_ms)

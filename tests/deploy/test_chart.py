@@ -250,8 +250,9 @@ def test_the_rack_is_the_zone_of_the_node(tmp_path, node, token, zone):
     [
         (3, {0: 5, 1: 5, 2: 5}, [0, 1, 2], None),
         (3, {0: 5, 1: 5, 2: 5, 3: 0}, [0, 1, 2], None),
-        (3, {0: 5, 1: 5, 2: 5, 3: 7}, [0, 1, 2], "node 3 holds 7 replicas: kept cluster drain 3"),
-        (1, {0: 5, 1: 0, 2: 0}, [0, 1, 2], "node 2 votes: kept cluster voter remove 2"),
+        (3, {0: 5, 1: 5, 2: 5, 3: 7}, [0, 1, 2], "node 3 holds 7 replicas\nkept cluster drain 3"),
+        (3, {0: 5, 3: 7, 4: 1}, [0, 1, 2], "kept cluster drain 3 4 --wait\n"),
+        (1, {0: 5, 1: 0, 2: 0}, [0, 1, 2], "node 2 votes\nkept cluster voter remove 1\n"),
         (3, None, [], "scaleDownCheck=false"),
     ],
 )

@@ -18,15 +18,19 @@ if asked.returncode:
         "on hold. If none is taken away, go on with --set scaleDownCheck=false"
     )
 found = json.loads(asked.stdout)
-wrong = []
+wrong, full, voting = [], [], []
 for node in found["nodes"]:
     number = node["node_id"]
     if number < replicas:
         continue
     if node["replicas"]:
-        held = node["replicas"]
-        wrong.append(f"node {number} holds {held} replicas: kept cluster drain {number} --wait")
+        wrong.append(f"node {number} holds {node['replicas']} replicas")
+        full.append(number)
     if number in found["voters"]:
-        wrong.append(f"node {number} votes: kept cluster voter remove {number}")
+        wrong.append(f"node {number} votes")
+        voting.append(number)
+if full:
+    wrong.append(f"kept cluster drain {' '.join(map(str, full))} --wait")
+wrong += [f"kept cluster voter remove {number}" for number in voting]
 if wrong:
     sys.exit("\n".join([f"replicas={replicas} would take nodes away that are needed:", *wrong]))

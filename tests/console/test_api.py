@@ -165,9 +165,9 @@ def test_the_page_may_only_do_what_the_setting_allows(kept_cluster):
             assert status == 405
 
 
-def open_stream(cluster, query=""):
+def open_stream(cluster, query="", path="/api/v1/events"):
     connection = http.client.HTTPConnection("127.0.0.1", cluster.port(), timeout=60)
-    connection.request("GET", f"/api/v1/events{query}")
+    connection.request("GET", f"{path}{query}")
     return connection, connection.getresponse()
 
 
@@ -287,3 +287,82 @@ def test_any_node_answers_for_all(kept_cluster):
     assert len(done["partitions"]) == 3
     view = given(cluster, f"topics/{topic}", other, leaders="true")
     assert len(view["partitions"]) == 3
+
+
+def searched(cluster, i, **query):
+    """(partition, offset) of all that a search finds at node i, and why partitions are missing."""
+    found, errors, cursor = [], {}, {}
+    while True:
+        page = given(cluster, "search", i, **query, **cursor)
+        found += [(one["partition"], one["offset"]) for one in page["records"]]
+        errors |= {one["partition"]: one["error"] for one in page["ends"] if one["error"]}
+        if page["cursor"] is None:
+            return found, errors
+        cursor = {"cursor": page["cursor"]}
+
+
+def moved(cluster, i, group):
+    """Lag of a group in the list, by itself and by its topic at node i."""
+    (listed,) = given(cluster, "groups", i, name=group)["groups"]
+    one = given(cluster, f"groups/{group}", i)
+    (of_topic,) = given(cluster, f"topics/{one['partitions'][0]['topic']}/groups", i)["groups"]
+    lags = [(row["lag"], row["partitions_unknown"]) for row in (listed, one, of_topic)]
+    assert len(set(lags)) == 1, "one number everywhere"
+    return lags[0]
+
+
+@pytest.mark.slow
+def test_any_node_searches_and_changes_what_others_lead(kept_cluster):
+    """Also with one of three killed."""
+    cluster = kept_cluster(3, kept_console_actions="true")
+
+    def act(path, i, **body):
+        status, result = ask(cluster, path, i, body=body)
+        assert status == 200 and result["error"] is None, result
+        return result
+
+    act("topics/create", 1, topic="t", partitions=6)
+    act("topics/create", 2, topic="one", partitions=3, replication_factor=1)
+    act("topics/alter", 0, topic="t", set={"retention.ms": "-1"}, partitions=7)
+    assert given(cluster, "topics/t", 2)["partition_count"] == 7
+    placed = set()
+    for n in range(21):
+        result = act("produce", n % 3, topic="t", key=f"k{n}", value=f"v{n}", timestamp=1000 + n)
+        placed.add((result["partition"], result["offset"]))
+    at = {one["partition"]: one["leader"] for one in given(cluster, "topics/one")["partitions"]}
+    for number in at:
+        act("produce", 0, topic="one", value="x", partition=number)
+    for i in range(3):
+        found, errors = searched(cluster, i, topic="t", limit=4)
+        assert set(found) == placed and len(found) == 21 and not errors
+        newest = given(cluster, "search", i, topic="t", limit=1)["records"][0]
+        assert newest["timestamp"] == 1020
+        (one,) = given(cluster, "search", i, topic="t", key="k7")["records"]
+        assert one["timestamp"] == 1007
+        assert given(cluster, f"brokers/{(i + 1) % 3}/config", i)["broker"] == (i + 1) % 3
+    reset = {"group": "g", "topic": "t", "to": "earliest"}
+    assert not act("groups/reset-offsets", 0, **reset, dry_run=True)["done"]
+    assert act("groups/reset-offsets", 1, **reset)["done"]
+    assert {moved(cluster, i, "g") for i in range(3)} == {(21, 0)}
+    connection, stream = open_stream(cluster, path="/api/v1/tail?topic=t")
+    assert event(stream)["partitions"] == 7
+    leader = next(node for node in at.values() if node != 0)
+    cluster.kill(leader)
+    act("produce", 0, topic="t", key="late", value="late")
+    tailed = event(stream)
+    assert [one["key_base64"] for one in tailed["records"]] == ["bGF0ZQ=="]
+    connection.close()
+    cluster.wait_until(lambda: len(searched(cluster, 0, topic="t")[0]) == 22, "all are found")
+    found, errors = searched(cluster, 0, topic="one")
+    orphans = {number for number, node in at.items() if node == leader}
+    assert errors.keys() == orphans and {partition for partition, _ in found} == at.keys() - orphans
+    other = ({1, 2} - {leader}).pop()
+    cluster.wait_until(lambda: bool(given(cluster, "groups", other)["groups"]), "g is found")
+    cluster.wait_until(lambda: moved(cluster, other, "g") == (22, 0), "its lag is known")
+    status, said = ask(cluster, "groups/reset-offsets", other, body={**reset, "topic": "one"})
+    assert status == 200 and not said["done"] and "are not known" in said["error"]
+    history = given(cluster, "history/throughput", other, topic="t")
+    assert leader not in history["nodes"]
+    assert [one["node"] for one in history["unanswered"]] == [leader]
+    act("topics/delete", other, topic="t")
+    assert ask(cluster, "topics/t")[0] == 404

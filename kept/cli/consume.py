@@ -25,13 +25,12 @@ from kept.cli.record_format import (
     value_line,
 )
 from kept.cli.shell import Failure, TopicPartitionArgument, WholeNumber, bootstrap_option, examples
-from kept.cli.unavailable import explained, open_client
+from kept.cli.unavailable import explained, named_partitions, open_client
 from kept.client.bootstrap import Bootstrap
 from kept.client.client import Client
 from kept.client.consume import positions
 from kept.client.consume.consumer import ConsumedRecord, Consumer, GroupConsumer
 from kept.client.consume.fetch import FetchLimits
-from kept.storage.errors import UnknownTopicOrPartition
 from kept.storage.types import IsolationLevel, TopicPartition
 
 Batches = Generator[list[ConsumedRecord], None, None]
@@ -125,7 +124,7 @@ class _Reading(msgspec.Struct, frozen=True):
 @bootstrap_option
 def consume(
     *,
-    targets: tuple[tuple[str, int | None], ...],
+    targets: Sequence[tuple[str, int | None]],
     regex: bool,
     internal: bool,
     partition: int | None,
@@ -166,12 +165,16 @@ def consume(
 
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(open_client(bootstrap))
-        topics = _topics(client, targets, regex, internal)
+        if regex:
+            targets = [(topic, None) for topic in _matching(client, targets, internal)]
+        if partition is not None:
+            targets = [(topic, partition) for topic, _ in targets]
+        topics = tuple(topic for topic, _ in targets)
         for topic in topics:
             stack.enter_context(explained(bootstrap, topic))
         reading = _Reading(
             topics=topics,
-            partitions=() if group else _partitions(client, topics, dict(targets), partition),
+            partitions=tuple(named_partitions(client, targets)),
             start=start or begin,
             to_end=to_end,
             until_ms=until_ms,
@@ -255,39 +258,18 @@ def _renderer(
     return printable(raw) if sys.stdout.isatty() else raw
 
 
-def _topics(
-    client: Client, targets: Sequence[tuple[str, int | None]], regex: bool, internal: bool
-) -> tuple[str, ...]:
-    """Names of topics that exist."""
-    if not regex:
-        for name, _ in targets:
-            client.topic(name)
-        return tuple(name for name, _ in targets)
+def _matching(
+    client: Client, targets: Iterable[tuple[str, int | None]], internal: bool
+) -> list[str]:
+    """The topics that the regular expressions match; a Failure where there is none."""
     patterns = [re.compile(name) for name, _ in targets]
     topics = client.metadata().topics
     matching = [name for name in sorted(topics) if any(p.fullmatch(name) for p in patterns)]
-    named = tuple(name for name in matching if internal or not topics[name].internal)
-    if not named:
+    names = [name for name in matching if internal or not topics[name].internal]
+    if not names:
         hint = "; internal topics only with --internal" if matching else ""
         raise Failure(f"no topic is named {' or '.join(p.pattern for p in patterns)}{hint}")
-    return named
-
-
-def _partitions(
-    client: Client,
-    topics: Sequence[str],
-    numbers: dict[str, int | None],
-    partition: int | None,
-) -> tuple[TopicPartition, ...]:
-    """The partitions to be read: of each topic the one that is named, or all."""
-    out = []
-    for topic in topics:
-        known = client.topic(topic).partitions
-        number = numbers.get(topic) if partition is None else partition
-        if number is not None and number not in known:
-            raise UnknownTopicOrPartition(f"topic {topic} has partitions 0 to {len(known) - 1}")
-        out += [TopicPartition(topic, p) for p in (known if number is None else (number,))]
-    return tuple(out)
+    return names
 
 
 def _of_partitions(client: Client, reading: _Reading) -> Batches:

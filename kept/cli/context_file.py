@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from kept.cli.shell import DEFAULT_BOOTSTRAP, Failure, check_bootstrap
+from kept.cli.shell import DEFAULT_BOOTSTRAP, Failure, check_bootstrap, did_you_mean
 
 BOOTSTRAP_VARIABLE: Final = "KEPT_BOOTSTRAP"
 CONTEXT_VARIABLE: Final = "KEPT_CONTEXT"
@@ -50,12 +50,9 @@ class Contexts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The context of that name; a Failure that says which there are."""
         context = self.contexts.get(name)
         if context is None:
-            from difflib import get_close_matches
-
-            near = get_close_matches(name, self.contexts, n=1)
             known = ", ".join(sorted(self.contexts)) or "none: kept context add makes one"
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise Failure(f"there is no context {name}: {hint}there are {known}")
+            near = did_you_mean(name, self.contexts)
+            raise Failure(f"there is no context {name}{near or ';'} there are {known}")
         return context
 
 

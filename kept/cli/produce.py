@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from typing import Any, Final
 
 import click
@@ -203,13 +202,11 @@ def _require_topic(client: Client, topic: str, create: bool | None) -> None:
         client.topic(topic)
     except NotAuthorized:
         return  # writing fails as well, and says which right it takes
-    except UnknownTopicOrPartition:
-        near = get_close_matches(topic, client.metadata().topics, n=1)
-        missing = f"there is no topic {topic}{f'; did you mean {near[0]}?' if near else ''}"
+    except UnknownTopicOrPartition as error:
         if create is None:
-            create = _is_confirmed(f"kept: {missing}\nCreate {topic}? [y/N] ")
+            create = _is_confirmed(f"kept: {error}\nCreate {topic}? [y/N] ")
         if not create:
-            raise Failure(f"{missing}{'' if near else ';'} --create creates it") from None
+            raise Failure(f"{error} (--create creates it)") from None
         client.create_topic(topic)
         count = len(client.topic(topic).partitions)
         echo(f"created topic {topic} with {counted(count, 'partition')}", err=True)

@@ -100,9 +100,8 @@ def test_an_interrupted_run_says_how_far_it_came(kept, kept_broker):
 
 def test_a_topic_that_is_not_there(kept, kept_broker):
     name = f"orders{time.time_ns()}"
-    missing = f"kept: there is no topic {name}"
     ran = kept("produce", name, stdin="x\n", status=1)
-    assert ran.err == f"{missing}; --create creates it\n"
+    assert ran.err.startswith(f"kept: no topic {name}") and "(--create creates it)" in ran.err
     assert kept("produce", name, "--no-create", stdin="x\n", status=1).err == ran.err
     assert name not in kept("topic", "list").out
     ran = kept("produce", name, "--create", stdin="x\n")
@@ -110,7 +109,7 @@ def test_a_topic_that_is_not_there(kept, kept_broker):
     assert kept("produce", name, "--create", stdin="y\n").err == ""
     assert [value for _, value, _ in records(kept_broker, name)] == [b"x", b"y"]
     typo = f"{name[:-1]}x"
-    said = f"there is no topic {typo}; did you mean {name}? --create creates it"
+    said = f"no topic {typo}; did you mean {name}? (--create creates it)"
     assert said in kept("produce", typo, stdin="x\n", status=1).err
     transactional = ("produce", typo, "--transactional-id", f"t-{name}")
     assert said in kept(*transactional, stdin="x\n", status=1).err
@@ -141,7 +140,7 @@ def test_a_terminal_is_asked_while_the_records_come_from_a_pipe(
     os.close(terminal)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     said = shown.decode()
-    assert f"there is no topic {name}" in said
+    assert f"no topic {name}" in said
     assert (status == 0) is is_created, said
     assert (f"created topic {name} with 1 partition" in said) is is_created
     assert ("1 record written to" in said) is is_created

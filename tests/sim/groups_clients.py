@@ -18,16 +18,31 @@ from kept.storage.types import TopicPartition
 from tests.sim.nodes_clients import REPLY_S, Client
 
 if TYPE_CHECKING:
-    from tests.sim.groups_history import GroupsHistory
+    from tests.sim.groups_checks import GroupChecks
+    from tests.sim.nodes_history import NodesHistory
     from tests.sim.nodes_machine import Machine
 
+    class GroupsHistory(NodesHistory):
+        """A history with members of groups: what it must have."""
+
+        group_checks: GroupChecks
+        subscribed: tuple[str, int]
+        """The topic that groups consume, and how many partitions it has."""
+        strikes: float
+        nap_share: float
+        leave_share: float
+
+        def next_value(self) -> int: ...
+        def coordinating(self, group: str) -> tuple[int, int] | None: ...
+
+
 TOPIC: Final = "t"
-SUBSCRIBED: Final = 3
-"""Partitions of the topic."""
 SESSION_S: Final = 2.5
 REBALANCE_S: Final = 3.0
 BEAT_S: Final = 0.25
 AGAIN_S: Final = 0.1
+UNSTABLE: Final = -2
+"""The offset of a partition that a transaction may still move, or that is not told."""
 REFUSED: Final = frozenset(
     {"illegal_generation", "unknown_member_id", "fenced_instance_id", "rebalance_in_progress",
      "coordinator_load_in_progress", "group_id_not_found"}
@@ -71,13 +86,17 @@ class GroupClient(Client):
 
     async def committed(self, machine: Machine, *, stable: bool) -> dict[int, int] | str:
         """Partition -> offset, as a machine says; or its error. Raises KeptError."""
-        wanted = [{"name": TOPIC, "partition_indexes": list(range(SUBSCRIBED))}]
+        topic, count = self.history.subscribed
+        wanted = [{"name": topic, "partition_indexes": list(range(count))}]
         group = {"group_id": self.group, "member_id": None, "member_epoch": -1, "topics": wanted}
         reply = await self.call(machine, 9, 9, {"groups": [group], "require_stable": stable})
         found = reply.groups[0]
         if found.error_code.name != "none":
             return str(found.error_code.name)
-        return {p.partition_index: p.committed_offset for p in found.topics[0].partitions}
+        return {
+            p.partition_index: p.committed_offset if p.error_code.name == "none" else UNSTABLE
+            for p in found.topics[0].partitions
+        }
 
 
 class Rejoin(Exception):
@@ -96,17 +115,22 @@ class Member:
     acknowledged_s: float = -1.0
     life: int = 0
 
+    @property
+    def live(self) -> type[Life]:
+        """What a life of it is."""
+        return Life
+
     async def run(self) -> None:
         """Life after life, until the history ends its clients."""
         random = self.history.random
         while self.history.running:
             self.life += 1
-            life = _Life(self, f"{self.name}.{self.life}")
+            life = self.live(self, f"{self.name}.{self.life}")
             await life.run(self.history.loop.time() + random.uniform(0.5, 6))
             await asyncio.sleep(random.uniform(0, self.pause_s))
 
 
-class _Life:
+class Life:
     """One life of a member."""
 
     def __init__(self, slot: Member, name: str) -> None:
@@ -141,10 +165,11 @@ class _Life:
 
     async def _join(self) -> None:
         """Become a member of a generation, with a part of it."""
+        topic, count = self.history.subscribed
         joined = await self.client.send(
             11, 9, session_timeout=int(SESSION_S * 1000), rebalance_timeout=int(REBALANCE_S * 1000),
             member_id=self.member_id, group_instance_id=self.instance, protocol_type="consumer",
-            protocols=[{"name": "range", "metadata": encode_subscription([TOPIC])}], reason=None,
+            protocols=[{"name": "range", "metadata": encode_subscription([topic])}], reason=None,
         )  # fmt: skip
         error = joined.error_code.name
         if error == "member_id_required" or (error == "none" and joined.member_id):
@@ -154,7 +179,7 @@ class _Life:
         self.generation = joined.generation_id
         members = [m.member_id for m in joined.members]
         parts = {
-            m: [TopicPartition(TOPIC, p) for p in range(SUBSCRIBED) if p % len(members) == at]
+            m: [TopicPartition(topic, p) for p in range(count) if p % len(members) == at]
             for at, m in enumerate(sorted(members))
         }
         leads = joined.leader == self.member_id and not joined.skip_assignment

@@ -22,7 +22,7 @@ from kept.node.coordinator.common.partitioner import partition_for
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.storage.types import TopicPartition
 from tests.sim.groups_checks import GroupChecks
-from tests.sim.groups_clients import SUBSCRIBED, TOPIC, Auditor, GroupClient, Member
+from tests.sim.groups_clients import TOPIC, Auditor, GroupClient, Member
 from tests.sim.nodes_clients import Topic
 from tests.sim.nodes_history import PARTITIONS, NodesHistory
 from tests.sim.passes import passes_run_here
@@ -40,6 +40,7 @@ class GroupsHistory(NodesHistory):
 
     writers: list[Member]  # type: ignore[assignment]
     topic = CONSUMER_OFFSETS
+    subscribed = (TOPIC, 3)
     trials = ("depose", "return", "")
     changes_voters = False
     again_s = 15.0
@@ -82,7 +83,7 @@ class GroupsHistory(NodesHistory):
         """See :meth:`NodesHistory.create_topics`."""
         if self.random.random() < 0.7:  # else whoever looks for a coordinator first makes it
             await super().create_topics()
-        await self.operator.create(Topic(TOPIC, SUBSCRIBED))
+        await self.operator.create(Topic(*self.subscribed))
 
     def make_clients(self) -> list[Any]:
         """See :meth:`NodesHistory.make_clients`."""

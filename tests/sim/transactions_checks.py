@@ -14,6 +14,8 @@
   producer id or an epoch falls (I7);
 - ``fenced``: what an instance sends is taken after a newer one was given an epoch (I6);
 - ``producer-state``: what a replica knows of producers is not what follows from its log (I11);
+- ``moved``: what movers read is in what they wrote, once: all below the offsets that they committed
+  in their transactions, and nothing twice (I10);
 - ``described``: an operator is told what can't be;
 - ``hanging``: at rest a transaction is open (I4, I5).
 """
@@ -30,11 +32,22 @@ from tests.sim.batches import Batch, Rec
 from tests.sim.world import Violation
 
 TRANSACTIONAL, CONTROL = 0x10, 0x20
+MOVED: Final = b"moved "
 NEVER: Final = float("inf")
 PREPARED: Final = {2: 4, 3: 5}
 """PrepareCommit and PrepareAbort, and what must follow them."""
 _STATE: Final = Struct(">hqhib")
 """How a value of ``__transaction_state`` begins: version, producer id, epoch, timeout, status."""
+
+
+def moved(value: bytes, attempt: int) -> bytes:
+    """What a mover makes of a record, unlike what it made of it in another transaction."""
+    return MOVED + b"%d %s" % (attempt, value)
+
+
+def source_of(value: bytes) -> bytes:
+    """What :func:`moved` was made of."""
+    return value.split(b" ", 2)[2]
 
 
 @dataclass(eq=False)
@@ -68,6 +81,8 @@ class TransactionChecks:
         self._numbers: dict[str, int] = {}
         self._owners: dict[int, str] = {}
         self._newest: dict[str, tuple[int, int]] = {}
+        self._moved: dict[bytes, tuple[TopicPartition, int]] = {}
+        """What movers read -> where it is among what they wrote."""
         self._given: dict[str, list[tuple[float, tuple[int, int]]]] = {}
         """By transactional id: when each producer id and epoch was given to an instance."""
 
@@ -127,11 +142,23 @@ class TransactionChecks:
 
     # Readers.
 
-    def visible(self, who: str, value: bytes) -> None:
+    def visible(self, who: str, tp: TopicPartition, offset: int, value: bytes) -> None:
         """A reader of what is committed finds a record."""
         transaction = self._by_value.get(value)
         if (transaction is None or not transaction.asked) and not self._may_lose():
             raise Violation("aborted-read", f"{who} reads {value[:30]!r} of {transaction}")
+        if value.startswith(MOVED):
+            source = source_of(value)
+            known = self._moved.setdefault(source, (tp, offset))
+            if known != (tp, offset) and not self._may_lose():
+                raise Violation("moved", f"{source[:30]!r} is at {known} and {(tp, offset)}")
+
+    def all_moved(self, tp: TopicPartition, committed: int, records: Iterable[Rec]) -> None:
+        """What movers read below the offset that they committed is in what they wrote."""
+        for rec in records:
+            source = rec.value or b""
+            if rec.offset < committed and source not in self._moved and not self._may_lose():
+                raise Violation("moved", f"{tp}: {rec} is below {committed}, and was not moved")
 
     def offset_read(self, group: str, since_s: float, offset: int) -> None:
         """A read of a group's stable offset, which began at a time, found one; -1: none."""

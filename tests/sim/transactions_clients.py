@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kept.storage.errors import KeptError
 from kept.storage.records import build_batch
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_MS: Final = 3000
 INIT_PRODUCER_ID: Final = 22
+TXN_OFFSET_COMMIT: Final = 28
 AGAIN_S: Final = 0.05
 GIVES_UP_S: Final = 0.3
 """After that a client takes a connection for dead that holds its request."""
@@ -43,7 +44,20 @@ RETRIED: Final = COORDINATOR | {
 
 
 class Over(Exception):
-    """This instance is at its end."""
+    """This instance is at its end. ``api``: of the request that was refused; -1: none was."""
+
+    def __init__(self, why: str, api: int = -1) -> None:
+        super().__init__(why)
+        self.api = api
+
+
+class Slot(Protocol):
+    """A transactional id, and what its instances need."""
+
+    history: TransactionsHistory
+    name: str
+    level: int
+    acknowledged_s: float
 
 
 @dataclass
@@ -77,10 +91,11 @@ class Transactor:
 class Instance:
     """One instance of a producer."""
 
-    def __init__(self, slot: Transactor, name: str) -> None:
+    def __init__(self, slot: Slot, name: str) -> None:
         self.slot, self.name, self.history = slot, name, slot.history
         self.checks = slot.history.transaction_checks
         self.client = Client(slot.history)
+        self.group = slot.name
         self.coordinators: dict[int, Machine] = {}
         """By key type: 0 of the group, 1 of the transactional id."""
         self.producer_id, self.epoch = -1, -1
@@ -91,7 +106,7 @@ class Instance:
         """Transactions, until then."""
         history = self.history
         try:
-            await self._initialize()
+            await self.initialize()
             while history.running and history.loop.time() < until_s:
                 await self._transaction()
                 await asyncio.sleep(history.random.uniform(0, 0.1))
@@ -107,7 +122,10 @@ class Instance:
             history = self.history
             somebody = history.random.choice(history.machines)
             reply = await self.client.call(
-                somebody, 10, 3, {"key": self.slot.name, "key_type": kind}
+                somebody,
+                10,
+                3,
+                {"key": self.slot.name if kind else self.group, "key_type": kind},
             )
             if reply.error_code.name != "none":
                 raise KeptError(reply.error_code.name)
@@ -137,7 +155,7 @@ class Instance:
                 return reply
             history.world.counts[f"producers told {error}"] += 1
             if error not in RETRIED:
-                raise Over(f"{api}: {error}")
+                raise Over(f"{api}: {error}", api)
             if error in COORDINATOR:
                 self.coordinators.pop(kind, None)
             self._check_running()
@@ -164,7 +182,8 @@ class Instance:
 
     # A producer's calls.
 
-    async def _initialize(self) -> None:
+    async def initialize(self) -> None:
+        """Get a producer id and an epoch. Raises Over."""
         name = self.slot.name
         known = self.checks.newest(name)
         reply = await self._ask(
@@ -176,17 +195,31 @@ class Instance:
         self.checks.initialized(name, known, self.producer_id, self.epoch, now_s)
         self.history.note("producer", f"{self.name} is {self.producer_id}/{self.epoch}")
 
+    def begin(self) -> Transaction:
+        """The next transaction."""
+        self.added.clear()
+        return self.checks.begins(self.slot.name)
+
     async def _transaction(self) -> None:
         history, random = self.history, self.history.random
-        transaction = self.checks.begins(self.slot.name)
-        self.added.clear()
+        transaction = self.begin()
         for _ in range(random.choice((1, 1, 2, 3))):
-            await self._produce(transaction, random.choice(history.data))
+            tp = random.choice(history.data)
+            await self.add(tp)
+            await self.produce(transaction, tp, history.make_records(self.now_ms()))
             if random.random() < history.crash_share:
                 raise Over("it dies")
         if random.random() < 0.4:
             await self._commit_offset(transaction)
-        commit = random.random() < 0.7
+        await self.end(transaction, commit=random.random() < 0.7)
+
+    def now_ms(self) -> int:
+        """The time of day."""
+        return int((EPOCH_S + self.history.loop.time()) * 1000)
+
+    async def end(self, transaction: Transaction, *, commit: bool) -> None:
+        """Commit or abort. Raises Over."""
+        history = self.history
         transaction.asked = commit
         history.note("producer", f"{self.name} ends {transaction}: {commit}")
         version = 3 if self.slot.level < 2 else 5
@@ -209,8 +242,8 @@ class Instance:
             except KeptError:
                 self.coordinators.pop(0, None)
 
-    async def _produce(self, transaction: Transaction, tp: TopicPartition) -> None:
-        history = self.history
+    async def add(self, tp: TopicPartition) -> None:
+        """Before its first batch a client of version 1 adds a partition. Raises Over."""
         if self.slot.level < 2 and tp not in self.added:
             await self._ask(
                 1, 24, 3,
@@ -221,8 +254,12 @@ class Instance:
                 v3_and_below_topics=[{"name": tp.topic, "partitions": [tp.partition]}],
             )  # fmt: skip
         self.added.add(tp)
-        now_ms = int((EPOCH_S + history.loop.time()) * 1000)
-        made = history.make_records(now_ms)
+
+    async def produce(
+        self, transaction: Transaction, tp: TopicPartition,
+        made: list[tuple[int, bytes | None, bytes | None, Any]],
+    ) -> None:  # fmt: skip
+        """A batch of records, until it is acknowledged. Raises Over."""
         data = bytes(
             build_batch(
                 made, producer_id=self.producer_id, producer_epoch=self.epoch,
@@ -271,23 +308,34 @@ class Instance:
             await asyncio.sleep(AGAIN_S)
 
     async def _commit_offset(self, transaction: Transaction) -> None:
-        name, offset = self.slot.name, self.history.next_value()
+        offset = self.history.next_value()
+        await self.add_offsets()
+        self.checks.sends_offset(transaction, offset)
+        await self.commit_offsets(self.history.topic, {0: offset}, -1, "")
+
+    async def add_offsets(self) -> None:
+        """As :meth:`add`, for the offsets of its group. Raises Over."""
         if self.slot.level < 2:
             await self._ask(
-                1, 25, 3, lambda r: r.error_code.name, transactional_id=name,
-                producer_id=self.producer_id, producer_epoch=self.epoch, group_id=name,
+                1, 25, 3, lambda r: r.error_code.name, transactional_id=self.slot.name,
+                producer_id=self.producer_id, producer_epoch=self.epoch, group_id=self.group,
             )  # fmt: skip
-        self.checks.sends_offset(transaction, offset)
-        partition = {
-            "partition_index": 0, "committed_offset": offset, "committed_leader_epoch": -1,
-            "committed_metadata": "",
-        }  # fmt: skip
+
+    async def commit_offsets(
+        self, topic: str, offsets: dict[int, int], generation: int, member_id: str
+    ) -> None:
+        """Partition -> offset, in the transaction. Raises Over."""
+        partitions = [
+            {"partition_index": partition, "committed_offset": offset,
+             "committed_leader_epoch": -1, "committed_metadata": ""}
+            for partition, offset in offsets.items()
+        ]  # fmt: skip
         await self._ask(
-            0, 28, 3 if self.slot.level < 2 else 5,
-            lambda r: r.topics[0].partitions[0].error_code.name, transactional_id=name,
-            group_id=name, producer_id=self.producer_id, producer_epoch=self.epoch,
-            generation_id=-1, member_id="", group_instance_id=None,
-            topics=[{"name": self.history.topic, "partitions": [partition]}],
+            0, TXN_OFFSET_COMMIT, 3 if self.slot.level < 2 else 5,
+            lambda r: r.topics[0].partitions[0].error_code.name, transactional_id=self.slot.name,
+            group_id=self.group, producer_id=self.producer_id, producer_epoch=self.epoch,
+            generation_id=generation, member_id=member_id, group_instance_id=None,
+            topics=[{"name": topic, "partitions": partitions}],
         )  # fmt: skip
 
 
@@ -344,7 +392,9 @@ class Reader:
                     self.aborted.discard(batch.producer_id)
                 elif not (batch.attributes & TRANSACTIONAL and batch.producer_id in self.aborted):
                     for rec in rows(data, position, batch):
-                        history.transaction_checks.visible(who, rec.value or b"")
+                        history.transaction_checks.visible(
+                            who, self.tp, rec.offset, rec.value or b""
+                        )
                         self.held[rec.offset] = rec.value or b""
                         history.world.counts["records read committed"] += 1
                 self.offset = batch.last + 1

@@ -18,15 +18,19 @@ from contextlib import contextmanager
 from typing import Any, Final
 from uuid import UUID
 
+from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.storage.errors import KeptError
 from kept.storage.types import TopicPartition
 from tests.sim import batches
-from tests.sim.nodes_clients import Client
+from tests.sim.groups_checks import GroupChecks
+from tests.sim.groups_clients import UNSTABLE, GroupClient
+from tests.sim.nodes_clients import Client, Producer, Topic
 from tests.sim.nodes_history import HEAL_S, NodesHistory
 from tests.sim.passes import passes_run_here
 from tests.sim.replica_checks import INTERNAL
 from tests.sim.transactions_checks import TransactionChecks
 from tests.sim.transactions_clients import OffsetReader, Reader, Transactor
+from tests.sim.transactions_movers import GROUP, SOURCE, Mover
 from tests.sim.transactions_operator import Ghost, TransactionOperator
 from tests.sim.world import Violation
 
@@ -45,6 +49,7 @@ class TransactionsHistory(NodesHistory):
     changes_voters = False
     again_s = 20.0
     consumers = False
+    subscribed = (SOURCE, 2)
 
     def __init__(
         self,
@@ -54,11 +59,12 @@ class TransactionsHistory(NodesHistory):
         strikes: float | None = None,
         fences: bool | None = None,
         hangs: bool | None = None,
+        moves: bool | None = None,
         **options: Any,
     ) -> None:
         """``holds``: how often an EndTxn is held; ``strikes``: how often a coordinator is struck
         as one is answered; ``fences``: an operator does; ``hangs``: transactions do, until an
-        operator ends them; drawn if None.
+        operator ends them; ``moves``: records are moved in transactions; drawn if None.
         """
         super().__init__(seed, **options)
         random = self.random
@@ -83,11 +89,26 @@ class TransactionsHistory(NodesHistory):
             self.operator.kinds += ["hanging"] * 2
         if self.durable:
             self.settings["log.flush.interval.messages"] = "1"
+        self.moves = (self.jobs.random() < 0.4) if moves is None else moves
+        self.nap_share, self.leave_share = 0.02, 0.7
+        self.group_checks = GroupChecks(self._offsets_lost, self.loop.time)
+        self.settings |= {
+            "group.min.session.timeout.ms": "1000", "group.initial.rebalance.delay.ms": "0",
+        }  # fmt: skip
         self.data = self.partitions
         self.transaction_checks = TransactionChecks(self.may_lose)
         self.readers: list[Reader] = []
         self.transactors: list[Transactor] = []
         self._values = 0
+
+    def _offsets_lost(self, _: str) -> int:
+        return self.checks.register(TopicPartition(CONSUMER_OFFSETS, 0)).give_ups
+
+    async def create_topics(self) -> None:
+        """See :meth:`NodesHistory.create_topics`."""
+        await super().create_topics()
+        if self.moves:
+            await self.operator.create(Topic(*self.subscribed))
 
     def make_operator(self) -> TransactionOperator:
         """See :meth:`NodesHistory.make_operator`."""
@@ -129,7 +150,13 @@ class TransactionsHistory(NodesHistory):
         self.writers.extend(self.transactors)
         self.watch(self._audit())
         ghosts = [Ghost(self)] * self.hangs
-        return [*self.writers, *self.readers, *offsets, *ghosts]
+        movers = []
+        if self.moves:
+            movers = [Mover(self, f"mover-{slot}", self.random.choice((1, 2))) for slot in range(2)]
+            for number in range(self.subscribed[1]):
+                tp = TopicPartition(self.subscribed[0], number)
+                self.writers.append(Producer(Client(self), tp, -1, 1, 0.2))
+        return [*self.writers, *self.readers, *offsets, *ghosts, *movers]
 
     async def verify(self) -> None:
         """Nothing is open, and readers find all that was committed, whole."""
@@ -155,10 +182,32 @@ class TransactionsHistory(NodesHistory):
             self.transaction_checks.log(tp, register.batches)
         self._verify_producers()
         self.transaction_checks.finish(there)
+        if self.moves:
+            await self._verify_moves(deadline)
         for transactor in self.transactors:
             await self._verify_offset(transactor.name, deadline)
         for number in range(STATE_PARTITIONS):
             await self._verify_states(TopicPartition("__transaction_state", number), deadline)
+
+    async def _verify_moves(self, deadline: float) -> None:
+        """All that the group committed is among what readers found."""
+        client = GroupClient(self, GROUP)  # type: ignore[arg-type]
+        committed: dict[int, int] | str = ""
+        while not isinstance(committed, dict) or UNSTABLE in committed.values():
+            if self.loop.time() > deadline:
+                raise Violation("hanging", f"{GROUP}: its offsets are not stable: {committed}")
+            try:
+                committed = await client.committed(await client.find(), stable=True)
+            except KeptError:
+                client.coordinator = None
+            await asyncio.sleep(0.05)
+        client.close()
+        for number, offset in committed.items():
+            tp = TopicPartition(self.subscribed[0], number)
+            state = self.checks.register(tp).state
+            if state is not None:
+                log = self.machines[state.leader].hosted[tp].partition.log
+                self.transaction_checks.all_moved(tp, offset, batches.records(log))
 
     async def _end_hanging(self, deadline: float) -> None:
         """Once those of live producers have timed out, an operator ends all that hangs."""

@@ -61,7 +61,7 @@ REQUIRED: Final = {
         "offsets: unstable_offset_commit", "reassignments", "processes started again",
         "nodes isolated", "links cut", "coordinators struck at ends", "power losses",
         "producers fenced", "transactions described", "hanging transactions ended",
-        "producer states compared",
+        "producer states compared", "records moved", "movers of an old generation",
     ),
     "security": (
         "changes acknowledged: acl", "changes acknowledged: scram", "changes without an answer",

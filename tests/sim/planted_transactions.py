@@ -80,6 +80,28 @@ def completed_contrary(original: Any) -> Any:
     return prepare_complete
 
 
+def always_committed(original: Any) -> Any:
+    """The offsets of a transaction that is aborted count, too."""
+
+    def append_staged(self: Any, event: Any) -> None:
+        pending = self.pending[event.append]
+        if pending.marker is not None:
+            pending.marker = replace(pending.marker, is_commit=True)
+        original(self, event)
+
+    return append_staged
+
+
+def any_generation(original: Any) -> Any:
+    """A commit in a transaction is taken from whoever was a member once."""
+
+    def validate_commit(self: Any, group: Any, event: Any) -> None:
+        if event.producer is None:
+            original(self, group, event)
+
+    return validate_commit
+
+
 def any_epoch(original: Any) -> Any:
     """A fenced instance goes on writing."""
 
@@ -227,4 +249,17 @@ plant(
     "with flush.messages=1 a transaction that ended survives a power loss of all (33)",
     ("kept.storage.log.durability.FlushTicket.run", nothing_synced),
     durable=True,
+)  # fmt: skip
+plant(
+    "transactions-aborted-offsets", STAGE, 1, "moved offset-torn",
+    "offsets move with the records that were made of what is below them (I10)",
+    ("kept.node.coordinator.groups.core.GroupCore._append_staged", always_committed),
+    moves=True,
+)  # fmt: skip
+plant(
+    "transactions-old-generation-moves", STAGE, 6, "moved",
+    "who is no member of a generation moves nothing (KIP-447, I10)",
+    ("kept.node.coordinator.groups.offset_requests.OffsetRequests._validate_commit",
+     any_generation),
+    moves=True, naps=0.08, suffer_s=20.0,
 )  # fmt: skip

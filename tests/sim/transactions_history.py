@@ -36,6 +36,7 @@ from tests.sim.world import Violation
 
 IDS: Final = 3
 STATE_PARTITIONS: Final = 2
+MOVERS: Final = 3
 
 
 class TransactionsHistory(NodesHistory):
@@ -60,11 +61,13 @@ class TransactionsHistory(NodesHistory):
         fences: bool | None = None,
         hangs: bool | None = None,
         moves: bool | None = None,
+        naps: float = 0.03,
         **options: Any,
     ) -> None:
         """``holds``: how often an EndTxn is held; ``strikes``: how often a coordinator is struck
         as one is answered; ``fences``: an operator does; ``hangs``: transactions do, until an
         operator ends them; ``moves``: records are moved in transactions; drawn if None.
+        ``naps``: how often a mover sleeps for longer than its session.
         """
         super().__init__(seed, **options)
         random = self.random
@@ -90,7 +93,7 @@ class TransactionsHistory(NodesHistory):
         if self.durable:
             self.settings["log.flush.interval.messages"] = "1"
         self.moves = (self.jobs.random() < 0.4) if moves is None else moves
-        self.nap_share, self.leave_share = 0.02, 0.7
+        self.nap_share, self.leave_share = naps, 0.7
         self.group_checks = GroupChecks(self._offsets_lost, self.loop.time)
         self.settings |= {
             "group.min.session.timeout.ms": "1000", "group.initial.rebalance.delay.ms": "0",
@@ -152,7 +155,9 @@ class TransactionsHistory(NodesHistory):
         ghosts = [Ghost(self)] * self.hangs
         movers = []
         if self.moves:
-            movers = [Mover(self, f"mover-{slot}", self.random.choice((1, 2))) for slot in range(2)]
+            movers = [
+                Mover(self, f"mover-{slot}", self.random.choice((1, 2))) for slot in range(MOVERS)
+            ]
             for number in range(self.subscribed[1]):
                 tp = TopicPartition(self.subscribed[0], number)
                 self.writers.append(Producer(Client(self), tp, -1, 1, 0.2))

@@ -85,7 +85,7 @@ class MoverLife(Life):
             if isinstance(found, dict) and all(found[p] != UNSTABLE for p in self.part):
                 self._offsets = {p: max(found[p], 0) for p in self.part}
                 return
-            if found in LOST:
+            if isinstance(found, str) and found in LOST:
                 self.client.coordinator = None
             if not self.moves.running:
                 raise Over("the history ends")

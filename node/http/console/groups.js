@@ -127,7 +127,8 @@ const TARGETS = [
 const localTime = (text) => new Date(text).getTime();
 
 function moved(partitions) {
-  const rows = partitions.map((one) => {
+  const sorted = [...partitions].sort((a, b) => a.partition - b.partition);
+  const rows = sorted.map((one) => {
     const by = one.before === null ? "–" : count(one.after - one.before);
     return [`${one.topic} ${one.partition}`, count(one.before), count(one.after), by];
   });

@@ -11,7 +11,7 @@ import { kindsOf, legend, log } from "./log.js";
 const DRAWN = 24; // segments of each log in the list
 const SHOWN = 100; // partitions at a time
 const SAMPLED_MS = 15000;
-const GROUPS_MS = 5000;
+const GROUPS_MS = 10000;
 let shown = SHOWN;
 
 const TABS = [["topic", "Overview"], ["records", "Records"], ["produce", "Produce"], ["settings", "Settings"]];

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
+import pytest
+
 from kept.client.security.jaas import PLAIN_MODULE
 from kept.cluster.metadata.records import AclRecord, RemoveAclRecord
 from kept.cluster.security.acls import (
@@ -18,7 +20,9 @@ from kept.cluster.security.acls import (
     AclResourceType,
     PatternType,
 )
+from kept.node.http.route_access import CHECK_S
 from kept.storage.records import build_batch
+from tests.support.grpc_calls import basic
 from tests.support.raw_client import RawClient
 
 PRODUCE, FETCH, CREATE = 0, 1, 19
@@ -86,3 +90,45 @@ def test_what_is_taken_is_gone_at_once(lone_node: Callable[..., Any]) -> None:
             client.close()
 
     node.run(asyncio.wait_for(talk(), 60))
+
+
+CLUSTER = AclRecord(
+    UUID(int=3),
+    AclBinding(
+        AclResourceType.CLUSTER, "kafka-cluster", PatternType.LITERAL, "User:ada", "*",
+        AclOperation.DESCRIBE, AclPermission.ALLOW,
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "right"), [("/api/v1/tail?topic=t", READ), ("/api/v1/events", CLUSTER)]
+)
+def test_a_stream_of_events_ends_with_the_right_to_it(
+    lone_node: Callable[..., Any], path: str, right: AclRecord
+) -> None:
+    node = lone_node(
+        listeners="SASL_PLAINTEXT://127.0.0.1:0",
+        sasl_enabled_mechanisms="PLAIN",
+        plain_sasl_jaas_config=f'{PLAIN_MODULE} required user_ada="pencil";',
+        authorizer_class_name="org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        super_users="User:admin",
+        kept_http_idle_ms="600000",
+    )
+    node.create("t")
+    metadata = node.node.parts.metadata
+    request = (
+        f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {basic('ada', 'pencil')}\r\n\r\n"
+    )
+
+    async def watch() -> None:
+        await metadata.propose([right])
+        reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
+        writer.write(request.encode())
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        await reader.readuntil(b"\r\n\r\n")
+        await metadata.propose([RemoveAclRecord(right.acl_id)])
+        await reader.readuntil(b"0\r\n\r\n")  # the last chunk
+        writer.close()
+
+    node.run(asyncio.wait_for(watch(), 20 * CHECK_S))

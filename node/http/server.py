@@ -463,6 +463,8 @@ class HttpConnection(asyncio.Protocol):
         if response.policy:
             headers.append(("Content-Security-Policy", response.policy))
             headers.append(("Referrer-Policy", "no-referrer"))
+            headers.append(("Cross-Origin-Opener-Policy", "same-origin"))
+            headers.append(("X-Frame-Options", "DENY"))
         if response.status == HTTPStatus.UNAUTHORIZED:
             headers.append(("WWW-Authenticate", 'Basic realm="kept", charset="UTF-8"'))
         if response.allow:

@@ -35,6 +35,8 @@ def test_nothing_but_this_nodes_own_may_run(kept_broker):
         assert "default-src 'none'" in policy and "unsafe" not in policy
         assert "frame-ancestors 'none'" in policy
         assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Cross-Origin-Opener-Policy"] == "same-origin"
+        assert headers["X-Frame-Options"] == "DENY", "of browsers that know no frame-ancestors"
     page = console.text("page.html")
     assert "<style" not in page and not re.search(r"\son\w+=", page)
     assert re.findall(r"<script[^>]*>([^<]*)</script>", page) == [""]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kept.cluster.metadata.image import Image
     from kept.node.admin.cluster_client import ClusterClient
 
-TOGETHER: Final = 1000
+TOGETHER: Final = 300
 """Partitions of one ListOffsets: a request is made, and its answer read, at a stretch."""
 CALL_MS: Final = 5_000
 

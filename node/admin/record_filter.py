@@ -117,7 +117,9 @@ class ScanResult:
     records_scanned: int = 0
     batches_skipped: int = 0
     oldest_ms: int | None = None
-    """The first timestamp of the batches that were looked through, and the last one."""
+    """Nothing before what was looked through is later, and nothing after it earlier than
+    ``newest_ms``, as far as the log is in the order of time; None where nothing was there.
+    """
     newest_ms: int | None = None
 
 
@@ -133,12 +135,16 @@ def scan_all(
         if header.last_offset < of.first or header.base_offset >= of.end:
             continue
         if not (header.is_control or not header.record_count):
-            times = (header.base_timestamp, header.max_timestamp)
-            result.oldest_ms = min(*times, result.oldest_ms or times[0])
-            result.newest_ms = max(*times, result.newest_ms or times[0])
+            if result.oldest_ms is None:
+                is_whole = header.base_offset >= of.first
+                result.oldest_ms = header.base_timestamp if is_whole else header.max_timestamp
+            result.newest_ms = header.max_timestamp
             if not _scan_batch(batch, wanted, needles, of, inflate_limit, result):
                 break
         result.next_offset = min(header.next_offset, of.end)
+    if result.is_cut and result.records:  # what was left out lies next to what is kept
+        result.oldest_ms = result.records[0].timestamp
+        result.newest_ms = result.records[-1].timestamp
     return [result]
 
 
@@ -171,6 +177,9 @@ def _scan_batch(  # noqa: PLR0917
             area, header.record_count, header.base_offset, of.first, header.record_count, len(area)
         )
         area = area[begin:end]
+        first = next(iterate_area(area, header), None)
+        if first is not None and header.max_timestamp == result.oldest_ms:
+            result.oldest_ms = first.timestamp
     for record in iterate_area(area, header):
         if record.offset >= of.end:
             break

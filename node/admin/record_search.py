@@ -148,10 +148,15 @@ class _Lane:
     span: int = FIRST_SPAN
     is_sparse: bool = False
     loaded_to: int = 0
-    bound: float | None = None
+    bound: int | None = None
     queue: deque[ShownRecord] = field(default_factory=deque)
     done: bool = False
     error: str | None = None
+
+    @property
+    def bound_of_rest(self) -> int | None:
+        """The bound of what was not given yet, what waits included."""
+        return self.queue[0].timestamp if self.queue else self.bound
 
 
 @dataclass(slots=True)
@@ -263,7 +268,9 @@ class _Search:
         await self._find_ends(lanes)
         by_key = None if key is None else partition_for_key(key, count)
         found = await self._merge(_stages(lanes, by_key), limit, work)
-        standings = [Standing(lane.position, lane.span, lane.done) for lane in lanes]
+        standings = [
+            Standing(lane.position, lane.span, lane.done, lane.bound_of_rest) for lane in lanes
+        ]
         at_end = all(standing.done for standing in standings)
         return SearchResult(
             topic=topic,
@@ -360,9 +367,8 @@ class _Search:
         unknown = float("inf") if self.newest else float("-inf")
 
         def head(lane: _Lane) -> float:
-            if lane.queue:
-                return lane.queue[0].timestamp
-            return unknown if lane.bound is None else lane.bound
+            bound = lane.bound_of_rest
+            return unknown if bound is None else bound
 
         return max(open_lanes, key=head) if self.newest else min(open_lanes, key=head)
 
@@ -457,6 +463,7 @@ def _restore(lanes: Sequence[_Lane], standings: Sequence[Standing]) -> None:
         lane.done, lane.position = standing.done, standing.position
         if standing.position is not None:
             lane.span = standing.span
+        lane.bound = standing.bound_ms
 
 
 def _stages(lanes: Sequence[_Lane], by_key: int | None) -> list[list[_Lane]]:

@@ -1,8 +1,8 @@
 """Where a search stands, as text that its client gives back: nothing is kept at the node.
 
 A cursor holds a fingerprint of what is searched for and, of each partition, whether it is done, not
-begun, or where it stands and how many offsets its next chunk has. It comes from anybody: whatever
-it says is checked, and moved into what the log has.
+begun, or where it stands, how many offsets its next chunk has and how old what is left may be. It
+comes from anybody: whatever it says is checked, and moved into what the log has.
 """
 
 from __future__ import annotations
@@ -19,20 +19,23 @@ from kept.client.protocol.wire import read_uvarint, uvarint
 from kept.storage.errors import CorruptMessage, InvalidRequest
 from kept.storage.types import MAX_INT64
 
-MAX_CURSOR_CHARACTERS: Final = 16 * 1024
+MAX_CURSOR_CHARACTERS: Final = 24 * 1024
 MAX_SPAN: Final = 1 << 31
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 _NOT_BEGUN, _DONE, _STANDS = 0, 1, 2
 _HALF: Final = 1 << 32
 """Varints of the wire have 32 bits at most; a position takes two."""
 
 
 class Standing(Struct, frozen=True):
-    """Where one partition stands; ``position`` is None before it has begun."""
+    """Where one partition stands; ``position`` is None before it has begun. ``bound_ms`` is the
+    time that no record of what is left is on the wrong side of, as far as it is known.
+    """
 
     position: int | None = None
     span: int = 0
     done: bool = False
+    bound_ms: int | None = None
 
 
 def fingerprint(*parts: object) -> int:
@@ -41,8 +44,13 @@ def fingerprint(*parts: object) -> int:
 
 
 def encode_cursor(mark: int, standings: Sequence[Standing]) -> str:
-    """Text of at most :data:`MAX_CURSOR_CHARACTERS` for a thousand partitions."""
-    out = bytearray((_FORMAT,)) + mark.to_bytes(4, "big")
+    """Text of at most :data:`MAX_CURSOR_CHARACTERS` for a thousand partitions: of a bound it has
+    the distance to the latest one.
+    """
+    bounds = [standing.bound_ms for standing in standings if standing.bound_ms is not None]
+    latest = min(max(bounds, default=0), MAX_INT64)
+    latest = max(latest, 0)
+    out = bytearray((_FORMAT,)) + mark.to_bytes(4, "big") + _number(latest)
     for standing in standings:
         if standing.done:
             out.append(_DONE)
@@ -50,8 +58,10 @@ def encode_cursor(mark: int, standings: Sequence[Standing]) -> str:
             out.append(_NOT_BEGUN)
         else:
             out.append(_STANDS + standing.span.bit_length())
-            high, low = divmod(standing.position, _HALF)
-            out += uvarint(high) + uvarint(low)
+            out += _number(standing.position)
+            bound = standing.bound_ms
+            before = 0 if bound is None else 1 + min(max(latest - bound, 0), _HALF - 2)
+            out += uvarint(before)
     return base64.urlsafe_b64encode(out).decode().rstrip("=")
 
 
@@ -66,19 +76,31 @@ def decode_cursor(text: str, mark: int, partitions: int) -> list[Standing]:
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         if data[:5] != bytes((_FORMAT,)) + mark.to_bytes(4, "big"):
             raise InvalidRequest(wrong)
-        standings, at = [], 5
+        latest, at = _read_number(data, 5)
+        standings = []
         for _ in range(partitions):
             kind, at = data[at], at + 1
             if kind < _STANDS:
                 standings.append(Standing(done=kind == _DONE))
                 continue
-            high, at = read_uvarint(data, at)
-            low, at = read_uvarint(data, at)
-            position = min(high * _HALF + low, MAX_INT64)
+            position, at = _read_number(data, at)
+            before, at = read_uvarint(data, at)
             span = min(max(1 << (kind - _STANDS) >> 1, 1), MAX_SPAN)
-            standings.append(Standing(position, span))
+            bound_ms = latest - (before - 1) if before else None
+            standings.append(Standing(position, span, bound_ms=bound_ms))
     except (binascii.Error, ValueError, IndexError, CorruptMessage) as error:
         raise InvalidRequest(wrong) from error
     if at != len(data):
         raise InvalidRequest(wrong)
     return standings
+
+
+def _number(value: int) -> bytes:
+    high, low = divmod(value, _HALF)
+    return uvarint(high) + uvarint(low)
+
+
+def _read_number(data: bytes, at: int) -> tuple[int, int]:
+    high, at = read_uvarint(data, at)
+    low, at = read_uvarint(data, at)
+    return min(high * _HALF + low, MAX_INT64), at

@@ -7,13 +7,22 @@ import base64
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kept.client.client import Client, OutRecord
 from kept.client.transactional_producer import TransactionalProducer
 from kept.node.admin import record_search
 from kept.node.admin.record_filter import RecordFilter
+from kept.node.admin.search_cursor import (
+    MAX_CURSOR_CHARACTERS,
+    MAX_SPAN,
+    Standing,
+    decode_cursor,
+    encode_cursor,
+)
 from kept.storage.errors import InvalidRequest, UnknownTopicOrPartition
-from kept.storage.types import Codec
+from kept.storage.types import MAX_INT64, Codec
 
 T0 = 1_700_000_000_000
 PARTITIONS = 3
@@ -203,7 +212,7 @@ def test_what_is_wrong_is_refused_by_name(filled):
         ({"contains": b"x" * 5000}, "contains has 5000 bytes"),
         ({"header": ("", None)}, "the name is missing"),
         ({"from_ms": 5, "to_ms": 5}, "is not before"),
-        ({"cursor": "A" * 20_000}, "cursor has 20000 characters"),
+        ({"cursor": "A" * 30_000}, "cursor has 30000 characters"),
     ]
     for options, message in wrong:
         with pytest.raises(InvalidRequest, match=message):
@@ -236,6 +245,37 @@ def test_cursors_of_anybody_are_checked(filled):
         except InvalidRequest:
             continue
         assert set(order(result.records)) <= set(filled.places)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.just(Standing()),
+            st.just(Standing(done=True)),
+            st.builds(
+                Standing,
+                st.integers(0, MAX_INT64),
+                st.sampled_from([1, 2, 128, MAX_SPAN]),
+                bound_ms=st.none() | st.integers(1_700_000_000_000, 1_702_000_000_000),
+            ),
+        ),
+        max_size=20,
+    )
+)
+def test_a_cursor_is_what_was_put_into_it(standings):
+    text = encode_cursor(7, standings)
+    assert decode_cursor(text, 7, len(standings)) == standings
+    for bound in (-(2**60), 0, 2**60):  # whatever timestamps are, it stays a cursor
+        there = [Standing(5, 1, bound_ms=bound), Standing(6, 1, bound_ms=3)]
+        first, second = decode_cursor(encode_cursor(7, there), 7, 2)
+        assert (first.position, second.position) == (5, 6)
+
+
+def test_a_cursor_of_a_thousand_partitions_is_short_enough():
+    far = [
+        Standing(2**40 + n, MAX_SPAN, bound_ms=1_700_000_000_000 + 2**22 * n) for n in range(1000)
+    ]
+    assert len(encode_cursor(7, far)) < MAX_CURSOR_CHARACTERS
 
 
 def test_it_is_served_over_http(filled):

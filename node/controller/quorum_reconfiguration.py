@@ -55,7 +55,8 @@ def refuse_strangers(addresses: AddressBook) -> NoReturn:
     where = "" if endpoint is None else f", {endpoint[0]}:{endpoint[1]}"
     raise ClusterAuthorizationFailed(
         "who votes is changed from a node's own machine, over Kafka's protocol or HTTP, or through "
-        f"the listener between nodes{where}: nobody is authenticated on the listeners of clients"
+        f"the listener between nodes{where}, or by who logged in and may alter the cluster "
+        "(authorizer.class.name)"
     )
 
 

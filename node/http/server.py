@@ -334,6 +334,7 @@ class HttpConnection(asyncio.Protocol):
         session = await self._log_in(request)
         if session is not None:
             parsed.session = self._handed_over.session = session
+            parsed.may_change_voters = self._handed_over.may_change_voters
         elif parsed.path not in _ANY_HOST:
             return failure(401, "log in with a user and a password (HTTP Basic)")
         return parsed
@@ -379,7 +380,6 @@ class HttpConnection(asyncio.Protocol):
         except ValueError as error:
             raise InvalidRequest(f"the address is not right: {error}") from error
         parsed = HttpRequest(method, path, query)
-        parsed.may_change_voters = self._handed_over.may_change_voters
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in request.headers}
         parsed.accept, parsed.host = headers.get("accept", ""), headers.get("host", "")
         if path not in _ANY_HOST:

@@ -89,7 +89,7 @@ class HandedOver:
     @property
     def may_change_voters(self) -> bool:
         """Whether whoever speaks here may change who votes."""
-        return may_change_voters(self.listener.between_nodes, self.host)
+        return may_change_voters(self.listener.between_nodes, self.session)
 
     def closed(self) -> None:
         """The transport is closed: it counts no more."""
@@ -563,17 +563,16 @@ class Listener:
                 connection.shrink()
 
 
-def may_change_voters(between_nodes: bool, host: str) -> bool:
+def may_change_voters(between_nodes: bool, session: Session) -> bool:
     """Whether a request may change who votes on the metadata: through the listener between nodes,
-    or from this machine.
+    from this machine, or from whoever logged in where ACLs say who may alter the cluster.
 
     Whoever takes votes away can end the cluster for good, and a node without an authorizer lets
-    everybody do everything; so it is not for all who reach a client's listener. ``host`` is the
-    peer's address.
+    everybody do everything; so it is not for all who reach a client's listener.
     """
-    if between_nodes:
+    if between_nodes or (session.principal != ANONYMOUS and not session.is_unrestricted):
         return True
     try:
-        return ip_address(host.strip("[]")).is_loopback
+        return ip_address(session.host.strip("[]")).is_loopback
     except ValueError:
         return False

@@ -176,8 +176,10 @@ def prometheus(compose, tmp_path_factory):
     context = tmp_path_factory.mktemp("prometheus")
     shutil.copy2(judges.prometheus(), context / "prometheus")
     (context / "Dockerfile").write_text(
-        f"FROM {BASE}\nCOPY prometheus /bin/prometheus\nUSER 65534\nWORKDIR /tmp\n"
-        'CMD ["/bin/prometheus", "--config.file=/etc/prometheus/prometheus.yml"]\n'
+        f"FROM {BASE}\nCOPY prometheus /bin/prometheus\n"
+        "RUN install -d -o 65534 /prometheus\nUSER 65534\n"
+        'CMD ["/bin/prometheus", "--config.file=/etc/prometheus/prometheus.yml", '
+        '"--storage.tsdb.path=/prometheus"]\n'
     )
     docker("build", "-q", "-t", PROMETHEUS, str(context))
     compose.compose("up", "-d", "--no-build", "--no-deps", "prometheus")

@@ -95,7 +95,7 @@ class RaftVotersHandler:
                 f"{request.cluster_id}"
             )
         refuse_alone(self.config.current)
-        if not may_change_voters(ctx.session.listener == self._listener_name(), ctx.session.host):
+        if not may_change_voters(ctx.session.listener == self._listener_name(), ctx.session):
             refuse_strangers(self.addresses)
         return self.controller.quorum_reconfiguration
 

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from kept.cluster.security.acls import ANONYMOUS
 from kept.node.config.node_config import NodeConfig
 from kept.node.kafka import listener
 from kept.node.kafka.handshake_timeout import HandshakeTimeouts
 from kept.node.kafka.listener import PROBE_CONNECTIONS, HandedOver, Listener, may_change_voters
 from kept.node.parts import NodeParts
 from kept.node.runtime.connection_quota import ConnectionQuota
-from kept.node.security.session import Session
+from kept.node.security.session import ALLOW_ALL, Session
 from kept.storage.errors import ConfigurationError
 from tests.support.parts import Given
 
@@ -443,9 +444,17 @@ def test_the_only_address_is_not_left_out(family, bind, outcome, monkeypatch) ->
     ],
 )  # fmt: skip
 def test_who_votes_is_not_for_every_client(between_nodes: bool, host: str, allowed: bool) -> None:
-    assert may_change_voters(between_nodes, host) is allowed
+    assert may_change_voters(between_nodes, Session(host=host, authorizer=ALLOW_ALL)) is allowed
     found = Site().listener(between_nodes=between_nodes)
     assert HandedOver(found, None, Session(host=host)).may_change_voters is allowed
+
+
+def test_who_votes_is_for_whom_acls_let_alter_the_cluster() -> None:
+    """That they do is decided before: of whom nothing is asked, nothing was decided."""
+    strange = "10.1.2.3"
+    assert may_change_voters(False, Session("User:admin", strange))
+    assert not may_change_voters(False, Session("User:admin", strange, authorizer=ALLOW_ALL))
+    assert not may_change_voters(False, Session(ANONYMOUS, strange))
 
 
 def test_a_quota_counts_in_all_and_for_each_address() -> None:

@@ -260,8 +260,20 @@ class Trial:
             load = under_load(release, topic, events, release.client)  # type: ignore[arg-type]
             seen.append(f"{load.sent} records, all there once and in order")
 
-    def everything(self) -> None:
-        """All steps, in order."""
+    def acts(self) -> dict[str, Callable[[list[str]], None]]:
+        """What happens under load, by what is printed of it."""
+        return {
+            "rolling upgrade (a changed setting)": self.roll,
+            "kill -9 of one node after the other": self.kill,
+            "a node that stands still": self.stall,
+            "a new certificate in the Secret": self.rotate,
+            "from three nodes to five": self.grow,
+            "from five nodes to three": self.shrink,
+            "a lost volume": self.lose_volume,
+        }
+
+    def everything(self, chosen: list[str]) -> None:
+        """All steps, in order; of those under load the chosen ones, if any are."""
         release = self.release
         with self.step("prepare"):
             release.prepare()
@@ -271,13 +283,9 @@ class Trial:
             seen.append(f"restarts {[release.restarts(node) for node in range(3)]}")
         with self.step("network policy") as seen:
             seen += self.policies()
-        self.under_load("rolling upgrade (a changed setting)", self.roll)
-        self.under_load("kill -9 of one node after the other", self.kill)
-        self.under_load("a node that stands still", self.stall)
-        self.under_load("a new certificate in the Secret", self.rotate)
-        self.under_load("from three nodes to five", self.grow)
-        self.under_load("from five nodes to three", self.shrink)
-        self.under_load("a lost volume", self.lose_volume)
+        for name, act in self.acts().items():
+            if not chosen or act.__name__ in chosen:
+                self.under_load(name, act)
         with self.step("uninstall") as seen:
             run(str(judges.helm()), "uninstall", "kept", "-n", NAMESPACE, "--wait")
             claims = kubectl("get", "pvc", "-o", "name").split()
@@ -406,12 +414,14 @@ def main() -> None:
     """Try everything."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--disks", type=Path, required=True, help="an empty directory")
-    disks: Path = parser.parse_args().disks
+    parser.add_argument("acts", nargs="*", help="roll, kill, stall, …; all, if none is named")
+    arguments = parser.parse_args()
+    disks: Path = arguments.disks
     if disks.exists() and os.listdir(disks):
         parser.error(f"{disks} is not empty")
     directory = Path(tempfile.mkdtemp(prefix="kept-trial-"))
     try:
-        Trial(Release(directory, disks)).everything()
+        Trial(Release(directory, disks)).everything(arguments.acts)
     finally:
         shutil.rmtree(directory)
 

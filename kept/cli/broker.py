@@ -20,7 +20,7 @@ from kept.cli.shell import (
     json_option,
     pairs,
 )
-from kept.cli.unavailable import open_client
+from kept.cli.unavailable import open_client, warn_unanswered
 from kept.client.admin.cluster import describe_members
 from kept.client.admin.topics import ConfigEntry
 from kept.client.bootstrap import Bootstrap
@@ -97,18 +97,22 @@ def describe(
     patterns: tuple[str, ...],
     as_json: bool,
     bootstrap: Bootstrap,
-) -> None:
+) -> int:
     """Show settings: of all brokers and their common default, unless some are named.
 
     A dynamic setting changes at once; another one needs the broker's file and a restart.
     """
+    entries: dict[str, list[ConfigEntry]] = {}
     with open_client(bootstrap) as client:
-        brokers = _brokers(client)
-        _check_brokers(targets, brokers)
-        entries = {
-            target: client.broker_configs("" if target == DEFAULT else target)
-            for target in dict.fromkeys(targets or (DEFAULT, *brokers))
-        }
+        brokers, away = _brokers(client)
+        _check_brokers(targets, brokers, away)
+
+        def read(target: str) -> None:
+            entries[target] = client.broker_configs(_resource(target))
+
+        status = for_each(tuple(dict.fromkeys(targets or (DEFAULT, *brokers))), read)
+    if away and not targets:
+        warn_unanswered(away, "its settings are not shown")
     _check_patterns(patterns, entries)
     rows = [
         {
@@ -126,7 +130,7 @@ def describe(
     ]
     if as_json:
         show_json(rows)
-        return
+        return status
     columns = ("broker", "name", "value", "source", "dynamic")
     show_table(
         columns,
@@ -135,6 +139,7 @@ def describe(
             for row in rows
         ],
     )
+    return status
 
 
 @config.command(
@@ -201,8 +206,8 @@ def _alter(
         "all brokers" if target == DEFAULT else f"broker {target}": target for target in targets
     }
     with open_client(bootstrap) as client:
-        brokers = _brokers(client)
-        _check_brokers(by_words.values(), brokers)
+        brokers, away = _brokers(client)
+        _check_brokers(by_words.values(), brokers, away)
         _check_names([*changes, *delete], client.broker_configs(brokers[0]))
 
         def alter(words: str, *, validate_only: bool) -> str:
@@ -227,16 +232,19 @@ def _resource(target: str) -> str:
     return "" if target == DEFAULT else target
 
 
-def _brokers(client: Client) -> list[str]:
-    """The ids of brokers that take part."""
+def _brokers(client: Client) -> tuple[list[str], list[int]]:
+    """The ids of the brokers that take part, and of those that are fenced."""
     _, members = client.run(describe_members())
-    return [str(member.node_id) for member in members if not member.fenced]
+    there = [str(member.node_id) for member in members if not member.fenced]
+    return there, [member.node_id for member in members if member.fenced]
 
 
-def _check_brokers(targets: Iterable[str], brokers: Sequence[str]) -> None:
+def _check_brokers(targets: Iterable[str], brokers: Sequence[str], away: Sequence[int]) -> None:
     for target in targets:
+        if target in map(str, away):
+            raise Failure(f"broker {target} is fenced: it does not answer")
         if target not in (DEFAULT, *brokers):
-            raise Failure(f"there is no broker {target}; those that answer: {', '.join(brokers)}")
+            raise Failure(f"there is no broker {target}; there are {', '.join(brokers)}")
 
 
 def _check_names(names: Iterable[str], entries: Iterable[ConfigEntry]) -> None:

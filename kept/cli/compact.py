@@ -34,7 +34,7 @@ from kept.cli.shell import (
     json_option,
     topic_and_partition,
 )
-from kept.cli.unavailable import names_explained, warn_unanswered
+from kept.cli.unavailable import names_explained, no_partition, warn_unanswered
 from kept.client.admin import replica_digests
 from kept.client.admin.replica_digests import Verdict
 from kept.client.bootstrap import Bootstrap
@@ -429,10 +429,7 @@ def _verdicts(
     partitions = next(iter(nodes.values())).get(f"topics/{topic}")["partitions"]
     wanted = [p for p in partitions if partition in (None, p["partition"])]
     if not wanted:
-        raise Failure(
-            f"there is no {topic}:{partition}: topic {topic} has partitions 0 to "
-            f"{len(partitions) - 1}"
-        )
+        raise no_partition(topic, partition, len(partitions))
     return [
         replica_digests.verify(
             topic,

@@ -286,13 +286,14 @@ def alter(
         def alter_topic(name: str) -> str:
             has = len(client.topic(name).partitions)
             if partitions is not None and partitions < has:
-                raise Failure(f"topic {name} has {has} partitions: their number only grows")
+                counts = counted(has, "partition")
+                raise Failure(f"topic {name} has {counts}: their number only grows")
             if delete_config:
                 _refuse_unknown(delete_config, [c.name for c in client.topic_configs([name])[name]])
             if changes or delete_config:
                 client.alter_topic(name, changes, delete_config)
             elif partitions == has:
-                raise Failure(f"topic {name} has {has} partitions already")
+                raise Failure(f"topic {name} has {counted(has, 'partition')} already")
             if partitions is not None and partitions != has:
                 try:
                     client.create_partitions(name, partitions)

@@ -15,14 +15,17 @@ from kept.cli.shell import (
     TopicPartitionArgument,
     WholeNumber,
     bootstrap_option,
+    did_you_mean,
     examples,
     json_option,
 )
 from kept.cli.unavailable import named_partitions, open_client, warn_unanswered
 from kept.client.admin import transactions
+from kept.client.admin.transactions import TransactionDescription
 from kept.client.bootstrap import Bootstrap
-from kept.client.client import SILENT_MS
+from kept.client.client import SILENT_MS, Client
 from kept.client.consume.fetch import init_producer_id
+from kept.storage.errors import TransactionalIdNotFound
 from kept.storage.printable import printable_line
 from kept.storage.types import TopicPartition
 
@@ -64,7 +67,7 @@ def list_transactions(*, states: tuple[str, ...], as_json: bool, bootstrap: Boot
 def describe(*, transactional_id: str, as_json: bool, bootstrap: Bootstrap) -> None:
     """Show the state, producer and partitions of a transactional ID."""
     with open_client(bootstrap) as client:
-        found = client.run(transactions.describe_transaction(transactional_id))
+        found = _existing(client, transactional_id)
     row = asdict(found)
     row["partitions"] = [{"topic": t, "partition": p} for t, p in found.partitions]
     if as_json:
@@ -76,7 +79,18 @@ def describe(*, transactional_id: str, as_json: bool, bootstrap: Bootstrap) -> N
         f"Producer: {found.producer_id} epoch {found.producer_epoch}\n"
         f"Timeout: {found.timeout_ms} ms\nBegan: {began}\n"
     )
-    write(f"Partitions: {', '.join(map(str, found.partitions)) or '-'}\n")
+    partitions = ", ".join(f"{topic}:{number}" for topic, number in found.partitions)
+    write(f"Partitions: {partitions or '-'}\n")
+
+
+def _existing(client: Client, transactional_id: str) -> TransactionDescription:
+    """A transactional id; where there is none, an error that names one which may be meant."""
+    try:
+        return client.run(transactions.describe_transaction(transactional_id))
+    except TransactionalIdNotFound as error:
+        listed = client.run(transactions.list_transactions([], SILENT_MS))
+        near = did_you_mean(transactional_id, [each.transactional_id for each in listed])
+        raise TransactionalIdNotFound(f"{error}{near}") from None
 
 
 @transaction.command(epilog=examples("kept transaction hanging --topic orders"))
@@ -158,7 +172,7 @@ def abort(*, place: tuple[str, int], start_offset: int, bootstrap: Bootstrap) ->
 def fence(*, transactional_id: str, bootstrap: Bootstrap) -> None:
     """Fence the producer of a transactional ID: its transaction is aborted, and it must stop."""
     with open_client(bootstrap) as client:
-        client.run(transactions.describe_transaction(transactional_id))
+        _existing(client, transactional_id)
         producer_id, epoch = client.run(init_producer_id(client.timeout_ms, transactional_id))
     newest = f"producer {producer_id} epoch {epoch} is the newest"
     echo(f"fenced {printable_line(transactional_id)}: {newest}")

@@ -99,6 +99,12 @@ class CommandClient(Client):
             ) from None
 
 
+def no_partition(topic: str, number: int | None, count: int) -> Failure:
+    """That a topic of ``count`` partitions has no such partition."""
+    has = "partition 0 only" if count == 1 else f"partitions 0 to {count - 1}"
+    return Failure(f"there is no {topic}:{number}: topic {topic} has {has}")
+
+
 def named_partitions(
     client: Client, targets: Iterable[tuple[str, int | None]]
 ) -> list[TopicPartition]:
@@ -109,9 +115,7 @@ def named_partitions(
     for topic, number in targets:
         partitions = client.topic(topic).partitions
         if number is not None and number not in partitions:
-            most = len(partitions) - 1
-            has = "partition 0 only" if most == 0 else f"partitions 0 to {most}"
-            raise Failure(f"there is no {topic}:{number}: topic {topic} has {has}")
+            raise no_partition(topic, number, len(partitions))
         numbers = sorted(partitions) if number is None else [number]
         tps |= dict.fromkeys(TopicPartition(topic, each) for each in numbers)
     return list(tps)

@@ -166,6 +166,20 @@ def test_a_dead_node_is_seen(kept_cluster):
     # The node is still listed in Metadata for a while: nothing waits for it.
     assert len(kept("topic", "describe", topic, "--json").json["partitions"]) == 3
     assert kept("group", "list", "--json").json == []
+    described = kept("broker", "config", "describe", "--json")
+    assert {row["broker"] for row in described.json} == {"0", "1"}
+    assert described.err == "kept: node 2 does not answer; its settings are not shown\n"
+    setting = ("--config", "log.cleaner.threads=2")
+    told = kept("broker", "config", "set", 0, 2, *setting, status=1).err
+    assert told == "kept: broker 2 is fenced: it does not answer\n"
+    assert described.json == kept("broker", "config", "describe", "--json").json
+    rows = {row["node"]: row for row in kept("top", "--json", "--interval", 0.5).json["nodes"]}
+    assert {number: row["state"] for number, row in rows.items()} == {
+        0: "alive",
+        1: "alive",
+        2: "fenced",
+    }
+    assert (rows[2]["leaders"], rows[2]["replicas"]) == (0, 3)
     cluster.start(2)
     await_fenced(cluster, 0)
     cluster.wait_until(

@@ -57,7 +57,7 @@ def test_an_id_from_its_transaction_to_the_fence(
     described = kept("transaction", "describe", "payments", "--json").json
     assert (described["state"], described["timeout_ms"]) == ("Ongoing", 60_000)
     assert described["partitions"] == [{"topic": topic, "partition": 1}]
-    assert f"Partitions: {topic}-1\n" in kept("transaction", "describe", "payments").out
+    assert f"Partitions: {topic}:1\n" in kept("transaction", "describe", "payments").out
 
     fenced = kept("transaction", "fence", "payments").out
     assert fenced == f"fenced payments: producer {producer_id} epoch 2 is the newest\n"
@@ -74,6 +74,14 @@ def test_an_id_from_its_transaction_to_the_fence(
 def test_an_id_that_does_not_exist_is_named(kept_trusting: Kept, command: str) -> None:
     ran = kept_trusting("transaction", command, "nobody", status=1)
     assert "nobody" in ran.err and "no such transactional id" in ran.err
+
+
+def test_an_id_that_is_near_is_named(
+    trusting: Cluster, connection: Connection, kept_trusting: Kept
+) -> None:
+    begin(connection, "orders-out", trusting.create_topic(), 0)
+    ran = kept_trusting("transaction", "describe", "orders-aut", status=1)
+    assert ran.err.endswith("; did you mean orders-out?\n")
 
 
 def test_a_transaction_that_hangs_is_found_and_aborted(

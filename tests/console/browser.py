@@ -26,11 +26,13 @@ def chromium() -> Iterator[Browser]:
             browser.close()
 
 
-def opened(browser: Browser, *, width=1200, height=900, scheme="light") -> tuple[Page, list[str]]:
+def opened(
+    browser: Browser, *, width=1200, height=900, scheme="light", http_credentials=None
+) -> tuple[Page, list[str]]:
     """A page, and what goes wrong in it: errors, what its policy blocks, addresses elsewhere."""
     context = browser.new_context(
         viewport={"width": width, "height": height}, color_scheme=scheme, locale="en-GB",
-        timezone_id="UTC", reduced_motion="reduce",
+        timezone_id="UTC", reduced_motion="reduce", http_credentials=http_credentials,
     )  # fmt: skip
     page = context.new_page()
     page.set_default_timeout(PATIENCE_MS)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import re
+import subprocess
+import sys
 from datetime import UTC, datetime
 from itertools import pairwise
 
@@ -672,3 +674,44 @@ def test_where_actions_are_off_forms_give_their_command_line(cluster, chromium):
             assert submit.is_disabled()
         assert "kept.console.actions=true" in page.locator("#about-buttons").text_content()
     assert wrong == []
+
+
+def test_a_login_is_asked_for_and_what_is_not_allowed_is_said(chromium):
+    from playwright.sync_api import Error
+
+    from kept.testing import Cluster
+    from tests.console import browser
+
+    settings = {"kept_console_actions": "true"}
+    with Cluster(1, security="SASL_PLAINTEXT", **settings) as cluster, cluster.client() as client:
+        for topic in ("hers", "theirs"):
+            client.create_topic(topic, partitions=1)
+            client.bounds(topic)
+        client.produce("hers", [OutRecord(b"k", b"v")])
+        access = ("--bootstrap", cluster.bootstrap, "--command-config", cluster.command_config())
+        allow = ("acl", "add", "User:ada", "--consumer", "--topic", "hers", "--group", "g")
+        subprocess.run([sys.executable, "-m", "kept", *allow, *access], check=True)
+        stranger = chromium.new_context().new_page()
+        with pytest.raises(Error, match="ERR_INVALID_AUTH_CREDENTIALS"):  # a person is asked
+            stranger.goto(cluster.url())
+        stranger.context.close()
+        properties = cluster.security("ada").properties["sasl.jaas.config"]
+        login = dict(re.findall(r'(username|password)="([^"]+)"', properties))
+        page, _ = browser.opened(chromium, http_credentials=login)
+        browser.show(page, cluster.url(), "#records/hers")
+        searched(page, 1)
+        page.click("#tail")
+        page.wait_for_function(
+            "() => document.getElementById('progress').textContent === 'Following 1 partition.'"
+        )
+        browser.show(page, cluster.url(), "#")
+        assert page.locator("h1").text_content() == "Not allowed"
+        assert "User:ada" in page.locator("main").text_content()
+        browser.show(page, cluster.url(), "#records/theirs")
+        assert page.locator("h1").text_content() == "Not allowed"
+        # She may not see the cluster, nor produce: she is told by the node.
+        browser.show(page, cluster.url(), "#produce/hers")
+        page.fill("#produce #value", "v")
+        page.click("#produce-submit")
+        page.wait_for_selector("#produce [role=alert]:not(:empty)")
+        assert {high for _, high in client.bounds("hers").values()} == {1}

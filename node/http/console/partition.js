@@ -1,10 +1,10 @@
 // A partition in full: its log, what its compaction does, and its replicas.
+import { allowed, offNote } from "./actions.js";
 import { api } from "./api.js";
 import {
   button, bytes, count, crumbs, facts, hash, link, make, moment, percent, plural, quiet, table,
 } from "./dom.js";
 import { advance, dirtyRatio, kindsOf, legend, log } from "./log.js";
-import { offNote } from "./actions.js";
 import { isr } from "./topic.js";
 
 function replicas(one) {
@@ -90,14 +90,14 @@ function compaction(one, passes, samples, target) {
   ];
 }
 
-function buttons(name, one, cluster, page) {
+function buttons(name, one, actions, page) {
   const body = { topic: name, partition: one.partition };
   const preferred = one.replicas[0];
   const leads = one.leader === preferred;
   const act = (text, id, why, action) => make("button", {
     id,
-    disabled: !cluster.actions || why,
-    "aria-describedby": cluster.actions ? null : "about-buttons",
+    disabled: !actions || why,
+    "aria-describedby": actions ? null : "about-buttons",
     onclick: action,
   }, text);
   return [
@@ -107,8 +107,8 @@ function buttons(name, one, cluster, page) {
         () => page.act("compaction/now", body, "Compaction started.")) : "",
       act("Elect preferred leader", "elect", leads,
         () => page.act("partitions/elect", body, `Node ${preferred} is the leader.`))),
-    offNote(cluster.actions),
-    cluster.actions && leads ? quiet(`The preferred replica, node ${preferred}, is the leader.`) : "",
+    offNote(actions),
+    actions && leads ? quiet(`The preferred replica, node ${preferred}, is the leader.`) : "",
   ];
 }
 
@@ -118,22 +118,22 @@ export const partition = {
   query: (name, number) => ({ topic: name, partition: number }),
 
   async load(name, number) {
-    const [cluster, found] = await Promise.all([
-      api("cluster"),
+    const [actions, found] = await Promise.all([
+      allowed(),
       api("topics/" + encodeURIComponent(name), { leaders: "true", partition: number }),
     ]);
     const one = found.partitions[0];
     const none = { passes: [], last: null, samples: [] };
-    if (!one.compaction || one.unanswered) return [cluster, found, none, none];
+    if (!one.compaction || one.unanswered) return [actions, found, none, none];
     const at = { topic: name, partition: number, node: one.leader < 0 ? null : one.leader };
     const [passes, history] = await Promise.all([
       api("compaction/passes", at).catch(() => none),
       api("compaction/history", at).catch(() => none),
     ]);
-    return [cluster, found, passes, history];
+    return [actions, found, passes, history];
   },
 
-  render([cluster, found, passes, history], page) {
+  render([actions, found, passes, history], page) {
     const one = found.partitions[0];
     const status = one.compaction;
     const head = [
@@ -164,7 +164,7 @@ export const partition = {
       one.segments_left_out ? quiet(`${count(one.segments_left_out)} older segments are not drawn.`) : "",
       legend(kindsOf([one]), status && status.state === "running"),
       status ? next(status, target) : quiet("This topic is not compacted: its cleanup.policy has no compact."),
-      buttons(found.name, one, cluster, page),
+      buttons(found.name, one, actions, page),
       facts([
         ["Leader", one.leader < 0 ? "none" : `node ${one.leader}, epoch ${one.leader_epoch}`],
         ["Offsets", `${count(one.log_start_offset)} to ${count(one.log_end_offset)}`],

@@ -364,7 +364,7 @@ def test_what_is_due_is_said_with_its_limit(cluster, chromium):
         answer = route.fetch()
         found = answer.json()
         found["partitions"][0]["compaction"] |= {
-            "state": "due", "dirty_ratio": 0.996, "reason": "dirty ratio 1.00",
+            "state": "due", "dirty_ratio": 0.996, "reason": "100 % dirty, limit 90 %",
         }  # fmt: skip
         found["config"]["min.cleanable.dirty.ratio"] = "0.9"
         route.fulfill(response=answer, json=found)
@@ -372,7 +372,7 @@ def test_what_is_due_is_said_with_its_limit(cluster, chromium):
     page.route(f"**/topics/{scene.ORDERS}?*", due)
     browser.show(page, cluster.url(), f"#topic/{scene.ORDERS}/0")
     said = page.locator(".why.due").text_content()
-    assert said == "Compaction due: 100 % dirty (limit 90 %)"
+    assert said == "Compaction due: 100 % dirty, limit 90 %"
     points = polyline(page, ".dirtiness")
     assert len(points) > 2
     for (x, y), (next_x, next_y) in pairwise(points):

@@ -1,7 +1,7 @@
 // The history of a key: its records in the log, and what compaction did and will do.
 import { api } from "./api.js";
 import { bytes, count, crumbs, form, hash, hashWith, input, label, link, make, moment, plural, quiet, table } from "./dom.js";
-import { raw, rendered } from "./payload.js";
+import { raw, rendered, text } from "./payload.js";
 
 const FATES = {
   survives: "stays",
@@ -66,7 +66,8 @@ export const life = {
     const { partition } = found;
     const at = hash("records", topic, partition);
     const oldest = found.passes[found.passes.length - 1];
-    const box = input("key", key.key || "", { required: true });
+    const shown = key.key ?? text(raw(key.key_base64)) ?? "";
+    const box = input("key", shown, { required: true });
     const rows = found.records.map((one) => [
       link(`${at}?offset=${one.offset}`, count(one.offset)),
       moment(one.timestamp, true),

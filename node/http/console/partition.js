@@ -36,24 +36,21 @@ function replicas(one) {
 const reasons = (removed) =>
   Object.entries(removed).map(([why, number]) => `${count(number)} ${why}`).join(", ") || "nothing";
 
-// What is due, in a sentence: by the dirty ratio as people write it, else by the node's own words.
-function sentence(status, target) {
-  const dirty = `${percent(status.dirty_ratio)} dirty (limit ${percent(target)})`;
-  const ratio = status.reason.startsWith("dirty ratio");
-  switch (status.state) {
-    case "due": return ["Compaction due: ", ratio ? dirty : status.reason];
-    case "running": return ["Compaction running", status.progress === null ? "" : [
-      ": ", make("span", { class: "done" }, percent(status.progress))]];
-    case "waiting": return ["Not due: ", ratio ? dirty : status.reason];
-    case "idle": return ["Nothing to compact: ", status.reason];
-    case "uncleanable": return ["Compaction failed: ", status.reason];
-    default: return [`${status.state}: `, status.reason];
-  }
-}
+const WORDS = {
+  idle: "Nothing to compact: ",
+  waiting: "Not due: ",
+  due: "Compaction due: ",
+  running: "Compaction running: ",
+  uncleanable: "Compaction failed: ",
+};
 
-function next(status, target) {
-  const [word, ...rest] = sentence(status, target);
-  const parts = [make("strong", {}, word), ...rest];
+// What is due, in a sentence.
+function next(status) {
+  const runs = status.state === "running" && status.progress !== null;
+  const parts = [
+    make("strong", {}, WORDS[status.state] || `${status.state}: `),
+    runs ? make("span", { class: "done" }, percent(status.progress)) : status.reason,
+  ];
   if (status.retry_at_ms) parts.push("; tried again at ", moment(status.retry_at_ms));
   if (status.awaits.length) {
     parts.push(`; waits for node ${status.awaits.join(", ")} to hold the manifest`);
@@ -163,7 +160,7 @@ export const partition = {
         make("span", {}, count(one.log_end_offset))),
       one.segments_left_out ? quiet(`${count(one.segments_left_out)} older segments are not drawn.`) : "",
       legend(kindsOf([one]), status && status.state === "running"),
-      status ? next(status, target) : quiet("This topic is not compacted: its cleanup.policy has no compact."),
+      status ? next(status) : quiet("This topic is not compacted: its cleanup.policy has no compact."),
       buttons(found.name, one, actions, page),
       facts([
         ["Leader", one.leader < 0 ? "none" : `node ${one.leader}, epoch ${one.leader_epoch}`],

@@ -281,6 +281,45 @@ def test_timers_of_one_moment_run_in_the_order_in_which_they_were_made(loop: Sim
     run(loop, main)
 
 
+def test_an_early_job_does_its_work_before_the_loop_hears_of_it(loop: SimLoop) -> None:
+    """What dies in between has changed the disk, and knows nothing of it."""
+
+    def job() -> float:
+        done_s.append(loop.time())
+        raise ValueError("its result")
+
+    done_s: list[float] = []
+    loop.early_share = 1.0
+    loop.job_times[job] = (2.0, 2.0)
+
+    async def main() -> None:
+        began_s = loop.time()
+        waiting = loop.run_in_executor(None, job)
+        assert not done_s, "not within the call"
+        await asyncio.sleep(1)
+        assert done_s == [began_s] and not waiting.done()
+        with pytest.raises(ValueError, match="its result"):
+            await waiting
+        assert loop.time() == began_s + 2.0
+
+        process = Process("server", SERVER[0])
+        told: list[float] = []
+
+        async def work() -> None:
+            await loop.run_in_executor(None, done_s.append, -1.0)
+            told.append(loop.time())
+
+        process.kept.append(loop.spawn(process, work))
+        loop.job_times[done_s.append] = (2.0, 2.0)
+        await asyncio.sleep(0)
+        await asyncio.sleep(1e-4)
+        process.die()
+        await asyncio.sleep(5)
+        assert done_s == [began_s, -1.0] and not told
+
+    run(loop, main)
+
+
 def test_nothing_of_a_dead_process_runs_and_its_peers_see_a_reset(loop: SimLoop) -> None:
     ran = []
 

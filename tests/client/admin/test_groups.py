@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kio.static.constants import EntityType
 
 from kept.client.admin import groups
-from kept.storage.errors import CorruptMessage
+from kept.client.protocol.api_keys import ApiKey
+from kept.client.protocol.messages import build, message_type
+from kept.storage.errors import CorruptMessage, RetriableError, UnsupportedVersion
 from kept.storage.types import TopicPartition
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
@@ -61,3 +65,83 @@ def test_every_partition_goes_to_exactly_one_member_that_wants_it(wishes, counts
     )
     for member, tps in assigned.items():
         assert {tp.topic for tp in tps} <= set(wishes[member])
+
+
+def response(api_key: int, version: int, **values: Any) -> Any:
+    return build(message_type(api_key, version, EntityType.response), values)
+
+
+def committed(*codes: int) -> Any:
+    partitions = [{"partition_index": n, "error_code": code} for n, code in enumerate(codes)]
+    return response(ApiKey.OFFSET_COMMIT, 8, topics=[{"name": "t", "partitions": partitions}])
+
+
+def test_what_is_not_committed_is_told_by_partition():
+    t0, t1 = TopicPartition("t", 0), TopicPartition("t", 1)
+    operation = groups.commit_each("g", {t0: 5, t1: 6}, 1_000)
+    (call,) = next(operation)
+    assert call.check is not None
+    assert call.check(committed(0, 3)) is None, "one of two is done: that is no failure of all"
+    assert isinstance(call.check(committed(15, 15)), RetriableError)
+    assert call.check(committed(29, 29)) is None, "trying again does not mend that"
+    with pytest.raises(StopIteration) as end:
+        operation.send([committed(0, 29)])
+    assert list(end.value.value) == [t1]
+    assert "OffsetCommit of g: t-1: TOPIC_AUTHORIZATION_FAILED" in str(end.value.value[t1])
+
+
+def test_a_group_of_the_newer_protocol_is_described():
+    member = {
+        "member_id": "m",
+        "instance_id": "i",
+        "rack_id": None,
+        "member_epoch": 3,
+        "client_id": "c",
+        "client_host": "/h",
+        "subscribed_topic_names": ("t",),
+        "subscribed_topic_regex": None,
+        "assignment": {
+            "topic_partitions": [{"topic_id": None, "topic_name": "t", "partitions": (2, 4)}]
+        },
+        "target_assignment": {"topic_partitions": []},
+    }
+    described = {
+        "error_code": 0,
+        "group_id": "g",
+        "group_state": "Stable",
+        "group_epoch": 3,
+        "assignment_epoch": 3,
+        "assignor_name": "uniform",
+        "members": [member],
+    }
+    missing = {**described, "error_code": 69, "group_id": "x", "members": []}
+    group, absent = groups.descriptions(response(69, 1, groups=[described, missing]))
+    assert (group.state, group.protocol_type, group.protocol) == ("Stable", "consumer", "uniform")
+    assert group.members == (
+        groups.GroupMember("m", "i", "c", "/h", (TopicPartition("t", 2), TopicPartition("t", 4))),
+    )
+    assert absent.state == groups.DEAD
+
+
+def test_the_newer_protocol_is_asked_about_a_group_that_is_not_of_the_old_one():
+    dead = response(
+        ApiKey.DESCRIBE_GROUPS,
+        5,
+        groups=[
+            {
+                "error_code": 0,
+                "group_id": "g",
+                "group_state": "Dead",
+                "protocol_type": "",
+                "protocol_data": "",
+                "members": [],
+            }
+        ],
+    )
+    operation = groups.describe_group("g")
+    next(operation)
+    (newer,) = operation.send([dead])
+    assert newer.api_key == 69
+    with pytest.raises(StopIteration) as end:
+        operation.throw(UnsupportedVersion("kept has no such groups"))
+    assert end.value.value.state == groups.DEAD

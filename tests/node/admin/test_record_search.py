@@ -321,3 +321,18 @@ def test_searches_wait_for_their_turn(filled, monkeypatch):
     filled.run(many())
     results = [task.result() for task in held]
     assert results.count(5) == 6 and "6 searches wait already; try again" in results
+
+
+def test_answers_are_bounded_whatever_records_hold(lone):
+    """Sixteen records of sixty headers of eight kilobytes each are no page of eight megabytes."""
+    lone.create("t", max_message_bytes="20000000")
+    headers = tuple((f"h{n}" + "x" * 4000, bytes(4000)) for n in range(60))
+    written(lone, "t", [OutRecord(bytes(5000), bytes(5000), headers) for _ in range(16)])
+    most = 2 * 1024 * 1024 + 600_000
+    for path in ("search?topic=t&limit=200", "search?topic=t&limit=200&newest=false",
+                 "records?topic=t&partition=0&offset=0&limit=200"):  # fmt: skip
+        status, _, body = lone.http(f"GET /api/v1/{path} HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert status == 200 and len(body) < most, (path, len(body))
+    found, requests = all_of(lone, limit=200)
+    assert len(found) == 16 and requests > 2
+    assert lone.node.parts.inflating.used_bytes == 0

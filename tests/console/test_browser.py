@@ -70,8 +70,11 @@ def test_records_stay_what_they_are(cluster, chromium):
     assert offsets == [str(one["offset"]) for one in records]
     for kind, seen in (("hex", "3c 73 63 72"), ("json", "not JSON: <script>")):
         page.select_option("#format", kind)
+        page.wait_for_function("kind => location.hash.endsWith(`format=${kind}`)", arg=kind)
         page.wait_for_selector("main:not([aria-busy]) h1")
+        page.wait_for_selector("#record-0-49[aria-expanded=false]")
         assert seen in unfold(page, 0, 49)[1]
+        assert page.evaluate("document.activeElement.id") == "record-0-49"
     assert wrong == []
 
 
@@ -144,8 +147,9 @@ def test_a_search_goes_through_all_partitions_newest_first(cluster, chromium):
     assert page.locator("tr.detail").count() == 0
 
     page.fill("#contains", '"n": 7,')
-    page.click("#search")
+    page.keyboard.press("Enter")
     searched(page, 1)
+    assert page.evaluate("document.activeElement.id") == "contains", "who types goes on typing"
     assert found_offsets(page) == [(1, 2)]
     page.go_back()
     searched(page, 50)

@@ -1,6 +1,6 @@
 // Records of one partition by offset or time, with what is missing between them, and why.
 import { api } from "./api.js";
-import { count, crumbs, form, hash, input, label, link, make, quiet, select, table } from "./dom.js";
+import { count, crumbs, form, hash, hashWith, input, label, link, make, quiet, select, table } from "./dom.js";
 import { FORMATS } from "./payload.js";
 import { HEADS, recordRow } from "./rows.js";
 
@@ -50,22 +50,22 @@ function where(topic, partition, query, page) {
   };
   from.addEventListener("change", adapt);
   adapt();
-  shown.addEventListener("change", () => {
-    format = shown.value;
-    page.go(location.hash);
-  });
+  const at = (given) => hashWith(
+    { ...given, format: shown.value === "auto" ? "" : shown.value }, "records", topic, partition,
+  );
+  const same = () => at({ offset: query.get("offset"), timestamp: query.get("timestamp") });
+  shown.addEventListener("change", () => page.go(same()));
   return form("Which records", [
     label("From", from),
     label("Value", value),
     make("button", { class: "main" }, "Show"),
     label("Bytes as", shown),
   ], () => {
-    const at = hash("records", topic, partition);
     const wanted = value.value.trim();
     const time = /^\d{5,}$/.test(wanted) ? wanted : new Date(wanted).getTime();
-    if (from.value === "offset") page.go(`${at}?offset=${encodeURIComponent(wanted)}`);
-    else if (from.value === "time") page.go(`${at}?timestamp=${time}`);
-    else page.go(at);
+    if (from.value === "offset") page.go(at({ offset: wanted }));
+    else if (from.value === "time") page.go(at({ timestamp: time }));
+    else page.go(at({}));
   });
 }
 
@@ -83,7 +83,9 @@ export const browse = {
     return [await api("records", wanted), topic, partition, query];
   },
   render([found, topic, partition, query], page) {
-    const at = hash("records", topic, partition);
+    format = query.get("format") || "auto";
+    const shownAs = format === "auto" ? "" : format;
+    const at = (offset) => hashWith({ offset, format: shownAs }, "records", topic, partition);
     const earlier = Math.max(found.log_start_offset, found.first_offset - LIMIT);
     const any = found.records.length || found.next_offset > found.first_offset;
     const shown = any
@@ -97,10 +99,10 @@ export const browse = {
       where(topic, partition, query, page),
       shown,
       make("nav", { class: "row", "aria-label": "More records" },
-        found.first_offset > found.log_start_offset ? link(`${at}?offset=${earlier}`, "earlier") : "",
-        found.next_offset < found.high_watermark ? link(`${at}?offset=${found.next_offset}`, "later") : "",
-        link(`${at}?offset=${found.log_start_offset}`, "the first"),
-        link(at, "the last")),
+        found.first_offset > found.log_start_offset ? link(at(earlier), "earlier") : "",
+        found.next_offset < found.high_watermark ? link(at(found.next_offset), "later") : "",
+        link(at(found.log_start_offset), "the first"),
+        link(at(""), "the last")),
       quiet(`There are offsets ${count(found.log_start_offset)} to ${count(found.high_watermark)}.`),
     ];
   },

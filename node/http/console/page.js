@@ -249,7 +249,10 @@ async function introduce() {
 
 addEventListener("hashchange", () => {
   scrollTo(0, 0);
-  navigate().then(() => main.focus({ preventScroll: true }));
+  // On the same page who types goes on typing.
+  navigate().then(() => {
+    if (!main.contains(document.activeElement)) main.focus({ preventScroll: true });
+  });
 });
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) stream.stop();

@@ -35,10 +35,6 @@ function filters(topic, partitions, query, page) {
   const partition = select("partition", [["", "all"], ...all], given("partition"));
   const order = select("order", [["", "newest first"], ["oldest", "oldest first"]], given("order"));
   const shown = select("format", FORMATS, format);
-  shown.addEventListener("change", () => {
-    format = shown.value;
-    page.go(location.hash);
-  });
   const wanted = (tail) => hashWith({
     key: key.value,
     key_base64: key.value ? "" : given("key_base64"),
@@ -49,8 +45,10 @@ function filters(topic, partitions, query, page) {
     to: tail || !to.value ? "" : new Date(to.value).getTime(),
     order: tail ? "" : order.value,
     tail: tail ? "1" : "",
+    format: shown.value === "auto" ? "" : shown.value,
   }, "records", topic);
-  const more = ["header", "from", "to", "order"].some(given);
+  shown.addEventListener("change", () => page.go(wanted(query.get("tail") !== null)));
+  const more = ["header", "from", "to", "order", "format"].some(given);
   return form("Search records", [
     label("Key", key),
     label("Value contains", contains),
@@ -206,7 +204,7 @@ function tailing(topic, query, body) {
     stop();
     document.removeEventListener("visibilitychange", hidden);
   };
-  const end = hashWith(chosen(query), "records", topic);
+  const end = hashWith({ ...chosen(query), format: query.get("format") || "" }, "records", topic);
   return {
     before: make("div", { class: "row" }, pause, button(end, "Stop the tail"), waiting, status),
     after: "",
@@ -222,6 +220,7 @@ export const records = {
   },
   render([found, query], page) {
     leave();
+    format = query.get("format") || "auto";
     const topic = found.name;
     const tail = query.get("tail") !== null;
     const shown = table(`Records of ${topic}`, HEADS, []);

@@ -20,7 +20,7 @@ from kept.cluster.metadata.records import (
     RemoveScramCredentialRecord,
     ScramCredentialRecord,
 )
-from kept.cluster.security.credentials import ScramCredential, ScramMechanism
+from kept.cluster.security.credentials import STORED, ScramCredential, ScramMechanism
 from kept.steps import Steps
 from kept.storage.errors import (
     DuplicateResource,
@@ -36,7 +36,6 @@ MAX_ITERATIONS: Final = 16_384
 MAX_USER_BYTES: Final = 255
 MAX_SALT_BYTES: Final = 1024
 """Kafka's tools make salts of 26 bytes, and each login is shown them."""
-MECHANISMS: Final = (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512)
 
 
 class Upsertion(Struct, frozen=True):
@@ -102,7 +101,7 @@ def check_user(user: str, mechanism: int) -> ScramMechanism:
         raise UnacceptableCredential(f"Username must not exceed {MAX_USER_BYTES} bytes")
     if not user.isprintable():
         raise UnacceptableCredential("Username must consist of characters that print")
-    if mechanism not in MECHANISMS:
+    if mechanism not in STORED.values():
         raise UnsupportedSaslMechanism("Unknown SCRAM mechanism")
     return ScramMechanism(mechanism)
 
@@ -140,7 +139,7 @@ def describe_credentials(
         yield
         known = [
             (mechanism, image.credentials[user, mechanism].iterations)
-            for mechanism in MECHANISMS
+            for mechanism in STORED.values()
             if (user, mechanism) in image.credentials
         ]
         if count > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 from msgspec import Struct
 
@@ -18,6 +19,10 @@ class ScramMechanism(IntEnum):
     def text(self) -> str:
         """Its name in SASL: ``SCRAM-SHA-256``."""
         return self.name.replace("_", "-")
+
+
+STORED: Final = {mechanism.text: mechanism for mechanism in ScramMechanism if mechanism.value}
+"""The mechanisms that have stored credentials, by their names in SASL."""
 
 
 class ScramCredential(Struct, frozen=True):

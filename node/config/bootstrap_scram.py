@@ -27,7 +27,7 @@ from kept.client.security.scram import salted_password, stored_keys
 from kept.cluster.controller import scram_changes
 from kept.cluster.controller.features import SECURITY
 from kept.cluster.metadata.records import FeatureRecord, MetadataRecord, ScramCredentialRecord
-from kept.cluster.security.credentials import ScramCredential, ScramMechanism
+from kept.cluster.security.credentials import STORED, ScramCredential, ScramMechanism
 from kept.node.runtime.logging import log
 from kept.storage.errors import ConfigurationError, KeptError
 
@@ -45,7 +45,6 @@ _ENTRY: Final = re.compile(
     rf"\s*(?P<mechanism>[A-Z0-9-]+)=\[(?P<fields>{_FIELDS}(?:,{_FIELDS})*)\]\s*(?:;|\Z)", re.S
 )
 _NAMES: Final = ("name", "password", "password-file", "iterations", "salt", "saltedpassword")
-_MECHANISMS: Final = {mechanism.text: mechanism for mechanism in scram_changes.MECHANISMS}
 
 
 class NewUser(Struct, frozen=True):
@@ -92,9 +91,9 @@ def _unquoted(value: str) -> str:
 
 
 def _user(mechanism_text: str, fields: Mapping[str, str]) -> NewUser:
-    mechanism = _MECHANISMS.get(mechanism_text)
+    mechanism = STORED.get(mechanism_text)
     if mechanism is None:
-        raise ValueError(f"{mechanism_text} is not one of {', '.join(_MECHANISMS)}")
+        raise ValueError(f"{mechanism_text} is not one of {', '.join(STORED)}")
     name = fields.get("name", "")
     given = [each for each in ("password", "password-file", "saltedpassword") if fields.get(each)]
     if len(given) != 1:

@@ -16,13 +16,13 @@ from kept.client.security.scram import HASHES
 from kept.client.security.security import PROTOCOLS
 from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.node.config.local_certificates import MAPPING_RULES, LocalCertificates
+from kept.node.config.sasl import MECHANISMS
 from kept.storage.errors import ConfigurationError
 
 ADMIN: Final = "admin"
 USERS: Final = (ADMIN, "ada", "bob")
 NODE: Final = "kept-node"
 """Whom the certificate of every node names."""
-MECHANISMS: Final = ("PLAIN", *HASHES)
 DEFAULT_MECHANISM: Final = "SCRAM-SHA-512"
 _PASSWORD_BYTES: Final = 15
 

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from kept.client.security.scram import MIN_ITERATIONS
-from kept.cluster.security.credentials import ScramCredential, ScramMechanism
+from kept.cluster.security.credentials import STORED, ScramCredential, ScramMechanism
 
 CredentialsByUser = Mapping[tuple[str, ScramMechanism], ScramCredential]
 
-_MECHANISMS = {mechanism.text: mechanism for mechanism in ScramMechanism if mechanism.value}
 _STRONGEST_FIRST = (ScramMechanism.SCRAM_SHA_512, ScramMechanism.SCRAM_SHA_256)
 _RANDOM = ScramCredential(secrets.token_bytes(24), b"", secrets.token_bytes(32), MIN_ITERATIONS)
 
@@ -40,11 +39,11 @@ class StoredCredentials:
 
     def find(self, mechanism: str, user: str) -> ScramCredential | None:
         """What is stored about a user, None if nothing."""
-        return self._current().get((user, _MECHANISMS[mechanism]))
+        return self._current().get((user, STORED[mechanism]))
 
     def decoy(self, mechanism: str, user: str) -> ScramCredential:
         """What a user who does not exist is shown. No password fits it."""
-        pattern = self._find_patterns().get(_MECHANISMS[mechanism], _RANDOM)
+        pattern = self._find_patterns().get(STORED[mechanism], _RANDOM)
         made = hmac.digest(pattern.server_key, user.encode("utf-8", "replace"), "sha512")
         return ScramCredential(made[: len(pattern.salt)], made, made, pattern.iterations)
 

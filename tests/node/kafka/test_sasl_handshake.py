@@ -295,7 +295,6 @@ STRANGERS = {
     "a negative size": b"\xff\xff\xff\xff",
     "one byte more than is taken": struct.pack(">i", 2049),
     "as large as a request may be elsewhere": struct.pack(">i", 104857600),
-    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(32),
 }
 

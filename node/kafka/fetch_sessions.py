@@ -74,8 +74,10 @@ class CachedPartition:
             or data.preferred_replica >= 0
             or state != self.last_response
         )
-        # After an error the next answer is always sent, so that the client sees it heal.
-        self.last_response = state if data.error_code == 0 else None
+        # After an error the next answer is always sent, so that the client sees it heal; and after
+        # a divergence, which a follower that has cut its log is to hear has ended.
+        agrees = data.error_code == 0 and data.diverging is None
+        self.last_response = state if agrees else None
         return news
 
     def read_from(self, partition: Partition) -> None:

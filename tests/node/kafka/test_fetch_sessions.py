@@ -69,6 +69,17 @@ def test_news():
     assert cached.has_news(PartitionData(0, 0, 6, 5, 0))
 
 
+def test_a_follower_hears_that_its_log_agrees_though_nothing_else_is_new():
+    """It cut its log where the leader said, which may have moved no offset at all: until an answer
+    says so, it does not know that the logs agree, and does not join the ISR.
+    """
+    session = cache().open(request(topics=[(b"a", [FetchPartition(0, 0, 1)])]), False, 0)[1]
+    cached = session.partitions[b"a", 0]
+    assert cached.has_news(PartitionData(0, 0, 5, 5, 0, diverging=(0, 5)))
+    assert cached.has_news(PartitionData(0, 0, 5, 5, 0))
+    assert not cached.has_news(PartitionData(0, 0, 5, 5, 0))
+
+
 class Replica:
     """What a session tells the partition that it was read from."""
 

@@ -38,7 +38,7 @@ def candidates(kept):
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("kept top", ["topic"]),
+        ("kept top", ["topic", "top"]),
         ("kept topic ", ["create", "list", "describe", "alter", "delete"]),
         ("kept produce x --ack", ["--acks"]),
         ("kept produce x --acks ", ["all", "1", "0"]),
@@ -159,7 +159,7 @@ def shell(kept: Kept, directory: Path, *command: str) -> Iterator[Terminal]:
 def completed_in(terminal: Terminal, topic: str) -> None:
     """What each of these becomes, and how the shell then runs it."""
     for typed, ran in (
-        ("kept top\tcr\tx\n", "topic create x"),
+        ("kept topi\tcr\tx\n", "topic create x"),
         ("kept produce x --comp\tgz\t\n", "produce x --compression gzip"),
         (
             "kept topic create x --config compression.ty\tlz\t\n",

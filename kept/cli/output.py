@@ -180,6 +180,11 @@ def size(count: float | None) -> str | None:
     )
 
 
+def percent(ratio: float | None) -> str | None:
+    """A ratio for people: ``34 %``."""
+    return None if ratio is None else f"{100 * ratio:.4g} %"
+
+
 def moment(timestamp_ms: int | None) -> str | None:
     """A timestamp in UTC; None where there is none."""
     if timestamp_ms is None or timestamp_ms < 0:

@@ -13,6 +13,7 @@ from kept.cli.output import (
     counted,
     echo,
     moment,
+    percent,
     show_json,
     show_rows,
     show_table,
@@ -237,7 +238,11 @@ def _show(described: dict[str, Any]) -> None:
         row.append(size(p["size_bytes"]))
         if compacted:
             due = p.get("reason") or p.get("state") or ""
-            row += [p.get("dirty_ratio"), moment(p.get("last_compaction_ms")) or "never", due]
+            row += [
+                percent(p.get("dirty_ratio")),
+                moment(p.get("last_compaction_ms")) or "never",
+                due,
+            ]
         rows.append(row)
     show_table(columns, rows)
 

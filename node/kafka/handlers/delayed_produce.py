@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
 
 from kept.node.kafka import api
 from kept.node.kafka.codec import encode_run
@@ -261,12 +262,13 @@ class DelayedProduce:
             if self._waiters:  # which keep this object
                 self._topics, self._appended = [], []
             return
+        by_id = self.version >= codec.TOPIC_IDS
         for name, results in self._topics:
             for result in results:
                 if result.error_code:
                     connection.abort(
                         "produce with acks=0 failed",
-                        topic=name.decode("utf-8", "replace"),
+                        topic=UUID(bytes=name) if by_id else name.decode("utf-8", "replace"),
                         partition=result.partition,
                         error_code=result.error_code,
                         error=result.error_message or "",

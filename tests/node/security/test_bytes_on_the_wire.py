@@ -81,7 +81,9 @@ def guarded(lone_node: Any) -> Any:
 
 
 @pytest.mark.parametrize("who", STRANGERS)
-def test_strangers_produce_and_fetch_nothing(guarded: Any, who: str) -> None:
+def test_strangers_produce_and_fetch_nothing(
+    guarded: Any, who: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     log = guarded.node.parts.table.hosted
 
     async def go() -> None:
@@ -104,6 +106,8 @@ def test_strangers_produce_and_fetch_nothing(guarded: Any, who: str) -> None:
                         assert not await answer(stream, unheard), f"{about}: it is closed"
 
     guarded.run(go())
+    said = capfd.readouterr().err
+    assert f"topic={EXISTS} " in said and f"topic={guarded.topic_id} " in said
     assert [replica.partition.log.log_end_offset for replica in log.values()] == [0]
 
 

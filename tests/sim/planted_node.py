@@ -127,7 +127,7 @@ def lost_while_busy(original: Any) -> Any:
 
 
 plant(
-    "nodes-wake-up-lost", "nodes", 2, "liveness",
+    "nodes-wake-up-lost", "nodes", 3, "liveness",
     "what comes while a task works is worked on after it",
     ("kept.node.runtime.tasks.Batcher.add", lost_while_busy),
     heal_s=RESTS_S,
@@ -155,7 +155,7 @@ def entered_in_memory(_: Any) -> Any:
 
 
 plant(
-    "nodes-append-before-epoch", "nodes", 1, "epoch-durable",
+    "nodes-append-before-epoch", "nodes", 3, "epoch-durable",
     "the epoch of a leader is durable before it appends (24)",
     ("kept.replication.replica.Replica._serve", at_once),
     ("kept.storage.log.log.Log._enter_epoch", entered_in_memory),

@@ -219,24 +219,24 @@ plant(
     (f"{LEADER}._advance", leader_alone_counts),
 )  # fmt: skip
 plant(
-    "hw-goes-back", "nodes", 9, "high-watermark-back",
+    "hw-goes-back", "nodes", 18, "high-watermark-back",
     "HW never goes back on a leader (30)",
     (f"{LEADER}._advance", hw_back),
 )  # fmt: skip
 plant(
-    "never-truncates", "nodes", 2, DIFFERS,
+    "never-truncates", "nodes", 5, DIFFERS,
     "a deposed leader's tail is cut (27)",
     ("kept.replication.follower_replica.FollowerReplica.truncate_to", never_cut),
     heal_s=RESTS_S,
 )  # fmt: skip
 plant(
-    "cuts-to-own-end", "nodes", 2, DIFFERS,
+    "cuts-to-own-end", "nodes", 5, DIFFERS,
     "the cut is the least of three ends (27)",
     (f"{FOLLOWER}._common_end", cut_to_own_end),
     heal_s=RESTS_S,
 )  # fmt: skip
 plant(
-    "no-divergence", "nodes", 14, DIFFERS,
+    "no-divergence", "nodes", 18, DIFFERS,
     "a diverging fetch gets no data (26)",
     ("kept.replication.partition.diverging_epoch", returns(None)),
     heal_s=RESTS_S,
@@ -267,13 +267,13 @@ plant(
     (f"{PARTITION}.fetch", skips),
 )  # fmt: skip
 plant(
-    "slow-stay-in-isr", "nodes", 6, "liveness",
+    "slow-stay-in-isr", "nodes", 7, "liveness",
     "a member that lags leaves the ISR (30)",
     (f"{LEADER}._lags", waits_for_all),
     trial="limp",
 )  # fmt: skip
 plant(
-    "flush-without-fsync", "nodes", 2, "acknowledged-lost prefix",
+    "flush-without-fsync", "nodes", 7, "acknowledged-lost prefix",
     "with flush.messages=1 an acknowledgement waits for the fsync (33)",
     ("kept.storage.log.durability.FlushTicket.run", nothing_synced),
     durable=True, trial="",
@@ -295,7 +295,7 @@ plant(
     (f"{PARTITION}.delete_records", deletes_what_is_there),
 )  # fmt: skip
 plant(
-    "unclean", "nodes", 4, "unclean",
+    "unclean", "nodes", 6, "unclean",
     "a leader outside of the ISR is elected where the topic allows one (36)",
     ("kept.cluster.controller.broker_decisions.unclean_allowed_by", everywhere),
     ("kept.cluster.controller.broker_sessions.unclean_allowed_by", everywhere),

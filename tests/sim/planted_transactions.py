@@ -195,7 +195,7 @@ plant(
     ("kept.replication.partition.Partition.append_marker", contrary),
 )  # fmt: skip
 plant(
-    "transactions-ended-at-once", STAGE, 2, "commit-lost aborted-read torn",
+    "transactions-ended-at-once", STAGE, 5, "commit-lost aborted-read torn",
     "the end of a transaction is answered when its record is committed",
     (f"{COORDINATOR}.core.TransactionCore._append", ended_at_once),
     strikes=0.3,
@@ -225,14 +225,14 @@ plant(
     (f"{COORDINATOR}.core.TransactionCore._abort_timed_out", returns(None)),
 )  # fmt: skip
 plant(
-    "transactions-fenced-write", STAGE, 1, "fenced markers aborted-read",
+    "transactions-fenced-write", STAGE, 2, "fenced markers aborted-read",
     "an instance that is fenced writes nothing any more (I6)",
     ("kept.storage.producers.producer_states.ProducerStates.check_transactional", any_epoch),
     ("kept.replication.partition.Partition.verification_guard", nothing_verified),
     fences=True,
 )  # fmt: skip
 plant(
-    "transactions-producers-forgotten", STAGE, 1, "producer-state markers",
+    "transactions-producers-forgotten", STAGE, 2, "producer-state markers",
     "what a replica knows of producers after a start follows from its log (I11)",
     ("kept.storage.producers.producer_states.ProducerStates.restore", forgets_coordinators),
 )  # fmt: skip
@@ -244,7 +244,7 @@ plant(
     hangs=True,
 )  # fmt: skip
 plant(
-    "transactions-unsynced", STAGE, 1, "commit-lost torn acknowledged-lost acknowledged "
+    "transactions-unsynced", STAGE, 5, "commit-lost torn acknowledged-lost acknowledged "
     "aborted-read offset-torn producer-id state isr-holds prefix",
     "with flush.messages=1 a transaction that ended survives a power loss of all (33)",
     ("kept.storage.log.durability.FlushTicket.run", nothing_synced),

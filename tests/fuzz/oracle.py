@@ -92,6 +92,10 @@ class Steady:
         self._client = await RawClient.connect(self._site.ports[SASL], ADMIN, PASSWORD)
         port = self._site.ports[PLAINTEXT]
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            await self._get()  # at once: who is silent at first is closed
+        except (OSError, asyncio.IncompleteReadError) as error:
+            raise Broken(f"the steady HTTP connection is not served: {error!r}") from error
         await self.use()
 
     async def use(self) -> None:

@@ -156,7 +156,7 @@ def image(tree: Path, into: Path, version: str, commit: str) -> None:
         ["docker", "build", "-q", "-f", dockerfile, "-t", name, *given, tree], check=True
     )
     saved = subprocess.run(["docker", "save", name], stdout=subprocess.PIPE, check=True)
-    (into / _archive(version)).write_bytes(gzip.compress(saved.stdout, mtime=0))
+    (into / _archive(version)).write_bytes(gzip.compress(saved.stdout, compresslevel=6, mtime=0))
     shown = subprocess.run(
         ["docker", "run", "--rm", "--entrypoint", "cat", name, "/opt/kept/kept.cdx.json"],
         stdout=subprocess.PIPE,

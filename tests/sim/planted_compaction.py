@@ -130,8 +130,9 @@ plant(
     ("kept.compaction.cleaner.job.Job.horizon_ms", lambda _: property(lambda _job: 1 << 62)),
 )  # fmt: skip
 plant(
-    "cut-while-applying", STAGE, 1, DIFFERS,
+    "cut-while-applying", STAGE, 13, DIFFERS,
     "a log is not cut while a manifest is put into place",
     ("kept.node.replicas.manifests.replica.ReplicaManifests.check_cut", returns(None)),
-    large=True, rots=False, unclean=False, forsakes=False, suffer_s=1.0, heal_s=RESTS_S,
+    large=True, devices=False, rots=False, unclean=False, forsakes=False,
+    suffer_s=1.0, heal_s=RESTS_S,
 )  # fmt: skip

@@ -110,13 +110,13 @@ def read_as_another(original: Any) -> Any:
 
 
 plant(
-    "groups-left-at-once", STAGE, 4, "member-back",
+    "groups-left-at-once", STAGE, 9, "member-back",
     "a leave is answered when the record of the empty group is committed",
     (f"{CORE}.respond_when_committed", left_at_once),
     strikes=OFTEN,
 )  # fmt: skip
 plant(
-    "groups-committed-at-once", STAGE, 1, "offset-lost offset-back",
+    "groups-committed-at-once", STAGE, 2, "offset-lost offset-back",
     "a commit is answered when it is committed",
     (f"{CORE}.append", committed_at_once),
     strikes=OFTEN,
@@ -128,7 +128,7 @@ plant(
     strikes=OFTEN,
 )  # fmt: skip
 plant(
-    "groups-appended-is-read", STAGE, 3, "offset-lost offset-back",
+    "groups-appended-is-read", STAGE, 5, "offset-lost offset-back",
     "readers see committed offsets",
     (f"{CORE}.committed_of", appended_is_read),
     strikes=OFTEN,

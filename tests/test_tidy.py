@@ -280,6 +280,17 @@ def test_pages_name_files_that_are_there() -> None:
     assert not missing, missing
 
 
+def test_lines_of_pages_fit() -> None:
+    """A page is read in an editor and in a diff, too."""
+    long = [
+        f"{page.relative_to(ROOT)}:{number}"
+        for page in tracked("*.md")
+        for number, line in enumerate(text_of(page).splitlines(), 1)
+        if len(line) > 200
+    ]
+    assert not long, long
+
+
 def test_make_and_ci_name_files_that_are_there() -> None:
     missing = [
         f"{name}: {named}"

@@ -124,6 +124,8 @@ class Log:
         self._epoch = -1
         """The leader epoch of the last append that is saved; -1: the next one saves its own."""
         self.replacement: segment_swapper.SegmentSwapper | None = None
+        self.holds_segments = False
+        """Whoever builds from the segments lost some to retention, and begins anew: it waits."""
         """Segments that are being replaced: meanwhile retention takes none."""
         self.is_idle = False
         """Nothing happened since whoever looks at logs on a clock has looked, who wants to know by
@@ -502,9 +504,9 @@ class Log:
 
         By time and size if the topic's policy says so and ``by_policy`` (leaders only, rule 43),
         and always what lies below the log start; never anything at or above the high watermark.
-        The log start moves. While segments are being replaced it waits.
+        The log start moves. While segments are being replaced, or held, it waits.
         """
-        if self.replacement is not None:
+        if self.replacement is not None or self.holds_segments:
             return []
         self.write()
         due = retention.deletable(

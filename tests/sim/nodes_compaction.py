@@ -81,6 +81,7 @@ class NodesCompactionHistory(NodesHistory):
         self.devices = devices
         super().__init__(seed, **options)
         self.large = False
+        self._cuts: dict[tuple[int, TopicPartition], tuple[int, int]] = {}
         if (self.jobs.random() < 0.3) if large is None else large:
             self.loop.job_times |= dict.fromkeys(
                 (run_here, passes.do_pass, passes.do_follow), BUILD_S
@@ -168,6 +169,23 @@ class NodesCompactionHistory(NodesHistory):
             generation,
         )  # fmt: skip
         self.check_epoch(machine, partition)
+        self._check_cut(machine, tp, replica)
+
+    def _check_cut(self, machine: Machine, tp: TopicPartition, replica: LocalReplica) -> None:
+        """No log is cut while somebody works on the files of a manifest. Raises Violation."""
+        log, manifests = replica.partition.log, replica.manifests
+        assert isinstance(manifests, ReplicaManifests)
+        key, before = (machine.node_id, tp), self._cuts.get((machine.node_id, tp))
+        self._cuts[key] = id(log), log.truncations
+        if before is None or before[0] != id(log) or before[1] == log.truncations:
+            return
+        self.world.counts["logs cut"] += 1
+        if manifests._works:
+            raise Violation(
+                "cut-in-use",
+                f"n{machine.node_id} {tp} is cut to {log.log_end_offset} while generation "
+                f"{manifests.core.applying} is built or put into place",
+            )
 
     @contextmanager
     def watched(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.sim.planted import plant
-from tests.sim.planted_replicas import DIFFERS, RESTS_S, returns
+from tests.sim.planted_replicas import returns
 
 FOLLOW = "kept.compaction.manifest.follow"
 STAGE = "nodes-compaction"
@@ -130,9 +130,9 @@ plant(
     ("kept.compaction.cleaner.job.Job.horizon_ms", lambda _: property(lambda _job: 1 << 62)),
 )  # fmt: skip
 plant(
-    "cut-while-applying", STAGE, 13, DIFFERS,
+    "cut-while-applying", STAGE, 1, "cut-in-use",
     "a log is not cut while a manifest is put into place",
     ("kept.node.replicas.manifests.replica.ReplicaManifests.check_cut", returns(None)),
     large=True, devices=False, rots=False, unclean=False, forsakes=False,
-    suffer_s=1.0, heal_s=RESTS_S,
+    suffer_s=1.0,
 )  # fmt: skip

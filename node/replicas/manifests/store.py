@@ -166,20 +166,26 @@ class Files:
     async def bring(self, work: Work, ref: ManifestRef, made: Made | None) -> CompactionState:
         """Bring the log to a manifest: all of it, or nothing and an error.
 
-        ``made``: a pass has left the outputs. Raises Withdrawn, PassFailed, KeptError, OSError.
+        ``made``: a pass has left the outputs. Retention may take the oldest segments while others
+        are built: then it begins anew, and retention waits, or a build that takes longer than from
+        one segment to the next would never end. Raises Withdrawn, PassFailed, KeptError, OSError.
         """
         log_ = self._hosted.partition.log
         async with self._turn, self._context.appliers:
-            while True:
-                self.check(work)
-                result = await self._result(work, ref, made)
-                begins_at = log_.segments[0].base_offset
-                try:
-                    return await self._place(result, lambda: self.check(work))
-                except InvariantViolation:
-                    # Retention took the oldest just before; then nothing was placed.
-                    if log_.segments[0].base_offset == begins_at:
-                        raise
+            try:
+                while True:
+                    self.check(work)
+                    result = await self._result(work, ref, made)
+                    begins_at = log_.segments[0].base_offset
+                    try:
+                        return await self._place(result, lambda: self.check(work))
+                    except InvariantViolation:
+                        # Retention took the oldest just before; then nothing was placed.
+                        if log_.segments[0].base_offset == begins_at:
+                            raise
+                    log_.holds_segments = True
+            finally:
+                log_.holds_segments = False
 
     async def _result(self, work: Work, ref: ManifestRef, made: Made | None) -> Result:
         """Outputs of the segments that there are: it begins anew when the oldest were deleted."""
@@ -198,6 +204,7 @@ class Files:
             else:
                 if log_.segments[0].base_offset == begins_at:
                     return result
+            log_.holds_segments = True
             self.check(work)
 
     async def _place(self, result: Result, check: Callable[[], None]) -> CompactionState:

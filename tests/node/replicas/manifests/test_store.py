@@ -210,6 +210,30 @@ def test_a_build_begins_anew_only_where_retention_took_the_oldest(
     assert site.calls.count(("build", REF)) == builds
 
 
+@pytest.mark.parametrize("error", [None, NotLeaderOrFollower("x")])
+def test_retention_waits_for_a_build_that_begins_anew(site, monkeypatch, error) -> None:
+    """Else one that takes longer than from one segment to the next would never end."""
+    held: list[bool] = []
+    log_ = site.files._hosted.partition.log
+
+    async def build(*_: Any) -> str:
+        held.append(log_.holds_segments)
+        site.first.base_offset += 10 * (len(held) == 1)
+        if error is not None and len(held) == 2:
+            raise error
+        return "built"
+
+    log_.holds_segments = False
+    monkeypatch.setattr(Files, "_build", build)
+    placing(site, monkeypatch)
+    if error is None:
+        assert brought(site, None) == "state"
+    else:
+        with pytest.raises(NotLeaderOrFollower):
+            brought(site, None)
+    assert held == [False, True] and not log_.holds_segments
+
+
 def test_a_build_that_is_withdrawn_does_not_begin_anew(site, monkeypatch) -> None:
     work = Work()
 

@@ -5,7 +5,8 @@ that is; what fits is merged by timestamp. To read backwards, a chunk begins som
 the last one; how many adapts to what the log holds there. A request ends when it has found what it
 may show, or has looked at :data:`MAX_SCANNED_BYTES`, :data:`MAX_SCANNED_RECORDS` or for
 :data:`MAX_SCAN_S`: its cursor says where to go on. Then it gives what it has found, and a partition
-that it did not come to may hold newer records.
+that it did not come to may hold newer records. A partition whose leader does not answer ends for
+the request alone: the next one goes on with it where it stood.
 
 Where clients put a key (murmur2) is searched first, to its end: only then the other partitions,
 which have it if some client chooses otherwise.
@@ -106,7 +107,8 @@ class Scanned(Struct, frozen=True):
 
 class SearchedPartition(Struct, frozen=True):
     """How far the search of a partition is: below ``position`` (newest first), or from it on,
-    nothing has been looked at. None: it has not begun, or its leader does not answer (``error``).
+    nothing has been looked at; None: it has not begun. ``error``: why this request could not go on
+    with it; the next one tries again.
     """
 
     partition: int
@@ -118,7 +120,7 @@ class SearchedPartition(Struct, frozen=True):
 
 
 class SearchResult(Struct, frozen=True):
-    """What was found, and the ``cursor`` to go on with; None at the end."""
+    """What was found, and the ``cursor`` to go on with; None when every partition is done."""
 
     topic: str
     partition_of_key: int | None
@@ -135,7 +137,8 @@ class _Lane:
     ``position``: exclusive end of what is left (newest first), or its beginning. ``queue`` holds
     what fits of the last chunk, the next first; ``loaded_to`` is ``position`` once that is empty.
     ``is_sparse``: little of the last chunk fit, so that the next one takes whole batches.
-    ``bound`` is the timestamp that nothing beyond the chunk is on the wrong side of.
+    ``bound`` is the timestamp that nothing beyond the chunk is on the wrong side of. ``error`` ends
+    it for this request: it is not done.
     """
 
     tp: TopicPartition
@@ -157,6 +160,11 @@ class _Lane:
     def bound_of_rest(self) -> int | None:
         """The bound of what was not given yet, what waits included."""
         return self.queue[0].timestamp if self.queue else self.bound
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether this request can get no more of it."""
+        return self.done or self.error is not None
 
 
 @dataclass(slots=True)
@@ -304,7 +312,7 @@ class _Search:
             if lane.done:
                 continue
             if lane.start is None or lane.end is None:
-                lane.done, lane.error = True, self._why_unknown(lane.tp, starts, ends)
+                lane.error = self._why_unknown(lane.tp, starts, ends)
                 continue
             low, high = lows.offsets.get(lane.tp), highs.offsets.get(lane.tp, -1)
             lane.low = lane.start if low is None else lane.end if low < 0 else low
@@ -355,13 +363,15 @@ class _Search:
                 size_bytes += shown_bytes(record)
                 lane.position = record.offset if self.newest else record.offset + 1
                 self._settle_position(lane)
-            if not all(lane.done for lane in lanes):
+            if not all(lane.has_ended for lane in lanes):
                 break
         return found
 
     def _next_lane(self, lanes: Sequence[_Lane], *, only_queued: bool) -> _Lane | None:
         """Whose next record, or whose next chunk, is the first by time."""
-        open_lanes = [lane for lane in lanes if not lane.done and (lane.queue or not only_queued)]
+        open_lanes = [
+            lane for lane in lanes if not lane.has_ended and (lane.queue or not only_queued)
+        ]
         if not open_lanes:
             return None
         unknown = float("inf") if self.newest else float("-inf")
@@ -385,7 +395,7 @@ class _Search:
             load = self._load_below if self.newest else self._load_above
             result = await load(lane, most, most_bytes, work)
         except KeptError as error:
-            lane.done, lane.error = True, str(error)
+            lane.error = str(error)
             return
         work.records += result.records_scanned
         work.batches_skipped += result.batches_skipped

@@ -119,7 +119,8 @@ function searching(topic, query, body) {
         sum.skipped += answer.scanned.batches_skipped;
         cursor = answer.cursor;
         requests += 1;
-        running = running && cursor !== null && sum.found < until && requests < MOST_REQUESTS;
+        const some = answer.ends.some((end) => !end.done && !end.error); // that a request goes on with
+        running = running && cursor !== null && some && sum.found < until && requests < MOST_REQUESTS;
         say(answer);
       } while (running);
     } catch (error) {

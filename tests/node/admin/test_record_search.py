@@ -21,7 +21,7 @@ from kept.node.admin.search_cursor import (
     decode_cursor,
     encode_cursor,
 )
-from kept.storage.errors import InvalidRequest, UnknownTopicOrPartition
+from kept.storage.errors import InvalidRequest, NetworkException, UnknownTopicOrPartition
 from kept.storage.types import MAX_INT64, Codec
 
 T0 = 1_700_000_000_000
@@ -114,6 +114,53 @@ def test_what_little_a_request_may_look_at_loses_nothing(filled, newest, monkeyp
     for number in range(PARTITIONS):
         offsets = [offset for partition, offset in order(found) if partition == number]
         assert offsets == sorted(offsets, reverse=newest)
+
+
+@pytest.mark.parametrize("newest", [True, False])
+@pytest.mark.parametrize("fails", ["ends", "fetch"])
+def test_a_partition_without_an_answer_is_searched_by_a_later_request(
+    filled, newest, fails, monkeypatch
+):
+    """Before it has begun, and where it stood."""
+    first = search(filled, newest=newest, limit=20)
+    away = first.records[-1].partition
+    found = list(first.records)
+    with monkeypatch.context() as silent:
+        if fails == "ends":
+            offsets = record_search.offsets_from_leaders
+
+            async def without(client, image, wanted):
+                there = {tp: when for tp, when in wanted.items() if tp.partition != away}
+                return await offsets(client, image, there)
+
+            silent.setattr(record_search, "offsets_from_leaders", without)
+        else:
+            fetch = record_search.Reader.fetch_marked
+
+            async def refused(reader):
+                if reader.tp.partition == away:
+                    raise NetworkException("nobody is there")
+                return await fetch(reader)
+
+            silent.setattr(record_search.Reader, "fetch_marked", refused)
+        fresh = search(filled, newest=newest, limit=200)
+        of_others = [place for place in filled.places if place[0] != away]
+        assert sorted(order(fresh.records)) == sorted(of_others)
+        cursor = first.cursor
+        for _ in range(2):  # and again: its standing goes through cursors
+            result = search(filled, newest=newest, limit=200, cursor=cursor)
+            found += result.records
+            cursor = result.cursor
+            end = result.ends[away]
+            assert not end.done and end.error and cursor is not None
+            assert all(end.done for end in result.ends if end.partition != away)
+    result = search(filled, newest=newest, limit=200, cursor=cursor)
+    assert (result.cursor, result.ends[away].error) == (None, None)
+    found += result.records
+    assert sorted(order(found)) == sorted(filled.places)
+    result = search(filled, newest=newest, limit=200, cursor=fresh.cursor)
+    mine = [place for place in filled.places if place[0] == away]
+    assert (order(result.records), result.cursor) == (mine[::-1] if newest else mine, None)
 
 
 def test_filters(filled):

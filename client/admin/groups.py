@@ -24,6 +24,8 @@ _BY_NAME: Final = 9
 _CONSUMER_GROUP_DESCRIBE: Final = 69
 """Apache Kafka's alone (KIP-848): kept has no groups of that type."""
 _GROUP_ID_NOT_FOUND: Final = 69
+_HEADER_BYTES: Final = 6
+"""Of both formats of members: an int16 version, an int32 number of topics."""
 CLASSIC: Final = "classic"
 CONSUMER: Final = "consumer"
 DEAD: Final = "Dead"
@@ -432,7 +434,7 @@ def encode_subscription(topics: Sequence[str]) -> bytes:
 
 
 def decode_subscription(data: bytes) -> list[str]:
-    """The topics of a ConsumerProtocolSubscription of any version."""
+    """The topics of a ConsumerProtocolSubscription of any version. Raises CorruptMessage."""
     return [name for name, _ in _read_topics(data, with_partitions=False)]
 
 
@@ -449,7 +451,10 @@ def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
 
 
 def decode_assignment(data: bytes) -> list[TopicPartition]:
-    """The partitions of a ConsumerProtocolAssignment of any version; none for no bytes."""
+    """The partitions of a ConsumerProtocolAssignment of any version; none for no bytes.
+
+    Raises CorruptMessage.
+    """
     if not data:
         return []
     return [
@@ -460,20 +465,38 @@ def decode_assignment(data: bytes) -> list[TopicPartition]:
 
 
 def _read_topics(data: bytes, *, with_partitions: bool) -> list[tuple[str, tuple[int, ...]]]:
-    """The list of topics that both formats begin with; later fields of newer versions are left."""
+    """The list of topics that both formats begin with; later fields of newer versions are left.
+
+    Raises CorruptMessage. Members of a group write these bytes as they like, and brokers do not
+    look into them: every size is checked against the bytes that are left before it is used.
+    """
     try:
         _, count = struct.unpack_from(">hi", data)
-        position, out = 6, []
+        smallest = 6 if with_partitions else 2
+        """Bytes of a topic: the size of its name, and the number of its partitions."""
+        position, out = _HEADER_BYTES, []
+        _check_fits(count, smallest, len(data) - position, "topics")
         for _ in range(count):
             (size,) = struct.unpack_from(">h", data, position)
-            name = bytes(data[position + 2 : position + 2 + size]).decode()
-            position += 2 + size
+            position += 2
+            _check_fits(size, 1, len(data) - position, "bytes of a name")
+            name = bytes(data[position : position + size]).decode()
+            position += size
             numbers: tuple[int, ...] = ()
             if with_partitions:
                 (n,) = struct.unpack_from(">i", data, position)
-                numbers = struct.unpack_from(f">{n}i", data, position + 4)
-                position += 4 + 4 * n
+                position += 4
+                _check_fits(n, 4, len(data) - position, "partitions")
+                numbers = struct.unpack_from(f">{n}i", data, position)
+                position += 4 * n
             out.append((name, numbers))
     except (struct.error, UnicodeDecodeError) as error:
         raise CorruptMessage(f"group metadata that is not readable: {error}") from error
     return out
+
+
+def _check_fits(count: int, each_bytes: int, left: int, what: str) -> None:
+    if not 0 <= count * each_bytes <= left:
+        raise CorruptMessage(
+            f"group metadata that is not readable: {count} {what} where {left} bytes are left"
+        )

@@ -10,12 +10,14 @@ from typing import Any, Final
 
 from kio.static.constants import EntityType
 
+from kept.client.admin.groups import encode_assignment, encode_subscription
 from kept.client.protocol import messages as protocol
 from kept.client.security.jaas import PLAIN_MODULE, SCRAM_MODULE
 from kept.node.http import route_table
 from kept.node.kafka import api
 from kept.node.proto import broker_pb2
 from kept.storage.records import build_batch
+from kept.storage.types import TopicPartition
 from tests.fuzz.site import EVE, FUZZ, PASSWORD
 from tests.support.made_requests import made
 
@@ -42,6 +44,13 @@ def frames() -> tuple[bytes, ...]:
 def request(key: int, version: int, **values: Any) -> bytes:
     """A frame of one request."""
     return protocol.encode_request(key, version, 7, FUZZ, values)
+
+
+@cache
+def group_metadata() -> tuple[bytes, ...]:
+    """A subscription and an assignment of members of a consumer group."""
+    partitions = [TopicPartition(topic, n) for topic in (FUZZ, "t") for n in range(3)]
+    return encode_subscription([FUZZ, "t"]), encode_assignment(partitions)
 
 
 @cache

@@ -10,6 +10,7 @@ from contextlib import suppress
 from random import Random
 from typing import Any, Final
 
+from kept.client.admin.groups import decode_assignment, decode_subscription
 from kept.client.protocol import messages as protocol
 from kept.client.security.certificates import parse_certificate
 from kept.client.security.distinguished_names import PrincipalMapper, distinguished_name
@@ -231,6 +232,14 @@ async def certificates(site: Site, random: Random) -> None:
         distinguished_name(parse_certificate(der).subject)
 
 
+async def group_metadata(_: Site, random: Random) -> None:
+    """What members of a group write for each other, and whoever describes the group reads."""
+    known = seeds.group_metadata()
+    for decode in (decode_subscription, decode_assignment):
+        with suppress(KeptError):
+            decode(mutated(random.choice(known), random, known))
+
+
 def _maybe(data: bytes, random: Random) -> bytes:
     return mutated(data, random) if random.random() < 0.6 else data
 
@@ -246,5 +255,5 @@ async def _leave(exchange: Exchange, random: Random) -> None:
 Attempt = Callable[[Site, Random], Awaitable[Any]]
 TARGETS: Final[dict[str, Attempt]] = {
     attempt.__name__: attempt
-    for attempt in (frames, sasl, scram, tls, http, grpc, properties, certificates)
+    for attempt in (frames, sasl, scram, tls, http, grpc, properties, certificates, group_metadata)
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -40,6 +41,49 @@ def test_newer_versions_are_read_up_to_what_is_known():
 def test_damage_is_refused(data):
     with pytest.raises(CorruptMessage):
         groups.decode_assignment(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        struct.pack(">hihhih", 0, 2**31 - 1, 0, 0, 0, -6),
+        struct.pack(">hih", 0, 2**31 - 1, -6) + bytes(14),
+        struct.pack(">hih", 0, 2**31 - 1, -2) + bytes(14),
+        struct.pack(">hi", 0, -1),
+        struct.pack(">hih", 0, 1, -1) + bytes(8),
+        struct.pack(">hih1s", 0, 1, 2, b"t"),
+        struct.pack(">hih1s", 0, 2, 1, b"t"),
+        struct.pack(">hih", 0, 2**31 - 1, 0) + bytes(1000),
+    ],
+)
+@pytest.mark.parametrize("decode", [groups.decode_assignment, groups.decode_subscription])
+def test_sizes_that_cannot_be_are_refused(decode, data):
+    with pytest.raises(CorruptMessage, match="group metadata that is not readable"):
+        decode(data)
+
+
+@pytest.mark.parametrize("count", [-1, -(2**31), 3, 2**31 - 1])
+def test_a_number_of_partitions_that_cannot_be_is_refused(count):
+    data = struct.pack(">hih1si2i", 0, 1, 1, b"t", count, 0, 1)
+    with pytest.raises(CorruptMessage, match=f"{count} partitions where 8 bytes are left"):
+        groups.decode_assignment(data)
+
+
+_SIZES = st.sampled_from([-(2**15), -6, -4, -2, -1, 0, 1, 2, 6, 2**15 - 1])
+_COUNTS = st.sampled_from([-(2**31), -1, 0, 1, 2, 1000, 2**31 - 1])
+_FIELDS = st.one_of(
+    _SIZES.map(struct.Struct(">h").pack), _COUNTS.map(struct.Struct(">i").pack), st.binary()
+)
+
+
+@given(_COUNTS, st.lists(_FIELDS, max_size=20))
+def test_no_more_is_read_than_there_is(count, fields):
+    """Whatever the sizes say: what comes out has no more items than there are bytes for."""
+    data = struct.pack(">hi", 0, count) + b"".join(fields)
+    with suppress(CorruptMessage):
+        assert len(groups.decode_subscription(data)) <= len(data) // 2
+    with suppress(CorruptMessage):
+        assert len(groups.decode_assignment(data)) <= len(data) // 4
 
 
 def test_range_assignment_is_kafkas():

@@ -19,7 +19,7 @@ SERVED_S: Final = 20
 """A connection that is not served within that is not served; it takes a millisecond."""
 SETTLED_S: Final = 20
 GROWTH_BYTES: Final = 96 << 20
-"""Resident memory that an attack may add to what the first :data:`WARM_UP` attempts left: arenas
+"""Resident memory that an attack may add to what the attempts before the first check left: arenas
 of the allocator, caches of bounded size, gRPC's buffers."""
 BATCH: Final = build_batch([(1, b"k", b"steady", ())])
 

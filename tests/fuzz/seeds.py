@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import base64
+import json
 import ssl
 import struct
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlencode
 
+import yaml
 from kio.static.constants import EntityType
 
 from kept.client.admin.groups import encode_assignment, encode_subscription
@@ -75,23 +79,70 @@ def client_hellos() -> tuple[bytes, ...]:
 _LOGIN: Final = base64.b64encode(f"{EVE}:{PASSWORD}".encode()).decode()
 
 
+GIVEN: Final[dict[str, Any]] = {
+    "topic": FUZZ, "group": FUZZ, "transactional_id": FUZZ, "name": FUZZ, "broker": "0",
+    "partition": 0, "offset": 0, "start": 0, "end": 9, "limit": 3, "leaders": "true",
+    "key": "k", "contains": "v", "header": "h=v", "newest": "true", "to": 4102444800000,
+}  # fmt: skip
+"""Values of parameters."""
+BODIES: Final[dict[str, dict[str, Any]]] = {
+    "compaction/now": {"topic": FUZZ, "partition": 0, "wait": True},
+    "compaction/retry": {"topic": FUZZ, "partition": 0},
+    "partitions/elect": {"topic": FUZZ, "partition": 0},
+    "voters/add": {"node_id": 7, "address": "localhost:1"},
+    "voters/remove": {"node_id": 7},
+    "topics/create": {"topic": FUZZ, "partitions": 1, "config": {"retention.ms": "1"}},
+    "topics/alter": {"topic": FUZZ, "set": {"retention.ms": "86400000"}, "delete": []},
+    "topics/delete": {"topic": FUZZ},
+    "produce": {"topic": FUZZ, "partition": 0, "key": "k", "value": "v", "headers": []},
+    "groups/reset-offsets": {"group": FUZZ, "topic": FUZZ, "to": "earliest", "dry_run": True},
+    "brokers/config": {"broker": 0, "set": {"log.cleaner.backoff.ms": "100"}, "delete": []},
+}
+"""What each route with POST takes."""
+
+
+def _http(method: str, where: str, body: Any = None) -> bytes:
+    lines = [f"{method} {where} HTTP/1.1", "Host: localhost", "X-Kept: 1"]
+    lines.append(f"Authorization: Basic {_LOGIN}")
+    data = "" if body is None else json.dumps(body)
+    if data:
+        lines.append(f"Content-Length: {len(data)}")
+    return ("\r\n".join(lines) + "\r\n\r\n" + data).encode()
+
+
+@cache
+def api_requests() -> tuple[bytes, ...]:
+    """One to every route of docs/openapi.yaml."""
+    page = Path(__file__).resolve().parents[2] / "docs" / "openapi.yaml"
+    api = yaml.load(page.read_text(encoding="utf-8"), yaml.CSafeLoader)
+    known = api["components"]["parameters"]
+    found = []
+    for path, methods in api["paths"].items():
+        for method, operation in methods.items():
+            names = [
+                known[given["$ref"].rpartition("/")[2]] if "$ref" in given else given
+                for given in operation.get("parameters", ())
+            ]
+            query = {
+                given["name"]: GIVEN[given["name"]]
+                for given in names
+                if given["in"] == "query" and given["name"] in GIVEN
+            }
+            where = path.format_map(GIVEN)
+            if method == "get" and query:
+                where = f"{where}?{urlencode(query)}"
+            body = BODIES[path.removeprefix(route_table.API)] if method == "post" else None
+            found.append(_http(method.upper(), where, body))
+    return tuple(found)
+
+
 @cache
 def http_requests() -> tuple[bytes, ...]:
-    """A request to every route, and some that are special."""
-    query = f"?topic={FUZZ}&partition=0&offset=0&key=k&group={FUZZ}&limit=3"
-    body = f'{{"topic": "{FUZZ}", "partition": 0, "value": "v"}}'
-    found = []
+    """A request to every route that its handler takes, and some that are special."""
+    found = [*api_requests()]
     for path, methods in route_table.ROUTES.items():
-        for method in methods:
-            where = path.partition("{")[0] + (FUZZ if "{" in path else "")
-            lines = [
-                f"{method} {where}{query} HTTP/1.1", "Host: localhost", "X-Kept: 1",
-                f"Authorization: Basic {_LOGIN}",
-            ]  # fmt: skip
-            data = body if method == "POST" else ""
-            if data:
-                lines.append(f"Content-Length: {len(data)}")
-            found.append(("\r\n".join(lines) + "\r\n\r\n" + data).encode())
+        if not path.startswith(route_table.API):
+            found += [_http(method, path) for method in methods]
     chunked = b"POST /api/v1/compaction/now HTTP/1.1\r\nHost: localhost\r\nX-Kept: 1\r\n"
     chunked += b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"a":\r\n2\r\n1}\r\n0\r\n\r\n'
     upgrade = (

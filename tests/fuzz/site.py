@@ -75,6 +75,7 @@ class Site:
                 "kept.silent.ms": "3000",
                 "kept.http.idle.ms": "600000",
                 "kept.audit": "off",
+                "kept.console.actions": "true",
                 "auto.create.topics.enable": "false",
                 "max.connections.per.ip": "1000",
                 "transactional.id.expiration.ms": "60000",

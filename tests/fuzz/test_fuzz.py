@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -13,11 +15,14 @@ import pytest
 
 from kept.client.security.scram import ScramServer
 from kept.node.runtime.connection_quota import ConnectionQuota
-from tests.fuzz import oracle
+from tests.fuzz import oracle, seeds
 from tests.fuzz.campaign import Failure, attack
 from tests.fuzz.mutation import MAX_BYTES, mutated
+from tests.fuzz.site import PLAINTEXT, Site
 from tests.fuzz.targets import TARGETS
 
+NOT_HERE = (b"no group fuzz", b"no transactional id fuzz", b"is not compacted", b"has 0..0 on")
+"""What a handler says of what the topic, which is empty and not compacted, does not have."""
 ROOT = Path(__file__).resolve().parents[2]
 MINUTES = float(os.environ.get("FUZZ_MINUTES", "5"))
 
@@ -26,6 +31,34 @@ def test_a_short_attack_breaks_nothing() -> None:
     report = attack(1, TARGETS, range(8))
     assert report.attempts == dict.fromkeys(TARGETS, 8)
     assert 0 < report.slowest_s < oracle.SERVED_S
+
+
+def test_what_is_damaged_is_right(tmp_path) -> None:
+    """Undamaged, each request of HTTP gets through to what serves its route."""
+    site = Site(tmp_path)
+    try:
+        refused = {}
+        for data in seeds.api_requests():
+            head, _, body = site.run(answer(site.ports[PLAINTEXT], data)).partition(b"\r\n\r\n")
+            status = int(head.split()[1])
+            if status not in (200, 403) and not any(why in body for why in NOT_HERE):
+                refused[data.split(b"\r\n")[0]] = (status, body)
+            site.run(site.create_topics())
+        assert not refused
+    finally:
+        site.close()
+
+
+async def answer(port: int, data: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    async with asyncio.timeout(20):
+        answered = await reader.readuntil(b"\r\n\r\n")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.1):
+                answered += await reader.read(1 << 16)
+    writer.close()
+    return answered
 
 
 def test_damage_follows_from_the_seed() -> None:

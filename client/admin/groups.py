@@ -46,7 +46,9 @@ class GroupListing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A member as DescribeGroups tells it; ``partitions`` is empty for other protocol types."""
+    """A member as DescribeGroups tells it; ``partitions`` is empty for other protocol types, and
+    where the member's assignment is not readable.
+    """
 
     member_id: str
     instance_id: str | None
@@ -170,10 +172,17 @@ def _description(described: Any) -> GroupDescription:
         return GroupDescription(group, state, "consumer", described.assignor_name, members)
     is_consumer = described.protocol_type == "consumer"
     members = tuple(
-        _member(m, decode_assignment(m.member_assignment) if is_consumer else ())
-        for m in described.members
+        _member(m, _assigned(m.member_assignment) if is_consumer else ()) for m in described.members
     )
     return GroupDescription(group, state, described.protocol_type, described.protocol_data, members)
+
+
+def _assigned(assignment: bytes) -> list[TopicPartition]:
+    """None for an assignment that is not readable: what one member writes hides no other."""
+    try:
+        return decode_assignment(assignment)
+    except CorruptMessage:
+        return []
 
 
 def _member(member: Any, partitions: Iterable[TopicPartition]) -> GroupMember:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kio.static.constants import EntityType
 
 from kept.client.admin import groups
+from kept.client.admin.group_survey import groups_and_offsets
 from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.messages import build, message_type
 from kept.storage.errors import CorruptMessage, RetriableError, UnsupportedVersion
@@ -132,6 +133,47 @@ def test_what_is_not_committed_is_told_by_partition():
         operation.send([committed(0, 29)])
     assert list(end.value.value) == [t1]
     assert "OffsetCommit of g: t-1: TOPIC_AUTHORIZATION_FAILED" in str(end.value.value[t1])
+
+
+def member_of_classic_group(member_id: str, assignment: bytes) -> dict[str, Any]:
+    return {
+        "member_id": member_id,
+        "group_instance_id": None,
+        "client_id": "c",
+        "client_host": "/h",
+        "member_metadata": b"",
+        "member_assignment": assignment,
+    }
+
+
+def test_a_member_whose_assignment_is_not_readable_hides_nobody():
+    """Neither the other members nor the other groups of the response."""
+    t0 = TopicPartition("t", 0)
+    readable = groups.encode_assignment([t0])
+    assignments = {"g": [bytes.fromhex("0000000000057a7a"), readable], "other": [readable]}
+    described = [
+        {
+            "error_code": 0,
+            "group_id": name,
+            "group_state": "Stable",
+            "protocol_type": "consumer",
+            "protocol_data": "range",
+            "members": [member_of_classic_group(f"m{n}", data) for n, data in enumerate(its)],
+            "authorized_operations": 0,
+        }
+        for name, its in assignments.items()
+    ]
+    listings = [
+        groups.GroupListing(name, "consumer", "Stable", "classic", 0) for name in assignments
+    ]
+    operation = groups_and_offsets(listings, 1_000)
+    next(operation)
+    operation.send([response(ApiKey.DESCRIBE_GROUPS, 5, groups=described)])
+    with pytest.raises(StopIteration) as end:
+        operation.send([RetriableError("not now")] * 2)
+    found, _ = end.value.value
+    assert [m.partitions for m in found["g"].members] == [(), (t0,)]
+    assert [m.partitions for m in found["other"].members] == [(t0,)]
 
 
 def test_a_group_of_the_newer_protocol_is_described():

@@ -382,7 +382,8 @@ class NodeSettings:
         "Largest request; a connection that announces more is closed."
     )
     socket_listen_backlog_size = _integer("50", low=1).means(
-        "Connections that wait to be accepted; the system may allow fewer."
+        "Connections that wait to be accepted; the system may allow fewer. As many more wait for "
+        "their turn where max.connection.creation.rate is set."
     )
     connections_max_idle_ms = _long("600000").means(
         "A connection without requests is closed after this; negative: never."
@@ -409,8 +410,9 @@ class NodeSettings:
     )
     max_connection_creation_rate = _integer(_UNLIMITED, low=0, dynamic=True).means(
         "Connections a second that all listeners of clients together accept; more wait for their "
-        "turn, unread, and 1,024 of a listener at most. With a listener's prefix: those of that "
-        "one. Probes wait like others: give them a listener of their own where that matters."
+        "turn, unread, as many of a listener as socket.listen.backlog.size. With a listener's "
+        "prefix: those of that one. Probes wait like others: give them a listener of their own "
+        "where that matters."
     )
     max_incremental_fetch_session_cache_slots = _integer("1000", low=0).means(
         "Fetch sessions that are remembered."

@@ -3,23 +3,22 @@ than ``max.connection.creation.rate`` or the quota of their address allows
 (:mod:`kept.node.security.connection_rates`).
 
 Kafka's acceptor stands still while it is over a rate. Here sockets are taken from the system all
-the same, and wait unread in their order, :data:`MAX_HELD` of a listener at a time; one more is
-closed. One over the quota of its address is closed when its delay is over, so that whoever tries
-again at once gains nothing.
+the same, and wait unread in their order, ``socket.listen.backlog.size`` of a listener at a time;
+one more is closed. One over the quota of its address is closed when its delay is over, so that
+whoever tries again at once gains nothing. A socket that its peer closed meanwhile has no turn.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
 from kept.cluster.security.addresses import canonical_address
+from kept.node.runtime.logging import log
 
 if TYPE_CHECKING:
     from kept.node.kafka.listener import Listener
 
-MAX_HELD: Final = 1024
 KIND: Final = "connection"
 """What the metric of throttled seconds calls it."""
 
@@ -33,6 +32,10 @@ class AcceptedSocket(Protocol):
     def abort(self) -> None:
         """Close it at once."""
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether either side has closed it."""
+
 
 class AcceptThrottle:
     """Those of one listener."""
@@ -42,9 +45,10 @@ class AcceptThrottle:
         self._context = listener.context
         self._loop = listener.context.runtime.loop
         config = listener.context.config.current
+        self._max_held = config.socket_listen_backlog_size
         self._own_rate = config.own_connection_creation_rate(listener.name)
-        self._waiting: deque[tuple[AcceptedSocket, str]] = deque()
-        """With their addresses; the first one's turn comes with the timer."""
+        self._waiting: dict[AcceptedSocket, str] = {}
+        """With their addresses, in their order; the first one's turn comes with the timer."""
         self._refused: dict[AcceptedSocket, asyncio.TimerHandle] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -63,13 +67,15 @@ class AcceptThrottle:
             if not delay_ms:
                 return self._admit_address(accepted, host, fd)
         if self._has_place(accepted, fd, "max.connection.creation.rate"):
-            self._waiting.append((accepted, host))
+            self._waiting[accepted] = host
             if self._timer is None:
                 self._timer = self._loop.call_later(delay_ms / 1000, self._next)
         return False
 
     def _has_place(self, accepted: AcceptedSocket, fd: int, setting: str) -> bool:
-        if len(self) < MAX_HELD and not self._context.open_files.nearly_out(fd):
+        if len(self) >= self._max_held:
+            self._discard_closed()
+        if len(self) < self._max_held and not self._context.open_files.nearly_out(fd):
             return True
         self._listener.complain("connection refused", setting=setting, waiting=len(self))
         accepted.abort()
@@ -107,16 +113,47 @@ class AcceptThrottle:
         del self._refused[accepted]
         accepted.abort()
 
+    def discard(self, accepted: AcceptedSocket) -> None:
+        """It is closed: whoever comes behind it has its place, and its turn."""
+        self._waiting.pop(accepted, None)
+        timer = self._refused.pop(accepted, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _discard_closed(self) -> None:
+        for accepted in [*self._waiting, *self._refused]:
+            if accepted.is_closed:
+                self.discard(accepted)
+                accepted.abort()
+
+    def _first(self) -> AcceptedSocket | None:
+        """The first that waits and is still open."""
+        for accepted in list(self._waiting):
+            if not accepted.is_closed:
+                return accepted
+            self.discard(accepted)
+            accepted.abort()
+        return None
+
     def _next(self) -> None:
         """It is the turn of the first that waits, and of those behind it that need not wait."""
         self._timer = None
-        while self._waiting:
-            accepted, host = self._waiting.popleft()
-            if self._admit_address(accepted, host, -1):
-                accepted.serve()
-            if self._waiting and (delay_ms := self._record()):
+        accepted = self._first()
+        while accepted is not None:
+            self._serve(accepted, self._waiting.pop(accepted))
+            accepted = self._first()
+            if accepted is not None and (delay_ms := self._record()):
                 self._timer = self._loop.call_later(delay_ms / 1000, self._next)
                 return
+
+    def _serve(self, accepted: AcceptedSocket, host: str) -> None:
+        """It is its turn; an error ends this one alone."""
+        try:
+            if self._admit_address(accepted, host, -1):
+                accepted.serve()
+        except Exception as error:  # noqa: BLE001
+            log.exception("connection failed", error, listener=self._listener.name)
+            accepted.abort()
 
     def close(self) -> None:
         """Close those that wait."""
@@ -125,7 +162,7 @@ class AcceptThrottle:
             self._timer = None
         for timer in self._refused.values():
             timer.cancel()
-        held = [*self._refused, *(accepted for accepted, _ in self._waiting)]
+        held = [*self._refused, *self._waiting]
         self._refused.clear()
         self._waiting.clear()
         for accepted in held:

@@ -177,6 +177,15 @@ class PlainSocket(asyncio.BufferedProtocol):
             serves.get_buffer(size)[:size] = self._first[:size]
             serves.buffer_updated(size)
 
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """Closed before its turn."""
+        self._listener.throttle.discard(self)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether either side has closed it, as far as it was read."""
+        return bool(self._transport.is_closing())
+
     def abort(self) -> None:
         """Close at once."""
         self._transport.abort()

@@ -155,6 +155,18 @@ class TlsHandshake(asyncio.Protocol):
         self._listener.silent.add(self)
         self.wait_for(_HEADER.size)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether either side has closed it, and nothing was said before."""
+        if self._socket is None:
+            return True
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            return True
+
     def wait_for(self, size: int) -> None:
         """Wait for ``size`` bytes, or the end."""
         sock = self._socket

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from kept.cluster.security.client_quotas import CONNECTION_CREATION_RATE, IP, entity
-from kept.node.kafka import accept_throttle
 from kept.node.kafka.accept_throttle import AcceptThrottle
 from kept.node.runtime.counters import Counters
 from kept.node.security.connection_rates import UNLIMITED, ConnectionRates
@@ -48,8 +47,11 @@ class Timers:
 class Peer:
     def __init__(self, log: list[str], name: str) -> None:
         self._log, self._name = log, name
+        self.is_closed = self.fails = False
 
     def serve(self) -> None:
+        if self.fails:
+            raise RuntimeError("a test")
         self._log.append(f"{self._name} served")
 
     def abort(self) -> None:
@@ -66,7 +68,9 @@ class Site:
         quotas: dict[str, float] | None = None,
         *,
         between_nodes: bool = False,
+        backlog: int = 50,
     ) -> None:
+        self.peers: list[Peer] = []
         self.loop = Timers()
         self.rates = ConnectionRates()
         self.rates.replace(
@@ -82,6 +86,7 @@ class Site:
         context = Given(
             runtime__loop=self.loop,
             config__current__max_connection_creation_rate=rate,
+            config__current__socket_listen_backlog_size=backlog,
             config__current__own_connection_creation_rate=lambda _: own_rate,
             connection_rates=self.rates,
             counters=self.counters,
@@ -97,10 +102,8 @@ class Site:
 
     def accept(self, count: int = 1, host: str = HERE, fd: int = 1) -> int:
         """So many sockets come; how many are served at once."""
-        return sum(
-            self.throttle.admit(Peer(self.log, f"{host}/{number}"), host, fd)
-            for number in range(count)
-        )
+        self.peers = [Peer(self.log, f"{host}/{number}") for number in range(count)]
+        return sum(self.throttle.admit(peer, host, fd) for peer in self.peers)
 
 
 @pytest.mark.parametrize("of_all", [True, False])
@@ -130,9 +133,8 @@ def test_an_address_over_its_quota_is_closed_later_and_holds_up_nobody() -> None
     assert site.accept() == 1 and site.accept() == 0
 
 
-def test_so_many_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accept_throttle, "MAX_HELD", 20)
-    site = Site(rate=1, quotas={OTHER: 1})
+def test_so_many_wait_and_no_more() -> None:
+    site = Site(rate=1, quotas={OTHER: 1}, backlog=20)
     assert site.accept(10 + 21) == 10
     assert site.log == [f"{HERE}/30 closed"]
     assert site.complaints == ["max.connection.creation.rate"]
@@ -144,6 +146,32 @@ def test_so_many_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     assert few.accept(12, fd=few.files) == 10
     assert few.log == [f"{HERE}/10 closed", f"{HERE}/11 closed"], "descriptors are for others"
     assert few.complaints == ["connection_creation_rate"] * 2
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["plain", "tls"])
+def test_closed_sockets_use_no_turn_and_no_place(is_told: bool) -> None:
+    """Whether the loop tells of the end, or the socket is looked at when its turn comes."""
+    site = Site(rate=1, backlog=20)
+    assert site.accept(10 + 20) == 10
+    for peer in site.peers[10:-1]:
+        peer.is_closed = True
+        if is_told:
+            site.throttle.discard(peer)
+    site.log.clear()
+    assert site.accept(5, OTHER) == 0 and site.complaints == []
+    site.loop.advance(1.01)
+    assert [line for line in site.log if "served" in line] == [f"{HERE}/29 served"]
+    site.loop.advance(1)
+    assert site.log[-1] == f"{OTHER}/0 served"
+    assert len(site.throttle) == 4
+
+
+def test_one_that_fails_holds_up_nobody() -> None:
+    site = Site(rate=10)
+    assert site.accept(103) == 100
+    site.peers[100].fails = True
+    site.loop.advance(1)
+    assert site.log == [f"{HERE}/100 closed", f"{HERE}/101 served", f"{HERE}/102 served"]
 
 
 def test_nodes_are_held_back_by_a_rate_of_their_listener_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import time
@@ -83,6 +84,22 @@ def test_connections_beyond_the_rate_wait_for_their_turn(site: Site, tls: bool) 
                 assert spoken.recv(1)
             answered.append(time.monotonic() - started)
     assert answered[-1] - answered[AT_ONCE - 1] > 1.2, "ten waited for 0.2 s each, less what passed"
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_connections_that_were_closed_keep_nobody_waiting(site: Site, tls: bool) -> None:
+    for _ in range(200):
+        site.connect(tls=tls).close()
+    started = time.monotonic()
+    said = b""
+    while not said:
+        with (
+            contextlib.suppress(ConnectionError, ssl.SSLError),
+            site.connect(tls=tls) as sock,
+            site.speak(sock, tls=tls) as spoken,
+        ):
+            said = spoken.recv(1)
+    assert time.monotonic() - started < 5
 
 
 def test_an_address_over_its_quota_is_closed_and_others_are_served(site: Site) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 USUAL: Final = "localhost:9092"
 """Where commands look for a cluster that nothing names."""
+YEAR_10000_MS: Final = 253_402_300_800_000
 
 
 class CommandLines(Struct, frozen=True):
@@ -117,7 +118,11 @@ class CommandLines(Struct, frozen=True):
 
 
 def moment(at_ms: int) -> str:
-    """A time as ``--to`` takes it: ISO 8601 in UTC."""
+    """A time as ``--to`` takes it: ISO 8601 in UTC; as milliseconds after the year 9999, which
+    ISO 8601 does not have.
+    """
+    if at_ms >= YEAR_10000_MS:
+        return f"@{at_ms}"
     at = datetime.fromtimestamp(at_ms // 1000, UTC).replace(microsecond=at_ms % 1000 * 1000)
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from kept.cli.group_offsets import Target
+from kept.cli.positions import Kind, Position
 from kept.client.client import Client, OutRecord
 from kept.client.consume.consumer import GroupConsumer
 from kept.client.consume.positions import EARLIEST
@@ -204,6 +206,9 @@ def test_offsets_are_reset_after_a_dry_run(lone):
     assert committed(lone, "g") == {0: 0, 1: 10}
     result = done(lone, "groups/reset-offsets", **wanted, timestamp=4500, partition=1)
     assert [(one["before"], one["after"]) for one in result["partitions"]] == [(10, 5)]
+    result = done(lone, "groups/reset-offsets", **wanted, timestamp=2**63 - 1, partition=1)
+    assert [(one["before"], one["after"]) for one in result["partitions"]] == [(5, 10)]
+    assert f"--to @{2**63 - 1} " in result["command"]
     done(lone, "groups/reset-offsets", **wanted, offset=99)
     assert committed(lone, "g") == {0: 0, 1: 10}
     done(lone, "groups/reset-offsets", **wanted, to="earliest")
@@ -290,6 +295,11 @@ def test_the_command_lines_do_the_same(lone):
     assert lone.node.parts.live_config.current.topic_defaults()
     run(lone, CommandLines().delete_topic("-t"))
     assert "-t" not in lone.node.parts.metadata.image.topics
+
+
+@pytest.mark.parametrize("at_ms", [0, 253_402_300_799_999, 253_402_300_800_000, 2**63 - 1])
+def test_a_moment_is_what_the_command_line_reads(at_ms):
+    assert Target().convert(moment(at_ms), None, None) == Position(Kind.TIME, at_ms)
 
 
 def test_a_command_line_names_the_cluster_unless_commands_find_it():

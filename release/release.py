@@ -55,6 +55,8 @@ def main() -> int:
     arguments.add_argument("--tag", action="store_true", help="no rehearsal: tag the commit")
     arguments.add_argument("--without-image", action="store_true", help="where no Docker is")
     given = arguments.parse_args()
+    if other := foreign(given.into):
+        arguments.error(f"--into {given.into} holds {other}, which no release made: empty it first")
     commit = _git("rev-parse", f"{given.commit}^{{commit}}").strip()
     with tempfile.TemporaryDirectory(prefix="kept-release-") as scratch:
         tree = Path(scratch) / "tree"
@@ -68,19 +70,24 @@ def main() -> int:
             print(f"release: {mistake}", file=sys.stderr)
         if wrong and given.tag:
             return 1
-        shutil.rmtree(given.into, ignore_errors=True)
-        given.into.mkdir(parents=True)
+        made = Path(scratch) / "made"
+        made.mkdir()
         seconds = _git("show", "-s", "--format=%ct", commit).strip()
         try:
-            packages(tree, given.into, seconds)
+            packages(tree, made, seconds)
             if not given.without_image:
-                image(tree, given.into, version, commit)
+                image(tree, made, version, commit)
         except subprocess.CalledProcessError as error:
             print(f"release: failed: {' '.join(map(str, error.cmd))}", file=sys.stderr)
             return 1
         notes = section((tree / "CHANGELOG.md").read_text(), version)
-        (given.into / "NOTES.md").write_text(notes)
-    write_sums(given.into)
+        (made / "NOTES.md").write_text(notes)
+        write_sums(made)
+        if other := foreign(given.into):
+            print(f"release: {given.into} holds {other}, which no release made", file=sys.stderr)
+            return 1
+        shutil.rmtree(given.into, ignore_errors=True)
+        shutil.move(made, given.into)
     if given.tag:
         _git("tag", "--annotate", "--message", f"kept {version}", tag, commit)
     print((given.into / SUMS).read_text(), end="")
@@ -163,6 +170,22 @@ def image(tree: Path, into: Path, version: str, commit: str) -> None:
         check=True,
     )
     (into / f"kept-{version}-image.cdx.json").write_bytes(shown.stdout)
+
+
+def foreign(folder: Path) -> str:
+    """The name of something in ``folder`` that an earlier release, or ``make dist``, did not put
+    there; empty where there is none.
+    """
+    if not folder.exists():
+        return ""
+    sums = folder / SUMS
+    lines = sums.read_text(encoding="utf-8").splitlines() if sums.exists() else []
+    known = {SUMS, *(line.partition("  ")[2] for line in lines)}
+    for path in sorted(folder.iterdir()):
+        package = path.name.startswith("kept_log-") and path.name.endswith((".whl", ".tar.gz"))
+        if path.is_dir() or not (path.name in known or package):
+            return path.name
+    return ""
 
 
 def write_sums(into: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -76,6 +77,21 @@ def test_sums_are_those_that_sha256sum_checks(tmp_path):
         for name, content in (("a.tar.gz", b"a"), ("b.whl", b"b"))
     ]
     subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=tmp_path, check=True)
+
+
+def test_a_directory_that_holds_something_else_is_left_alone(tmp_path, monkeypatch, capsys):
+    assert release.foreign(tmp_path / "absent") == release.foreign(tmp_path) == ""
+    (tmp_path / "kept_log-1.0.tar.gz").write_bytes(b"of make dist")
+    (tmp_path / "NOTES.md").write_text("notes")
+    release.write_sums(tmp_path)
+    assert release.foreign(tmp_path) == ""
+    (tmp_path / "thesis").mkdir()
+    assert release.foreign(tmp_path) == "thesis"
+    monkeypatch.setattr(sys, "argv", ["release.py", "--into", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        release.main()
+    assert "holds thesis, which no release made" in capsys.readouterr().err
+    assert (tmp_path / "thesis").is_dir()
 
 
 def test_only_what_is_committed_is_released(tmp_path, monkeypatch):

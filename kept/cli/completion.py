@@ -277,7 +277,7 @@ def _groups(ctx: click.Context) -> list[str]:
 def _contexts(_ctx: click.Context) -> list[str]:
     from kept.cli.context_file import path_of, read_contexts
 
-    return list(read_contexts(path_of(os.environ), check_current=False).contexts)
+    return list(read_contexts(path_of(os.environ)).contexts)
 
 
 class _SettingType(click.ParamType):  # type: ignore[type-arg]

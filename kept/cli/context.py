@@ -111,7 +111,7 @@ def add(*, name: str, bootstrap: str, command_config: str | None) -> None:
     path = path_of(os.environ)
     before = read_contexts(path)
     known = Context(bootstrap, os.path.abspath(command_config) if command_config else "")
-    current = before.current or name
+    current = before.current if before.current in before.contexts else name
     write_contexts(path, Contexts(current, {**before.contexts, name: known}))
     done = "replaced" if name in before.contexts else "added"
     echo(f"{done} context {name}{', which is the current one' if current == name else ''}")
@@ -122,7 +122,7 @@ def add(*, name: str, bootstrap: str, command_config: str | None) -> None:
 def use(*, name: str) -> None:
     """Make NAME the current context."""
     path = path_of(os.environ)
-    before = read_contexts(path, check_current=False)
+    before = read_contexts(path)
     known = before.named(name)
     write_contexts(path, Contexts(name, before.contexts))
     echo(f"commands go to {name}, at {known.bootstrap}")
@@ -138,7 +138,7 @@ def remove(*, names: tuple[str, ...]) -> int:
     path = path_of(os.environ)
 
     def remove_context(name: str) -> str:
-        before = read_contexts(path, check_current=False)
+        before = read_contexts(path)
         before.named(name)
         left = {other: known for other, known in before.contexts.items() if other != name}
         current = before.current if before.current in left else None

@@ -16,6 +16,7 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
+import click
 import msgspec
 
 from kept.cli.shell import DEFAULT_BOOTSTRAP, Failure, check_bootstrap, did_you_mean
@@ -50,7 +51,11 @@ class Contexts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The context of that name; a Failure that says which there are."""
         context = self.contexts.get(name)
         if context is None:
-            known = ", ".join(sorted(self.contexts)) or "none: kept context add makes one"
+            known = ", ".join(sorted(self.contexts))
+            if not known:
+                raise Failure(
+                    f"there is no context {name}: none is defined; kept context add makes one"
+                )
             near = did_you_mean(name, self.contexts)
             raise Failure(f"there is no context {name}{near or ';'} there are {known}")
         return context
@@ -73,9 +78,9 @@ def path_of(environ: Mapping[str, str]) -> str:
     return os.path.join(base, "kept", "contexts.yaml")
 
 
-def read_contexts(path: str, *, check_current: bool = True) -> Contexts:
+def read_contexts(path: str) -> Contexts:
     """What the file at ``path`` says; nothing where there is none. A Failure names what is wrong
-    in it: also, unless ``check_current`` is False, a current context that it does not have.
+    in it, except that its current context may be none of those it has.
     """
     try:
         with open(path, encoding="utf-8") as source:
@@ -90,16 +95,12 @@ def read_contexts(path: str, *, check_current: bool = True) -> Contexts:
         tree = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise Failure(f"{path} is not YAML: {error}") from error
+    except RecursionError:
+        raise Failure(f"{path} is nested too deeply") from None
     try:
-        contexts = msgspec.convert({} if tree is None else tree, Contexts)
-    except msgspec.ValidationError as error:
+        return msgspec.convert({} if tree is None else tree, Contexts)
+    except (msgspec.ValidationError, RecursionError) as error:
         raise Failure(f"{path}: {error}") from error
-    if check_current and contexts.current and contexts.current not in contexts.contexts:
-        raise Failure(
-            f"{path}: current: {contexts.current} is none of its contexts; kept context use NAME "
-            "chooses another"
-        )
-    return contexts
 
 
 def write_contexts(path: str, contexts: Contexts) -> None:
@@ -127,8 +128,12 @@ def resolve(
     ``$KEPT_CONTEXT``, else the current context, else localhost:9092.
 
     A context's ``command-config`` goes with it and only ``--command-config`` replaces it;
-    ``$KEPT_COMMAND_CONFIG`` is for what names none.
+    ``$KEPT_COMMAND_CONFIG`` is for what names none. A UsageError says that an option is empty: an
+    unset variable of a script must not let the command go elsewhere.
     """
+    for option, given in (("--context", context), ("--command-config", command_config)):
+        if given == "":
+            raise click.UsageError(f"{option} is empty")
     config = command_config or environ.get(COMMAND_CONFIG_VARIABLE, "")
     if bootstrap is not None:
         return Target(bootstrap, config, None, "--bootstrap")
@@ -146,6 +151,9 @@ def resolve(
         source = "--context"
     else:
         source = f"${CONTEXT_VARIABLE}" if from_environment else f"current of {path}"
-    chosen = contexts.named(name)
+    try:
+        chosen = contexts.named(name)
+    except Failure as error:
+        raise Failure(f"{source}: {error}") from None
     check_bootstrap(f"{path}: {name}: bootstrap", chosen.bootstrap)
     return Target(chosen.bootstrap, command_config or chosen.command_config or config, name, source)

@@ -102,7 +102,7 @@ def test_what_is_wrong_is_named(offline, arguments, environ, status, said):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("current: a\n", "current: a is none of its contexts"),
+        ("contexts: " + "[" * 5000, "nested too deeply"),
         ("contexts: [a]\n", "Expected `object`"),
         ("contexts: {a: {bootstrap: 3}}\n", "$.contexts[...].bootstrap"),
         ("contexts: {a: {bootstrp: 'x:1'}}\n", "bootstrp"),
@@ -121,9 +121,32 @@ def test_a_file_that_is_wrong_is_named(tmp_path, text, said):
 def test_a_current_context_that_is_gone_is_replaced_by_use(offline, home):
     home.parent.mkdir()
     home.write_text("current: gone\ncontexts: {b: {bootstrap: 'b:1'}}\n")
-    assert "current: gone is none of its contexts" in offline("topic", "list", status=1).err
+    said = offline("topic", "list", status=1).err
+    assert f"current of {home}: there is no context gone; there are b" in said
+    assert where(offline, "b") == ("b", "b:1")
+    assert "localhost:1" in offline("topic", "list", "--bootstrap", "localhost:1", status=1).err
+    assert offline("context", "list").lines[1].split() == ["b", "b:1", "-"]
+    offline.environ["KEPT_CONTEXT"] = "b"
+    assert where(offline) == ("b", "b:1")
+    del offline.environ["KEPT_CONTEXT"]
     offline("context", "use", "b")
     assert where(offline) == ("b", "b:1")
+
+
+def test_without_contexts_none_is_there_to_choose(offline, home):
+    home.parent.mkdir()
+    home.write_text("current: gone\n")
+    said = "there is no context gone: none is defined; kept context add makes one"
+    assert said in offline("topic", "list", status=1).err
+    said = offline("context", "add", "b", "--bootstrap", "b:1").out
+    assert said == "added context b, which is the current one\n"
+
+
+@pytest.mark.parametrize("option", ["--context", "--command-config"])
+@pytest.mark.usefixtures("home")
+def test_an_unset_variable_chooses_no_cluster(offline, option):
+    offline("context", "add", "prod", "--bootstrap", "localhost:1")
+    assert f"{option} is empty" in offline("topic", "delete", "users", option, "", status=2).err
 
 
 def test_a_command_config_is_read_when_it_is_added(offline, home, tmp_path):

@@ -187,10 +187,13 @@ def known_ends(
 
 
 def offsets_of_node(
-    node_id: int, asked: Mapping[TopicPartition, int], timeout_ms: int
+    node_id: int,
+    asked: Mapping[TopicPartition, int],
+    timeout_ms: int,
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> Operation[dict[TopicPartition, OffsetAt]]:
     """The same of partitions that a node is known to lead, without those that it cannot say."""
-    query, tps = _offsets_query(asked, timeout_ms), list(asked)
+    query, tps = _offsets_query(asked, timeout_ms, isolation), list(asked)
     call = query.call(tps)
     call.route, call.check = ToNode(node_id), None
     (response,) = yield [call]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from kept.client.consume.leader_offsets import offsets_of_node
 from kept.node.runtime.tasks import gather_or_cancel
 from kept.storage.errors import KeptError
-from kept.storage.types import TopicPartition
+from kept.storage.types import IsolationLevel, TopicPartition
 
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import Image
@@ -30,14 +30,18 @@ class LeaderOffsets:
 
 
 async def offsets_from_leaders(
-    client: ClusterClient, image: Image, wanted: Mapping[TopicPartition, int]
+    client: ClusterClient,
+    image: Image,
+    wanted: Mapping[TopicPartition, int],
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> LeaderOffsets:
     """The first offset of each partition at a time (ms) or later, -1 for none; or of EARLIEST or
-    LATEST. A leader that does not answer is named.
+    LATEST. A leader that does not answer is named. LATEST of READ_COMMITTED is the last stable
+    offset.
     """
     found, by_leader = LeaderOffsets(), leaders_of(image, wanted)
     await gather_or_cancel(
-        _from_leader(client, leader, {tp: wanted[tp] for tp in its}, found)
+        _from_leader(client, leader, {tp: wanted[tp] for tp in its}, isolation, found)
         for leader, its in by_leader.items()
     )
     return found
@@ -55,11 +59,15 @@ def leaders_of(image: Image, tps: Iterable[TopicPartition]) -> dict[int, list[To
 
 
 async def _from_leader(
-    client: ClusterClient, leader: int, wanted: Mapping[TopicPartition, int], found: LeaderOffsets
+    client: ClusterClient,
+    leader: int,
+    wanted: Mapping[TopicPartition, int],
+    isolation: IsolationLevel,
+    found: LeaderOffsets,
 ) -> None:
     left = iter(wanted.items())
     while chunk := dict(islice(left, TOGETHER)):
-        operation = offsets_of_node(leader, chunk, CALL_MS)
+        operation = offsets_of_node(leader, chunk, CALL_MS, isolation)
         try:
             offsets = await client.run(
                 operation, patience_s=CALL_MS / 1000, node=leader, retry=False

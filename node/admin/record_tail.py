@@ -1,15 +1,16 @@
 """Follows a topic: the records that came since the last look, for people to watch.
 
-It begins at the end. Each look asks the leaders how far their logs are, and reads of those that
-moved at most :data:`MAX_READ_BYTES` together; what does not fit into an event is passed over and
-counted, so whoever looks seldom or reads slowly gets the newest, and is told how many he missed.
-Nothing is held between two looks but the positions.
+It begins at the end. Each look asks the leaders how far their logs are stable (records above an
+open transaction come once that has ended), and reads of those that moved at most
+:data:`MAX_READ_BYTES` together. A partition with more begins nearer to its end; what is passed over
+and what does not fit into an event is counted, so whoever looks seldom or reads slowly gets the
+newest, and is told how many he missed. Nothing is held between two looks but the positions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +18,7 @@ from msgspec import Struct
 
 from kept.client.consume.positions import LATEST
 from kept.node.admin.partition_offsets import offsets_from_leaders
-from kept.node.admin.partition_records import Reader
+from kept.node.admin.partition_records import FETCH_BYTES, MarkedBatch, Reader
 from kept.node.admin.record_browser import shown_bytes
 from kept.node.admin.record_filter import (
     MAX_INFLATED_BYTES,
@@ -28,8 +29,8 @@ from kept.node.admin.record_filter import (
 )
 from kept.node.admin.record_search import MAX_PARTITIONS, PATIENCE_S, FoundRecord
 from kept.node.kafka.handlers.batch_checks import inflated
-from kept.storage.errors import InvalidRequest, KeptError
-from kept.storage.types import TopicPartition
+from kept.storage.errors import InvalidRequest, KeptError, RetriableError
+from kept.storage.types import IsolationLevel, TopicPartition
 
 if TYPE_CHECKING:
     from kept.node.admin.cluster_client import ClusterClient
@@ -46,7 +47,9 @@ LEAST_BYTES: Final = 32 * 1024
 MAX_HELD_BYTES: Final = 2 * 1024 * 1024
 """Of records of one look, of which an event gets the newest."""
 MAX_READ_BYTES: Final = 4 * 1024 * 1024
-"""Of batches that one look reads; a fetch more at most."""
+"""Of batches that one look reads; those of one partition more at most."""
+LEAST_READ_BYTES: Final = 2 * FETCH_BYTES
+"""Of one partition: a fetch shows how much lies before its end, another one comes nearer to it."""
 
 
 class TailEvent(Struct, frozen=True):
@@ -57,6 +60,16 @@ class TailEvent(Struct, frozen=True):
     partitions: int
     records: list[FoundRecord]
     left_out: int
+
+
+@dataclass(slots=True)
+class _Read:
+    """What was read of a partition up to ``reached``, and how many offsets were ``passed_over``."""
+
+    reached: int
+    passed_over: int = 0
+    size_bytes: int = 0
+    batches: list[MarkedBatch] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,47 +137,69 @@ class Tail:
         records: list[FoundRecord] = []
         left_out = read_bytes = held_bytes = 0
         for tp in moved[first:] + moved[:first]:
-            share = max(MAX_EVENT_BYTES // len(moved), LEAST_BYTES)
             if read_bytes >= MAX_READ_BYTES or held_bytes >= MAX_HELD_BYTES:
                 left_out += ends[tp] - self._positions[tp]
-            else:
-                result, passed_over, size_bytes = await self._read(tp, ends[tp], share)
-                records += [FoundRecord(tp.partition, one) for one in result.records]
-                left_out += passed_over
-                read_bytes += size_bytes
-                held_bytes += result.size_bytes
-            self._positions[tp] = ends[tp]
+                self._positions[tp] = ends[tp]
+                continue
+            begin, end = self._positions[tp], ends[tp]
+            if self._wanted == RecordFilter():
+                begin = max(begin, end - MAX_EVENT_RECORDS)
+            read = await self._read(tp, begin, end, MAX_READ_BYTES // len(moved))
+            self._positions[tp] = read.reached
+            most_bytes = max(MAX_EVENT_BYTES // len(moved), LEAST_BYTES)
+            result = await self._scan(
+                read.batches, ScanRange(begin, end, MAX_EVENT_RECORDS, most_bytes, newest=True)
+            )
+            records += [FoundRecord(tp.partition, one) for one in result.records]
+            left_out += read.passed_over + result.fitting - len(result.records)
+            read_bytes += read.size_bytes
+            held_bytes += result.size_bytes
         newest = _newest(records)
         return TailEvent(len(self._followed()), newest, left_out + len(records) - len(newest))
 
-    async def _read(
-        self, tp: TopicPartition, end: int, most_bytes: int
-    ) -> tuple[ScanResult, int, int]:
-        """The newest records that fit of a partition up to ``end``, how many offsets and records
-        were left out, and the bytes that were read.
+    async def _read(self, tp: TopicPartition, begin: int, end: int, most_bytes: int) -> _Read:
+        """The batches from ``begin`` up to ``end``; where those are more than ``most_bytes``, later
+        ones after some of the first. What is not reached is left to the next look.
         """
-        tails = self._tails
-        position, first = self._positions[tp], self._positions[tp]
-        if self._wanted == RecordFilter():
-            first = max(first, end - MAX_EVENT_RECORDS)
+        tails, most_bytes = self._tails, max(most_bytes, LEAST_READ_BYTES)
         reader = Reader(
             tails.runtime, tails.metadata, tails.inflating, self._client, tp, patience_s=PATIENCE_S
         )
+        read, wanted = _Read(self._positions[tp]), begin
         try:
-            await reader.seek(first)
-            batches = await reader.fetch_marked()
-        except KeptError:  # its leader has just gone; what came is passed over, and counted
-            return ScanResult(), end - position, 0
+            await reader.seek(begin)
+            while wanted < end and read.size_bytes < most_bytes:
+                reader.position = wanted
+                fetched = await reader.fetch_marked()
+                if not fetched:  # nothing is left below the end
+                    wanted = end
+                    break
+                first = min(wanted, fetched[0].header.base_offset)
+                size_bytes = sum(len(batch.data) for batch in fetched)
+                read.passed_over += max(0, max(first, begin) - read.reached)
+                read.batches += fetched
+                read.size_bytes += size_bytes
+                read.reached = min(fetched[-1].header.next_offset, end)
+                room_bytes = max(most_bytes - read.size_bytes, FETCH_BYTES // 2)
+                room = max(1, room_bytes * (read.reached - first) // size_bytes)
+                wanted = max(read.reached, end - room)
+        except RetriableError:  # its leader has just gone: the next look goes on
+            return read
+        except KeptError:  # its log begins later now, or cannot be read: what came is passed over
+            wanted = end
+        read.passed_over += wanted - read.reached
+        read.reached = wanted
+        return read
+
+    async def _scan(self, batches: list[MarkedBatch], of: ScanRange) -> ScanResult:
         if not batches:
-            return ScanResult(), first - position, 0
-        of = ScanRange(first, end, MAX_EVENT_RECORDS, most_bytes, newest=True)
-        read = partial(scan_all, batches, self._wanted, of)
+            return ScanResult()
+        tails = self._tails
+        scan = partial(scan_all, batches, self._wanted, of)
         results: list[ScanResult] = await inflated(
-            tails.runtime, tails.inflating, read, limit=MAX_INFLATED_BYTES
+            tails.runtime, tails.inflating, scan, limit=MAX_INFLATED_BYTES
         )
-        reached = min(batches[-1].header.next_offset, end)
-        left_out = first - position + end - reached + results[0].fitting - len(results[0].records)
-        return results[0], left_out, sum(len(batch.data) for batch in batches)
+        return results[0]
 
     def _followed(self) -> list[TopicPartition]:
         if self._partition is not None:
@@ -174,10 +209,11 @@ class Tail:
         return [TopicPartition(self._topic, number) for number in range(count)]
 
     async def _ends(self) -> dict[TopicPartition, int]:
-        """How far the logs are whose leaders say it."""
+        """How far the logs are stable whose leaders say it."""
         wanted = dict.fromkeys(self._followed(), LATEST)
         image = self._tails.metadata.image
-        return (await offsets_from_leaders(self._client, image, wanted)).offsets
+        committed = IsolationLevel.READ_COMMITTED
+        return (await offsets_from_leaders(self._client, image, wanted, committed)).offsets
 
 
 def _newest(records: list[FoundRecord]) -> list[FoundRecord]:

@@ -9,6 +9,7 @@ import json
 import pytest
 
 from kept.client.client import Client, OutRecord
+from kept.client.transactional_producer import TransactionalProducer
 from kept.cluster.security.acl_index import AclIndex
 from kept.cluster.security.acls import (
     AclBinding,
@@ -22,6 +23,7 @@ from kept.node.admin.record_filter import RecordFilter
 from kept.node.http.messages import HttpRequest
 from kept.node.security.authorizer import StandardAuthorizer
 from kept.node.security.session import Session
+from kept.storage.errors import NetworkException
 
 HEAD = "HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -105,6 +107,74 @@ async def test_more_than_may_be_read_is_passed_over(lone, monkeypatch):
         await produced(lone, [text(n + 30 * round_, n % 3) for n in range(30)])
         seen |= {one.partition for one in (await tail.look()).records}
     assert seen == {0, 1, 2}
+    tail.close()
+
+
+async def test_records_behind_an_open_transaction_come_when_it_has_ended(lone):
+    await lone.created("t")
+    await lone.node.warmed_up()
+    tail = await begun(lone)
+    with Client(f"127.0.0.1:{lone.port}") as client:
+        producer = await asyncio.to_thread(TransactionalProducer, client, "id")
+        await produced(lone, [text(0)])
+        await asyncio.to_thread(producer.produce, "t", [text(1)])
+        await produced(lone, [text(n) for n in range(2, 50)])
+        event = await tail.look()
+        assert (values(event), event.left_out) == ([b"0"], 0)
+        event = await tail.look()
+        assert (event.records, event.left_out) == ([], 0)
+        await asyncio.to_thread(producer.commit)
+    event = await tail.look()
+    assert (values(event), event.left_out) == ([b"%d" % n for n in range(1, 50)], 0)
+    assert [one.record.transaction for one in event.records[:2]] == ["committed", None]
+    tail.close()
+
+
+LARGE = 90_000
+
+
+async def test_what_several_fetches_bring_is_searched_as_a_whole(lone):
+    """Nothing that fits is left out where it is less than a look may read."""
+    await lone.created("t")
+    tail = await begun(lone, key=b"hit")
+    for n in range(40):
+        key = b"hit" if n % 13 == 0 else b"miss"
+        await produced(lone, [OutRecord(key, bytes(LARGE), timestamp=1000 + n)])
+    event = await tail.look()
+    assert [one.record.offset for one in event.records] == [0, 13, 26, 39]
+    assert event.left_out == 0
+    tail.close()
+
+
+@pytest.mark.parametrize("wanted", [{}, {"key": b"k"}])
+async def test_of_more_than_a_look_may_read_the_newest_come(lone, wanted):
+    await lone.created("t")
+    tail = await begun(lone, **wanted)
+    some = [OutRecord(b"k", bytes(LARGE), timestamp=1000 + n) for n in range(90)]
+    for at in range(0, 90, 5):
+        await produced(lone, some[at : at + 5])
+    event = await tail.look()
+    offsets = [one.record.offset for one in event.records]
+    assert offsets[-15:] == list(range(75, 90))
+    assert len(offsets) + event.left_out == 90 and event.left_out > 30
+    assert (await tail.look()).records == []
+    tail.close()
+
+
+async def test_a_leader_that_does_not_answer_loses_nothing(lone, monkeypatch):
+    await lone.created("t")
+    tail = await begun(lone)
+    await produced(lone, [text(n) for n in range(5)])
+    with monkeypatch.context() as silent:
+
+        async def refused(reader):
+            raise NetworkException("nobody is there")
+
+        silent.setattr(record_tail.Reader, "fetch_marked", refused)
+        event = await tail.look()
+        assert (event.records, event.left_out) == ([], 0)
+    event = await tail.look()
+    assert (values(event), event.left_out) == ([b"%d" % n for n in range(5)], 0)
     tail.close()
 
 

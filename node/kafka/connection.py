@@ -186,11 +186,16 @@ class ServerContext:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """The protocol of one accepted socket, whose ``session`` is known."""
+    """The protocol of one accepted socket, whose ``session`` is known. One ``from_this_node`` is
+    the node's own, for whoever ``session`` is.
+    """
 
-    def __init__(self, listener: Listener, session: Session) -> None:
+    def __init__(
+        self, listener: Listener, session: Session, *, from_this_node: bool = False
+    ) -> None:
         self.listener = listener
         self.session = session
+        self.from_this_node = from_this_node
         self.context = listener.context
         self.ordinal = next(self.context.ordinals)
         """Of connections to this process the newer one's is larger."""

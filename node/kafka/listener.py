@@ -7,7 +7,8 @@ for nodes these speak their own protocol, too (``kept.node.internode``). Address
 
 A connection counts until it is closed, also under another protocol: on clients' listeners against
 ``max.connections`` and ``max.connections.per.ip``, on the listener between nodes against
-``kept.node.max.connections`` alone (:mod:`kept.node.runtime.connection_quota`).
+``kept.node.max.connections`` alone (:mod:`kept.node.runtime.connection_quota`). Those of this node
+to itself count nowhere (:meth:`Listener.connect_here`).
 
 Clients' limits have :data:`PROBE_CONNECTIONS` places behind them for ``GET /healthz`` and
 ``/readyz``: a node that is full is alive, and whoever watches it must not conclude otherwise. A
@@ -29,8 +30,9 @@ from kept.cluster.security.acls import ANONYMOUS
 from kept.node.config.sasl import SASL_PROTOCOLS
 from kept.node.kafka import api
 from kept.node.kafka.accept_throttle import AcceptThrottle
-from kept.node.kafka.connection import FIRST_BUFFER_BYTES, Connection, ServerContext
+from kept.node.kafka.connection import Connection, ServerContext
 from kept.node.kafka.handshake_timeout import HandshakeTimeouts
+from kept.node.kafka.plain_socket import PlainSocket
 from kept.node.kafka.tls_handshake import TlsAcceptor
 from kept.node.runtime.logging import log
 from kept.node.security.session import ALLOW_ALL, Session, node_session
@@ -109,6 +111,7 @@ class Pending(asyncio.BufferedProtocol):
     host = ""
     peer = "?"
     over_limit: tuple[str, int] | None = None
+    from_this_node = False
 
     def abort(self) -> None:
         """Close at once."""
@@ -117,7 +120,9 @@ class Pending(asyncio.BufferedProtocol):
 
 
 class Accepted(asyncio.Protocol):
-    """An accepted socket of a listener where nobody is asked who he is."""
+    """An accepted socket of a listener where nobody is asked who he is; with a ``session`` the end
+    of a pair of this node's own.
+    """
 
     def __init__(self, listener: Listener, session: Session | None = None) -> None:
         self._listener = listener
@@ -125,70 +130,10 @@ class Accepted(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """It is known who speaks: a connection serves it."""
-        self._listener.open(transport, self._session or self._listener.session(transport))
-
-
-class PlainSocket(asyncio.BufferedProtocol):
-    """An accepted socket of a listener without TLS until it is its turn to be served. Of one that
-    waits the first bytes are read (uvloop reads whatever is said while it is accepted), no more
-    than a connection has room for at first.
-    """
-
-    _transport: Any = None
-
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-        self._first = memoryview(b"")
-        self._size = 0
-        """Of it what came."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accepted: it is served now, later or not at all."""
-        self._transport = transport
-        peer = transport.get_extra_info("peername")
-        host = peer[0] if isinstance(peer, tuple) and len(peer) > 1 else ""
-        sock = transport.get_extra_info("socket")
-        fd = -1 if sock is None else sock.fileno()
-        if self._listener.throttle.admit(self, host, fd):
-            self.serve()
-
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
-        """Where the first bytes go (asyncio.BufferedProtocol)."""
-        self._first = memoryview(bytearray(FIRST_BUFFER_BYTES))
-        return self._first
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """They came; more may come when it is served."""
-        self._size = nbytes
-        self._transport.pause_reading()
-
-    def serve(self) -> None:
-        """The listener's protocol serves the transport from now on."""
-        transport = self._transport
-        if transport.is_closing():
-            return
-        protocol = self._listener.new_protocol(self._listener)
-        transport.set_protocol(protocol)
-        protocol.connection_made(transport)
-        size = self._size
-        if size and not transport.is_closing():
-            transport.resume_reading()
-            serves: Any = transport.get_protocol()
-            serves.get_buffer(size)[:size] = self._first[:size]
-            serves.buffer_updated(size)
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """Closed before its turn."""
-        self._listener.throttle.discard(self)
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether either side has closed it, as far as it was read."""
-        return bool(self._transport.is_closing())
-
-    def abort(self) -> None:
-        """Close at once."""
-        self._transport.abort()
+        if self._session is None:
+            self._listener.open(transport, self._listener.session(transport))
+        else:
+            self._listener.open(transport, self._session, from_this_node=True)
 
 
 class Listener:
@@ -222,6 +167,8 @@ class Listener:
         """Those of whom it is not known yet who speaks: they count, too."""
         self.handed_over: dict[HandedOver, None] = {}
         """Connections that another protocol took over: they still count."""
+        self._from_this_node = 0
+        """So many of the connections are this node's own."""
         self.quota = quota
         self.replica_warning_at = 0.0
         """From this time on, by the loop's clock, another refused replica is told of."""
@@ -313,9 +260,9 @@ class Listener:
         self._sockets.clear()
 
     async def connect_here(self, session: Session | None = None) -> socket.socket:
-        """A connection of this node to itself, which needs no login and is no stranger's place: the
-        end of a pair of sockets whose other end is served, with the rights of a node or those of
-        ``session``. The caller closes it.
+        """A connection of this node to itself, which needs no login and counts against no limit of
+        connections: the end of a pair of sockets whose other end is served, with the rights of a
+        node or those of ``session``. The caller closes it.
         """
         ours, served = socket.socketpair()
         ours.setblocking(False)
@@ -401,13 +348,19 @@ class Listener:
         return None
 
     def open(
-        self, transport: Any, session: Session, unread: bytes = b"", *, logged_in: bool = False
+        self,
+        transport: Any,
+        session: Session,
+        unread: bytes = b"",
+        *,
+        logged_in: bool = False,
+        from_this_node: bool = False,
     ) -> None:
         """``session`` speaks over ``transport`` from now on: a connection serves it, and first the
         bytes that came in already. It is counted from here on. Who has ``logged_in`` by Kafka's
-        protocol need not say at once what he wants.
+        protocol need not say at once what he wants. One ``from_this_node`` counts nowhere.
         """
-        connection = Connection(self, session)
+        connection = Connection(self, session, from_this_node=from_this_node)
         transport.set_protocol(connection)
         connection.connection_made(transport)
         if logged_in:
@@ -425,8 +378,13 @@ class Listener:
         """Count a new connection, whose descriptor is ``fd``; False when it is one too many.
 
         One beyond a limit of clients is counted, too, if it may turn out to be a probe: what it
-        exceeded is noted in its ``over_limit``.
+        exceeded is noted in its ``over_limit``. This node's own are always admitted.
         """
+        members: dict[Any, None] = self.connections
+        if connection.from_this_node:
+            members[connection] = None
+            self._from_this_node += 1
+            return True
         setting, limit = self._exceeded(connection.host, fd)
         if setting:
             if not self._has_room_for_probe(fd):
@@ -437,9 +395,8 @@ class Listener:
         else:
             self.silent.add(connection)
         if isinstance(connection, Pending):
-            self.logging_in[connection] = None
-        else:
-            self.connections[connection] = None
+            members = self.logging_in
+        members[connection] = None
         self.quota.enter(connection.host)
         return True
 
@@ -457,15 +414,14 @@ class Listener:
         it allows.
         """
         config, quota, open_files = self.context.config.current, self.quota, self.context.open_files
-        if not host:  # this node itself
-            return "", 0
         if self.between_nodes:
             limit = config.node_max_connections
             if quota.count >= limit or open_files.nearly_out(fd):
                 self._make_room()
             return ("kept.node.max.connections", limit) if quota.count >= limit else ("", 0)
         limit = self.own_max_connections
-        if len(self.connections) + len(self.handed_over) + len(self.logging_in) >= limit:
+        clients = len(self.connections) - self._from_this_node
+        if clients + len(self.handed_over) + len(self.logging_in) >= limit:
             return f"listener.name.{self.name.lower()}.max.connections", limit
         if quota.count >= config.max_connections:
             return "max.connections", config.max_connections
@@ -517,7 +473,10 @@ class Listener:
             del members[connection]
             self.probes.discard(connection)
             self.silent.discard(connection)
-            self.quota.leave(connection.host)
+            if connection.from_this_node:
+                self._from_this_node -= 1
+            else:
+                self.quota.leave(connection.host)
 
     def is_expected(self, transport: Any, first: bytes) -> bool:
         """Whether the first four bytes are those of what speaks here: TLS only where it is spoken,

@@ -337,6 +337,11 @@ def acl(kind, name, operation):
     return AclBinding(kind, name, literal, "User:ada", "*", AclOperation[operation], allow)
 
 
+def test_an_action_needs_no_connection_of_its_user(lone_node):
+    lone = lone_node(kept_console_actions="true", max_connections_per_ip="1", max_connections="1")
+    done(lone, "topics/create", topic="t")
+
+
 def test_an_action_needs_the_right_of_the_kafka_request_and_is_audited(lone_node, tmp_path):
     path = tmp_path / "audit.log"
     lone = lone_node(

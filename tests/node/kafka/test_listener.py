@@ -31,6 +31,7 @@ class Peer:
         self.session = Session(host=host)
         self.host, self.peer, self.last_active = host, f"{host}:1", last_active
         self.idle, self.has_unsent, self.partial_since = True, False, 0.0
+        self.from_this_node = False
         self.over_limit: tuple[str, int] | None = None
         self.aborted: list[str] = []
         self.shrunk = 0
@@ -126,6 +127,22 @@ def test_connections_are_bounded_for_each_address_alone(capfd) -> None:
     assert "setting=max.connections.per.ip limit=2" in capfd.readouterr().err
     found.leave(first)  # type: ignore[arg-type]
     assert not refused(found) and refused(found)
+
+
+def test_what_a_node_opens_to_itself_for_a_user_counts_nowhere() -> None:
+    site = Site(
+        max_connections="2", max_connections_per_ip="1", listener_name_plaintext_max_connections="2"
+    )
+    found = site.listener()
+    several = [Peer(HERE, from_this_node=True) for _ in range(3)]
+    first, *_ = admitted(found, HERE)
+    assert [found.admit(peer, 1) for peer in several] == [True] * 3  # type: ignore[arg-type]
+    assert site.client_connections.count == 1 and len(found.silent) == 1
+    admitted(found, OTHER)
+    assert refused(found, THIRD)
+    for peer in (*several, first):
+        found.leave(peer)  # type: ignore[arg-type]
+    assert site.client_connections.count == 1 and not refused(found)
 
 
 @pytest.mark.parametrize(("files", "fd"), [(2, 1), (1000, 1000)], ids=["many", "high descriptor"])

@@ -5,6 +5,9 @@ others in Kafka's protocol (:class:`kept.node.admin.cluster_client.ClusterClient
 each, DescribeGroups and OffsetFetch of each group, one ListOffsets for a thousand partitions of a
 leader. What a node that does not respond would have added is missing; ``unanswered`` names it.
 
+Whoever asks is shown the groups that he may describe, and of these the topics that he may describe,
+as OffsetFetch shows them: rows, sums and counts are about what he sees.
+
 Limits: :data:`MAX_GROUPS` are described, the others only counted.
 """
 
@@ -19,10 +22,12 @@ from msgspec import Struct
 from kept.client.admin.group_lag import group_lag, partition_lag
 from kept.client.admin.groups import describe_group, fetch_offsets, groups_of_node
 from kept.client.consume.positions import LATEST
+from kept.cluster.security.acls import AclResourceType
 from kept.node.admin.partition_offsets import CALL_MS, offsets_from_leaders
 from kept.node.admin.results import OfPartition, Unanswered
 from kept.node.runtime.tasks import gather_or_cancel
 from kept.node.runtime.time_slices import checkpoint
+from kept.node.security.visibility import describable
 from kept.storage.errors import GroupIdNotFound, KeptError
 from kept.storage.types import TopicPartition
 
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
     from kept.cluster.metadata.image import Image
     from kept.node.admin.cluster_client import ClusterClient
     from kept.node.metadata.metadata_log import Metadata
+    from kept.node.security.session import Session
 
 MAX_GROUPS: Final = 200
 
@@ -54,7 +60,9 @@ class GroupSummary(Struct, frozen=True):
 
 
 class Groups(Struct, frozen=True):
-    """Groups of the cluster; ``left_out`` are those beyond :data:`MAX_GROUPS`."""
+    """Groups of the cluster; ``left_out`` are those beyond :data:`MAX_GROUPS`, of those that
+    may be described.
+    """
 
     groups: list[GroupSummary]
     left_out: int
@@ -126,6 +134,8 @@ class _Requests:
     ends: dict[TopicPartition, int] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
     """Of each node that did not answer."""
+    topics: set[str] = field(default_factory=set)
+    """Those that are shown."""
 
     async def list_groups(self, broker: int) -> None:
         for listing in await self._run(broker, groups_of_node(broker)) or ():
@@ -146,6 +156,11 @@ class _Requests:
         found = await offsets_from_leaders(self.client, image, dict.fromkeys(tps, LATEST))
         self.ends.update(found.offsets)
         self.errors.update(found.errors)
+
+    def assigned_topics(self) -> set[str]:
+        """Topics that members are assigned partitions of."""
+        groups = self.described.values()
+        return {tp.topic for group in groups for m in group.members for tp in m.partitions}
 
     async def _run(self, broker: int, operation: Operation[_T]) -> _T | None:
         """What a node responds; None where it does not, and why is in ``errors``."""
@@ -168,9 +183,9 @@ class ConsumerLag:
     metadata: Metadata
     new_client: Callable[[], ClusterClient]
 
-    async def groups(self, part_of_name: str = "") -> Groups:
+    async def groups(self, session: Session, part_of_name: str = "") -> Groups:
         """The groups whose name contains ``part_of_name``."""
-        requests, names, left_out = await self._collect(lambda name: part_of_name in name)
+        requests, names, left_out = await self._collect(session, lambda name: part_of_name in name)
         groups = []
         for name in names:
             partitions = await _partitions(requests, name)
@@ -190,12 +205,12 @@ class ConsumerLag:
             )
         return Groups(groups, left_out, requests.unanswered())
 
-    async def group(self, name: str) -> GroupDetail:
+    async def group(self, session: Session, name: str) -> GroupDetail:
         """One group: members, and each partition with its committed offset and lag.
 
         Raises GroupIdNotFound.
         """
-        requests, names, _ = await self._collect(lambda other: other == name)
+        requests, names, _ = await self._collect(session, lambda other: other == name)
         if not names:
             unreachable = requests.errors.items()
             why = "".join(f"; node {node} does not answer: {error}" for node, error in unreachable)
@@ -218,12 +233,12 @@ class ConsumerLag:
             unanswered=requests.unanswered(),
         )
 
-    async def groups_of_topic(self, topic: str) -> GroupsOfTopic:
+    async def groups_of_topic(self, session: Session, topic: str) -> GroupsOfTopic:
         """The groups that have committed offsets in a topic, or are assigned partitions of it."""
-        requests, names, left_out = await self._collect(lambda _: True, topic)
+        requests, names, left_out = await self._collect(session, lambda _: True, topic)
         groups = []
         for name in names:
-            partitions = await _partitions(requests, name, topic)
+            partitions = await _partitions(requests, name)
             if not partitions:
                 continue
             lag, group = group_lag(row.lag for row in partitions), requests.described.get(name)
@@ -241,10 +256,11 @@ class ConsumerLag:
         return GroupsOfTopic(topic, groups, left_out, requests.unanswered())
 
     async def _collect(
-        self, matches: Callable[[str], bool], only_topic: str | None = None
+        self, session: Session, matches: Callable[[str], bool], only_topic: str | None = None
     ) -> tuple[_Requests, list[str], int]:
         """What the nodes know, the matching groups looked at, and how many more there are; the ends
-        of all partitions that they read, or of those of one topic.
+        of all partitions that they read, or of those of one topic. As far as ``session`` may
+        describe them.
         """
         client, image = self.new_client(), self.metadata.image
         requests = _Requests(client)
@@ -252,6 +268,7 @@ class ConsumerLag:
             alive = [node for node, broker in image.brokers.items() if not broker.fenced]
             await gather_or_cancel(requests.list_groups(node) for node in alive)
             matching = sorted(name for name in requests.states if matches(name))
+            matching = await describable(session, AclResourceType.GROUP, matching)
             names = matching[:MAX_GROUPS]
             by_coordinator: dict[int, list[str]] = {}
             for name in names:
@@ -260,16 +277,18 @@ class ConsumerLag:
                 requests.describe(node, its) for node, its in by_coordinator.items()
             )
             tps = {tp for its in requests.committed.values() for tp in its}
-            await requests.list_ends(image, (tp for tp in tps if only_topic in (None, tp.topic)))
+            topics = {tp.topic for tp in tps} | requests.assigned_topics()
+            if only_topic is not None:
+                topics &= {only_topic}
+            requests.topics.update(await describable(session, AclResourceType.TOPIC, topics))
+            await requests.list_ends(image, (tp for tp in tps if tp.topic in requests.topics))
         finally:
             client.close()
         return requests, names, len(matching) - len(names)
 
 
-async def _partitions(
-    requests: _Requests, name: str, only_topic: str | None = None
-) -> list[PartitionLag]:
-    """The partitions that a group has committed in or is assigned, of all topics or of one."""
+async def _partitions(requests: _Requests, name: str) -> list[PartitionLag]:
+    """The partitions that a group has committed in or is assigned, of the topics shown."""
     group = requests.described.get(name)
     owners: dict[TopicPartition, str] = {}
     for member in () if group is None else group.members:
@@ -278,7 +297,7 @@ async def _partitions(
     rows = []
     for number, tp in enumerate(sorted({*committed, *owners})):
         await checkpoint(number)
-        if only_topic not in (None, tp.topic):
+        if tp.topic not in requests.topics:
             continue
         at, end = committed.get(tp), requests.ends.get(tp)
         rows.append(PartitionLag(*tp, at, end, partition_lag(at, end), owners.get(tp)))

@@ -17,21 +17,26 @@ from kept.client.admin.transactions import (
     describe_transaction,
     transactions_of_node,
 )
+from kept.cluster.security.acls import AclResourceType
 from kept.node.admin.results import OfPartition, Unanswered
 from kept.node.runtime.tasks import gather_or_cancel
+from kept.node.security.visibility import describable
 from kept.storage.errors import CoordinatorNotAvailable, KeptError, TransactionalIdNotFound
 
 if TYPE_CHECKING:
     from kept.node.admin.cluster_client import ClusterClient
     from kept.node.coordinator.transactions.coordinator import TransactionCoordinator
     from kept.node.metadata.metadata_log import Metadata
+    from kept.node.security.session import Session
 
 MAX_IDS: Final = 1000
 PATIENCE_S: Final = 5.0
 
 
 class Transactions(Struct, frozen=True):
-    """Ids of the cluster; ``left_out`` are those beyond :data:`MAX_IDS`."""
+    """Ids of the cluster; ``left_out`` are those beyond :data:`MAX_IDS`, of those that may be
+    described.
+    """
 
     transactions: list[TransactionListing]
     left_out: int
@@ -59,8 +64,8 @@ class TransactionsView:
     coordinator: TransactionCoordinator
     new_client: Callable[[], ClusterClient]
 
-    async def transactions(self, part_of_name: str = "") -> Transactions:
-        """The ids that contain ``part_of_name``."""
+    async def transactions(self, session: Session, part_of_name: str = "") -> Transactions:
+        """The ids that contain ``part_of_name``, as far as ``session`` may describe them."""
         client = self.new_client()
         found: list[TransactionListing] = []
         unanswered: list[Unanswered] = []
@@ -84,12 +89,20 @@ class TransactionsView:
             (one for one in found if part_of_name in one.transactional_id),
             key=lambda one: one.transactional_id,
         )
+        matching = await describable(
+            session,
+            AclResourceType.TRANSACTIONAL_ID,
+            matching,
+            lambda one: one.transactional_id,
+        )
         unanswered.sort(key=lambda one: one.node)
         return Transactions(matching[:MAX_IDS], max(0, len(matching) - MAX_IDS), unanswered)
 
-    async def transaction(self, name: str) -> TransactionDetail:
-        """One id. Raises TransactionalIdNotFound, CoordinatorNotAvailable, and what its
-        coordinator answers.
+    async def transaction(self, session: Session, name: str) -> TransactionDetail:
+        """One id, with the partitions of topics that ``session`` may describe, as
+        DescribeTransactions shows them.
+
+        Raises TransactionalIdNotFound, CoordinatorNotAvailable, and what its coordinator answers.
         """
         node = self.coordinator.shards.leader_of(name)
         if node is None:
@@ -103,6 +116,8 @@ class TransactionsView:
             )
         finally:
             client.close()
+        topics = {tp.topic for tp in found.partitions}
+        shown = {*await describable(session, AclResourceType.TOPIC, topics)}
         return TransactionDetail(
             name,
             node,
@@ -111,5 +126,5 @@ class TransactionsView:
             found.producer_epoch,
             found.timeout_ms,
             found.started_ms,
-            [OfPartition(*tp) for tp in sorted(found.partitions)],
+            [OfPartition(*tp) for tp in sorted(found.partitions) if tp.topic in shown],
         )

@@ -104,10 +104,11 @@ async def _remove_voter(node: RouteContext, p: Parameters) -> Any:
     "/api/v1/topics/{topic}/groups",
     large=True,
     access=Every((Whole(DESCRIBE, named_topic), SHOWN_GROUPS)),
+    filtered=True,
 )
 async def _groups_of_topic(node: RouteContext, p: Parameters) -> Any:
     topic = node.services.lookup.topic(p.request.named)
-    return await node.services.consumer_lag.groups_of_topic(topic.name)
+    return await node.services.consumer_lag.groups_of_topic(p.request.session, topic.name)
 
 
 @route("GET", "/api/v1/history/throughput", "topic", large=True, access=topic_or_cluster)

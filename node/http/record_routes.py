@@ -34,14 +34,21 @@ _SELECTION: Final = ("topic", "partition", "key", "key_base64", "contains", "hea
     "name",
     large=True,
     access=SHOWN_GROUPS,
+    filtered=True,
 )
 async def _groups(node: RouteContext, p: Parameters) -> Any:
-    return await node.services.consumer_lag.groups(p.given.get("name", ""))
+    return await node.services.consumer_lag.groups(p.request.session, p.given.get("name", ""))
 
 
-@route("GET", "/api/v1/groups/{group}", large=True, access=Whole(DESCRIBE, named_group))
+@route(
+    "GET",
+    "/api/v1/groups/{group}",
+    large=True,
+    access=Whole(DESCRIBE, named_group),
+    filtered=True,
+)
 async def _group(node: RouteContext, p: Parameters) -> Any:
-    return await node.services.consumer_lag.group(p.request.named)
+    return await node.services.consumer_lag.group(p.request.session, p.request.named)
 
 
 @route(
@@ -50,16 +57,22 @@ async def _group(node: RouteContext, p: Parameters) -> Any:
     "name",
     large=True,
     access=Shown("transactions", "transactional_id", AclResourceType.TRANSACTIONAL_ID),
+    filtered=True,
 )
 async def _transactions(node: RouteContext, p: Parameters) -> Any:
-    return await node.services.transactions_view.transactions(p.given.get("name", ""))
+    part_of_name = p.given.get("name", "")
+    return await node.services.transactions_view.transactions(p.request.session, part_of_name)
 
 
 @route(
-    "GET", "/api/v1/transactions/{transactional_id}", large=True, access=Whole(DESCRIBE, named_id)
+    "GET",
+    "/api/v1/transactions/{transactional_id}",
+    large=True,
+    access=Whole(DESCRIBE, named_id),
+    filtered=True,
 )
 async def _transaction(node: RouteContext, p: Parameters) -> Any:
-    return await node.services.transactions_view.transaction(p.request.named)
+    return await node.services.transactions_view.transaction(p.request.session, p.request.named)
 
 
 @route(

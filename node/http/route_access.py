@@ -15,6 +15,7 @@ from kept.node.http.messages import HttpRequest, HttpResponse, failure
 from kept.node.http.parameters import Parameters
 from kept.node.runtime.time_slices import Pace
 from kept.node.security.access import CLUSTER, Known, Open, Resource, Whole, the_cluster
+from kept.node.security.visibility import describable
 from kept.storage.errors import InvariantViolation
 
 if TYPE_CHECKING:
@@ -44,12 +45,7 @@ class Shown(Struct, frozen=True):
         self, session: Session, items: Iterable[T], name_of: Callable[[T], str]
     ) -> list[T]:
         """The items that ``session`` sees."""
-        kind, pace, seen = self.resource_type, Pace(), []
-        for item in items:
-            if session.may(DESCRIBE, kind, name_of(item), audited=False):
-                seen.append(item)
-            await pace.checkpoint()
-        return seen
+        return await describable(session, self.resource_type, items, name_of)
 
 
 class OnTopicOrCluster(Struct, frozen=True):

@@ -47,6 +47,8 @@ class Route(NamedTuple):
     ``changes``: the names of what a request changes, for the audit log; None where it changes
     nothing, or where the Kafka request that does it is recorded. ``needs_actions``: it is served
     with ``kept.console.actions=true`` only. ``travels``: another node may serve it (``node=N``).
+    ``filtered``: what it answers depends on who asks in more than a list, so that only requests of
+    whom nothing is forbidden travel; others are served here, and are about the cluster anyhow.
     """
 
     respond: Callable[[RouteContext, HttpRequest], Awaitable[HttpResponse]]
@@ -54,6 +56,7 @@ class Route(NamedTuple):
     changes: Names | None = None
     needs_actions: bool = False
     travels: bool = True
+    filtered: bool = False
 
     def access_to(self, request: HttpRequest) -> Access:
         """What is asked before this request. Raises InvalidRequest."""
@@ -74,6 +77,7 @@ def route(
     changes: Names | None = None,
     needs_actions: bool = False,
     travels: bool = True,
+    filtered: bool = False,
 ) -> Callable[[Handler], Handler]:
     """Serve ``path`` by the function below, which returns a response or a result, once ``access``
     is granted. Under ``/api/`` no parameters but ``names`` are allowed. The lists of a ``large``
@@ -97,7 +101,7 @@ def route(
                 HttpResponse(chunks=json_results.chunks(result)) if large else HttpResponse(result)
             )
 
-        served = Route(respond, access, changes, needs_actions, travels)
+        served = Route(respond, access, changes, needs_actions, travels, filtered)
         ROUTES.setdefault(path, {})[method] = served
         return handler
 

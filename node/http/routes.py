@@ -146,7 +146,8 @@ class Routes:
             return refused
         if route.needs_actions and not self.services.config.current.console_actions:
             return failure(403, NO_ACTIONS)
-        if node_id is not None and node_id != self.node_id:
+        served_here = route.filtered and not request.session.is_unrestricted
+        if node_id is not None and node_id != self.node_id and not served_here:
             response = await self._forward(node_id, request)
             if access is not OPEN:
                 response = await shown(access, request.session, response)

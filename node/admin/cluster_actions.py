@@ -62,10 +62,10 @@ WITHOUT_MEMBERS: Final = ("Empty", "Dead")
 
 
 class Caller(Struct, frozen=True):
-    """Who wants an action, and at which address: command lines name it."""
+    """Who wants an action, and at which address (HOST:PORT): command lines name it."""
 
     session: Session
-    bootstrap: str = ""
+    bootstrap: str
 
     @property
     def command_lines(self) -> CommandLines:

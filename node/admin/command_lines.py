@@ -14,17 +14,15 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from kept.node.admin.partition_records import NewRecord
 
-USUAL: Final = "localhost:9092"
-"""Where commands look for a cluster that nothing names."""
 YEAR_10000_MS: Final = 253_402_300_800_000
 
 
 class CommandLines(Struct, frozen=True):
-    """Command lines for the cluster at ``bootstrap`` (HOST:PORT); "" where commands look by
-    themselves.
+    """Command lines for the cluster at ``bootstrap`` (HOST:PORT). Each names it: a context or a
+    variable at whoever runs one may name another cluster.
     """
 
-    bootstrap: str = ""
+    bootstrap: str
 
     def command(
         self,
@@ -45,8 +43,7 @@ class CommandLines(Struct, frozen=True):
                 text = str(value)
                 parts += [f"{option}={text}"] if text.startswith("-") else [option, text]
         parts += flags
-        if self.bootstrap not in ("", USUAL):
-            parts += ["--bootstrap", self.bootstrap]
+        parts += ["--bootstrap", self.bootstrap]
         return shlex.join([*parts, "--", name] if dashed else parts)
 
     def create_topic(

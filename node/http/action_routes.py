@@ -184,4 +184,4 @@ def _positive(p: Parameters, name: str, most: int) -> int | None:
 
 
 def _caller(p: Parameters) -> Caller:
-    return Caller(p.request.session, p.request.host)
+    return Caller(p.request.session, p.request.address)

@@ -127,4 +127,6 @@ async def _broker_config(node: RouteContext, p: Parameters) -> Any:
     broker = decimal_number(p.request.named)
     if broker is None:
         raise InvalidRequest(f"{p.request.named} is not the id of a broker")
-    return await node.services.actions.broker_config(Caller(p.request.session), broker)
+    return await node.services.actions.broker_config(
+        Caller(p.request.session, p.request.address), broker
+    )

@@ -37,8 +37,8 @@ class HttpRequest:
     query: Mapping[str, str] = field(default_factory=dict)
     body: Mapping[str, Any] = field(default_factory=dict)
     accept: str = ""
-    host: str = ""
-    """The header Host, which is this node's."""
+    address: str = ""
+    """HOST:PORT of this node, as the header Host has it."""
     here: bool = False
     may_change_voters: bool = False
     named: str = ""

@@ -131,7 +131,8 @@ def host_is_known(config: NodeConfig, host: str) -> bool:
     """
     try:
         address = urlsplit(f"//{host}")
-    except ValueError:  # a bracket without its other half
+        _ = address.port
+    except ValueError:  # a bracket without its other half, or a port that is none
         return False
     if address.netloc != host or "@" in host:
         return False
@@ -146,6 +147,14 @@ def host_is_known(config: NodeConfig, host: str) -> bool:
             hosts.update(() if between is None else (between.host,))
         return bool(name) and name in {accepted.lower() for accepted in hosts}
     return True
+
+
+def with_port(host: str, *, https: bool) -> str:
+    """HOST:PORT of a Host header, which leaves out the port that is usual: 80, or 443 of HTTPS."""
+    _, colon, port = host.rpartition(":")
+    if colon and port.isdecimal():
+        return host
+    return f"{host.removesuffix(':')}:{443 if https else 80}"
 
 
 def _is_held(request: h11.Request) -> bool:
@@ -381,7 +390,8 @@ class HttpConnection(asyncio.Protocol):
             raise InvalidRequest(f"the address is not right: {error}") from error
         parsed = HttpRequest(method, path, query)
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in request.headers}
-        parsed.accept, parsed.host = headers.get("accept", ""), headers.get("host", "")
+        parsed.accept = headers.get("accept", "")
+        parsed.address = with_port(headers.get("host", ""), https=self._by_https(headers))
         if path not in _ANY_HOST:
             self._check_host(headers)
         if path.startswith("/api/"):
@@ -392,6 +402,13 @@ class HttpConnection(asyncio.Protocol):
             self._check_browser(headers)
             parsed.body = self._json()
         return parsed
+
+    def _by_https(self, headers: Mapping[str, str]) -> bool:
+        """Whether the client speaks HTTPS: a browser says so also through a proxy that ends it."""
+        origin = headers.get("origin")
+        if origin is None:
+            return self._transport.get_extra_info("ssl_object") is not None
+        return origin.startswith("https://")
 
     def _check_site(self, headers: Mapping[str, str]) -> None:
         if headers.get("sec-fetch-site") in ("cross-site", "same-site"):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
 from itertools import pairwise
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -274,6 +276,41 @@ def test_an_empty_cluster_says_how_to_begin(kept_cluster, chromium):
     page.wait_for_selector(".empty button:text-is('Copied')")
     assert page.evaluate("navigator.clipboard.readText()") == shown
     assert wrong == []
+
+
+def test_command_lines_name_the_cluster_at_usual_ports_too(kept_cluster, chromium):
+    """Neither what commands take by themselves nor a port that a browser leaves out is left out."""
+    from kept.node.http.server import with_port
+    from tests.console import browser
+
+    cluster = kept_cluster()
+    for url in (
+        "http://localhost:9092",
+        "http://127.0.0.1",
+        "https://kept.example",
+        "http://[::1]",
+    ):
+        page, wrong = browser.opened(chromium)
+        page.route(f"{url}/**", lambda route: relayed(route, cluster))
+        browser.show(page, url, "#topics")
+        (shown,) = page.locator(".empty code").all_text_contents()
+        host = page.evaluate("location.host")
+        address = with_port(host, https=url.startswith("https:"))
+        assert re.search(r":\d+$", address)
+        line = f"kept topic create orders --partitions 3 --bootstrap {shlex.quote(address)}"
+        assert shown == line, url
+        page.context.close()
+        assert not [one for one in wrong if "Failed to load" not in one], wrong
+
+
+def relayed(route, cluster):
+    """A request to whatever address is answered by the cluster; streams of events are not."""
+    address = urlsplit(route.request.url)
+    if address.path == "/api/v1/events":
+        route.abort()
+        return
+    url = f"{cluster.url()}{address.path}"
+    route.fulfill(response=route.fetch(url=f"{url}?{address.query}" if address.query else url))
 
 
 def test_what_is_elsewhere_is_not_asked(cluster, chromium):

@@ -4,12 +4,15 @@ import { make, visible } from "./dom.js";
 const PLAIN = /^[A-Za-z0-9_@%+=:,./-]+$/;
 export const quoted = (word) => PLAIN.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`;
 
+// HOST:PORT of an address, of which a browser leaves out the port that is usual.
+export const bootstrap = ({ protocol, hostname, port }) =>
+  `${hostname}:${port || (protocol === "https:" ? 443 : 80)}`;
+
 // `kept WORDS… NAME OPTIONS…` as a POSIX shell takes it; options without a value are left out. A
-// name or a value that begins with a dash is not taken for an option. The cluster is named where
-// it is not the usual one.
+// name or a value that begins with a dash is not taken for an option. The cluster is always named:
+// a context or a variable at whoever runs the line may name another one.
 export function kept(words, name, options = []) {
-  const here = location.host === "localhost:9092" ? [] : [["--bootstrap", location.host]];
-  const given = [...options, ...here].filter(([, value]) => value !== "" && value !== null)
+  const given = [...options, ["--bootstrap", bootstrap(location)]].filter(([, value]) => value !== "" && value !== null)
     .flatMap(([option, value]) =>
       String(value).startsWith("-") ? [`${option}=${value}`] : [option, String(value)]);
   const parts = name.startsWith("-")

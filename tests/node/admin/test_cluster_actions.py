@@ -28,6 +28,7 @@ from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.node.http.messages import HttpRequest
 from kept.node.security.session import Session
 
+LINES = CommandLines("localhost:9092")
 HEAD = "HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -60,7 +61,7 @@ def run(lone, line, status=0):
     """Run a command line by a shell, against this node."""
     kept = f"{shlex.quote(sys.executable)} -m kept"
     script = f'kept() {{ {kept} "$@"; }}; {line}'
-    environment = {"KEPT_BOOTSTRAP": f"127.0.0.1:{lone.port}", "PATH": "/usr/bin:/bin"}
+    environment = {"KEPT_BOOTSTRAP": "127.0.0.1:1", "PATH": "/usr/bin:/bin"}
 
     def call():
         return subprocess.run(
@@ -86,7 +87,7 @@ def test_topics_are_created_altered_and_deleted(lone):
     result = done(lone, "topics/create", topic="t", partitions=3, config=config)
     assert result["done"]
     command = "kept topic create t --partitions 3 --config cleanup.policy=compact"
-    assert result["command"] == f"{command} --config segment.bytes=2048 --bootstrap localhost"
+    assert result["command"] == f"{command} --config segment.bytes=2048 --bootstrap localhost:80"
     topic = lone.get("/api/v1/topics/t")
     assert topic["partition_count"] == 3 and topic["config"] == config
     why = refused(lone, "topics/create", topic="t")
@@ -108,7 +109,7 @@ def test_topics_are_created_altered_and_deleted(lone):
 
     assert (
         done(lone, "topics/delete", topic="t")["command"]
-        == "kept topic delete t --bootstrap localhost"
+        == "kept topic delete t --bootstrap localhost:80"
     )
     assert "t" not in lone.node.parts.metadata.image.topics
     assert "UNKNOWN_TOPIC_OR_PARTITION" in refused(lone, "topics/delete", topic="t")
@@ -198,7 +199,7 @@ def test_offsets_are_reset_after_a_dry_run(lone):
     ] == expected
     assert (
         dry["command"]
-        == "kept group reset-offsets g --topic t --to latest --dry-run --bootstrap localhost"
+        == "kept group reset-offsets g --topic t --to latest --dry-run --bootstrap localhost:80"
     )
     assert lone.http(f"GET /api/v1/groups/g {HEAD}")[0] == 404
     result = done(lone, "groups/reset-offsets", **wanted, to="latest")
@@ -242,7 +243,7 @@ def test_settings_of_brokers(lone):
     assert threads["source"] == "default" and threads["documentation"] and not threads["read_only"]
     result = done(lone, "brokers/config", broker=0, set={"log.cleaner.threads": "2"})
     line = "kept broker config set 0 --config log.cleaner.threads=2"
-    assert result["command"] == f"{line} --bootstrap localhost"
+    assert result["command"] == f"{line} --bootstrap localhost:80"
     assert lone.node.parts.live_config.current.log_cleaner_threads == 2
     why = refused(lone, "brokers/config", broker=0, set={"log.dirs": "/x"})
     assert "Cannot update these configs dynamically" in why or "INVALID" in why
@@ -250,8 +251,8 @@ def test_settings_of_brokers(lone):
         lone, "brokers/config", set={"message.max.bytes": "5000"}, delete=["log.retention.ms"]
     )
     assert result["command"] == (
-        "kept broker config set default --config message.max.bytes=5000 --bootstrap localhost"
-        " && kept broker config delete default --name log.retention.ms --bootstrap localhost"
+        "kept broker config set default --config message.max.bytes=5000 --bootstrap localhost:80"
+        " && kept broker config delete default --name log.retention.ms --bootstrap localhost:80"
     )  # fmt: skip
     done(lone, "brokers/config", broker=0, delete=["log.cleaner.threads"])
     assert lone.node.parts.live_config.current.log_cleaner_threads == 1
@@ -272,28 +273,27 @@ def test_without_the_setting_nobody_may(lone_node):
 @pytest.mark.slow
 def test_the_command_lines_do_the_same(lone):
     """Each is run by a shell."""
+    lines = CommandLines(f"127.0.0.1:{lone.port}")
     config = {"cleanup.policy": "compact", "segment.bytes": "2048"}
-    line = CommandLines().create_topic("-t", 2, 1, config)
+    line = lines.create_topic("-t", 2, 1, config)
     run(lone, line)
     topic = lone.get("/api/v1/topics/-t")
     assert (topic["partition_count"], topic["config"]) == (2, config)
-    run(lone, CommandLines().alter_topic("-t", 3, {"segment.bytes": "4096"}, ["cleanup.policy"]))
+    run(lone, lines.alter_topic("-t", 3, {"segment.bytes": "4096"}, ["cleanup.policy"]))
     topic = lone.get("/api/v1/topics/-t")
     assert (topic["partition_count"], topic["config"]) == (3, {"segment.bytes": "4096"})
     headers = (("h'$(id)", b"\xff"), ("n", None))
     record = NewRecord(7, b"it's", 'line\n$HOME "x" \u202e'.encode(), headers)
-    run(lone, CommandLines().produce("-t", 1, record, timestamp=True))
+    run(lone, lines.produce("-t", 1, record, timestamp=True))
     (found,) = lone.get("/api/v1/records?topic=-t&partition=1")["records"]
     assert found["timestamp"] == 7 and found["value_bytes"] == len(record.value)
     assert [one["name"] for one in found["headers"]] == ["h'$(id)", "n"]
     group = "-g; rm -rf $HOME '"
-    run(lone, CommandLines().reset_offsets(group, "-t", 1, "latest", dry_run=True))
-    run(lone, CommandLines().reset_offsets(group, "-t", 1, moment(7), dry_run=False))
-    run(
-        lone, CommandLines().alter_broker(None, {"message.max.bytes": "5000"}, ["log.retention.ms"])
-    )
+    run(lone, lines.reset_offsets(group, "-t", 1, "latest", dry_run=True))
+    run(lone, lines.reset_offsets(group, "-t", 1, moment(7), dry_run=False))
+    run(lone, lines.alter_broker(None, {"message.max.bytes": "5000"}, ["log.retention.ms"]))
     assert lone.node.parts.live_config.current.topic_defaults()
-    run(lone, CommandLines().delete_topic("-t"))
+    run(lone, lines.delete_topic("-t"))
     assert "-t" not in lone.node.parts.metadata.image.topics
 
 
@@ -302,8 +302,10 @@ def test_a_moment_is_what_the_command_line_reads(at_ms):
     assert Target().convert(moment(at_ms), None, None) == Position(Kind.TIME, at_ms)
 
 
-def test_a_command_line_names_the_cluster_unless_commands_find_it():
-    assert CommandLines("localhost:9092").delete_topic("t") == "kept topic delete t"
+def test_a_command_line_names_the_cluster():
+    """Also the one that commands take by themselves: a context may name another one."""
+    usual = "kept topic delete t --bootstrap localhost:9092"
+    assert CommandLines("localhost:9092").delete_topic("t") == usual
     line = "kept topic delete --bootstrap node-1:9192 -- -t"
     assert CommandLines("node-1:9192").delete_topic("-t") == line
     line = 'printf \'%s\\n\' \'{"key": null, "value": "v"}\' | kept produce --json t'
@@ -316,15 +318,15 @@ def test_a_command_line_names_the_cluster_unless_commands_find_it():
 @pytest.mark.parametrize("text", ["a b", "'; id; '", "$(id)", "`id`", "a\nb", "-x", "é\u202e", ""])
 def test_whatever_a_name_is_it_stays_one_word(text):
     for line in (
-        CommandLines().create_topic(text, 1, None, {text: text}),
-        CommandLines().reset_offsets(text, text, 0, "latest", True),
-        CommandLines().alter_topic(text, None, {}, [text]),
+        LINES.create_topic(text, 1, None, {text: text}),
+        LINES.reset_offsets(text, text, 0, "latest", True),
+        LINES.alter_topic(text, None, {}, [text]),
     ):
         words = shlex.split(line)
         assert any(text in word for word in words)
         assert [w for w in words if w == text or w.endswith(f"={text}") or w == f"{text}={text}"]
     record = NewRecord(0, text.encode(), text.encode(), ((text, text.encode()),))
-    words = shlex.split(CommandLines().produce("t", None, record, timestamp=False))
+    words = shlex.split(LINES.produce("t", None, record, timestamp=False))
     line = json.loads(words[2])
     assert (line["key"], line["value"], line["headers"][0]["key"]) == (text, text, text)
 

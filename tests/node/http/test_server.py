@@ -15,7 +15,7 @@ import pytest
 from kept.node.admin.cluster_view import ClusterView
 from kept.node.http import json_results, lazy_server
 from kept.node.http.messages import status_of
-from kept.node.http.server import _is_held, host_is_known
+from kept.node.http.server import _is_held, host_is_known, with_port
 from kept.node.internode.controller_rpc import PeerHttpRequest
 from kept.storage import errors
 from kept.storage.errors import PolicyViolation
@@ -285,6 +285,8 @@ def test_wrong_bodies(lone, body, message):
         ("evil.example.org:80@localhost", False),
         ("localhost/", False),
         ("[::1", False),
+        ("localhost:http", False),
+        ("localhost:99999", False),
         ("]", False),
     ],
 )
@@ -295,6 +297,44 @@ def test_hosts(lone_node, host, known):
         kept_http_hosts="kept-0.kept",
     )
     assert host_is_known(lone.node.config, host) is known
+
+
+@pytest.mark.parametrize(
+    ("host", "https", "address"),
+    [
+        ("localhost:9092", False, "localhost:9092"),
+        ("localhost:9092", True, "localhost:9092"),
+        ("kept.example.org", False, "kept.example.org:80"),
+        ("kept.example.org", True, "kept.example.org:443"),
+        ("kept.example.org:", False, "kept.example.org:80"),
+        ("10.1.2.3", True, "10.1.2.3:443"),
+        ("[::1]", False, "[::1]:80"),
+        ("[::1]:9092", False, "[::1]:9092"),
+    ],
+)
+def test_a_host_without_a_port_has_the_usual_one(host, https, address):
+    assert with_port(host, https=https) == address
+
+
+@pytest.mark.parametrize(
+    ("origin", "address"),
+    [
+        ("", "localhost:80"),
+        ("http://localhost", "localhost:80"),
+        ("https://localhost", "localhost:443"),
+    ],
+)
+def test_command_lines_go_where_the_request_came(lone_node, origin, address):
+    """Through a proxy that ends TLS, too: a page's Origin says that it came by HTTPS."""
+    lone = lone_node(kept_console_actions="true")
+    body = '{"topic": "t"}'
+    headers = ["Host: localhost", "X-Kept: 1", f"Content-Length: {len(body)}"]
+    if origin:
+        headers.append(f"Origin: {origin}")
+    lines = ["POST /api/v1/topics/delete HTTP/1.1", *headers, "", body]
+    status, _, answer = lone.http("\r\n".join(lines))
+    assert status == 200
+    assert json.loads(answer)["command"] == f"kept topic delete t --bootstrap {address}"
 
 
 # The protocol.

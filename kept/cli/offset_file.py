@@ -12,13 +12,11 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from kept.storage.types import TopicPartition, decimal_number
+from kept.storage.types import MAX_INT32, MAX_INT64, TopicPartition, decimal_number
 
 MAX_BYTES: Final = 64 << 20
 """Of a file: some two million offsets."""
 _FIELDS: Final = ("group", "topic", "partition", "offset")
-_MAX_PARTITION: Final = 2**31 - 1
-_MAX_OFFSET: Final = 2**63 - 1
 
 
 class FileOffset(NamedTuple):
@@ -77,6 +75,8 @@ def _json_entries(text: str) -> Iterable[tuple[str, dict[str, Any]]]:
         entries = json.loads(text)
     except ValueError as error:
         raise ValueError(f"no JSON: {error}") from None
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply") from None
     if not isinstance(entries, list):
         raise ValueError('no list of objects {"topic": T, "partition": P, "offset": N}')
     for number, entry in enumerate(entries, 1):
@@ -96,8 +96,8 @@ def _offset(place: str, entry: Mapping[str, Any]) -> FileOffset:
     for kind, name in zip(_FIELDS, names, strict=False):
         if not (kind == "group" and name is None) and (not isinstance(name, str) or not name):
             raise ValueError(f"{place}: {name!r} is no {kind}")
-    partition = _number(place, "partition", entry["partition"], _MAX_PARTITION)
-    offset = _number(place, "offset", entry["offset"], _MAX_OFFSET)
+    partition = _number(place, "partition", entry["partition"], MAX_INT32)
+    offset = _number(place, "offset", entry["offset"], MAX_INT64)
     return FileOffset(names[0], TopicPartition(names[1], partition), offset)
 
 

@@ -14,7 +14,7 @@ import msgspec
 from kept.cli.completion import TOPIC
 from kept.cli.output import counted, echo, get_bytes, unescaped
 from kept.cli.shell import Failure, WholeNumber, bootstrap_option, examples
-from kept.cli.unavailable import explained, open_client
+from kept.cli.unavailable import explained, no_partition, open_client
 from kept.client.bootstrap import Bootstrap
 from kept.client.client import Client, OutRecord
 from kept.client.consume.fetch import TRANSACTION_TIMEOUT_MS
@@ -29,12 +29,13 @@ from kept.storage.errors import (
     UnsupportedVersion,
 )
 from kept.storage.printable import printable_text
-from kept.storage.types import Codec
+from kept.storage.types import MAX_INT32, MAX_INT64, Codec
 
 READ_BYTES: Final = 256 * 1024
 """Lines that arrive together go into one batch a partition; so much is read at once."""
 BATCH_BYTES: Final = 512 * 1024
 """A batch is closed above this, well below Kafka's limit of 1 MB."""
+_NO_TIMESTAMP: Final = -1
 _ACKS: Final = {"all": -1, "1": 1, "0": 0}
 _FIELDS: Final = frozenset(
     {"key", "key_base64", "value", "value_base64", "headers", "timestamp", "partition"}
@@ -151,17 +152,19 @@ def produce(
         as_json=as_json,
         repartition=repartition,
     )
-    batches = file_batches(files, shape) if files else line_batches(0, shape)
+    unit = "file" if files else "line"
+    given = file_batches(files, shape) if files else line_batches(0, shape)
     codec = Codec[compression.upper()]
     with open_client(bootstrap) as client:
         _require_topic(client, topic, create)
+        batches = _to_known_partitions(client, topic, given, unit)
         if transactional_id is not None:
             timeout_ms = 1000 * (transaction_timeout or TRANSACTION_TIMEOUT_MS // 1000)
             producer = TransactionalProducer(client, transactional_id, timeout_ms)
             written = _write_transaction(producer, topic, batches, codec, bootstrap)
         else:
             sink = _Sink(client, topic, _ACKS[acks], codec)
-            written = _write(sink, batches, bootstrap, "file" if files else "line")
+            written = _write(sink, batches, bootstrap, unit)
     if sys.stderr.isatty():
         echo(f"{counted(written, 'record')} written to {topic}", err=True)
 
@@ -191,6 +194,8 @@ def _header(text: str) -> tuple[str, bytes | None]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise click.UsageError(f"--header {text!r} is not KEY=VALUE")
+    if not _is_unicode(name):
+        raise click.UsageError(f"--header {text!r}: its key is not UTF-8")
     return name, value.encode("utf-8", "surrogateescape")
 
 
@@ -224,6 +229,33 @@ def _is_confirmed(question: str) -> bool:
         return False
 
 
+def _to_known_partitions(
+    client: Client, topic: str, batches: Iterator[list[OutRecord]], unit: str
+) -> Iterator[list[OutRecord]]:
+    """These batches up to the first record for a partition that the topic does not have: a Failure
+    names the ``unit`` that it is, once those before it are written.
+    """
+    before = 0
+    for batch in batches:
+        for at, record in enumerate(batch):
+            if record.partition is not None and not _has_partition(client, topic, record.partition):
+                if at:
+                    yield batch[:at]
+                count = len(client.topic(topic).partitions)
+                wrong = no_partition(topic, record.partition, count)
+                raise Failure(f"{unit} {before + at + 1}: {wrong}")
+        yield batch
+        before += len(batch)
+
+
+def _has_partition(client: Client, topic: str, partition: int) -> bool:
+    """Whether a topic has it, by now: partitions may be added while a command writes."""
+    if partition in client.topic(topic).partitions:
+        return True
+    client.metadata([topic])
+    return partition in client.topic(topic).partitions
+
+
 def _write(sink: _Sink, batches: Iterator[list[OutRecord]], bootstrap: Bootstrap, unit: str) -> int:
     """Write each batch as it comes; how many records there were. Each is one ``unit`` of the input,
     a line or a file.
@@ -248,16 +280,23 @@ def _progress(sink: _Sink, batch: list[OutRecord], error: BaseException, unit: s
     """Which lines of the input are written, and with which to go on. ``batch`` failed, if any."""
     done, end = sink.written, sink.written + len(batch)
     word = "written" if sink.acks else "sent"
-    what = f"{_span(unit, 1, done)} {'is' if done == 1 else 'are'}" if done else "nothing is"
-    said = f"{what} {word}"
+    said = []
+    if done:
+        said.append(f"{_span(unit, 1, done)} {_are(done)} {word}")
     if batch and sink.is_doubtful(batch, error):
-        said += f", of {_span(unit, done + 1, end)} some may be"
+        which = _span(unit, done + 1, end)
+        some = f"of {which} some" if len(batch) > 1 else which
+        said.append(f"{some} may be" if done else f"{some} may be {word}")
     elif batch and done:
-        said += f", {_span(unit, done + 1, end)} {'is' if len(batch) == 1 else 'are'} not"
+        said.append(f"{_span(unit, done + 1, end)} {_are(len(batch))} not")
     if not done:
-        return said
+        return said[0] if said else f"nothing is {word}"
     hint = f": tail -n +{done + 1}" if unit == "line" else ""
-    return f"{said}; go on with {unit} {done + 1}{hint}"
+    return f"{', '.join(said)}; go on with {unit} {done + 1}{hint}"
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def _span(unit: str, first: int, last: int) -> str:
@@ -375,30 +414,60 @@ class _Shape(msgspec.Struct, frozen=True):
         return OutRecord(key, None if is_null else value, self.headers, None, self.partition)
 
     def _from_json(self, line: bytes) -> OutRecord:
-        row = json.loads(line)
+        try:
+            row = json.loads(line)
+            return self._from_row(row)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+
+    def _from_row(self, row: Any) -> OutRecord:
         if not isinstance(row, dict):
             raise ValueError("not a JSON object")
         unknown = sorted(set(row) - _FIELDS)
         if unknown:
             raise ValueError(f"unknown field {unknown[0]!r}")
-        headers = []
-        for header in row.get("headers") or ():
-            if not isinstance(header, dict) or not isinstance(header.get("key"), str):
-                raise ValueError("headers are objects with key and value")
-            headers.append((header["key"], get_bytes(header, "value")))
         given = None if self.repartition else row.get("partition")
         where = given if self.partition is None else self.partition
         when = row.get("timestamp")
-        for name, number in (("partition", where), ("timestamp", when)):
-            if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
-                raise ValueError(f"{name} is not a whole number")
+        _check_number("partition", where, 0, MAX_INT32)
+        _check_number("timestamp", when, _NO_TIMESTAMP, MAX_INT64)
         return OutRecord(
             get_bytes(row, "key"),
             get_bytes(row, "value"),
-            (*headers, *self.headers),
+            (*_headers_of(row.get("headers")), *self.headers),
             when,
             where,
         )
+
+
+def _headers_of(given: Any) -> Iterator[tuple[str, bytes | None]]:
+    """The headers of a record in JSON. ValueError says what is wrong with them."""
+    if given is not None and not isinstance(given, list):
+        raise ValueError("headers are a list of objects with key and value")
+    for header in given or ():
+        if not isinstance(header, dict) or not isinstance(header.get("key"), str):
+            raise ValueError("headers are objects with key and value")
+        if not _is_unicode(header["key"]):
+            raise ValueError(f"header {header['key']!r} is not Unicode text")
+        yield header["key"], get_bytes(header, "value")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _check_number(name: str, given: Any, least: int, most: int) -> None:
+    """ValueError unless it is None or a whole number of that range."""
+    if given is None:
+        return
+    if not isinstance(given, int) or isinstance(given, bool):
+        raise ValueError(f"{name} is not a whole number")
+    if not least <= given <= most:
+        raise ValueError(f"{name} {given} is not in the range from {least} to {most}")
 
 
 def file_batches(files: Sequence[str], shape: _Shape) -> Iterator[list[OutRecord]]:

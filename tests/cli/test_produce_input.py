@@ -12,6 +12,8 @@ import time
 
 import pytest
 
+from kept.cli.produce import _bounded, _Shape
+from kept.cli.shell import Failure
 from kept.client.partitioner import partition_for_key
 
 
@@ -82,7 +84,59 @@ def test_a_refused_batch_is_told_apart_from_what_is_written(kept, kept_broker):
     many = kept_broker.create_topic(partitions=3, config={"cleanup.policy": "compact"})
     keyed = "".join(f'{{"key": "{n}", "value": "x"}}\n' for n in range(20)) + '{"value": "x"}\n'
     ran = kept("produce", many, "--json", stdin=keyed, status=1)
-    assert "(nothing is written, of lines 1 to 21 some may be)" in ran.err
+    assert "(of lines 1 to 21 some may be written)" in ran.err
+
+
+def test_a_partition_that_is_not_there_is_named_before_anything_goes_to_it(kept, kept_broker):
+    topic = kept_broker.create_topic(partitions=3)
+    rows = "".join(f'{{"value": "{n}", "partition": {n}}}\n' for n in (0, 1, 7, 2))
+    ran = kept("produce", topic, "--json", stdin=rows, status=1)
+    assert ran.err == (
+        f"kept: line 3: there is no {topic}:7: topic {topic} has partitions 0 to 2 (lines 1 to 2 "
+        "are written; go on with line 3: tail -n +3)\n"
+    )
+    assert sorted(value for _, value, _ in records(kept_broker, topic)) == [b"0", b"1"]
+    ran = kept("produce", topic, "--partition", "3", stdin="a\nb\n", status=1)
+    assert ran.err.startswith(f"kept: line 1: there is no {topic}:3")
+    assert ran.err.endswith("(nothing is written)\n")
+    ran = kept("produce", topic, "--json", "--transactional-id", topic, stdin=rows, status=1)
+    assert f"line 3: there is no {topic}:7" in ran.err
+    assert "(nothing is written: the transaction is aborted)" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ('{"value": "x", "headers": 5}', "headers are a list of objects"),
+        ('{"value": "x", "headers": {"a": "b"}}', "headers are a list of objects"),
+        ('{"value": "x", "headers": ["a"]}', "headers are objects with key and value"),
+        (r'{"value": "x", "headers": [{"key": "\ud800"}]}', "is not Unicode text"),
+        (
+            '{"value": "x", "timestamp": 9223372036854775808}',
+            "timestamp 9223372036854775808 is not",
+        ),
+        ('{"value": "x", "timestamp": -2}', "timestamp -2 is not in the range from -1"),
+        ('{"value": "x", "timestamp": "now"}', "timestamp is not a whole number"),
+        ('{"value": "x", "partition": 2147483648}', "partition 2147483648 is not in the range"),
+        ('{"value": "x", "partition": -1}', "partition -1 is not in the range from 0"),
+        ('{"value": ' + "[" * 100_000, "it is nested too deeply"),
+    ],
+)
+def test_a_row_that_is_no_record_is_named(row, said):
+    shape = _Shape(
+        separator=None,
+        key=None,
+        null=None,
+        headers=(),
+        partition=None,
+        as_json=True,
+        repartition=False,
+    )
+    batches = _bounded([b'{"value": "y"}', row.encode()], 4, shape)
+    assert [record.value for record in next(batches)] == [b"y"]
+    with pytest.raises(Failure) as raised:
+        next(batches)
+    assert str(raised.value).startswith("line 5: ") and said in str(raised.value)
 
 
 def test_an_interrupted_run_says_how_far_it_came(kept, kept_broker):
@@ -153,7 +207,8 @@ def test_a_copy_with_another_number_of_partitions(kept, kept_broker):
     lines = "".join(f"{n}:v\n" for n in range(20))
     kept("produce", topic, "--key-separator", ":", stdin=lines)
     rows = kept("consume", topic, "--until-end", "--json").out
-    assert "there is no partition 2" in kept("produce", copy, "--json", stdin=rows, status=1).err
+    said = f"there is no {copy}:2: topic {copy} has partitions 0 to 1"
+    assert said in kept("produce", copy, "--json", stdin=rows, status=1).err
     other = kept_broker.create_topic(partitions=2)
     kept("produce", other, "--json", "--repartition", stdin=rows)
     with kept_broker.client() as client:

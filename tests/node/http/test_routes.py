@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Struct
 
 from kept.cluster.security.acl_index import AclIndex
 from kept.cluster.security.acls import (
@@ -17,6 +19,7 @@ from kept.cluster.security.acls import (
     AclResourceType,
     PatternType,
 )
+from kept.node.admin.consumer_lag import GroupOfTopic, GroupsOfTopic, PartitionLag
 from kept.node.admin.peer_http import PeerHttp
 from kept.node.admin.topic_lookup import nearest_name
 from kept.node.http import json_results, route_table, routes
@@ -25,9 +28,17 @@ from kept.node.http.route_access import SHOWN_TOPICS, shown
 from kept.node.internode.controller_rpc import PeerHttpReply
 from kept.node.security.authorizer import StandardAuthorizer
 from kept.node.security.session import Session
+from kept.storage.types import Generation
 
 TOPIC = AclResourceType.TOPIC
 assert routes, "its import fills the table"
+
+
+class Nested(Struct, frozen=True):
+    """A result with anything in it."""
+
+    name: object
+    rows: list[object]
 
 
 def session_of(prefix):
@@ -167,6 +178,49 @@ def test_a_list_of_another_node_is_filtered_where_it_came_in(lone, monkeypatch):
     assert json.loads(lone.run(ask(session_of("none"))))["topics"] == []
     whole = lone.run(ask(Session(authorizer=lone.node.parts.authorizer)))
     assert whole == body, "passed on as it came"
+
+
+# Large results.
+
+json_values = st.recursive(
+    st.none() | st.integers() | texts | st.builds(Generation, st.integers(0, 9), st.integers(0, 9)),
+    lambda inner: (
+        st.lists(inner, max_size=40)
+        | st.dictionaries(texts, st.integers() | st.lists(st.integers(), max_size=40))
+        | st.builds(Nested, inner, st.lists(inner))
+    ),
+    max_leaves=40,
+)
+
+
+@settings(max_examples=30)
+@given(st.builds(Nested, json_values, st.lists(json_values, max_size=40)))
+def test_pieces_are_the_json_of_the_whole(result):
+    assert asyncio.run(collected(json_results.chunks(result))) == json_results.dumps(result) + b"\n"
+
+
+def test_an_item_with_a_long_list_is_encoded_in_slices():
+    """A group may have a thousand partitions of a topic; others have their turns meanwhile."""
+    rows = [PartitionLag("t", number, 5, 7, 2, "member") for number in range(1000)]
+    groups = [GroupOfTopic(f"g{n}", "Stable", 0, 1, 2000, 0, rows) for n in range(5)]
+    result = GroupsOfTopic("t", groups, 0, [])
+    body, turns = asyncio.run(collected_beside_others(json_results.chunks(result)))
+    assert turns > 20  # it takes some 50 ms
+    assert [len(one["partitions"]) for one in json.loads(body)["groups"]] == [1000] * 5
+
+
+async def collected_beside_others(chunks):
+    """The chunks, and how often others had their turn."""
+    turns = itertools.count()
+
+    async def others():
+        while next(turns) >= 0:
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(others())
+    body = await collected(chunks)
+    task.cancel()
+    return body, next(turns)
 
 
 # Names that are nearly right.

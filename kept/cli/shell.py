@@ -1,7 +1,7 @@
 """What every command shares: lazy groups, common options, exit status, errors of one line.
 
 Exit status: 0 done (also when the reader of our output has enough, as in ``kept consume | head``),
-1 it failed, 2 wrong usage, 130 interrupted by Ctrl-C.
+1 it failed, 2 wrong usage, 130 interrupted by Ctrl-C, 143 by TERM.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import functools
 import itertools
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from kept.client.bootstrap import Bootstrap
 
 INTERRUPTED: Final = 130
+TERMINATED: Final = 128 + signal.SIGTERM
 SUMMARY_COLUMNS: Final = 200
 """Longer than any summary of a command: the formatter wraps, it does not cut."""
 DEFAULT_BOOTSTRAP: Final = "localhost:9092"
@@ -347,6 +349,42 @@ def show_each(
 
 def run(arguments: list[str]) -> int:
     """Run ``kept`` with ``arguments`` and return its exit status. Never raises on purpose."""
+    termination = _Termination()
+    if arguments[:1] != ["serve"]:  # a node has a handler of its own
+        termination.begin()
+    try:
+        status = _run(arguments)
+    finally:
+        termination.end()
+    return TERMINATED if termination.came else status
+
+
+class _Termination:
+    """TERM ends a command as Ctrl-C does: it leaves its group, aborts its transaction, says how far
+    it came. Another TERM, as ``timeout`` sends, does not disturb it in that.
+    """
+
+    def __init__(self) -> None:
+        self.came = False
+        self._before: Any = None
+
+    def begin(self) -> None:
+        """Take TERM from now on, also where who started the command has blocked it."""
+        self._before = signal.signal(signal.SIGTERM, self._handle)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+    def end(self) -> None:
+        """Leave TERM to what had it before, unless it came: what is left is to exit."""
+        if self._before is not None and not self.came:
+            signal.signal(signal.SIGTERM, self._before)
+
+    def _handle(self, _number: int, _frame: object) -> None:
+        if not self.came:
+            self.came = True
+            raise KeyboardInterrupt
+
+
+def _run(arguments: list[str]) -> int:
     from kept.cli.root import kept
 
     if COMPLETE_VARIABLE in os.environ:

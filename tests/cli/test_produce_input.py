@@ -139,17 +139,39 @@ def test_a_row_that_is_no_record_is_named(row, said):
     assert str(raised.value).startswith("line 5: ") and said in str(raised.value)
 
 
-def test_an_interrupted_run_says_how_far_it_came(kept, kept_broker):
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)]
+)
+def test_an_interrupted_run_says_how_far_it_came(kept, kept_broker, number, status):
     topic = kept_broker.create_topic()
     with kept.started("produce", topic, stdin=subprocess.PIPE, text=True) as process:
         process.stdin.write("one\ntwo\n")
         process.stdin.flush()
         while len(records(kept_broker, topic)) < 2:
             time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
+        if number == signal.SIGTERM:
+            process.send_signal(number)  # timeout sends two
         _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert err == ("kept: interrupted: lines 1 to 2 are written; go on with line 3: tail -n +3\n")
+    assert process.returncode == status
+    assert err in (
+        "kept: interrupted: lines 1 to 2 are written; go on with line 3: tail -n +3\n",
+        "kept: interrupted: of lines 1 to 2 some may be written\n",  # the answer was on its way
+    )
+
+
+def test_term_aborts_the_transaction(kept, kept_broker):
+    topic = kept_broker.create_topic()
+    produce = ("produce", topic, "--transactional-id", topic)
+    with kept.started(*produce, stdin=subprocess.PIPE, text=True) as process:
+        process.stdin.write("one\n")
+        process.stdin.flush()
+        while len(records(kept_broker, topic)) < 1:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (143, "")
+    assert kept("transaction", "describe", topic, "--json").json["state"] == "CompleteAbort"
 
 
 def test_a_topic_that_is_not_there(kept, kept_broker):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import signal
 import subprocess
@@ -182,6 +183,19 @@ def test_ctrl_c_is_quiet(kept, kept_broker):
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=200)
         assert (process.returncode, out, err) == (130, b"", b"")
+
+
+def test_term_that_was_blocked_makes_a_member_leave_its_group(kept, kept_broker):
+    topic = kept_broker.create_topic()
+    kept("produce", topic, stdin="x\n")
+    consume = ("consume", topic, "--from-beginning", "--group", topic)
+    block = functools.partial(signal.pthread_sigmask, signal.SIG_BLOCK, {signal.SIGTERM})
+    with kept.started(*consume, preexec_fn=block) as process:
+        assert process.stdout.readline().endswith(b"x\n")
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (143, b"", b"")
+    assert kept("group", "describe", topic, "--json").json["state"] == "Empty"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 Every :data:`INTERVAL_MS`, at its multiples, so that samples of several nodes belong together, a
 node looks at the partitions that it leads: what was appended since, and how large they are; and at
-the groups that it coordinates: how far their commits are behind. A partition at rest is one
+the groups that it coordinates: how far their commits are behind. Samples are numbered by a clock
+that nobody sets, and have the times that the wall clock says now. A partition at rest is one
 comparison, and a topic has samples only since something was appended to it within the hour.
 
 What is kept is :data:`SAMPLES` samples of the node, of up to :data:`TOPICS` topics and of up to
@@ -14,16 +15,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kept.client.admin.group_lag import group_lag, partition_lag
-from kept.node.admin.sample_ring import SampleRing
+from kept.node.admin.time_series import TimeSeries
+from kept.node.runtime.clock import elapsed_ms
+from kept.node.runtime.logging import log as logger
 from kept.node.runtime.time_slices import Pace
 from kept.storage.errors import KeptError
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
+    from kept.cluster.metadata.image import TopicImage
     from kept.node.coordinator.groups.coordinator import GroupCoordinator
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.metadata.node_identity import NodeIdentity
@@ -39,7 +44,7 @@ SAMPLES: Final = 240
 TOPICS: Final = 500
 GROUPS: Final = 200
 COMMITS: Final = 20_000
-"""Committed offsets that a sample looks at."""
+"""Committed offsets that a sample looks at; a group that has more than are left is left out."""
 UNKNOWN: Final = -1
 
 Ends = Callable[[Iterable[TopicPartition]], Awaitable[Mapping[TopicPartition, int]]]
@@ -73,8 +78,8 @@ class _Mark(NamedTuple):
     active_bytes: int
 
 
-NEW: Final = _Mark(0, 0, 0)
-"""Where a log was that is new here. Followers' logs are marked, too: they may lead next time."""
+EMPTY: Final = _Mark(0, 0, 0)
+"""Where a log was that is new. Followers' logs are marked, too: they may lead next time."""
 
 
 class _Topic:
@@ -108,10 +113,16 @@ class ActivityHistory:
         self._groups = groups
         self._ends = ends
         self._marks: dict[TopicPartition, _Mark] = {}
-        self._node: SampleRing | None = None
+        self._node_samples: TimeSeries | None = None
+        self._known: Mapping[UUID, TopicImage] = {}
+        """Topics at the last sample."""
+        self._ahead_ms = runtime.now_ms() - elapsed_ms()
+        """Of the clock that numbers samples the wall clock was so far when the node started."""
         self._counted = (0, 0, 0)
-        self._topics: dict[str, SampleRing] = {}
-        self._lags: dict[str, SampleRing] = {}
+        self._topic_samples: dict[str, TimeSeries] = {}
+        self._lag_samples: dict[str, TimeSeries] = {}
+        self.groups_left_out = 0
+        """Groups of this node whose lag the last sample has no room for."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -125,16 +136,26 @@ class ActivityHistory:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        await self.sample()
         while True:
-            left_ms = INTERVAL_MS - self._runtime.now_ms() % INTERVAL_MS
+            try:
+                await self.sample()
+            except Exception as error:  # noqa: BLE001 - the next sample may succeed
+                logger.exception("no sample was taken", error)
+            left_ms = INTERVAL_MS - self._steady_ms() % INTERVAL_MS
             await asyncio.sleep(left_ms / 1000)
-            await self.sample()
+
+    def _steady_ms(self) -> int:
+        """The wall clock's time as if nobody had set it since the node started."""
+        return elapsed_ms() + self._ahead_ms
+
+    def _clock_was_set_by(self) -> int:
+        """By so many ms the wall clock was set since the node started, in whole intervals."""
+        return INTERVAL_MS * round((self._runtime.now_ms() - self._steady_ms()) / INTERVAL_MS)
 
     async def sample(self) -> None:
         """Take one sample of everything; the second within an interval takes none."""
-        number = (self._runtime.now_ms() + EARLY_MS) // INTERVAL_MS
-        if self._node is not None and number < self._node.next:
+        number = (self._steady_ms() + EARLY_MS) // INTERVAL_MS
+        if self._node_samples is not None and number < self._node_samples.next:
             return
         await self._sample_logs(number)
         await self._sample_groups(number)
@@ -142,7 +163,8 @@ class ActivityHistory:
     # Logs.
 
     async def _sample_logs(self, number: int) -> None:
-        pace, size_bytes, is_first = Pace(), 0, self._node is None
+        topics_now = self._metadata.image.topics_by_id
+        pace, size_bytes, is_first = Pace(), 0, self._node_samples is None
         by_topic: dict[str, _Topic] = {}
         marks: dict[TopicPartition, _Mark] = {}
         for tp, hosted in list(self._table.hosted.items()):
@@ -150,7 +172,7 @@ class ActivityHistory:
             if self._table.hosted.get(tp) is not hosted:
                 continue
             log, leads = hosted.partition.log, hosted.partition.is_leader
-            before = self._marks.get(tp, NEW)
+            before = self._marks.get(tp) or self._first_mark(tp, log)
             topic = by_topic.get(tp.topic)
             if leads:
                 if topic is None:
@@ -160,98 +182,129 @@ class ActivityHistory:
             if before.end_offset == log.log_end_offset:
                 marks[tp] = before
                 continue
-            active = log.active_segment
-            marks[tp] = _Mark(log.log_end_offset, active.base_offset, active.size_bytes)
+            marks[tp] = _mark(log)
             if leads and topic is not None and not is_first:
                 topic.records_in += max(0, log.log_end_offset - before.end_offset)
                 topic.bytes_in += _appended_bytes(log, before)
-        self._marks = marks
+        self._marks, self._known = marks, topics_now
         self._add_node(number, size_bytes)
         self._add_topics(number, by_topic)
+
+    def _first_mark(self, tp: TopicPartition, log: Log) -> _Mark:
+        """From where a log counts that was not here at the last sample: its present end, where its
+        partition is older than that.
+        """
+        topic = self._metadata.image.topics.get(tp.topic)
+        known = None if topic is None else self._known.get(topic.topic_id)
+        if topic is None or (known is not None and tp.partition < len(known.partitions)):
+            return _mark(log)
+        return EMPTY
 
     def _add_node(self, number: int, size_bytes: int) -> None:
         counters = self._counters
         now = (counters.bytes_in, counters.records_in, counters.bytes_out)
         since = [new - old for new, old in zip(now, self._counted, strict=True)]
         self._counted = now
-        if self._node is None:
-            self._node, since = SampleRing(number, "fffq", UNKNOWN), [0, 0, 0]
-        self._node.add(number, (*since, size_bytes), SAMPLES)
+        if self._node_samples is None:
+            self._node_samples, since = TimeSeries(number, "fffq", UNKNOWN), [0, 0, 0]
+        self._node_samples.add(number, (*since, size_bytes), SAMPLES)
 
     def _add_topics(self, number: int, by_topic: Mapping[str, _Topic]) -> None:
-        for name, ring in list(self._topics.items()):
+        for name, series in list(self._topic_samples.items()):
             if name not in by_topic:  # it is not led here any more, or deleted
-                if ring.next <= number - SAMPLES:
-                    del self._topics[name]
-            elif not by_topic[name].records_in and not any(ring.columns[1]):
-                del self._topics[name]  # nothing for an hour: its size alone says all
+                if series.next <= number - SAMPLES:
+                    del self._topic_samples[name]
+            elif not by_topic[name].records_in and not any(series.columns[1]):
+                del self._topic_samples[name]  # nothing for an hour: its size alone says all
         for name, topic in by_topic.items():
-            if name not in self._topics:
-                if not topic.records_in or len(self._topics) >= TOPICS:
+            if name not in self._topic_samples:
+                if not topic.records_in or len(self._topic_samples) >= TOPICS:
                     continue
-                self._topics[name] = SampleRing(number, "ffq", UNKNOWN)
-            ring = self._topics[name]
-            ring.add(number, (topic.bytes_in, topic.records_in, topic.size_bytes), SAMPLES)
+                self._topic_samples[name] = TimeSeries(number, "ffq", UNKNOWN)
+            series = self._topic_samples[name]
+            series.add(number, (topic.bytes_in, topic.records_in, topic.size_bytes), SAMPLES)
 
     def of_node(self) -> list[Throughput]:
         """The samples of this node, the oldest first."""
-        if self._node is None:
+        if self._node_samples is None:
             return []
+        set_by = self._clock_was_set_by()
         return [
-            Throughput(number * INTERVAL_MS, values[0], values[1], values[2], int(values[3]))
-            for number, values in self._node.items()
+            Throughput(
+                number * INTERVAL_MS + set_by, values[0], values[1], values[2], int(values[3])
+            )
+            for number, values in self._node_samples.items()
         ]
 
     def of_topic(self, topic: str) -> list[Throughput]:
         """The samples of a topic, as far as this node leads it. While nothing was appended there
         are none but those of its size.
         """
-        ring, node = self._topics.get(topic), self._node
+        series, node = self._topic_samples.get(topic), self._node_samples
         led = [
             hosted.partition
             for tp, hosted in self._table.hosted.items()
             if tp.topic == topic and hosted.partition.is_leader
         ]
-        if node is None or (ring is None and not led):
+        if node is None or (series is None and not led):
             return []
-        known = {} if ring is None else dict(ring.items())
+        known = {} if series is None else dict(series.items())
         size_bytes = sum(partition.log.size_bytes for partition in led)
         if known:
             size_bytes = int(next(iter(known.values()))[2])
-        samples = []
+        samples, set_by = [], self._clock_was_set_by()
         for number, _ in node.items():
             if number in known:
                 bytes_in, records_in, size = known[number]
                 size_bytes = int(size)
-            elif ring is not None and number >= ring.next and not led:
+            elif series is not None and number >= series.next and not led:
                 break
             else:
                 bytes_in = records_in = 0.0
-            samples.append(Throughput(number * INTERVAL_MS, bytes_in, records_in, None, size_bytes))
+            samples.append(
+                Throughput(number * INTERVAL_MS + set_by, bytes_in, records_in, None, size_bytes)
+            )
         return samples
 
     # Groups.
 
     async def _sample_groups(self, number: int) -> None:
-        commits = list(islice(self._groups.committed(), COMMITS))
+        commits, left_out = self._commits_of_whole_groups()
         ends, pace = await self._known_ends(commits), Pace()
         by_group: dict[str, list[int | None]] = {}
         for group, topic, partition, offset in commits:
             await pace.checkpoint()
             lag = partition_lag(offset, ends.get(TopicPartition(topic, partition)))
             by_group.setdefault(group, []).append(lag)
-        for name, ring in list(self._lags.items()):
-            if name not in by_group and ring.next <= number - SAMPLES:
-                del self._lags[name]
+        for name, series in list(self._lag_samples.items()):
+            if name not in by_group and series.next <= number - SAMPLES:
+                del self._lag_samples[name]
         for name, lags in by_group.items():
-            if name not in self._lags:
-                if len(self._lags) >= GROUPS:
+            if name not in self._lag_samples:
+                if len(self._lag_samples) >= GROUPS:
+                    left_out += 1
                     continue
-                self._lags[name] = SampleRing(number, "qq", UNKNOWN)
-            ring = self._lags[name]
+                self._lag_samples[name] = TimeSeries(number, "qq", UNKNOWN)
+            series = self._lag_samples[name]
             lag, unknown = group_lag(lags)
             # The first column tells what was sampled; so the one that may be unknown is second.
-            ring.add(number, (unknown, UNKNOWN if lag is None else lag), SAMPLES)
+            series.add(number, (unknown, UNKNOWN if lag is None else lag), SAMPLES)
+        self.groups_left_out = left_out
+
+    def _commits_of_whole_groups(self) -> tuple[list[tuple[str, str, int, int]], int]:
+        """(group, topic, partition, offset) of groups as far as :data:`COMMITS` reach, each with
+        all that it committed, and how many groups do not fit.
+        """
+        commits: list[tuple[str, str, int, int]] = []
+        left_out = 0
+        for group, topics in self._groups.committed_by_group():
+            if len(commits) + sum(map(len, topics.values())) > COMMITS:
+                left_out += 1
+                continue
+            for topic, partitions in topics.items():
+                for partition, stored in partitions.items():
+                    commits.append((group, topic, partition, stored.value.offset))
+        return commits, left_out
 
     async def _known_ends(
         self, commits: Iterable[tuple[str, str, int, int]]
@@ -278,13 +331,19 @@ class ActivityHistory:
 
     def of_group(self, group: str) -> list[Lag]:
         """The samples of a group that this node coordinates, the oldest first."""
-        ring = self._lags.get(group)
-        if ring is None:
+        series = self._lag_samples.get(group)
+        if series is None:
             return []
+        set_by = self._clock_was_set_by()
         return [
-            Lag(number * INTERVAL_MS, None if lag == UNKNOWN else int(lag), int(unknown))
-            for number, (unknown, lag) in ring.items()
+            Lag(number * INTERVAL_MS + set_by, None if lag == UNKNOWN else int(lag), int(unknown))
+            for number, (unknown, lag) in series.items()
         ]
+
+
+def _mark(log: Log) -> _Mark:
+    active = log.active_segment
+    return _Mark(log.log_end_offset, active.base_offset, active.size_bytes)
 
 
 def _appended_bytes(log: Log, before: _Mark) -> int:

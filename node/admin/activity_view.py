@@ -54,11 +54,14 @@ class LagSample(Struct, frozen=True):
 
 
 class LagHistory(Struct, frozen=True):
-    """Samples of a group, the oldest first."""
+    """Samples of a group, the oldest first. ``groups_left_out``: so many groups of the nodes that
+    answered were not in the last sample, which has room for so many groups and commits.
+    """
 
     group: str
     interval_ms: int
     samples: list[LagSample]
+    groups_left_out: int
     unanswered: list[Unanswered]
 
 
@@ -100,13 +103,15 @@ class ActivityView:
         """Of a group: its coordinator's samples, and those of coordinators before."""
         samples = {one.at_ms: LagSample(*one) for one in self.history.of_group(group)}
         unanswered: list[Unanswered] = []
+        left_out = self.history.groups_left_out
         if not here:
             answers, unanswered = await self._from_others(LAG, {"group": group})
             for answer in answers.values():
+                left_out += answer["groups_left_out"]
                 for one in answer["samples"]:
                     samples[one["at_ms"]] = LagSample(**one)
         ordered = [samples[at_ms] for at_ms in sorted(samples)][-SAMPLES:]
-        return LagHistory(group, INTERVAL_MS, ordered, unanswered)
+        return LagHistory(group, INTERVAL_MS, ordered, left_out, unanswered)
 
     async def _from_others(
         self, path: str, query: Mapping[str, str]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.node.admin.sample_ring import SampleRing
+from kept.node.admin.time_series import TimeSeries
 from kept.node.runtime.time_slices import Pace
 
 if TYPE_CHECKING:
@@ -30,17 +30,17 @@ UNKNOWN: Final = -1.0
 class _Line:
     """The samples of one partition."""
 
-    __slots__ = ("ring", "seen")
+    __slots__ = ("seen", "series")
 
     def __init__(self, number: int) -> None:
-        self.ring = SampleRing(number, "f", int(UNKNOWN))
+        self.series = TimeSeries(number, "f", int(UNKNOWN))
         self.seen: Any = None
         """What the partition was at the last sample."""
 
     @property
     def last(self) -> float:
         """The last sample; UNKNOWN before the first."""
-        return self.ring.columns[0][-1] if len(self.ring) else UNKNOWN
+        return self.series.columns[0][-1] if len(self.series) else UNKNOWN
 
 
 class DirtyHistory:
@@ -91,7 +91,7 @@ class DirtyHistory:
                 if len(self._lines) >= PARTITIONS and not self._forget_old():
                     continue
                 line = self._lines[tp] = _Line(number)
-            line.ring.add(number, (self._ratio(hosted, line),), SAMPLES)
+            line.series.add(number, (self._ratio(hosted, line),), SAMPLES)
 
     def _ratio(self, hosted: LocalReplica, line: _Line) -> float:
         identity = _identity(hosted)
@@ -106,7 +106,7 @@ class DirtyHistory:
     def _forget_old(self) -> bool:
         """Drop partitions without a sample for as long as samples are kept; whether any was."""
         oldest = self._number - SAMPLES
-        gone = [tp for tp, line in self._lines.items() if line.ring.next < oldest]
+        gone = [tp for tp, line in self._lines.items() if line.series.next < oldest]
         for tp in gone:
             del self._lines[tp]
         return bool(gone)
@@ -118,7 +118,7 @@ class DirtyHistory:
             return []
         return [
             (self._times[number], None if ratio == UNKNOWN else round(ratio, 4))
-            for number, ratio in enumerate(line.ring.columns[0], line.ring.first)
+            for number, ratio in enumerate(line.series.columns[0], line.series.first)
             if number in self._times
         ]
 

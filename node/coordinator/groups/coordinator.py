@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kept.cluster.metadata.image import Delta, Image
     from kept.node.config.live_config import LiveConfig
     from kept.node.coordinator.common.events import EndMarker
+    from kept.node.coordinator.groups.offsets import StoredOffset
     from kept.node.metadata.leadership_barrier import LeadershipBarrier
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.metadata.node_identity import NodeIdentity
@@ -195,6 +196,15 @@ class GroupCoordinator:
     def describe(self, group: str) -> ev.DescribedGroup:
         """A group in full. Raises NotCoordinator, CoordinatorLoadInProgress."""
         return self.shards.shard(group).core.describe(group)
+
+    def committed_by_group(
+        self,
+    ) -> Iterator[tuple[str, Mapping[str, Mapping[int, StoredOffset]]]]:
+        """(group, topic to partition to offset) of every group with committed offsets here; not to
+        be changed, and read before anything else runs.
+        """
+        for shard in self.shards.serving():
+            yield from shard.core.committed.by_group()
 
     def committed(self) -> Iterator[tuple[str, str, int, int]]:
         """(group, topic, partition, offset) of every committed offset here: for metrics."""

@@ -94,6 +94,10 @@ class OffsetStore:
             for partition in partitions:
                 yield OffsetCommitKey(group, topic, partition)
 
+    def by_group(self) -> Iterator[tuple[str, dict[str, dict[int, StoredOffset]]]]:
+        """Each group with what :meth:`of_group` says of it."""
+        yield from self._groups.items()
+
     def groups(self) -> set[str]:
         """Groups that have offsets."""
         return set(self._groups)

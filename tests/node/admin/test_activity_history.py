@@ -16,7 +16,7 @@ from kept.client.client import Client, OutRecord
 from kept.node.admin import activity_history
 from kept.node.admin.activity_history import INTERVAL_MS
 from kept.node.admin.peer_http import PeerHttp
-from kept.node.admin.sample_ring import SampleRing
+from kept.node.admin.time_series import TimeSeries
 from kept.node.metadata.node_identity import NodeIdentity
 from kept.storage.errors import NetworkException
 from kept.storage.types import TopicPartition
@@ -31,9 +31,13 @@ def lone(lone_node, monkeypatch):
     lone.run(lone.node.warmed_up())
     lone.history = lone.node.parts.activity_history
     lone.run(lone.history.stop())
-    lone.history._node = None
-    lone.now_ms = START_MS
-    monkeypatch.setattr(lone.node.parts.runtime, "now_ms", lambda: lone.now_ms)
+    lone.history._node_samples = None
+    lone.now_ms, lone.clock_was_set_by_ms = START_MS, 0
+    lone.history._ahead_ms = 0
+    monkeypatch.setattr(activity_history, "elapsed_ms", lambda: lone.now_ms)
+    monkeypatch.setattr(
+        lone.node.parts.runtime, "now_ms", lambda: lone.now_ms + lone.clock_was_set_by_ms
+    )
     return lone
 
 
@@ -78,7 +82,7 @@ def test_what_is_appended_is_a_rate(lone):
     assert {one["bytes_out_per_second"] for one in samples} == {None}
     idle = lone.get("/api/v1/history/throughput?topic=idle")["samples"]
     assert len(idle) == 4 and {one["records_in_per_second"] for one in idle} == {0}
-    assert "idle" not in lone.history._topics
+    assert "idle" not in lone.history._topic_samples
 
     found = lone.get("/api/v1/history/throughput")
     assert (found["topic"], found["nodes"], found["unanswered"]) == (None, [0], [])
@@ -106,6 +110,62 @@ def test_a_log_that_was_cut_or_made_anew_counts_nothing_twice(lone):
     assert lone.history.of_topic("new")[-1].bytes_in > 3000
 
 
+def test_what_a_log_had_before_it_was_here_is_no_traffic(lone):
+    """As after a reassignment: a log is here that was not at the last sample."""
+    lone.create("t")
+    sample(lone)
+    produce(lone, 10)
+    hosted, tp = lone.node.parts.table.hosted, TopicPartition("t", 0)
+    elsewhere = hosted.pop(tp)
+    sample(lone)
+    hosted[tp] = elsewhere
+    sample(lone)
+    produce(lone, 2)
+    sample(lone)
+    assert [one.records_in for one in lone.history.of_topic("t")] == [0, 0, 0, 2]
+    partitions = [{"name": "t", "count": 2, "assignments": None}]
+    lone.ask(37, 3, topics=partitions, timeout=1000, validate_only=False)
+    produce(lone, 3, partition=1)
+    sample(lone)
+    assert lone.history.of_topic("t")[-1].records_in == 3, "that log is new everywhere"
+
+
+def test_a_clock_that_is_set_neither_ends_samples_nor_leaves_their_times_wrong(lone):
+    lone.create("t")
+    sample(lone)
+    lone.clock_was_set_by_ms = -3_600_000
+    produce(lone, 1)
+    sample(lone, 2)
+    samples = lone.history.of_topic("t")
+    assert [one.records_in for one in samples] == [0, 1, 0]
+    begin = START_MS - 3_600_000
+    assert [one.at_ms for one in samples] == [begin + n * INTERVAL_MS for n in range(3)]
+    lone.clock_was_set_by_ms = 2_000
+    assert lone.history.of_node()[0].at_ms == START_MS, "samples of several nodes meet"
+
+
+def test_an_error_ends_one_sample_alone(lone, monkeypatch, capfd):
+    monkeypatch.setattr(activity_history, "INTERVAL_MS", 1)
+    taken = []
+
+    async def run():
+        enough = asyncio.Event()
+
+        async def take():
+            taken.append(1)
+            if len(taken) == 1:
+                raise RuntimeError("a test")
+            enough.set()
+
+        monkeypatch.setattr(lone.history, "sample", take)
+        lone.history.start()
+        await asyncio.wait_for(enough.wait(), 10)
+        await lone.history.stop()
+
+    lone.run(run())
+    assert 'event="no sample was taken"' in capfd.readouterr().err
+
+
 def test_an_hour_is_kept_and_a_pause_is_a_gap(lone, monkeypatch):
     monkeypatch.setattr(activity_history, "SAMPLES", 5)
     lone.create("t")
@@ -117,7 +177,7 @@ def test_an_hour_is_kept_and_a_pause_is_a_gap(lone, monkeypatch):
     times = [one.at_ms for one in lone.history.of_node()]
     assert times == [START_MS + n * INTERVAL_MS for n in (1, 2, 5)]
     sample(lone, 6)
-    assert len(lone.history.of_node()) == 5 and not lone.history._topics
+    assert len(lone.history.of_node()) == 5 and not lone.history._topic_samples
     lone.now_ms -= INTERVAL_MS  # twice in one interval
     sample(lone)
     assert len(lone.history.of_node()) == 5
@@ -132,7 +192,7 @@ def test_it_has_room_for_so_many_topics(lone, monkeypatch):
     for name in names:
         produce(lone, 1, topic=name)
     sample(lone)
-    assert len(lone.history._topics) == 2
+    assert len(lone.history._topic_samples) == 2
     assert len(lone.history.of_node()) == 2
 
 
@@ -163,6 +223,29 @@ def test_lag_of_groups(lone, monkeypatch):
     sample(lone, 5)
     assert lone.history.of_group("g") == []
     assert lone.get("/api/v1/history/lag?group=none")["samples"] == []
+
+
+def test_groups_are_sampled_whole_or_not_at_all(lone, monkeypatch):
+    lone.create("t", 3)
+    produce(lone, 10)
+    every = {TopicPartition("t", n): 0 for n in range(3)}
+    for group in ("a", "b"):
+        with_client(lone, lambda client, group=group: client.run(commit_offsets(group, every)))
+    one = {TopicPartition("t", 0): 8}
+    with_client(lone, lambda client: client.run(commit_offsets("c", one)))
+    monkeypatch.setattr(activity_history, "COMMITS", 5)
+    sample(lone)
+    lags = [[one.lag for one in lone.history.of_group(group)] for group in ("a", "b", "c")]
+    assert lags == [[10], [], [2]]
+    assert lone.get("/api/v1/history/lag?group=a")["groups_left_out"] == 1
+    monkeypatch.setattr(activity_history, "COMMITS", 7)
+    monkeypatch.setattr(activity_history, "GROUPS", 2)
+    sample(lone)
+    assert lone.history.groups_left_out == 1 and not lone.history.of_group("b")
+    monkeypatch.setattr(activity_history, "GROUPS", 3)
+    sample(lone)
+    assert [one.lag for one in lone.history.of_group("b")] == [10]
+    assert lone.history.groups_left_out == 0
 
 
 def test_ends_of_other_leaders_are_asked_for(lone):
@@ -227,7 +310,7 @@ def test_a_rest_costs_little(lone):
     assert (process_time() - began) / 20 < 0.008
 
 
-# The definition of lag, and rings.
+# The definition of lag, and time series.
 
 
 @given(st.lists(st.tuples(st.none() | st.integers(0, 50), st.none() | st.integers(0, 50))))
@@ -240,13 +323,13 @@ def test_lag_is_defined_once(partitions):
 
 
 @given(st.lists(st.integers(1, 12), max_size=40), st.integers(1, 8))
-def test_a_ring_is_the_last_samples(steps, most):
+def test_a_time_series_is_the_last_samples(steps, most):
     rng, model, number = random.Random(1), {}, 5
-    ring = SampleRing(number, "dq", -1)
+    series = TimeSeries(number, "dq", -1)
     for step in steps:
         values = (rng.randrange(100), rng.randrange(100))
-        ring.add(number, values, most)
+        series.add(number, values, most)
         model[number] = values
         model = {n: v for n, v in model.items() if n > number - most}
         number += step
-        assert dict(ring.items()) == model and len(ring) <= most
+        assert dict(series.items()) == model and len(series) <= most

@@ -1,4 +1,4 @@
-"""Numbers that are sampled in even intervals: the last so many, a column of an array each."""
+"""Time series of numbers sampled in even intervals: the last so many, a column of an array each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 
-class SampleRing:
+class TimeSeries:
     """Samples by their number, the oldest first; ``first`` is the number of the first.
 
     ``codes`` are the type codes of the columns (:mod:`array`); what was not sampled in between is

@@ -34,14 +34,6 @@ def cluster():
         yield made
 
 
-@pytest.fixture(scope="module")
-def chromium():
-    from tests.console import browser
-
-    with browser.chromium() as found:
-        yield found
-
-
 def number(text):
     return int(text.replace(",", ""))
 

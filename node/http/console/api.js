@@ -1,9 +1,11 @@
 // What the page requests of its node, and of no other: node=N has another one answer through it.
 
+// `status` is that of HTTP, 0 where no answer came. `passing`: another try may come to something.
 export class ApiError extends Error {
   constructor(message, status) {
     super(message);
     this.status = status;
+    this.passing = status === 0 || status >= 500;
   }
 }
 
@@ -20,12 +22,20 @@ export async function api(path, query = {}, body = null) {
     headers: { "X-Kept": "console", "Content-Type": "application/json" },
     body: JSON.stringify(body),
   };
-  const response = await fetch("/api/v1/" + path + search(query), options);
-  const value = await response.json();
-  if (!response.ok) {
-    throw new ApiError(value.error ? value.error.message : response.statusText, response.status);
+  try {
+    const response = await fetch("/api/v1/" + path + search(query), options);
+    if (response.ok) return await response.json();
+    throw await refusal(response);
+  } catch (error) {
+    throw error instanceof ApiError ? error : new ApiError(error.message, 0);
   }
-  return value;
+}
+
+// What an answer says is wrong; one of a proxy is no JSON.
+async function refusal(response) {
+  const value = await response.json().catch(() => null);
+  const said = value && value.error && value.error.message;
+  return new ApiError(said || response.statusText || `HTTP status ${response.status}`, response.status);
 }
 
 // The same, requested again only when the last answer is older than `maxAgeMs`.

@@ -57,10 +57,9 @@ export async function missing(view, name, error) {
   if (error.status === 403) {
     return [make("h1", {}, "Not allowed"), make("p", {}, error.message)];
   }
-  const silent = error instanceof TypeError;
   return [
-    make("h1", {}, silent ? "This node does not answer" : "This cannot be shown"),
+    make("h1", {}, error.status === 0 ? "This node does not answer" : "This cannot be shown"),
     make("p", { class: "bad" }, error.message),
-    quiet("It is tried again every few seconds."),
+    error.passing ? quiet("It is tried again every few seconds.") : "",
   ];
 }

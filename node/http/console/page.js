@@ -54,6 +54,8 @@ const VIEWS = {
 
 let current = null; // the route that is shown
 let turn = 0; // counts navigations: what was loaded for an earlier one is dropped
+let there = false; // whether the view is shown: it was loaded
+let retrying = false; // whether it is loaded again because it could not be
 let shown = "";
 let placeShown = "";
 let timer = 0;
@@ -121,15 +123,16 @@ async function refresh() {
   busy = true;
   const mine = turn;
   const { view, names, query } = current;
-  let retry = 0;
   try {
     const loaded = await view.load(...names, query);
     if (mine === turn) {
       complain(refused);
       put(make("div", {}, view.render(loaded, page)));
+      there = true;
+      retrying = false;
     }
   } catch (error) {
-    if (mine === turn) retry = await failed(view, names, error);
+    if (mine === turn) await failed(view, names, error);
   }
   last = Date.now();
   busy = false;
@@ -139,7 +142,7 @@ async function refresh() {
   if (mine !== turn) return refresh();
   if (missed) soon();
   clearTimeout(poll);
-  const wait = retry || current.view.poll;
+  const wait = retrying ? RETRY_MS : current.view.poll;
   if (wait) {
     poll = setTimeout(() => {
       if (!document.hidden) soon();
@@ -148,16 +151,17 @@ async function refresh() {
   return undefined;
 }
 
-// Of a view that is there a failure is told, and it stays; another view does not stay in its place.
+// Of a view that is there a failure is told, and it stays; another view does not stay in its place,
+// and the one that is wanted is tried again until it is there, unless another try is of no use.
 async function failed(view, names, error) {
-  if (main.hasAttribute("aria-busy") || error.status === 404) {
-    complain("");
-    put(make("div", {}, await missing(view, names[0], error)));
-    return error.status === 404 || error.status === 403 ? 0 : RETRY_MS;
+  if (there && error.status !== 404) {
+    complain(error.status === 0 ? `This node does not answer: ${error.message}` : error.message);
+    return;
   }
-  const silent = error instanceof TypeError;
-  complain(silent ? `This node does not answer: ${error.message}` : error.message);
-  return 0;
+  there = false;
+  retrying = error.passing === true;
+  complain("");
+  put(make("div", {}, await missing(view, names[0], error)));
 }
 
 function soon() {
@@ -230,6 +234,8 @@ function navigate() {
   last = 0;
   refused = "";
   shown = "";
+  there = false;
+  retrying = false;
   clearTimeout(timer);
   timer = 0;
   main.setAttribute("aria-busy", "true");
@@ -256,7 +262,7 @@ addEventListener("hashchange", () => {
 });
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) stream.stop();
-  else if (!current.view.still) {
+  else if (!current.view.still || retrying) {
     follow();
     refresh();
   }

@@ -17,7 +17,7 @@ from kept.client.bootstrap import Bootstrap
 from kept.client.core.metadata import Endpoint, parse_bootstrap
 from kept.client.security.security import PLAINTEXT, Security
 from kept.client.security.tls_errors import tls_failure
-from kept.storage.errors import KeptError
+from kept.storage.errors import KeptError, NoNode
 
 _T = TypeVar("_T")
 
@@ -35,6 +35,10 @@ class HttpFailed(KeptError):
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
         self.status = status
+
+
+class NoNodeServes(NoNode, HttpFailed):
+    """The last of the addresses of a cluster refuses connections, and no other one answers."""
 
 
 class JsonApi:
@@ -154,7 +158,12 @@ def request_any(
         except HttpFailed as error:
             if error.status:
                 raise
-    return request(JsonApi(endpoints[-1], timeout_s, where.security))
+    try:
+        return request(JsonApi(endpoints[-1], timeout_s, where.security))
+    except HttpFailed as error:
+        if isinstance(error.__cause__, ConnectionRefusedError):
+            raise NoNodeServes(str(error)) from error
+        raise
 
 
 def each_node(bootstrap: str | Bootstrap, timeout_s: float = TIMEOUT_S) -> dict[int, JsonApi]:

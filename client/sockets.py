@@ -168,8 +168,8 @@ class Sockets:
         self._sockets[effect.connection] = connection
         self._try_next(connection, "no address")
 
-    def _try_next(self, one: _Socket, why: str) -> None:
-        """Connect to the next address; lost when none is left."""
+    def _try_next(self, one: _Socket, why: str, *, refused: bool = False) -> None:
+        """Connect to the next address; lost when none is left, since the last one ``refused``."""
         self._close(one)
         while one.addresses:
             family, kind, protocol, _, address = one.addresses.pop(0)
@@ -182,19 +182,20 @@ class Sockets:
                 with contextlib.suppress(BlockingIOError):
                     one.socket.connect(address)
             except OSError as error:
-                why = _reason(error)
+                why, refused = _reason(error), isinstance(error, ConnectionRefusedError)
                 self._close(one)
                 continue
             one.since_ms = _now_ms()
             self._selector.register(one.socket, selectors.EVENT_WRITE, one)
             return
-        self._gone(one, why)
+        self._gone(one, why, refused=refused)
 
     def _finish_connecting(self, one: _Socket) -> None:
         assert one.socket is not None
         code = one.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
-            self._try_next(one, _reason(OSError(code, "")))
+            error = OSError(code, "")
+            self._try_next(one, _reason(error), refused=isinstance(error, ConnectionRefusedError))
             return
         one.connecting = False
         context = self.core.security.context()
@@ -294,9 +295,11 @@ class Sockets:
         failure = tls_failure(error, has_certificate=tls is not None and tls.keys is not None)
         self._gone(one, failure.why, mistrusted=failure.lasting)
 
-    def _gone(self, one: _Socket, why: str, *, mistrusted: bool = False) -> None:
+    def _gone(
+        self, one: _Socket, why: str, *, mistrusted: bool = False, refused: bool = False
+    ) -> None:
         self._drop(one)
-        self._perform(self.core.step(Lost(one.number, why, mistrusted), _now_ms()))
+        self._perform(self.core.step(Lost(one.number, why, mistrusted, refused), _now_ms()))
 
     def _drop(self, one: _Socket) -> None:
         self._sockets.pop(one.number, None)

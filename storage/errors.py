@@ -237,6 +237,10 @@ class RequestTimedOut(RetriableError):
     """Not done within the request's timeout."""
 
 
+class NoNode(KeptError):
+    """Every address at which a cluster was looked for refuses connections."""
+
+
 class NetworkException(RetriableError):
     """A node cannot be reached, or the connection broke before its answer."""
 

@@ -14,7 +14,7 @@ from kio.schema.errors import ErrorCode
 
 from kept.client.core.authorization_errors import NotAuthorized, is_about_authorization
 from kept.storage import errors
-from kept.storage.errors import KeptError, NetworkException, PeerError, RetriableError
+from kept.storage.errors import KeptError, NetworkException, NoNode, PeerError, RetriableError
 
 _TEXTS: Final = {
     "unknown_topic_or_partition": "no such topic or partition",
@@ -50,6 +50,14 @@ class ConnectionFailed(RetriableError):
     """No connection, or one that broke: names host, port and what was being asked."""
 
 
+class ConnectionRefused(ConnectionFailed):
+    """Nobody listens at that port of that host."""
+
+
+class NoNodeAnswers(NoNode, ConnectionRefused):
+    """All bootstrap addresses refuse connections."""
+
+
 class NotReached(NetworkException):
     """No connection, so no request was sent."""
 
@@ -70,13 +78,26 @@ class AuthenticationFailed(PeerError):
     """One side does not believe who the other one is, by TLS or SASL. Nothing is tried again."""
 
 
+def lost_connection(
+    *, mistrusted: bool, refused: bool
+) -> type[ConnectionFailed | AuthenticationFailed]:
+    """The error for a connection that could not be made, or broke."""
+    if mistrusted:
+        return AuthenticationFailed
+    return ConnectionRefused if refused else ConnectionFailed
+
+
 def unreachable(name: str, error: KeptError, tried: Collection[ConnectionFailed]) -> KeptError:
     """What to say of a call that found no node: ``error``, or all that were tried where they are
-    several.
+    several; a NoNode where all of them refused the connection.
     """
-    if len(tried) < 2 or not isinstance(error, ConnectionFailed):
+    if not tried or not isinstance(error, ConnectionFailed):
         return error
-    return ConnectionFailed(f"{name}: no node answers: {'; '.join(map(str, tried))}")
+    several = f"{name}: no node answers: {'; '.join(map(str, tried))}"
+    text = str(error) if len(tried) == 1 else several
+    if all(isinstance(each, ConnectionRefused) for each in tried):
+        return NoNodeAnswers(text)
+    return ConnectionFailed(text)
 
 
 @cache

@@ -203,12 +203,13 @@ class Filled:
 @dataclass(frozen=True, slots=True)
 class Lost:
     """The connection could not be made, or broke. ``mistrusted``: because one side does not believe
-    who the other one is, by TLS, which trying again does not mend.
+    who the other one is, by TLS, which trying again does not mend. ``refused``: nobody listens.
     """
 
     connection: int
     why: str
     mistrusted: bool = False
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from kept.client.core.broker_errors import (
     NotKafka,
     api_name,
     failure,
+    lost_connection,
     unreachable,
 )
 from kept.client.core.calls import (
@@ -127,7 +128,7 @@ class ClientCore:
                 connection.incoming.fill(event.count)
                 self._received(connection, now_ms, effects)
         elif isinstance(event, Lost):
-            kind = AuthenticationFailed if event.mistrusted else ConnectionFailed
+            kind = lost_connection(mistrusted=event.mistrusted, refused=event.refused)
             self._lost(event.connection, event.why, now_ms, effects, kind)
         else:
             self._expire(now_ms, effects)
@@ -497,7 +498,8 @@ class ClientCore:
         elif connection.ready and not connection.served and not self.security.mechanism:
             text = why + UNKNOWN
         if not connection.ready:
-            self._refused[connection.endpoint] = ConnectionFailed(f"{connection.endpoint}: {text}")
+            failed = kind if issubclass(kind, ConnectionFailed) else ConnectionFailed
+            self._refused[connection.endpoint] = failed(f"{connection.endpoint}: {text}")
         for call in connection.in_flight.values():
             if call is not None:
                 self._cut_off(
@@ -529,7 +531,8 @@ class ClientCore:
         for call in waiting:
             error = kind(f"{endpoint}: {call.name}: {why}")
             concerned = isinstance(call.route, Anywhere) or self._goes_to(call, endpoint)
-            if hopeless or kind is not ConnectionFailed or (concerned and not call.patient):
+            lasting = not issubclass(kind, ConnectionFailed)
+            if hopeless or lasting or (concerned and not call.patient):
                 all_tried = self._refused.values() if hopeless else ()
                 self._finish(call, unreachable(call.name, error, all_tried), effects)
                 continue

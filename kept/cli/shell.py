@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from kept.storage.errors import KeptError
+from kept.storage.errors import KeptError, NoNode
 from kept.storage.printable import printable_line
 from kept.storage.types import decimal_number
 
@@ -307,7 +307,7 @@ def for_each(names: Sequence[str], action: Callable[[str], str | None]) -> int:
         except KeptError as error:
             reason = _reason(error)
             left = names[position + 1 :]
-            if reason.endswith(NO_NODE) and left:
+            if isinstance(error, NoNode) and left:
                 raise Failure(f"{reason} (not tried: {', '.join(left)})") from error
             if len(names) == 1:
                 raise
@@ -418,7 +418,7 @@ def _run(arguments: list[str]) -> int:
 def _reason(error: Exception) -> str:
     """What an error says, on one line, and what to do when no node is there."""
     message = " ".join(str(error).split())
-    return message + NO_NODE if message.endswith("connection refused") else message
+    return message + NO_NODE if isinstance(error, NoNode) else message
 
 
 def _fail(message: str) -> int:

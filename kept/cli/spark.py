@@ -22,6 +22,7 @@ import click
 from kept.cli.completion import TOPIC
 from kept.cli.output import NO_KEY, echo, moment, put_bytes, show_json, show_table, size, text
 from kept.cli.shell import (
+    NO_NODE,
     Failure,
     Group,
     WholeNumber,
@@ -496,7 +497,9 @@ def _job(obj: dict[str, Any]) -> Iterator[SparkSession]:
     except (PySparkException, Py4JError) as error:
         if os.environ.get("KEPT_TRACEBACK"):
             raise
-        raise Failure(_cause_of(str(error))) from error
+        cause = _cause_of(str(error))
+        hint = NO_NODE if cause.endswith("connection refused") else ""  # Spark keeps no types
+        raise Failure(cause + hint) from error
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from kept.cli.shell import (
     TopicPartitionArgument,
     for_each,
 )
+from kept.client.core.broker_errors import ConnectionRefused, NoNodeAnswers
 
 
 def test_each_name_is_tried_and_each_failure_is_one_line(capfd):
@@ -36,13 +37,24 @@ def test_where_nobody_is_the_other_names_are_not_tried(capfd):
     def action(name: str) -> None:
         tried.append(name)
         if name == "b":
-            raise Failure("localhost:1: connection refused")
+            raise NoNodeAnswers("localhost:1: connection refused")
 
     with pytest.raises(Failure) as raised:
         for_each(["a", "b", "c", "d"], action)
     assert str(raised.value) == f"localhost:1: connection refused{NO_NODE} (not tried: c, d)"
     assert tried == ["a", "b"]
     assert capfd.readouterr() == ("", "")
+
+
+def test_where_one_node_of_a_cluster_refuses_the_other_names_are_tried(capfd):
+    def action(name: str) -> str:
+        if name == "b":
+            raise ConnectionRefused("node-2:9092: Fetch of b-0: connection refused")
+        return f"did {name}"
+
+    assert for_each(["a", "b", "c"], action) == 1
+    said = "kept: b: node-2:9092: Fetch of b-0: connection refused\n"
+    assert capfd.readouterr() == ("did a\ndid c\n", said)
 
 
 def parsed(arguments: list[str], *, whole_topic: bool = False) -> dict[str, object]:

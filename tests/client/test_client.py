@@ -15,12 +15,12 @@ from kept.client.client import BadAddress, Client, OutRecord
 from kept.client.consume.consumer import Consumer, GroupConsumer
 from kept.client.consume.fetch import FetchLimits
 from kept.client.consume.positions import EARLIEST, LATEST, MAX_TIMESTAMP
-from kept.client.core.broker_errors import ConnectionFailed, NotKafka
+from kept.client.core.broker_errors import ConnectionFailed, NoNodeAnswers, NotKafka
 from kept.client.core.metadata import Endpoint
 from kept.client.json_api import HttpFailed, JsonApi
 from kept.client.sockets import Sockets
 from kept.storage import errors
-from kept.storage.errors import PeerError
+from kept.storage.errors import NoNode, PeerError
 from kept.storage.types import Codec, TopicPartition
 from kept.testing import Cluster
 from kept.testing.ports import free_port
@@ -306,14 +306,15 @@ def test_nobody_there():
     port = free_port()
     with (
         Client(f"localhost:{port}") as client,
-        pytest.raises(ConnectionFailed, match=rf"localhost:{port}: Metadata: connection refused"),
+        pytest.raises(NoNodeAnswers, match=rf"localhost:{port}: Metadata: connection refused"),
     ):
         client.metadata()
     with (
         Client("no-such-host.invalid:9092") as client,
-        pytest.raises(ConnectionFailed, match="not a known host"),
+        pytest.raises(ConnectionFailed, match="not a known host") as unknown,
     ):
         client.metadata()
+    assert not isinstance(unknown.value, NoNode)
     with pytest.raises(BadAddress, match="host:port"):
         Client("localhost:none")
 

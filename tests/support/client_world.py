@@ -73,7 +73,7 @@ class World:
             if isinstance(effect, Connect):
                 self.connections[effect.connection] = effect.endpoint
                 if effect.endpoint in self.down:
-                    self.step(Lost(effect.connection, "connection refused"))
+                    self.step(Lost(effect.connection, "connection refused", refused=True))
                 else:
                     self.step(Connected(effect.connection))
             elif isinstance(effect, Send):

@@ -9,6 +9,7 @@ import pytest
 from kept.client.core.broker_errors import (
     ConnectionFailed,
     NoController,
+    NoNodeAnswers,
     NoResponse,
     NotKafka,
     failure,
@@ -262,7 +263,7 @@ def test_nobody_at_any_bootstrap_address_is_said_at_once():
     call = offsets(world)
     world.run()
     both = r"ListOffsets of t-0: no node answers: a:1: connection refused; b:2: connection refused$"
-    with pytest.raises(ConnectionFailed, match=both):
+    with pytest.raises(NoNodeAnswers, match=both):
         world.result(call)
     assert world.now < 2000
 

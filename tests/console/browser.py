@@ -64,3 +64,9 @@ def rows(page: Page, caption: str) -> list[dict[str, str]]:
         "all => all.map(row => [...row.cells].map(cell => [cell.dataset.head, cell.textContent]))"
     )
     return [dict(row) for row in found]
+
+
+def polyline(page: Page, figure: str) -> list[tuple[float, ...]]:
+    """The points of a chart's first line."""
+    points = page.locator(f"{figure} polyline").first.get_attribute("points")
+    return [tuple(map(float, point.split(","))) for point in points.split()]

@@ -338,12 +338,6 @@ def test_transactions_and_their_partitions(cluster, chromium):
     assert wrong == []
 
 
-def polyline(page, figure):
-    """The points of a chart's first line."""
-    points = page.locator(f"{figure} polyline").first.get_attribute("points")
-    return [tuple(map(float, point.split(","))) for point in points.split()]
-
-
 def test_the_last_hour_is_drawn_and_told(cluster, chromium):
     from tests.console import browser
 
@@ -368,7 +362,7 @@ def test_the_last_hour_is_drawn_and_told(cluster, chromium):
         assert row["Value"] == f"{samples[row['Time']]['size_bytes'] / 1024:.1f} KiB"
     label = page.locator(".chart:has-text('Size of logs') svg").get_attribute("aria-label")
     assert re.match(r"Size of logs over the last \d+ minutes?: now [\d.]+ KiB, at most", label)
-    heights = [y for _, y in polyline(page, ".chart:has-text('Records in')")]
+    heights = [y for _, y in browser.polyline(page, ".chart:has-text('Records in')")]
     assert 0 <= min(heights) <= max(heights) <= 100 and len(heights) == len(samples)
 
     browser.show(page, cluster.url(), f"#topic/{scene.USERS}")
@@ -406,7 +400,7 @@ def test_what_is_due_is_said_with_its_limit(cluster, chromium):
     browser.show(page, cluster.url(), f"#topic/{scene.ORDERS}/0")
     said = page.locator(".why.due").text_content()
     assert said == "Compaction due: 100 % dirty, limit 90 %"
-    points = polyline(page, ".dirtiness")
+    points = browser.polyline(page, ".dirtiness")
     assert len(points) > 2
     for (x, y), (next_x, next_y) in pairwise(points):
         assert x == next_x or y == next_y, "a ratio holds until the next sample: steps"

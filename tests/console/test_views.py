@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
+
+from kept.client.client import OutRecord
+from kept.client.consume.consumer import GroupConsumer
+from kept.client.consume.positions import EARLIEST
 
 pytestmark = [
     pytest.mark.slow, pytest.mark.chromium, pytest.mark.timeout(400),
@@ -58,3 +64,74 @@ def test_a_view_is_tried_until_it_is_there_unless_it_is_refused(kept_cluster, ch
     assert "tried again" not in page.locator("main").text_content()
     page.clock.run_for(60_000)
     assert len(tries) == 1, "a request that is refused is refused again"
+
+
+def test_a_value_that_is_no_offset_or_time_is_said_at_its_field(kept_cluster, chromium):
+    from tests.console import browser
+
+    cluster = kept_cluster()
+    topic = cluster.create_topic()
+    with cluster.client() as client:
+        client.produce(topic, [OutRecord(b"k", b"%d" % n, timestamp=1000 * n) for n in range(9)])
+    page, wrong = browser.opened(chromium)
+    view = f"#records/{topic}/0"
+    browser.show(page, cluster.url(), view)
+    for kind, value, said in (
+        ("time", "yesterday", 'not "yesterday"'),
+        ("time", "", "2026-11-21 14:05, or milliseconds"),
+        ("time", "1969-12-31", "from 1970 on"),
+        ("time", "9" * 30, "9999"),
+        ("offset", "x", 'a number, as in 42, not "x"'),
+        ("offset", "-1", 'not "-1"'),
+    ):
+        page.select_option("#from", kind)
+        page.fill("#value", value)
+        page.click("button:text-is('Show')")
+        assert said in page.locator("#value").evaluate("field => field.validationMessage")
+        assert page.evaluate("location.hash") == view, "it is not sent"
+    for kind, value, query, first in (
+        ("time", "1970-01-01T00:00:05Z", "timestamp=5000", 5),
+        ("time", "1000000", "timestamp=1000000", None),
+        ("offset", "7", "offset=7", 7),
+    ):
+        page.select_option("#from", kind)
+        page.fill("#value", value)
+        page.click("button:text-is('Show')")
+        page.wait_for_function("query => location.hash.endsWith(`?${query}`)", arg=query)
+        page.wait_for_selector("main:not([aria-busy]) h1")
+        if first is not None:
+            page.wait_for_selector(f"tr.record:first-child #record-0-{first}")
+    # A time that no date of JavaScript's has.
+    browser.show(page, cluster.url(), f"{view}?timestamp=9000000000000000")
+    assert page.input_value("#value") == "9000000000000000"
+    assert wrong == []
+
+
+@pytest.mark.parametrize("year", [2001, 2026])
+def test_a_clock_that_is_behind_does_not_spoil_a_chart(kept_cluster, chromium, year):
+    from tests.console import browser
+
+    cluster = kept_cluster()
+    topic = cluster.create_topic()
+    with cluster.client() as client:
+        client.produce(topic, [OutRecord(None, b"v")] * 3)
+        reader = GroupConsumer(client, "readers", [topic], reset=EARLIEST)
+        while not reader.poll():
+            pass
+        reader.commit()
+        reader.close()
+    last = datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000
+
+    def history(route):
+        answer = route.fetch()
+        samples = [{"at_ms": last - 15_000 * n, "lag": n} for n in (3, 2, 1, 0)]
+        route.fulfill(response=answer, json=answer.json() | {"samples": samples})
+
+    page, wrong = browser.opened(chromium)
+    page.route("**/history/lag?*", history)
+    page.clock.set_fixed_time(datetime(year, 1, 1, 0, 0, 15, tzinfo=UTC))
+    browser.show(page, cluster.url(), "#group/readers")
+    points = browser.polyline(page, ".chart")
+    at = [x for x, _ in points]
+    assert len(points) == 5 and at == sorted(at) and (at[0], at[-1]) == (0, 600)
+    assert wrong == []

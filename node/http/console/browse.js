@@ -38,17 +38,44 @@ function rows(found, topic, partition) {
   return made;
 }
 
+const TIME = "2026-11-21 14:05, or milliseconds";
+
+// Milliseconds of what people type as a time, NaN where it is none that a node takes.
+function millisecondsOf(text) {
+  const ms = /^\d{5,}$/.test(text) ? Number(text) : new Date(text).getTime();
+  return Number.isSafeInteger(ms) && ms >= 0 ? ms : NaN;
+}
+
+// A time as people can type it again; one that no date has stays as it was given.
+function timeText(given) {
+  const at = new Date(Number(given));
+  return Number.isNaN(at.getTime()) ? given : at.toISOString();
+}
+
+// What is wrong with a value, "" if it is right.
+function wrongValue(from, text) {
+  if (from === "offset" && !(/^\d+$/.test(text) && Number.isSafeInteger(Number(text)))) {
+    return `An offset is a number, as in 42, not "${text}".`;
+  }
+  if (from === "time" && Number.isNaN(millisecondsOf(text))) {
+    return `A time is as in ${TIME}, from 1970 on, not "${text}".`;
+  }
+  return "";
+}
+
 function where(topic, partition, query, page) {
   const given = query.get("offset") !== null ? "offset" : query.get("timestamp") !== null ? "time" : "end";
   const from = select("from", [["end", "the end"], ["offset", "offset"], ["time", "time"]], given);
   const value = input("value", query.get("offset"));
-  if (query.get("timestamp")) value.value = new Date(Number(query.get("timestamp"))).toISOString();
+  if (query.get("timestamp")) value.value = timeText(query.get("timestamp"));
   const shown = select("format", FORMATS, format);
   const adapt = () => {
     value.disabled = from.value === "end";
-    value.placeholder = { offset: "42", time: "2026-11-21 14:05, or milliseconds" }[from.value] || "";
+    value.placeholder = { offset: "42", time: TIME }[from.value] || "";
+    value.setCustomValidity(wrongValue(from.value, value.value.trim()));
   };
   from.addEventListener("change", adapt);
+  value.addEventListener("input", adapt);
   adapt();
   const at = (given) => hashWith(
     { ...given, format: shown.value === "auto" ? "" : shown.value }, "records", topic, partition,
@@ -62,9 +89,8 @@ function where(topic, partition, query, page) {
     label("Bytes as", shown),
   ], () => {
     const wanted = value.value.trim();
-    const time = /^\d{5,}$/.test(wanted) ? wanted : new Date(wanted).getTime();
     if (from.value === "offset") page.go(at({ offset: wanted }));
-    else if (from.value === "time") page.go(at({ timestamp: time }));
+    else if (from.value === "time") page.go(at({ timestamp: millisecondsOf(wanted) }));
     else page.go(at({}));
   });
 }

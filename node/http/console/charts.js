@@ -7,6 +7,10 @@ const ROWS = 60;
 const INTERVAL_MS = 15000;
 const GAP = 2.5; // intervals: where more than that is missing, the line is broken
 
+// When a value is from that was loaded now: a browser's clock may be behind those of the nodes.
+export const nowAfter = (samples) =>
+  Math.max(Date.now(), samples.length ? samples[samples.length - 1].at_ms : 0);
+
 const rate = (show) => (value) => `${show(value)}/s`;
 const short = (value) =>
   value === null || value === undefined ? "–" : count(value < 10 ? Math.round(value * 10) / 10 : Math.round(value));

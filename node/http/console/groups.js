@@ -1,7 +1,7 @@
 // Consumer groups, one of them, and a form that resets its offsets.
 import { actionForm, allowed, offNote } from "./actions.js";
 import { api, recent } from "./api.js";
-import { chart } from "./charts.js";
+import { chart, nowAfter } from "./charts.js";
 import { first, kept } from "./command.js";
 import {
   button, count, crumbs, facts, form, hash, input, label, link, make, plural, quiet, select, table,
@@ -78,7 +78,8 @@ export const group = {
     ]);
   },
   render([found, history]) {
-    const samples = history ? [...history.samples, { at_ms: Date.now(), lag: found.lag }] : [];
+    const samples = history
+      ? [...history.samples, { at_ms: nowAfter(history.samples), lag: found.lag }] : [];
     const clients = new Map(found.members.map((member) => [member.member_id, member]));
     const rows = found.partitions.map((one) => {
       const member = clients.get(one.member_id);

@@ -1,6 +1,7 @@
 // A partition in full: its log, what its compaction does, and its replicas.
 import { allowed, offNote } from "./actions.js";
 import { api } from "./api.js";
+import { nowAfter } from "./charts.js";
 import {
   button, bytes, count, crumbs, facts, hash, link, make, moment, percent, plural, quiet, table,
 } from "./dom.js";
@@ -62,8 +63,7 @@ function compaction(one, passes, samples, target) {
   const status = one.compaction;
   const last = passes.last;
   const known = passes.passes.map((pass) => [pass.generation, moment(pass.at_ms), reasons(pass.removed)]);
-  const end = samples.length ? samples[samples.length - 1].at_ms : 0;
-  const now = { at_ms: Math.max(Date.now(), end), dirty_ratio: status.dirty_ratio };
+  const now = { at_ms: nowAfter(samples), dirty_ratio: status.dirty_ratio };
   const cleanable = status.cleanable_end_offset > status.first_dirty_offset;
   return [
     make("h2", {}, "Compaction"),

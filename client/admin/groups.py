@@ -29,6 +29,18 @@ _HEADER_BYTES: Final = 6
 CLASSIC: Final = "classic"
 CONSUMER: Final = "consumer"
 DEAD: Final = "Dead"
+STATES: Final = (
+    "Empty",
+    "PreparingRebalance",
+    "CompletingRebalance",
+    "Stable",
+    DEAD,
+    "Assigning",
+    "Reconciling",
+    "NotReady",
+    "Unknown",
+)
+"""Of groups of all types, as Kafka names them."""
 """The state of a group that does not exist."""
 
 

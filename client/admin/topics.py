@@ -219,7 +219,7 @@ def alter_configs(
         "resources": [{"resource_type": kind, "resource_name": name, "configs": changes}],
         "validate_only": validate_only,
     }
-    what = f"AlterConfigs of {name}"
+    what = f"AlterConfigs of {name or 'all brokers'}"
     yield [
         Call(
             ApiKey.INCREMENTAL_ALTER_CONFIGS,

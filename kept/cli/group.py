@@ -19,6 +19,7 @@ from kept.cli.output import counted, show_json, show_table, write
 from kept.cli.shell import (
     Group,
     bootstrap_option,
+    did_you_mean,
     examples,
     for_each,
     internal_option,
@@ -28,7 +29,7 @@ from kept.cli.shell import (
 from kept.cli.unavailable import open_client, warn_unanswered
 from kept.client.admin.group_lag import group_lag, partition_lag
 from kept.client.admin.group_survey import led_ends, partitions_of
-from kept.client.admin.groups import DEAD, GroupDescription
+from kept.client.admin.groups import DEAD, STATES, GroupDescription
 from kept.client.bootstrap import Bootstrap
 from kept.client.client import SILENT_MS, Client
 from kept.storage.errors import GroupIdNotFound
@@ -47,8 +48,28 @@ group.add_command(export_offsets)
 group.add_command(delete_group_offsets)
 
 
+def _check_states(
+    _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
+) -> tuple[str, ...]:
+    """A usage error for what is no state of a group."""
+    known = {state.lower(): state for state in STATES}
+    for state in given:
+        if state.lower() not in known:
+            near = did_you_mean(state.capitalize(), STATES)
+            raise click.UsageError(
+                f"--state: no group is ever {state}{near or ';'} there are {', '.join(STATES)}"
+            )
+    return given
+
+
 @group.command("list", epilog=examples("kept group list", "kept group list --state Empty --json"))
-@click.option("--state", "states", multiple=True, help="Only groups in this state, such as Empty.")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    callback=_check_states,
+    help="Only groups in this state, such as Empty.",
+)
 @internal_option("Also list groups whose names begin with __.")
 @click.option(
     "--no-lag", is_flag=True, help="Without members and lag: faster where groups are many."

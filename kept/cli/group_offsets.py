@@ -247,8 +247,10 @@ def _by_group(entries: Iterable[FileOffset]) -> dict[str, dict[TopicPartition, i
 
 
 def _to_offsets(client: Client, name: str, wanted: Mapping[TopicPartition, int]) -> list[Change]:
-    _check_free(client, name)
+    is_new = _check_free(client, name).state == DEAD
     named_partitions(client, [(topic, number) for topic, number in wanted])
+    if is_new:
+        _note_new_group(client, name)
     return _within_logs(client, client.committed(name, wanted), wanted)
 
 
@@ -259,11 +261,19 @@ def _to_position(
     committed = client.committed(name, chosen)
     if chosen is None:
         chosen = _committed_partitions(client, name, committed)
-    elif is_new and not client.committed(name):
-        listed = [listing.group for listing in client.list_groups([])]
-        echo(f"kept: group {name} is new{did_you_mean(name, listed)}", err=True)
+    elif is_new:
+        _note_new_group(client, name)
     wanted = offsets_at(client, chosen, to, IsolationLevel.READ_UNCOMMITTED)
     return _within_logs(client, committed, wanted)
+
+
+def _note_new_group(client: Client, name: str) -> None:
+    """Tell that a group without members is new, unless it has committed offsets, and which one may
+    be meant.
+    """
+    if not client.committed(name):
+        listed = [listing.group for listing in client.list_groups([])]
+        echo(f"kept: group {name} is new{did_you_mean(name, listed)}", err=True)
 
 
 def _shifted(

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from kept.cli.output import echo, show_json, show_table, size
-from kept.cli.shell import Failure, Group, bootstrap_option, examples, json_option
+from kept.cli.shell import Failure, Group, WholeNumber, bootstrap_option, examples, json_option
 from kept.cli.unavailable import open_client
 from kept.client.admin.quotas import DEFAULT, EXACT, Entity, alter_quotas, describe_quotas
 from kept.client.bootstrap import Bootstrap
@@ -27,9 +27,10 @@ from kept.cluster.security.client_quotas import (
     deciding_entity,
 )
 from kept.storage.printable import printable_line
+from kept.storage.types import MAX_INT32, MAX_INT64
 
 _T = TypeVar("_T")
-_RATE: Final = re.compile(r"([0-9]+)\s*(B|KiB|MiB|GiB|KB|MB|GB)?", re.ASCII | re.IGNORECASE)
+_RATE: Final = re.compile(r"([0-9]{1,19})\s*(B|KiB|MiB|GiB|KB|MB|GB)?", re.ASCII | re.IGNORECASE)
 _UNITS: Final = {
     "": 1,
     "b": 1,
@@ -44,6 +45,7 @@ _BYTE_RATES: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
 _OF_CLIENTS: Final = (*_BYTE_RATES, REQUEST_PERCENTAGE, CONTROLLER_MUTATION_RATE)
 KEYS: Final = (*_OF_CLIENTS, CONNECTION_CREATION_RATE)
 """All quotas: of users and client ids, and the last one of addresses."""
+_OF_ADDRESSES: Final = "a quota of addresses is for no user or client id"
 _DEFAULT_WORD: Final = "(default)"
 
 
@@ -57,11 +59,12 @@ class ByteRate(click.ParamType):  # type: ignore[type-arg]
         if not isinstance(value, str):
             return value
         given = _RATE.fullmatch(value.strip())
-        if given is None or not int(given[1]):
+        rate = int(given[1]) * _UNITS[(given[2] or "").lower()] if given is not None else 0
+        if not 0 < rate <= MAX_INT64:
             self.fail(
                 f"{value!r} is no number of bytes a second, such as 1048576 or 1MiB", param, ctx
             )
-        return float(int(given[1]) * _UNITS[(given[2] or "").lower()])
+        return float(rate)
 
 
 class Address(click.ParamType):  # type: ignore[type-arg]
@@ -107,7 +110,7 @@ def entity_options(function: Callable[..., _T]) -> Callable[..., _T]:
             if name is not None or is_default:
                 names[kind] = name
         if IP in names and len(names) > 1:
-            raise click.UsageError("a quota of addresses is for no user or client id")
+            raise click.UsageError(_OF_ADDRESSES)
         return function(*args, entity=tuple(sorted(names.items())), **given)
 
     for option in reversed(
@@ -156,7 +159,7 @@ def quota() -> None:
 )
 @click.option(
     "--connection-creation-rate",
-    type=click.IntRange(1, 2**31 - 1),
+    type=WholeNumber(1, MAX_INT32),
     help="Connections a second, of an address.",
 )
 @bootstrap_option
@@ -235,20 +238,28 @@ def list_quotas(*, entity: Entity, as_json: bool, bootstrap: Bootstrap) -> None:
         "kept quota describe --user ada --client-id reports", "kept quota describe --ip 10.1.2.3"
     )
 )
-@click.option("--user", default="ANONYMOUS", show_default=True, help="Who is logged in.")
-@click.option("--client-id", default="", help="What the client calls itself.")
+@click.option("--user", metavar="NAME", help="Who is logged in.  [default: ANONYMOUS]")
+@click.option("--client-id", metavar="ID", help="What the client calls itself.")
 @click.option("--ip", type=Address(), metavar="ADDRESS", help="Instead: an address.")
 @json_option
 @bootstrap_option
 def describe(
-    *, user: str, client_id: str, ip: str | None, as_json: bool, bootstrap: Bootstrap
+    *,
+    user: str | None,
+    client_id: str | None,
+    ip: str | None,
+    as_json: bool,
+    bootstrap: Bootstrap,
 ) -> None:
     """Show which quotas count for a client, and whose they are."""
+    if ip is not None and not (user is None and client_id is None):
+        raise click.UsageError(_OF_ADDRESSES)
     with open_client(bootstrap) as client:
         found = client.run(describe_quotas())
     decides: dict[str, Entity | None]
     if ip is None:
-        decides = {key: deciding_entity(found, key, user, client_id) for key in _OF_CLIENTS}
+        who, what = "ANONYMOUS" if user is None else user, client_id or ""
+        decides = {key: deciding_entity(found, key, who, what) for key in _OF_CLIENTS}
     else:
         key = CONNECTION_CREATION_RATE
         addresses: tuple[Entity, ...] = (((IP, ip),), ((IP, None),))

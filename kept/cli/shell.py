@@ -349,6 +349,8 @@ def show_each(
 
 def run(arguments: list[str]) -> int:
     """Run ``kept`` with ``arguments`` and return its exit status. Never raises on purpose."""
+    if sys.stdout is None and arguments[:1] != ["serve"]:
+        return _fail("standard output is closed")
     termination = _Termination()
     if arguments[:1] != ["serve"]:  # a node has a handler of its own
         termination.begin()
@@ -423,7 +425,8 @@ def _reason(error: Exception) -> str:
 
 def _fail(message: str) -> int:
     try:
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BrokenPipeError:
         _forget_stdout()
     print(f"kept: {printable_line(' '.join(message.split()))}", file=sys.stderr)

@@ -73,8 +73,15 @@ def test_quotas_that_there_are_not_are_wrong_usage(offline: Kept) -> None:
         ("--user", "a", "--ip", "10.0.0.1", "--producer-byte-rate", "4"): "no user or client id",
         ("--user", "", "--producer-byte-rate", "4"): "--user '' names nobody",
         ("--user", "a", "--request-percentage", "0"): "not in the range",
+        ("--user", "a", "--producer-byte-rate", "9" * 400): "is no number of bytes a second",
+        ("--user", "a", "--producer-byte-rate", "9" * 5000): "is no number of bytes a second",
+        ("--user", "a", "--producer-byte-rate", "9223372036854775807KiB"): "is no number of bytes",
+        ("--ip", "10.0.0.1", "--connection-creation-rate", "1_000"): "not a valid integer",
     }.items():
         assert said in offline("quota", "set", *arguments, status=2).err
+    for more in (("--user", "ada"), ("--client-id", "app")):
+        described = offline("quota", "describe", "--ip", "10.0.0.1", *more, status=2)
+        assert "for no user or client id" in described.err
 
 
 def described_as(either: Kept, arguments: tuple[str, ...], wanted: Any) -> None:
@@ -268,6 +275,8 @@ def test_offsets_are_reset_by_place_and_by_count(either: Kept, group: str) -> No
     assert f"did you mean {group}?" in both.err
     ran = either("group", "reset-offsets", f"{group}x", "--topic", a, "--to", "latest", "--dry-run")
     assert ran.err == f"kept: group {group}x is new; did you mean {group}?\n"
+    from_file = ("group", "reset-offsets", f"{group}x", "--from-file", "-", "--dry-run")
+    assert either(*from_file, stdin=f"{a},0,0\n").err == ran.err
     ran = either(
         "group", "reset-offsets", group, "--topic", f"{group}-c", "--to", "latest", status=1
     )

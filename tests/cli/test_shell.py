@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -146,6 +147,7 @@ def test_version(offline):
         (["compact", "now", "a:b"], "neither TOPIC nor"),
         (["compact", "retry", "a"], "names no partition"),
         (["compact", "status", "--bootstrap", "a:b"], "not host:port"),
+        (["group", "list", "--state", "Emty"], "no group is ever Emty; did you mean Empty?"),
         (["serve", "--port", "none"], "not a valid int"),
         (["local", "up", "--set", "node.id=3"], "sets node.id itself"),
     ],
@@ -173,6 +175,13 @@ def test_a_reader_that_leaves_is_no_error(kept, kept_broker):
         process.stdout.close()
         assert process.wait(60) == 0
         assert process.stderr.read() == b""
+
+
+def test_a_closed_output_is_named(kept):
+    close = functools.partial(os.close, 1)
+    with kept.started("topic", "list", stdout=None, preexec_fn=close) as process:
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (1, b"kept: standard output is closed\n")
 
 
 def test_ctrl_c_is_quiet(kept, kept_broker):

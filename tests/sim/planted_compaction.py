@@ -92,7 +92,7 @@ plant(
     ("kept.compaction.cleaner.cleaner_run.build", of_its_own),
 )  # fmt: skip
 plant(
-    "rest-dropped", STAGE, 1, "survivor-missing value-lost isr-holds kill-lost committed-lost "
+    "rest-dropped", STAGE, 3, "survivor-missing value-lost isr-holds kill-lost committed-lost "
     "crash liveness invariants escaped",
     "a segment that is split keeps what is beyond the manifest's end (18)",
     (f"{FOLLOW}._Follower._copy_rest", rest_dropped),
@@ -120,7 +120,7 @@ plant(
     ("kept.compaction.cleaner.self_check.check", returns(0)),
 )  # fmt: skip
 plant(
-    "empties-dropped", STAGE, 2, "producer-state",
+    "empties-dropped", STAGE, 7, "producer-state",
     "the last batch of a producer stays, though it is empty (8)",
     ("kept.compaction.cleaner.survey.producers_by_last_offset", returns(array("q"))),
 )  # fmt: skip

@@ -208,7 +208,7 @@ plant(
     strikes=0.3,
 )  # fmt: skip
 plant(
-    "transactions-marker-not-written", STAGE, 5, "aborted-read hanging commit-lost torn",
+    "transactions-marker-not-written", STAGE, 7, "aborted-read hanging commit-lost torn",
     "a transaction has ended when each of its partitions has the marker",
     (f"{COORDINATOR}.markers._WRITTEN", also_without_leader),
     strikes=0.3,
@@ -232,7 +232,7 @@ plant(
     fences=True,
 )  # fmt: skip
 plant(
-    "transactions-producers-forgotten", STAGE, 2, "producer-state markers",
+    "transactions-producers-forgotten", STAGE, 6, "producer-state markers",
     "what a replica knows of producers after a start follows from its log (I11)",
     ("kept.storage.producers.producer_states.ProducerStates.restore", forgets_coordinators),
 )  # fmt: skip

@@ -73,13 +73,13 @@ ifdef MINUTES
 else ifdef SEEDS
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --seeds $(SEEDS)
 else
-	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage raft --seeds 1000
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage raft --seeds 800
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage node --seeds 30
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage nodes --seeds 20
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage groups --seeds 12
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage transactions --seeds 10
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage security --seeds 30
-	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage nodes-compaction --seeds 14
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage nodes-compaction --seeds 10
 	$(PYTEST) -q -m slow -n 2 --dist worksteal tests/sim/test_planted.py
 endif
 

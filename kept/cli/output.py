@@ -253,7 +253,10 @@ def get_bytes(source: Mapping[str, Any], name: str) -> bytes | None:
         encoded = source[f"{name}_base64"]
         if name in source or not isinstance(encoded, str):
             raise ValueError(f"{name} and {name}_base64 contradict each other")
-        return base64.b64decode(encoded, validate=True)
+        try:
+            return base64.b64decode(encoded, validate=True)
+        except ValueError as error:
+            raise ValueError(f"{name}_base64 is no base64: {error}") from None
     value = source.get(name)
     if value is None:
         return None

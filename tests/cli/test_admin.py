@@ -97,6 +97,8 @@ def test_settings_of_brokers(either: Kept) -> None:
     (number,) = {row["broker"] for row in either(*described).json} - {"default"}
     before = either(*described).json
 
+    wrong = ("broker", "config", "set", "default", "--config", f"{name}=x")
+    assert "AlterConfigs of all brokers: INVALID" in either(*wrong, status=1).err
     both = ("broker", "config", "set", number, "default", "--config", f"{name}=14000")
     ran = either(*both, "--dry-run")
     assert ran.lines == [

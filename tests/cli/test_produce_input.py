@@ -119,6 +119,7 @@ def test_a_partition_that_is_not_there_is_named_before_anything_goes_to_it(kept,
         ('{"value": "x", "timestamp": "now"}', "timestamp is not a whole number"),
         ('{"value": "x", "partition": 2147483648}', "partition 2147483648 is not in the range"),
         ('{"value": "x", "partition": -1}', "partition -1 is not in the range from 0"),
+        ('{"value": "x", "key_base64": "zzz"}', "key_base64 is no base64: Incorrect padding"),
         ('{"value": ' + "[" * 100_000, "it is nested too deeply"),
     ],
 )

@@ -12,6 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.admin.time_series import TimeSeries
+from kept.node.runtime.logging import log
 from kept.node.runtime.time_slices import Pace
 
 if TYPE_CHECKING:
@@ -67,7 +68,10 @@ class DirtyHistory:
 
     async def _run(self) -> None:
         while True:
-            await self.sample()
+            try:
+                await self.sample()
+            except Exception as error:  # noqa: BLE001 - the next sample may succeed
+                log.exception("no sample was taken", error)
             await asyncio.sleep(INTERVAL_S)
 
     async def sample(self) -> None:

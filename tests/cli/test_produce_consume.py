@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 
 import pytest
 
@@ -220,10 +219,12 @@ def test_a_run_that_is_fenced_or_interrupted_writes_nothing(kept, kept_broker):
     def begun(process):
         process.stdin.write("first\n")
         process.stdin.flush()
-        while ids(kept_broker).get("cli-two") != "Ongoing":
-            time.sleep(0.02)
-        while not kept(*committed, "read_uncommitted").lines:
-            time.sleep(0.02)
+        kept_broker.wait_until(
+            lambda: ids(kept_broker).get("cli-two") == "Ongoing", "the transaction is open"
+        )
+        kept_broker.wait_until(
+            lambda: bool(kept(*committed, "read_uncommitted").lines), "its record is there"
+        )
 
     with kept.started(*once, stdin=subprocess.PIPE, text=True) as old:
         begun(old)

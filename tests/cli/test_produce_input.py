@@ -148,8 +148,7 @@ def test_an_interrupted_run_says_how_far_it_came(kept, kept_broker, number, stat
     with kept.started("produce", topic, stdin=subprocess.PIPE, text=True) as process:
         process.stdin.write("one\ntwo\n")
         process.stdin.flush()
-        while len(records(kept_broker, topic)) < 2:
-            time.sleep(0.02)
+        kept_broker.wait_until(lambda: len(records(kept_broker, topic)) == 2, "two records")
         process.send_signal(number)
         if number == signal.SIGTERM:
             process.send_signal(number)  # timeout sends two
@@ -167,8 +166,7 @@ def test_term_aborts_the_transaction(kept, kept_broker):
     with kept.started(*produce, stdin=subprocess.PIPE, text=True) as process:
         process.stdin.write("one\n")
         process.stdin.flush()
-        while len(records(kept_broker, topic)) < 1:
-            time.sleep(0.02)
+        kept_broker.wait_until(lambda: len(records(kept_broker, topic)) == 1, "a record")
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (143, "")

@@ -51,10 +51,10 @@ class Fault:
 
 
 FAULTS = (
-    Fault("kill -9 of the leader", True, False, 0, {"kept": 20, "kafka": 3}),
-    Fault("kill -9 of the controller", False, True, 0, {"kept": 5, "kafka": 1}),
-    Fault("kill -9 of both in one", True, True, 0, {"kept": 5, "kafka": 1}),
-    Fault("SIGSTOP of the leader for 15 s", True, False, 15.0, {"kept": 1, "kafka": 1}),
+    Fault("kill -9 of the leader", True, False, 0, {"kept": 20, "kafka": 5}),
+    Fault("kill -9 of the controller", False, True, 0, {"kept": 5, "kafka": 5}),
+    Fault("kill -9 of both in one", True, True, 0, {"kept": 5, "kafka": 5}),
+    Fault("SIGSTOP of the leader for 15 s", True, False, 15.0, {"kept": 5, "kafka": 5}),
 )
 
 

@@ -10,6 +10,7 @@ import json
 import re
 import statistics
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -234,9 +235,12 @@ Python {machine["python"]}, {machine["java"]}.
         text += (
             f"With `--quick` ({result['scale']} of the load: Kafka's compiler hardly warms up).\n"
         )
-    return f"""{text}
-Noise, by section: processor time of a fixed piece of work against the least in this run, and its
-wall time against its processor time (1 and 1 on a machine of one's own): {said}."""
+    noise_text = (
+        "Noise, by section: processor time of a fixed piece of work against the least in this run, "
+        "and its wall time against its processor time (1 and 1 on a machine of one's own): "
+        f"{said}."
+    )
+    return f"{text}\n{textwrap.fill(noise_text, 100)}"
 
 
 def _method() -> str:
@@ -257,7 +261,13 @@ second largest.
 
 **Partitions.** {_said(size)}
 
-**Stalls.** {_said(loop_stalls)} A stall counts as far as the loop used the processor in it."""
+**Stalls.** {_said(loop_stalls)} A stall counts as far as the loop used the processor in it.
+
+**Spark.** In Kafka's column stands Spark's Kafka connector, on the same node and topics. Time is
+that of a warm query by its rows, CPU that of Spark's processes (JVM and Python workers), medians of
+five. *Longer*: four times the rows. *Once started*: what the rows of the longer topic cost beyond
+those of the other. *Made beforehand* and *thrown away*: a source and a sink in Python that do
+nothing themselves; what they take is Spark's part, and no source in Python takes less."""
 
 
 def _said(module: ModuleType) -> str:

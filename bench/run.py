@@ -100,10 +100,11 @@ SECTIONS: dict[str, Section] = {
     "spark": spark.spark,
 }
 
-SECTION_LIMIT_S = 900
+SECTION_LIMIT_S = 1500
 REPEATED = {
     "start", "produce", "codecs", "fetch", "latency", "cleaner",
-    "transactions", "transactions-three", "tls",
+    "transactions", "transactions-three", "tls", "partitions", "following", "thrice",
+    "controller", "authorization", "stalls",
 }  # fmt: skip
 """Sections that are measured several times, the brokers in turn; the others do it themselves."""
 ROUNDS = 5

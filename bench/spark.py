@@ -4,9 +4,9 @@
 
 Also the section ``spark`` of ``run.py``. Needs the extra ``spark`` and Java 17. The connector runs
 under a Python of its own, whose PySpark (4.0.0) matches its jars (:mod:`connector`), made once by
-pip and Maven. Prints a table and writes ``results/spark.json``: rows per second of a warm run (the
-best of three), and the CPU of Spark's processes (JVM and Python workers) in seconds per million
-rows, for
+pip and Maven. Prints a table and writes ``results/spark.json``: rows per second of a warm run, and
+the CPU of Spark's processes (JVM and Python workers) in seconds per million rows (medians of
+five), for
 
 count    the rows of a topic; for kept with a schema of one column as well
 values   an aggregate over the length of the values, the offsets and the timestamps, by codec;

@@ -17,7 +17,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-RUNS = 3
+RUNS = 5
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -40,18 +40,22 @@ def cpu_seconds() -> float:
 
 
 def measure(rows: int, act: Callable[[], Any], found: Any) -> dict[str, float]:
-    """The best of some warm runs; every run must find what it should."""
-    best: dict[str, float] = {}
+    """The medians of some warm runs; every run must find what it should."""
+    seconds, cpu = [], []
     for number in range(RUNS + 1):
-        cpu, began = cpu_seconds(), time.perf_counter()
+        used, began = cpu_seconds(), time.perf_counter()
         answer = act()
-        seconds, cpu = time.perf_counter() - began, cpu_seconds() - cpu
+        if number:
+            seconds.append(time.perf_counter() - began)
+            cpu.append(cpu_seconds() - used)
         if found is not None and answer != found:
             raise RuntimeError(f"{answer} is not {found}")
-        rate = rows / seconds
-        if number and rate > best.get("rows_per_s", 0):
-            best = {"rows_per_s": rate, "cpu_s_per_m": cpu / rows * 1e6, "seconds": seconds}
-    return best
+    took = statistics.median(seconds)
+    return {
+        "rows_per_s": rows / took,
+        "cpu_s_per_m": statistics.median(cpu) / rows * 1e6,
+        "seconds": took,
+    }
 
 
 def beyond(

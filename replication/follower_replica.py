@@ -29,6 +29,7 @@ from kept.storage.errors import (
     KeptError,
     MachineError,
     NotLeaderOrFollower,
+    is_bug,
 )
 from kept.storage.log.log import AppendInfo
 from kept.storage.types import MAX_INT64, TopicPartition
@@ -217,7 +218,7 @@ def perform_all(
 
     ``now_ms`` is the fetcher's clock, ``wall_ms`` the time of day, which is a log's clock.
     What fails becomes a WorkFailed of the fetcher, and the partition's further effects are dropped;
-    the others go on.
+    the others go on. Raises what is a bug of ours.
     """
     for tp, effects in work:
         replica = replicas.get(tp)
@@ -227,5 +228,7 @@ def perform_all(
             for effect in effects:
                 replica.follower.perform(effect, wall_ms)
         except KeptError as error:
+            if is_bug(error):
+                raise
             logger.warning("%s: fetched in vain: %s", tp, error)
             fetcher.step(WorkFailed(tp, error), now_ms)

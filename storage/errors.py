@@ -94,6 +94,13 @@ class InvariantViolation(KeptError):
     """A bug of kept: a state that must not exist."""
 
 
+def is_bug(error: BaseException) -> bool:
+    """Whether an error shows a bug of ours: what nobody raises on purpose, or a state that must not
+    exist. It is for the log with its traceback, whatever becomes of what it interrupted.
+    """
+    return isinstance(error, InvariantViolation) or not isinstance(error, KeptError | OSError)
+
+
 # Records and batches (Produce).
 
 

@@ -49,7 +49,7 @@ def status_of(error: errors.KeptError) -> Any:
 async def end_with(context: Any, error: Exception) -> NoReturn:
     """End a call with an error; what is a bug of ours is logged, and not told."""
     status, message = Status.INTERNAL, "internal error; the node's log has the details"
-    if isinstance(error, errors.KeptError) and not isinstance(error, errors.InvariantViolation):
+    if isinstance(error, errors.KeptError) and not errors.is_bug(error):
         status, message = status_of(error), str(error)
     if status is Status.INTERNAL:
         log.exception("call failed", error)

@@ -11,7 +11,7 @@ from kept.node.http.messages import HttpRequest, failure, status_of
 from kept.node.http.routes import Routes
 from kept.node.internode.controller_rpc import PeerHttpReply, PeerHttpRequest
 from kept.node.security.session import node_session
-from kept.storage.errors import KeptError, PolicyViolation
+from kept.storage.errors import KeptError, PolicyViolation, is_bug
 
 MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
 PREFIX: Final = "/api/v1/"
@@ -33,6 +33,8 @@ async def respond(routes: Routes, request: PeerHttpRequest) -> PeerHttpReply:
         )
         response = await routes.respond(forwarded)
     except KeptError as error:
+        if is_bug(error):
+            raise
         response = failure(status_of(error), str(error))
     if response.endless:
         raise PolicyViolation(f"{request.path} is a stream, and not served through another node")

@@ -50,7 +50,7 @@ from kept.node.http.messages import (
 from kept.node.http.response_limiter import ResponseLimiter
 from kept.node.runtime.logging import log
 from kept.node.security.logins import parse_basic
-from kept.storage.errors import InvalidRequest, KeptError
+from kept.storage.errors import InvalidRequest, KeptError, is_bug
 
 if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
@@ -352,9 +352,9 @@ class HttpConnection(asyncio.Protocol):
         """What comes of ``work``, or the response that says why nothing did; never raises."""
         try:
             return await work
-        except KeptError as error:
-            return failure(status_of(error), str(error))
         except Exception as error:  # noqa: BLE001 - a bug of ours is one answer, not the node's end
+            if isinstance(error, KeptError) and not is_bug(error):
+                return failure(status_of(error), str(error))
             log.exception("http request failed", error, path=request.target.decode("latin-1"))
             return failure(500, "internal error; the node's log has the details")
 

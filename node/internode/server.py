@@ -25,11 +25,10 @@ from kept.node.internode.snapshot_chunks import Assembly
 from kept.node.runtime.logging import log
 from kept.storage.errors import (
     CorruptMessage,
-    InvariantViolation,
-    KeptError,
     MessageTooLarge,
     PolicyViolation,
     UnsupportedVersion,
+    is_bug,
 )
 
 if TYPE_CHECKING:
@@ -276,13 +275,9 @@ class Session:
             body = reply_codec.to_bytes(await self._peers.handle_call(method, request))
             if len(body) > MAX_BODY_BYTES:
                 raise MessageTooLarge(f"the answer to {method} has {len(body)} bytes")
-        except KeptError as error:
-            if isinstance(error, InvariantViolation):
+        except Exception as error:  # noqa: BLE001 - the peer is told, our own bugs are logged
+            if is_bug(error):
                 log.exception("call failed", error, method=method)
-            self._send_error(frame.correlation_id, error)
-        # The one place that reports our own bugs.
-        except Exception as error:  # noqa: BLE001
-            log.exception("call failed", error, method=method)
             self._send_error(frame.correlation_id, error)
         else:
             self._connection.send(Kind.RESPONSE, frame.correlation_id, body=body)

@@ -60,6 +60,7 @@ from kept.storage.errors import (
     InvariantViolation,
     KeptError,
     UnsupportedVersion,
+    is_bug,
 )
 
 if TYPE_CHECKING:
@@ -765,7 +766,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _fail(self, served: api.Api, version: int, error: BaseException) -> None:
         """A handler let an error out: a bug of ours, unless it is one of our own kinds."""
-        if error_codes.code_for(error) == error_codes.UNKNOWN_SERVER_ERROR:
+        if is_bug(error) or error_codes.code_for(error) == error_codes.UNKNOWN_SERVER_ERROR:
             log.exception("handler failed", error, api=served.name, version=version, peer=self.peer)
             self.abort()
         else:

@@ -85,7 +85,10 @@ class LeadershipBarrier:
                 waiting, self._waiting = self._waiting, []
                 confirmed = await self._confirm()
                 for then in waiting:
-                    then(confirmed)
+                    try:
+                        then(confirmed)
+                    except Exception as error:  # noqa: BLE001 - the others wait, too
+                        log.exception("told of leadership in vain", error)
         finally:
             self._task = None
 

@@ -32,7 +32,13 @@ from kept.node.metadata import directory_ids
 from kept.node.runtime.executors import warn_while_it_hangs
 from kept.node.runtime.logging import log
 from kept.node.runtime.time_slices import SlicedTask, TimeSlices
-from kept.storage.errors import KeptError, MachineError, NotController, ResourceExhausted
+from kept.storage.errors import (
+    KeptError,
+    MachineError,
+    NotController,
+    ResourceExhausted,
+    is_bug,
+)
 
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import Delta, Image
@@ -146,8 +152,7 @@ class Metadata:
         if self._closed:
             return
         self._ticker = self._loop.call_later(TICK_S, self._tick)
-        self.member.tick()
-        self.pump()
+        self._step(self.member.tick)
 
     async def close(self) -> None:
         """Stop; what was proposed and not committed has an unknown outcome."""
@@ -198,16 +203,14 @@ class Metadata:
             job = self._loop.run_in_executor(self._pool, check_install, message)
             job.add_done_callback(partial(self._snapshot_checked, message))
             return
-        self.member.receive(message)
-        self.pump()
+        self._step(partial(self.member.receive, message))
 
     def _snapshot_checked(self, message: InstallSnapshot, job: asyncio.Future[str]) -> None:
         wrong = job.result()
         if wrong:
             self._log_refused([(message.sender, f"InstallSnapshot refused: {wrong}")])
         elif not self._closed:
-            self.member.receive(message)
-            self.pump()
+            self._step(partial(self.member.receive, message))
 
     def _log_refused(self, refused: Iterable[tuple[int, str]]) -> None:
         for sender, why in refused:
@@ -218,8 +221,16 @@ class Metadata:
     def peer_down(self, node_id: int) -> None:
         """There is evidence that a node's process is gone."""
         if not self._closed:
-            self.member.peer_down(node_id)
-            self.pump()
+            self._step(partial(self.member.peer_down, node_id))
+
+    def _step(self, event: Callable[[], None]) -> None:
+        """Give the member an event, then do what follows."""
+        try:
+            event()
+        except Exception as error:  # noqa: BLE001
+            self._fail_for_good(error)
+            return
+        self.pump()
 
     async def propose(self, records: Sequence[MetadataRecord]) -> int:
         """Make records true: done when they are committed and in the image here.
@@ -264,6 +275,12 @@ class Metadata:
 
     def pump(self) -> None:
         """Do what the member has to do: the disk's part in the thread, then the rest."""
+        try:
+            self._pump()
+        except Exception as error:  # noqa: BLE001
+            self._fail_for_good(error)
+
+    def _pump(self) -> None:
         member = self.member
         while not self._closed:
             for message in member.drain_messages():
@@ -312,7 +329,7 @@ class Metadata:
         What was promised may not be on disk after a failed fsync, and nobody knows what a full disk
         takes next; so nothing is tried again here. The others need no time-out to go on.
         """
-        if not isinstance(error, KeptError):
+        if is_bug(error):
             log.exception("the metadata log failed", error)
         self.member.disk_failed()
         for message in self.member.drain_messages():
@@ -332,7 +349,7 @@ class Metadata:
         """Apply what is committed, large entries in slices: the work is not over before that."""
         try:
             result = self._slices.run(self.member.done_in_steps(work))
-        except KeptError as error:
+        except Exception as error:  # noqa: BLE001
             self._fail_for_good(error)
             return
         if not isinstance(result, SlicedTask):
@@ -344,18 +361,23 @@ class Metadata:
     def _sliced_apply_finished(self, work: Work, result: asyncio.Future[Outcome]) -> None:
         self._working = False
         error = result.exception()
-        if isinstance(error, KeptError):
+        if error is not None:
             self._fail_for_good(error)
-        elif error is not None:
-            self._failed(error)
         else:
             self._publish(work, result.result())
             self.pump()
 
-    def _fail_for_good(self, error: KeptError) -> None:
-        """The log contradicts itself: nothing after it can be true."""
+    def _fail_for_good(self, error: BaseException) -> None:
+        """The log contradicts itself, or a bug of ours left the member half changed: nothing that
+        it says or applies after that can be relied on. This node ends, the others go on.
+        """
+        if self._closed:
+            return
         self._closed = True
-        self.on_failure(f"the metadata log failed: {error}")
+        if is_bug(error):
+            log.exception("the metadata log failed", error)
+        why = error if isinstance(error, KeptError) else repr(error)
+        self.on_failure(f"the metadata log failed: {why}")
 
     def _publish(self, work: Work, outcome: Outcome) -> None:
         if work.snapshot is not None:
@@ -384,7 +406,10 @@ class Metadata:
             if barrier is not None and not barrier.done():
                 barrier.set_exception(NotController("this node leads no more"))
         if outcome.applied or outcome.role_changed:
-            self.on_applied()
+            try:
+                self.on_applied()
+            except Exception as error:  # noqa: BLE001 - of whoever follows: the log itself goes on
+                log.exception("following the metadata failed", error)
 
     # Remembering.
 

@@ -41,6 +41,7 @@ from kept.storage.errors import (
     KeptError,
     NetworkException,
     ResourceExhausted,
+    is_bug,
 )
 from kept.storage.types import TopicPartition
 
@@ -59,6 +60,8 @@ EARLIEST: Final = -2
 LATEST: Final = -1
 EXHAUSTED_RETRY_S: Final = 1.0
 """What was not flushed for want of a descriptor is tried again after this."""
+RESTART_S: Final = 1.0
+"""After a bug of ours a stream starts over this much later."""
 
 
 class FetchContext(Struct, frozen=True):
@@ -249,29 +252,37 @@ class _Stream:
 
     async def _run(self) -> None:
         while True:
-            while waiting := self.core.unflushed():
-                await self._flush(waiting)
-            if self._left:
-                self._forget_left()
-            request = self.core.next_request(monotonic_ms())
-            if request is None:
-                await self._pause()
-                continue
             try:
-                work = await self._exchange(request)
-            except (KeptError, OSError, TimeoutError) as error:
-                if request is self._given_up:
-                    self.core.step(RequestAbandoned(request), monotonic_ms())
-                else:
-                    self._lost(request, error)
-                continue
+                await self._fetch()
             # A bug of ours must not end replication: the stream starts over, and says so.
             except Exception as error:  # noqa: BLE001
                 log.exception("fetching failed", error, leader=self._leader_id)
+                if self.core.in_flight is not None:
+                    self._lost(self.core.in_flight, error)
+                await asyncio.sleep(RESTART_S)
+
+    async def _fetch(self) -> None:
+        """One request and what follows from it, or the wait for something to ask for."""
+        while waiting := self.core.unflushed():
+            await self._flush(waiting)
+        if self._left:
+            self._forget_left()
+        request = self.core.next_request(monotonic_ms())
+        if request is None:
+            await self._pause()
+            return
+        try:
+            work = await self._exchange(request)
+        except (KeptError, OSError) as error:
+            if is_bug(error):
+                raise
+            if request is self._given_up:
+                self.core.step(RequestAbandoned(request), monotonic_ms())
+            else:
                 self._lost(request, error)
-                continue
-            self._complained = False
-            self._perform(work)
+            return
+        self._complained = False
+        self._perform(work)
 
     async def _flush(self, waiting: list[TopicPartition]) -> None:
         """What ``flush.messages`` asks for, before the leader may count what was appended.

@@ -50,7 +50,7 @@ from kept.storage.types import MAX_INT64, LogConfig, TopicPartition
 
 if TYPE_CHECKING:
     from kept.cluster.controller.heartbeats import PartitionKey
-    from kept.cluster.metadata.image import BrokerImage, Delta, TopicImage
+    from kept.cluster.metadata.image import BrokerImage, Delta, PartitionChange, TopicImage
     from kept.compaction.manifest.apply import CompactionState
     from kept.node.config.live_config import LiveConfig
     from kept.node.metadata.metadata_log import Metadata
@@ -556,22 +556,32 @@ class ReplicaManager:
             self.reconfigure(image, topics)
         for created in delta.topics_created:
             self._register(created)
-        me = self._identity.node_id
         for change in delta.partitions:
             await pace.checkpoint()
-            tp, before, record = change.topic_partition, change.before, change.after
-            hosted = self._table.hosted.get(tp)
-            topic = self._table.by_name[tp.topic.encode()]
-            topic.count = max(topic.count, tp.partition + 1)
-            if hosted is not None and me in record.replicas:
-                self.roles.take(hosted, record)
-            elif me not in record.replicas:
-                self._remove(topic, tp)
-            elif tp.partition in topic.offline:
-                self.roles.lost(tp, record)
-            else:
-                moved = before is not None and before.leader != me == record.leader
-                self.changes.create(tp, image.index, leads=moved)
+            try:
+                self._change(change, image.index)
+            # A bug of ours: the other partitions of the entry change all the same.
+            except Exception as error:  # noqa: BLE001
+                tp = change.topic_partition
+                log.exception(
+                    "partition not changed", error, topic=tp.topic, partition=tp.partition
+                )
+
+    def _change(self, change: PartitionChange, index: int) -> None:
+        me = self._identity.node_id
+        tp, before, record = change.topic_partition, change.before, change.after
+        hosted = self._table.hosted.get(tp)
+        topic = self._table.by_name[tp.topic.encode()]
+        topic.count = max(topic.count, tp.partition + 1)
+        if hosted is not None and me in record.replicas:
+            self.roles.take(hosted, record)
+        elif me not in record.replicas:
+            self._remove(topic, tp)
+        elif tp.partition in topic.offline:
+            self.roles.lost(tp, record)
+        else:
+            moved = before is not None and before.leader != me == record.leader
+            self.changes.create(tp, index, leads=moved)
 
     async def _delete(self, gone: TopicImage, pace: Pace) -> None:
         topic = self._table.by_id.pop(gone.topic_id.bytes, None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Final
 
+from kept.node.runtime.logging import log
 from kept.storage import errors
 
 NONE: Final = 0
@@ -142,7 +143,11 @@ def _class_code(kind: type[BaseException]) -> int:
 
 
 def code_for(error: BaseException) -> int:
-    """Kafka's error code for an error; -1 (UNKNOWN_SERVER_ERROR) for one that is not kept's own."""
+    """Kafka's error code for an error; -1 (UNKNOWN_SERVER_ERROR) for one that has none, and for a
+    bug of ours, which the log has with its traceback.
+    """
+    if errors.is_bug(error):
+        log.exception("internal error", error)
     return _class_code(type(error))  # type: ignore[arg-type]
 
 
@@ -155,7 +160,7 @@ def shortened(text: str) -> str:
 
 def message_for(error: BaseException) -> str:
     """What to tell the peer: an error's own words, and only a general line for our own bugs."""
-    if isinstance(error, errors.KeptError) and not isinstance(error, errors.InvariantViolation):
+    if isinstance(error, errors.KeptError) and not errors.is_bug(error):
         return shortened(str(error))
     return "internal error; the node's log has the details"
 

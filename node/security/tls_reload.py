@@ -110,12 +110,18 @@ class TlsReload:
         while True:
             for rotation in self.rotations:
                 try:
-                    read: TlsConfig | ConfigurationError
-                    read = await self._runtime.in_thread(rotation.tls.read)
-                except ConfigurationError as error:
-                    read = error
-                rotation.step(read, time.time())
+                    await self._read(rotation)
+                except Exception as error:  # noqa: BLE001 - the next certificate may be read
+                    log.exception("certificates not read", error, listener=rotation.tls.name)
             await asyncio.sleep(self._config.current.tls_reload_ms / 1000)
+
+    async def _read(self, rotation: Rotation) -> None:
+        try:
+            read: TlsConfig | ConfigurationError
+            read = await self._runtime.in_thread(rotation.tls.read)
+        except ConfigurationError as error:
+            read = error
+        rotation.step(read, time.time())
 
     # Metrics.
 

@@ -259,6 +259,16 @@ def test_a_failing_disk_takes_the_partition_offline_and_its_follower_with_it(
     perform_all(fetcher, work, {}, 0, 0)
 
 
+def test_a_bug_of_ours_is_no_fault_of_a_partition(follower) -> None:
+    """It is for the log with its traceback, not one of many reasons to fetch again."""
+    tp = follower.topic_partition
+    fetcher = FetcherCore(1)
+    fetcher.add(tp, follower.topic_id, follower, 3)
+    tools.lead(follower, 5, (1, 0, 2), (0,), 9)
+    with pytest.raises(InvariantViolation, match="never cuts"):
+        perform_all(fetcher, ((tp, (TruncateTo(7, False),)),), {tp: follower}, 0, 0)
+
+
 def test_flush_messages_holds_the_acknowledgement_back(disk) -> None:
     partition = Partition(tools.open_log(disk, config=LogConfig(flush_messages=1)), 0)
     partition.become_follower(1, 3, 7, (1, 0), (1, 0), 0)

@@ -41,6 +41,8 @@ MANIFESTS: Final = [
     for name in ("shell", "store", "status", "applying", "committed_first")
 ]
 CONFIG: Final = [f"tests/node/config/test_{name}.py" for name in ("config", "config_cluster")]
+OF_TOPICS: Final = "tests/node/config/test_topic_config.py"
+OF_SECURITY: Final = "tests/node/config/test_security_checks.py"
 DIRECTORIES: Final = [
     f"tests/node/replicas/test_{name}.py" for name in ("vanished_directories", "broken_directories")
 ]
@@ -57,11 +59,25 @@ TESTS: Final = {
         "tests/cluster/raft/test_strangers.py",
         "tests/cluster/test_impossible_terms.py",
     ],
+    "node/kafka/accept_throttle.py": ["tests/node/kafka/test_accept_throttle.py"],
+    "node/kafka/fetch_sessions.py": ["tests/node/kafka/test_fetch_sessions.py"],
+    "node/kafka/handshake_timeout.py": ["tests/node/kafka/test_listener.py"],
     "node/kafka/listener.py": ["tests/node/kafka/test_listener.py"],
     "node/runtime/connection_quota.py": ["tests/node/kafka/test_listener.py"],
     "node/config/node_config.py": [*CONFIG, "tests/node/metadata/test_preflight.py"],
+    "node/config/bootstrap_scram.py": ["tests/node/config/test_bootstrap_scram.py"],
+    "node/config/checks.py": [*CONFIG, OF_TOPICS, OF_SECURITY],
+    "node/config/config_def.py": [*CONFIG, OF_TOPICS],
+    "node/config/definitions.py": [*CONFIG, OF_TOPICS],
+    "node/config/listener_settings.py": [*CONFIG, OF_SECURITY],
     "node/config/listeners.py": CONFIG,
+    "node/config/sasl.py": ["tests/node/config/test_sasl.py"],
+    "node/config/security_checks.py": [OF_SECURITY],
     "node/config/sources.py": CONFIG,
+    "node/config/topic_config.py": [OF_TOPICS],
+    "node/runtime/memory_budget.py": [
+        f"tests/node/runtime/test_{name}.py" for name in ("memory_budget", "request_memory")
+    ],
     "node/runtime/fd_quota.py": ["tests/node/runtime/test_fd_quota.py"],
     "node/coordinator/groups/memory_limit.py": [
         "tests/node/coordinator/groups/test_memory_limit.py",
@@ -83,6 +99,18 @@ TESTS: Final = {
         "tests/node/replicas/test_log_dirs.py",
         "tests/node/metadata/test_foreign_metadata.py",
         DIRECTORIES[1],
+    ],
+    "node/metadata/preflight.py": ["tests/node/metadata/test_preflight.py"],
+    "node/metadata/join_timeout.py": ["tests/node/metadata/test_join_timeout.py"],
+    "node/metadata/metadata_log.py": [
+        f"tests/node/metadata/test_{name}.py" for name in ("metadata_log", "metadata_snapshots")
+    ],
+    "node/replicas/dirty_logs.py": [
+        f"tests/node/replicas/test_{name}.py" for name in ("dirty_logs", "maintenance")
+    ],
+    "node/replicas/log_dir_failures.py": [
+        "tests/node/replicas/test_log_lifecycle.py",
+        *DIRECTORIES,
     ],
     "node/replicas/log_lifecycle.py": ["tests/node/replicas/test_log_lifecycle.py"],
     "node/replicas/log_dirs.py": [
@@ -113,6 +141,9 @@ TESTS: Final = {
         "tests/node/replicas/test_maintenance.py",
         "tests/node/replicas/test_dirty_logs.py",
         DIRECTORIES[0],
+    ],
+    "storage/directory.py": [
+        f"tests/storage/test_{name}.py" for name in ("directory", "running_mark")
     ],
 }
 """The fast tests of a module, or of all modules of a folder."""

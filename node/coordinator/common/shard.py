@@ -40,6 +40,7 @@ from kept.storage.errors import (
     NotLeaderOrFollower,
     RequestTimedOut,
     TransactionCoordinatorFenced,
+    is_bug,
 )
 from kept.storage.records import EndTxnMarker, build_batch, check
 from kept.storage.types import NO_PRODUCER_ID, NO_SEQUENCE, AppendOrigin
@@ -193,16 +194,18 @@ class Shard(Generic[Core]):
         try:
             await self._await_committed(partition.epoch_start_offset)
             count = await load(partition, partial(self._kind.replay, self.core))
+            await self._kind.prepare(self)
+            if not self._unloaded:
+                self._loaded(count)
         except NotLeaderOrFollower as error:
             self.failed = str(error)
-            return
-        except KeptError as error:
-            self.failed = str(error)
-            log.error("coordinator not loaded", partition=str(self.tp), error=str(error))
-            return
-        await self._kind.prepare(self)
-        if not self._unloaded:
-            self._loaded(count)
+        # Whatever it is: clients would be told to wait for ever.
+        except Exception as error:  # noqa: BLE001
+            self.failed, self.is_active = str(error) or repr(error), False
+            if is_bug(error):
+                log.exception("coordinator not loaded", error, partition=str(self.tp))
+            else:
+                log.error("coordinator not loaded", partition=str(self.tp), error=str(error))
 
     async def _await_committed(self, end_offset: int) -> None:
         """Wait until HW is at ``end_offset``, where the log ended when this node was elected.

@@ -42,6 +42,7 @@ from kept.storage.errors import (
     NotLeaderOrFollower,
     ReplicaNotAvailable,
     ResourceExhausted,
+    is_bug,
 )
 from kept.storage.types import MAX_INT64
 
@@ -347,7 +348,8 @@ class ReplicaManifests:
             await self._files.store(effect.held, effect.published)
         # A bug of ours must not leave the core waiting.
         except Exception as error:  # noqa: BLE001
-            _say_if_bug("manifest not stored", error)
+            if is_bug(error):
+                log.exception("manifest not stored", error)
             self._failed("manifest not stored", effect.held, error)
             self.step(ev.StoreFailed())
             return
@@ -385,7 +387,6 @@ class ReplicaManifests:
         # A bug of ours must not leave the core waiting.
         except Exception as error:  # noqa: BLE001
             missing = _missing(error)
-            _say_if_bug("manifest not applied", error)
             self._stopped(work, "manifest not applied", ref, error)
         self._works.discard(work)
         if state is None:
@@ -411,6 +412,8 @@ class ReplicaManifests:
         self, work: Work, what: str, ref: ManifestRef | None, error: BaseException
     ) -> None:  # fmt: skip
         """It was withdrawn, or it failed."""
+        if is_bug(error) and not work.cancelled:
+            log.exception(what, error)
         if work.cancelled and not isinstance(error, MachineError):
             self._reject(error)
         else:
@@ -436,7 +439,6 @@ class ReplicaManifests:
             state = await self._files.base(work, name, still_wanted)
         # A bug of ours must not leave the core waiting.
         except Exception as error:  # noqa: BLE001
-            _say_if_bug("base generation not made", error)
             self._stopped(work, "base generation not made", None, error)
         self._works.discard(work)
         if state is not None:
@@ -581,12 +583,6 @@ class ReplicaManifests:
         while self._tasks:
             await asyncio.wait(self._tasks)
             await asyncio.sleep(0)
-
-
-def _say_if_bug(what: str, error: Exception) -> None:
-    """Where it comes from, if it is none of the errors that are expected."""
-    if not isinstance(error, KeptError | OSError):
-        log.exception(what, error)
 
 
 def _missing(error: BaseException) -> int | None:

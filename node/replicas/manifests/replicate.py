@@ -24,6 +24,7 @@ from kept.storage.errors import (
     KeptError,
     NotLeaderOrFollower,
     UnknownTopicId,
+    is_bug,
 )
 from kept.storage.records import crc32c
 
@@ -150,12 +151,12 @@ class ManifestReplicator:
             return True
         try:
             await self._exchange(leader, requests)
-        except KeptError as error:
-            log.debug("manifests not pulled", leader=leader, error=str(error))
-            responded = False
         # A bug of ours must not end it: no tombstone would go any more.
         except Exception as error:  # noqa: BLE001
-            log.exception("manifests not pulled", error, leader=leader)
+            if is_bug(error):
+                log.exception("manifests not pulled", error, leader=leader)
+            else:
+                log.debug("manifests not pulled", leader=leader, error=str(error))
             responded = False
         else:
             responded = True
@@ -271,6 +272,8 @@ class PullServer:
                         calls.ManifestBody(ref, len(data), crc32c(data), data if inline else b"")
                     )
             except (KeptError, OSError) as error:
+                if is_bug(error):
+                    log.exception("manifests not given", error, topic_id=pull.topic_id)
                 answers.append(calls.ManifestAnswer(failure_of(error)))
                 continue
             answers.append(

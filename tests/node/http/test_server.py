@@ -18,7 +18,7 @@ from kept.node.http.messages import status_of
 from kept.node.http.server import _is_held, host_is_known, with_port
 from kept.node.internode.controller_rpc import PeerHttpRequest
 from kept.storage import errors
-from kept.storage.errors import PolicyViolation
+from kept.storage.errors import InvariantViolation, PolicyViolation
 
 GET = "GET {} HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -521,14 +521,16 @@ def test_a_peer_that_leaves_early(lone):
     assert lone.http(GET.format("/healthz"))[0] == 200
 
 
-def test_a_bug_of_ours_is_one_answer(lone, monkeypatch):
+@pytest.mark.parametrize("error", [ZeroDivisionError("secret"), InvariantViolation("secret")])
+def test_a_bug_of_ours_is_one_answer(lone, monkeypatch, capsys, error):
     def broken(self):
-        raise ZeroDivisionError("secret")
+        raise error
 
     monkeypatch.setattr(ClusterView, "describe", broken)
     status, message = failure(lone.http(GET.format("/api/v1/cluster")))
     assert status == 500
     assert "secret" not in message
+    assert "Traceback" in capsys.readouterr().err
     assert lone.http(GET.format("/healthz"))[0] == 200
 
 

@@ -200,6 +200,7 @@ async def test_a_forwarded_body_of_megabytes(net):
         (StaleBrokerEpoch("broker 1 has epoch 7, not 5 – für alle"), StaleBrokerEpoch, "für alle"),
         (NotController("node 3 is", 3), NotController, "node 3 is"),
         (KeyError("x"), InvariantViolation, "KeyError"),
+        (InvariantViolation("x"), InvariantViolation, "x"),
     ],
 )
 async def test_what_the_handler_raises_is_raised_at_the_caller(net, capsys, raised, arrives, words):
@@ -212,6 +213,7 @@ async def test_what_the_handler_raises_is_raised_at_the_caller(net, capsys, rais
     with pytest.raises(arrives, match=words) as caught:
         await one.peers.call(2, "AllocateProducerIds", AllocateProducerIdsRequest(1, 5))
     assert type(caught.value) is arrives
+    assert ("Traceback" in capsys.readouterr().err) is (arrives is InvariantViolation)
     if arrives is NotController:
         assert caught.value.leader_id == 3
 

@@ -80,6 +80,22 @@ def test_who_asks_while_a_question_is_under_way_gets_the_next_one():
     play(scene)
 
 
+def test_one_who_fails_keeps_the_answer_from_nobody(capsys):
+    async def scene(leadership_barrier, controller, heard):
+        def fail(_):
+            raise KeyError("a bug of ours")
+
+        controller.acted.set()
+        leadership_barrier.confirm(fail)
+        leadership_barrier.confirm(heard.append)
+        controller.answers.put_nowait(ConfirmReply(9))
+        await turns()
+        assert heard == [True]
+        assert "a bug of ours" in capsys.readouterr().err
+
+    play(scene)
+
+
 def test_an_answer_counts_when_it_was_acted_on():
     async def scene(leadership_barrier, controller, heard):
         leadership_barrier.confirm(heard.append)

@@ -13,7 +13,7 @@ from kept.cluster.metadata.wal import NO_DIRECTORY, WAL_NAME
 from kept.cluster.raft.ready import RaftSettings
 from kept.node.metadata.metadata_log import Metadata
 from kept.node.runtime.counters import Counters
-from kept.storage.errors import DamagedData, MachineError, NotController
+from kept.storage.errors import DamagedData, InvariantViolation, MachineError, NotController
 from kept.testing.simulated_disk import SimulatedDisk
 
 SETTING = [ConfigRecord(4, "", "k", "v")]
@@ -110,6 +110,50 @@ def test_a_log_that_contradicts_itself_ends_the_node(monkeypatch):
         await three.leader(without=leader)
 
     play(scene, election_ticks=6)
+
+
+@pytest.mark.parametrize("error", [InvariantViolation("entry 9 is committed"), KeyError(9)])
+@pytest.mark.parametrize("event", ["receive", "tick", "peer_down", "work"])
+def test_a_bug_that_an_event_shows_ends_the_node(monkeypatch, capsys, event, error):
+    """Its member may be half changed: nothing that it says from then on can be relied on."""
+
+    async def scene(three):
+        broken = await three.leader()
+        node = three.nodes[broken]
+
+        def fail(*_):
+            raise error
+
+        monkeypatch.setattr(node.member, event, fail)
+        if event == "peer_down":
+            node.peer_down((broken + 1) % 3)
+        while broken not in three.failures:
+            await asyncio.sleep(0.005)
+        assert three.failures.keys() == {broken}
+        assert str(error) in three.failures[broken]
+        said = capsys.readouterr().err
+        assert said.count("the metadata log failed") == 1
+        assert "Traceback" in said
+        well = await three.leader(without=broken)
+        await three.nodes[well].propose(SETTING)
+
+    play(scene, election_ticks=6)
+
+
+def test_whoever_follows_the_metadata_may_fail(capsys):
+    async def scene(three):
+        leader = await three.leader()
+
+        def fail():
+            raise KeyError("a bug of ours")
+
+        three.nodes[leader].on_applied = fail
+        await three.nodes[leader].propose(SETTING)
+        await three.nodes[leader].propose(SETTING)
+        assert not three.failures
+        assert "following the metadata failed" in capsys.readouterr().err
+
+    play(scene, election_ticks=1_000_000)
 
 
 def test_nobody_is_remembered_who_asked_a_follower_whether_it_leads():

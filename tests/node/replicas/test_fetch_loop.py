@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import count
 from typing import Any, cast
+
+import pytest
 
 from kept.client.node_connection import NodeConnection
 from kept.node.replicas import fetch_loop
@@ -12,6 +15,7 @@ from kept.node.replicas.local_replica import LocalReplica
 from kept.replication.fetcher import PATIENCE_MS
 from kept.replication.partition import Partition
 from kept.replication.quota import ReplicationQuota
+from kept.storage.errors import InvariantViolation
 from kept.storage.log.log import Log
 from kept.storage.types import LogConfig, TopicPartition
 from kept.testing.simulated_disk import SimulatedDisk
@@ -37,6 +41,47 @@ def follower(disk: SimulatedDisk, number: int) -> LocalReplica:
     return LocalReplica(partition, Given(), Given())  # type: ignore[arg-type]
 
 
+def fetch_context(loop: ManualLoop) -> FetchContext:
+    return FetchContext(
+        runtime=cast("Any", Given(loop=loop, now_ms=lambda: NOW)),
+        config=live_config(),
+        identity=cast("Any", Given(node_id=1, broker_epoch=1)),
+        addresses=cast("Any", Given(node_address=lambda _: ("h", 1), node_tls=lambda: None)),
+        detector=cast("Any", Given(connection_broke=lambda _: None)),
+        quota=ReplicationQuota(),
+    )
+
+
+@pytest.mark.parametrize("part", ["next_request", "_exchange"])
+@pytest.mark.parametrize("error", [KeyError("x"), InvariantViolation("HW 9 of a log of 7")])
+def test_a_bug_of_ours_ends_no_stream_and_is_in_the_log(monkeypatch, capsys, part, error):
+    """It was taken for a leader that does not answer, or nobody fetched from that one any more."""
+
+    async def scene() -> None:
+        monkeypatch.setattr(fetch_loop, "RESTART_S", 0.001)
+        monkeypatch.setattr(fetch_loop, "monotonic_ms", count(1_000, 10_000).__next__)
+        went_on = asyncio.Event()
+        calls = 0
+
+        def fail(*_: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls > 2:
+                went_on.set()
+            raise error
+
+        of = fetch_loop.FetcherCore if part == "next_request" else fetch_loop._Stream
+        monkeypatch.setattr(of, part, fail)
+        fetchers = Fetchers(fetch_context(TimedLoop()))
+        fetchers.follow(follower(SimulatedDisk(), 0), LEADER, 3)
+        async with asyncio.timeout(60):
+            await went_on.wait()
+        await fetchers.stop()
+        assert capsys.readouterr().err.count("fetching failed") >= 2
+
+    asyncio.run(scene())
+
+
 def test_a_request_whose_connection_is_being_made_is_given_up_later_not_at_once(monkeypatch):
     """The wait for it ended at once, again and again: the follower kept a processor busy."""
 
@@ -51,15 +96,7 @@ def test_a_request_whose_connection_is_being_made_is_given_up_later_not_at_once(
 
         monkeypatch.setattr(NodeConnection, "open", opened)
         loop = TimedLoop()
-        context = FetchContext(
-            runtime=cast("Any", Given(loop=loop, now_ms=lambda: NOW)),
-            config=live_config(),
-            identity=cast("Any", Given(node_id=1, broker_epoch=1)),
-            addresses=cast("Any", Given(node_address=lambda _: ("h", 1), node_tls=lambda: None)),
-            detector=cast("Any", Given()),
-            quota=ReplicationQuota(),
-        )
-        fetchers, disk = Fetchers(context), SimulatedDisk()
+        fetchers, disk = Fetchers(fetch_context(loop)), SimulatedDisk()
         fetchers.follow(follower(disk, 0), LEADER, 3)
         async with asyncio.timeout(60):
             await opening.wait()

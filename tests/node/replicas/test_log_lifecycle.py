@@ -24,6 +24,7 @@ from kept.node.replicas.replica_table import ReplicaTable
 from kept.storage.directory import Checkpoint, LogDirectory
 from kept.storage.disk import Disk
 from kept.storage.errors import (
+    InvariantViolation,
     MachineError,
     NotLeaderOrFollower,
     ResourceExhausted,
@@ -84,9 +85,9 @@ def topic(name: str, topic_id: int, partitions: int = 1) -> list:
     ]
 
 
-def elected(node, name: str) -> PartitionRecord:
-    """The next leader epoch of the first partition of a topic."""
-    now = node.parts.metadata.image.partition(name, 0)
+def elected(node, name: str, number: int = 0) -> PartitionRecord:
+    """The next leader epoch of a partition."""
+    now = node.parts.metadata.image.partition(name, number)
     epochs = {"leader_epoch": now.leader_epoch + 1, "partition_epoch": now.partition_epoch + 1}
     return replace(now, **epochs)
 
@@ -125,6 +126,27 @@ def test_an_open_log_changes_its_role_while_others_wait_for_the_disk(lone, stall
         stalled.go.set()
         await creating
         assert len(node.parts.table.by_name[b"waiting"].partitions) == 600
+
+    play(lone, scene)
+
+
+def test_a_bug_at_one_partition_keeps_no_other_from_its_role(lone, monkeypatch, capsys):
+    async def scene(node):
+        await propose(node, topic("other", 7, partitions=2))
+        take = node.parts.replicas.roles.take
+
+        def fails_at_first(hosted, record):
+            if hosted.partition.topic_partition == TopicPartition("other", 0):
+                raise InvariantViolation("leader epoch 0 after 5")
+            take(hosted, record)
+
+        monkeypatch.setattr(node.parts.replicas.roles, "take", fails_at_first)
+        records = [elected(node, "other", number) for number in range(2)]
+        await propose(node, [*records, elected(node, "open")])
+        partition = node.parts.table.partition
+        assert partition(TopicPartition("other", 1)).leader_epoch == 1
+        assert partition(OPEN).leader_epoch == 1
+        assert "leader epoch 0 after 5" in capsys.readouterr().err
 
     play(lone, scene)
 

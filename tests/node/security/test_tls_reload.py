@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from kept.client.security.tls import client_context, tls_config
 from kept.node.config.node_config import NodeConfig
 from kept.node.security.listener_tls import ListenerTls
-from kept.node.security.tls_reload import DAY_S, Rotation
+from kept.node.security.tls_reload import DAY_S, Rotation, TlsReload
 from kept.storage.errors import ConfigurationError
 from tests.support.certificates import DAY, Authority
+from tests.support.parts import Given
 
 
 class Bench:
@@ -164,6 +166,30 @@ def handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
     assert not waiting
     sides[1].write(b"x")  # TLS 1.3: a client hears now that its certificate is refused
     sides[0].read(1)
+
+
+def test_a_bug_of_ours_ends_the_reading_of_no_certificate(capsys: pytest.CaptureFixture) -> None:
+    """It ended it for all, and nobody heard of that before the certificates were over."""
+
+    def fail() -> None:
+        raise KeyError("x")
+
+    async def scene() -> None:
+        stepped: asyncio.Queue[Any] = asyncio.Queue()
+        runtime = Given(loop=asyncio.get_running_loop(), in_thread=asyncio.to_thread)
+        reload = TlsReload(cast("Any", runtime), cast("Any", Given(current__tls_reload_ms=1)), [])
+        reload.rotations = [
+            Given(tls=Given(name="broken", read=fail)),
+            Given(tls=Given(name="well", read=int), step=lambda *what: stepped.put_nowait(what)),
+        ]
+        reload.start()
+        async with asyncio.timeout(60):
+            await stepped.get()
+            await stepped.get()
+        reload.stop()
+        assert "listener=broken" in capsys.readouterr().err
+
+    asyncio.run(scene())
 
 
 def test_another_authority_together_with_the_key(tmp_path: Path) -> None:

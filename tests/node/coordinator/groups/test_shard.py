@@ -6,8 +6,11 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from contextlib import redirect_stderr
 from functools import partial
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -432,6 +435,23 @@ async def test_records_that_do_not_decode_fail_the_load_and_say_why() -> None:
     f = ShardFixture(partition)
     await until(lambda: f.read)
     assert f.shard.failed is not None and "version 9" in f.shard.failed
+
+
+@run
+async def test_a_bug_that_a_load_shows_fails_it_and_is_in_the_log() -> None:
+    """Clients would be told for ever that it loads."""
+    f = ShardFixture(await filled(50))
+
+    def fail(*_: Any) -> None:
+        raise KeyError("no such member")
+
+    f.shard.core.replay = fail  # type: ignore[method-assign]
+    told = StringIO()
+    with redirect_stderr(told):
+        await until(lambda: f.read)
+    assert f.shard.failed is not None and "no such member" in f.shard.failed
+    assert not f.shard.is_active
+    assert "Traceback" in told.getvalue()
 
 
 def offset_record(offset: int, topic: str = "orders") -> tuple[bytes, bytes | None]:

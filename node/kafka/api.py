@@ -58,8 +58,8 @@ class Api(NamedTuple):
     """One API: versions are inclusive; ``refused_below`` versions are advertised but not served.
 
     ``max_before``: the newest version below level 2 of transaction.version, where that matters.
-    ``handler`` is the module and class below ``kept.node.kafka.handlers`` whose method of the API's
-    name serves it; empty where the connection does. ``access`` is what is asked before, in order.
+    ``handler`` is the class, one of :data:`HANDLERS`, whose method of the API's name serves it;
+    empty where the connection does. ``access`` is what is asked before, in order.
     """
 
     key: ApiKey
@@ -224,117 +224,92 @@ _ALTER_CLUSTER: Final = (Whole(Op.ALTER),)
 _DESCRIBE_CLUSTER_CONFIGS: Final = (Whole(Op.DESCRIBE_CONFIGS),)
 _ALTER_CLUSTER_CONFIGS: Final = (Whole(Op.ALTER_CONFIGS),)
 
+HANDLERS: Final[Mapping[str, str]] = {
+    "AclsHandler": "acls",
+    "ClientQuotasHandler": "client_quotas",
+    "ClusterHandler": "describe_cluster",
+    "ConfigHandler": "configs",
+    "DeleteRecordsHandler": "delete_records",
+    "DescribeGroupsHandler": "describe_groups",
+    "DescribeProducersHandler": "describe_producers",
+    "GroupMembershipHandler": "group_membership",
+    "GroupOffsetsHandler": "group_offsets",
+    "ListOffsetsHandler": "list_offsets",
+    "LogDirsHandler": "describe_log_dirs",
+    "MetadataHandler": "metadata",
+    "ProducerIdHandler": "init_producer_id",
+    "QuorumHandler": "describe_quorum",
+    "RaftVotersHandler": "raft_voters",
+    "ReassignmentHandler": "reassignments",
+    "SaslHandler": "sasl",
+    "ScramCredentialsHandler": "scram_credentials",
+    "TopicsHandler": "topics",
+    "TransactionsHandler": "transactions",
+    "WriteTxnMarkersHandler": "write_txn_markers",
+}
+"""Handlers' classes, and their modules below ``kept.node.kafka.handlers``."""
+
 APIS: Final = (
     # Produce 0-2 are advertised for librdkafka (KAFKA-18659) and refused on use.
     Api(ApiKey.PRODUCE, 0, 13, "", 9, _OWN, refused_below=3),
     Api(ApiKey.FETCH, 4, 18, "", 12, _OWN),
-    Api(ApiKey.LIST_OFFSETS, 1, 11, "list_offsets.ListOffsetsHandler", 6, _DESCRIBE_TOPICS),
-    Api(ApiKey.METADATA, 0, 13, "metadata.MetadataHandler", 9, _OWN),
-    Api(ApiKey.OFFSET_COMMIT, 2, 10, "group_offsets.GroupOffsetsHandler", 8, _COMMIT),
-    Api(ApiKey.OFFSET_FETCH, 1, 10, "group_offsets.GroupOffsetsHandler", 6, _OWN),
-    Api(ApiKey.FIND_COORDINATOR, 0, 6, "group_membership.GroupMembershipHandler", 3, _OWN),
-    Api(ApiKey.JOIN_GROUP, 0, 9, "group_membership.GroupMembershipHandler", 6, _READ_GROUP),
-    Api(ApiKey.HEARTBEAT, 0, 4, "group_membership.GroupMembershipHandler", 4, _READ_GROUP),
-    Api(ApiKey.LEAVE_GROUP, 0, 5, "group_membership.GroupMembershipHandler", 4, _READ_GROUP),
-    Api(ApiKey.SYNC_GROUP, 0, 5, "group_membership.GroupMembershipHandler", 4, _READ_GROUP),
-    Api(ApiKey.DESCRIBE_GROUPS, 0, 6, "describe_groups.DescribeGroupsHandler", 5, _DESCRIBE_GROUPS),
-    Api(ApiKey.LIST_GROUPS, 0, 5, "describe_groups.DescribeGroupsHandler", 3, _OWN),
-    Api(ApiKey.SASL_HANDSHAKE, 0, 1, "sasl.SaslHandler", NEVER, _OPEN),
+    Api(ApiKey.LIST_OFFSETS, 1, 11, "ListOffsetsHandler", 6, _DESCRIBE_TOPICS),
+    Api(ApiKey.METADATA, 0, 13, "MetadataHandler", 9, _OWN),
+    Api(ApiKey.OFFSET_COMMIT, 2, 10, "GroupOffsetsHandler", 8, _COMMIT),
+    Api(ApiKey.OFFSET_FETCH, 1, 10, "GroupOffsetsHandler", 6, _OWN),
+    Api(ApiKey.FIND_COORDINATOR, 0, 6, "GroupMembershipHandler", 3, _OWN),
+    Api(ApiKey.JOIN_GROUP, 0, 9, "GroupMembershipHandler", 6, _READ_GROUP),
+    Api(ApiKey.HEARTBEAT, 0, 4, "GroupMembershipHandler", 4, _READ_GROUP),
+    Api(ApiKey.LEAVE_GROUP, 0, 5, "GroupMembershipHandler", 4, _READ_GROUP),
+    Api(ApiKey.SYNC_GROUP, 0, 5, "GroupMembershipHandler", 4, _READ_GROUP),
+    Api(ApiKey.DESCRIBE_GROUPS, 0, 6, "DescribeGroupsHandler", 5, _DESCRIBE_GROUPS),
+    Api(ApiKey.LIST_GROUPS, 0, 5, "DescribeGroupsHandler", 3, _OWN),
+    Api(ApiKey.SASL_HANDSHAKE, 0, 1, "SaslHandler", NEVER, _OPEN),
     Api(ApiKey.API_VERSIONS, 0, 4, "", 3, _OPEN),  # answered below
-    Api(ApiKey.CREATE_TOPICS, 2, 7, "topics.TopicsHandler", 5, _CREATE_TOPICS),
-    Api(ApiKey.DELETE_TOPICS, 1, 6, "topics.TopicsHandler", 4, _OWN),
-    Api(ApiKey.DELETE_RECORDS, 0, 2, "delete_records.DeleteRecordsHandler", 2, _DELETE_RECORDS),
-    Api(ApiKey.INIT_PRODUCER_ID, 0, 5, "init_producer_id.ProducerIdHandler", 2, _OWN),
-    Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, "list_offsets.ListOffsetsHandler", 4, _EPOCHS),
-    Api(ApiKey.ADD_PARTITIONS_TO_TXN, 0, 5, "transactions.TransactionsHandler", 3, _OWN),
-    Api(ApiKey.ADD_OFFSETS_TO_TXN, 0, 4, "transactions.TransactionsHandler", 3, _WRITE_GROUP),
-    Api(ApiKey.END_TXN, 0, 5, "transactions.TransactionsHandler", 3, _WRITE_ID, max_before=4),
-    Api(ApiKey.WRITE_TXN_MARKERS, 1, 2, "write_txn_markers.WriteTxnMarkersHandler", 1, _MARK),
-    Api(
-        ApiKey.TXN_OFFSET_COMMIT,
-        0,
-        5,
-        "group_offsets.GroupOffsetsHandler",
-        3,
-        _TXN_COMMIT,
-        max_before=4,
-    ),
-    Api(ApiKey.DESCRIBE_ACLS, 1, 3, "acls.AclsHandler", 2, _DESCRIBE_CLUSTER),
-    Api(ApiKey.CREATE_ACLS, 1, 3, "acls.AclsHandler", 2, _ALTER_CLUSTER),
-    Api(ApiKey.DELETE_ACLS, 1, 3, "acls.AclsHandler", 2, _ALTER_CLUSTER),
-    Api(ApiKey.DESCRIBE_CONFIGS, 1, 4, "configs.ConfigHandler", 4, _DESCRIBE_CONFIGS),
-    Api(ApiKey.ALTER_CONFIGS, 0, 2, "configs.ConfigHandler", 2, _ALTER_CONFIGS),
-    Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, "describe_log_dirs.LogDirsHandler", 2, _DESCRIBE_CLUSTER),
-    Api(ApiKey.SASL_AUTHENTICATE, 0, 2, "sasl.SaslHandler", 2, _OPEN),
-    Api(ApiKey.CREATE_PARTITIONS, 0, 3, "topics.TopicsHandler", 2, _ALTER_TOPICS),
-    Api(ApiKey.DELETE_GROUPS, 0, 2, "describe_groups.DescribeGroupsHandler", 2, _DELETE_GROUPS),
-    Api(ApiKey.ELECT_LEADERS, 0, 2, "reassignments.ReassignmentHandler", 2, _ALTER_CLUSTER),
-    Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, "configs.ConfigHandler", 1, _ALTER_CONFIGS),
-    Api(
-        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
-        0,
-        1,
-        "reassignments.ReassignmentHandler",
-        0,
-        _ALTER_CLUSTER,
-    ),
-    Api(
-        ApiKey.LIST_PARTITION_REASSIGNMENTS,
-        0,
-        0,
-        "reassignments.ReassignmentHandler",
-        0,
-        _DESCRIBE_CLUSTER,
-    ),
-    Api(ApiKey.OFFSET_DELETE, 0, 0, "group_offsets.GroupOffsetsHandler", NEVER, _DELETE_OFFSETS),
+    Api(ApiKey.CREATE_TOPICS, 2, 7, "TopicsHandler", 5, _CREATE_TOPICS),
+    Api(ApiKey.DELETE_TOPICS, 1, 6, "TopicsHandler", 4, _OWN),
+    Api(ApiKey.DELETE_RECORDS, 0, 2, "DeleteRecordsHandler", 2, _DELETE_RECORDS),
+    Api(ApiKey.INIT_PRODUCER_ID, 0, 5, "ProducerIdHandler", 2, _OWN),
+    Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, "ListOffsetsHandler", 4, _EPOCHS),
+    Api(ApiKey.ADD_PARTITIONS_TO_TXN, 0, 5, "TransactionsHandler", 3, _OWN),
+    Api(ApiKey.ADD_OFFSETS_TO_TXN, 0, 4, "TransactionsHandler", 3, _WRITE_GROUP),
+    Api(ApiKey.END_TXN, 0, 5, "TransactionsHandler", 3, _WRITE_ID, max_before=4),
+    Api(ApiKey.WRITE_TXN_MARKERS, 1, 2, "WriteTxnMarkersHandler", 1, _MARK),
+    Api(ApiKey.TXN_OFFSET_COMMIT, 0, 5, "GroupOffsetsHandler", 3, _TXN_COMMIT, max_before=4),
+    Api(ApiKey.DESCRIBE_ACLS, 1, 3, "AclsHandler", 2, _DESCRIBE_CLUSTER),
+    Api(ApiKey.CREATE_ACLS, 1, 3, "AclsHandler", 2, _ALTER_CLUSTER),
+    Api(ApiKey.DELETE_ACLS, 1, 3, "AclsHandler", 2, _ALTER_CLUSTER),
+    Api(ApiKey.DESCRIBE_CONFIGS, 1, 4, "ConfigHandler", 4, _DESCRIBE_CONFIGS),
+    Api(ApiKey.ALTER_CONFIGS, 0, 2, "ConfigHandler", 2, _ALTER_CONFIGS),
+    Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, "LogDirsHandler", 2, _DESCRIBE_CLUSTER),
+    Api(ApiKey.SASL_AUTHENTICATE, 0, 2, "SaslHandler", 2, _OPEN),
+    Api(ApiKey.CREATE_PARTITIONS, 0, 3, "TopicsHandler", 2, _ALTER_TOPICS),
+    Api(ApiKey.DELETE_GROUPS, 0, 2, "DescribeGroupsHandler", 2, _DELETE_GROUPS),
+    Api(ApiKey.ELECT_LEADERS, 0, 2, "ReassignmentHandler", 2, _ALTER_CLUSTER),
+    Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, "ConfigHandler", 1, _ALTER_CONFIGS),
+    Api(ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, 1, "ReassignmentHandler", 0, _ALTER_CLUSTER),
+    Api(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, 0, "ReassignmentHandler", 0, _DESCRIBE_CLUSTER),
+    Api(ApiKey.OFFSET_DELETE, 0, 0, "GroupOffsetsHandler", NEVER, _DELETE_OFFSETS),
     Api(
         ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
         0,
         0,
-        "scram_credentials.ScramCredentialsHandler",
+        "ScramCredentialsHandler",
         0,
         _DESCRIBE_CLUSTER,
     ),
-    Api(
-        ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
-        0,
-        0,
-        "scram_credentials.ScramCredentialsHandler",
-        0,
-        _ALTER_CLUSTER,
-    ),
-    Api(
-        ApiKey.DESCRIBE_CLIENT_QUOTAS,
-        0,
-        1,
-        "client_quotas.ClientQuotasHandler",
-        1,
-        _DESCRIBE_CLUSTER_CONFIGS,
-    ),
-    Api(
-        ApiKey.ALTER_CLIENT_QUOTAS,
-        0,
-        1,
-        "client_quotas.ClientQuotasHandler",
-        1,
-        _ALTER_CLUSTER_CONFIGS,
-    ),
-    Api(ApiKey.DESCRIBE_QUORUM, 0, 2, "describe_quorum.QuorumHandler", 0, _DESCRIBE_CLUSTER),
-    Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, "describe_cluster.ClusterHandler", 0, _OPEN),
-    Api(
-        ApiKey.DESCRIBE_PRODUCERS,
-        0,
-        0,
-        "describe_producers.DescribeProducersHandler",
-        0,
-        _READ_TOPICS,
-    ),
-    Api(ApiKey.UNREGISTER_BROKER, 0, 0, "describe_cluster.ClusterHandler", 0, _ALTER_CLUSTER),
-    Api(ApiKey.DESCRIBE_TRANSACTIONS, 0, 0, "transactions.TransactionsHandler", 0, _DESCRIBE_IDS),
-    Api(ApiKey.LIST_TRANSACTIONS, 0, 2, "transactions.TransactionsHandler", 0, _OWN),
-    Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, "describe_cluster.ClusterHandler", 0, _OWN),
-    Api(ApiKey.ADD_RAFT_VOTER, 0, 1, "raft_voters.RaftVotersHandler", 0, _ALTER_CLUSTER),
-    Api(ApiKey.REMOVE_RAFT_VOTER, 0, 0, "raft_voters.RaftVotersHandler", 0, _ALTER_CLUSTER),
+    Api(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, 0, "ScramCredentialsHandler", 0, _ALTER_CLUSTER),
+    Api(ApiKey.DESCRIBE_CLIENT_QUOTAS, 0, 1, "ClientQuotasHandler", 1, _DESCRIBE_CLUSTER_CONFIGS),
+    Api(ApiKey.ALTER_CLIENT_QUOTAS, 0, 1, "ClientQuotasHandler", 1, _ALTER_CLUSTER_CONFIGS),
+    Api(ApiKey.DESCRIBE_QUORUM, 0, 2, "QuorumHandler", 0, _DESCRIBE_CLUSTER),
+    Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, "ClusterHandler", 0, _OPEN),
+    Api(ApiKey.DESCRIBE_PRODUCERS, 0, 0, "DescribeProducersHandler", 0, _READ_TOPICS),
+    Api(ApiKey.UNREGISTER_BROKER, 0, 0, "ClusterHandler", 0, _ALTER_CLUSTER),
+    Api(ApiKey.DESCRIBE_TRANSACTIONS, 0, 0, "TransactionsHandler", 0, _DESCRIBE_IDS),
+    Api(ApiKey.LIST_TRANSACTIONS, 0, 2, "TransactionsHandler", 0, _OWN),
+    Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, "ClusterHandler", 0, _OWN),
+    Api(ApiKey.ADD_RAFT_VOTER, 0, 1, "RaftVotersHandler", 0, _ALTER_CLUSTER),
+    Api(ApiKey.REMOVE_RAFT_VOTER, 0, 0, "RaftVotersHandler", 0, _ALTER_CLUSTER),
 )
 
 
@@ -346,8 +321,8 @@ def served() -> dict[int, Api]:
 
 def handler_class(api: Api) -> type[Any]:
     """The class that serves an API; imports its module."""
-    module, name = api.handler.split(".")
-    cls: type[Any] = getattr(import_module(f"kept.node.kafka.handlers.{module}"), name)
+    module = import_module(f"kept.node.kafka.handlers.{HANDLERS[api.handler]}")
+    cls: type[Any] = getattr(module, api.handler)
     return cls
 
 

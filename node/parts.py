@@ -37,12 +37,12 @@ from kept.node.internode.peers import Peers
 from kept.node.kafka.connection import ServerContext
 from kept.node.kafka.fetch_sessions import FetchSessions
 from kept.node.kafka.forwarding_manager import ForwardingManager
-from kept.node.kafka.handlers.batch_checks import CheckResources
-from kept.node.kafka.handlers.delayed_produce import DelayedProduceContext
-from kept.node.kafka.handlers.fetch import FetchHandler, FetchResources
-from kept.node.kafka.handlers.leader_hints import LeaderHints
-from kept.node.kafka.handlers.produce import ProduceHandler
-from kept.node.kafka.handlers.transactional_produce import TransactionalBatches
+from kept.node.kafka.handlers.records.batch_checks import CheckResources
+from kept.node.kafka.handlers.records.delayed_produce import DelayedProduceContext
+from kept.node.kafka.handlers.records.fetch import FetchHandler, FetchResources
+from kept.node.kafka.handlers.records.leader_hints import LeaderHints
+from kept.node.kafka.handlers.records.produce import ProduceHandler
+from kept.node.kafka.handlers.transactions.transactional_produce import TransactionalBatches
 from kept.node.kafka.listener import HTTP2, HTTP_METHODS, HandedOver, Listener
 from kept.node.kafka.metadata_changes import MetadataChanges
 from kept.node.kafka.node_requests import NodeRequests

@@ -16,7 +16,7 @@ from kept.client.consume.fetch import Fetched, FetchLimits, fetch_partition, pro
 from kept.client.consume.leader_offsets import list_offsets
 from kept.client.consume.positions import EARLIEST, LATEST
 from kept.client.core.metadata import ClusterView
-from kept.node.kafka.handlers.batch_checks import inflated
+from kept.node.kafka.handlers.records.batch_checks import inflated
 from kept.storage.errors import (
     InflatesBeyondLimit,
     InvalidRequest,

@@ -12,7 +12,7 @@ Where clients put a key (murmur2) is searched first, to its end: only then the o
 which have it if some client chooses otherwise.
 
 Batches are looked through in a thread, within what is drawn for them on the node's memory budget
-(:func:`kept.node.kafka.handlers.batch_checks.inflated`). So many searches at a time run as
+(:func:`kept.node.kafka.handlers.records.batch_checks.inflated`). So many searches at a time run as
 :data:`SEARCHES_AT_ONCE`; others wait.
 """
 
@@ -52,7 +52,7 @@ from kept.node.admin.search_cursor import (
     encode_cursor,
     fingerprint,
 )
-from kept.node.kafka.handlers.batch_checks import inflated
+from kept.node.kafka.handlers.records.batch_checks import inflated
 from kept.node.runtime.tasks import gather_or_cancel
 from kept.storage.errors import InvalidRequest, KeptError, RetriableError
 from kept.storage.types import TopicPartition

@@ -28,7 +28,7 @@ from kept.node.admin.record_filter import (
     scan_all,
 )
 from kept.node.admin.record_search import MAX_PARTITIONS, PATIENCE_S, FoundRecord
-from kept.node.kafka.handlers.batch_checks import inflated
+from kept.node.kafka.handlers.records.batch_checks import inflated
 from kept.storage.errors import InvalidRequest, KeptError, RetriableError
 from kept.storage.types import IsolationLevel, TopicPartition
 

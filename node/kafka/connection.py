@@ -215,7 +215,7 @@ class Connection(asyncio.BufferedProtocol):
         """Requests that wait for something to happen, and are given up with the connection."""
         self.turned_away: dict[Partition, tuple[type[KeptError], float]] = {}
         """Partitions that refused a batch of this connection to have it sent again, and until when
-        those sent behind it come (``kept.node.kafka.handlers.delayed_produce``)."""
+        those sent behind it come (``kept.node.kafka.handlers.records.delayed_produce``)."""
         self.positions: dict[tuple[bytes, int], int] = {}
         """Where this consumer was when it last fetched here, by topic and partition."""
         self.client: ClientView | None = None

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from kept.node.kafka.handlers.delayed_produce import write_staged
+from kept.node.kafka.handlers.records.delayed_produce import write_staged
 from tests.sim.planted import plant
 from tests.sim.planted_replicas import RESTS_S
 
 EXECUTORS = "kept.node.runtime.executors"
-PRODUCE = "kept.node.kafka.handlers.produce"
+PRODUCE = "kept.node.kafka.handlers.records.produce"
 
 
 def answered_by_the_running_flush(original: Any) -> Any:

@@ -239,8 +239,8 @@ plant(
 plant(
     "transactions-hanging-stay", STAGE, 1, "hanging",
     "a transaction that hangs is ended by its operator (T55)",
-    ("kept.node.kafka.handlers.write_txn_markers.WriteTxnMarkersHandler.write_txn_markers",
-     said_to_be_written),
+    ("kept.node.kafka.handlers.transactions.write_txn_markers."
+     "WriteTxnMarkersHandler.write_txn_markers", said_to_be_written),
     hangs=True,
 )  # fmt: skip
 plant(

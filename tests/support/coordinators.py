@@ -16,8 +16,8 @@ from kept.node.coordinator.common.shard import Shard
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.coordinator import GroupCoordinator
 from kept.node.kafka.api import RequestContext
-from kept.node.kafka.handlers.describe_groups import DescribeGroupsHandler
-from kept.node.kafka.handlers.group_membership import GroupMembershipHandler
+from kept.node.kafka.handlers.groups.describe_groups import DescribeGroupsHandler
+from kept.node.kafka.handlers.groups.group_membership import GroupMembershipHandler
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.metadata.leadership_barrier import LeadershipBarrier
 from kept.node.metadata.node_identity import NodeIdentity

@@ -91,10 +91,12 @@ TESTS: Final = {
     "node/coordinator/transactions/markers.py": TRANSACTIONS,
     "node/coordinator/transactions/requests.py": TRANSACTIONS,
     "node/coordinator/transactions/transaction.py": TRANSACTIONS,
-    "node/kafka/handlers/transactional_commits.py": [
+    "node/kafka/handlers/transactions/transactional_commits.py": [
         "tests/node/coordinator/groups/test_transactional_commits.py"
     ],
-    "node/kafka/handlers/batch_checks.py": ["tests/node/kafka/handlers/test_batch_checks.py"],
+    "node/kafka/handlers/records/batch_checks.py": [
+        "tests/node/kafka/handlers/records/test_batch_checks.py"
+    ],
     "node/metadata/directory_ids.py": [
         "tests/node/replicas/test_log_dirs.py",
         "tests/node/metadata/test_foreign_metadata.py",

@@ -21,8 +21,8 @@ from kept.cluster.metadata.records import (
 from kept.node.config.live_config import LiveConfig
 from kept.node.config.node_config import NodeConfig
 from kept.node.kafka.api import RequestContext
-from kept.node.kafka.handlers import metadata
-from kept.node.kafka.handlers.metadata import MetadataHandler
+from kept.node.kafka.handlers.cluster import metadata
+from kept.node.kafka.handlers.cluster.metadata import MetadataHandler
 from kept.node.metadata.address_book import AddressBook
 from kept.node.metadata.failure_detector import FailureDetector
 from kept.node.replicas.replica_table import ReplicaTable

@@ -16,8 +16,8 @@ from kept.client.protocol import messages as protocol
 from kept.node.admin.partition_records import PIECE_RECORDS, Reader
 from kept.node.http.server import UNDRAWN_BYTES
 from kept.node.kafka.connection import BASE_BUFFER_BYTES, KEPT_BUFFER_BYTES
-from kept.node.kafka.handlers import batch_checks, produce
-from kept.node.kafka.handlers.produce import ProduceHandler
+from kept.node.kafka.handlers.records import batch_checks, produce
+from kept.node.kafka.handlers.records.produce import ProduceHandler
 from kept.node.runtime.memory_budget import BudgetShare
 from kept.node.runtime.time_slices import LOOP_BYTES
 from kept.storage.records import build_batch, check

@@ -21,7 +21,7 @@ from kept.client.protocol.wire import uvarint
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.offset_requests import OffsetRequests
 from kept.node.kafka import api
-from kept.node.kafka.handlers.group_offsets import PART
+from kept.node.kafka.handlers.groups.group_offsets import PART
 from tests.node.conftest import Lone
 from tests.node.largest_requests import (
     Filler,

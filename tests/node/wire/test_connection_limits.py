@@ -20,7 +20,7 @@ from kept.client.protocol.api_keys import ApiKey
 from kept.node.config.live_config import LiveConfig
 from kept.node.config.node_config import NodeConfig
 from kept.node.kafka.api import RequestContext
-from kept.node.kafka.handlers.raft_voters import RaftVotersHandler
+from kept.node.kafka.handlers.cluster.raft_voters import RaftVotersHandler
 from kept.node.security.session import Session
 from kept.storage.errors import ClusterAuthorizationFailed
 from kept.testing import Cluster

@@ -16,7 +16,7 @@ from kept.cluster.metadata.records import PartitionRecord, TopicRecord
 from kept.node.coordinator.common.events import EndMarker
 from kept.node.coordinator.groups import events as ev
 from kept.node.kafka.api import RequestContext
-from kept.node.kafka.handlers.group_offsets import GroupOffsetsHandler
+from kept.node.kafka.handlers.groups.group_offsets import GroupOffsetsHandler
 from kept.node.security.session import Session
 from kept.storage.errors import InvalidProducerEpoch, InvalidTxnState, KeptError
 from kept.storage.records import headers

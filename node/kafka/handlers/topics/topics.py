@@ -32,7 +32,7 @@ from kept.cluster.metadata.records import (
     ResourceType,
 )
 from kept.cluster.security.acls import AclOperation, AclResourceType
-from kept.node.kafka.handlers.config_schema import check_topic, entry_values, topic_entries
+from kept.node.kafka.handlers.topics.config_schema import check_topic, entry_values, topic_entries
 from kept.node.kafka.metadata_changes import Decided
 from kept.node.metadata import internal_topics
 from kept.node.metadata.internal_topics import COORDINATED

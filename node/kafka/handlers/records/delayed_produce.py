@@ -19,8 +19,8 @@ from kept.node.kafka import api
 from kept.node.kafka.codec import encode_run
 from kept.node.kafka.codec import produce as codec
 from kept.node.kafka.codec.wire import with_throttle
-from kept.node.kafka.handlers.leader_hints import PRODUCE_HINTS, LeaderHints
-from kept.node.kafka.handlers.produce_errors import (
+from kept.node.kafka.handlers.records.leader_hints import PRODUCE_HINTS, LeaderHints
+from kept.node.kafka.handlers.records.produce_errors import (
     after_refused,
     failure,
     needs_proof,

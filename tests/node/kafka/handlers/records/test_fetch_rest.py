@@ -15,7 +15,7 @@ import pytest
 
 from kept.node.kafka.codec.fetch import FetchPartition, FetchRequest
 from kept.node.kafka.fetch_sessions import FetchSessions
-from kept.node.kafka.handlers import fetch as handler
+from kept.node.kafka.handlers.records import fetch as handler
 from kept.node.kafka.response_slot import ResponseSlot
 from kept.node.metadata.serving_lease import ServingLease
 from kept.node.replicas.replica_table import ReplicaTable

@@ -12,7 +12,7 @@ from kept.cluster.security.acls import AclOperation, AclResourceType
 from kept.node.coordinator.common.shard import coordinator_error
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.group import DEAD_STATE
-from kept.node.kafka.handlers.group_requests import Answer
+from kept.node.kafka.handlers.groups.group_requests import Answer
 from kept.node.runtime.error_codes import shortened
 from kept.node.runtime.time_slices import ITEMS_PER_SLICE
 from kept.storage.errors import KeptError

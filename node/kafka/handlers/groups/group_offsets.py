@@ -21,8 +21,8 @@ from kept.node.coordinator.common.leadership_check import still_leads
 from kept.node.coordinator.common.shard import coordinator_error
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.records import NO_TOPIC_ID
-from kept.node.kafka.handlers.group_requests import Answer, submit
-from kept.node.kafka.handlers.transactional_commits import CommitVerification, known_to
+from kept.node.kafka.handlers.groups.group_requests import Answer, submit
+from kept.node.kafka.handlers.transactions.transactional_commits import CommitVerification, known_to
 from kept.node.runtime.time_slices import Pace
 from kept.storage.errors import KeptError, RetriableError
 

@@ -17,7 +17,7 @@ from kept.node.internode.controller_rpc import (
     AllocateProducerIdsRequest,
 )
 from kept.node.kafka.api import RequestContext
-from kept.node.kafka.handlers.init_producer_id import ProducerIdHandler
+from kept.node.kafka.handlers.transactions.init_producer_id import ProducerIdHandler
 from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.runtime.runtime import Runtime
 from kept.node.security.session import node_session

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kept.node.kafka.handlers import batch_checks
-from kept.node.kafka.handlers.batch_checks import BatchChecks, inflated
+from kept.node.kafka.handlers.records import batch_checks
+from kept.node.kafka.handlers.records.batch_checks import BatchChecks, inflated
 from kept.storage.errors import CorruptMessage, InflatesBeyondLimit
 from tests.support.parts import Given
 

@@ -21,7 +21,7 @@ from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import MetadataRecord, ResourceType
 from kept.node.config.config_def import Entry
 from kept.node.config.definitions import BROKER_SETTINGS, TOPIC_SETTINGS
-from kept.node.kafka.handlers.config_schema import (
+from kept.node.kafka.handlers.topics.config_schema import (
     broker_entries,
     default_broker_entries,
     entry_values,

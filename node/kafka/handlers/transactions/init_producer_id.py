@@ -16,7 +16,7 @@ from kio.schema.errors import ErrorCode
 from kept.client.protocol.messages import milliseconds
 from kept.cluster.security.acls import AclOperation, AclResourceType
 from kept.node.coordinator.transactions import events as ev
-from kept.node.kafka.handlers.transactional_requests import result_of
+from kept.node.kafka.handlers.transactions.transactional_requests import result_of
 from kept.node.runtime import error_codes
 from kept.node.security.access import CLUSTER
 from kept.storage.errors import KeptError

@@ -27,13 +27,13 @@ from kept.node.kafka.codec import encode_fetch, parse_fetch
 from kept.node.kafka.codec import fetch as codec
 from kept.node.kafka.codec.wire import with_throttle
 from kept.node.kafka.fetch_sessions import SESSIONLESS, CachedPartition, Key, Session
-from kept.node.kafka.handlers.leader_hints import (
+from kept.node.kafka.handlers.records.leader_hints import (
     FETCH_HINTS,
     RACK_AWARE,
     LeaderHints,
 )
-from kept.node.kafka.handlers.list_offsets import isolation_level
-from kept.node.kafka.handlers.produce import check_entries, find, grant
+from kept.node.kafka.handlers.records.list_offsets import isolation_level
+from kept.node.kafka.handlers.records.produce import check_entries, find, grant
 from kept.node.runtime import error_codes
 from kept.node.runtime.clock import monotonic_ms
 from kept.node.runtime.logging import log

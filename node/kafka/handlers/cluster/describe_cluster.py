@@ -13,7 +13,7 @@ from kept.cluster.metadata.image import Image, TopicImage
 from kept.cluster.metadata.records import MetadataRecord, PartitionRecord
 from kept.cluster.security.acls import AclOperation, AclResourceType
 from kept.node.kafka.error_responses import outcome
-from kept.node.kafka.handlers.metadata import (
+from kept.node.kafka.handlers.cluster.metadata import (
     cluster_operations,
     missing_code,
     partition_values,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kio.schema.errors import ErrorCode
 
     from kept.node.coordinator.transactions.verifier import Verifier
-    from kept.node.kafka.handlers.produce import Outcome
+    from kept.node.kafka.handlers.records.produce import Outcome
     from kept.node.replicas.local_replica import LocalReplica
     from kept.node.runtime.runtime import Runtime
     from kept.replication.partition import Partition

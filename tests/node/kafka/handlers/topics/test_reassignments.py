@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from kept.cluster.metadata.records import BrokerChangeRecord, BrokerRecord, Endpoint
-from kept.node.kafka.handlers import reassignments
+from kept.node.kafka.handlers.topics import reassignments
 from kept.storage.errors import KeptError
 from tests.support.decisions import propose
 

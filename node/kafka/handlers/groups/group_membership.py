@@ -18,7 +18,7 @@ from kio.schema.errors import ErrorCode
 from kept.client.protocol.messages import Values, milliseconds
 from kept.cluster.security.acls import AclOperation, AclResourceType
 from kept.node.coordinator.groups import events as ev
-from kept.node.kafka.handlers.group_requests import Answer, submit
+from kept.node.kafka.handlers.groups.group_requests import Answer, submit
 from kept.node.runtime.error_codes import shortened
 from kept.node.runtime.logging import log
 from kept.node.runtime.time_slices import Pace

@@ -1,11 +1,11 @@
 """Produce: check each batch, append it to its partition's leader, answer when it counts.
 
 Rule 37: the kernel checks a batch in one pass; what is large, or inflates to much, is checked in a
-thread (``kept.node.kafka.handlers.batch_checks``), and the connection's later requests wait.
-Appends are staged; the connection writes them at the end of its readiness event with one ``writev``
-per partition, and only then do answers go their way (``kept.node.kafka.handlers.delayed_produce``).
-acks=0 answers nothing, and an error then closes the connection (rule 41). Batches of transactions
-may have to wait for their coordinator (``kept.node.kafka.handlers.transactional_produce``).
+thread (``batch_checks``), and the connection's later requests wait. Appends are staged; the
+connection writes them at the end of its readiness event with one ``writev`` per partition, and only
+then do answers go their way (``delayed_produce``). acks=0 answers nothing, and an error then closes
+the connection (rule 41). Batches of transactions may have to wait for their coordinator
+(``handlers.transactions.transactional_produce``).
 
 :func:`handle_run` is the short way, for requests of one plain batch; :func:`handle` serves all.
 """
@@ -20,15 +20,15 @@ from kept.cluster.security.acls import AclOperation, AclResourceType
 from kept.node.kafka import api
 from kept.node.kafka.codec import parse_produce
 from kept.node.kafka.codec import produce as codec
-from kept.node.kafka.handlers.batch_checks import BatchChecks, CheckResources, Job
-from kept.node.kafka.handlers.delayed_produce import (
+from kept.node.kafka.handlers.records.batch_checks import BatchChecks, CheckResources, Job
+from kept.node.kafka.handlers.records.delayed_produce import (
     DelayedProduce,
     DelayedProduceContext,
     DelayedProduceRun,
     write,
     write_staged,
 )
-from kept.node.kafka.handlers.transactional_produce import Verification
+from kept.node.kafka.handlers.transactions.transactional_produce import Verification
 from kept.node.runtime import error_codes
 from kept.node.runtime.logging import log
 from kept.node.runtime.time_slices import IN_PLACE_STEPS, LOOP_BYTES, LOOP_TOTAL_BYTES, SlicedTask
@@ -50,7 +50,7 @@ from kept.storage.records import check
 
 if TYPE_CHECKING:
     from kept.node.kafka.connection import Connection
-    from kept.node.kafka.handlers.transactional_produce import TransactionalBatches
+    from kept.node.kafka.handlers.transactions.transactional_produce import TransactionalBatches
     from kept.node.metadata.serving_lease import ServingLease
     from kept.node.replicas.local_replica import LocalReplica
     from kept.node.replicas.replica_table import ReplicaTable

@@ -11,7 +11,7 @@ from kio.schema.errors import ErrorCode
 from kio.static.constants import EntityType
 
 from kept.client.protocol import messages as protocol
-from kept.node.kafka.handlers.transactional_produce import TransactionalBatches
+from kept.node.kafka.handlers.transactions.transactional_produce import TransactionalBatches
 from kept.storage.records import EndTxnMarker, build_batch
 from kept.storage.types import Codec, TopicPartition
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kept.client.protocol import messages as protocol
-from kept.node.kafka.handlers import produce_errors
-from kept.node.kafka.handlers.delayed_produce import DelayedProduce, DelayedProduceRun
-from kept.node.kafka.handlers.produce import ProduceHandler
+from kept.node.kafka.handlers.records import produce_errors
+from kept.node.kafka.handlers.records.delayed_produce import DelayedProduce, DelayedProduceRun
+from kept.node.kafka.handlers.records.produce import ProduceHandler
 from kept.node.kafka.response_slot import (
     WAITING_BATCH_BYTES,
     WAITING_REQUEST_BYTES,

@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 
 from kept.client.protocol import messages as protocol
 from kept.node.coordinator.common.events import EndMarker
-from kept.node.kafka.handlers.write_txn_markers import WriteTxnMarkersHandler
+from kept.node.kafka.handlers.transactions.write_txn_markers import WriteTxnMarkersHandler
 from kept.node.runtime.time_slices import TimeSlices
 from kept.replication.partition import Partition
 from kept.storage.records import EndTxnMarker
@@ -173,7 +173,7 @@ def test_it_is_answered_when_the_marker_is_committed_and_durable_where_that_coun
 
 
 def test_what_is_not_committed_in_time_is_said_to_be_late(world, monkeypatch):
-    monkeypatch.setattr("kept.node.kafka.handlers.write_txn_markers.TIMEOUT_S", 0.01)
+    monkeypatch.setattr("kept.node.kafka.handlers.transactions.write_txn_markers.TIMEOUT_S", 0.01)
     task = world.ask(marker(("t", (0,))))
     assert world.loop.run_until_complete(task) == [["request_timed_out"]]
     world.partition.fetch(1, 1000, replica_id=1)

@@ -17,7 +17,7 @@ from kept.node.coordinator.common.shard import coordinator_error
 from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions.id_pattern import compile_pattern
 from kept.node.coordinator.transactions.records import TransactionState, partitions_by_topic
-from kept.node.kafka.handlers.transactional_requests import result_of
+from kept.node.kafka.handlers.transactions.transactional_requests import result_of
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.runtime.tasks import gather_or_cancel
 from kept.node.runtime.time_slices import ITEMS_PER_SLICE, Pace

@@ -15,9 +15,9 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from kept.node.kafka.api import RequestContext
-from kept.node.kafka.handlers.group_membership import GroupMembershipHandler
-from kept.node.kafka.handlers.init_producer_id import ProducerIdHandler
-from kept.node.kafka.handlers.transactions import TransactionsHandler
+from kept.node.kafka.handlers.groups.group_membership import GroupMembershipHandler
+from kept.node.kafka.handlers.transactions.init_producer_id import ProducerIdHandler
+from kept.node.kafka.handlers.transactions.transactions import TransactionsHandler
 from kept.node.security.session import node_session
 from kept.steps import finished
 from kept.testing import Cluster

@@ -1,0 +1,1 @@
+"""Handlers of topics: creation, deletion, settings, where replicas are."""

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from kept.node.admin.activity_history import ActivityHistory
-from kept.node.admin.dirty_history import DirtyHistory
+from kept.node.admin.history.activity_history import ActivityHistory
+from kept.node.admin.history.dirty_history import DirtyHistory
 from kept.node.admin.readiness import Readiness
 from kept.node.compaction.dry_run import DryRuns
 from kept.node.compaction.lazy_cleaner import LazyCleaner

@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kept.compaction.cleaner.removal_log import Fate, Reason
-from kept.node.admin.compaction_status import PassOutcome, outcome
+from kept.node.admin.compaction.compaction_status import PassOutcome, outcome
 from kept.node.admin.peer_http import CALL_S
 from kept.node.admin.results import OMITTED, OfPartition, Omitted, Remote
 from kept.node.runtime.tasks import gather_or_cancel
@@ -32,7 +32,7 @@ from kept.storage.errors import (
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
-    from kept.node.admin.compaction_status import CompactionView, MissingRecord
+    from kept.node.admin.compaction.compaction_status import CompactionView, MissingRecord
     from kept.node.admin.peer_http import PeerHttp
     from kept.node.admin.topic_lookup import TopicLookup
     from kept.node.metadata.metadata_log import Metadata

@@ -13,32 +13,32 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kept.client.consume.positions import LATEST
-from kept.node.admin.activity_view import ActivityView
-from kept.node.admin.cluster_actions import ClusterActions
+from kept.node.admin.actions.cluster_actions import ClusterActions
+from kept.node.admin.actions.leader_election import LeaderElection
 from kept.node.admin.cluster_client import ClusterClient
-from kept.node.admin.cluster_view import ClusterView
-from kept.node.admin.compaction_admin import CompactionAdmin
-from kept.node.admin.compaction_status import CleanerView, CompactionView
-from kept.node.admin.consumer_lag import ConsumerLag
-from kept.node.admin.leader_election import LeaderElection
+from kept.node.admin.compaction.compaction_admin import CompactionAdmin
+from kept.node.admin.compaction.compaction_status import CleanerView, CompactionView
+from kept.node.admin.compaction.replica_reports import ReplicaReports
+from kept.node.admin.history.activity_view import ActivityView
 from kept.node.admin.leader_router import LeaderRouter
-from kept.node.admin.log_directories import LogDirectories
-from kept.node.admin.partition_offsets import offsets_from_leaders
 from kept.node.admin.peer_http import PeerHttp
-from kept.node.admin.quorum_view import QuorumView
 from kept.node.admin.readiness import NodeHealth
-from kept.node.admin.record_browser import RecordBrowser
-from kept.node.admin.record_search import RecordSearch
-from kept.node.admin.record_tail import RecordTails
-from kept.node.admin.replica_reports import ReplicaReports
+from kept.node.admin.records.partition_offsets import offsets_from_leaders
+from kept.node.admin.records.record_browser import RecordBrowser
+from kept.node.admin.records.record_search import RecordSearch
+from kept.node.admin.records.record_tail import RecordTails
 from kept.node.admin.topic_lookup import TopicLookup
-from kept.node.admin.topic_view import TopicView
-from kept.node.admin.transactions_view import TransactionsView
+from kept.node.admin.views.cluster_view import ClusterView
+from kept.node.admin.views.consumer_lag import ConsumerLag
+from kept.node.admin.views.log_directories import LogDirectories
+from kept.node.admin.views.quorum_view import QuorumView
+from kept.node.admin.views.topic_view import TopicView
+from kept.node.admin.views.transactions_view import TransactionsView
 from kept.node.security.session import Session
 
 if TYPE_CHECKING:
-    from kept.node.admin.activity_history import ActivityHistory
-    from kept.node.admin.dirty_history import DirtyHistory
+    from kept.node.admin.history.activity_history import ActivityHistory
+    from kept.node.admin.history.dirty_history import DirtyHistory
     from kept.node.admin.readiness import Readiness
     from kept.node.compaction.dry_run import DryRuns
     from kept.node.compaction.lazy_cleaner import LazyCleaner

@@ -16,7 +16,7 @@ from kept.client.consume.positions import EARLIEST
 from kept.client.core.calls import Call
 from kept.client.partitioner import partition_for
 from kept.client.protocol.api_keys import ApiKey
-from kept.node.admin.partition_records import NewRecord, Reader, append
+from kept.node.admin.records.partition_records import NewRecord, Reader, append
 from kept.node.grpc.status_codes import with_statuses
 from kept.node.proto import broker_pb2
 from kept.storage.errors import InvalidRequest

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kept.node.admin.cluster_actions import Caller, ResetTarget
-from kept.node.admin.partition_records import NewRecord
-from kept.node.admin.record_browser import MAX_HEADERS
+from kept.node.admin.actions.cluster_actions import Caller, ResetTarget
+from kept.node.admin.records.partition_records import NewRecord
+from kept.node.admin.records.record_browser import MAX_HEADERS
 from kept.node.http.parameters import Parameters
 from kept.node.http.route_access import (
     ALTER_CLUSTER_CONFIGS,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kept.node.admin.cluster_actions import Caller
-from kept.node.admin.topic_view import MAX_SEGMENTS
+from kept.node.admin.actions.cluster_actions import Caller
+from kept.node.admin.views.topic_view import MAX_SEGMENTS
 from kept.node.http.parameters import Parameters
 from kept.node.http.route_access import (
     ALTER_CLUSTER,

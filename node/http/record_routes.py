@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from kept.cluster.security.acls import AclResourceType
-from kept.node.admin.record_browser import DEFAULT_RECORDS
-from kept.node.admin.record_filter import RecordFilter
+from kept.node.admin.records.record_browser import DEFAULT_RECORDS
+from kept.node.admin.records.record_filter import RecordFilter
 from kept.node.http.console import events
 from kept.node.http.messages import HttpResponse
 from kept.node.http.parameters import Parameters

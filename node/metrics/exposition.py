@@ -28,8 +28,8 @@ from kept.node.metrics.table import COUNTER, HISTOGRAM, TABLE, Row, Sources
 from kept.node.runtime.time_slices import Pace
 
 if TYPE_CHECKING:
-    from kept.node.admin.log_directories import LogDirectories
     from kept.node.admin.services import AdminServices
+    from kept.node.admin.views.log_directories import LogDirectories
 
 CHUNK_BYTES: Final = 64 * 1024
 SAMPLES_AT_ONCE: Final = 50

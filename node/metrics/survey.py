@@ -25,7 +25,7 @@ from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
     from kept.cluster.metadata.records import PartitionRecord
-    from kept.node.admin.compaction_status import CompactionStatus, CompactionView
+    from kept.node.admin.compaction.compaction_status import CompactionStatus, CompactionView
     from kept.node.config.live_config import LiveConfig
     from kept.node.coordinator.groups.coordinator import GroupCoordinator
     from kept.node.coordinator.transactions.coordinator import TransactionCoordinator

@@ -22,8 +22,8 @@ from kept.node.kafka import api
 from kept.node.metrics.survey import Survey
 
 if TYPE_CHECKING:
-    from kept.node.admin.log_directories import LogDirectory
     from kept.node.admin.readiness import NodeHealth
+    from kept.node.admin.views.log_directories import LogDirectory
     from kept.node.coordinator.transactions.coordinator import TransactionCoordinator
     from kept.node.coordinator.transactions.verifier import Verifier
     from kept.node.metadata.metadata_log import Metadata

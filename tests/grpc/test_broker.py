@@ -16,7 +16,7 @@ from kept.client.partitioner import partition_for_key
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import PartitionRecord, TopicRecord
 from kept.node.admin.cluster_client import ClusterClient
-from kept.node.admin.partition_records import Reader
+from kept.node.admin.records.partition_records import Reader
 from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.runtime.runtime import Runtime
 from kept.storage.disk import Disk

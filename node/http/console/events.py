@@ -23,10 +23,10 @@ from kept.node.http.json_results import dumps
 from kept.storage.errors import KeptError, RetriableError
 
 if TYPE_CHECKING:
-    from kept.node.admin.compaction_status import CompactionView
+    from kept.node.admin.compaction.compaction_status import CompactionView
     from kept.node.admin.peer_http import PeerHttp
     from kept.node.admin.readiness import NodeHealth
-    from kept.node.admin.record_tail import Tail
+    from kept.node.admin.records.record_tail import Tail
     from kept.node.admin.topic_lookup import TopicLookup
     from kept.node.compaction.lazy_cleaner import LazyCleaner
     from kept.node.config.live_config import LiveConfig

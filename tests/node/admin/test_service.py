@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kept.node.admin.compaction_status import UNCLEANABLE
+from kept.node.admin.compaction.compaction_status import UNCLEANABLE
 from kept.storage.errors import MachineError
 from kept.storage.records import build_batch, check
 from kept.storage.types import TopicPartition

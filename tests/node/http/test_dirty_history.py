@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kept.node.admin import compaction_status, dirty_history
+from kept.node.admin.compaction import compaction_status
+from kept.node.admin.history import dirty_history
 from kept.storage.records import build_batch, check
 from kept.storage.types import TopicPartition
 

@@ -23,8 +23,8 @@ from kept.client.consume.consumer import GroupConsumer
 from kept.client.consume.fetch import init_producer_id
 from kept.client.consume.positions import EARLIEST
 from kept.compaction.cleaner.removal_log import Fate, Reason
-from kept.node.admin import compaction_status
 from kept.node.admin.cluster_client import ClusterClient
+from kept.node.admin.compaction import compaction_status
 from kept.node.compaction.cleaner import Running
 from kept.node.http import route_table, routes
 from kept.node.replicas import lost_records_report

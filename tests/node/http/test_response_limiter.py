@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from kept.node.admin.results import Remote
-from kept.node.admin.topic_view import TopicView
+from kept.node.admin.views.topic_view import TopicView
 from kept.node.http import response_limiter
 from tests.node.http.test_server import GET
 

@@ -19,9 +19,9 @@ from kept.cluster.security.acls import (
     AclResourceType,
     PatternType,
 )
-from kept.node.admin.consumer_lag import GroupOfTopic, GroupsOfTopic, PartitionLag
 from kept.node.admin.peer_http import PeerHttp
 from kept.node.admin.topic_lookup import nearest_name
+from kept.node.admin.views.consumer_lag import GroupOfTopic, GroupsOfTopic, PartitionLag
 from kept.node.http import json_results, route_table, routes
 from kept.node.http.messages import HttpRequest, HttpResponse
 from kept.node.http.route_access import SHOWN_TOPICS, shown

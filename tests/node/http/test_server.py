@@ -12,7 +12,7 @@ from importlib import import_module
 import h11
 import pytest
 
-from kept.node.admin.cluster_view import ClusterView
+from kept.node.admin.views.cluster_view import ClusterView
 from kept.node.http import json_results, lazy_server
 from kept.node.http.messages import status_of
 from kept.node.http.server import _is_held, host_is_known, with_port

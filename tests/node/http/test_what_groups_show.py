@@ -16,8 +16,8 @@ from kept.cluster.security.acls import (
     AclResourceType,
     PatternType,
 )
-from kept.node.admin import consumer_lag, transactions_view
 from kept.node.admin.peer_http import PeerHttp
+from kept.node.admin.views import consumer_lag, transactions_view
 from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.node.http.messages import HttpRequest
 from kept.node.internode.controller_rpc import PeerHttpReply

@@ -10,7 +10,11 @@ from msgspec.structs import replace
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kept.node.admin.compaction_status import CompactionStatus, CompactionView, ReplicaGenerations
+from kept.node.admin.compaction.compaction_status import (
+    CompactionStatus,
+    CompactionView,
+    ReplicaGenerations,
+)
 from kept.node.metrics.lazy_metrics import LazyMetrics
 from kept.node.runtime.histogram import Histogram
 from kept.storage.records import build_batch, check

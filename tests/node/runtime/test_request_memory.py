@@ -13,7 +13,7 @@ import lz4.frame
 import pytest
 
 from kept.client.protocol import messages as protocol
-from kept.node.admin.partition_records import PIECE_RECORDS, Reader
+from kept.node.admin.records.partition_records import PIECE_RECORDS, Reader
 from kept.node.http.server import UNDRAWN_BYTES
 from kept.node.kafka.connection import BASE_BUFFER_BYTES, KEPT_BUFFER_BYTES
 from kept.node.kafka.handlers.records import batch_checks, produce
@@ -474,7 +474,7 @@ def reading_of(lone):
 
 def counted(monkeypatch):
     """How many records are made objects of."""
-    from kept.node.admin import partition_records as reading
+    from kept.node.admin.records import partition_records as reading
 
     pieces, read_piece = [], reading.read_piece
 

@@ -23,7 +23,7 @@ from kept.client.admin.group_lag import group_lag, partition_lag
 from kept.client.admin.groups import describe_group, fetch_offsets, groups_of_node
 from kept.client.consume.positions import LATEST
 from kept.cluster.security.acls import AclResourceType
-from kept.node.admin.partition_offsets import CALL_MS, offsets_from_leaders
+from kept.node.admin.records.partition_offsets import CALL_MS, offsets_from_leaders
 from kept.node.admin.results import OfPartition, Unanswered
 from kept.node.runtime.tasks import gather_or_cancel
 from kept.node.runtime.time_slices import checkpoint

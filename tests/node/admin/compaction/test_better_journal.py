@@ -16,7 +16,7 @@ from kept.cluster.metadata.records import (
     TopicRecord,
 )
 from kept.compaction.cleaner.removal_log import Fate, Reason
-from kept.node.admin.compaction_status import MissingRecord
+from kept.node.admin.compaction.compaction_status import MissingRecord
 from kept.node.admin.leader_router import LeaderRouter
 from kept.node.admin.topic_lookup import TopicLookup
 from kept.node.metadata.node_identity import NodeIdentity

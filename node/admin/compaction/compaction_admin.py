@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from kept.client.partitioner import partition_for_key
 from kept.node.admin import leader_router
-from kept.node.admin.compaction_status import (
+from kept.node.admin.compaction.compaction_status import (
     Explanation,
     JournalledPass,
     MissingRecord,
@@ -32,8 +32,8 @@ from kept.storage.errors import InvalidRequest, PolicyViolation
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
-    from kept.node.admin.compaction_status import CompactionView
-    from kept.node.admin.dirty_history import DirtyHistory
+    from kept.node.admin.compaction.compaction_status import CompactionView
+    from kept.node.admin.history.dirty_history import DirtyHistory
     from kept.node.admin.leader_router import LeaderRouter, Passes
     from kept.node.admin.topic_lookup import TopicLookup
     from kept.node.metadata.metadata_log import Metadata

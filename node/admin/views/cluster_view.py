@@ -12,9 +12,9 @@ import kept
 from kept.node.runtime.time_slices import Pace
 
 if TYPE_CHECKING:
-    from kept.node.admin.log_directories import LogDirectories, LogDirectory
     from kept.node.admin.readiness import NodeHealth
     from kept.node.admin.topic_lookup import TopicLookup
+    from kept.node.admin.views.log_directories import LogDirectories, LogDirectory
     from kept.node.config.live_config import LiveConfig
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.metadata.node_identity import NodeIdentity

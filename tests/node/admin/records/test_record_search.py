@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from kept.client.client import Client, OutRecord
 from kept.client.transactional_producer import TransactionalProducer
-from kept.node.admin import record_search
-from kept.node.admin.record_filter import RecordFilter
-from kept.node.admin.search_cursor import (
+from kept.node.admin.records import record_search
+from kept.node.admin.records.record_filter import RecordFilter
+from kept.node.admin.records.search_cursor import (
     MAX_CURSOR_CHARACTERS,
     MAX_SPAN,
     Standing,
@@ -244,7 +244,7 @@ def test_large_batches_hold_what_they_may(filled):
 
 def test_a_bomb_is_passed_over(filled, monkeypatch):
     """A batch that inflates beyond what a search takes is counted; its neighbours are found."""
-    monkeypatch.setattr("kept.node.admin.record_filter.MAX_INFLATED_BYTES", 100_000)
+    monkeypatch.setattr("kept.node.admin.records.record_filter.MAX_INFLATED_BYTES", 100_000)
     monkeypatch.setattr(record_search, "MAX_INFLATED_BYTES", 100_000)
     written(filled, "t", [OutRecord(b"z", bytes(800_000), partition=0)], codec=Codec.GZIP)
     result = search(filled, contains=b"hit", limit=200)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from kept.node.admin.record_browser import (
+from kept.node.admin.records.record_browser import (
     SHORT_BYTES,
     ShownRecord,
     shown_bytes,
@@ -26,7 +26,7 @@ from kept.storage.records import HEADER_BYTES, check_replica, decompress, find_r
 from kept.storage.records.python import iterate_area
 
 if TYPE_CHECKING:
-    from kept.node.admin.partition_records import MarkedBatch
+    from kept.node.admin.records.partition_records import MarkedBatch
     from kept.storage.records import Record
 
 MAX_FILTER_BYTES: Final = 4096

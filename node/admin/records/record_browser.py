@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from kept.client.consume.positions import EARLIEST
-from kept.node.admin.partition_records import Reader
+from kept.node.admin.records.partition_records import Reader
 from kept.node.admin.results import OfPartition
 from kept.storage.errors import InvalidRequest
 
@@ -50,7 +50,7 @@ class ShownHeader(Struct, frozen=True):
 
 class ShownRecord(Struct, frozen=True):
     """A record; ``key_bytes`` and ``value_bytes`` are its whole lengths. ``transaction`` is what
-    became of the one that it was in (:class:`kept.node.admin.partition_records.MarkedBatch`).
+    became of the one that it was in (``partition_records.MarkedBatch``).
     """
 
     offset: int

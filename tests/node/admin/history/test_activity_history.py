@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from kept.client.admin.group_lag import group_lag, partition_lag
 from kept.client.admin.groups import commit_offsets
 from kept.client.client import Client, OutRecord
-from kept.node.admin import activity_history
-from kept.node.admin.activity_history import INTERVAL_MS
+from kept.node.admin.history import activity_history
+from kept.node.admin.history.activity_history import INTERVAL_MS
+from kept.node.admin.history.time_series import TimeSeries
 from kept.node.admin.peer_http import PeerHttp
-from kept.node.admin.time_series import TimeSeries
 from kept.node.metadata.node_identity import NodeIdentity
 from kept.storage.errors import NetworkException
 from kept.storage.types import TopicPartition

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from kept.cluster.controller.config_changes import settings_given
 from kept.cluster.controller.topics import INTERNAL_TOPICS
 from kept.cluster.metadata.records import PartitionRecord, ResourceType
-from kept.node.admin.compaction_status import CompactionStatus
+from kept.node.admin.compaction.compaction_status import CompactionStatus
 from kept.node.admin.results import OMITTED, Omitted, Remote
 from kept.node.runtime.tasks import gather_or_cancel
 from kept.node.runtime.time_slices import checkpoint
@@ -28,7 +28,7 @@ from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import TopicImage
-    from kept.node.admin.compaction_status import CompactionView
+    from kept.node.admin.compaction.compaction_status import CompactionView
     from kept.node.admin.peer_http import PeerHttp
     from kept.node.admin.topic_lookup import TopicLookup
     from kept.node.config.live_config import LiveConfig

@@ -31,9 +31,9 @@ from kept.client.admin.topics import (
 from kept.client.consume.positions import EARLIEST, LATEST
 from kept.client.core.calls import Anywhere
 from kept.client.partitioner import partition_for
-from kept.node.admin.command_lines import CommandLines, moment
-from kept.node.admin.partition_offsets import LeaderOffsets, offsets_from_leaders
-from kept.node.admin.partition_records import NewRecord, append
+from kept.node.admin.actions.command_lines import CommandLines, moment
+from kept.node.admin.records.partition_offsets import LeaderOffsets, offsets_from_leaders
+from kept.node.admin.records.partition_records import NewRecord, append
 from kept.node.security.session import Session
 from kept.storage.errors import (
     InvalidRequest,

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from kept.client.consume.positions import LATEST
-from kept.node.admin.partition_offsets import offsets_from_leaders
-from kept.node.admin.partition_records import FETCH_BYTES, MarkedBatch, Reader
-from kept.node.admin.record_browser import shown_bytes
-from kept.node.admin.record_filter import (
+from kept.node.admin.records.partition_offsets import offsets_from_leaders
+from kept.node.admin.records.partition_records import FETCH_BYTES, MarkedBatch, Reader
+from kept.node.admin.records.record_browser import shown_bytes
+from kept.node.admin.records.record_filter import (
     MAX_INFLATED_BYTES,
     RecordFilter,
     ScanRange,
     ScanResult,
     scan_all,
 )
-from kept.node.admin.record_search import MAX_PARTITIONS, PATIENCE_S, FoundRecord
+from kept.node.admin.records.record_search import MAX_PARTITIONS, PATIENCE_S, FoundRecord
 from kept.node.kafka.handlers.records.batch_checks import inflated
 from kept.storage.errors import InvalidRequest, KeptError, RetriableError
 from kept.storage.types import IsolationLevel, TopicPartition

@@ -18,8 +18,8 @@ from kept.cluster.security.acls import (
     AclResourceType,
     PatternType,
 )
-from kept.node.admin import record_tail
-from kept.node.admin.record_filter import RecordFilter
+from kept.node.admin.records import record_tail
+from kept.node.admin.records.record_filter import RecordFilter
 from kept.node.http.messages import HttpRequest
 from kept.node.security.authorizer import StandardAuthorizer
 from kept.node.security.session import Session

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kept.client.admin.group_lag import group_lag, partition_lag
-from kept.node.admin.time_series import TimeSeries
+from kept.node.admin.history.time_series import TimeSeries
 from kept.node.runtime.clock import elapsed_ms
 from kept.node.runtime.logging import log as logger
 from kept.node.runtime.time_slices import Pace

@@ -22,8 +22,8 @@ from kept.cluster.security.acls import (
     AclResourceType,
     PatternType,
 )
-from kept.node.admin.command_lines import CommandLines, moment
-from kept.node.admin.partition_records import NewRecord
+from kept.node.admin.actions.command_lines import CommandLines, moment
+from kept.node.admin.records.partition_records import NewRecord
 from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.node.http.messages import HttpRequest
 from kept.node.security.session import Session

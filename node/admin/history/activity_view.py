@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from kept.node.admin.activity_history import INTERVAL_MS, SAMPLES
+from kept.node.admin.history.activity_history import INTERVAL_MS, SAMPLES
 from kept.node.admin.results import Unanswered
 from kept.node.runtime.tasks import gather_or_cancel
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
-    from kept.node.admin.activity_history import ActivityHistory, Throughput
+    from kept.node.admin.history.activity_history import ActivityHistory, Throughput
     from kept.node.admin.peer_http import PeerHttp
     from kept.node.admin.topic_lookup import TopicLookup
     from kept.node.metadata.metadata_log import Metadata

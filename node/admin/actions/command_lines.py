@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from kept.node.admin.partition_records import NewRecord
+    from kept.node.admin.records.partition_records import NewRecord
 
 YEAR_10000_MS: Final = 253_402_300_800_000
 

@@ -30,22 +30,22 @@ from msgspec import Struct
 
 from kept.client.consume.positions import EARLIEST, LATEST
 from kept.client.partitioner import partition_for_key
-from kept.node.admin.partition_offsets import LeaderOffsets, offsets_from_leaders
-from kept.node.admin.partition_records import FETCH_BYTES, MarkedBatch, Reader
-from kept.node.admin.record_browser import (
+from kept.node.admin.records.partition_offsets import LeaderOffsets, offsets_from_leaders
+from kept.node.admin.records.partition_records import FETCH_BYTES, MarkedBatch, Reader
+from kept.node.admin.records.record_browser import (
     MAX_BYTES,
     MAX_RECORDS,
     ShownRecord,
     shown_bytes,
 )
-from kept.node.admin.record_filter import (
+from kept.node.admin.records.record_filter import (
     MAX_INFLATED_BYTES,
     RecordFilter,
     ScanRange,
     ScanResult,
     scan_all,
 )
-from kept.node.admin.search_cursor import (
+from kept.node.admin.records.search_cursor import (
     MAX_SPAN,
     Standing,
     decode_cursor,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.node.admin.time_series import TimeSeries
+from kept.node.admin.history.time_series import TimeSeries
 from kept.node.runtime.logging import log
 from kept.node.runtime.time_slices import Pace
 
@@ -103,7 +103,7 @@ class DirtyHistory:
         if line.seen == identity and line.last != UNKNOWN and not lag_ms:
             return line.last
         line.seen = identity
-        from kept.node.admin import compaction_status  # not before the node is ready
+        from kept.node.admin.compaction import compaction_status  # not before the node is ready
 
         return compaction_status.dirty_ratio(hosted, self._runtime.now_ms())
 

@@ -1,0 +1,1 @@
+"""Compaction for operators: status, passes on demand, reports of replicas."""

@@ -1,0 +1,1 @@
+"""The last hour, sampled by the node itself: throughput, lag, dirty ratios."""

@@ -1,0 +1,1 @@
+"""Records of any partition, for operators: browsed, searched, followed."""

@@ -1,0 +1,1 @@
+"""What operators see: the cluster, its quorum, topics, groups, transactions, directories."""

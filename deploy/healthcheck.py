@@ -17,7 +17,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from kept.cli.serve import serve
+from kept.cli.commands.serve import serve
 from kept.cli.shell import pairs
 from kept.client.security.pem import TrustStore
 from kept.client.security.tls import client_context, tls_config

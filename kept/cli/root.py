@@ -8,30 +8,45 @@ import kept as package
 from kept.cli.shell import LazyGroup, examples
 
 COMMANDS = {
-    "serve": ("kept.cli.serve:serve", "Run a node."),
-    "local": ("kept.cli.local:local", "Run nodes on this machine, in the background."),
-    "topic": ("kept.cli.topic:topic", "Create, list, describe, alter and delete topics."),
-    "produce": ("kept.cli.produce:produce", "Write lines from standard input to a topic."),
-    "consume": ("kept.cli.consume:consume", "Print the records of a topic."),
-    "group": ("kept.cli.group:group", "List, describe, reset and delete consumer groups."),
-    "transaction": ("kept.cli.transaction:transaction", "Show, fence and abort transactions."),
-    "user": ("kept.cli.user:user", "Add, list and delete users who log in by SCRAM."),
-    "acl": ("kept.cli.acl:acl", "Allow and forbid; say who may do what, and why."),
-    "quota": ("kept.cli.quota:quota", "Limit what users, client ids and addresses may use."),
-    "broker": ("kept.cli.broker:broker", "Show and change the settings of brokers."),
-    "compact": ("kept.cli.compact:compact", "See, start and explain compaction."),
+    "serve": ("kept.cli.commands.serve:serve", "Run a node."),
+    "local": ("kept.cli.commands.local:local", "Run nodes on this machine, in the background."),
+    "topic": ("kept.cli.commands.topic:topic", "Create, list, describe, alter and delete topics."),
+    "produce": ("kept.cli.commands.produce:produce", "Write lines from standard input to a topic."),
+    "consume": ("kept.cli.commands.consume:consume", "Print the records of a topic."),
+    "group": ("kept.cli.commands.group:group", "List, describe, reset and delete consumer groups."),
+    "transaction": (
+        "kept.cli.commands.transaction:transaction",
+        "Show, fence and abort transactions.",
+    ),
+    "user": ("kept.cli.commands.user:user", "Add, list and delete users who log in by SCRAM."),
+    "acl": ("kept.cli.commands.acl:acl", "Allow and forbid; say who may do what, and why."),
+    "quota": (
+        "kept.cli.commands.quota:quota",
+        "Limit what users, client ids and addresses may use.",
+    ),
+    "broker": ("kept.cli.commands.broker:broker", "Show and change the settings of brokers."),
+    "compact": ("kept.cli.commands.compact:compact", "See, start and explain compaction."),
     "cluster": (
-        "kept.cli.cluster:cluster",
+        "kept.cli.commands.cluster:cluster",
         "Show the cluster; move leaders and replicas, change voters.",
     ),
-    "top": ("kept.cli.top:top", "Show what moves: nodes, topics and groups with their rates."),
-    "spark": ("kept.cli.spark:spark", "Tables, analyses and audits of topics, made by Spark."),
-    "context": ("kept.cli.context:context", "Name clusters, and choose where commands go."),
+    "top": (
+        "kept.cli.commands.top:top",
+        "Show what moves: nodes, topics and groups with their rates.",
+    ),
+    "spark": (
+        "kept.cli.commands.spark:spark",
+        "Tables, analyses and audits of topics, made by Spark.",
+    ),
+    "context": (
+        "kept.cli.commands.context:context",
+        "Name clusters, and choose where commands go.",
+    ),
     "completion": (
         "kept.cli.completion:completion",
         "Print the script that completes commands in a shell.",
     ),
-    "log": ("kept.cli.log:log", "Inspect files of a data directory, offline."),
+    "log": ("kept.cli.commands.log:log", "Inspect files of a data directory, offline."),
 }
 
 

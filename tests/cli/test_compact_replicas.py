@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from kept.cli import compact as commands
-from kept.cli.compact import compact
+from kept.cli.commands import compact as commands
+from kept.cli.commands.compact import compact
 from kept.cli.shell import Failure
 from kept.client.json_api import HttpFailed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kept.cli import topic
+from kept.cli.commands import topic
 from kept.client.consume.leader_offsets import Standing
 from kept.client.core.broker_errors import NoResponse, failure
 from kept.client.core.metadata import PartitionView, TopicView

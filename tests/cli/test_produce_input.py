@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from kept.cli.produce import _bounded, _Shape
+from kept.cli.commands.produce import _bounded, _Shape
 from kept.cli.shell import Failure
 from kept.client.partitioner import partition_for_key
 

@@ -103,7 +103,7 @@ def test_local_from_up_to_down(offline, local_dir):
 
 
 def test_local_writes_what_makes_nodes_a_cluster(local_dir, monkeypatch, capsys):
-    from kept.cli import local
+    from kept.cli.commands import local
     from kept.cli.shell import run
 
     started = []
@@ -125,7 +125,7 @@ def test_local_writes_what_makes_nodes_a_cluster(local_dir, monkeypatch, capsys)
 
 
 def test_a_node_without_a_majority_is_not_waited_for(offline, local_dir, monkeypatch, capsys):
-    from kept.cli import local
+    from kept.cli.commands import local
     from kept.cli.shell import run
 
     launched = []

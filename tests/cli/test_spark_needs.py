@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from kept.cli import spark
+from kept.cli.commands import spark
 from kept.cli.shell import Failure
 from kept.cli.spark_arguments import check_export, check_new, check_report
 

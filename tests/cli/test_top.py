@@ -11,7 +11,7 @@ import uuid
 import pytest
 
 from kept.cli.cluster_rates import ClusterRates, Rates, Rotation, sorted_rows
-from kept.cli.top import Settings, Watch
+from kept.cli.commands.top import Settings, Watch
 from kept.client.admin.cluster_sample import PartitionSample
 from kept.client.admin.groups import GroupListing
 from kept.client.client import Client, OutRecord

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from kept.cli.serve import serve
+from kept.cli.commands.serve import serve
 from kept.node.config.node_config import NodeConfig
 from tests.deploy.files import DEPLOY
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kept.cli.spark import DIED
+from kept.cli.commands.spark import DIED
 from kept.client.client import OutRecord
 from kept.pipeline import jobs
 from kept.pipeline.connection import BadOption

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from click.testing import CliRunner
 
-from kept.cli.serve import serve
+from kept.cli.commands.serve import serve
 from kept.cluster.metadata.metadata_files import open_files
 from kept.cluster.metadata.snapshot import load_snapshot
 from kept.node.coordinator.transactions.records import (

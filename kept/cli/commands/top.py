@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kept.cli.cluster_rates import ClusterRates, Rotation, Row, sorted_rows
-from kept.cli.group import is_internal_group
+from kept.cli.commands.group import is_internal_group
 from kept.cli.output import counted, echo, show_json, show_table, size, table_cells, write
 from kept.cli.shell import (
     WholeNumber,

@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-from kept.cli.completion import GROUP
-from kept.cli.group_offsets import (
+from kept.cli.commands.group_offsets import (
     delete_group_offsets,
     export_offsets,
     no_group,
     reset_offsets,
     seek,
 )
+from kept.cli.completion import GROUP
 from kept.cli.output import counted, show_json, show_table, write
 from kept.cli.shell import (
     Group,

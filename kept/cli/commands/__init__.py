@@ -1,0 +1,1 @@
+"""The commands of ``kept``: a module for each, of its name."""

@@ -12,7 +12,7 @@ import yaml
 from mkdocs.structure.files import File, Files
 
 from kept.cli.root import kept
-from kept.node.metrics.table import TABLE
+from kept.node.metrics.definitions import TABLE
 
 OPENAPI = "openapi.yaml"
 

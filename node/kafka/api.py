@@ -356,7 +356,7 @@ def preload() -> None:
     for name in (
         "compaction.cleaner",
         "http.routes",
-        "metrics.table",
+        "metrics.definitions",
     ):
         import_module(f"kept.node.{name}")
 

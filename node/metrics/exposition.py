@@ -22,9 +22,9 @@ from prometheus_client.core import (
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
+from kept.node.metrics.definitions import COUNTER, HISTOGRAM, TABLE, Row, Sources
 from kept.node.metrics.lazy_metrics import MetricsFormat
 from kept.node.metrics.survey import Surveyor
-from kept.node.metrics.table import COUNTER, HISTOGRAM, TABLE, Row, Sources
 from kept.node.runtime.time_slices import Pace
 
 if TYPE_CHECKING:

@@ -319,7 +319,7 @@ def test_rendering_lets_others_run(lone):
 def test_nothing_heavy_is_imported_for_counting():
     import subprocess
 
-    modules = "kept.node.http.routes, kept.node.metrics.table"
+    modules = "kept.node.http.routes, kept.node.metrics.definitions"
     code = f"import sys, {modules}; sys.exit('prometheus_client' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -27,7 +27,7 @@ INFLATE_LIMIT: Final = 1 << 30
 
 
 DEFAULT_CHECK_KEYS: Final = 64
-"""kept.compaction.check.keys: keys that a pass proves right (``check.py``); 0: none."""
+"""kept.compaction.check.keys: keys that a pass proves right (``self_check.py``); 0: none."""
 
 CACHED_BYTES: Final = 1 << 30
 """A survey leaves so much in the page cache for the build, which reads it again a moment later."""

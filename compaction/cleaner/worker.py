@@ -35,6 +35,7 @@ from kept.compaction.cleaner.cleaner_run import Result, run_pass
 from kept.kernels import uncompiled
 from kept.storage.disk import Disk
 from kept.storage.errors import KeptError
+from kept.storage.types import Generation
 
 NICENESS: Final = 10
 """Produce and fetch come first."""
@@ -89,8 +90,6 @@ def report_uncompiled(out: TextIO) -> None:
 
 def result_from(message: Mapping[str, Any]) -> Result:
     """The result in a message of a worker."""
-    from kept.storage.types import Generation
-
     fields = dict(message["result"])
     fields["generation"] = Generation(*fields["generation"])
     return Result(**fields)

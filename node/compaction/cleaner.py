@@ -20,7 +20,8 @@ from msgspec import Struct
 
 from kept.compaction.cleaner import job as jobs
 from kept.compaction.cleaner.cleaner_run import Result, discard
-from kept.compaction.cleaner.log_snapshot import job_for, view
+from kept.compaction.cleaner.job_builder import job_for
+from kept.compaction.cleaner.log_snapshot import view
 from kept.compaction.cleaner.planner import (
     Failure,
     Failures,

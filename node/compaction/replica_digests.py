@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from kept.compaction.cleaner.log_snapshot import sources_from
+from kept.compaction.cleaner.job_builder import sources_from
 from kept.node.compaction.consistent_read import ConcurrentlyModified, generation, read_once
 from kept.storage.errors import InvalidRequest
 

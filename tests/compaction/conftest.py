@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kept.compaction.cleaner import log_snapshot, planner
+from kept.compaction.cleaner import job_builder, log_snapshot, planner
 from kept.compaction.cleaner.cleaner_run import discard, run_pass
 from kept.compaction.kernels import kernel
 from kept.compaction.manifest import apply as applying
@@ -136,7 +136,7 @@ class World:
 
     def job(self, made, **limits):
         generation = planner.next_generation(self.state.applied, 0)
-        return log_snapshot.job_for(
+        return job_builder.job_for(
             self.log, made, generation, now_ms=self.now, hash_key=self.seed.randbytes(16),
             limits=planner.Limits(**limits),
         )  # fmt: skip

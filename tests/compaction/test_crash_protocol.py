@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kept.compaction.cleaner import log_snapshot, planner, removal_log
+from kept.compaction.cleaner import job_builder, planner, removal_log
 from kept.compaction.cleaner.cleaner_run import discard, run_pass
 from kept.compaction.manifest import apply as applying
 from kept.compaction.manifest import follow, manifest, manifest_store
@@ -75,7 +75,7 @@ def anew(w, said) -> None:
     manifest_store.lose(w.path, w.disk)
     said.held = True
     discard(w.path, w.disk)
-    job = log_snapshot.base_job(w.log, BASE, now_ms=w.now, limits=planner.Limits())
+    job = job_builder.base_job(w.log, BASE, now_ms=w.now, limits=planner.Limits())
     w.state = applying.apply(w.log, run_pass(job, w.disk), None, w.now)
     manifest_store.begun(w.path, w.disk, BASE)
 

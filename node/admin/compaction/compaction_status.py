@@ -19,7 +19,8 @@ from kept.compaction.cleaner import job as jobs
 from kept.compaction.cleaner import removal_log
 from kept.compaction.cleaner.cleaner_run import Result, read_manifest
 from kept.compaction.cleaner.explain import TombstoneOutlook, tombstones
-from kept.compaction.cleaner.log_snapshot import job_for, sources_from, view
+from kept.compaction.cleaner.job_builder import job_for, sources_from
+from kept.compaction.cleaner.log_snapshot import view
 from kept.compaction.cleaner.planner import (
     Failure,
     NotNow,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from kept.compaction.cleaner import job as jobs
 from kept.compaction.cleaner.cleaner_run import Result, discard
-from kept.compaction.cleaner.log_snapshot import base_job
+from kept.compaction.cleaner.job_builder import base_job
 from kept.compaction.cleaner.worker import COMMAND
 from kept.compaction.manifest import follow, follow_worker, manifest, manifest_store
 from kept.compaction.manifest.manifest import Manifest

@@ -308,12 +308,12 @@ def test_aborted_data_that_would_count(world, monkeypatch):
 
 
 def test_a_base_generation_keeps_everything(world, broken):
-    from kept.compaction.cleaner import log_snapshot
+    from kept.compaction.cleaner import job_builder
     from kept.compaction.cleaner.planner import Limits
     from kept.storage.types import Generation
 
     w = filled(world)
-    job = log_snapshot.base_job(w.log, Generation(3, 0), now_ms=w.now, limits=Limits())
+    job = job_builder.base_job(w.log, Generation(3, 0), now_ms=w.now, limits=Limits())
     assert cleaner_run.run_pass(job, w.disk).keys_checked >= 3
     cleaner_run.discard("/t-0", w.disk)
     broken.survey(drop(*w.offsets()[: 3 * KEYS * 10]))

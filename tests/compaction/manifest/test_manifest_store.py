@@ -7,7 +7,7 @@ import uuid
 import pytest
 from pyroaring import BitMap
 
-from kept.compaction.cleaner import log_snapshot, planner
+from kept.compaction.cleaner import job_builder, planner
 from kept.compaction.cleaner.cleaner_run import discard, read_manifest, run_pass
 from kept.compaction.manifest import apply as applying
 from kept.compaction.manifest import follow, manifest_store
@@ -158,7 +158,7 @@ def test_generations_need_not_ascend_over_epochs(world) -> None:
         w.clean()
     assert w.state.applied == Generation(0, 3)
     w.append((b"a", b"x"))
-    job = log_snapshot.base_job(w.log, Generation(5, 0), now_ms=w.now, limits=planner.Limits())
+    job = job_builder.base_job(w.log, Generation(5, 0), now_ms=w.now, limits=planner.Limits())
     result = run_pass(job, w.disk)
     applying.publish(DIRECTORY, w.disk, result, w.state.applied)
     w.open()  # as after a crash before the mark
@@ -183,7 +183,7 @@ def test_in_a_base_generation_everything_survives(world) -> None:
     before = w.pairs()
     bytes_before = [data for _, data in w.read()]
     w.now += 10_000  # horizons have passed
-    job = log_snapshot.base_job(w.log, Generation(7, 0), now_ms=w.now, limits=planner.Limits())
+    job = job_builder.base_job(w.log, Generation(7, 0), now_ms=w.now, limits=planner.Limits())
     result = run_pass(job, w.disk)
     assert result.bytes_after == 0
     w.state = applying.apply(w.log, result, w.state.applied, w.now)
@@ -204,7 +204,7 @@ def test_a_follower_of_an_unclean_leader_is_compared_with_its_base(world) -> Non
     leader.append((b"x", b"1"))
     follower.append((b"x", b"1"))
     other.append((b"x", b"2"))
-    job = log_snapshot.base_job(
+    job = job_builder.base_job(
         leader.log, Generation(7, 0), now_ms=leader.now, limits=planner.Limits()
     )
     leader.state = applying.apply(leader.log, run_pass(job, leader.disk), None, leader.now)

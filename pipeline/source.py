@@ -6,7 +6,6 @@ plans on the driver (``partitions``), is pickled, and reads in the workers (``re
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,10 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from kept.pipeline.columns import check_schema, schema_text
 from kept.pipeline.connection import BadOption
 from kept.pipeline.options import ReadOptions, parse_read, parse_write
-from kept.pipeline.read.plan import Bounds, Range
-from kept.storage.types import MAX_INT64
+from kept.pipeline.read.batch import plan_batch
+from kept.pipeline.read.plan import Bounds
+from kept.pipeline.read.pushdown import push
+from kept.pipeline.read.task import read_partition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -99,8 +100,6 @@ class _Pushdown:
         self._reader = reader
 
     def __call__(self, filters: list[Any]) -> Iterable[Any]:
-        from kept.pipeline.read.pushdown import push
-
         self._reader.bounds, left = push(self._reader.bounds, filters)
         return left
 
@@ -120,8 +119,6 @@ class KeptReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """The ranges, planned on the driver."""
-        from kept.pipeline.read.batch import plan_batch
-
         with self.options.connection.open() as client:
             ranges = plan_batch(client, self.options, self.bounds)
         return [InputPartition(range_) for range_ in ranges]
@@ -129,27 +126,3 @@ class KeptReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a range, in a worker."""
         return read_partition(partition, self.options, self.schema, self.bounds)
-
-
-def read_partition(
-    partition: InputPartition | None,
-    options: ReadOptions,
-    schema: StructType,
-    bounds: Bounds | None = None,
-) -> Iterator[pa.RecordBatch]:
-    """The rows of one task. Spark runs one without a range where there is nothing to read.
-
-    Spark 4.1 always means UTC by an Arrow timestamp, later versions want to be told.
-    """
-    range_ = partition.value if partition is not None else None
-    if not isinstance(range_, Range):
-        return iter(())
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    from kept.pipeline.read.task import read_range
-
-    parameters = inspect.signature(to_arrow_schema).parameters
-    arrow = to_arrow_schema(schema, **({"timezone": "UTC"} if "timezone" in parameters else {}))
-    bounds = bounds or Bounds()
-    on = options.until_caught_up and bounds.end == MAX_INT64  # a filter may end it sooner
-    return read_range(range_, options, arrow, bounds.min_timestamp, until_caught_up=on)

@@ -26,6 +26,7 @@ from kept.pipeline.read.admission import (
     topic_ids_in,
 )
 from kept.pipeline.read.progress import Following
+from kept.pipeline.read.task import client_for, read_partition
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -79,8 +80,6 @@ class KeptStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _followed(self) -> Following:
         if self._following is None:
-            from kept.pipeline.read.task import client_for
-
             self._following = Following(
                 client_for(self.options.connection, known=False), self.options
             )
@@ -144,6 +143,4 @@ class KeptStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task, in a worker."""
-        from kept.pipeline.source import read_partition
-
         return read_partition(partition, self.options, self.schema)

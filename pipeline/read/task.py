@@ -7,12 +7,13 @@ task to task.
 from __future__ import annotations
 
 import ctypes
+import inspect
 import logging
 import os
 import uuid
 from collections.abc import Iterator
 from functools import cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kept.client.client import Client
 from kept.client.consume.fetch import FetchLimits
@@ -21,9 +22,14 @@ from kept.pipeline.columns import ArrowBatches, wanted_fields
 from kept.pipeline.connection import Connection
 from kept.pipeline.optional import pa
 from kept.pipeline.options import ReadOptions
-from kept.pipeline.read.plan import MIN_INT64, Range
+from kept.pipeline.read.plan import MIN_INT64, Bounds, Range
 from kept.storage.errors import CorruptMessage, InvalidRecord
 from kept.storage.records import read_block
+from kept.storage.types import MAX_INT64
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import InputPartition
+    from pyspark.sql.types import StructType
 
 logger = logging.getLogger("kept.pipeline")
 
@@ -68,6 +74,28 @@ def keep_memory() -> None:
         trim_threshold, mmap_threshold = -1, -3
         mallopt(trim_threshold, KEPT_FREE_BYTES)
         mallopt(mmap_threshold, KEPT_FREE_BYTES // 2)
+
+
+def read_partition(
+    partition: InputPartition | None,
+    options: ReadOptions,
+    schema: StructType,
+    bounds: Bounds | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one task. Spark runs one without a range where there is nothing to read.
+
+    Spark 4.1 always means UTC by an Arrow timestamp, later versions want to be told.
+    """
+    range_ = partition.value if partition is not None else None
+    if not isinstance(range_, Range):
+        return iter(())
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    parameters = inspect.signature(to_arrow_schema).parameters
+    arrow = to_arrow_schema(schema, **({"timezone": "UTC"} if "timezone" in parameters else {}))
+    bounds = bounds or Bounds()
+    on = options.until_caught_up and bounds.end == MAX_INT64  # a filter may end it sooner
+    return read_range(range_, options, arrow, bounds.min_timestamp, until_caught_up=on)
 
 
 def read_range(

@@ -47,7 +47,7 @@ from kept.client.consume.positions import EARLIEST, LATEST
 from kept.client.consume.range_reader import RangeReader
 from kept.client.partitioner import partition_for
 from kept.pipeline.connection import BadOption
-from kept.storage.errors import PeerError
+from kept.storage.errors import PeerError, TopicAlreadyExists
 from kept.storage.records import headers, read_header, records
 from kept.storage.types import TimestampType, TopicPartition
 
@@ -209,8 +209,6 @@ def create(client: Client, ledger: str) -> None:
     """Make the ledger where it is not there. Raises BadOption for a topic that would lose entries,
     and rows would be written twice.
     """
-    from kept.storage.errors import TopicAlreadyExists
-
     if ledger not in client.metadata(None).topics:
         config = {"cleanup.policy": "compact", "segment.bytes": str(SEGMENT_BYTES)}
         try:

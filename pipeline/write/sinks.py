@@ -19,14 +19,16 @@ from pyspark.sql.datasource import (
 )
 
 from kept.pipeline.connection import BadOption
-from kept.pipeline.options import WriteOptions
-from kept.pipeline.write.task import check_columns
+from kept.pipeline.options import Subscribe, WriteOptions
+from kept.pipeline.read.offsets import find_partitions
+from kept.pipeline.read.task import client_for
+from kept.pipeline.write import ledger
+from kept.pipeline.write.ledger import Batch
+from kept.pipeline.write.task import TopicWriter, check_columns, largest_batch
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
-
-    from kept.pipeline.write.ledger import Batch
 
 
 @dataclass
@@ -47,15 +49,10 @@ def write_rows(
     iterator: Iterator[pa.RecordBatch], options: WriteOptions, batch: Batch | None = None
 ) -> Written:
     """Write the rows of a task and wait until all are acknowledged."""
-    from kept.pipeline.read.task import client_for
-    from kept.pipeline.write.task import TopicWriter, largest_batch
-
     client = client_for(options.connection)
     begun = None
     if options.exactly_once:
         from pyspark import TaskContext
-
-        from kept.pipeline.write import ledger
 
         assert options.topic is not None
         context = TaskContext.get()
@@ -74,9 +71,6 @@ def close_ledger(options: WriteOptions, messages: Messages) -> None:
     """Every task has ended. Raises NotTheSame for a batch that was begun with more of them."""
     again = next((m for m in messages if isinstance(m, Written) and m.repeated), None)
     if again is not None and again.batch is not None:
-        from kept.pipeline.read.task import client_for
-        from kept.pipeline.write import ledger
-
         ledger.end(client_for(options.connection), options.ledger, again.batch, len(messages))
 
 
@@ -87,8 +81,6 @@ class KeptWriter(DataSourceArrowWriter):
         self.options = options
         self.batch: Batch | None = None
         if options.exactly_once:
-            from kept.pipeline.write.ledger import Batch
-
             assert options.topic is not None
             app, passing = options.app_id or uuid.uuid4().hex, options.app_id is None
             run = uuid.uuid4().hex
@@ -110,9 +102,6 @@ class KeptWriter(DataSourceArrowWriter):
 
     def _forget(self, messages: Messages) -> None:
         if self.batch is not None and self.batch.passing:
-            from kept.pipeline.read.task import client_for
-            from kept.pipeline.write import ledger
-
             client = client_for(self.options.connection)
             ledger.forget(client, self.options.ledger, self.batch, len(messages))
 
@@ -146,12 +135,7 @@ def check_write(
         raise BadOption("mode overwrite: a topic is only appended to; use mode append")
     check_columns({f.name: f.dataType.simpleString() for f in schema.fields}, options)
     if options.topic is not None:
-        from kept.pipeline.options import Subscribe
-        from kept.pipeline.read.offsets import find_partitions
-
         with options.connection.open(known=streaming) as client:
             find_partitions(client, Subscribe((options.topic,)))
             if options.exactly_once:
-                from kept.pipeline.write import ledger
-
                 ledger.create(client, options.ledger)

@@ -12,13 +12,14 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kept.client.client import Client
 from kept.pipeline.columns import HEADERS
 from kept.pipeline.connection import BadOption
 from kept.pipeline.optional import pa
 from kept.pipeline.options import WriteOptions
+from kept.pipeline.write.ledger import Begun, NotTheSame, confirm
 from kept.storage.errors import InvalidRecord, OutOfOrderSequenceNumber, PeerError
 from kept.storage.records import (
     HEADER_BYTES,
@@ -32,9 +33,6 @@ from kept.storage.records import (
     read_header,
 )
 from kept.storage.types import MAX_INT32
-
-if TYPE_CHECKING:
-    from kept.pipeline.write.ledger import Begun
 
 ACCEPTED: Final[Mapping[str, tuple[str, ...]]] = {
     "key": ("binary", "string"),
@@ -124,8 +122,6 @@ class TopicWriter:
             self._send(topic)
         begun = self._begun
         if begun is not None and self._sent and (begun.repeated or begun.others()):
-            from kept.pipeline.write.ledger import confirm
-
             assert self.options.topic is not None
             confirm(self.client, self.options.topic, begun, self._sent)
         return self.written
@@ -202,8 +198,6 @@ class TopicWriter:
         except OutOfOrderSequenceNumber as error:
             if self._begun is None:
                 raise
-            from kept.pipeline.write.ledger import NotTheSame
-
             raise NotTheSame(
                 f"{error}: another attempt at this task, or a driver whose write has the same "
                 "name, is ahead of this one, or the topic lost what was written; nothing is there "

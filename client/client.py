@@ -20,6 +20,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
+from kept import __version__
 from kept.client.admin import group_survey
 from kept.client.admin import groups as group_operations
 from kept.client.admin import topics as topic_operations
@@ -28,6 +29,7 @@ from kept.client.admin.groups import GroupDescription, GroupListing
 from kept.client.admin.topics import BROKER, TOPIC, ConfigEntry, NewTopic
 from kept.client.consume import fetch as record_operations
 from kept.client.consume import leader_offsets as leader_operations
+from kept.client.consume.consumer import ConsumedRecord, Consumer
 from kept.client.consume.fetch import Fetched, FetchLimits, Produced
 from kept.client.consume.leader_offsets import OffsetAt, Standing
 from kept.client.consume.positions import EARLIEST, LATEST
@@ -85,8 +87,6 @@ class Client:
         known: bool = False,
         security: Security = PLAINTEXT,
     ) -> None:
-        from kept import __version__
-
         try:
             endpoints = parse_bootstrap(bootstrap)
         except ValueError as error:
@@ -429,13 +429,8 @@ class Client:
 
     def read(
         self, topic: str, partitions: Sequence[int] | None = None, *, offset: int = EARLIEST
-    ) -> Iterator[Any]:
-        """Every record from ``offset`` to the end as it is now, partition by partition.
-
-        Yields :class:`kept.client.consume.consumer.ConsumedRecord`.
-        """
-        from kept.client.consume.consumer import Consumer
-
+    ) -> Iterator[ConsumedRecord]:
+        """Every record from ``offset`` to the end as it is now, partition by partition."""
         chosen = sorted(self.topic(topic).partitions) if partitions is None else partitions
         for partition in chosen:
             tp = TopicPartition(topic, partition)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
+from kept.client.consume import positions
 from kept.storage.types import decimal_number
 
 if TYPE_CHECKING:
@@ -97,16 +98,17 @@ def offsets_at(
     """The offset of ``wanted`` in each partition, none above its end; where no record is as new as
     a time, the end. An OFFSET is taken as it is.
     """
-    from kept.client.consume.positions import EARLIEST as FIRST
-    from kept.client.consume.positions import LATEST as END
-
     tps = list(partitions)
     if wanted.kind is Kind.OFFSET:
         return dict.fromkeys(tps, wanted.number)
     if wanted.kind is Kind.EARLIEST:
-        return {tp: at.offset for tp, at in client.list_offsets(dict.fromkeys(tps, FIRST)).items()}
+        return {
+            tp: at.offset
+            for tp, at in client.list_offsets(dict.fromkeys(tps, positions.EARLIEST)).items()
+        }
     ends = {
-        tp: at.offset for tp, at in client.list_offsets(dict.fromkeys(tps, END), isolation).items()
+        tp: at.offset
+        for tp, at in client.list_offsets(dict.fromkeys(tps, positions.LATEST), isolation).items()
     }
     if wanted.kind is Kind.LATEST:
         return ends
@@ -116,7 +118,7 @@ def offsets_at(
             tp: ends[tp] if at.offset < 0 else min(at.offset, ends[tp])
             for tp, at in located.items()
         }
-    starts = client.list_offsets(dict.fromkeys(tps, FIRST))
+    starts = client.list_offsets(dict.fromkeys(tps, positions.EARLIEST))
     return {tp: max(starts[tp].offset, ends[tp] - wanted.number) for tp in tps}
 
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from kept.client.admin.readiness import cluster_is_up
+from kept.client.core.metadata import Endpoint
 from kept.client.security.security import PLAINTEXT, Security
 from kept.node.config.local_cluster import NODE_PORT_OFFSET, cluster_settings
 from kept.node.config.local_security import ADMIN, LocalSecurity
@@ -369,9 +371,6 @@ class Cluster:
 
     def await_ready(self, deadline_s: float = START_DEADLINE_S) -> None:
         """Wait until every node that runs is ready and knows all the others that do."""
-        from kept.client.admin.readiness import cluster_is_up
-        from kept.client.core.metadata import Endpoint
-
         up = [Endpoint(node.host, node.port) for node in self._nodes if node.running]
         end = time.monotonic() + deadline_s
         while (why := cluster_is_up(up, self.security())) is not None:

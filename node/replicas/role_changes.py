@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kept.cluster.metadata.records import NO_LEADER
+from kept.node.replicas import lost_records_report
 from kept.node.runtime.clock import monotonic_ms
 from kept.node.runtime.logging import log
 from kept.replication.effects import Losing, Truncated
@@ -219,8 +220,6 @@ class RoleChanges:
         elif isinstance(effect, Truncated):
             self._truncated(hosted, effect)
         elif isinstance(effect, Losing):
-            from kept.node.replicas import lost_records_report
-
             node_id = self._identity.node_id
             lost_records_report.report(self._runtime, self._counters, node_id, hosted, effect)
         elif not isinstance(effect, HighWatermarkMoved | Acknowledge | NoteManifest):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kept.node.replicas.manifests.status import ManifestStatus
+from kept.node.replicas.manifests.status import ManifestStatus, ref_of
 from kept.node.runtime.logging import log
 from kept.storage import layout
 from kept.storage.disk import Disk
@@ -47,7 +47,6 @@ def after(
     Whatever comes there next may not be what was compacted: the manifest counts no more (C15).
     """
     from kept.compaction.manifest import apply, manifest_store
-    from kept.node.replicas.manifests.store import ref_of
 
     state = apply.complete_swap(path, disk, state)
     try:

@@ -492,16 +492,12 @@ class ReplicaManifests:
             raise NotLeaderOrFollower(
                 f"{self._partition}: {self.pass_blocked_by or 'it is closed'}"
             )
-        from kept.node.replicas.manifests.store import Computing
-
         self._pass_began_ms = monotonic_ms()
-        self._files.computing = Computing(work, self._context.runtime.loop.create_future())
+        self._files.begin_computing(work)
 
     def end_pass(self) -> None:
         """It computes no more."""
-        computing, self._files.computing = self._files.computing, None
-        if computing is not None:
-            computing.over.set_result(None)
+        self._files.end_computing()
 
     async def pass_made(
         self, result: Result, leader_epoch: int, based_on: ManifestRef | None, truncations: int
@@ -510,19 +506,13 @@ class ReplicaManifests:
 
         Raises DamagedData, MachineError, NotLeaderOrFollower, Withdrawn: it came to nothing.
         """
-        from kept.node.replicas.manifests.store import Made, ref_of
-
         new = await self._files.made(result)
         self.end_pass()
         self._pass_ms = monotonic_ms() - self._pass_began_ms
         if self._closed:
             raise NotLeaderOrFollower(f"{self._partition}: it is closed")
-        ref = ref_of(new)
-        begins_at = self._partition.log.segments[0].base_offset
-        outcome: asyncio.Future[None] = self._context.runtime.loop.create_future()
-        self._made = made = Made(ref, result, truncations, begins_at, outcome)
-        self._files.bodies[ref] = new  # beside what came from a leader, if it led no more
-        self.step(ev.PassDone(ref, leader_epoch, based_on))
+        self._made = made = self._files.keep(new, result, truncations)
+        self.step(ev.PassDone(made.ref, leader_epoch, based_on))
         await made.outcome
 
     def _discarded(self, ref: ManifestRef) -> None:

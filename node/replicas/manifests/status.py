@@ -17,6 +17,7 @@ from kept.storage.types import Generation
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import Image
     from kept.cluster.metadata.records import PartitionRecord
+    from kept.compaction.manifest.manifest import Manifest
     from kept.replication.manifests import ManifestCore
     from kept.replication.partition import Partition
     from kept.replication.partition_core import PartitionCore
@@ -69,6 +70,11 @@ def others_apply(core: PartitionCore) -> bool:
         follower.held == core.published != follower.applied and replica in core.eligible
         for replica, follower in core.followers.items()
     )
+
+
+def ref_of(manifest: Manifest) -> ManifestRef:
+    """A manifest's name in the protocol."""
+    return ManifestRef(manifest.generation, manifest.end_offset)
 
 
 def named(ref: ManifestRef | None) -> str:

@@ -21,6 +21,7 @@ from kept.compaction.manifest import follow, follow_worker, manifest, manifest_s
 from kept.compaction.manifest.manifest import Manifest
 from kept.node.replicas.manifests import install
 from kept.node.replicas.manifests.failures import ManifestUnreadable, Withdrawn
+from kept.node.replicas.manifests.status import ref_of
 from kept.node.replicas.manifests.workers import Work, pass_limits
 from kept.replication.manifests_events import ManifestRef
 from kept.storage import layout
@@ -43,11 +44,6 @@ if TYPE_CHECKING:
     from kept.node.replicas.manifests.context import ManifestContext
     from kept.storage.log.log import Log
     from kept.storage.types import Generation
-
-
-def ref_of(found: Manifest) -> ManifestRef:
-    """A manifest's name in the protocol."""
-    return ManifestRef(found.generation, found.end_offset)
 
 
 @dataclass(slots=True)
@@ -147,6 +143,25 @@ class Files:
 
         decoded: Manifest = await self._hosted.directory.pool.run(read)
         return decoded
+
+    def keep(self, new: Manifest, result: Result, truncations: int) -> Made:
+        """The outputs of a pass over a log that had been cut ``truncations`` times, with their
+        manifest, until they are stored; beside what came from a leader, if this node led no more.
+        """
+        ref = ref_of(new)
+        begins_at = self._hosted.partition.log.segments[0].base_offset
+        self.bodies[ref] = new
+        return Made(ref, result, truncations, begins_at, self._context.runtime.loop.create_future())
+
+    def begin_computing(self, work: Work) -> None:
+        """A pass uses the directory from now on."""
+        self.computing = Computing(work, self._context.runtime.loop.create_future())
+
+    def end_computing(self) -> None:
+        """It uses it no more."""
+        computing, self.computing = self.computing, None
+        if computing is not None:
+            computing.over.set_result(None)
 
     async def no_pass(self) -> None:
         """No pass uses the directory any more; one that does is ended."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kept.compaction.manifest import apply, manifest_store
-from kept.node.replicas.manifests import recover, store
+from kept.node.replicas.manifests import recover
 from kept.node.replicas.manifests.status import ManifestStatus
 from kept.replication.manifests_events import ManifestRef
 from kept.storage import layout
@@ -70,7 +70,6 @@ def test_what_is_applied_or_held_counts_up_to_the_logs_end(disk, monkeypatch, fo
     monkeypatch.setattr(manifest_store, "applied", lambda *given: marked.append(given[2]))
     monkeypatch.setattr(manifest_store, "body", lambda *_: applied)
     monkeypatch.setattr(manifest_store, "load", lambda *_: held)
-    monkeypatch.setattr(store, "ref_of", lambda ref: ref)
     left, status = recover.after(PATH, disk, state, False, log_end)
     assert status == (ManifestStatus(lost=True) if lost else ManifestStatus(held, applied))
     assert left is (None if lost or applied is None else state)

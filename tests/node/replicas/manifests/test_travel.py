@@ -15,6 +15,7 @@ from kept.node.internode import manifest_rpc as calls
 from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.replicas.local_replica import LocalReplica, LocalTopic
 from kept.node.replicas.manifests import notify, replicate
+from kept.node.replicas.manifests.status import ref_of
 from kept.node.replicas.replica_table import ReplicaTable
 from kept.replication import manifests_events as ev
 from kept.replication.events import (
@@ -40,10 +41,6 @@ LEADER = 1
 
 def manifest(generation: int) -> Manifest:
     return manifest_of(Generation(3, generation))
-
-
-def ref_of(found: Manifest) -> ManifestRef:
-    return ManifestRef(found.generation, found.end_offset)
 
 
 class LeaderShell:

@@ -12,6 +12,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # kio imports hypothesis wherever it is installed: 0.2 s, 15 MB and a directory .hypothesis in
     # the working directory, for nothing. This process has no use for it.
     sys.modules.setdefault("hypothesis", None)  # type: ignore[arg-type]
-    from kept.cli.shell import run
+    from kept.cli.run import run
 
     sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))

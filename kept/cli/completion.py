@@ -25,12 +25,15 @@ from click.shell_completion import (
     split_arg_string,
 )
 
-from kept.cli.shell import COMPLETE_VARIABLE, cluster_of, examples
+from kept.cli.context_file import cluster_of, path_of, read_contexts
+from kept.cli.shell import examples
 
 if TYPE_CHECKING:
     from kept.client.client import Client
     from kept.node.config.config_def import ConfigDef, Settings
 
+COMPLETE_VARIABLE: Final = "_KEPT_COMPLETE"
+"""Set by a shell's completion script."""
 DEADLINE_S: Final = 1.0
 """So long a cluster may take to answer; whoever pressed the key waits for it."""
 
@@ -182,9 +185,8 @@ def completion(*, shell: str) -> None:
     It completes commands, options and their values; topics, partitions and groups come from the
     cluster that the command would go to, contexts from kept context.
     """
-    from kept.cli.root import kept
-
-    click.echo(_SHELLS[shell](kept, {}, "kept", COMPLETE_VARIABLE).source(), nl=False)
+    root = click.get_current_context().find_root().command
+    click.echo(_SHELLS[shell](root, {}, "kept", COMPLETE_VARIABLE).source(), nl=False)
 
 
 class _Late(BaseException):
@@ -275,8 +277,6 @@ def _groups(ctx: click.Context) -> list[str]:
 
 
 def _contexts(_ctx: click.Context) -> list[str]:
-    from kept.cli.context_file import path_of, read_contexts
-
     return list(read_contexts(path_of(os.environ)).contexts)
 
 

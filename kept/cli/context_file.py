@@ -14,12 +14,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
 
-from kept.cli.shell import DEFAULT_BOOTSTRAP, Failure, check_bootstrap, did_you_mean
+from kept.cli.shell import Failure, did_you_mean
+
+if TYPE_CHECKING:
+    from kept.client.bootstrap import Bootstrap
+
+DEFAULT_BOOTSTRAP: Final = "localhost:9092"
 
 BOOTSTRAP_VARIABLE: Final = "KEPT_BOOTSTRAP"
 CONTEXT_VARIABLE: Final = "KEPT_CONTEXT"
@@ -157,3 +162,27 @@ def resolve(
         raise Failure(f"{source}: {error}") from None
     check_bootstrap(f"{path}: {name}: bootstrap", chosen.bootstrap)
     return Target(chosen.bootstrap, command_config or chosen.command_config or config, name, source)
+
+
+def cluster_of(bootstrap: str | None, context: str | None, command_config: str | None) -> Bootstrap:
+    """The cluster that these options, the environment and the current context name."""
+    # `kept serve` completes names of settings, and loads nothing of a client.
+    from kept.client.bootstrap import Bootstrap, read_security
+
+    if bootstrap is not None and context is not None:
+        raise click.UsageError("--bootstrap and --context contradict each other")
+    target = resolve(bootstrap, context, command_config, os.environ)
+    if not target.command_config:
+        return Bootstrap(target.bootstrap)
+    security = read_security(target.command_config)
+    return Bootstrap(target.bootstrap, security, target.command_config)
+
+
+def check_bootstrap(what: str, given: str) -> None:
+    """A usage error, which begins with ``what``, unless ``given`` is a list of addresses."""
+    from kept.client.core.metadata import parse_bootstrap
+
+    try:
+        parse_bootstrap(given)
+    except ValueError as error:
+        raise click.UsageError(f"{what}: {error}") from None

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kept.cli import output, record_format, shell
+from kept.cli import output, record_format, run
 from kept.client.consume.consumer import ConsumedRecord
 
 HOSTILE = ["\x1b[2J", "\r", "\x9b31m", "\x85", "\x7f", "\u2028", "\u202e", "\ud800", "\udc9b", "\0"]
@@ -63,5 +63,5 @@ def test_records(hostile) -> None:
 
 
 def test_errors(capfd) -> None:
-    assert shell._fail("no group a\x1b[2J\x9bb") == 1
+    assert run._fail("no group a\x1b[2J\x9bb") == 1
     assert capfd.readouterr().err == "kept: no group a\\u001b[2J\\u009bb\n"

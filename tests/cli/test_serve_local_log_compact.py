@@ -104,7 +104,7 @@ def test_local_from_up_to_down(offline, local_dir):
 
 def test_local_writes_what_makes_nodes_a_cluster(local_dir, monkeypatch, capsys):
     from kept.cli.commands import local
-    from kept.cli.shell import run
+    from kept.cli.run import run
 
     started = []
     monkeypatch.setattr(local, "_start", started.extend)
@@ -126,7 +126,7 @@ def test_local_writes_what_makes_nodes_a_cluster(local_dir, monkeypatch, capsys)
 
 def test_a_node_without_a_majority_is_not_waited_for(offline, local_dir, monkeypatch, capsys):
     from kept.cli.commands import local
-    from kept.cli.shell import run
+    from kept.cli.run import run
 
     launched = []
     monkeypatch.setattr(local, "_start", lambda members: None)

@@ -6,13 +6,8 @@ import click
 import pytest
 
 from kept.cli import output
-from kept.cli.shell import (
-    NO_NODE,
-    Failure,
-    PartitionCommand,
-    TopicPartitionArgument,
-    for_each,
-)
+from kept.cli.shell import NO_NODE, Failure, for_each
+from kept.cli.topic_partition import PartitionCommand, TopicPartitionArgument
 from kept.client.core.broker_errors import ConnectionRefused, NoNodeAnswers
 
 

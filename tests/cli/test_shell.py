@@ -81,7 +81,7 @@ def test_one_line_of_help_is_the_same_in_list_and_command():
 def imported_by(*arguments: str) -> set[str]:
     program = (
         "import sys, json\n"
-        "from kept.cli.shell import run\n"
+        "from kept.cli.run import run\n"
         f"run({list(arguments)!r})\n"
         "print(json.dumps(sorted(sys.modules)))"
     )

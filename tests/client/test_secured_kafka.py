@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kept.cli.shell import run
+from kept.cli.run import run
 from kept.client.client import Client, OutRecord
 from kept.client.core.broker_errors import AuthenticationFailed, ConnectionFailed
 from kept.client.security.jaas import PLAIN_MODULE, SCRAM_MODULE

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kept.cli.shell import run
+from kept.cli.run import run
 from kept.client.client import OutRecord
 from kept.pipeline import jobs
 from kept.pipeline.jobs import audits, exports

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from kept.cli.shell import run
+from kept.cli.run import run
 from kept.client.client import Client
 from kept.client.security.jaas import PLAIN_MODULE
 from kept.client.security.security import Security

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from kept.cli.shell import run
+from kept.cli.run import run
 from kept.client.client import OutRecord
 from kept.client.core.authorization_errors import NotAuthorized
 from kept.client.core.metadata import Endpoint

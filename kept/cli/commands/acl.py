@@ -10,8 +10,9 @@ from typing import Final
 
 import click
 
+from kept.cli.bootstrap_option import bootstrap_option
 from kept.cli.output import echo, show_json, show_table
-from kept.cli.shell import Failure, Group, bootstrap_option, examples, json_option
+from kept.cli.shell import Failure, Group, examples, json_option
 from kept.cli.unavailable import open_client
 from kept.client.admin import acls
 from kept.client.admin.acls import MATCH, Acl

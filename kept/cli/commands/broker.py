@@ -8,18 +8,10 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from kept.cli.bootstrap_option import bootstrap_option
 from kept.cli.completion import BROKER_SETTING, BROKER_SETTING_NAME
 from kept.cli.output import echo, show_json, show_table
-from kept.cli.shell import (
-    Failure,
-    Group,
-    bootstrap_option,
-    did_you_mean,
-    examples,
-    for_each,
-    json_option,
-    pairs,
-)
+from kept.cli.shell import Failure, Group, did_you_mean, examples, for_each, json_option, pairs
 from kept.cli.unavailable import open_client, warn_unanswered
 from kept.client.admin.cluster import describe_members
 from kept.client.admin.topics import ConfigEntry

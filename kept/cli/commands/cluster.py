@@ -9,16 +9,10 @@ from typing import Any, Final
 
 import click
 
+from kept.cli.bootstrap_option import bootstrap_option
 from kept.cli.output import counted, echo, progress, show_json, show_rows, show_table, write
-from kept.cli.shell import (
-    Failure,
-    Group,
-    WholeNumber,
-    bootstrap_option,
-    examples,
-    json_option,
-    topic_and_partition,
-)
+from kept.cli.shell import Failure, Group, WholeNumber, examples, json_option
+from kept.cli.topic_partition import topic_and_partition
 from kept.cli.unavailable import named_partitions, open_client
 from kept.client.admin import cluster as operations
 from kept.client.admin import reassignment_plan

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from kept.cli.bootstrap_option import bootstrap_option
 from kept.cli.compaction_plan import known, place_of, show_dry_run, show_key, show_plans
 from kept.cli.completion import TOPIC
 from kept.cli.output import (
@@ -25,16 +26,13 @@ from kept.cli.output import (
 from kept.cli.shell import (
     Failure,
     Group,
-    PartitionCommand,
-    TopicPartitionArgument,
     WholeNumber,
-    bootstrap_option,
     examples,
     for_each,
     internal_option,
     json_option,
-    topic_and_partition,
 )
+from kept.cli.topic_partition import PartitionCommand, TopicPartitionArgument, topic_and_partition
 from kept.cli.unavailable import names_explained, no_partition, warn_unanswered
 from kept.client.admin import replica_digests
 from kept.client.admin.replica_digests import Verdict

@@ -11,6 +11,7 @@ from typing import Any
 import click
 import msgspec
 
+from kept.cli.bootstrap_option import bootstrap_option
 from kept.cli.completion import GROUP
 from kept.cli.output import counted, echo, moment, progress, reader_is_gone, show_table, text
 from kept.cli.positions import EARLIEST, LATEST, Kind, Position, PositionType, TimeType, offsets_at
@@ -24,7 +25,8 @@ from kept.cli.record_format import (
     printable,
     value_line,
 )
-from kept.cli.shell import Failure, TopicPartitionArgument, WholeNumber, bootstrap_option, examples
+from kept.cli.shell import Failure, WholeNumber, examples
+from kept.cli.topic_partition import TopicPartitionArgument
 from kept.cli.unavailable import explained, named_partitions, open_client
 from kept.client.bootstrap import Bootstrap
 from kept.client.client import Client

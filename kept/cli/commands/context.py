@@ -11,13 +11,14 @@ from kept.cli.context_file import (
     Context,
     Contexts,
     Target,
+    check_bootstrap,
     path_of,
     read_contexts,
     resolve,
     write_contexts,
 )
 from kept.cli.output import echo, show_json, show_table, write
-from kept.cli.shell import Group, check_bootstrap, examples, for_each, json_option
+from kept.cli.shell import Group, examples, for_each, json_option
 
 
 @click.group(

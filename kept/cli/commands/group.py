@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from kept.cli.bootstrap_option import bootstrap_option
 from kept.cli.commands.group_offsets import (
     delete_group_offsets,
     export_offsets,
@@ -18,7 +19,6 @@ from kept.cli.completion import GROUP
 from kept.cli.output import counted, show_json, show_table, write
 from kept.cli.shell import (
     Group,
-    bootstrap_option,
     did_you_mean,
     examples,
     for_each,

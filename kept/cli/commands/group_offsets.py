@@ -10,20 +10,13 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import click
 
 from kept.cli import offset_file
+from kept.cli.bootstrap_option import bootstrap_option
 from kept.cli.completion import GROUP
 from kept.cli.offset_file import FileOffset
 from kept.cli.output import counted, echo, show_json, show_table, write
 from kept.cli.positions import Position, offsets_at, position, time_ms
-from kept.cli.shell import (
-    Failure,
-    TopicPartitionArgument,
-    WholeNumber,
-    bootstrap_option,
-    did_you_mean,
-    examples,
-    for_each,
-    json_option,
-)
+from kept.cli.shell import Failure, WholeNumber, did_you_mean, examples, for_each, json_option
+from kept.cli.topic_partition import TopicPartitionArgument
 from kept.cli.unavailable import named_partitions, open_client
 from kept.client.admin.groups import DEAD, GroupDescription, commit_each, delete_offsets
 from kept.client.bootstrap import Bootstrap

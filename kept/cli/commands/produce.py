@@ -11,9 +11,10 @@ from typing import Any, Final
 import click
 import msgspec
 
+from kept.cli.bootstrap_option import bootstrap_option
 from kept.cli.completion import TOPIC
 from kept.cli.output import counted, echo, get_bytes, unescaped
-from kept.cli.shell import Failure, WholeNumber, bootstrap_option, examples
+from kept.cli.shell import Failure, WholeNumber, examples
 from kept.cli.unavailable import explained, no_partition, open_client
 from kept.client.bootstrap import Bootstrap
 from kept.client.client import Client, OutRecord

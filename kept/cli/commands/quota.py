@@ -9,8 +9,9 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from kept.cli.bootstrap_option import bootstrap_option
 from kept.cli.output import echo, show_json, show_table, size
-from kept.cli.shell import Failure, Group, WholeNumber, bootstrap_option, examples, json_option
+from kept.cli.shell import Failure, Group, WholeNumber, examples, json_option
 from kept.cli.unavailable import open_client
 from kept.client.admin.quotas import DEFAULT, EXACT, Entity, alter_quotas, describe_quotas
 from kept.client.bootstrap import Bootstrap

@@ -19,18 +19,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from kept.cli.bootstrap_option import bootstrap_option
 from kept.cli.completion import TOPIC
 from kept.cli.output import NO_KEY, echo, moment, put_bytes, show_json, show_table, size, text
-from kept.cli.shell import (
-    NO_NODE,
-    Failure,
-    Group,
-    WholeNumber,
-    bootstrap_option,
-    examples,
-    json_option,
-    pairs,
-)
+from kept.cli.shell import NO_NODE, Failure, Group, WholeNumber, examples, json_option, pairs
 from kept.cli.spark_arguments import (
     check_export,
     check_new,

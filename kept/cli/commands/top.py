@@ -13,16 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from kept.cli.bootstrap_option import bootstrap_option
 from kept.cli.cluster_rates import ClusterRates, Rotation, Row, sorted_rows
 from kept.cli.commands.group import is_internal_group
 from kept.cli.output import counted, echo, show_json, show_table, size, table_cells, write
-from kept.cli.shell import (
-    WholeNumber,
-    bootstrap_option,
-    examples,
-    internal_option,
-    json_option,
-)
+from kept.cli.shell import WholeNumber, examples, internal_option, json_option
 from kept.client.admin.cluster import describe_cluster
 from kept.client.admin.cluster_sample import sample_partitions
 from kept.client.admin.group_survey import groups_and_offsets

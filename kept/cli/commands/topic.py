@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from kept.cli.bootstrap_option import bootstrap_option
 from kept.cli.completion import TOPIC, TOPIC_SETTING, TOPIC_SETTING_NAME
 from kept.cli.output import (
     counted,
@@ -24,9 +25,7 @@ from kept.cli.positions import Kind, Position, PositionType, offsets_at
 from kept.cli.shell import (
     Failure,
     Group,
-    TopicPartitionArgument,
     WholeNumber,
-    bootstrap_option,
     did_you_mean,
     examples,
     for_each,
@@ -35,6 +34,7 @@ from kept.cli.shell import (
     pairs,
     show_each,
 )
+from kept.cli.topic_partition import TopicPartitionArgument
 from kept.cli.unavailable import named_partitions, open_client, warn_unanswered
 from kept.client.admin.topics import NewTopic
 from kept.client.bootstrap import Bootstrap

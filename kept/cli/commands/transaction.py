@@ -7,18 +7,10 @@ from dataclasses import asdict
 
 import click
 
+from kept.cli.bootstrap_option import bootstrap_option
 from kept.cli.output import counted, echo, moment, show_json, show_table, write
-from kept.cli.shell import (
-    Failure,
-    Group,
-    PartitionCommand,
-    TopicPartitionArgument,
-    WholeNumber,
-    bootstrap_option,
-    did_you_mean,
-    examples,
-    json_option,
-)
+from kept.cli.shell import Failure, Group, WholeNumber, did_you_mean, examples, json_option
+from kept.cli.topic_partition import PartitionCommand, TopicPartitionArgument
 from kept.cli.unavailable import named_partitions, open_client, warn_unanswered
 from kept.client.admin import transactions
 from kept.client.admin.transactions import TransactionDescription

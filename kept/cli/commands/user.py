@@ -11,12 +11,12 @@ from typing import BinaryIO
 
 import click
 
+from kept.cli.bootstrap_option import bootstrap_option
 from kept.cli.output import echo, show_json, show_table
 from kept.cli.shell import (
     Failure,
     Group,
     WholeNumber,
-    bootstrap_option,
     did_you_mean,
     examples,
     for_each,

@@ -24,6 +24,7 @@ from kept.node.admin.leader_router import LeaderRouter
 from kept.node.admin.peer_http import PeerHttp
 from kept.node.admin.readiness import NodeHealth
 from kept.node.admin.records.partition_offsets import offsets_from_leaders
+from kept.node.admin.records.partition_records import Readers
 from kept.node.admin.records.record_browser import RecordBrowser
 from kept.node.admin.records.record_search import RecordSearch
 from kept.node.admin.records.record_tail import RecordTails
@@ -175,27 +176,16 @@ class AdminServices:
         )
         self.cleaner_view = CleanerView(self.identity, self.cleaner, self.kernels, self.counters)
         self.replica_reports = ReplicaReports(runtime, lookup, table, self.dry_runs)
-        self.search = RecordSearch(
+        readers = Readers(
             runtime=runtime,
             metadata=metadata,
             inflating=self.inflating,
             lookup=lookup,
             new_client=self.new_client,
         )
-        self.tails = RecordTails(
-            runtime=runtime,
-            metadata=metadata,
-            inflating=self.inflating,
-            lookup=lookup,
-            new_client=self.new_client,
-        )
-        self.records = RecordBrowser(
-            runtime=runtime,
-            metadata=metadata,
-            inflating=self.inflating,
-            lookup=lookup,
-            new_client=self.new_client,
-        )
+        self.search = RecordSearch(readers)
+        self.tails = RecordTails(readers)
+        self.records = RecordBrowser(readers)
 
     async def high_watermarks(self, tps: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Of partitions whose leaders say them."""

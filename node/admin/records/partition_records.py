@@ -6,10 +6,10 @@ have been consumed: a slow consumer holds that much memory.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kept.client.consume.aborted_filter import aborted_batches
 from kept.client.consume.fetch import Fetched, FetchLimits, fetch_partition, produce
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from kept.node.admin.cluster_client import ClusterClient
+    from kept.node.admin.topic_lookup import TopicLookup
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.runtime.memory_budget import BudgetShare
     from kept.node.runtime.runtime import Runtime
@@ -97,6 +98,27 @@ async def append(
     (done,) = await client.run(operation, patience_s=patience_s)
     stamped = done.log_append_ms
     return Appended(done.base_offset, record.timestamp if stamped is None else stamped)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readers:
+    """What browsing, searching and following share: readers of any partition of the cluster."""
+
+    runtime: Runtime
+    metadata: Metadata
+    inflating: BudgetShare
+    lookup: TopicLookup
+    new_client: Callable[[], ClusterClient]
+
+    def reader(
+        self, client: ClusterClient, tp: TopicPartition, patience_s: float = PATIENCE_S
+    ) -> Reader:
+        """A reader of a partition; ``client`` stays the caller's, who closes it."""
+        return Reader(self.runtime, self.metadata, self.inflating, client, tp, patience_s)
+
+    async def inflated(self, read: Callable[..., list[Any]], *, limit: int) -> list[Any]:
+        """What ``read`` gives in a thread; see ``batch_checks.inflated``."""
+        return await inflated(self.runtime, self.inflating, read, limit=limit)
 
 
 @dataclass(eq=False, repr=False)

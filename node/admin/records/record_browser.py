@@ -10,23 +10,17 @@ What lies between two offsets was compacted away, unless a transaction's marker 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 from kept.client.consume.positions import EARLIEST
-from kept.node.admin.records.partition_records import Reader
 from kept.node.admin.results import OfPartition
 from kept.storage.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from kept.node.admin.cluster_client import ClusterClient
-    from kept.node.admin.topic_lookup import TopicLookup
-    from kept.node.metadata.metadata_log import Metadata
-    from kept.node.runtime.memory_budget import BudgetShare
-    from kept.node.runtime.runtime import Runtime
+    from kept.node.admin.records.partition_records import Reader, Readers
     from kept.storage.records import Record
 
 DEFAULT_RECORDS: Final = 50
@@ -77,15 +71,11 @@ class RecordPage(OfPartition, frozen=True):
     records: list[ShownRecord]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RecordBrowser:
     """Reads some records of a partition."""
 
-    runtime: Runtime
-    metadata: Metadata
-    inflating: BudgetShare
-    lookup: TopicLookup
-    new_client: Callable[[], ClusterClient]
+    readers: Readers
 
     async def browse(
         self,
@@ -101,13 +91,13 @@ class RecordBrowser:
         An offset that is not there any more begins with the next one. Raises InvalidRequest,
         UnknownTopicOrPartition and what Fetch answers.
         """
-        tp = self.lookup.partition(topic, partition)
+        tp = self.readers.lookup.partition(topic, partition)
         if not 0 < limit <= MAX_RECORDS:
             raise InvalidRequest(f"limit must be 1 to {MAX_RECORDS}, not {limit}")
         if offset is not None and timestamp is not None:
             raise InvalidRequest("offset and timestamp are both given; use one of them")
-        client = self.new_client()
-        reader = Reader(self.runtime, self.metadata, self.inflating, client, tp)
+        client = self.readers.new_client()
+        reader = self.readers.reader(client, tp)
         try:
             await reader.seek(EARLIEST)
             start, end = reader.position, await reader.end()

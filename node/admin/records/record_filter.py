@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -26,7 +27,7 @@ from kept.storage.records import HEADER_BYTES, check_replica, decompress, find_r
 from kept.storage.records.python import iterate_area
 
 if TYPE_CHECKING:
-    from kept.node.admin.records.partition_records import MarkedBatch
+    from kept.node.admin.records.partition_records import MarkedBatch, Readers
     from kept.storage.records import Record
 
 MAX_FILTER_BYTES: Final = 4096
@@ -146,6 +147,17 @@ def scan_all(
         result.oldest_ms = result.records[0].timestamp
         result.newest_ms = result.records[-1].timestamp
     return [result]
+
+
+async def scan_in_thread(
+    readers: Readers, batches: Sequence[MarkedBatch], wanted: RecordFilter, of: ScanRange
+) -> ScanResult:
+    """:func:`scan_all` within what is drawn for it. Raises CorruptMessage, InvalidRecord."""
+    if not batches:
+        return ScanResult()
+    scan = partial(scan_all, batches, wanted, of)
+    results: list[ScanResult] = await readers.inflated(scan, limit=MAX_INFLATED_BYTES)
+    return results[0]
 
 
 def _scan_batch(  # noqa: PLR0917

@@ -12,7 +12,7 @@ Where clients put a key (murmur2) is searched first, to its end: only then the o
 which have it if some client chooses otherwise.
 
 Batches are looked through in a thread, within what is drawn for them on the node's memory budget
-(:func:`kept.node.kafka.handlers.records.batch_checks.inflated`). So many searches at a time run as
+(``batch_checks.inflated``). So many searches at a time run as
 :data:`SEARCHES_AT_ONCE`; others wait.
 """
 
@@ -20,9 +20,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -31,7 +30,7 @@ from msgspec import Struct
 from kept.client.consume.positions import EARLIEST, LATEST
 from kept.client.partitioner import partition_for_key
 from kept.node.admin.records.partition_offsets import LeaderOffsets, offsets_from_leaders
-from kept.node.admin.records.partition_records import FETCH_BYTES, MarkedBatch, Reader
+from kept.node.admin.records.partition_records import FETCH_BYTES, MarkedBatch, Reader, Readers
 from kept.node.admin.records.record_browser import (
     MAX_BYTES,
     MAX_RECORDS,
@@ -39,11 +38,10 @@ from kept.node.admin.records.record_browser import (
     shown_bytes,
 )
 from kept.node.admin.records.record_filter import (
-    MAX_INFLATED_BYTES,
     RecordFilter,
     ScanRange,
     ScanResult,
-    scan_all,
+    scan_in_thread,
 )
 from kept.node.admin.records.search_cursor import (
     MAX_SPAN,
@@ -52,17 +50,12 @@ from kept.node.admin.records.search_cursor import (
     encode_cursor,
     fingerprint,
 )
-from kept.node.kafka.handlers.records.batch_checks import inflated
 from kept.node.runtime.tasks import gather_or_cancel
 from kept.storage.errors import InvalidRequest, KeptError, RetriableError
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
     from kept.node.admin.cluster_client import ClusterClient
-    from kept.node.admin.topic_lookup import TopicLookup
-    from kept.node.metadata.metadata_log import Metadata
-    from kept.node.runtime.memory_budget import BudgetShare
-    from kept.node.runtime.runtime import Runtime
 
 MAX_PARTITIONS: Final = 1000
 """Of one search; of a topic with more one partition has to be named."""
@@ -189,20 +182,9 @@ class _Work:
 class RecordSearch:
     """The searches of one node."""
 
-    def __init__(
-        self,
-        *,
-        runtime: Runtime,
-        metadata: Metadata,
-        inflating: BudgetShare,
-        lookup: TopicLookup,
-        new_client: Callable[[], ClusterClient],
-    ) -> None:
-        self._runtime = runtime
-        self._metadata = metadata
-        self._inflating = inflating
-        self._lookup = lookup
-        self._new_client = new_client
+    def __init__(self, readers: Readers) -> None:
+        self._readers = readers
+        self._lookup = readers.lookup
         self._turns = asyncio.Semaphore(SEARCHES_AT_ONCE)
         self._waiting = 0
 
@@ -236,11 +218,9 @@ class RecordSearch:
         self._waiting += 1
         try:
             async with self._turns:
-                client = self._new_client()
+                client = self._readers.new_client()
                 try:
-                    search = _Search(
-                        self._runtime, self._metadata, self._inflating, client, wanted, newest
-                    )
+                    search = _Search(self._readers, client, wanted, newest)
                     return await search.run(topic, tps, count, limit, cursor)
                 finally:
                     client.close()
@@ -252,9 +232,7 @@ class RecordSearch:
 class _Search:
     """One request."""
 
-    runtime: Runtime
-    metadata: Metadata
-    inflating: BudgetShare
+    readers: Readers
     client: ClusterClient
     wanted: RecordFilter
     newest: bool
@@ -267,7 +245,7 @@ class _Search:
         limit: int,
         cursor: str | None,
     ) -> SearchResult:
-        key, topic_id = self.wanted.key, self.metadata.image.topics[topic].topic_id
+        key, topic_id = self.wanted.key, self.readers.metadata.image.topics[topic].topic_id
         mark = fingerprint(topic_id, tps[0], len(tps), self.wanted, self.newest)
         lanes = [self._lane(tp) for tp in tps]
         if cursor is not None:
@@ -295,10 +273,7 @@ class _Search:
         )
 
     def _lane(self, tp: TopicPartition) -> _Lane:
-        reader = Reader(
-            self.runtime, self.metadata, self.inflating, self.client, tp, patience_s=PATIENCE_S
-        )
-        return _Lane(tp, reader)
+        return _Lane(tp, self.readers.reader(self.client, tp, PATIENCE_S))
 
     async def _find_ends(self, lanes: Sequence[_Lane]) -> None:
         """What of each partition is searched."""
@@ -326,10 +301,10 @@ class _Search:
         if when is None:
             return LeaderOffsets()
         wanted = dict.fromkeys(tps, when)
-        return await offsets_from_leaders(self.client, self.metadata.image, wanted)
+        return await offsets_from_leaders(self.client, self.readers.metadata.image, wanted)
 
     def _why_unknown(self, tp: TopicPartition, *asked: LeaderOffsets) -> str:
-        topic = self.metadata.image.topics.get(tp.topic)
+        topic = self.readers.metadata.image.topics.get(tp.topic)
         leader = -1 if topic is None else topic.partitions[tp.partition].leader
         if leader < 0:
             return f"{tp} has no leader now: its replicas are not available"
@@ -459,13 +434,7 @@ class _Search:
         return result
 
     async def _scan(self, batches: Sequence[MarkedBatch], of: ScanRange) -> ScanResult:
-        if not batches:
-            return ScanResult()
-        look = partial(scan_all, batches, self.wanted, of)
-        results: list[ScanResult] = await inflated(
-            self.runtime, self.inflating, look, limit=MAX_INFLATED_BYTES
-        )
-        return results[0]
+        return await scan_in_thread(self.readers, batches, self.wanted, of)
 
 
 def _restore(lanes: Sequence[_Lane], standings: Sequence[Standing]) -> None:

@@ -9,35 +9,19 @@ newest, and is told how many he missed. Nothing is held between two looks but th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct
 
 from kept.client.consume.positions import LATEST
 from kept.node.admin.records.partition_offsets import offsets_from_leaders
-from kept.node.admin.records.partition_records import FETCH_BYTES, MarkedBatch, Reader
+from kept.node.admin.records.partition_records import FETCH_BYTES, MarkedBatch, Readers
 from kept.node.admin.records.record_browser import shown_bytes
-from kept.node.admin.records.record_filter import (
-    MAX_INFLATED_BYTES,
-    RecordFilter,
-    ScanRange,
-    ScanResult,
-    scan_all,
-)
+from kept.node.admin.records.record_filter import RecordFilter, ScanRange, scan_in_thread
 from kept.node.admin.records.record_search import MAX_PARTITIONS, PATIENCE_S, FoundRecord
-from kept.node.kafka.handlers.records.batch_checks import inflated
 from kept.storage.errors import InvalidRequest, KeptError, RetriableError
 from kept.storage.types import IsolationLevel, TopicPartition
-
-if TYPE_CHECKING:
-    from kept.node.admin.cluster_client import ClusterClient
-    from kept.node.admin.topic_lookup import TopicLookup
-    from kept.node.metadata.metadata_log import Metadata
-    from kept.node.runtime.memory_budget import BudgetShare
-    from kept.node.runtime.runtime import Runtime
 
 MAX_EVENT_RECORDS: Final = 100
 MAX_EVENT_BYTES: Final = 512 * 1024
@@ -72,15 +56,11 @@ class _Read:
     batches: list[MarkedBatch] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RecordTails:
     """Makes the tails of one node."""
 
-    runtime: Runtime
-    metadata: Metadata
-    inflating: BudgetShare
-    lookup: TopicLookup
-    new_client: Callable[[], ClusterClient]
+    readers: Readers
 
     def tail(self, topic: str, wanted: RecordFilter, partition: int | None = None) -> Tail:
         """A tail of a topic or of one partition; whoever has it closes it. Raises InvalidRequest,
@@ -88,26 +68,26 @@ class RecordTails:
         """
         wanted.check()
         if partition is not None:
-            self.lookup.partition(topic, partition)
-        elif len(self.lookup.topic(topic).partitions) > MAX_PARTITIONS:
+            self.readers.lookup.partition(topic, partition)
+        elif len(self.readers.lookup.topic(topic).partitions) > MAX_PARTITIONS:
             raise InvalidRequest(
                 f"{topic} has more than {MAX_PARTITIONS} partitions; name one to follow"
             )
-        return Tail(self, topic, wanted, partition)
+        return Tail(self.readers, topic, wanted, partition)
 
 
 class Tail:
     """See the module."""
 
     def __init__(
-        self, tails: RecordTails, topic: str, wanted: RecordFilter, partition: int | None
+        self, readers: Readers, topic: str, wanted: RecordFilter, partition: int | None
     ) -> None:
-        self._tails = tails
+        self._readers = readers
         self._topic = topic
-        self._topic_id = tails.lookup.topic(topic).topic_id
+        self._topic_id = readers.lookup.topic(topic).topic_id
         self._wanted = wanted
         self._partition = partition
-        self._client = tails.new_client()
+        self._client = readers.new_client()
         self._positions: dict[TopicPartition, int] = {}
         self._count = 0
         """Partitions that there were when it began."""
@@ -124,7 +104,7 @@ class Tail:
 
     async def look(self) -> TailEvent | None:
         """What came since the last look, perhaps nothing; None: the topic is there no more."""
-        image = self._tails.metadata.image.topics.get(self._topic)
+        image = self._readers.metadata.image.topics.get(self._topic)
         if image is None or image.topic_id != self._topic_id:
             return None
         ends = await self._ends()
@@ -147,9 +127,8 @@ class Tail:
             read = await self._read(tp, begin, end, MAX_READ_BYTES // len(moved))
             self._positions[tp] = read.reached
             most_bytes = max(MAX_EVENT_BYTES // len(moved), LEAST_BYTES)
-            result = await self._scan(
-                read.batches, ScanRange(begin, end, MAX_EVENT_RECORDS, most_bytes, newest=True)
-            )
+            of = ScanRange(begin, end, MAX_EVENT_RECORDS, most_bytes, newest=True)
+            result = await scan_in_thread(self._readers, read.batches, self._wanted, of)
             records += [FoundRecord(tp.partition, one) for one in result.records]
             left_out += read.passed_over + result.fitting - len(result.records)
             read_bytes += read.size_bytes
@@ -161,10 +140,8 @@ class Tail:
         """The batches from ``begin`` up to ``end``; where those are more than ``most_bytes``, later
         ones after some of the first. What is not reached is left to the next look.
         """
-        tails, most_bytes = self._tails, max(most_bytes, LEAST_READ_BYTES)
-        reader = Reader(
-            tails.runtime, tails.metadata, tails.inflating, self._client, tp, patience_s=PATIENCE_S
-        )
+        most_bytes = max(most_bytes, LEAST_READ_BYTES)
+        reader = self._readers.reader(self._client, tp, PATIENCE_S)
         read, wanted = _Read(self._positions[tp]), begin
         try:
             await reader.seek(begin)
@@ -191,27 +168,17 @@ class Tail:
         read.reached = wanted
         return read
 
-    async def _scan(self, batches: list[MarkedBatch], of: ScanRange) -> ScanResult:
-        if not batches:
-            return ScanResult()
-        tails = self._tails
-        scan = partial(scan_all, batches, self._wanted, of)
-        results: list[ScanResult] = await inflated(
-            tails.runtime, tails.inflating, scan, limit=MAX_INFLATED_BYTES
-        )
-        return results[0]
-
     def _followed(self) -> list[TopicPartition]:
         if self._partition is not None:
             return [TopicPartition(self._topic, self._partition)]
-        topic = self._tails.metadata.image.topics.get(self._topic)
+        topic = self._readers.metadata.image.topics.get(self._topic)
         count = 0 if topic is None else len(topic.partitions)
         return [TopicPartition(self._topic, number) for number in range(count)]
 
     async def _ends(self) -> dict[TopicPartition, int]:
         """How far the logs are stable whose leaders say it."""
         wanted = dict.fromkeys(self._followed(), LATEST)
-        image = self._tails.metadata.image
+        image = self._readers.metadata.image
         committed = IsolationLevel.READ_COMMITTED
         return (await offsets_from_leaders(self._client, image, wanted, committed)).offsets
 

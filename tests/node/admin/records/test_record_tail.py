@@ -18,7 +18,7 @@ from kept.cluster.security.acls import (
     AclResourceType,
     PatternType,
 )
-from kept.node.admin.records import record_tail
+from kept.node.admin.records import partition_records, record_tail
 from kept.node.admin.records.record_filter import RecordFilter
 from kept.node.http.messages import HttpRequest
 from kept.node.security.authorizer import StandardAuthorizer
@@ -170,7 +170,7 @@ async def test_a_leader_that_does_not_answer_loses_nothing(lone, monkeypatch):
         async def refused(reader):
             raise NetworkException("nobody is there")
 
-        silent.setattr(record_tail.Reader, "fetch_marked", refused)
+        silent.setattr(partition_records.Reader, "fetch_marked", refused)
         event = await tail.look()
         assert (event.records, event.left_out) == ([], 0)
     event = await tail.look()

@@ -83,7 +83,7 @@ class Node:
             self._warming = parts.runtime.loop.create_task(self._warm_up())
         except BaseException:
             parts.maintenance.stop()
-            parts.tls_reload.stop()
+            await parts.tls_reload.stop()
             for listener in parts.all_listeners:
                 listener.stop_accepting()
             await self._leave_cluster()
@@ -147,8 +147,8 @@ class Node:
         await parts.runtime.in_thread(api.preload)
         if not parts.shutdown.requested.is_set():
             parts.cleaner.started  # noqa: B018 - starts it
-            parts.dirty_history.start()
-            parts.activity_history.start()
+            parts.dirty_history.sampling.start()
+            parts.activity_history.sampling.start()
 
     async def warmed_up(self) -> None:
         """Wait until nothing is left to import."""
@@ -199,14 +199,14 @@ class Node:
         if not parts.shutdown.failure:
             await parts.cluster_link.leave()
         parts.maintenance.stop()
-        parts.tls_reload.stop()
+        await parts.tls_reload.stop()
         for listener in parts.all_listeners:
             listener.stop_accepting()
         if self._warming is not None:
             await self._warming
         await parts.grpc.stop()
-        await parts.dirty_history.stop()
-        await parts.activity_history.stop()
+        await parts.dirty_history.sampling.stop()
+        await parts.activity_history.sampling.stop()
         await parts.cleaner.stop(parts.replicas.close_manifests)
         await parts.verifier.close()
         await parts.transactions.stop()

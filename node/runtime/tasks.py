@@ -66,6 +66,45 @@ class TaskOwner:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+class PeriodicTask:
+    """Work that is done again and again, ``wait_s()`` seconds after it was done last.
+
+    What it raises is a bug: it is logged as ``failure``, and the next time may succeed.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        work: Callable[[], Awaitable[None]],
+        wait_s: Callable[[], float],
+        *,
+        failure: str,
+    ) -> None:
+        self._loop = loop
+        self._work = work
+        self._wait_s = wait_s
+        self._failure = failure
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Do it now, and from now on."""
+        self._task = self._loop.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Do it no more; what is under way is cancelled."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._work()
+            except Exception as error:  # noqa: BLE001 - a bug of ours must not end it
+                log.exception(self._failure, error)
+            await asyncio.sleep(self._wait_s())
+
+
 class Batcher(Generic[Key]):
     """Collects keys and sends many at a time, one call after another.
 

@@ -12,12 +12,12 @@ As in Kafka a new certificate must have the subject of the old one and all its n
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from kept.node.runtime.logging import log
+from kept.node.runtime.tasks import PeriodicTask
 from kept.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -94,26 +94,28 @@ class TlsReload:
         self._runtime = runtime
         self._config = config
         self.rotations = [Rotation(tls) for tls in listeners]
-        self._task: asyncio.Task[None] | None = None
+        self._reading = PeriodicTask(
+            runtime.loop, self._read_all, self._wait_s, failure="certificates not read"
+        )
 
     def start(self) -> None:
         """Read from now on."""
         if self.rotations:
-            self._task = self._runtime.loop.create_task(self._run())
+            self._reading.start()
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Read no more."""
-        if self._task is not None:
-            self._task.cancel()
+        await self._reading.stop()
 
-    async def _run(self) -> None:
-        while True:
-            for rotation in self.rotations:
-                try:
-                    await self._read(rotation)
-                except Exception as error:  # noqa: BLE001 - the next certificate may be read
-                    log.exception("certificates not read", error, listener=rotation.tls.name)
-            await asyncio.sleep(self._config.current.tls_reload_ms / 1000)
+    def _wait_s(self) -> float:
+        return self._config.current.tls_reload_ms / 1000
+
+    async def _read_all(self) -> None:
+        for rotation in self.rotations:
+            try:
+                await self._read(rotation)
+            except Exception as error:  # noqa: BLE001 - the next certificate may be read
+                log.exception("certificates not read", error, listener=rotation.tls.name)
 
     async def _read(self, rotation: Rotation) -> None:
         try:

@@ -12,15 +12,14 @@ What is kept is :data:`SAMPLES` samples of the node, of up to :data:`TOPICS` top
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kept.client.admin.group_lag import group_lag, partition_lag
-from kept.node.admin.history.time_series import TimeSeries
+from kept.node.admin.history.time_series import NO_SAMPLE, TimeSeries
 from kept.node.runtime.clock import elapsed_ms
-from kept.node.runtime.logging import log as logger
+from kept.node.runtime.tasks import PeriodicTask
 from kept.node.runtime.time_slices import Pace
 from kept.storage.errors import KeptError
 from kept.storage.types import TopicPartition
@@ -123,26 +122,12 @@ class ActivityHistory:
         self._lag_samples: dict[str, TimeSeries] = {}
         self.groups_left_out = 0
         """Groups of this node whose lag the last sample has no room for."""
-        self._task: asyncio.Task[None] | None = None
+        self.sampling = PeriodicTask(
+            runtime.loop, self.sample, self._until_next_s, failure=NO_SAMPLE
+        )
 
-    def start(self) -> None:
-        """Take samples until :meth:`stop`."""
-        self._task = self._runtime.loop.create_task(self._run())
-
-    async def stop(self) -> None:
-        """End the sampling."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self.sample()
-            except Exception as error:  # noqa: BLE001 - the next sample may succeed
-                logger.exception("no sample was taken", error)
-            left_ms = INTERVAL_MS - self._steady_ms() % INTERVAL_MS
-            await asyncio.sleep(left_ms / 1000)
+    def _until_next_s(self) -> float:
+        return (INTERVAL_MS - self._steady_ms() % INTERVAL_MS) / 1000
 
     def _steady_ms(self) -> int:
         """The wall clock's time as if nobody had set it since the node started."""

@@ -8,11 +8,10 @@ partitions are kept in memory, one kilobyte each.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.node.admin.history.time_series import TimeSeries
-from kept.node.runtime.logging import log
+from kept.node.admin.history.time_series import NO_SAMPLE, TimeSeries
+from kept.node.runtime.tasks import PeriodicTask
 from kept.node.runtime.time_slices import Pace
 
 if TYPE_CHECKING:
@@ -54,25 +53,9 @@ class DirtyHistory:
         self._times: dict[int, int] = {}
         """When each sample was taken, in milliseconds, by its number."""
         self._number = 0
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Take samples until :meth:`stop`."""
-        self._task = self._runtime.loop.create_task(self._run())
-
-    async def stop(self) -> None:
-        """End the sampling."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self.sample()
-            except Exception as error:  # noqa: BLE001 - the next sample may succeed
-                log.exception("no sample was taken", error)
-            await asyncio.sleep(INTERVAL_S)
+        self.sampling = PeriodicTask(
+            runtime.loop, self.sample, lambda: INTERVAL_S, failure=NO_SAMPLE
+        )
 
     async def sample(self) -> None:
         """Take one sample of every partition."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
+
+NO_SAMPLE: Final = "no sample was taken"
+"""What the log says of a sample that failed."""
 
 
 class TimeSeries:

@@ -17,7 +17,7 @@ def lone(lone_node):
     """A node that takes no samples by itself, however slow the machine is."""
     made = lone_node(log_cleaner_enable="false")
     made.run(made.node.warmed_up())
-    made.run(made.node.parts.dirty_history.stop())
+    made.run(made.node.parts.dirty_history.sampling.stop())
     return made
 
 

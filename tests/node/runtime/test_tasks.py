@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from kept.node.runtime.tasks import Batcher, TaskOwner, gather_or_cancel
+from kept.node.runtime.tasks import Batcher, PeriodicTask, TaskOwner, gather_or_cancel
 from kept.storage.errors import KeptError
 
 
@@ -159,3 +159,33 @@ def test_a_closed_batcher_sends_nothing_more():
         assert len(calls) == before
 
     asyncio.run(main())
+
+
+def test_a_periodic_task_goes_on_after_an_error_and_ends_when_it_is_stopped(capsys):
+    async def main():
+        done, waits = [], []
+        enough = asyncio.Event()
+
+        async def work():
+            done.append(1)
+            if len(done) == 1:
+                raise RuntimeError("a test")
+            enough.set()
+            await asyncio.sleep(3600)
+
+        def wait_s():
+            waits.append(len(done))
+            return 0.0
+
+        loop = asyncio.get_running_loop()
+        periodic = PeriodicTask(loop, work, wait_s, failure="no sample was taken")
+        await periodic.stop()
+        periodic.start()
+        await asyncio.wait_for(enough.wait(), 10)
+        before = len(asyncio.all_tasks())
+        await periodic.stop()
+        assert waits == [1], "it waits after each time, and no longer than that"
+        assert len(asyncio.all_tasks()) == before - 1
+
+    asyncio.run(main())
+    assert 'event="no sample was taken"' in capsys.readouterr().err

@@ -30,7 +30,7 @@ def lone(lone_node, monkeypatch):
     lone = lone_node(offsets_topic_num_partitions="1", log_cleaner_enable="false")
     lone.run(lone.node.warmed_up())
     lone.history = lone.node.parts.activity_history
-    lone.run(lone.history.stop())
+    lone.run(lone.history.sampling.stop())
     lone.history._node_samples = None
     lone.now_ms, lone.clock_was_set_by_ms = START_MS, 0
     lone.history._ahead_ms = 0
@@ -142,28 +142,6 @@ def test_a_clock_that_is_set_neither_ends_samples_nor_leaves_their_times_wrong(l
     assert [one.at_ms for one in samples] == [begin + n * INTERVAL_MS for n in range(3)]
     lone.clock_was_set_by_ms = 2_000
     assert lone.history.of_node()[0].at_ms == START_MS, "samples of several nodes meet"
-
-
-def test_an_error_ends_one_sample_alone(lone, monkeypatch, capfd):
-    monkeypatch.setattr(activity_history, "INTERVAL_MS", 1)
-    taken = []
-
-    async def run():
-        enough = asyncio.Event()
-
-        async def take():
-            taken.append(1)
-            if len(taken) == 1:
-                raise RuntimeError("a test")
-            enough.set()
-
-        monkeypatch.setattr(lone.history, "sample", take)
-        lone.history.start()
-        await asyncio.wait_for(enough.wait(), 10)
-        await lone.history.stop()
-
-    lone.run(run())
-    assert 'event="no sample was taken"' in capfd.readouterr().err
 
 
 def test_an_hour_is_kept_and_a_pause_is_a_gap(lone, monkeypatch):

@@ -99,7 +99,7 @@ def refusal(own: Hello, other: Hello) -> str:
     return _voters_disagree(own, other)
 
 
-def taken(node_id: int) -> str:
+def node_id_taken(node_id: int) -> str:
     """What a process hears whose node id belongs to another one, which answered a probe."""
     return (
         f"node id {node_id} belongs to another process that is alive: give this one another node.id"

@@ -21,7 +21,7 @@ from uuid import UUID
 
 from kept.cluster.controller.heartbeats import HeartbeatReply, HeartbeatRequest
 from kept.node.internode import hello as greeting
-from kept.node.internode.identity import Hello, refusal, taken, unnamed_cluster
+from kept.node.internode.identity import Hello, node_id_taken, refusal, unnamed_cluster
 from kept.node.internode.peer_channel import Channel
 from kept.node.internode.protobuf_conversion import METHODS, codecs
 from kept.node.internode.server import Server
@@ -350,7 +350,7 @@ class Peers:
             return ""
         if await self.probe(other.node_id) not in rivals:
             return ""
-        return taken(other.node_id)
+        return node_id_taken(other.node_id)
 
     def record_refusal(self, node_id: int, why: str) -> None:
         """A peer and this node refuse each other; logged once."""

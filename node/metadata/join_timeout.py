@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from kept.node.internode.identity import taken
+from kept.node.internode.identity import node_id_taken
 from kept.storage.errors import ConfigurationError, RequestTimedOut
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Joining:
         self._others = {voter.node_id for voter in config.controller_quorum_voters}
         self._others.discard(config.node_id)
         self._began = runtime.loop.time()
-        self._taken = taken(config.node_id)
+        self._taken = node_id_taken(config.node_id)
         self._refused_since: float | None = None
 
     async def until(self, event: asyncio.Event) -> None:

@@ -79,7 +79,7 @@ class Maintenance:
         self._handles: dict[str, asyncio.TimerHandle] = {}
         self._stopped = False
         self._writing: set[tuple[str, Checkpoint]] = set()
-        self._looking: set[str] = set()
+        self._verifying: set[str] = set()
         """Directories that a thread looks for; it may hang where a disk does."""
         self._idle: list[LocalReplica] = []
         """Replicas whose turn to be looked for comes though nobody writes to them."""
@@ -101,7 +101,7 @@ class Maintenance:
         self._every(ROLL_TICK_MS, "roll", self.roll_idle)
         self._every(FLUSH_TICK_MS, "flush", self.flush_due)
         self._every(DELETE_TICK_MS, "delete", self.delete_expired)
-        self._every(DISK_TICK_MS, "disks", self.look_for_files)
+        self._every(DISK_TICK_MS, "disks", self.verify_files)
         self._every(EXPIRY_TICK_MS, "producers", self.expire_producers)
         for name in self._also:
             self.start_job(name)
@@ -308,7 +308,7 @@ class Maintenance:
 
     # Disks.
 
-    def look_for_files(self) -> Iterator[None]:
+    def verify_files(self) -> Iterator[None]:
         """Log directories and the files that were appended to since the
         last time are where they were opened: what was removed or replaced under this node fails its
         directory. Writes and fsyncs there succeed, and keep nothing. Of the other files some are
@@ -323,11 +323,11 @@ class Maintenance:
             if number % YIELD_EVERY == YIELD_EVERY - 1:
                 yield
         for directory in self._table.directories:
-            if directory.offline is None and directory.name not in self._looking:
+            if directory.offline is None and directory.name not in self._verifying:
                 several = chosen.get(directory, [])[:FILES_A_JOB]
                 for hosted in several:
                     dirty_logs.written.pop(hosted, None)
-                self._look_for(directory, several)
+                self._verify(directory, several)
                 yield
 
     def _next_idle(self) -> list[LocalReplica]:
@@ -340,15 +340,15 @@ class Maintenance:
             replica for replica in turn if hosted.get(replica.partition.topic_partition) is replica
         ]
 
-    def _look_for(self, directory: LocalDirectory, several: list[LocalReplica]) -> None:
+    def _verify(self, directory: LocalDirectory, several: list[LocalReplica]) -> None:
         active = [(replica, replica.partition.log.active_segment) for replica in several]
 
-        def look() -> list[tuple[LocalReplica, Segment]]:
+        def verify() -> list[tuple[LocalReplica, Segment]]:
             directory.directory.verify()
             return [(replica, segment) for replica, segment in active if not segment.is_in_place]
 
-        def looked(finished: asyncio.Future[Any]) -> None:
-            self._looking.discard(directory.name)
+        def verified(finished: asyncio.Future[Any]) -> None:
+            self._verifying.discard(directory.name)
             error = finished.exception()
             if isinstance(error, MachineError):
                 self._failures.fail(directory, error)
@@ -362,8 +362,8 @@ class Maintenance:
                 if is_hosted and log_.active_segment is segment:  # not rolled or deleted meanwhile
                     self._failures.fail(directory, vanished(segment.path(layout.LOG)))
 
-        self._looking.add(directory.name)
-        directory.pool.run(look).add_done_callback(looked)
+        self._verifying.add(directory.name)
+        directory.pool.run(verify).add_done_callback(verified)
 
     def _in_thread(self, directory: LocalDirectory, function: Any, *args: Any) -> None:
         def done(finished: asyncio.Future[Any]) -> None:

@@ -258,7 +258,7 @@ class ReplicaManager:
         for tp, others in places.items():
             for directory, topic_id in others:
                 await self.strays.not_wanted(directory, tp, topic_id)
-        self.strays.say()
+        self.strays.warn()
         if all(local.offline is None for local in self._table.directories):
             history = self._metadata.member.history
             history.forget_removed(tuple(history.removed))
@@ -537,7 +537,7 @@ class ReplicaManager:
         topic = self._table.by_name[tp.topic.encode()]
         topic.offline.pop(tp.partition, None)  # it was left closed
         topic.partitions[tp.partition] = hosted
-        self.roles.take(hosted, record)
+        self.roles.apply(hosted, record)
 
     # Changes.
 
@@ -574,7 +574,7 @@ class ReplicaManager:
         topic = self._table.by_name[tp.topic.encode()]
         topic.count = max(topic.count, tp.partition + 1)
         if hosted is not None and me in record.replicas:
-            self.roles.take(hosted, record)
+            self.roles.apply(hosted, record)
         elif me not in record.replicas:
             self._remove(topic, tp)
         elif tp.partition in topic.offline:

@@ -69,8 +69,8 @@ class RoleChanges:
         self.suspended = False
         self._electing: set[asyncio.Future[Any]] = set()
 
-    def take(self, hosted: LocalReplica, record: PartitionRecord) -> None:
-        """Become to a partition what ``record`` says."""
+    def apply(self, hosted: LocalReplica, record: PartitionRecord) -> None:
+        """Make this node leader or follower of a partition, as ``record`` says."""
         if not self.serving or hosted.partition.offline is not None:
             return
         if self.suspended:
@@ -176,7 +176,7 @@ class RoleChanges:
         for tp, hosted in list(self._table.hosted.items()):
             record = image.partition(tp.topic, tp.partition)
             if record is not None and record.topic_id == hosted.partition.topic_id:
-                self.take(hosted, record)
+                self.apply(hosted, record)
             if not first:
                 hosted.partition.resume()
         for topic in self._table.by_name.values():

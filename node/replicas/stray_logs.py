@@ -130,7 +130,7 @@ class StrayLogs:
             directory.directory.mark_deleted, stray, uuid.uuid4(), self._runtime.now_ms()
         )
 
-    def say(self) -> None:
+    def warn(self) -> None:
         """Name those that are there, after a start."""
         for path in self.paths:
             log.warning("log set aside", path=path, why=WHY)

@@ -148,7 +148,7 @@ class FdQuota:
         connections = self._open_files.connection_count
         return min(self._room, self._limit - reserved(self._limit) // 2 - connections)
 
-    def take(self, records: Iterable[MetadataRecord]) -> None:
+    def reserve(self, records: Iterable[MetadataRecord]) -> None:
         """Count the replicas that ``records`` add. Raises PolicyViolation, and counts none."""
         wanted: Counter[int] = Counter()
         for record in records:
@@ -197,5 +197,5 @@ def check_room(open_files: OpenFiles, image: Image, records: Iterable[MetadataRe
         if isinstance(record, PartitionRecord):
             before = image.partition(record.topic_id, record.partition)
             if before is None or not set(record.replicas) <= set(before.replicas):
-                FdQuota(open_files, image).take(records)
+                FdQuota(open_files, image).reserve(records)
                 return

@@ -1,10 +1,10 @@
-"""Follows a topic: the records that came since the last look, for people to watch.
+"""Follows a topic: the records that came since the last poll, for people to watch.
 
-It begins at the end. Each look asks the leaders how far their logs are stable (records above an
+It begins at the end. Each poll asks the leaders how far their logs are stable (records above an
 open transaction come once that has ended), and reads of those that moved at most
 :data:`MAX_READ_BYTES` together. A partition with more begins nearer to its end; what is passed over
-and what does not fit into an event is counted, so whoever looks seldom or reads slowly gets the
-newest, and is told how many he missed. Nothing is held between two looks but the positions.
+and what does not fit into an event is counted, so whoever polls seldom or reads slowly gets the
+newest, and is told how many he missed. Nothing is held between two polls but the positions.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ MAX_EVENT_BYTES: Final = 512 * 1024
 LEAST_BYTES: Final = 32 * 1024
 """Of one partition's, where many moved."""
 MAX_HELD_BYTES: Final = 2 * 1024 * 1024
-"""Of records of one look, of which an event gets the newest."""
+"""Of records of one poll, of which an event gets the newest."""
 MAX_READ_BYTES: Final = 4 * 1024 * 1024
-"""Of batches that one look reads; those of one partition more at most."""
+"""Of batches that one poll reads; those of one partition more at most."""
 LEAST_READ_BYTES: Final = 2 * FETCH_BYTES
 """Of one partition: a fetch shows how much lies before its end, another one comes nearer to it."""
 
@@ -102,8 +102,8 @@ class Tail:
         self._positions, self._count = await self._ends(), len(self._followed())
         return TailEvent(self._count, [], 0)
 
-    async def look(self) -> TailEvent | None:
-        """What came since the last look, perhaps nothing; None: the topic is there no more."""
+    async def poll(self) -> TailEvent | None:
+        """What came since the last poll, perhaps nothing; None: the topic is there no more."""
         image = self._readers.metadata.image.topics.get(self._topic)
         if image is None or image.topic_id != self._topic_id:
             return None
@@ -138,7 +138,7 @@ class Tail:
 
     async def _read(self, tp: TopicPartition, begin: int, end: int, most_bytes: int) -> _Read:
         """The batches from ``begin`` up to ``end``; where those are more than ``most_bytes``, later
-        ones after some of the first. What is not reached is left to the next look.
+        ones after some of the first. What is not reached is left to the next poll.
         """
         most_bytes = max(most_bytes, LEAST_READ_BYTES)
         reader = self._readers.reader(self._client, tp, PATIENCE_S)
@@ -160,7 +160,7 @@ class Tail:
                 room_bytes = max(most_bytes - read.size_bytes, FETCH_BYTES // 2)
                 room = max(1, room_bytes * (read.reached - first) // size_bytes)
                 wanted = max(read.reached, end - room)
-        except RetriableError:  # its leader has just gone: the next look goes on
+        except RetriableError:  # its leader has just gone: the next poll goes on
             return read
         except KeptError:  # its log begins later now, or cannot be read: what came is passed over
             wanted = end

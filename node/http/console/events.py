@@ -182,7 +182,7 @@ class EventStreams:
             while self.health.started:
                 await asyncio.sleep(POLL_S)
                 quiet_s += POLL_S
-                event = await tail.look()
+                event = await tail.poll()
                 if event is None:
                     return
                 if event.records or event.left_out:

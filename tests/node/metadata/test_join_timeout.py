@@ -8,7 +8,7 @@ import pytest
 
 from kept.node.config.listeners import Voter
 from kept.node.config.node_config import NodeConfig
-from kept.node.internode.identity import taken
+from kept.node.internode.identity import node_id_taken
 from kept.node.metadata.join_timeout import POLL_S, REFUSED_S, Joining
 from kept.storage.errors import ConfigurationError, RequestTimedOut
 from kept.testing import Cluster
@@ -81,13 +81,13 @@ def test_one_that_refuses_may_be_the_one_that_is_wrong():
 
 def test_a_node_id_that_is_taken_is_told_by_whoever_knows():
     start = Start()
-    start.refusals[2] = taken(1)
+    start.refusals[2] = node_id_taken(1)
     start.look(10 * REFUSED_S)  # of another node's id
-    start.refusals[2] = taken(0)
+    start.refusals[2] = node_id_taken(0)
     start.look(REFUSED_S)
     del start.refusals[2]  # the process before this one has ended
     start.look(2 * POLL_S)
-    start.refusals[2] = taken(0)
+    start.refusals[2] = node_id_taken(0)
     start.look(REFUSED_S)
     with pytest.raises(ConfigurationError, match="node id 0 belongs to another process"):
         start.look(2 * POLL_S)

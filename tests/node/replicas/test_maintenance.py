@@ -331,7 +331,7 @@ def test_an_error_in_a_thread_fails_its_directory_and_a_bug_is_told(kit, capsys,
         raise fail_with(error, directory.name)
 
     dirty_logs = kit.node.parts.replicas.dirty_logs
-    kit.on_loop(kit.timers.look_for_files)
+    kit.on_loop(kit.timers.verify_files)
     kit.drain()
     if job == "checkpoint":
         directory.directory.write_checkpoints = broken
@@ -342,7 +342,7 @@ def test_an_error_in_a_thread_fails_its_directory_and_a_bug_is_told(kit, capsys,
         kit.on_loop(kit.timers.delete_expired)
     else:
         directory.directory.verify = broken
-        kit.on_loop(kit.timers.look_for_files)
+        kit.on_loop(kit.timers.verify_files)
     kit.drain()
     assert (directory.offline is not None) is (error == "disk")
     if job == "checkpoint":
@@ -358,7 +358,7 @@ def test_nothing_is_told_of_what_does_not_fail(kit, capsys):
     kit.timers.stop()
     kit.append("first")
     capsys.readouterr()
-    for job in ("checkpoint_high_watermarks", "delete_expired", "look_for_files"):
+    for job in ("checkpoint_high_watermarks", "delete_expired", "verify_files"):
         kit.on_loop(getattr(kit.timers, job))
         kit.drain()
     assert "failed" not in capsys.readouterr().err
@@ -397,16 +397,16 @@ def test_a_directory_is_looked_for_once_at_a_time_and_never_when_it_is_offline(k
     looks = []
     gate = threading.Event()
     directory.directory.verify = lambda: (looks.append(1), gate.wait(60))
-    kit.on_loop(kit.timers.look_for_files)
-    kit.on_loop(kit.timers.look_for_files)
+    kit.on_loop(kit.timers.verify_files)
+    kit.on_loop(kit.timers.verify_files)
     gate.set()
     kit.drain()
     assert len(looks) == 1
-    kit.on_loop(kit.timers.look_for_files)
+    kit.on_loop(kit.timers.verify_files)
     kit.drain()
     assert len(looks) == 2
     kit.on_loop(lambda: kit.node.parts.failures.fail(directory, fail_with("disk", directory.name)))
-    kit.on_loop(kit.timers.look_for_files)
+    kit.on_loop(kit.timers.verify_files)
     kit.drain()
     assert len(looks) == 2
 
@@ -427,7 +427,7 @@ def test_nobody_lags_for_the_time_that_this_node_stood_still(late_s, looked):
     assert calls == ["look up"] * looked
 
 
-@pytest.mark.parametrize("job", ["flush_due", "look_for_files"])
+@pytest.mark.parametrize("job", ["flush_due", "verify_files"])
 def test_jobs_over_many_logs_leave_the_loop_free_in_between(kit, monkeypatch, job):
     kit = kit()
     kit.timers.stop()

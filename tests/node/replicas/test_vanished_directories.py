@@ -115,9 +115,9 @@ def test_a_log_that_nobody_writes_to_is_looked_for_too(site):
     timers.stop()
 
     def look() -> None:
-        for _ in timers.look_for_files():
+        for _ in timers.verify_files():
             pass
-        site.wait(lambda: not timers._looking)
+        site.wait(lambda: not timers._verifying)
 
     look()
     look()
@@ -179,12 +179,12 @@ def test_what_a_node_does_to_its_own_files_is_no_failure(site):
             if turn % 2:
                 partition.maybe_roll(1 << 60)
                 partition.retention(1 << 60)
-        for _ in site.node.parts.maintenance.look_for_files():
+        for _ in site.node.parts.maintenance.verify_files():
             pass
     site.lone.ask(20, 6, topics=[{"name": "passing", "topic_id": None}], timeout=1000)
-    for _ in site.node.parts.maintenance.look_for_files():
+    for _ in site.node.parts.maintenance.verify_files():
         pass
-    site.wait(lambda: not site.node.parts.maintenance._looking and site.doomed.pool.idle)
+    site.wait(lambda: not site.node.parts.maintenance._verifying and site.doomed.pool.idle)
     assert [one.offline for one in site.node.parts.table.directories] == [None, None]
 
 

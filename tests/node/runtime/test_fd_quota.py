@@ -88,11 +88,11 @@ def test_each_broker_is_looked_at_on_its_own(lone, limit):
     room = FdQuota(files, image)  # 24 replicas each
     moves = [replace(record, replicas=(*record.replicas, 7)) for record in held]
     for record in moves[:24]:
-        room.take([record])
+        room.reserve([record])
     with pytest.raises(PolicyViolation, match="broker 7 has 24, and may open 32 files"):
-        room.take([moves[24]])
-    room.take([replace(held[25], isr=())])
-    room.take([replace(held[26], replicas=(*held[26].replicas, 8))])
+        room.reserve([moves[24]])
+    room.reserve([replace(held[25], isr=())])
+    room.reserve([replace(held[26], replicas=(*held[26].replicas, 8))])
     check_room(files, image, moves[:24])
     with pytest.raises(PolicyViolation):
         check_room(files, image, moves)
@@ -202,7 +202,7 @@ def test_the_reason_names_what_the_node_has(lone, limit):
     room = FdQuota(parts.open_files, parts.metadata.image)
     record = parts.metadata.image.partition("t", 0)
     with pytest.raises(PolicyViolation, match="broker 0 has 2 and 3 connections"):
-        room.take([replace(record, partition=n) for n in range(2, 12)])
+        room.reserve([replace(record, partition=n) for n in range(2, 12)])
 
 
 def test_a_snapshot_that_finds_no_descriptor_is_written_when_there_is_one(monkeypatch):

@@ -186,7 +186,7 @@ def test_a_bug_of_ours_ends_the_reading_of_no_certificate(capsys: pytest.Capture
         async with asyncio.timeout(60):
             await stepped.get()
             await stepped.get()
-        reload.stop()
+        await reload.stop()
         assert "listener=broken" in capsys.readouterr().err
 
     asyncio.run(scene())

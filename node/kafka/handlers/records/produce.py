@@ -268,7 +268,7 @@ class ProduceHandler:
 
         def verified(_: object = None) -> None:
             if verification is not None:
-                verification.settle(outcomes)
+                verification.refuse(outcomes)
             if perf_counter() >= self._lease.until:
                 self._lease.check()
             work = self._runtime.slices.run(

@@ -177,7 +177,7 @@ class ReassignmentHandler:
                     replicas,
                     allow_replication_factor_change=may_change,
                 )
-                room.take(records)
+                room.reserve(records)
                 return records
 
             wanted = (

@@ -92,7 +92,7 @@ def _each(  # noqa: PLR0917
             answer, more = decision(image, item)
             mutations.record(_partitions_changed(image, more))
             if room is not None:
-                room.take(more)
+                room.reserve(more)
         except KeptError as error:
             answers.append({**name_of(item), **error_values(error)})
             continue

@@ -86,7 +86,7 @@ class Verification:
         self.answer: asyncio.Future[Mapping[TopicPartition, ErrorCode]] | None = None
         """None: nobody needs to be asked."""
 
-    def settle(self, outcomes: list[Outcome]) -> None:
+    def refuse(self, outcomes: list[Outcome]) -> None:
         """Put what was refused into ``outcomes``, once :attr:`answer` is there. Where the answer
         is yes, markers of an earlier coordinator are too late from now on. Not before: anybody may
         name a producer id that is another's, with a transactional id of his own.

@@ -55,13 +55,13 @@ async def test_it_begins_at_the_end_and_merges_partitions(lone):
     await lone.created("t", 3)
     await produced(lone, [text(0), text(0, 1)])
     tail = await begun(lone)
-    event = await tail.look()
+    event = await tail.poll()
     assert (event.partitions, event.records, event.left_out) == (3, [], 0)
     await produced(lone, [text(5, 2), text(7, 0), text(6, 1)])
-    event = await tail.look()
+    event = await tail.poll()
     assert values(event) == [b"5", b"6", b"7"] and event.left_out == 0
     assert [one.partition for one in event.records] == [2, 1, 0]
-    assert (await tail.look()).records == []
+    assert (await tail.poll()).records == []
     tail.close()
 
 
@@ -70,9 +70,9 @@ async def test_what_has_no_room_is_counted(lone):
     everything, some = await begun(lone), await begun(lone, contains=b"1")
     for at in range(0, 400, 100):
         await produced(lone, [text(n, n % 2) for n in range(at, at + 100)])
-    event = await everything.look()
+    event = await everything.poll()
     assert values(event) == [b"%d" % n for n in range(300, 400)] and event.left_out == 300
-    event = await some.look()
+    event = await some.poll()
     fitting = [b"%d" % n for n in range(400) if "1" in str(n)]
     assert values(event) == fitting[-100:] and event.left_out == len(fitting) - 100
     everything.close()
@@ -86,7 +86,7 @@ async def test_events_are_small_whatever_comes(lone):
     await produced(lone, [text(n, headers=headers) for n in range(1)])
     for n in range(1, 12):
         await produced(lone, [OutRecord(b"k", bytes(90_000), timestamp=1000 + n, partition=0)] * 10)
-    event = await tail.look()
+    event = await tail.poll()
     assert 0 < len(event.records) <= 100
     assert len(event.records) + event.left_out == 111
     size = sum(record_tail.shown_bytes(one.record) for one in event.records)
@@ -100,12 +100,12 @@ async def test_more_than_may_be_read_is_passed_over(lone, monkeypatch):
     await lone.created("t", 3)
     tail = await begun(lone)
     await produced(lone, [text(n, n % 3) for n in range(30)])
-    event = await tail.look()
+    event = await tail.poll()
     assert len(event.records) == 10 and event.left_out == 20
     seen = {one.partition for one in event.records}
     for round_ in range(2):  # each partition has its turn
         await produced(lone, [text(n + 30 * round_, n % 3) for n in range(30)])
-        seen |= {one.partition for one in (await tail.look()).records}
+        seen |= {one.partition for one in (await tail.poll()).records}
     assert seen == {0, 1, 2}
     tail.close()
 
@@ -119,12 +119,12 @@ async def test_records_behind_an_open_transaction_come_when_it_has_ended(lone):
         await produced(lone, [text(0)])
         await asyncio.to_thread(producer.produce, "t", [text(1)])
         await produced(lone, [text(n) for n in range(2, 50)])
-        event = await tail.look()
+        event = await tail.poll()
         assert (values(event), event.left_out) == ([b"0"], 0)
-        event = await tail.look()
+        event = await tail.poll()
         assert (event.records, event.left_out) == ([], 0)
         await asyncio.to_thread(producer.commit)
-    event = await tail.look()
+    event = await tail.poll()
     assert (values(event), event.left_out) == ([b"%d" % n for n in range(1, 50)], 0)
     assert [one.record.transaction for one in event.records[:2]] == ["committed", None]
     tail.close()
@@ -140,7 +140,7 @@ async def test_what_several_fetches_bring_is_searched_as_a_whole(lone):
     for n in range(40):
         key = b"hit" if n % 13 == 0 else b"miss"
         await produced(lone, [OutRecord(key, bytes(LARGE), timestamp=1000 + n)])
-    event = await tail.look()
+    event = await tail.poll()
     assert [one.record.offset for one in event.records] == [0, 13, 26, 39]
     assert event.left_out == 0
     tail.close()
@@ -153,11 +153,11 @@ async def test_of_more_than_a_look_may_read_the_newest_come(lone, wanted):
     some = [OutRecord(b"k", bytes(LARGE), timestamp=1000 + n) for n in range(90)]
     for at in range(0, 90, 5):
         await produced(lone, some[at : at + 5])
-    event = await tail.look()
+    event = await tail.poll()
     offsets = [one.record.offset for one in event.records]
     assert offsets[-15:] == list(range(75, 90))
     assert len(offsets) + event.left_out == 90 and event.left_out > 30
-    assert (await tail.look()).records == []
+    assert (await tail.poll()).records == []
     tail.close()
 
 
@@ -171,9 +171,9 @@ async def test_a_leader_that_does_not_answer_loses_nothing(lone, monkeypatch):
             raise NetworkException("nobody is there")
 
         silent.setattr(partition_records.Reader, "fetch_marked", refused)
-        event = await tail.look()
+        event = await tail.poll()
         assert (event.records, event.left_out) == ([], 0)
-    event = await tail.look()
+    event = await tail.poll()
     assert (values(event), event.left_out) == ([b"%d" % n for n in range(5)], 0)
     tail.close()
 
@@ -184,13 +184,13 @@ async def test_new_partitions_are_followed_and_a_deleted_topic_ends_it(lone):
     more = {"name": "t", "count": 2, "assignments": None}
     await lone.request(37, 3, topics=[more], timeout=1000, validate_only=False)
     await produced(lone, [text(1, 1)])
-    event = await tail.look()
+    event = await tail.poll()
     assert (values(event), event.partitions) == ([b"1"], 2)
     gone = {"name": "t", "topic_id": None}
     await lone.request(20, 6, topics=[gone], timeout=1000)
     await lone.created("t")
     await produced(lone, [text(2)])
-    assert await tail.look() is None
+    assert await tail.poll() is None
     tail.close()
 
 

@@ -48,7 +48,7 @@ def elect(lone, hosted, **changes):
     lone.run(asyncio.sleep(0))
 
     async def take():
-        lone.node.parts.replicas.roles.take(hosted, record)
+        lone.node.parts.replicas.roles.apply(hosted, record)
 
     lone.run(take())
     return record.leader_epoch

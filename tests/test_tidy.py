@@ -280,6 +280,21 @@ def test_pages_name_files_that_are_there() -> None:
     assert not missing, missing
 
 
+def test_pages_name_functions_that_are_there() -> None:
+    """What a page names as `file.py: Class.method`."""
+    missing = []
+    for page in tracked("*.md"):
+        for named, what in re.findall(r"`([\w./-]+\.py): ([\w.]+)`", text_of(page)):
+            scope: ast.AST | None = ast.parse(text_of(ROOT / named))
+            for part in what.split("."):
+                inside = getattr(scope, "body", [])
+                kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+                scope = next((n for n in inside if isinstance(n, kinds) and n.name == part), None)
+            if scope is None:
+                missing.append(f"{page.relative_to(ROOT)}: {named}: {what}")
+    assert not missing, missing
+
+
 def test_lines_of_pages_fit() -> None:
     """A page is read in an editor and in a diff, too."""
     long = [

@@ -24,7 +24,6 @@ from kept.client.core.calls import (
     Lost,
     Received,
     Send,
-    Tick,
     Waiting,
 )
 from kept.client.core.client_core import ClientCore
@@ -135,7 +134,7 @@ class Sockets:
                 self._try_next(connection, "no connection")
         due = self.core.next_tick_ms()
         if due is not None and due <= now_ms:
-            self._perform(self.core.step(Tick(), now_ms))
+            self._perform(self.core.tick(now_ms))
 
     def _perform(self, effects: Sequence[Effect]) -> None:
         for effect in effects:

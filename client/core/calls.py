@@ -212,12 +212,7 @@ class Lost:
     refused: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
-Event = Connected | Received | Filled | Lost | Tick
+Event = Connected | Received | Filled | Lost
 
 
 # Effects.

@@ -4,7 +4,7 @@
 opens the sockets. There are no clocks here: every call is given ``now_ms``.
 
 The shell's duties: perform the effects in their order; report what became of a Connect by Connected
-or Lost; call ``step(Tick(), now_ms)`` when :meth:`ClientCore.next_tick_ms` comes. After Close and
+or Lost; call ``tick(now_ms)`` when :meth:`ClientCore.next_tick_ms` comes. After Close and
 after Lost nothing more is said of that connection.
 
 Guarantees: every Call ends in exactly one Finished, at its deadline at the latest; before that, one
@@ -39,7 +39,6 @@ from kept.client.core.calls import (
     Event,
     Filled,
     Finished,
-    Lost,
     Received,
     Send,
     ToController,
@@ -57,6 +56,7 @@ from kept.client.protocol.messages import Values, decode_response, encode_reques
 from kept.client.security.security import PLAINTEXT, Security
 from kept.storage.errors import (
     CorruptMessage,
+    InvariantViolation,
     KeptError,
     RetriableError,
 )
@@ -104,15 +104,15 @@ class ClientCore:
 
     # The three things a shell does.
 
-    def call(self, call: Call, now_ms: int) -> list[Effect]:
+    def call(self, call: Call, now_ms: int) -> tuple[Effect, ...]:
         """Begin a call."""
         self._next_call += 1
         call.id = self._next_call
         call.begin(now_ms)
         self._waiting.append(call)
-        return self._advance(now_ms)
+        return tuple(self._advance(now_ms))
 
-    def step(self, event: Event, now_ms: int) -> list[Effect]:
+    def step(self, event: Event, now_ms: int) -> tuple[Effect, ...]:
         """Take an event and say what is to be done."""
         effects: list[Effect] = []
         if isinstance(event, Connected):
@@ -127,13 +127,16 @@ class ClientCore:
             if connection is not None:
                 connection.incoming.fill(event.count)
                 self._received(connection, now_ms, effects)
-        elif isinstance(event, Lost):
+        else:
             kind = lost_connection(mistrusted=event.mistrusted, refused=event.refused)
             self._lost(event.connection, event.why, now_ms, effects, kind)
-        else:
-            self._expire(now_ms, effects)
-        effects.extend(self._advance(now_ms))
-        return effects
+        return (*effects, *self._advance(now_ms))
+
+    def tick(self, now_ms: int) -> tuple[Effect, ...]:
+        """Time has passed: what is late ends, and what waited for its time goes on."""
+        effects: list[Effect] = []
+        self._expire(now_ms, effects)
+        return (*effects, *self._advance(now_ms))
 
     def room(self, connection: int) -> memoryview | None:
         """Where the rest of a large response goes, then say Filled; None: say Received."""
@@ -141,7 +144,7 @@ class ClientCore:
         return None if one is None else one.incoming.room()
 
     def next_tick_ms(self) -> int | None:
-        """When the next Tick is due."""
+        """When the next :meth:`tick` is due."""
         connections = self._connections.values()
         times = [c.since_ms + CONNECT_TIMEOUT_MS for c in connections if not c.ready]
         times += [c.next_doubt_ms(self._patience_ms) for c in connections if c.owes_responses]
@@ -153,12 +156,16 @@ class ClientCore:
     def check_invariants(self) -> None:
         """What is always so; for tests."""
         ids = [c.id for c in self._calls()]
-        assert len(ids) == len(set(ids)), "a call is in two places"
+        if len(ids) != len(set(ids)):
+            raise InvariantViolation(f"a call is in two places: {ids}")
         for endpoint, number in self._by_endpoint.items():
-            assert self._connections[number].endpoint == endpoint
+            if self._connections[number].endpoint != endpoint:
+                raise InvariantViolation(f"connection {number} is not to {endpoint}")
         for connection in self._connections.values():
-            assert connection.in_flight.keys() == connection.in_flight_versions.keys()
-            assert connection.ready or not [c for c in connection.in_flight.values() if c]
+            if connection.in_flight.keys() != connection.in_flight_versions.keys():
+                raise InvariantViolation(f"{connection.endpoint}: requests without a version")
+            if not connection.ready and any(connection.in_flight.values()):
+                raise InvariantViolation(f"{connection.endpoint}: calls before it is ready")
 
     # Placing calls.
 

@@ -17,7 +17,6 @@ from kept.client.core.calls import (
     Lost,
     Received,
     Send,
-    Tick,
     ToLeader,
     Waiting,
 )
@@ -66,6 +65,9 @@ class World:
 
     def step(self, event) -> None:
         self.do(self.core.step(event, self.now))
+
+    def tick(self) -> None:
+        self.do(self.core.tick(self.now))
 
     def do(self, effects) -> None:
         self.core.check_invariants()
@@ -163,7 +165,7 @@ class World:
         """Let time pass until nothing is left to do."""
         while (due := self.core.next_tick_ms()) is not None and due <= until_ms:
             self.now = max(self.now, due)
-            self.step(Tick())
+            self.tick()
 
     def result(self, call: Call):
         finished = self.finished[call.id]

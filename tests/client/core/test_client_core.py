@@ -19,7 +19,6 @@ from kept.client.core.calls import (
     Anywhere,
     Lost,
     Received,
-    Tick,
     ToController,
     ToCoordinator,
     ToLeader,
@@ -343,7 +342,7 @@ def test_a_long_silence_makes_the_core_neither_busy_nor_late():
         due_ms = world.core.next_tick_ms()
         assert due_ms is not None and due_ms > world.now, "it would tick without end"
         world.now = due_ms
-        world.step(Tick())
+        world.tick()
         ticks += 1
     with pytest.raises(NoResponse, match="no answer within"):
         world.result(call)
@@ -366,7 +365,7 @@ def test_a_node_that_stands_still_is_passed_over():
     call = offsets(world, timeout_ms=60_000)
     while call.id not in world.finished:
         world.now = world.core.next_tick_ms()
-        world.step(Tick())
+        world.tick()
     assert world.result(call).topics[0].partitions[0].offset == 7
     assert world.now == 1000 + SLOW_MS
 

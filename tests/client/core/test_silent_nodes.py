@@ -12,7 +12,7 @@ from kept.client.client import Client
 from kept.client.consume import leader_offsets as leaders
 from kept.client.consume.leader_offsets import Standing
 from kept.client.core.broker_errors import NoResponse
-from kept.client.core.calls import Call, Send, Tick, ToLeader, ToNode
+from kept.client.core.calls import Call, Send, ToLeader, ToNode
 from kept.client.core.client_core import SLOW_MS
 from kept.client.core.metadata import ClusterView, Endpoint, PartitionView, TopicView
 from kept.client.protocol.api_keys import ApiKey
@@ -132,7 +132,7 @@ class Late(World):
             for sent in due:
                 super().deliver(sent)
             if (tick := self.core.next_tick_ms()) is not None and tick <= self.now:
-                self.step(Tick())
+                self.tick()
 
 
 def told(world: World, **kwargs: Any) -> Call:

@@ -8,7 +8,6 @@ import random
 import struct
 import uuid
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -195,12 +194,21 @@ def world():
     return World
 
 
+class Kit:
+    """What tests need of this module, which they cannot import."""
+
+    NOW = NOW
+    DIRECTORY = DIRECTORY
+    World = World
+    TimestampType = TimestampType
+    records = staticmethod(records)
+    batches = staticmethod(batches)
+    config = staticmethod(config)
+    use_kernel = staticmethod(use_kernel)
+    cython = (_kernel, _filter and _filter.SegmentFilter)
+    python = (offset_map, segment_filter.SegmentFilter)
+
+
 @pytest.fixture
 def kit():
-    """Constants for tests, which cannot import this module."""
-    return SimpleNamespace(
-        NOW=NOW, records=records, batches=batches, DIRECTORY=DIRECTORY, World=World,
-        config=config, use_kernel=use_kernel,
-        cython=(_kernel, _filter and _filter.SegmentFilter),
-        python=(offset_map, segment_filter.SegmentFilter), TimestampType=TimestampType,
-    )  # fmt: skip
+    return Kit

@@ -6,7 +6,7 @@ import os
 import random
 from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -21,6 +21,7 @@ from kept.storage.errors import InvariantViolation
 from kept.storage.types import Codec, Generation
 from kept.testing.simulated_disk import SimulatedCrash
 from tests.support.follower_pair import HOUR_MS, Pair, fill, write
+from tests.support.parts import Given
 from tests.support.slow import rest_slow
 
 SEEDS = int(os.environ.get("SEEDS", "25"))
@@ -154,7 +155,7 @@ def test_thousands_of_segments_are_matched_in_one_pass() -> None:
             return (offset - self._base_offset,)
 
     many = 3000
-    log = SimpleNamespace(segments=[Counted(70 * n) for n in range(many + 1)])
+    log: Any = Given(segments=[Counted(70 * n) for n in range(many + 1)])
     ends = [*range(100, 70 * many, 100), 70 * many]
     outputs = tuple(OutputSegment(a, b, BitMap()) for a, b in pairwise([0, *ends]))
     found = Manifest(UUID(int=1), 0, Generation(1, 1), 0, ends[-1], ends[-1], 0, 0, outputs)

@@ -187,7 +187,7 @@ class Node:
         config = self.config
         parts.budget.resize(config.inflight_max_bytes, config.inflight_max_bytes_per_ip)
         parts.inflating.limit_bytes = config.inflating_max_bytes
-        parts.replicas.limit_replication()
+        parts.replicas.settings.limit_replication()
 
     # The end.
 

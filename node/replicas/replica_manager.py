@@ -4,40 +4,35 @@ The image alone says what should be here. Opening and creating logs blocks, so i
 threads of their directory; the tables that requests look into change on the loop, after. A new
 partition goes to the directory with the fewest. A directory that fails goes offline with all its
 partitions (rule 12); the node ends when none is left.
-
-Long because starting, changing and failing replicas share the tables that requests look into.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
-from kept.cluster.controller import reassignment
 from kept.cluster.controller.heartbeats import ReplicaLog
-from kept.cluster.controller.topics import INTERNAL_TOPICS
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import PartitionRecord, ResourceType
-from kept.node.config.topic_config import log_config
 from kept.node.metadata.internal_topics import COORDINATED
 from kept.node.replicas.dirty_logs import DirtyLogs
 from kept.node.replicas.local_replica import LocalDirectory, LocalReplica, LocalTopic
 from kept.node.replicas.log_lifecycle import LogLifecycle
-from kept.node.replicas.manifests import recover as manifests_found
+from kept.node.replicas.log_loader import LogLoader, Opened, Opening
 from kept.node.replicas.manifests.replica import ReplicaManifests
 from kept.node.replicas.manifests.status import ManifestStatus
+from kept.node.replicas.replica_settings import ReplicaSettings
 from kept.node.replicas.stray_logs import StrayLogs
 from kept.node.runtime.fd_quota import file_limit, replica_limit
 from kept.node.runtime.logging import log
-from kept.node.runtime.time_slices import LOOP_BYTES, LOOP_COMPRESSED_BYTES, Pace
+from kept.node.runtime.time_slices import Pace
 from kept.replication.manifests import ManifestCore
 from kept.replication.partition import Partition
 from kept.replication.quota import ReplicationQuotas
 from kept.storage import layout
-from kept.storage.directory import Birth, FoundLog
+from kept.storage.directory import FoundLog
 from kept.storage.errors import (
     DamagedData,
     KafkaStorageError,
@@ -45,8 +40,7 @@ from kept.storage.errors import (
     MachineError,
     ResourceExhausted,
 )
-from kept.storage.records import CheckRules
-from kept.storage.types import MAX_INT64, LogConfig, TopicPartition
+from kept.storage.types import LogConfig, TopicPartition
 
 if TYPE_CHECKING:
     from kept.cluster.controller.heartbeats import PartitionKey
@@ -69,28 +63,10 @@ if TYPE_CHECKING:
 
 NOISE_INTERVAL_S: Final = 10.0
 """At most one line about a damaged file in this time."""
-LOGS_A_JOB: Final = 64
-"""Logs that a thread opens, creates or renames before the loop hears of them."""
-
-
-@dataclass(slots=True)
-class _Opening:
-    """A log to open or create. ``stray``: the name of its directory, when it was set aside."""
-
-    tp: TopicPartition
-    topic_id: uuid.UUID
-    record: PartitionRecord
-    config: LogConfig
-    directory: LocalDirectory = field(init=False)
-    exists: bool = False
-    stray: str | None = None
 
 
 def _nothing() -> None:
     pass
-
-
-_Opened: TypeAlias = "tuple[Log, CompactionState | None, ManifestStatus]"
 
 
 class ReplicaManager:
@@ -118,17 +94,15 @@ class ReplicaManager:
         self._table = table
         self._failures = failures
         self._failures.on_failure = self._fail
-        self._quotas = quotas
         self._manifests = manifests
         self._open_files = open_files
         self._shutdown = shutdown
         self._damage_logged_until: dict[str, float] = {}
-        self.left_closed: dict[TopicPartition, _Opening] = {}
+        self.left_closed: dict[TopicPartition, Opening] = {}
         """Replicas that there were too few open files for; :attr:`changes` tries them again."""
-        self._defaults: dict[str, str] = {}
-        self._reconfigured = 0
-        """How often settings have changed: a log that is being made has those of before."""
         self.roles = roles
+        self.settings = ReplicaSettings(config, identity, table, quotas, roles)
+        self._loader = LogLoader(runtime, config, identity)
         self.strays = StrayLogs(runtime, metadata, failures)
         self.changes = LogLifecycle(runtime, metadata, failures, self)
         self.image = Image()
@@ -140,63 +114,6 @@ class ReplicaManager:
         """Called when a partition is gone from here; with the error if its directory failed."""
         self.on_directory_failed: Callable[[], None] = _nothing
 
-    # Settings.
-
-    def config_for(self, image: Image, topic: str) -> LogConfig:
-        """A topic's settings over the broker's defaults."""
-        return log_config(image.config(ResourceType.TOPIC, topic), self._defaults)
-
-    def _rules(self, config: LogConfig) -> CheckRules:
-        return CheckRules(
-            compacted=config.compact,
-            max_batch_bytes=config.max_message_bytes,
-            max_inflated_bytes=self._config.current.inflated_max_bytes,
-            timestamp_type=config.message_timestamp_type,
-            timestamp_before_max_ms=config.message_timestamp_before_max_ms,
-            timestamp_after_max_ms=config.message_timestamp_after_max_ms,
-            compression_type=config.compression_type,
-        )
-
-    def _throttle(self, image: Image, topic: str, several: Iterable[LocalReplica]) -> None:
-        """Note which of a topic's partitions are throttled here."""
-        as_leader = reassignment.throttled(image, topic, reassignment.LEADER_REPLICAS)
-        as_follower = reassignment.throttled(image, topic, reassignment.FOLLOWER_REPLICAS)
-        for hosted in several:
-            mine = hosted.partition.topic_partition.partition, self._identity.node_id
-            hosted.throttled_as_leader = as_leader is None or mine in as_leader
-            hosted.throttled_as_follower = as_follower is None or mine in as_follower
-            self.roles.throttled(hosted)
-
-    def limit_replication(self) -> None:
-        """The node's rates are in force from now on."""
-        config = self._config.current
-        self._quotas.leader.bytes_per_second = config.leader_replication_throttled_rate
-        self._quotas.follower.bytes_per_second = config.follower_replication_throttled_rate
-
-    def _configure(self, hosted: LocalReplica, config: LogConfig) -> None:
-        hosted.partition.update_config(config)
-        hosted.rules = rules = self._rules(config)
-        limit = LOOP_BYTES if rules.codec is None else LOOP_COMPRESSED_BYTES
-        if hosted.partition.topic_partition.topic in INTERNAL_TOPICS:
-            limit = 0  # what clients write goes the long way, which refuses it
-        hosted.loop_rules = rules.within(limit)
-        hosted.sync = config.flush_messages < MAX_INT64
-
-    def reconfigure(self, image: Image, topics: Iterable[str] | None) -> None:
-        """Settings of ``topics`` (None: of all) are in force from now on."""
-        self._reconfigured += 1
-        self._defaults = self._config.current.topic_defaults()
-        for name in (
-            [topic.name for topic in self._table.by_name.values()] if topics is None else topics
-        ):
-            topic = self._table.by_name.get(name.encode())
-            if topic is None:
-                continue
-            config = self.config_for(image, name)
-            for hosted in topic.partitions.values():
-                self._configure(hosted, config)
-            self._throttle(image, name, topic.partitions.values())
-
     # Start.
 
     async def start(self, image: Image) -> None:
@@ -205,7 +122,7 @@ class ReplicaManager:
         While a directory is offline, a log that is not found may be there: none is created.
         """
         self.image = image
-        self._defaults = self._config.current.topic_defaults()
+        self.settings.load_defaults()
         places: dict[TopicPartition, list[tuple[LocalDirectory, uuid.UUID | None]]] = {}
         for directory in self._table.directories:
             for entry in self._scan(directory):
@@ -220,7 +137,7 @@ class ReplicaManager:
         openings, absent = [], 0
         for topic in image.topics.values():
             replica = self._register(topic)
-            config = self.config_for(image, topic.name)
+            config = self.settings.config_for(image, topic.name)
             for record in topic.partitions:
                 if self._identity.node_id not in record.replicas:
                     continue
@@ -236,7 +153,7 @@ class ReplicaManager:
                 mine = mine or [
                     entry for entry in there if not self._is_deleted(image, tp, entry[1])
                 ]
-                opening = _Opening(tp, topic.topic_id, record, config)
+                opening = Opening(tp, topic.topic_id, record, config)
                 if mine:
                     opening.exists = True
                     opening.directory = mine[0][0]
@@ -267,7 +184,7 @@ class ReplicaManager:
             log.error("partitions offline", count=absent, path=broken.name, error=broken.offline)
         await self._open_all(openings)
 
-    def _within_limit(self, openings: list[_Opening]) -> list[_Opening]:
+    def _within_limit(self, openings: list[Opening]) -> list[Opening]:
         """Those that the limit of open files leaves room for: coordinators' first, then what no
         other node has. The others stay closed, and are said.
         """
@@ -289,7 +206,7 @@ class ReplicaManager:
         log.error("logs left closed", count=len(openings) - limit, why=why)
         return openings[:limit]
 
-    def _leave_closed(self, opening: _Opening) -> None:
+    def _leave_closed(self, opening: Opening) -> None:
         """Have a log opened later."""
         self.left_closed[opening.tp] = opening
         self.changes.retry_later()
@@ -348,7 +265,7 @@ class ReplicaManager:
 
     async def open_wanted(self, partitions: Iterable[TopicPartition]) -> None:
         """Create the logs among ``partitions`` that the image wants here and that are not open."""
-        openings: list[_Opening] = []
+        openings: list[Opening] = []
         configs: dict[str, LogConfig] = {}
         for tp in partitions:
             wanted = self._wanted(tp)
@@ -360,12 +277,12 @@ class ReplicaManager:
                 self.roles.lost(tp, record)
                 continue
             if tp.topic not in configs:
-                configs[tp.topic] = self.config_for(self.image, tp.topic)
+                configs[tp.topic] = self.settings.config_for(self.image, tp.topic)
             if closed is not None:
                 closed.record, closed.config = record, configs[tp.topic]
                 openings.append(closed)
                 continue
-            opening = _Opening(tp, topic.topic_id, record, configs[tp.topic])
+            opening = Opening(tp, topic.topic_id, record, configs[tp.topic])
             if not self._put_back(opening):
                 opening.directory = self._emptiest()
             opening.directory.count += 1
@@ -375,7 +292,7 @@ class ReplicaManager:
         if COORDINATED & configs.keys():
             self.roles.announce(self.image)
 
-    def _put_back(self, opening: _Opening) -> bool:
+    def _put_back(self, opening: Opening) -> bool:
         """Open the log that was set aside, if there is one."""
         stray = self.strays.wanted((opening.topic_id, opening.tp.partition))
         if stray is None:
@@ -391,17 +308,10 @@ class ReplicaManager:
             return None
         return (topic, record) if self._identity.node_id in record.replicas else None
 
-    async def _open_all(self, openings: list[_Opening]) -> None:
-        """Open or create logs, :data:`LOGS_A_JOB` in each job of a thread: one by one they would
-        cost the loop more than the disk.
-        """
-        jobs = []
-        for directory in self._table.directories:
-            mine = [opening for opening in openings if opening.directory is directory]
-            for at in range(0, len(mine), LOGS_A_JOB):
-                several = mine[at : at + LOGS_A_JOB]
-                jobs.append((several, directory.pool.run_apart(self._open_several, several)))
-        pace, reconfigured = Pace(), self._reconfigured
+    async def _open_all(self, openings: list[Opening]) -> None:
+        """Open or create logs in threads, and serve each as it comes."""
+        jobs = self._loader.begin(openings, self._table.directories)
+        pace, reconfigured = Pace(), self.settings.changes
         for several, job in jobs:
             for opening, outcome in zip(several, await job, strict=True):
                 wanted = self._wanted(opening.tp)
@@ -412,13 +322,13 @@ class ReplicaManager:
                 elif opening.directory.offline is not None:
                     self._unavailable(opening, opening.directory.offline)
                 else:
-                    if self._reconfigured != reconfigured:
-                        opening.config = self.config_for(self.image, opening.tp.topic)
+                    if self.settings.changes != reconfigured:
+                        opening.config = self.settings.config_for(self.image, opening.tp.topic)
                     self._host(opening, wanted[1], *outcome)
                 await pace.checkpoint()
         await self.roles.elected()
 
-    def _not_wanted(self, opening: _Opening, outcome: _Opened | Exception) -> None:
+    def _not_wanted(self, opening: Opening, outcome: Opened | Exception) -> None:
         """Its topic was deleted, or its replica moved away, while the log was made."""
         opening.directory.count -= 1
         if isinstance(outcome, MachineError):
@@ -428,68 +338,10 @@ class ReplicaManager:
         elif opening.directory.offline is None:
             self.changes.remove_unwanted(opening.tp, opening.directory, outcome[0])
 
-    def _open_several(self, several: list[_Opening]) -> list[_Opened | Exception]:
-        """Open or create logs of one directory; in a thread."""
-        outcomes: list[_Opened | Exception] = []
-        new = [opening for opening in several if not opening.exists]
-        created: list[_Opened | Exception]
-        try:
-            created = [(log_, None, ManifestStatus()) for log_ in self._create(new)] if new else []
-        except ResourceExhausted as error:
-            created = self._one_by_one(new) if len(new) > 1 else [error]
-        except MachineError as error:
-            created = [error] * len(new)
-        except KeptError as error:
-            created = self._one_by_one(new) if len(new) > 1 else [error]
-        made = iter(created)
-        for opening in several:
-            try:
-                outcomes.append(self._open(opening) if opening.exists else next(made))
-            except Exception as error:  # noqa: BLE001 - the loop says so
-                outcomes.append(error)
-        return outcomes
-
-    def _one_by_one(self, new: list[_Opening]) -> list[_Opened | Exception]:
-        """One of several cannot be created: which one, and why?"""
-        return [self._open_several([opening])[0] for opening in new]
-
-    def _create(self, new: list[_Opening]) -> list[Log]:
-        births = []
-        for opening in new:
-            leads = opening.record.leader == self._identity.node_id
-            epoch = opening.record.leader_epoch if leads else None
-            births.append(Birth(opening.tp, opening.topic_id, opening.config, epoch))
-        return new[0].directory.directory.create_logs(
-            births,
-            now_ms=self._runtime.now_ms(),
-            producer_id_expiration_ms=self._config.current.producer_id_expiration_ms,
-        )
-
-    def _open(self, opening: _Opening) -> _Opened:
-        directory = opening.directory.directory
-        if opening.stray is not None:
-            directory.put_back(opening.stray, opening.tp)
-        path = directory.log_path(opening.tp)
-        alone = opening.record.replicas == (self._identity.node_id,)
-        disk = self._runtime.disk
-        state, known = manifests_found.before(path, disk, alone)
-        opened = directory.open_log(
-            opening.tp,
-            opening.topic_id,
-            opening.config,
-            now_ms=self._runtime.now_ms(),
-            unfinished_swap=None if state is None else state.unfinished,
-            compacted_to=None if state is None or state.applied is None else state.end_offset,
-            producer_id_expiration_ms=self._config.current.producer_id_expiration_ms,
-        )
-        if state is not None:
-            state, known = manifests_found.after(path, disk, state, alone, opened.log_end_offset)
-        return opened, state, known
-
-    def _unavailable(self, opening: _Opening, why: str) -> None:
+    def _unavailable(self, opening: Opening, why: str) -> None:
         self._table.by_name[opening.tp.topic.encode()].offline[opening.tp.partition] = why
 
-    def _failed_to_open(self, opening: _Opening, error: BaseException) -> None:
+    def _failed_to_open(self, opening: Opening, error: BaseException) -> None:
         self._unavailable(opening, str(error))
         if isinstance(error, ResourceExhausted) and opening.exists and opening.stray is None:
             self._leave_closed(opening)
@@ -509,7 +361,7 @@ class ReplicaManager:
 
     def _host(
         self,
-        opening: _Opening,
+        opening: Opening,
         record: PartitionRecord,
         log_: Log,
         state: CompactionState | None,
@@ -529,8 +381,8 @@ class ReplicaManager:
         hosted = partition.listener = LocalReplica(partition, opening.directory, self)
         hosted.compaction = state
         hosted.manifests = ReplicaManifests(self._manifests, hosted)
-        self._configure(hosted, opening.config)
-        self._throttle(self.image, tp.topic, (hosted,))
+        self.settings.apply(hosted, opening.config)
+        self.settings.throttle(self.image, tp.topic, (hosted,))
         self._table.partitions[tp] = partition
         self._table.hosted[tp] = hosted
         self.dirty_logs.begin(hosted)
@@ -551,9 +403,9 @@ class ReplicaManager:
             await self._delete(gone, pace)
         topics = [name for kind, name in delta.configs if kind == ResourceType.TOPIC]
         if len(topics) != len(delta.configs):
-            self.reconfigure(image, None)
+            self.settings.reconfigure(image, None)
         elif topics:
-            self.reconfigure(image, topics)
+            self.settings.reconfigure(image, topics)
         for created in delta.topics_created:
             self._register(created)
         for change in delta.partitions:

@@ -97,7 +97,7 @@ class CompactionAdmin:
         count = len(self.lookup.topic(topic).partitions)
         if partition is not None:
             self.lookup.partition(topic, partition)
-        if not self.replicas.config_for(self.metadata.image, topic).compact:
+        if not self.replicas.settings.config_for(self.metadata.image, topic).compact:
             raise PolicyViolation(f"{topic} is not compacted: its cleanup.policy has no compact")
         numbers = range(count) if partition is None else (partition,)
         return [TopicPartition(topic, number) for number in numbers]

@@ -1,5 +1,5 @@
-"""Tab completion in bash, zsh and fish: ``kept completion``, and the types of arguments that
-complete from the cluster.
+"""Tab completion in bash, zsh and fish: what a shell runs, and the types of arguments that complete
+from the cluster.
 
 A shell's script sets ``COMP_LINE`` to the command line up to the cursor and ``_KEPT_COMPLETE`` to
 ``SHELL_complete``, runs ``kept`` and reads one candidate a line: kind, value and help, separated by
@@ -26,7 +26,6 @@ from click.shell_completion import (
 )
 
 from kept.cli.context_file import cluster_of, path_of, read_contexts
-from kept.cli.shell import examples
 
 if TYPE_CHECKING:
     from kept.client.client import Client
@@ -156,12 +155,12 @@ class _Fish(_Completer):
     source_template: ClassVar[str] = _FISH
 
 
-_SHELLS: Final[dict[str, type[_Completer]]] = {c.name: c for c in (_Bash, _Zsh, _Fish)}
+SHELLS: Final[dict[str, type[_Completer]]] = {c.name: c for c in (_Bash, _Zsh, _Fish)}
 
 
 def complete(root: click.Command, instruction: str) -> int:
     """Do what ``_KEPT_COMPLETE`` says: ``SHELL_source`` or ``SHELL_complete``. The exit status."""
-    for completer in _SHELLS.values():
+    for completer in SHELLS.values():
         add_completion_class(completer)
     try:
         return shell_complete(root, {}, "kept", COMPLETE_VARIABLE, instruction)
@@ -169,24 +168,6 @@ def complete(root: click.Command, instruction: str) -> int:
         if os.environ.get("KEPT_TRACEBACK"):
             raise
         return 1
-
-
-@click.command(
-    epilog=examples(
-        'eval "$(kept completion bash)"                            # in ~/.bashrc',
-        'eval "$(kept completion zsh)"                             # in ~/.zshrc, after compinit',
-        "kept completion fish > ~/.config/fish/completions/kept.fish",
-    )
-)
-@click.argument("shell", type=click.Choice(list(_SHELLS)))
-def completion(*, shell: str) -> None:
-    """Print the script that completes kept's commands in SHELL.
-
-    It completes commands, options and their values; topics, partitions and groups come from the
-    cluster that the command would go to, contexts from kept context.
-    """
-    root = click.get_current_context().find_root().command
-    click.echo(_SHELLS[shell](root, {}, "kept", COMPLETE_VARIABLE).source(), nl=False)
 
 
 class _Late(BaseException):

@@ -43,7 +43,7 @@ COMMANDS = {
         "Name clusters, and choose where commands go.",
     ),
     "completion": (
-        "kept.cli.completion:completion",
+        "kept.cli.commands.completion:completion",
         "Print the script that completes commands in a shell.",
     ),
     "log": ("kept.cli.commands.log:log", "Inspect files of a data directory, offline."),

@@ -51,7 +51,7 @@ class _Leaving:
         self.hosted = hosted
 
 
-class LogOpener(Protocol):
+class ReplicaOpener(Protocol):
     """Who opens logs when their turn has come."""
 
     @property
@@ -73,7 +73,7 @@ class LogLifecycle:
         runtime: Runtime,
         metadata: Metadata,
         failures: LogDirFailureChannel,
-        opener: LogOpener,
+        opener: ReplicaOpener,
     ) -> None:
         self._runtime = runtime
         self._metadata = metadata

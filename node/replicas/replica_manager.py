@@ -20,7 +20,7 @@ from kept.node.metadata.internal_topics import COORDINATED
 from kept.node.replicas.dirty_logs import DirtyLogs
 from kept.node.replicas.local_replica import LocalDirectory, LocalReplica, LocalTopic
 from kept.node.replicas.log_lifecycle import LogLifecycle
-from kept.node.replicas.log_loader import LogLoader, Opened, Opening
+from kept.node.replicas.log_opener import LogOpener, Opened, Opening
 from kept.node.replicas.manifests.replica import ReplicaManifests
 from kept.node.replicas.manifests.status import ManifestStatus
 from kept.node.replicas.replica_settings import ReplicaSettings
@@ -102,7 +102,7 @@ class ReplicaManager:
         """Replicas that there were too few open files for; :attr:`changes` tries them again."""
         self.roles = roles
         self.settings = ReplicaSettings(config, identity, table, quotas, roles)
-        self._loader = LogLoader(runtime, config, identity)
+        self._opener = LogOpener(runtime, config, identity)
         self.strays = StrayLogs(runtime, metadata, failures)
         self.changes = LogLifecycle(runtime, metadata, failures, self)
         self.image = Image()
@@ -310,7 +310,7 @@ class ReplicaManager:
 
     async def _open_all(self, openings: list[Opening]) -> None:
         """Open or create logs in threads, and serve each as it comes."""
-        jobs = self._loader.begin(openings, self._table.directories)
+        jobs = self._opener.begin(openings, self._table.directories)
         pace, reconfigured = Pace(), self.settings.changes
         for several, job in jobs:
             for opening, outcome in zip(several, await job, strict=True):

@@ -21,7 +21,7 @@ from kept.cluster.metadata.records import (
 )
 from kept.cluster.metadata.replica_history import FILE, ReplicaHistory
 from kept.cluster.metadata.wal import WAL_NAME, WriteAheadLog
-from kept.node.replicas import log_loader
+from kept.node.replicas import log_opener
 from kept.node.replicas.stray_logs import StrayLogs
 from kept.storage import layout
 from kept.storage.checkpoints import write_partition_metadata
@@ -219,7 +219,7 @@ def test_a_directory_that_fails_in_a_creation_serves_none_of_its_new_logs(
 ):
     start, first, second = two_directories
     lone = start()
-    monkeypatch.setattr(log_loader, "LOGS_A_JOB", 1)
+    monkeypatch.setattr(log_opener, "LOGS_A_JOB", 1)
     real = Disk.mkdir
     failed: list[str] = []
 

@@ -47,7 +47,7 @@ Opened: TypeAlias = "tuple[Log, CompactionState | None, ManifestStatus]"
 Job: TypeAlias = "tuple[list[Opening], asyncio.Future[list[Opened | Exception]]]"
 
 
-class LogLoader:
+class LogOpener:
     """See the module."""
 
     def __init__(self, runtime: Runtime, config: LiveConfig, identity: NodeIdentity) -> None:

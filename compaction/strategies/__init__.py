@@ -1,1 +1,1 @@
-"""Running strategies over a whole log, and the test kit for them."""
+"""Running strategies over a whole log."""

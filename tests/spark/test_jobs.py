@@ -15,7 +15,6 @@ import pytest
 from kept.client.client import Client, OutRecord
 from kept.client.core.metadata import Endpoint
 from kept.client.json_api import JsonApi
-from kept.compaction.strategies.kit import clean
 from kept.compaction.strategy import From, Latest
 from kept.pipeline import jobs
 from kept.pipeline.connection import BadOption
@@ -23,6 +22,7 @@ from kept.pipeline.jobs import exports, files, tables
 from kept.pipeline.session import bounds_of
 from kept.storage.records import Record
 from kept.testing import Cluster
+from kept.testing.strategies import clean
 from tests.spark.topics import COMPACTED, compact, eventually, fill
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1800)]

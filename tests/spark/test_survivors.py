@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from kept.compaction.strategies.kit import clean
 from kept.compaction.strategy import (
     From,
     HighestVersion,
@@ -25,6 +24,7 @@ from kept.pipeline.jobs.exports import compacted
 from kept.pipeline.jobs.survivors import strategy_of
 from kept.storage.errors import InvalidConfig
 from kept.storage.records import Record
+from kept.testing.strategies import clean
 
 HISTORIES = 60
 VERSIONS = (

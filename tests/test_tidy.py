@@ -192,27 +192,15 @@ def test_no_test_is_skipped_but_by_the_one_way_that_ci_can_forbid() -> None:
     assert not offenders, "\n".join(offenders)
 
 
-SHARED_TEST_MODULES = {
-    "tests.node.internode.test_peers",
-    "tests.node.http.test_server",
-    "tests.failover.test_cuts",
-    "tests.compat.test_kafka_tools",
-}
-"""Test modules that another still imports. The set only shrinks: share in support."""
-
-
 def test_test_modules_do_not_import_each_other() -> None:
     imported = re.compile(r"^\s*(?:from|import) (tests\.(?:\w+\.)*test_\w+)", re.M)
-    found = {
+    offenders = sorted(
         (str(p.relative_to(ROOT)), name)
         for p in SOURCES
         if is_test(p)
         for name in imported.findall(text_of(p))
-    }
-    offenders = sorted(pair for pair in found if pair[1] not in SHARED_TEST_MODULES)
+    )
     assert not offenders, f"move what they share to tests/support or a conftest: {offenders}"
-    unused = SHARED_TEST_MODULES - {name for _, name in found}
-    assert not unused, f"no longer imported, take them off the list: {unused}"
 
 
 def test_fakes_have_types() -> None:

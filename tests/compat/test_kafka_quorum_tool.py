@@ -10,7 +10,7 @@ import pytest
 from kept.client.core.metadata import Endpoint
 from kept.client.json_api import JsonApi
 from kept.testing import Cluster
-from tests.compat.test_kafka_tools import tool
+from tests.tools.kafka_dist import tool
 
 pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 
 from kept.client.admin import cluster as operations
 from kept.testing import Cluster
-from tests.compat.test_kafka_tools import tool
+from tests.tools.kafka_dist import tool
 
 pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(600)]
 

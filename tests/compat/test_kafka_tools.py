@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 
 import pytest
 
-from tests.tools import kafka_dist
+from tests.tools.kafka_dist import tool
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
-
-
-def tool(name: str, *args: str, stdin: str | None = None) -> str:
-    """Run a tool; its output and errors together. Fails when the tool does."""
-    done = subprocess.run(
-        kafka_dist.command(name, *args),
-        input=stdin, capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
 
 
 def at(broker) -> tuple[str, str]:

@@ -11,8 +11,8 @@ import pytest
 
 from kept.testing import Cluster
 from tests.compat.scenario import leader
-from tests.compat.test_kafka_tools import tool
 from tests.tools import kafka_dist
+from tests.tools.kafka_dist import tool
 
 pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout(600)]
 

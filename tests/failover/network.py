@@ -15,7 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -60,6 +60,16 @@ def run(*command: str) -> str:
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{(done.stdout + done.stderr).strip()}")
     return done.stdout
+
+
+SHORT: Final[Mapping[str, int]] = {
+    "broker_session_timeout_ms": 4000,
+    "broker_heartbeat_interval_ms": 500,
+    "kept_stall_ms": 2000,
+    "replica_lag_time_max_ms": 4000,
+    "replica_fetch_wait_max_ms": 500,
+}
+"""Settings of nodes that notice soon that another one is cut off."""
 
 
 class ApartCluster(Cluster):

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 import pytest
 from kio.schema.errors import ErrorCode
 
-from tests.failover.network import ApartCluster
+from tests.failover.network import SHORT, ApartCluster
 from tests.failover.nodes import CATCH_UP_S, Nodes
-from tests.failover.test_cuts import SHORT
 from tests.node.coordinator.groups.wire import COMMIT, FETCH, FIND, Connection
 
 pytestmark = [pytest.mark.slow, pytest.mark.netns, pytest.mark.timeout(600)]

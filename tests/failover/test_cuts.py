@@ -12,18 +12,11 @@ import pytest
 from kept.client.core.metadata import Endpoint
 from kept.client.json_api import JsonApi
 from tests.failover.load import PARTITIONS, under_load
-from tests.failover.network import ApartCluster
+from tests.failover.network import SHORT, ApartCluster
 from tests.failover.nodes import Nodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.netns, pytest.mark.timeout(600)]
 
-SHORT = {
-    "broker_session_timeout_ms": 4000,
-    "broker_heartbeat_interval_ms": 500,
-    "kept_stall_ms": 2000,
-    "replica_lag_time_max_ms": 4000,
-    "replica_fetch_wait_max_ms": 500,
-}
 LEADER, CONTROLLER, OTHER = "leader", "controller", "other"
 OTHERS = {
     LEADER: [CONTROLLER, OTHER],

@@ -114,6 +114,16 @@ def run(class_name: str, *args: str, check: bool = True, timeout: float = 240) -
     return done.stdout
 
 
+def tool(class_name: str, *args: str, stdin: str | None = None) -> str:
+    """Run a tool; its output and errors together. Fails when the tool does."""
+    done = subprocess.run(
+        command(class_name, *args),
+        input=stdin, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
 def dump(files: list[Path], *args: str) -> str:
     """DumpLogSegments over some files; faults appear in its output, they do not fail it."""
     names = ",".join(str(path) for path in files)

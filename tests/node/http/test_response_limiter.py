@@ -10,8 +10,8 @@ import pytest
 from kept.node.admin.results import Remote
 from kept.node.admin.views.topic_view import TopicView
 from kept.node.http import response_limiter
-from tests.node.http.test_server import GET
 
+GET = "GET {} HTTP/1.1\r\nHost: localhost\r\n\r\n"
 ASKED = GET.format("/api/v1/topics/large").encode()
 
 

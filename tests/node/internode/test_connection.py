@@ -19,8 +19,7 @@ from kept.node.internode.frames import Kind, encode
 from kept.node.internode.hello import PREFACE, packed
 from kept.node.internode.identity import Hello
 from kept.node.internode.protobuf_conversion import METHODS, codecs
-from tests.node.internode.raw import RawConnection
-from tests.node.internode.test_peers import append, until
+from tests.node.internode.raw import RawConnection, append, until
 
 PEER = Hello("c1", 9, uuid.UUID(int=9))
 REQUEST = AllocateProducerIdsRequest(1, 5)

@@ -12,8 +12,7 @@ import uuid
 import pytest
 
 from kept.cluster.controller.heartbeats import HeartbeatReply, HeartbeatRequest
-from kept.cluster.metadata.wal import Entry
-from kept.cluster.raft.messages import Append, AppendReply, InstallSnapshot
+from kept.cluster.raft.messages import AppendReply, InstallSnapshot
 from kept.node.config.listeners import Voter
 from kept.node.internode import hello as greeting
 from kept.node.internode import peer_channel as channel
@@ -33,17 +32,7 @@ from kept.storage.errors import (
     UnsupportedVersion,
 )
 from kept.testing.ports import free_port
-
-
-def append(sender, to, number, data=b""):
-    entries = (Entry(1, number, data),) if data else ()
-    return Append(term=1, sender=sender, to=to, prev_index=number, prev_term=1, entries=entries)
-
-
-async def until(condition):
-    while not condition():
-        await asyncio.sleep(0.001)
-
+from tests.node.internode.raw import append, until
 
 # Messages.
 

@@ -26,13 +26,12 @@ from click.shell_completion import (
 )
 
 from kept.cli.context_file import cluster_of, path_of, read_contexts
+from kept.cli.shell import COMPLETE_VARIABLE
 
 if TYPE_CHECKING:
     from kept.client.client import Client
     from kept.node.config.config_def import ConfigDef, Settings
 
-COMPLETE_VARIABLE: Final = "_KEPT_COMPLETE"
-"""Set by a shell's completion script."""
 DEADLINE_S: Final = 1.0
 """So long a cluster may take to answer; whoever pressed the key waits for it."""
 

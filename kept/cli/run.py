@@ -13,9 +13,8 @@ from typing import Any, Final
 
 import click
 
-from kept.cli.completion import COMPLETE_VARIABLE, complete
 from kept.cli.root import kept
-from kept.cli.shell import reason_of
+from kept.cli.shell import COMPLETE_VARIABLE, reason_of
 from kept.storage.errors import KeptError
 from kept.storage.printable import printable_line
 
@@ -64,6 +63,8 @@ class _Termination:
 
 def _run(arguments: list[str]) -> int:
     if COMPLETE_VARIABLE in os.environ:
+        from kept.cli.completion import complete  # `kept --help` needs none of it
+
         return complete(kept, os.environ[COMPLETE_VARIABLE])
     try:
         # Not kept.main(): that one has its own ideas about Ctrl-C and closed pipes.

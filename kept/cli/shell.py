@@ -20,6 +20,9 @@ SUMMARY_COLUMNS: Final = 200
 """Longer than any summary of a command: the formatter wraps, it does not cut."""
 NO_NODE: Final = "; no node is there: `kept serve` starts one, --bootstrap names another"
 
+COMPLETE_VARIABLE: Final = "_KEPT_COMPLETE"
+"""Set by a shell's completion script (:mod:`kept.cli.completion`)."""
+
 _T = TypeVar("_T")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from kept.cli.completion import COMPLETE_VARIABLE, SHELLS
-from kept.cli.shell import examples
+from kept.cli.completion import SHELLS
+from kept.cli.shell import COMPLETE_VARIABLE, examples
 
 
 @click.command(

@@ -54,12 +54,7 @@ from kept.client.core.metadata import ClusterView, Endpoint
 from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.messages import Values, decode_response, encode_request
 from kept.client.security.security import PLAINTEXT, Security
-from kept.storage.errors import (
-    CorruptMessage,
-    InvariantViolation,
-    KeptError,
-    RetriableError,
-)
+from kept.storage.errors import CorruptMessage, InvariantViolation, KeptError, RetriableError
 from kept.storage.types import MAX_INT64, TopicPartition
 
 CONNECT_TIMEOUT_MS: Final = 10_000
@@ -162,10 +157,7 @@ class ClientCore:
             if self._connections[number].endpoint != endpoint:
                 raise InvariantViolation(f"connection {number} is not to {endpoint}")
         for connection in self._connections.values():
-            if connection.in_flight.keys() != connection.in_flight_versions.keys():
-                raise InvariantViolation(f"{connection.endpoint}: requests without a version")
-            if not connection.ready and any(connection.in_flight.values()):
-                raise InvariantViolation(f"{connection.endpoint}: calls before it is ready")
+            connection.check_invariants()
 
     # Placing calls.
 

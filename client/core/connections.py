@@ -14,7 +14,12 @@ from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.frame_reader import FrameReader
 from kept.client.protocol.messages import decode_response, encode_request, versions
 from kept.client.security.security import Security
-from kept.storage.errors import CorruptMessage, InvalidRequest, UnsupportedVersion
+from kept.storage.errors import (
+    CorruptMessage,
+    InvalidRequest,
+    InvariantViolation,
+    UnsupportedVersion,
+)
 
 UNSUPPORTED_VERSION: Final = 35
 
@@ -188,3 +193,10 @@ class Connection:
             return encode_request(call.api_key, version, correlation, client_id, values)
         except (struct.error, OverflowError, TypeError, ValueError) as error:
             raise InvalidRequest(f"{call.name}: not a request: {error}") from error
+
+    def check_invariants(self) -> None:
+        """Raises InvariantViolation; for tests."""
+        if self.in_flight.keys() != self.in_flight_versions.keys():
+            raise InvariantViolation(f"{self.endpoint}: requests without a version")
+        if not self.ready and any(self.in_flight.values()):
+            raise InvariantViolation(f"{self.endpoint}: calls before it is ready")

@@ -199,6 +199,7 @@ def _contents(batch: bytes, timed: bool) -> dict[int, _Content]:
     }
 
 
+_NO_ENTRIES: Final = "which has records that are no entries of it"
 _WHY: Final = (
     "of the repeated micro-batch are not those that its first attempt wrote: exactlyOnce needs "
     "tasks that repeat the same rows in the same order (exactlyOnce=false goes on at least once)"
@@ -368,6 +369,8 @@ def _entries(client: Client, ledger: str, partition: int) -> Mapping[bytes, _Kno
     position, entries = _seen.get(at, (EARLIEST, {}))
     for record in client.read(ledger, [partition], offset=position):
         position = record.offset + 1
+        if record.key is None:
+            raise BadOption(f"ledgerTopic is {ledger}, {_NO_ENTRIES}")
         if record.value is None:
             entries[record.key] = _Known(_ENDED)
             continue
@@ -390,7 +393,7 @@ def _read(ledger: str, value: bytes) -> Entry:
     except ValueError:
         entry = None
     if not isinstance(entry, dict) or not entry.keys() >= _FIELDS:
-        raise BadOption(f"ledgerTopic is {ledger}, which has records that are no entries of it")
+        raise BadOption(f"ledgerTopic is {ledger}, {_NO_ENTRIES}")
     return entry
 
 

@@ -20,8 +20,7 @@ from kept.node.internode.identity import Hello, check
 from kept.node.internode.parse_limits import MAX_ITEMS
 from kept.node.internode.protobuf_conversion import codecs
 from kept.storage.errors import CorruptMessage, PolicyViolation
-from tests.node.internode.raw import RawConnection, send_messages
-from tests.node.internode.test_peers import append
+from tests.node.internode.raw import RawConnection, append, send_messages
 
 STRANGER = Hello("", 9, uuid.UUID(int=9), directory_id=uuid.UUID(int=99))
 

@@ -8,7 +8,7 @@ import pytest
 from kept.node.config.definitions import BROKER_SETTINGS, TOPIC_SETTINGS
 from kept.storage.types import TopicPartition
 
-GOLDEN = json.loads((Path(__file__).parents[3] / "golden" / "kafka_4_3_settings.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[4] / "golden" / "kafka_4_3_settings.json").read_text())
 TOPIC, BROKER = 2, 4
 SET, DELETE, APPEND, SUBTRACT = range(4)
 

@@ -245,7 +245,6 @@ def test_large_batches_hold_what_they_may(filled):
 def test_a_bomb_is_passed_over(filled, monkeypatch):
     """A batch that inflates beyond what a search takes is counted; its neighbours are found."""
     monkeypatch.setattr("kept.node.admin.records.record_filter.MAX_INFLATED_BYTES", 100_000)
-    monkeypatch.setattr(record_search, "MAX_INFLATED_BYTES", 100_000)
     written(filled, "t", [OutRecord(b"z", bytes(800_000), partition=0)], codec=Codec.GZIP)
     result = search(filled, contains=b"hit", limit=200)
     assert result.scanned.batches_skipped == 1

@@ -133,14 +133,14 @@ def test_an_open_log_changes_its_role_while_others_wait_for_the_disk(lone, stall
 def test_a_bug_at_one_partition_keeps_no_other_from_its_role(lone, monkeypatch, capsys):
     async def scene(node):
         await propose(node, topic("other", 7, partitions=2))
-        take = node.parts.replicas.roles.take
+        apply = node.parts.replicas.roles.apply
 
         def fails_at_first(hosted, record):
             if hosted.partition.topic_partition == TopicPartition("other", 0):
                 raise InvariantViolation("leader epoch 0 after 5")
-            take(hosted, record)
+            apply(hosted, record)
 
-        monkeypatch.setattr(node.parts.replicas.roles, "take", fails_at_first)
+        monkeypatch.setattr(node.parts.replicas.roles, "apply", fails_at_first)
         records = [elected(node, "other", number) for number in range(2)]
         await propose(node, [*records, elected(node, "open")])
         partition = node.parts.table.partition

@@ -115,6 +115,7 @@ class NodeParts:
         self.budget = MemoryBudget(config.inflight_max_bytes, config.inflight_max_bytes_per_ip)
         self.inflating = BudgetShare(self.budget, config.inflating_max_bytes)
         self.waiting = MemoryBudget(config.waiting_max_bytes, config.waiting_max_bytes // 4)
+        self.responses = MemoryBudget(config.responses_max_bytes)
         self.producer_quota = ProducerQuota(config.producers_max)
         self.client_quotas = ClientQuotas(
             config.quota_window_num,
@@ -443,6 +444,7 @@ class NodeParts:
             counters=self.counters,
             logins=self.logins,
             quotas=self.client_quotas,
+            inflating=self.inflating,
         )
         self.handlers = RequestHandlers(collaborators, self.forwarding, self.authorizer, self.audit)
         self.marker_requests.handlers = self.verifying_requests.handlers = self.handlers
@@ -453,6 +455,7 @@ class NodeParts:
             counters=self.counters,
             budget=self.budget,
             waiting=self.waiting,
+            responses=self.responses,
             open_files=self.open_files,
             lease=self.lease,
             table=table,
@@ -476,6 +479,7 @@ class NodeParts:
                     self.replicas,
                     self.quotas.leader,
                     hints,
+                    self.responses,
                 )
             ),
             messages=self.handlers,

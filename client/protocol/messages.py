@@ -13,11 +13,11 @@ from __future__ import annotations
 import datetime
 import io
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import MappingProxyType, NoneType, UnionType
-from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from kio.index import load_request_schema, load_response_schema
 from kio.schema.errors import ErrorCode
@@ -44,9 +44,29 @@ from kept.storage.errors import (
 _ZERO_MS: Final = datetime.timedelta(0)
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
+T = TypeVar("T")
 Values = Mapping[str, Any]
 """Field name (as kio spells it: ``throttle_time``, ``error_code``) to value. Arrays are iterables
-of values; nested messages are mappings; timedeltas may be given as int milliseconds."""
+of values, one of messages perhaps a :class:`LazyArray`; nested messages are mappings; timedeltas
+may be given as int milliseconds."""
+
+
+class LazyArray:
+    """The messages of an array, made of ``items`` when they are encoded, one at a time: as values
+    many of them take ten times as much memory as when they are encoded.
+    """
+
+    __slots__ = ("_items", "_make")
+
+    def __init__(self, items: Sequence[T], make: Callable[[T], Values]) -> None:
+        self._items: Sequence[Any] = items
+        self._make: Callable[[Any], Values] = make
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Values]:
+        return map(self._make, self._items)
 
 
 def versions(api_key: int) -> range:
@@ -234,15 +254,22 @@ def encode_response(
 
 
 def response_steps(
-    api_key: int, version: int, correlation_id: int, values: Values | bytes
+    api_key: int,
+    version: int,
+    correlation_id: int,
+    values: Values | bytes,
+    out: io.BytesIO | None = None,
 ) -> Steps[bytes]:
-    """:func:`encode_response` for whoever has other things to do: yields after each element."""
+    """:func:`encode_response` for whoever has other things to do: yields after each element. It is
+    encoded into ``out``, which shows how much there is so far.
+    """
     cls = message_type(api_key, version, EntityType.response)
     # ApiVersions answers with header v0 always, so that any client can read it (KIP-511).
     tags = b"\0" if header_is_flexible(cls) and api_key != 18 else b""
     if isinstance(values, bytes):
         return struct.pack(">ii", 4 + len(tags) + len(values), correlation_id) + tags + values
-    out = io.BytesIO()
+    if out is None:
+        out = io.BytesIO()
     out.write(struct.pack(">ii", 0, correlation_id) + tags)
     yield from _write_steps(cls, values, out)
     size = out.tell()
@@ -277,7 +304,7 @@ def _write_steps(cls: Any, values: Values, out: io.BytesIO) -> Steps[None]:
         if nested is None:
             write(out, value if value is None or convert is None else convert(value))
             continue
-        items = None if value is None else tuple(value)
+        items = value if value is None or isinstance(value, LazyArray) else tuple(value)
         write(out, None if items is None else len(items))
         for item in items or ():
             yield from _write_steps(nested, item, out)

@@ -35,6 +35,10 @@ MAX_SCANS: Final = 1_000
 """Filters of one request that are compared with every binding: a decision holds up all others, and
 each of these takes some milliseconds of it with 10,000 bindings. Kafka has no bound."""
 
+MAX_FOUND: Final = 4 * MAX_CHANGES
+"""Bindings that all filters of one request find together, those that several find counted for each:
+the answer names them all."""
+
 E = TypeVar("E", bound=IntEnum)
 
 
@@ -181,8 +185,8 @@ class Deletions(Struct, frozen=True):
 
 def delete_acls(acls: Mapping[UUID, AclBinding], filters: Sequence[AclFilter]) -> Steps[Deletions]:
     """What deleting by ``filters`` removes; two may find the same. Raises InvalidRequest for more
-    than a request may delete, and for more than :data:`MAX_SCANS` filters that may each find
-    several: then nothing is removed.
+    than a request may delete, for more than :data:`MAX_SCANS` filters that may each find several,
+    and for more than :data:`MAX_FOUND` that they find together: then nothing is removed.
     """
     scans = sum(wanted.exactly is None for wanted in filters)
     if scans > MAX_SCANS:
@@ -191,6 +195,7 @@ def delete_acls(acls: Mapping[UUID, AclBinding], filters: Sequence[AclFilter]) -
         )
     results: list[InvalidRequest | tuple[AclBinding, ...]] = []
     removed: dict[UUID, None] = {}
+    found = 0
     ids: dict[AclBinding, list[UUID]] = {}
     if any(wanted.exactly for wanted in filters):
         for acl_id, binding in acls.items():
@@ -214,6 +219,12 @@ def delete_acls(acls: Mapping[UUID, AclBinding], filters: Sequence[AclFilter]) -
                     matching.setdefault(each, []).append(acl_id)
                     if len(matching) > MAX_CHANGES:
                         break
+        found += len(matching)
+        if found > MAX_FOUND:
+            raise InvalidRequest(
+                f"the filters find more than {MAX_FOUND} bindings, which is what an answer names; "
+                "what several of them find counts for each: use filters that find different ones"
+            )
         removed.update(dict.fromkeys(chain.from_iterable(matching.values())))
         if len(removed) > MAX_CHANGES:
             raise InvalidRequest(

@@ -451,9 +451,14 @@ class NodeSettings:
         "fetches there is kept.fetch.sessions.max.partitions. Default: a quarter of "
         "kept.inflight.max.bytes."
     )
+    responses_max_bytes = Row[int](Kind.LONG, None, low=1 << 18, ours=True).means(
+        "Bytes that responses of many items hold while they are made, with their decoded requests: "
+        "512 for each item, and what is encoded. Above, their making waits, but for one. Default: "
+        "a quarter of kept.inflight.max.bytes."
+    )
     connection_inflight_max_bytes = _integer("16777216", low=1024, ours=True).means(
-        "Bytes of responses that one connection's client has not taken; its next requests wait "
-        "above."
+        "Bytes of responses that one connection's client has not taken, or that are made and wait "
+        "for one before them; its next requests wait above."
     )
     connection_inflight_max_requests = _integer("1000", low=1, ours=True).means(
         "Unanswered requests of one connection; the next ones wait."

@@ -231,7 +231,12 @@ class NodeConfig(NodeSettings):
         check_listeners(self._of_listeners, bound)
         if "group.initial.rebalance.delay.ms" not in self.given and self.alone:
             attributes["group_initial_rebalance_delay_ms"] = 0
-        for name in ("inflight_max_bytes_per_ip", "inflating_max_bytes", "waiting_max_bytes"):
+        for name in (
+            "inflight_max_bytes_per_ip",
+            "inflating_max_bytes",
+            "waiting_max_bytes",
+            "responses_max_bytes",
+        ):
             if attributes[name] is None:
                 attributes[name] = self.inflight_max_bytes // 4
         check_authorizer(self)

@@ -22,6 +22,7 @@ Long because reading, back-pressure and answering share one buffer and one state
 from __future__ import annotations
 
 import asyncio
+import io
 import mmap
 import os
 import socket
@@ -41,6 +42,7 @@ from kept.node.kafka.codec import parse_run
 from kept.node.kafka.codec.produce import frame_end
 from kept.node.kafka.codec.wire import with_throttle
 from kept.node.kafka.marker_connections import MarkerConnections
+from kept.node.kafka.response_memory import ResponseMemory
 from kept.node.kafka.response_slot import (
     WAITING_ENTRY_BYTES,
     WAITING_REQUEST_BYTES,
@@ -153,6 +155,24 @@ class MessageServer(Protocol):
         """Serve a decoded request, whose encoded form is ``body``."""
 
 
+@dataclass(slots=True)
+class ServedRequest:
+    """A request of kio's codec on its way to its response."""
+
+    api: api.Api
+    version: int
+    correlation_id: int
+    started: float
+    """When it was read, by the loop's clock."""
+    memory: ResponseMemory
+    held_bytes: int = 0
+    """What it holds while it waits for others."""
+    throttle_ms: int = 0
+    """What its response says that the client must wait."""
+    blocks: bool = False
+    """Those behind it wait until it is answered."""
+
+
 class Written(Protocol):
     """A request that waits for what it staged to be written."""
 
@@ -171,6 +191,8 @@ class ServerContext:
     """What requests and responses hold as they come and go."""
     waiting: MemoryBudget
     """What requests hold that wait for others: replicas, disks, the controller, producers."""
+    responses: MemoryBudget
+    """What responses hold while they are made in slices."""
     open_files: OpenFiles
     lease: ServingLease
     table: ReplicaTable
@@ -253,6 +275,8 @@ class Connection(asyncio.BufferedProtocol):
         self._sender: ResponseWriter | TransportWriter | None = None
         self._made_bytes = 0
         """Responses of this readiness event, not yet given to the sender to send."""
+        self._behind_bytes = 0
+        """Responses that are made and wait for those before them."""
         self._stalled = False
         """Requests in the buffer wait until answers have left, or for this connection's turn."""
         self._turn_scheduled = False
@@ -308,6 +332,9 @@ class Connection(asyncio.BufferedProtocol):
             return
         self.transport = None
         self._replies.clear()
+        if self._behind_bytes:
+            self.account.give(self._behind_bytes)
+            self._behind_bytes = 0
         self._owed = 0
         self.run = None
         if self._muted is not None:
@@ -347,8 +374,8 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def has_unsent(self) -> bool:
-        """Answers wait for the peer to take them."""
-        return self._sender is not None and self._sender.busy
+        """Answers wait for the peer to take them, or for one before them."""
+        return self._behind_bytes > 0 or (self._sender is not None and self._sender.busy)
 
     def is_late(self, oldest: float) -> bool:
         """Whether the rest of a request is missing since before ``oldest``, though we read."""
@@ -611,6 +638,8 @@ class Connection(asyncio.BufferedProtocol):
         ):
             self.abort("markers over a connection that its node has replaced")
             return
+        now = self.last_active
+        responses = None if self.listener.between_nodes else self.context.responses
         setting = ""
         try:
             self.listener.check_decoded(len(frame) - position)
@@ -624,7 +653,8 @@ class Connection(asyncio.BufferedProtocol):
             if refused is None:
                 raise InvalidRequest(why) from None
             log.warning("request refused", api=served.name, peer=self.peer, error=why)
-            self._answer(served, version, correlation_id, refused, None, self.last_active)
+            memory = ResponseMemory(responses)
+            self._answer(ServedRequest(served, version, correlation_id, now, memory), refused)
             return
         context = api.RequestContext(
             served.key,
@@ -640,87 +670,80 @@ class Connection(asyncio.BufferedProtocol):
         except Exception as error:  # noqa: BLE001
             self._fail(served, version, error)
             return
-        held = 0
-        if not isinstance(answer, dict | bytes) and served.key not in api.GROUP_MEMBERS:
-            size = len(frame) - position
+        held, size = 0, len(frame) - position
+        is_small = size <= SMALL_FRAME_BYTES
+        is_made = is_small and isinstance(answer, dict | bytes)
+        if not is_made and served.key not in api.GROUP_MEMBERS:
             entries = size // 8
-            if size > SMALL_FRAME_BYTES:
+            if not is_small:
                 entries = protocol.check_request(served.key, version, frame, position)
             held = WAITING_REQUEST_BYTES + size + WAITING_ENTRY_BYTES * entries
-        throttle_ms = self.throttle_ms
+        memory = ResponseMemory(responses, held)
         self._answer(
-            served, version, correlation_id, answer, None, self.last_active, held, throttle_ms
+            ServedRequest(served, version, correlation_id, now, memory, held, self.throttle_ms),
+            answer,
         )
 
-    def _answer(  # noqa: PLR0917
-        self,
-        served: api.Api,
-        version: int,
-        correlation_id: int,
-        answer: Any,
-        reply: ResponseSlot | None,
-        started: float,
-        held_bytes: int = 0,
-        throttle_ms: int = 0,
+    def _answer(
+        self, request: ServedRequest, answer: Any, reply: ResponseSlot | None = None
     ) -> None:
         """Send a handler's answer: values, or a body that is encoded already, or a future or
-        coroutine of either, which holds ``held_bytes`` until it is done. ``reply`` is its place,
-        once it has one. The client is told to wait ``throttle_ms``. None would leave the client
+        coroutine of either. ``reply`` is its place, once it has one. None would leave the client
         without a response, and closes the connection: every API here has one.
 
         While a request of many entries is worked off in slices, those behind it wait (rule 41): it
-        has the effect that it would have had at once. So do those behind one of transactions.
+        has the effect that it would have had at once, and an answer that is made of many things
+        shows none that came of them. So do those behind one of transactions.
         """
+        slices, memory = self.context.runtime.slices, request.memory
         if isinstance(answer, Generator):
             try:
-                answer = self.context.runtime.slices.run(answer)
+                answer = slices.run(answer, memory.drawn)
             except Exception as error:  # noqa: BLE001
-                self._fail(served, version, error)
+                self._failed(request, error)
                 return
         if answer is None:
-            self._fail(served, version, InvariantViolation(f"{served.name}: no response"))
+            self._failed(request, InvariantViolation(f"{request.api.name}: no response"))
             return
         if isinstance(answer, dict | bytes):
-            steps = protocol.response_steps(served.key, version, correlation_id, answer)
+            output = io.BytesIO()
+            steps = protocol.response_steps(
+                request.api.key, request.version, request.correlation_id, answer, output
+            )
             try:
-                frame = self.context.runtime.slices.run(steps)
+                frame = slices.run(steps, lambda: memory.drawn(output))
             except Exception as error:  # noqa: BLE001
-                self._fail(served, version, error)
+                self._failed(request, error)
                 return
             if isinstance(frame, SlicedTask):
                 place = reply or self.expect()
+                if reply is None:
+                    self._hold_back(request)
 
                 def made(finished: bytes) -> None:
-                    told = self._tell_throttle(served, version, finished, throttle_ms)
-                    self._respond(served, told, place, started)
+                    self._respond(request, finished, place)
 
-                self._when_done(served, version, frame, made)
+                self._when_done(request, frame, made)
             else:
-                frame = self._tell_throttle(served, version, frame, throttle_ms)
-                self._respond(served, frame, reply, started)
+                self._respond(request, frame, reply)
             return
         place = reply or self.expect()
         future: Any = asyncio.ensure_future(answer, loop=self.context.runtime.loop)
-        blocks = reply is None and (isinstance(future, SlicedTask) or served.key in api.IN_TURN)
-        if blocks:
-            self._block()
-        elif held_bytes:
+        held_bytes, is_sliced = request.held_bytes, isinstance(future, SlicedTask)
+        blocks = is_sliced or request.api.key in api.IN_TURN
+        if blocks and reply is None:
+            self._hold_back(request)
+        elif held_bytes and not is_sliced:
             waiting = self.waiting_account
             waiting.force(held_bytes)
             future.add_done_callback(lambda _: waiting.give(held_bytes))
+        self._when_done(request, future, lambda values: self._answer(request, values, place))
+        if not is_sliced:
+            memory.give_back()  # it may wait for long, and counts among those that do
+        if not blocks:
+            self._let_go(request)
 
-        def answered(values: Any) -> None:
-            self._answer(
-                served, version, correlation_id, values, place, started, held_bytes, throttle_ms
-            )
-            if blocks:
-                self.unblock()
-
-        self._when_done(served, version, future, answered)
-
-    def _when_done(
-        self, served: api.Api, version: int, future: Any, then: Callable[[Any], None]
-    ) -> None:
+    def _when_done(self, request: ServedRequest, future: Any, then: Callable[[Any], None]) -> None:
         """Go on with a future's result, unless the client has gone by then."""
 
         def done(finished: Any) -> None:
@@ -728,10 +751,11 @@ class Connection(asyncio.BufferedProtocol):
             if self.transport is None:
                 if not finished.cancelled():
                     finished.exception()
+                request.memory.give_back()
                 return
             error = finished.exception()
             if error is not None:
-                self._fail(served, version, error)
+                self._failed(request, error)
             else:
                 then(finished.result())
 
@@ -739,15 +763,14 @@ class Connection(asyncio.BufferedProtocol):
             self._sliced.add(future)
         future.add_done_callback(done)
 
-    def _tell_throttle(
-        self, served: api.Api, version: int, frame: bytes, throttle_ms: int
-    ) -> bytes:
-        """A response that says how long its client must wait: for ``throttle_ms``, or as its
+    def _tell_throttle(self, request: ServedRequest, frame: bytes) -> bytes:
+        """A response that says how long its client must wait: as the request was told, or as its
         handler found that it has changed too much, and then it is muted from now on.
         """
-        if not throttle_ms and served.key not in api.MUTATIONS:
+        key, throttle_ms = request.api.key, request.throttle_ms
+        if not throttle_ms and key not in api.MUTATIONS:
             return frame
-        position = protocol.throttle_position(served.key, version)
+        position = protocol.throttle_position(key, request.version)
         if position is None:
             return frame
         (told_ms,) = _SIZE(frame, position)
@@ -755,14 +778,31 @@ class Connection(asyncio.BufferedProtocol):
             self.mute(told_ms, "controller_mutation")
         return with_throttle(frame, position, throttle_ms) if throttle_ms > told_ms else frame
 
-    def _respond(
-        self, served: api.Api, frame: bytes, reply: ResponseSlot | None, started: float
-    ) -> None:
-        self.context.counters.request(served.key, self.context.runtime.loop.time() - started)
+    def _respond(self, request: ServedRequest, frame: bytes, reply: ResponseSlot | None) -> None:
+        request.memory.give_back()
+        frame = self._tell_throttle(request, frame)
+        took_s = self.context.runtime.loop.time() - request.started
+        self.context.counters.request(request.api.key, took_s)
         if reply is None:
             self.reply([frame])
         else:
             self.complete(reply, [frame])
+        self._let_go(request)
+
+    def _hold_back(self, request: ServedRequest) -> None:
+        """Those behind a request wait."""
+        request.blocks = True
+        self._block()
+
+    def _let_go(self, request: ServedRequest) -> None:
+        """They go on."""
+        if request.blocks:
+            request.blocks = False
+            self.unblock()
+
+    def _failed(self, request: ServedRequest, error: BaseException) -> None:
+        request.memory.give_back()
+        self._fail(request.api, request.version, error)
 
     def _fail(self, served: api.Api, version: int, error: BaseException) -> None:
         """A handler let an error out: a bug of ours, unless it is one of our own kinds."""
@@ -873,6 +913,9 @@ class Connection(asyncio.BufferedProtocol):
             return 0
         sender = self._sender
         listener = self.listener
+        behind = self._behind_bytes
+        if behind and (behind >= listener.max_unsent_bytes or self.account.exhausted):
+            return 0
         if self._replies and self.waiting_account.exhausted and not listener.between_nodes:
             self.waiting_account.available(self._regulate_soon)
             return 0
@@ -975,6 +1018,10 @@ class Connection(asyncio.BufferedProtocol):
     def complete(self, reply: ResponseSlot, segments: list[Segment]) -> None:
         """A response is made; it leaves once all before it have left."""
         reply.segments = segments
+        if self.transport is not None and self._replies and self._replies[0] is not reply:
+            reply.behind_bytes = sum(len(s) for s in segments if type(s) is not FileSlice)
+            self._behind_bytes += reply.behind_bytes
+            self.account.force(reply.behind_bytes)
         if not self._in_event and self.transport is not None:
             self._send_ready()
             self._regulate()
@@ -984,10 +1031,16 @@ class Connection(asyncio.BufferedProtocol):
         sender = self._sender
         if sender is None or self.transport is None:
             return
+        were_behind = 0
         while replies and (segments := replies[0].segments) is not None:
-            self._owed -= replies.popleft().requests
+            reply = replies.popleft()
+            self._owed -= reply.requests
+            were_behind += reply.behind_bytes
             sender.stage(segments)
         sender.push()
+        if were_behind and self._behind_bytes:
+            self._behind_bytes -= were_behind
+            self.account.give(were_behind)
 
     def _sent(self) -> None:
         """The peer took bytes that had to wait."""

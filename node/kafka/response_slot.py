@@ -21,11 +21,13 @@ WAITING_BATCH_BYTES: Final = 512
 class ResponseSlot:
     """One place; ``segments`` is None until the response is made, or those of all ``requests``."""
 
-    __slots__ = ("requests", "segments")
+    __slots__ = ("behind_bytes", "requests", "segments")
 
     def __init__(self) -> None:
         self.segments: list[Segment] | None = None
         self.requests = 1
+        self.behind_bytes = 0
+        """What of it is drawn since it was made and others before it were not."""
 
 
 class ResponseRun(Protocol):
@@ -33,6 +35,7 @@ class ResponseRun(Protocol):
 
     segments: list[Segment] | None
     requests: int
+    behind_bytes: int
     acks: int
     timeout_ms: int
     sync: bool

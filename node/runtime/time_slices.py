@@ -2,7 +2,8 @@
 
 Coroutines pause with :func:`checkpoint` or :class:`Pace`. Handlers, decisions and encoders may be
 generators that yield after each item (``kept.steps``): :class:`TimeSlices` runs the first steps at
-once and the rest in slices. All such tasks together get one slice per turn of the loop.
+once and the rest in slices. All such tasks together get one slice per turn of the loop. What a task
+holds meanwhile may be drawn on a budget (:class:`StepMemory`): it waits while that is used up.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from kept.steps import Steps
 
@@ -50,17 +52,42 @@ async def checkpoint(position: int) -> None:
 
 
 IN_PLACE_STEPS: Final = 32
-"""So many items are worked off at once: those of nearly every request."""
+"""So many items are worked off at once, if they take no longer than a slice: those of nearly every
+request."""
 TURN_S: Final = 0.001
 """How much of one turn of the loop goes to all sliced works together."""
+
+
+class StepMemory(Protocol):
+    """What sliced work holds, as it grows."""
+
+    def draw(self, resume: Callable[[], None]) -> bool:
+        """Draw for one more item. False: nothing is left, and ``resume`` is called when something
+        may be.
+        """
+
+    def forget(self, resume: Callable[[], None]) -> None:
+        """Nobody waits for ``resume`` any more."""
 
 
 class SlicedTask(asyncio.Future[T]):
     """The result of work that goes on in slices. To cancel it ends the work where it is."""
 
-    def __init__(self, steps: Steps[T], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, steps: Steps[T], loop: asyncio.AbstractEventLoop, memory: StepMemory | None = None
+    ) -> None:
         super().__init__(loop=loop)
         self._steps = steps
+        self._memory = memory
+        self.resume: Callable[[], None] | None = None
+        """Set while it waits for memory."""
+
+    def has_memory(self, resume: Callable[[], None]) -> bool:
+        """Whether it may go on; if not, ``resume`` is called later."""
+        if self._memory is None or self.done() or self._memory.draw(resume):
+            return True
+        self.resume = resume
+        return False
 
     def advance(self) -> None:
         """Do one item, or end."""
@@ -73,6 +100,15 @@ class SlicedTask(asyncio.Future[T]):
             self.set_result(end.value)
         except Exception as error:  # noqa: BLE001 - whoever awaits the result handles it
             self.set_exception(error)
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """End the work: at its next turn, or at once if it waits for memory."""
+        cancelled = super().cancel(msg)
+        if self.resume is not None and self._memory is not None:
+            self._memory.forget(self.resume)
+            self.resume = None
+            self._steps.close()
+        return cancelled
 
 
 class TimeSlices:
@@ -90,21 +126,26 @@ class TimeSlices:
         self._clock = clock or perf_counter
         self._in_place = in_place
         self._works: deque[SlicedTask[Any]] = deque()
+        self._is_scheduled = False
 
-    def run(self, steps: Steps[T]) -> T | SlicedTask[T]:
+    def run(
+        self, steps: Steps[T], new_memory: Callable[[], StepMemory] | None = None
+    ) -> T | SlicedTask[T]:
         """The result of ``steps``, if a few items are all; else a future of it. Raises what the
-        first items raise.
+        first items raise. ``new_memory`` is called when it becomes a future, which then draws.
         """
+        clock = self._clock
+        until = clock() + TURN_S
         try:
             for _ in range(self._in_place):
                 next(steps)
+                if clock() >= until:
+                    break
         except StopIteration as end:
             result: T = end.value
             return result
-        work = SlicedTask(steps, self._loop)
-        self._works.append(work)
-        if len(self._works) == 1:
-            self._loop.call_soon(self._turn)
+        work = SlicedTask(steps, self._loop, None if new_memory is None else new_memory())
+        self._enqueue(work)
         return work
 
     async def finish(self, steps: Steps[T]) -> T:
@@ -112,14 +153,30 @@ class TimeSlices:
         result = self.run(steps)
         return await result if isinstance(result, SlicedTask) else result
 
+    def _enqueue(self, work: SlicedTask[Any]) -> None:
+        self._works.append(work)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._works and not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def _resume(self, work: SlicedTask[Any]) -> None:
+        if work.resume is not None:
+            work.resume = None
+            self._enqueue(work)
+
     def _turn(self) -> None:
+        self._is_scheduled = False
         works, clock = self._works, self._clock
         work, until = works.popleft(), clock() + TURN_S
-        while True:
+        resume = partial(self._resume, work)
+        while work.has_memory(resume):
             work.advance()
-            if work.done() or clock() >= until:
+            if work.done():
                 break
-        if not work.done():
-            works.append(work)
-        if works:
-            self._loop.call_soon(self._turn)
+            if clock() >= until:
+                works.append(work)
+                break
+        self._schedule()

@@ -95,6 +95,9 @@ def test_requests_have_a_limit(monkeypatch) -> None:
     monkeypatch.setattr(acl_changes, "MAX_SCANS", 9)
     with pytest.raises(InvalidRequest, match="more than 3 bindings"):
         deleted_by(ACLS, (AclFilter(principal="User:bob"), AclFilter(name="foo")))
+    monkeypatch.setattr(acl_changes, "MAX_FOUND", 5)
+    with pytest.raises(InvalidRequest, match="more than 5 bindings, which is what an answer names"):
+        deleted_by(ACLS, (AclFilter(pattern=PatternType.PREFIXED),) * 3)
 
 
 FILTERS = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import pytest
 
@@ -17,6 +17,8 @@ class Turns:
         self.loop = loop
         self.calls: list[object] = []
         self.now = 0.0
+        self.each_look_s = 0.0
+        """How much time goes by from one look at the clock to the next."""
 
     def call_soon(self, callback: object, *args: object, context: object = None) -> None:
         self.calls.append(callback)
@@ -30,8 +32,7 @@ class Turns:
             callback()
 
     def clock(self) -> float:
-        """Half a turn's time for each look."""
-        self.now += TURN_S / 2
+        self.now += self.each_look_s
         return self.now
 
 
@@ -70,10 +71,21 @@ def test_a_few_items_are_done_in_place(turns) -> None:
         slices.run(Counted(9, fails_at=3).steps())
 
 
+def test_items_that_take_long_are_not_many_in_place(turns) -> None:
+    slices, work = TimeSlices(turns, turns.clock), Counted(IN_PLACE_STEPS - 1)
+    turns.each_look_s = TURN_S / 2
+    result = slices.run(work.steps())
+    assert isinstance(result, SlicedTask) and work.done == 2
+    while not result.done():
+        turns.turn()
+    assert result.result() == "made"
+
+
 def test_many_works_share_one_slice_a_turn(turns) -> None:
     slices = TimeSlices(turns, turns.clock)
     works = [Counted(1000) for _ in range(5)]
     results = [slices.run(work.steps()) for work in works]
+    turns.each_look_s = TURN_S / 2
     assert all(isinstance(result, SlicedTask) for result in results)
     assert [work.done for work in works] == [IN_PLACE_STEPS] * 5
     most = 0
@@ -94,6 +106,7 @@ def test_what_is_cancelled_ends_where_it_is(turns) -> None:
     slices = TimeSlices(turns, turns.clock)
     work, other = Counted(1000), Counted(100)
     result, kept = slices.run(work.steps()), slices.run(other.steps())
+    turns.each_look_s = TURN_S / 2
     turns.turn()
     result.cancel()
     done = work.done
@@ -110,3 +123,49 @@ def test_an_error_is_the_results(turns) -> None:
         turns.turn()
     with pytest.raises(ValueError, match="item"):
         result.result()
+
+
+class Memory:
+    """Has room for so many items, then lets whoever wants more wait."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.waiting: list[Callable[[], None]] = []
+
+    def draw(self, resume: Callable[[], None]) -> bool:
+        if not self.room:
+            self.waiting.append(resume)
+            return False
+        self.room -= 1
+        return True
+
+    def forget(self, resume: Callable[[], None]) -> None:
+        self.waiting.remove(resume)
+
+
+def test_work_without_memory_waits_and_others_go_on(turns) -> None:
+    slices, memory = TimeSlices(turns, turns.clock), Memory(100)
+    turns.each_look_s = TURN_S / 5
+    large, other = Counted(1000), Counted(50)
+    result = slices.run(large.steps(), lambda: memory)
+    kept = slices.run(other.steps())
+    while turns.calls:
+        turns.turn()
+    assert kept.result() == "made" and not result.done()
+    assert len(memory.waiting) == 1, "and its turns cost nothing"
+    held = large.done
+    memory.room = 1 << 20
+    memory.waiting.pop()()
+    while turns.calls:
+        turns.turn()
+    assert result.result() == "made" and held < 200
+
+
+def test_work_that_waits_for_memory_ends_when_it_is_cancelled(turns) -> None:
+    slices, memory = TimeSlices(turns, turns.clock), Memory(0)
+    work = Counted(1000)
+    result = slices.run(work.steps(), lambda: memory)
+    turns.turn()
+    assert memory.waiting and not turns.calls
+    result.cancel()
+    assert work.closed and not memory.waiting

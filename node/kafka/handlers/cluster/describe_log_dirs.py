@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,13 +28,17 @@ class LogDirsHandler:
     runtime: Runtime
     table: ReplicaTable
 
-    async def describe_log_dirs(self, _ctx: RequestContext, request: Any) -> Values:
+    def describe_log_dirs(
+        self, _ctx: RequestContext, request: Any
+    ) -> Steps[Coroutine[Any, Any, Values]]:
         """DescribeLogDirs v1-5: each directory with the sizes of the partitions asked for.
 
         An offline directory is answered with KAFKA_STORAGE_ERROR and no partitions.
         """
-        wanted = _wanted(request.topics)
-        by_directory = await self.runtime.slices.finish(self._partitions(wanted))
+        by_directory = yield from self._partitions(_wanted(request.topics))
+        return self._with_space(by_directory)
+
+    async def _with_space(self, by_directory: Mapping[str, list[Values]]) -> Values:
         paths = [os.path.abspath(directory.name) for directory in self.table.directories]
         spaces = await self.runtime.in_thread(lambda: [_space(path) for path in paths])
         results = []

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from kept.client.protocol.messages import LazyArray, Values
 from kept.cluster.security.acls import AclOperation, AclResourceType
 from kept.node.coordinator.common.shard import coordinator_error
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.group import DEAD_STATE
 from kept.node.kafka.handlers.groups.group_requests import Answer
 from kept.node.runtime.error_codes import shortened
-from kept.node.runtime.time_slices import ITEMS_PER_SLICE
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
@@ -36,15 +36,15 @@ class DescribeGroupsHandler:
 
     groups: GroupCoordinator
 
-    def describe_groups(self, ctx: RequestContext, request: Any) -> Steps[Answer]:
+    def describe_groups(self, ctx: RequestContext, request: Any) -> Answer:
         """Groups with their members."""
         with_operations = getattr(request, "include_authorized_operations", False)
-        groups = []
+
+        def described(group_id: str) -> Answer:
+            return self._describe(ctx, group_id, with_operations)
+
         # What is named twice is answered once: else a small request has an answer without bound.
-        for group in dict.fromkeys(request.groups):
-            groups.append(self._describe(ctx, group, with_operations))
-            yield
-        return {"groups": groups}
+        return {"groups": LazyArray(tuple(dict.fromkeys(request.groups)), described)}
 
     def _describe(
         self, ctx: RequestContext, group_id: str, with_operations: bool
@@ -64,17 +64,7 @@ class DescribeGroupsHandler:
             "group_state": group.state,
             "protocol_type": group.protocol_type,
             "protocol_data": group.protocol,
-            "members": [
-                {
-                    "member_id": m.member,
-                    "group_instance_id": m.group_instance_id,
-                    "client_id": m.client_id,
-                    "client_host": m.client_host,
-                    "member_metadata": m.metadata,
-                    "member_assignment": m.assignment,
-                }
-                for m in group.members
-            ],
+            "members": LazyArray(group.members, _member),
         }
         if with_operations and error is ev.NO_ERROR:
             operations = ctx.session.operations(AclResourceType.GROUP, group_id)
@@ -91,27 +81,18 @@ class DescribeGroupsHandler:
             listed = yield from self.groups.list_groups(states, types)
         except KeptError as refusal:
             return {"error_code": coordinator_error(refusal), "groups": ()}
-        groups = []
         visible = yield from ctx.permitted(
             AclOperation.DESCRIBE,
             AclResourceType.GROUP,
             (g.group for g in listed),
             cluster=AclOperation.DESCRIBE,
         )
-        for number, g in enumerate(listed):
-            if number % ITEMS_PER_SLICE == 0:
-                yield
-            if g.group not in visible:
-                continue
-            groups.append(
-                {
-                    "group_id": g.group,
-                    "protocol_type": g.protocol_type,
-                    "group_state": g.state,
-                    "group_type": g.group_type,
-                }
-            )
-        return {"error_code": ev.NO_ERROR, "groups": groups}
+        shown = []
+        for g in listed:
+            yield
+            if g.group in visible:
+                shown.append(g)
+        return {"error_code": ev.NO_ERROR, "groups": LazyArray(shown, _listed)}
 
     def delete_groups(self, _ctx: RequestContext, request: Any) -> Steps[Answer]:
         """Delete groups that have no members, with their offsets."""
@@ -133,6 +114,26 @@ class DescribeGroupsHandler:
             done = [result.result() for result in results]
             return _deleted(refused, done)
         return asyncio.ensure_future(_gathered(refused, results))
+
+
+def _member(m: ev.DescribedMember) -> Values:
+    return {
+        "member_id": m.member,
+        "group_instance_id": m.group_instance_id,
+        "client_id": m.client_id,
+        "client_host": m.client_host,
+        "member_metadata": m.metadata,
+        "member_assignment": m.assignment,
+    }
+
+
+def _listed(g: ev.ListedGroup) -> Values:
+    return {
+        "group_id": g.group,
+        "protocol_type": g.protocol_type,
+        "group_state": g.state,
+        "group_type": g.group_type,
+    }
 
 
 def _deletion(groups: tuple[str, ...]) -> MakeEvent:

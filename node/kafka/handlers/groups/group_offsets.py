@@ -277,7 +277,8 @@ class GroupOffsetsHandler:
         answers = []
         for topics in parts if parts.any else ((),):
             answers.append(self._fetch_part(ctx, group, topics, stable))
-            yield
+            for _ in range(sum(len(topic.partitions) for topic in topics)):
+                yield  # each is an item of the answer
 
         def merge(groups: list[dict[str, Any]]) -> dict[str, Any]:
             topics: list[dict[str, Any]] = []

@@ -34,6 +34,7 @@ from kept.node.kafka.handlers.records.leader_hints import (
 )
 from kept.node.kafka.handlers.records.list_offsets import isolation_level
 from kept.node.kafka.handlers.records.produce import check_entries, find, grant
+from kept.node.kafka.response_memory import ResponseMemory
 from kept.node.runtime import error_codes
 from kept.node.runtime.clock import monotonic_ms
 from kept.node.runtime.logging import log
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from kept.node.replicas.replica_manager import ReplicaManager
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.counters import Counters
+    from kept.node.runtime.memory_budget import MemoryBudget
     from kept.node.runtime.runtime import Runtime
     from kept.replication.partition import Partition
     from kept.replication.quota import ReplicationQuota
@@ -93,6 +95,8 @@ class FetchResources:
     quota: ReplicationQuota
     """Of throttled replicas that are led here."""
     hints: LeaderHints
+    responses: MemoryBudget
+    """What is read and answered in slices draws on it."""
 
 
 class PendingFetch:
@@ -107,6 +111,7 @@ class PendingFetch:
         "_isolation",
         "_late",
         "_max_bytes",
+        "_memory",
         "_min_bytes",
         "_moved",
         "_quota",
@@ -168,10 +173,12 @@ class PendingFetch:
         """Something that was read moved while others were read."""
         self._late = False
         """The time is up while it reads."""
+        self._memory: ResponseMemory | None = None
+        """What it holds that it reads, and answers, in slices."""
 
     def start(self) -> None:
         """Answer now, or park."""
-        work = self._context.runtime.slices.run(self._read())
+        work = self._context.runtime.slices.run(self._read(), self._draws)
         if isinstance(work, SlicedTask):
             self._reply = self._connection.expect()
             self._connection.parked[self] = None
@@ -180,6 +187,17 @@ class PendingFetch:
             self._continue_in_slices(work, self._on_first_read)
         else:
             self._on_first_read(*work)
+
+    def _draws(self) -> ResponseMemory:
+        if self._memory is None:
+            is_replica = self._request.replica_id >= 0
+            self._memory = ResponseMemory(None if is_replica else self._context.responses)
+        return self._memory
+
+    def _give_back(self) -> None:
+        if self._memory is not None:
+            self._memory.give_back()
+            self._memory = None
 
     def _continue_in_slices(self, work: SlicedTask[Read], then: Callable[..., None]) -> None:
         """Go on with what a reading in slices finds. What was read is watched from then on: it may
@@ -227,6 +245,7 @@ class PendingFetch:
                 self._answer(results)
             return
         self._is_parked = True
+        self._give_back()
         if request.topics or request.forgotten:
             # The session has its partitions: a request that names many would hold them once more.
             self._request = request._replace(topics=[], forgotten=[])
@@ -257,7 +276,7 @@ class PendingFetch:
             return
         if self._reply is None:
             return
-        work = self._context.runtime.slices.run(self._read())
+        work = self._context.runtime.slices.run(self._read(), self._draws)
         if isinstance(work, SlicedTask):
             self._continue_in_slices(work, self._on_read_again)
         else:
@@ -268,6 +287,7 @@ class PendingFetch:
         if enough or self._has_new_high_watermark(results):
             self._answer(results)
         else:
+            self._give_back()
             self._session.watch()
 
     def _has_new_high_watermark(self, results: Found) -> bool:
@@ -305,7 +325,7 @@ class PendingFetch:
         if self._work is not None:
             self._late = True
             return
-        work = self._context.runtime.slices.run(self._read())
+        work = self._context.runtime.slices.run(self._read(), self._draws)
         if isinstance(work, SlicedTask):
             self._continue_in_slices(work, lambda results, *_: self._answer(results))
         else:
@@ -322,8 +342,9 @@ class PendingFetch:
     def _respond(self, results: Found, reply: ResponseSlot | None) -> None:
         """Make the answer and send it, at its place if it has one."""
         connection = self._connection
-        work = self._context.runtime.slices.run(self._encode(results))
+        work = self._context.runtime.slices.run(self._encode(results), self._draws)
         if not isinstance(work, SlicedTask):
+            self._give_back()
             if reply is None:
                 connection.reply(work)
             else:
@@ -335,6 +356,7 @@ class PendingFetch:
 
         def done(finished: Any) -> None:
             self._work = None
+            self._give_back()
             connection.parked.pop(self, None)
             if finished.cancelled() or connection.transport is None:
                 return
@@ -350,6 +372,7 @@ class PendingFetch:
 
     def cancel(self) -> None:
         """The connection is gone, or the answer is made: watch nothing."""
+        self._give_back()
         if self._is_parked:
             self._is_parked = False
             self._context.sessions.unpark(self._session)

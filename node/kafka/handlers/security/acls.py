@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.client.protocol.messages import Values
+from kept.client.protocol.messages import LazyArray, Values
 from kept.cluster.controller import acl_changes
 from kept.cluster.controller.acl_changes import AclFilter, known
 from kept.cluster.metadata.image import Image
@@ -126,8 +126,7 @@ class AclsHandler:
             if isinstance(result, InvalidRequest):
                 answers.append({**error_values(result), "matching_acls": ()})
                 continue
-            matching = [{**error_values(None), **_resource(binding)} for binding in result]
-            answers.append({**error_values(None), "matching_acls": matching})
+            answers.append({**error_values(None), "matching_acls": LazyArray(result, _matching)})
         return {"filter_results": answers}
 
 
@@ -153,6 +152,10 @@ def _filter(asked: Any) -> AclFilter:
         known(AclOperation, asked.operation),
         known(AclPermission, asked.permission_type),
     )
+
+
+def _matching(binding: AclBinding) -> Values:
+    return {**error_values(None), **_resource(binding)}
 
 
 def _entry(binding: AclBinding) -> dict[str, Any]:

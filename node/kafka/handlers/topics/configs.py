@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.client.protocol.messages import Values
+from kept.client.protocol.messages import LazyArray, Values
 from kept.cluster.controller import config_changes
 from kept.cluster.controller.config_changes import AlterConfig, AlterOp
 from kept.cluster.controller.topics import check_topic_name
@@ -30,7 +30,6 @@ from kept.node.kafka.handlers.topics.config_schema import (
 )
 from kept.node.kafka.metadata_changes import Decided
 from kept.node.runtime.error_codes import code_for, error_values, message_for
-from kept.node.runtime.time_slices import Pace
 from kept.steps import Steps
 from kept.storage.errors import InvalidRequest, KeptError, UnknownTopicOrPartition
 from kept.storage.types import decimal_number
@@ -55,15 +54,14 @@ class ConfigHandler:
     metadata: Metadata
     changes: MetadataChanges
 
-    async def describe_configs(self, ctx: RequestContext, request: Any) -> Values:
+    def describe_configs(self, ctx: RequestContext, request: Any) -> Values:
         """DescribeConfigs v1-4, with sources, synonyms, types and documentation."""
-        results = []
-        pace = Pace()
+
+        def described(resource: Any) -> Values:
+            return self._describe(resource, request, ctx.api_version)
+
         # What is named twice is answered once: else a small request has an answer without bound.
-        for resource in _once(request.resources):
-            results.append(self._describe(resource, request, ctx.api_version))
-            await pace.checkpoint()
-        return {"results": results}
+        return {"results": LazyArray(_once(request.resources), described)}
 
     def _describe(self, resource: Any, request: Any, version: int) -> Values:
         code, message, entries = 0, "", []
@@ -76,16 +74,17 @@ class ConfigHandler:
         # v1-3 say null for all settings, v4's default is the empty list, and Java sends null.
         keys = set(resource.configuration_keys or ())
         with_docs = version >= 3 and request.include_documentation
+
+        def described(entry: Entry) -> Values:
+            return _config(entry, request.include_synonyms, with_docs)
+
+        wanted = [entry for entry in entries if not keys or entry.setting.name in keys]
         return {
             "error_code": code,
             "error_message": message,
             "resource_type": resource.resource_type,
             "resource_name": resource.resource_name,
-            "configs": [
-                _config(entry, request.include_synonyms, with_docs)
-                for entry in entries
-                if not keys or entry.setting.name in keys
-            ],
+            "configs": LazyArray(wanted, described),
         }
 
     def _entries(self, resource_type: int, name: str) -> list[Entry]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kept.client.protocol.messages import LazyArray
 from kept.node.runtime.error_codes import code_for, message_for
+from kept.replication.snapshots import ProducerView
 from kept.storage.errors import KeptError
 from kept.storage.types import TopicPartition
 
@@ -23,27 +26,32 @@ class DescribeProducersHandler:
     table: ReplicaTable
 
     def describe_producers(self, _ctx: RequestContext, request: Any) -> Steps[Answer]:
-        """DescribeProducers v0, of idempotent producers, too."""
-        topics = []
+        """DescribeProducers v0, of idempotent producers, too. What is named twice is answered
+        once: else a small request has an answer without bound.
+        """
+        wanted: dict[str, dict[TopicPartition, None]] = {}
         for topic in request.topics:
-            partitions = []
+            named = wanted.setdefault(topic.name, {})
             for index in topic.partition_indexes:
+                named[TopicPartition(topic.name, index)] = None
                 yield
-                partitions.append(self._partition(TopicPartition(topic.name, index)))
-            topics.append({"name": topic.name, "partitions": partitions})
-        return {"topics": topics}
+        return {
+            "topics": [
+                {"name": name, "partitions": LazyArray(tuple(named), self._partition)}
+                for name, named in wanted.items()
+            ]
+        }
 
     def _partition(self, tp: TopicPartition) -> Values:
-        code, message, producers = 0, None, []
+        code, message = 0, None
+        views: Sequence[ProducerView] = ()
         try:
             views = self.table.partition(tp).producers()
         except KeptError as error:
             code, message = code_for(error), message_for(error)
-        else:
-            producers = [view._asdict() for view in views]
         return {
             "partition_index": tp.partition,
             "error_code": code,
             "error_message": message,
-            "active_producers": producers,
+            "active_producers": LazyArray(views, ProducerView._asdict),
         }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kio.schema.errors import ErrorCode
 from msgspec import Struct
 
+from kept.client.protocol.messages import LazyArray
 from kept.cluster.security.acls import AclOperation, AclResourceType
 from kept.node.coordinator.common.shard import coordinator_error
 from kept.node.coordinator.transactions import events as ev
@@ -20,7 +21,7 @@ from kept.node.coordinator.transactions.records import TransactionState, partiti
 from kept.node.kafka.handlers.transactions.transactional_requests import result_of
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.runtime.tasks import gather_or_cancel
-from kept.node.runtime.time_slices import ITEMS_PER_SLICE, Pace
+from kept.node.runtime.time_slices import Pace
 from kept.node.security.access import CLUSTER
 from kept.steps import Steps
 from kept.storage.errors import CoordinatorNotAvailable, InvalidRequest, KeptError
@@ -225,13 +226,14 @@ class TransactionsHandler:
             "producer_epoch": result.epoch,
         }
 
-    async def describe_transactions(self, ctx: RequestContext, request: Any) -> Answer:
+    def describe_transactions(self, ctx: RequestContext, request: Any) -> Answer:
         """Transactional ids in full, but for the topics that may not be described."""
-        described, pace = [], Pace()
-        for transactional_id in dict.fromkeys(request.transactional_ids):
-            described.append(self._described(ctx, transactional_id))
-            await pace.checkpoint()
-        return {"transaction_states": described}
+
+        def described(transactional_id: str) -> Answer:
+            return self._described(ctx, transactional_id)
+
+        ids = tuple(dict.fromkeys(request.transactional_ids))
+        return {"transaction_states": LazyArray(ids, described)}
 
     def _described(self, ctx: RequestContext, transactional_id: str) -> Answer:
         found, error = None, ErrorCode.transactional_id_not_found
@@ -278,31 +280,33 @@ class TransactionsHandler:
             return _listed(ErrorCode.invalid_regular_expression)
         except KeptError as refusal:
             return _listed(coordinator_error(refusal))
-        found = []
         ids = (entry.transactional_id for entry in listed)
         visible = yield from ctx.permitted(
             AclOperation.DESCRIBE, AclResourceType.TRANSACTIONAL_ID, ids
         )
-        for number, entry in enumerate(listed):
-            if number % ITEMS_PER_SLICE == 0:
-                yield
-            if entry.transactional_id not in visible:
-                continue
-            found.append(
-                {
-                    "transactional_id": entry.transactional_id,
-                    "producer_id": entry.producer_id,
-                    "transaction_state": entry.state.kafka_name,
-                }
-            )
-        return _listed(ErrorCode.none, unknown, found)
+        shown = []
+        for entry in listed:
+            yield
+            if entry.transactional_id in visible:
+                shown.append(entry)
+        return _listed(ErrorCode.none, unknown, shown)
 
 
-def _listed(error: ErrorCode, unknown: Sequence[str] = (), found: Sequence[Answer] = ()) -> Answer:
+def _listed(
+    error: ErrorCode, unknown: Sequence[str] = (), found: Sequence[ev.ListedTransaction] = ()
+) -> Answer:
     return {
         "error_code": error,
         "unknown_state_filters": unknown,
-        "transaction_states": found,
+        "transaction_states": LazyArray(found, _listed_id),
+    }
+
+
+def _listed_id(entry: ev.ListedTransaction) -> Answer:
+    return {
+        "transactional_id": entry.transactional_id,
+        "producer_id": entry.producer_id,
+        "transaction_state": entry.state.kafka_name,
     }
 
 

@@ -20,6 +20,7 @@ from kept.node.kafka.response_slot import ResponseSlot
 from kept.node.metadata.serving_lease import ServingLease
 from kept.node.replicas.replica_table import ReplicaTable
 from kept.node.runtime.counters import Counters
+from kept.node.runtime.memory_budget import MemoryBudget
 from kept.node.runtime.time_slices import TimeSlices
 from kept.node.security.session import node_session
 from kept.replication.events import BrokersChanged
@@ -223,6 +224,7 @@ class World:
             sessions=self.sessions,
             hints__current_leader=lambda *_: None,
             hints__endpoints=lambda *_: [],
+            responses=MemoryBudget(1 << 30),
         )
         monkeypatch.setattr(handler, "monotonic_ms", self.now_ms)
         monkeypatch.setattr(handler, "encode_fetch", lambda *given: given[3:])

@@ -1,0 +1,157 @@
+"""Responses of many items draw on one budget while they are made; nobody waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import struct
+from typing import Any
+
+import pytest
+
+from kept.client.protocol import messages as protocol
+from kept.node.kafka.response_memory import DRAW_BYTES, ITEM_BYTES, ResponseMemory
+from kept.node.runtime.memory_budget import MemoryBudget
+
+PARTITIONS = 3000
+PATIENCE_S = 60
+
+
+class Waiting:
+    """Counts how often it may go on."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self) -> None:
+        self.calls += 1
+
+
+def drawn(memory: ResponseMemory, items: int, resume: Any) -> int:
+    """How many of so many items it may make now."""
+    return next((done for done in range(items) if not memory.draw(resume)), items)
+
+
+def test_items_and_what_is_encoded_are_drawn_and_given_back() -> None:
+    budget = MemoryBudget(1 << 20)
+    memory = ResponseMemory(budget, held_bytes=100_000)
+    assert drawn(memory, 1000, Waiting()) == 1000
+    held = 100_000 + 1000 * ITEM_BYTES
+    assert held <= budget.used_bytes <= held + DRAW_BYTES
+    output = io.BytesIO()
+    memory.drawn(output)
+    output.write(bytes(300_000))
+    assert drawn(memory, 1000, Waiting()) == 1000, "those are made already"
+    assert held + 300_000 <= budget.used_bytes <= held + 300_000 + DRAW_BYTES
+    memory.give_back()
+    memory.give_back()
+    assert budget.used_bytes == 0
+
+
+def test_one_passes_the_limit_at_a_time_and_the_others_follow() -> None:
+    budget = MemoryBudget(2 * DRAW_BYTES)
+    memories = [ResponseMemory(budget) for _ in range(4)]
+    waiting = [Waiting() for _ in memories]
+    left = [1000] * 4
+    for _ in range(20):
+        for place, memory in enumerate(memories):
+            done = drawn(memory, left[place], waiting[place])
+            left[place] -= done
+            if not left[place]:
+                memory.give_back()
+                assert budget.used_bytes <= 2 * DRAW_BYTES + 1000 * ITEM_BYTES
+    assert left == [0] * 4 and budget.used_bytes == 0
+    assert any(one.calls for one in waiting)
+
+
+def test_nodes_do_not_wait_for_clients() -> None:
+    assert drawn(ResponseMemory(None), 1000, Waiting()) == 1000
+
+
+class Client:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def open(cls, lone: Any) -> Client:
+        return cls(*await asyncio.open_connection("127.0.0.1", lone.port))
+
+    async def answer(self) -> bytes:
+        async with asyncio.timeout(PATIENCE_S):
+            (size,) = struct.unpack(">i", await self.reader.readexactly(4))
+            return await self.reader.readexactly(size)
+
+
+def everything(correlation_id: int = 7) -> bytes:
+    values = {"topics": None, "allow_auto_topic_creation": False}
+    return protocol.encode_request(3, 5, correlation_id, "test", values)
+
+
+async def watch(lone: Any, most: list[int]) -> None:
+    """Keep the most that the budget had out, at the end of the list."""
+    while True:
+        most.append(max(most.pop(), lone.node.parts.responses.used_bytes))
+        await asyncio.sleep(0)
+
+
+def test_many_who_ask_for_everything_are_answered_within_the_budget(lone_node) -> None:
+    limit = 4 << 20
+    lone = lone_node(kept_responses_max_bytes=str(limit))
+    lone.create("many", PARTITIONS)
+
+    async def go() -> int:
+        most = [0]
+        several = [await Client.open(lone) for _ in range(16)]
+        watching = asyncio.create_task(watch(lone, most))
+        for client in several:
+            client.writer.write(everything())
+        sizes = {len(await client.answer()) for client in several}
+        assert len(sizes) == 1 and sizes.pop() > 20 * PARTITIONS
+        several[0].writer.write(everything())
+        several[0].writer.close()
+        watching.cancel()
+        for client in several:
+            client.writer.close()
+        while lone.node.parts.responses.used_bytes:
+            await asyncio.sleep(0.001)
+        return most.pop()
+
+    one = PARTITIONS * (ITEM_BYTES + 100) + DRAW_BYTES
+    assert one < lone.run(go()) <= limit + one
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_responses_behind_one_that_waits_are_bounded(lone_node, leaves) -> None:
+    """A fetch waits for records; what was asked behind it is made, and must not pile up."""
+    lone = lone_node(kept_connection_inflight_max_bytes="200000")
+    lone.create("many", PARTITIONS)
+    lone.create("quiet")
+    partition = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}
+    values = {
+        "max_wait": 2000 if not leaves else 60_000, "min_bytes": 1, "max_bytes": 1000,
+        "isolation_level": 0, "topics": [{"topic": "quiet", "partitions": [partition]}],
+    }  # fmt: skip
+    waits = protocol.encode_request(1, 4, 1, "test", values)
+
+    async def go() -> None:
+        client = await Client.open(lone)
+        client.writer.write(waits + b"".join(map(everything, range(20))))
+        (mine,) = lone.node.parts.listeners[0].connections
+        size = 0
+        while len(mine._replies) < 3 or mine.blocked or mine._reading:
+            await asyncio.sleep(0.001)
+        size = lone.node.parts.budget.used_bytes
+        assert 200_000 <= mine._behind_bytes <= size < 600_000
+        assert mine.has_unsent, "it is closed when it stays so"
+        if leaves:
+            mine.abort()
+        else:
+            await client.answer()
+            for number in range(20):
+                answer = await client.answer()
+                assert struct.unpack_from(">i", answer) == (number,)
+        while lone.node.parts.budget.used_bytes or mine._behind_bytes:
+            await asyncio.sleep(0.001)
+        client.writer.close()
+
+    lone.run(go())

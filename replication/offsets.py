@@ -11,6 +11,7 @@ from typing import Final
 from kept.replication.snapshots import ListedOffset
 from kept.storage.errors import OffsetNotAvailable, OffsetOutOfRange
 from kept.storage.log.log import Log
+from kept.storage.log.log_reader import FindRecord, find_record
 from kept.storage.types import NO_LEADER_EPOCH, NO_OFFSET, NO_TIMESTAMP
 
 LATEST_TIMESTAMP: Final = -1
@@ -25,13 +26,20 @@ NOTHING: Final = ListedOffset(NO_TIMESTAMP, NO_OFFSET, NO_LEADER_EPOCH)
 
 
 def list_offset(
-    log: Log, timestamp: int, *, fetchable: int, leader_epoch: int, late: str | None
+    log: Log,
+    timestamp: int,
+    *,
+    fetchable: int,
+    leader_epoch: int,
+    late: str | None,
+    find: FindRecord = find_record,
 ) -> ListedOffset:
     """The offset for a timestamp or one of the special values above.
 
     ``fetchable`` is where this reader's offsets end. ``late`` is set when HW has not yet reached
     the start of the leader's epoch and a consumer asks: what depends on HW then raises
     OffsetNotAvailable (rule 38), because it could be an offset below one that was seen before.
+    ``find`` looks into a batch; what it raises passes through.
     """
     if timestamp == LATEST_TIMESTAMP:
         if late is not None:
@@ -45,9 +53,9 @@ def list_offset(
     if timestamp in (LATEST_TIERED_TIMESTAMP, EARLIEST_PENDING_UPLOAD_TIMESTAMP):
         return NOTHING
     if timestamp == MAX_TIMESTAMP:
-        entry = log.offset_of_max_timestamp()
+        entry = log.offset_of_max_timestamp(find)
     else:
-        entry = log.offset_for_timestamp(timestamp)
+        entry = log.offset_for_timestamp(timestamp, find)
     if entry is None or entry.offset >= fetchable:
         if late is not None:
             raise OffsetNotAvailable(late)

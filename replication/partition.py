@@ -30,6 +30,7 @@ from kept.storage.errors import (
 )
 from kept.storage.log.durability import FlushTicket
 from kept.storage.log.log import AppendInfo
+from kept.storage.log.log_reader import FindRecord, find_record
 from kept.storage.producers.verification import VerificationGuard
 from kept.storage.records import CheckedBatch, EndTxnMarker
 from kept.storage.types import MAX_INT32, AppendOrigin, IsolationLevel, LogConfig
@@ -367,10 +368,12 @@ class Partition(Replica):
         timestamp: int,
         isolation: IsolationLevel | None = IsolationLevel.READ_UNCOMMITTED,
         current_leader_epoch: int = -1,
+        find: FindRecord = find_record,
     ) -> ListedOffset:
-        """ListOffsets; ``isolation`` None: a replica asks, who sees up to LEO.
+        """ListOffsets; ``isolation`` None: a replica asks, who sees up to LEO. ``find`` looks into
+        a batch.
 
-        Raises OffsetNotAvailable (rule 38), and as :meth:`fetch` does.
+        Raises OffsetNotAvailable (rule 38), as :meth:`fetch` does, and what ``find`` does.
         """
         self._check_leader()
         self._check_epoch(current_leader_epoch)
@@ -393,6 +396,7 @@ class Partition(Replica):
                 fetchable=fetchable,
                 leader_epoch=core.leader_epoch,
                 late=late,
+                find=find,
             )
         except MachineError as error:
             self.failed(error)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.counters import Counters
     from kept.node.runtime.fd_quota import OpenFiles
+    from kept.node.runtime.memory_budget import BudgetShare
     from kept.node.runtime.runtime import Runtime
     from kept.node.security.audit import AuditLog
     from kept.node.security.client_quotas import ClientQuotas
@@ -66,6 +67,7 @@ class Collaborators:
     counters: Counters
     logins: Logins
     quotas: ClientQuotas
+    inflating: BudgetShare
 
 
 class RequestHandlers:

@@ -46,7 +46,7 @@ from kept.storage.log import (
     truncation,
 )
 from kept.storage.log.durability import Durability, FlushTicket
-from kept.storage.log.log_reader import TimestampOffset
+from kept.storage.log.log_reader import FindRecord, TimestampOffset, find_record
 from kept.storage.log.retention import RetiredFiles
 from kept.storage.log.tail import Tail
 from kept.storage.producers.producer_states import ProducerQuota
@@ -468,17 +468,18 @@ class Log:
         """Those that overlap what :meth:`read` found for ``offset`` and ``end_offset``."""
         return log_reader.aborted_in_slice(self.segments, offset, found, end_offset)
 
-    def offset_for_timestamp(self, timestamp: int) -> TimestampOffset | None:
-        """The first record that is not older than ``timestamp``."""
+    def offset_for_timestamp(
+        self, timestamp: int, find: FindRecord = find_record
+    ) -> TimestampOffset | None:
+        """The first record that is not older than ``timestamp``; ``find`` looks into batches."""
         self.write()
-        return log_reader.find_timestamp(
-            self.disk, self.segments, timestamp, self.log_start_offset, self.written_end_offset
-        )
+        start, end = self.log_start_offset, self.written_end_offset
+        return log_reader.find_timestamp(self.disk, self.segments, timestamp, start, end, find)
 
-    def offset_of_max_timestamp(self) -> TimestampOffset | None:
-        """The first record with the largest timestamp."""
+    def offset_of_max_timestamp(self, find: FindRecord = find_record) -> TimestampOffset | None:
+        """The first record with the largest timestamp; ``find`` looks into its batch."""
         self.write()
-        return log_reader.find_max_timestamp(self.disk, self.segments, self.log_start_offset)
+        return log_reader.find_max_timestamp(self.disk, self.segments, self.log_start_offset, find)
 
     # Start and end.
 

@@ -7,10 +7,13 @@ of the active one. A read inside a gap answers the batch that contains the offse
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable
+from operator import attrgetter
 from typing import NamedTuple
 
 from kept.storage.disk import Disk, FileSlice
-from kept.storage.records import HEADER_BYTES, read_header, scan
+from kept.storage.records import DEFAULT_INFLATE_LIMIT, HEADER_BYTES, read_header, scan
 from kept.storage.segments.log_segments import Segments
 from kept.storage.segments.segment import Batch, Segment
 from kept.storage.segments.txn_index import AbortedTxn
@@ -23,6 +26,32 @@ class TimestampOffset(NamedTuple):
     timestamp: int
     offset: int
     leader_epoch: int
+
+
+FindRecord = Callable[[Disk, FileSlice, int, int], TimestampOffset | None]
+"""Looks into one batch: (disk, the batch, timestamp, first offset)."""
+
+
+def find_record(
+    disk: Disk,
+    batch: FileSlice,
+    timestamp: int,
+    from_offset: int,
+    inflate_limit: int = DEFAULT_INFLATE_LIMIT,
+) -> TimestampOffset | None:
+    """The first record of a batch from ``from_offset`` on that is not older than ``timestamp``. In
+    any thread. Raises InflatesBeyondLimit above ``inflate_limit`` bytes, CorruptMessage.
+    """
+    data = disk.pread(*batch)
+    header = read_header(data)
+    if header.record_count == 0:
+        return None
+    columns = scan(data, inflate_limit=inflate_limit)
+    epoch = header.partition_leader_epoch
+    for offset, at in zip(columns.offsets, columns.timestamps, strict=True):
+        if at >= timestamp and offset >= from_offset:
+            return TimestampOffset(at, offset, max(epoch, NO_LEADER_EPOCH))
+    return None
 
 
 def end_position(segment: Segment, end_offset: int) -> int:
@@ -80,8 +109,13 @@ def read_slice(
     return None
 
 
-def find_timestamp(
-    disk: Disk, segments: Segments, timestamp: int, log_start_offset: int, end_offset: int
+def find_timestamp(  # noqa: PLR0917
+    disk: Disk,
+    segments: Segments,
+    timestamp: int,
+    log_start_offset: int,
+    end_offset: int,
+    find: FindRecord = find_record,
 ) -> TimestampOffset | None:
     """The first record (by offset) at or above both that is not older than ``timestamp``."""
     for index in range(segments.floor(log_start_offset), len(segments)):
@@ -98,14 +132,15 @@ def find_timestamp(
             if batch[2] >= end_offset:
                 return None
             if batch[4] >= timestamp:
-                located = _record(disk, segment, batch, timestamp, log_start_offset)
+                where = FileSlice(segment.file, batch[0], batch[1])
+                located = find(disk, where, timestamp, log_start_offset)
                 if located is not None:
                     return located
     return None
 
 
 def find_max_timestamp(
-    disk: Disk, segments: Segments, log_start_offset: int
+    disk: Disk, segments: Segments, log_start_offset: int, find: FindRecord = find_record
 ) -> TimestampOffset | None:
     """The first record with the largest timestamp of the log (ListOffsets -3)."""
     best: Segment | None = None
@@ -120,30 +155,19 @@ def find_max_timestamp(
     start = best.locate(best.max_timestamp_offset)
     if start is None:
         return None
-    return _record(disk, best, start, best.max_timestamp, log_start_offset)
-
-
-def _record(
-    disk: Disk, segment: Segment, batch: Batch, timestamp: int, from_offset: int
-) -> TimestampOffset | None:
-    data = disk.pread(segment.file, batch[0], batch[1])
-    header = read_header(data)
-    if header.record_count == 0:
-        return None
-    columns = scan(data)
-    epoch = header.partition_leader_epoch
-    for offset, at in zip(columns.offsets, columns.timestamps, strict=True):
-        if at >= timestamp and offset >= from_offset:
-            return TimestampOffset(at, offset, max(epoch, NO_LEADER_EPOCH))
-    return None
+    where = FileSlice(best.file, start[0], start[1])
+    return find(disk, where, best.max_timestamp, log_start_offset)
 
 
 def aborted_transactions(segments: Segments, start: int, end: int) -> list[AbortedTxn]:
     """Aborted transactions that overlap ``start..end``, as Kafka collects them."""
     overlapping = []
     for index in range(segments.floor(start), len(segments)):
-        for entry in segments[index].aborted:
-            if entry.last_offset >= start and entry.first_offset < end:
+        aborted = segments[index].aborted  # in the order of their markers
+        first = bisect_left(aborted, start, key=attrgetter("last_offset"))
+        for number in range(first, len(aborted)):
+            entry = aborted[number]
+            if entry.first_offset < end:
                 overlapping.append(entry)
             if entry.last_stable_offset >= end:
                 return overlapping

@@ -18,7 +18,7 @@ import enum
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
@@ -26,6 +26,7 @@ from kept.node.coordinator.groups.memory_limit import (
     GROUP_BYTES,
     MEMBER_BYTES,
     PENDING_BYTES,
+    PROTOCOL_BYTES,
     GroupMemory,
 )
 from kept.node.coordinator.groups.records import (
@@ -56,6 +57,11 @@ EMPTY: Final = GroupState.EMPTY
 PREPARING_REBALANCE: Final = GroupState.PREPARING_REBALANCE
 COMPLETING_REBALANCE: Final = GroupState.COMPLETING_REBALANCE
 STABLE: Final = GroupState.STABLE
+MAX_SUBSCRIPTIONS: Final = 20_000
+"""Topics that are read of the different subscriptions of a group's members, at a stretch; of more
+it is not known what they subscribe to. 16 MiB of short names would hold the loop for a second."""
+VERSION_BYTES: Final = 2
+"""Of a subscription: its version comes first."""
 DEAD_STATE: Final = "Dead"
 """What DescribeGroups calls the state of a group that does not exist."""
 
@@ -248,8 +254,11 @@ class Group:
 
     def candidate_protocols(self) -> set[str]:
         """Protocols that every member supports."""
-        sets = [{name for name, _ in m.protocols} for m in self.members.values()]
-        return set.intersection(*sets) if sets else set()
+        candidates: set[str] | None = None
+        for member in self.members.values():
+            names = {name for name, _ in member.protocols}
+            candidates = names if candidates is None else candidates & names
+        return candidates or set()
 
     def select_protocol(self) -> str:
         """The candidate that most members like best; the first voted one of equals."""
@@ -286,11 +295,17 @@ class Group:
         if self.protocol is None:
             return None
         topics: set[str] = set()
+        left, same = MAX_SUBSCRIPTIONS, b""
         for member in self.members.values():
-            subscribed = subscription_topics(member.metadata(self.protocol))
-            if subscribed is None:
+            metadata = member.metadata(self.protocol)
+            if same and metadata.startswith(same, VERSION_BYTES):
+                continue  # as of nearly all members
+            read = _read_subscription(metadata, left)
+            if read is None:
                 return None
-            topics |= subscribed
+            topics |= read.topics
+            left -= read.count
+            same = metadata[VERSION_BYTES : read.end]
         return frozenset(topics)
 
     # Memory.
@@ -433,8 +448,8 @@ class Group:
 
 
 def protocols_bytes(protocols: Protocols) -> int:
-    """What names and metadata of protocols take."""
-    return sum(len(name) + len(data) for name, data in protocols)
+    """What protocols take, with their names and metadata."""
+    return sum(PROTOCOL_BYTES + len(name) + len(data) for name, data in protocols)
 
 
 def _require(condition: bool, group: Group, what: str) -> None:
@@ -445,11 +460,25 @@ def _require(condition: bool, group: Group, what: str) -> None:
 def subscription_topics(metadata: bytes) -> frozenset[str] | None:
     """Topics of a consumer's subscription (``ConsumerProtocolSubscription`` v0 and later).
 
-    int16 version, int32 count, strings; what follows is not read. None if it does not parse.
+    int16 version, int32 count, strings; what follows is not read. None if it does not parse, or has
+    more than :data:`MAX_SUBSCRIPTIONS` topics.
     """
+    read = _read_subscription(metadata, MAX_SUBSCRIPTIONS)
+    return None if read is None else frozenset(read.topics)
+
+
+class _Subscription(NamedTuple):
+    """``count`` topics, some perhaps named twice, and where their names end."""
+
+    topics: set[str]
+    count: int
+    end: int
+
+
+def _read_subscription(metadata: bytes, most: int) -> _Subscription | None:
     try:
         version, count = struct.unpack_from(">hi", metadata, 0)
-        if version < 0 or count < 0:
+        if version < 0 or not 0 <= count <= most:
             return None
         position, topics = 6, set()
         for _ in range(count):
@@ -461,4 +490,4 @@ def subscription_topics(metadata: bytes) -> frozenset[str] | None:
             position = end
     except (struct.error, UnicodeDecodeError):
         return None
-    return frozenset(topics)
+    return _Subscription(topics, count, position)

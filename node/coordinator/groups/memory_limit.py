@@ -25,6 +25,9 @@ GROUP_BYTES: Final = 1024
 """A group without its members: objects, timers, its place in tables."""
 MEMBER_BYTES: Final = 1024
 """A member without what it brought."""
+PROTOCOL_BYTES: Final = 160
+"""A protocol that a member offers, beside its name and metadata: there may be 25,000 of them, and
+each join compares those of all members."""
 PENDING_BYTES: Final = 512
 """An id that was given out, beside its text: its place, its timer."""
 OFFSET_BYTES: Final = 256

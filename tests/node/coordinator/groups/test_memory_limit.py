@@ -70,9 +70,10 @@ class Shell:
         """A JoinGroup with ``size`` bytes of metadata; its request."""
         self._request += 1
         given = {"member": "", "requires_known_member_id": False, **more}
+        protocols = given.pop("protocols", (("range", bytes(size)),))
         event = ev.Join(
             self._request, group, given.pop("member"), "c", "/h", 10_000, 60_000,
-            "consumer", (("range", bytes(size)),), f"id{self._request}", **given,
+            "consumer", protocols, f"id{self._request}", **given,
         )  # fmt: skip
         self.step(event)
         return self._request
@@ -122,6 +123,16 @@ def test_a_group_is_limited_in_bytes() -> None:
     assert shell.answers[again].error.name == "none"
     more = shell.join(size=120_000, member=member)
     assert shell.answers[more].error.name == "group_max_size_reached"
+
+
+def test_protocols_count_though_their_names_are_short() -> None:
+    """Each is two objects, and is compared with those of all members when one joins."""
+    shell = Shell(group_max_bytes=1_000_000)
+    many = tuple((str(number), b"") for number in range(5_000))
+    shell.join(protocols=many)
+    refused = shell.join(protocols=many)
+    assert shell.answers[refused].error.name == "group_max_size_reached"
+    assert len(shell.core.groups["g"].members) == 1
 
 
 def test_all_groups_are_limited_together_over_all_partitions() -> None:

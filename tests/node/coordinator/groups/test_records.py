@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kept.node.coordinator.common.partitioner import java_hash, partition_for
+from kept.node.coordinator.groups import group as group_module
 from kept.node.coordinator.groups import records as r
 from kept.node.coordinator.groups.group import Group, subscription_topics
 from kept.storage.errors import CorruptMessage
@@ -82,6 +83,33 @@ def test_a_group_survives_the_way_through_its_record() -> None:
     group.check_invariants()
     assert group.to_record() == pair
     assert group.subscribed_topics == {"orders"}
+
+
+def subscription(*topics: str, version: int = 0, more: bytes = b"") -> bytes:
+    names = b"".join(len(t).to_bytes(2, "big") + t.encode() for t in topics)
+    return version.to_bytes(2, "big") + len(topics).to_bytes(4, "big") + names + more
+
+
+def subscribed(*subscriptions: bytes) -> frozenset[str] | None:
+    members = tuple(
+        r.MemberMetadata(f"m{n}", None, "c", "/h", 1000, 1000, metadata, b"")
+        for n, metadata in enumerate(subscriptions)
+    )
+    value = r.GroupMetadataValue("consumer", 1, "range", "m0", 0, members)
+    return Group.from_record("g", value).subscribed_topics
+
+
+def test_topics_of_all_members_are_known_unless_they_are_very_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group_module, "MAX_SUBSCRIPTIONS", 5)
+    ab, abc = subscription("a", "b"), subscription("a", "b", "c")
+    assert subscribed(ab, abc) == {"a", "b", "c"}
+    newer = subscription("a", "b", version=1, more=b"what it owns")
+    assert subscribed(ab, newer, ab, newer) == {"a", "b"}, "the same one is read once"
+    assert subscribed(ab, abc, subscription("d")) is None
+    assert subscribed(subscription(*"abcdef")) is None
+    assert subscribed(ab, b"\0\0\0\0\0\2\0\1a") is None, "it ends early"
 
 
 @given(keys)

@@ -10,14 +10,19 @@ from google.protobuf.message import DecodeError
 from kept.client.core import broker_errors as failures
 from kept.client.core.authorization_errors import NotAuthorized
 from kept.node.grpc import grpc_options  # noqa: F401 - before grpc
+from kept.node.internode.parse_limits import check_counts
 from kept.node.runtime.logging import log
 from kept.storage import errors
-from kept.storage.errors import InvalidRequest
+from kept.storage.errors import CorruptMessage, InvalidRequest
 
 # isort: split
 import grpc
 
 Status = grpc.StatusCode
+
+MAX_ITEMS: Final = 5_000
+"""Headers of a record, settings of a topic: of a message of more than 64 KiB, that is."""
+MAX_FIELDS: Final = 2 * MAX_ITEMS
 
 _STATUSES: Final[tuple[tuple[type[errors.KeptError], Any], ...]] = (
     (errors.UnknownTopicOrPartition, Status.NOT_FOUND),
@@ -58,9 +63,14 @@ async def end_with(context: Any, error: Exception) -> NoReturn:
 
 
 def parsed(kind: Any, data: bytes) -> Any:
-    """A request from its bytes. Raises InvalidRequest."""
+    """A request from its bytes. Raises InvalidRequest, also for more items than are taken: millions
+    of empty headers fit into one message.
+    """
     try:
+        check_counts(kind.DESCRIPTOR, data, MAX_ITEMS, MAX_FIELDS)
         return kind.FromString(data)
+    except CorruptMessage as error:
+        raise InvalidRequest(str(error)) from None
     except DecodeError as error:
         raise InvalidRequest(f"this is no {kind.DESCRIPTOR.full_name}: {error}") from error
 

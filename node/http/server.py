@@ -35,6 +35,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from weakref import WeakSet
 
 import h11
+import msgspec
 
 import kept
 from kept.node.http.json_results import dumps
@@ -437,8 +438,8 @@ class HttpConnection(asyncio.Protocol):
         if not self._body:
             return {}
         try:
-            value = json.loads(self._body)
-            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+            # Half a surrogate pair is no text here, other than to the standard library.
+            value = msgspec.json.decode(self._body)
         except (ValueError, RecursionError) as error:
             raise InvalidRequest(f"the body is not JSON: {error}") from error
         if not isinstance(value, dict):

@@ -22,18 +22,22 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED_SIZE: Final = {_FIXED64: 8, _FIXED32: 4}
 
 
-def check_counts(descriptor: Any, data: bytes) -> None:
+def check_counts(
+    descriptor: Any, data: bytes, max_items: int = MAX_ITEMS, max_fields: int = MAX_FIELDS
+) -> None:
     """Raises CorruptMessage for a message of that protobuf ``descriptor`` with more than
-    :data:`MAX_ITEMS` items in its repeated fields, and for bytes that are no message.
+    ``max_items`` items in its repeated fields, and for bytes that are no message.
     """
     if len(data) > UNCOUNTED_BYTES:
-        _Counter(descriptor.name, data).count(descriptor, 0, len(data))
+        _Counter(descriptor.name, data, max_items, max_fields).count(descriptor, 0, len(data))
 
 
 class _Counter:
-    def __init__(self, name: str, data: bytes) -> None:
+    def __init__(self, name: str, data: bytes, max_items: int, max_fields: int) -> None:
         self._name = name
         self._data = data
+        self._max_items = max_items
+        self._max_fields = max_fields
         self._items = 0
         self._fields = 0
 
@@ -62,9 +66,10 @@ class _Counter:
         if field is not None and field.is_repeated:
             packed = kind == _BYTES and inner is None and field.cpp_type != field.CPPTYPE_STRING
             self._items += end - start if packed else 1
-        if self._items > MAX_ITEMS or self._fields > MAX_FIELDS:
+        if self._items > self._max_items or self._fields > self._max_fields:
             raise CorruptMessage(
-                f"{self._name}: more than {MAX_ITEMS} items or {MAX_FIELDS} fields in one message"
+                f"{self._name}: more than {self._max_items} items or {self._max_fields} fields in "
+                "one message"
             )
         if kind == _BYTES and inner is not None and _has_items(inner):
             self.count(inner, start, end)

@@ -11,6 +11,7 @@ whoever tries again at once gains nothing. A socket that its peer closed meanwhi
 from __future__ import annotations
 
 import asyncio
+import select
 from typing import TYPE_CHECKING, Final, Protocol
 
 from kept.cluster.security.addresses import canonical_address
@@ -35,6 +36,13 @@ class AcceptedSocket(Protocol):
     @property
     def is_closed(self) -> bool:
         """Whether either side has closed it."""
+
+
+def is_closed_by_peer(fd: int) -> bool:
+    """Whether the other side of a socket says no more, also behind bytes that nobody has read."""
+    peer = select.poll()
+    peer.register(fd, select.POLLRDHUP)
+    return bool(peer.poll(0))
 
 
 class AcceptThrottle:

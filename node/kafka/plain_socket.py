@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from kept.node.kafka.accept_throttle import is_closed_by_peer
 from kept.node.kafka.connection import FIRST_BUFFER_BYTES
 
 if TYPE_CHECKING:
@@ -66,8 +67,13 @@ class PlainSocket(asyncio.BufferedProtocol):
 
     @property
     def is_closed(self) -> bool:
-        """Whether either side has closed it, as far as it was read."""
-        return bool(self._transport.is_closing())
+        """Whether either side has closed it. What said something is not read meanwhile, so the
+        system is asked whether that was all.
+        """
+        if self._transport.is_closing():
+            return True
+        sock = self._transport.get_extra_info("socket")
+        return sock is not None and is_closed_by_peer(sock.fileno())
 
     def abort(self) -> None:
         """Close at once."""

@@ -23,6 +23,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.cluster.security.acls import ANONYMOUS, CLUSTER_NAME, AclOperation, AclResourceType
+from kept.node.kafka.accept_throttle import is_closed_by_peer
 from kept.node.kafka.handshake_timeout import HandshakeTimeouts
 from kept.node.security.listener_tls import UnknownPeer
 from kept.node.security.session import Session
@@ -157,15 +158,8 @@ class TlsHandshake(asyncio.Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """Whether either side has closed it, and nothing was said before."""
-        if self._socket is None:
-            return True
-        try:
-            return not self._socket.recv(1, socket.MSG_PEEK)
-        except (BlockingIOError, InterruptedError):
-            return False
-        except OSError:
-            return True
+        """Whether either side has closed it."""
+        return self._socket is None or is_closed_by_peer(self._socket.fileno())
 
     def wait_for(self, size: int) -> None:
         """Wait for ``size`` bytes, or the end."""

@@ -86,10 +86,14 @@ def test_connections_beyond_the_rate_wait_for_their_turn(site: Site, tls: bool) 
     assert answered[-1] - answered[AT_ONCE - 1] > 1.2, "ten waited for 0.2 s each, less what passed"
 
 
+@pytest.mark.parametrize("says", [b"", ASKS], ids=["silent", "asks"])
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-def test_connections_that_were_closed_keep_nobody_waiting(site: Site, tls: bool) -> None:
+def test_connections_that_were_closed_keep_nobody_waiting(
+    site: Site, tls: bool, says: bytes
+) -> None:
     for _ in range(200):
-        site.connect(tls=tls).close()
+        with contextlib.suppress(ConnectionError), site.connect(tls=tls) as leaver:
+            leaver.sendall(says)
     started = time.monotonic()
     said = b""
     while not said:

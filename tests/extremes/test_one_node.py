@@ -1,9 +1,11 @@
 """One node with 50 consumers that hardly read, one that is flooded with halves of requests, one
 with 10,000 partitions, which is killed: what it holds stays within what docs/operations.md says.
+And a group of 200 members.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import resource
@@ -16,6 +18,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from kept.client.protocol import messages as protocol
+from tests.support.raw_client import RawClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -130,3 +133,91 @@ def test_ten_thousand_partitions_outlive_a_kill_and_go_when_they_are_deleted(kep
         lambda: len(os.listdir(f"/proc/{cluster.pid()}/fd")) < 1000, "their files are closed", 200
     )
     assert not [name for name in os.listdir(cluster.log_dir()) if name.endswith("-stray")]
+
+
+MEMBERS = 200
+SESSION_MS = 6000
+
+
+class GroupMember:
+    """Joins a group and sends heartbeats until it leaves, or is gone without a word."""
+
+    def __init__(self, client, port):
+        self.client = client
+        self.port = port
+        self.member_id = ""
+        self.generation = 0
+        self.size = 0
+        """Of the generation that it is in, as far as its leader told."""
+        self.task = asyncio.create_task(self.live())
+
+    async def live(self):
+        while True:
+            joined = await self.client.ask(
+                11, 5, group_id="large", session_timeout=SESSION_MS, rebalance_timeout=30_000,
+                member_id=self.member_id, group_instance_id=None, protocol_type="consumer",
+                protocols=[{"name": "range", "metadata": bytes(100)}],
+            )  # fmt: skip
+            self.member_id = joined.member_id
+            if joined.error_code.name != "none":
+                continue
+            self.generation = joined.generation_id
+            me = {
+                "group_id": "large", "generation_id": self.generation,
+                "member_id": self.member_id, "group_instance_id": None,
+            }  # fmt: skip
+            everybody = [{"member_id": m.member_id, "assignment": b"x"} for m in joined.members]
+            synced = await self.client.ask(14, 3, **me, assignments=everybody)
+            if synced.error_code.name != "none":
+                continue
+            self.size = len(everybody)
+            while (await self.client.ask(12, 3, **me)).error_code.name == "none":
+                await asyncio.sleep(1)
+
+    async def leave(self, says_so):
+        self.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.task
+        self.client.close()
+        if says_so:
+            other = await RawClient.connect(self.port)
+            me = [{"member_id": self.member_id, "group_instance_id": None}]
+            left = await other.ask(13, 3, group_id="large", members=me)
+            assert left.error_code.name == "none"
+            other.close()
+
+
+def test_a_group_of_many_members_comes_goes_and_is_killed(kept_cluster):
+    """All are in one generation a while after they came, went, or fell silent."""
+    cluster = kept_cluster()
+
+    async def settled(members):
+        async with asyncio.timeout(60):
+            while True:
+                one = {member.generation for member in members}
+                if len(one) == 1 and max(member.size for member in members) == len(members):
+                    return
+                await asyncio.sleep(0.1)
+
+    async def come(count):
+        port = cluster.port()
+        return [GroupMember(await RawClient.connect(port), port) for _ in range(count)]
+
+    async def go():
+        members = await come(MEMBERS)
+        await settled(members)
+        for says_so in (True, False):
+            await asyncio.gather(*(member.leave(says_so) for member in members[:20]))
+            members = members[20:]
+            for member in members:
+                member.size = 0
+            await settled(members)
+        members += await come(40)
+        for member in members:
+            member.size = 0
+        await settled(members)
+        for member in members:
+            member.task.cancel()
+            member.client.close()
+
+    asyncio.run(go())

@@ -3,7 +3,9 @@ loop.
 
 For each version's schema each array in turn is made as long as ``kept.request.max.entries`` allows,
 its elements with one element in each array of their own, everything else short. Names are those of
-topics and groups that exist, or invented. ``python -m tests.node.largest_requests`` prints a table
+topics and groups that exist, or invented. Then every text is as long as texts may be, in as many
+elements as ``kept.request.decoded.max.bytes`` allows; and tagged fields that nobody knows are put
+wherever they may be. ``python -m tests.node.largest_requests`` prints a table
 of the longest callback for each, against a node of many partitions; ``--help`` says what it takes.
 """
 
@@ -22,13 +24,14 @@ import uuid
 from asyncio import events
 from collections import Counter
 from collections.abc import Coroutine, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from kio.static.constants import EntityType
 
 from kept.client.protocol import messages as protocol
+from kept.client.protocol.wire import uvarint
 from kept.node.kafka import api
 from kept.node.process import GC_THRESHOLDS
 from kept.storage.records import build_batch
@@ -38,6 +41,9 @@ Path = tuple[str, ...]
 
 TOPIC: Final = "many"
 GROUP: Final = "g"
+PADS: Final = ("x", "語")
+LONGEST: Final = 32_700
+"""Bytes of a long text: a little less than Kafka's limit."""
 TOPIC_NAMES: Final = frozenset({"topic", "topic_name"})
 ALSO_TOPICS: Final = frozenset({1, 2, 3, 8, 9, 19, 20, 21, 37, 45, 46, 47, 75})
 """APIs whose ``name`` is a topic's, at the outer level."""
@@ -63,10 +69,21 @@ class Shape:
     version: int
     path: Path
     known: bool
+    pad: str = ""
+    """What every text is filled up with."""
+    tags: str = ""
+    """Unknown tagged fields: ``many`` or ``large`` of the message, or ``each`` element's."""
 
     def __str__(self) -> str:
         names = "known" if self.known else "unknown"
-        return f"{self.api.name} v{self.version} {'.'.join(self.path) or '-'} {names}"
+        pad = f" long {self.pad}" if self.pad else ""
+        tags = f" {self.tags} tags" if self.tags else ""
+        return f"{self.api.name} v{self.version} {'.'.join(self.path) or '-'} {names}{pad}{tags}"
+
+    @property
+    def request(self) -> Any:
+        """kio's class."""
+        return protocol.message_type(self.api.key, self.version, EntityType.request)
 
 
 def shapes(version_pick: Any = None) -> Iterator[Shape]:
@@ -83,6 +100,34 @@ def shapes(version_pick: Any = None) -> Iterator[Shape]:
             for path in paths:
                 for known in (True, False):
                     yield Shape(served, version, path, known)
+
+
+def long_shapes() -> Iterator[Shape]:
+    """The same with texts as long as they may be, of one byte a character and of three."""
+    for shape in shapes():
+        for pad in PADS:
+            if _texts(shape.request):
+                yield replace(shape, pad=pad)
+
+
+def tagged_shapes() -> Iterator[Shape]:
+    """The newest version of every API with tagged fields that it does not know."""
+    for shape in shapes(lambda served: served.max_version):
+        if shape.version >= shape.api.flexible_from and not shape.known:
+            yield replace(shape, tags="each")
+            if len(shape.path) <= 1:
+                yield replace(shape, tags="many")
+                yield replace(shape, tags="large")
+
+
+def _texts(cls: Any) -> int:
+    """Texts and bytes of a message with one element in each array."""
+    if not hasattr(cls, "__dataclass_fields__"):
+        return 0
+    return sum(
+        _texts(element) if hasattr(element, "__dataclass_fields__") else kind in ("string", "bytes")
+        for kind, element in _members(cls).values()
+    )
 
 
 def _element(hint: Any) -> Any:
@@ -117,17 +162,62 @@ def _arrays(cls: Any, above: Path) -> Iterator[Path]:
 class Filler:
     """Makes the values of a request. ``topics`` exist, with ``partitions`` each."""
 
-    def __init__(self, topics: list[tuple[str, uuid.UUID]], partitions: int, entries: int) -> None:
+    def __init__(
+        self,
+        topics: list[tuple[str, uuid.UUID]],
+        partitions: int,
+        entries: int,
+        decoded_bytes: int = 1 << 24,
+    ) -> None:
         self.topics = topics
         self.partitions = partitions
         self.entries = entries
+        self.decoded_bytes = decoded_bytes
 
     def frame(self, shape: Shape) -> bytes:
         """The whole request."""
-        cls = protocol.message_type(shape.api.key, shape.version, EntityType.request)
-        count = (self.entries - 10) // self._weight(cls, shape.path)
-        values = self._message(cls, shape, (), 0, count)
+        if shape.tags == "each":
+            return self._with_tagged_elements(shape)
+        if shape.tags:
+            return self._with_tags(shape)
+        count = (self.entries - 10) // self._weight(shape.request, shape.path)
+        if shape.pad:
+            count = min(count, self._most_long(shape))
+        return self._frame(shape, count)
+
+    def _frame(self, shape: Shape, count: int) -> bytes:
+        values = self._message(shape.request, shape, (), 0, count)
         return protocol.encode_request(shape.api.key, shape.version, 7, "stalls", values)
+
+    def _most_long(self, shape: Shape) -> int:
+        """How many elements with long texts may be decoded."""
+        one, two = len(self._frame(shape, 1)), len(self._frame(shape, 2))
+        return max(1, (self.decoded_bytes - one) // max(two - one, 1))
+
+    def _with_tags(self, shape: Shape) -> bytes:
+        """A message ends with the number of its tagged fields, none."""
+        frame = self._frame(shape, 1)
+        room = self.decoded_bytes - len(frame) - 1000
+        if shape.tags == "large":
+            return _sized(frame[:-1] + uvarint(1) + _tag(9999, room))
+        count = self.entries - 20
+        tags = b"".join(_tag(9000 + number, min(600, room // count)) for number in range(count))
+        return _sized(frame[:-1] + uvarint(count) + tags)
+
+    def _with_tagged_elements(self, shape: Shape) -> bytes:
+        """Each element of an array has one more entry, at its end."""
+        cls = shape.request
+        for name in shape.path:
+            _, cls = _members(cls)[name]
+        if not shape.path or not hasattr(cls, "__dataclass_fields__"):
+            return self._frame(shape, 1)
+        values = self._message(cls, shape, shape.path, 0, 1)
+        element = protocol.encode(protocol.build(cls, values))
+        before, found, after = self._frame(shape, 1).rpartition(uvarint(2) + element)
+        assert found, f"{shape}: the element is not where it should be"
+        count = (self.entries - 20) // (1 + self._weight(shape.request, shape.path))
+        tagged = element[:-1] + uvarint(1) + _tag(9999, 200)
+        return _sized(before + uvarint(count + 1) + tagged * count + after)
 
     def _weight(self, cls: Any, path: Path) -> int:
         """Entries of one element of the array at ``path``, itself included."""
@@ -168,7 +258,7 @@ class Filler:
                 return uuid.UUID(int=(1 << 100) + number)
             return self.topics[number % len(self.topics)][1]
         if kind in ("bytes", "records"):
-            return b"none"
+            return bytes(LONGEST) if shape.pad and kind == "bytes" else b"none"
         if kind == "entity":
             return None
         if kind != "string":
@@ -176,7 +266,10 @@ class Filler:
             many = "partition" in name or name == "index"
             value = value % self.partitions if many and shape.known else value
             return min(value, 2) if kind == "int8" else value
-        return self._text(shape, path, number)
+        text = self._text(shape, path, number)
+        if text is None or not shape.pad:
+            return text
+        return text + shape.pad * ((LONGEST - len(text)) // len(shape.pad.encode()))
 
     def _text(self, shape: Shape, path: Path, number: int) -> Any:
         name, key = path[-1], shape.api.key
@@ -198,6 +291,14 @@ class Filler:
         if name == "group_id":
             return f"{GROUP}-{number}"
         return f"{name}-{number}"
+
+
+def _tag(number: int, size: int) -> bytes:
+    return uvarint(number) + uvarint(size) + bytes(size)
+
+
+def _sized(frame: bytes) -> bytes:
+    return struct.pack(">i", len(frame) - 4) + frame[4:]
 
 
 async def from_outside(asked: Coroutine[Any, Any, int]) -> int:
@@ -438,7 +539,7 @@ def main() -> None:
                     table.add(name, frame)
         else:
             filler = Filler(topics, options.partitions, options.entries)
-            for shape in shapes():
+            for shape in (*shapes(), *long_shapes(), *tagged_shapes()):
                 if options.only in str(shape):
                     table.add(str(shape), filler.frame(shape))
         longest.remove()

@@ -239,6 +239,8 @@ class Partition(Replica):
             if isolation:
                 end = self.last_stable_offset
         try:
+            if isolation and replica_id < 0:
+                end = log.bounded_end(offset, end)
             read = log.read(offset, max_bytes, end, at_least_one=at_least_one)
             if isolation and replica_id < 0:
                 aborted = [

@@ -462,6 +462,10 @@ class Log:
         """Aborted transactions that overlap ``start..end``."""
         return log_reader.aborted_transactions(self.segments, start, end)
 
+    def bounded_end(self, offset: int, end_offset: int) -> int:
+        """``end_offset``, or less where very many aborted transactions lie between."""
+        return log_reader.bounded_end(self.segments, offset, end_offset)
+
     def aborted_in_slice(
         self, offset: int, found: FileSlice | None, end_offset: int
     ) -> list[AbortedTxn]:

@@ -28,6 +28,9 @@ class TimestampOffset(NamedTuple):
     leader_epoch: int
 
 
+MOST_ABORTED: int = 10_000
+"""Aborted transactions in one read of committed records: they are listed at a stretch."""
+
 FindRecord = Callable[[Disk, FileSlice, int, int], TimestampOffset | None]
 """Looks into one batch: (disk, the batch, timestamp, first offset)."""
 
@@ -172,6 +175,21 @@ def aborted_transactions(segments: Segments, start: int, end: int) -> list[Abort
             if entry.last_stable_offset >= end:
                 return overlapping
     return overlapping
+
+
+def bounded_end(segments: Segments, offset: int, end_offset: int) -> int:
+    """Where a read from ``offset`` up to ``end_offset`` ends for not many more aborted transactions
+    than :data:`MOST_ABORTED` to be in it: those that others had open meanwhile come on top.
+    """
+    aborted = segments[segments.floor(offset)].aborted
+    if len(aborted) <= MOST_ABORTED:
+        return end_offset
+    first = bisect_left(aborted, offset, key=attrgetter("last_offset"))
+    for number in range(first + MOST_ABORTED, len(aborted), MOST_ABORTED):
+        begins = aborted[number].first_offset
+        if begins > offset:
+            return min(begins, end_offset)
+    return end_offset
 
 
 def aborted_in_slice(

@@ -20,6 +20,7 @@ from kept.storage.errors import (
     OutOfOrderSequenceNumber,
     UnknownLeaderEpoch,
 )
+from kept.storage.log import log_reader
 from kept.storage.records import build_batch
 from kept.storage.types import IsolationLevel, LogConfig
 from tests.support import partitions as tools
@@ -185,6 +186,24 @@ def test_a_fetch_lists_the_aborted_transactions_of_what_it_returns(partition) ->
     everything = partition.fetch(1, 10_000, isolation=COMMITTED)
     assert everything.aborted == [(9, 3 * n) for n in range(5)]
     assert partition.fetch(0, 1).aborted is None
+
+
+def test_a_fetch_ends_before_very_many_aborted_transactions(partition, monkeypatch) -> None:
+    monkeypatch.setattr(log_reader, "MOST_ABORTED", 4)
+    count = 30
+    for n in range(count):
+        partition.log.append_as_follower(transactional(3 * n, 9, 0), tools.NOW)
+        partition.log.append_as_follower(marker(3 * n + 2, 9, 0, 0), tools.NOW)
+    partition.write()
+    tools.produce(partition)
+    offset, listed = 0, []
+    while offset < partition.high_watermark:
+        fetched = partition.fetch(offset, 1 << 20, isolation=COMMITTED)
+        found = tools.offsets(partition, fetched)
+        assert found[0] == offset and len(fetched.aborted) <= 5
+        listed += fetched.aborted
+        offset = found[-1] + 1
+    assert sorted(set(listed)) == [(9, 3 * n) for n in range(count)]
 
 
 def test_max_bytes_gives_whole_batches_but_one_at_least(partition) -> None:

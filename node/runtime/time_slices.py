@@ -52,8 +52,9 @@ async def checkpoint(position: int) -> None:
 
 
 IN_PLACE_STEPS: Final = 32
-"""So many items are worked off at once, if they take no longer than a slice: those of nearly every
-request."""
+"""So many items are worked off at once: those of nearly every request."""
+IN_PLACE_S: Final = 0.005
+"""Unless they take longer than this: a few may be large."""
 TURN_S: Final = 0.001
 """How much of one turn of the loop goes to all sliced works together."""
 
@@ -135,7 +136,7 @@ class TimeSlices:
         first items raise. ``new_memory`` is called when it becomes a future, which then draws.
         """
         clock = self._clock
-        until = clock() + TURN_S
+        until = clock() + IN_PLACE_S
         try:
             for _ in range(self._in_place):
                 next(steps)

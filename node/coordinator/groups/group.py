@@ -304,7 +304,7 @@ class Group:
             if read is None:
                 return None
             topics |= read.topics
-            left -= read.count
+            left -= read.size
             same = metadata[VERSION_BYTES : read.end]
         return frozenset(topics)
 
@@ -468,10 +468,10 @@ def subscription_topics(metadata: bytes) -> frozenset[str] | None:
 
 
 class _Subscription(NamedTuple):
-    """``count`` topics, some perhaps named twice, and where their names end."""
+    """``size`` topics, some perhaps named twice, and where their names end."""
 
     topics: set[str]
-    count: int
+    size: int
     end: int
 
 

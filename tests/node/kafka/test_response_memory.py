@@ -53,9 +53,9 @@ def test_one_passes_the_limit_at_a_time_and_the_others_follow() -> None:
     memories = [ResponseMemory(budget) for _ in range(4)]
     waiting = [Waiting() for _ in memories]
     left = [1000] * 4
-    for _ in range(20):
+    for _ in range(60):
         for place, memory in enumerate(memories):
-            done = drawn(memory, left[place], waiting[place])
+            done = drawn(memory, min(left[place], 100), waiting[place])
             left[place] -= done
             if not left[place]:
                 memory.give_back()

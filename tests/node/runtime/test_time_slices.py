@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 
 import pytest
 
-from kept.node.runtime.time_slices import IN_PLACE_STEPS, TURN_S, SlicedTask, TimeSlices
+from kept.node.runtime.time_slices import IN_PLACE_S, IN_PLACE_STEPS, TURN_S, SlicedTask, TimeSlices
 
 
 class Turns:
@@ -73,7 +73,7 @@ def test_a_few_items_are_done_in_place(turns) -> None:
 
 def test_items_that_take_long_are_not_many_in_place(turns) -> None:
     slices, work = TimeSlices(turns, turns.clock), Counted(IN_PLACE_STEPS - 1)
-    turns.each_look_s = TURN_S / 2
+    turns.each_look_s = IN_PLACE_S / 2
     result = slices.run(work.steps())
     assert isinstance(result, SlicedTask) and work.done == 2
     while not result.done():

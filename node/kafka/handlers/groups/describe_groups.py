@@ -40,7 +40,7 @@ class DescribeGroupsHandler:
         """Groups with their members."""
         with_operations = getattr(request, "include_authorized_operations", False)
 
-        def described(group_id: str) -> Answer:
+        def described(group_id: str) -> dict[str, Any]:
             return self._describe(ctx, group_id, with_operations)
 
         # What is named twice is answered once: else a small request has an answer without bound.

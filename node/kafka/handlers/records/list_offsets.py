@@ -70,6 +70,7 @@ class _Finder:
 
     def __init__(self) -> None:
         self.found: dict[Place, TimestampOffset | MachineError | None] = {}
+        self._inflate_beyond: set[Place] = set()
 
     def __call__(
         self, disk: Disk, batch: FileSlice, timestamp: int, from_offset: int
@@ -80,12 +81,22 @@ class _Finder:
             if isinstance(found, MachineError):
                 raise found
             return found
-        if batch.size_bytes <= LOOP_BYTES:
+        if batch.size_bytes <= LOOP_BYTES and place not in self._inflate_beyond:
             try:
                 return find_record(disk, batch, timestamp, from_offset, LOOP_BYTES)
             except InflatesBeyondLimit:
-                pass
+                self._inflate_beyond.add(place)
         raise _LargeBatch(place)
+
+
+@dataclass(slots=True)
+class _Large:
+    """A partition whose batch at ``place`` is looked into in a thread, and its answer so far."""
+
+    answer: dict[str, Any]
+    look_up: LookUp
+    find: _Finder
+    place: Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +116,7 @@ class ListOffsetsHandler:
         in Kafka it always is.
         """
         isolation = isolation_level(getattr(request, "isolation_level", 0))
-        large: dict[TopicPartition, tuple[dict[str, Any], LookUp]] = {}
+        large: dict[TopicPartition, _Large] = {}
 
         def offset(topic: str, entry: Any, find: FindRecord) -> Values:
             timestamp = int(entry.timestamp)
@@ -116,35 +127,30 @@ class ListOffsetsHandler:
             return dict(zip(("timestamp", "offset", "leader_epoch"), values, strict=True))
 
         def look_up(topic: str, entry: Any, answer: dict[str, Any]) -> None:
+            find = _Finder()
             try:
-                answer |= offset(topic, entry, _Finder())
-            except _LargeBatch:
+                answer |= offset(topic, entry, find)
+            except _LargeBatch as batch:
                 tp = TopicPartition(topic, entry.partition_index)
                 if tp in large:
                     raise InvalidRequest(f"{tp} is named twice") from None
-                large[tp] = answer, partial(offset, topic, entry)
+                large[tp] = _Large(answer, partial(offset, topic, entry), find, batch.place)
 
         answer = yield from _each(request, "name", "partition_index", look_up)
         return self._complete(answer, large) if large else answer
 
-    async def _complete(
-        self, answer: Values, large: Mapping[TopicPartition, tuple[dict[str, Any], LookUp]]
-    ) -> Values:
+    async def _complete(self, answer: Values, large: Mapping[TopicPartition, _Large]) -> Values:
         """The answer, once threads have looked into the ``large`` batches."""
-        for tp, (of_partition, look_up) in large.items():
+        for tp, one in large.items():
             try:
-                of_partition.update(await self._looked_up(look_up))
+                one.answer |= await self._looked_up(one)
             except KeptError as error:
-                of_partition["error_code"] = _code(error, *tp)
+                one.answer["error_code"] = _code(error, *tp)
         return answer
 
-    async def _looked_up(self, look_up: LookUp) -> Values:
-        find = _Finder()
+    async def _looked_up(self, large: _Large) -> Values:
+        place = large.place
         while True:
-            try:
-                return look_up(find)
-            except _LargeBatch as large:
-                place = large.place
             try:
                 (found,) = await inflated(
                     self.runtime,
@@ -154,7 +160,11 @@ class ListOffsetsHandler:
                 )
             except MachineError as error:
                 found = error
-            find.found[place] = found
+            large.find.found[place] = found
+            try:
+                return large.look_up(large.find)
+            except _LargeBatch as next_one:
+                place = next_one.place
 
     def offset_for_leader_epoch(self, _ctx: RequestContext, request: Any) -> Steps[Answer]:
         """Where a leader epoch ends (KIP-101, KIP-320)."""

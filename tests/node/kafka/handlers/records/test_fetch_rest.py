@@ -214,7 +214,7 @@ class World:
         self.sessions = FetchSessions(lambda: next(ids))
         self.resources: Any = Given(
             runtime__loop=self.loop,
-            runtime__slices=TimeSlices(self.loop),
+            runtime__slices=TimeSlices(self.loop, lambda: self.loop.now),
             config__current__fetch_max_bytes=1 << 20,
             config__current__replica_selector_class="",
             table=self.table,

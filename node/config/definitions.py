@@ -497,7 +497,7 @@ class NodeSettings:
         "Largest size of one batch after decompression; more is refused as a bomb."
     )
     http_request_max_bytes = _integer("1048576", low=1024, high=1 << 28, ours=True).means(
-        "Largest HTTP request, headers and body."
+        "Largest HTTP request, headers (64 KiB at most) and body."
     )
     http_idle_ms = _long("30000", low=100, ours=True).means(
         "An HTTP connection that sends no whole request for so long is closed."

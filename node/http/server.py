@@ -13,7 +13,7 @@ must carry the header ``X-Kept``, which a web page cannot send across sites with
 first. Who makes a request is told by its login (HTTP Basic), else by
 the connection; what it may do, by the route (``kept.node.http.route_access``).
 
-Limits: ``kept.http.request.max.bytes`` for headers and for the body (which draw on
+Limits: ``kept.http.request.max.bytes`` for headers, 64 KiB at most, and for the body (which draw on
 ``kept.inflight.max.bytes``, by address), ``kept.http.idle.ms`` for a whole request to come and for
 its answer to be taken, ``kept.http.max.connections``: one more takes the place of the one that has
 waited longest for a request. One request at a time per connection; while it is served, nothing is
@@ -64,6 +64,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MAX_HEAD_BYTES: Final = 64 * 1024
+"""Of a request's address and headers: they are read at a stretch, also where they may be larger."""
 MAX_QUERY_FIELDS: Final = 32
 """Parameters of one request; each operation has a handful."""
 
@@ -181,7 +183,8 @@ class HttpConnection(asyncio.Protocol):
         self._routes = server.routes
         self._transport = handed_over.transport
         self._limit = config.http_request_max_bytes
-        self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=self._limit)
+        self._head_limit = min(self._limit, MAX_HEAD_BYTES)
+        self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=self._head_limit)
         self._idle_s = config.http_idle_ms / 1000
         if handed_over.is_probe:  # of few places, which a probe needs for a moment
             self._idle_s = min(self._idle_s, PROBE_IDLE_S)
@@ -284,8 +287,8 @@ class HttpConnection(asyncio.Protocol):
                 return
             if isinstance(event, h11.Request):
                 size = len(event.target) + sum(len(n) + len(v) for n, v in event.headers)
-                if size > self._limit:
-                    self._refuse(431, f"the headers are larger than {self._limit} bytes")
+                if size > self._head_limit:
+                    self._refuse(431, f"address and headers have over {self._head_limit} bytes")
                     return
                 if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
                     # Where this request ends, a proxy in front may see otherwise (RFC 9112, 6.1).

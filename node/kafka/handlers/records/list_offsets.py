@@ -2,7 +2,7 @@
 
 Rules 25 and 38; ``Partition`` decides, this module only groups questions and answers. For a
 timestamp one batch has to be looked into, which may be large or inflate to much: a thread does it
-then, as for batches that are produced (``kept.node.kafka.handlers.batch_checks``).
+then, as for batches that are produced (``kept.node.kafka.handlers.records.batch_checks``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.node.kafka.handlers.batch_checks import inflated
+from kept.node.kafka.handlers.records.batch_checks import inflated
 from kept.node.runtime import error_codes
 from kept.node.runtime.logging import log
 from kept.node.runtime.time_slices import LOOP_BYTES

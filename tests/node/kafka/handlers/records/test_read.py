@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from kept.node.kafka.handlers import list_offsets as handler
+from kept.node.kafka.handlers.records import list_offsets as handler
 from kept.node.runtime.time_slices import LOOP_BYTES
 from kept.storage.errors import MachineError
 from kept.storage.log.log_reader import find_record

@@ -273,10 +273,9 @@ class Connection(asyncio.BufferedProtocol):
         self._sliced: set[SlicedTask[Any]] = set()
         """Requests and responses of many entries that are worked off in slices."""
         self._sender: ResponseWriter | TransportWriter | None = None
-        self._made_bytes = 0
-        """Responses of this readiness event, not yet given to the sender to send."""
-        self._behind_bytes = 0
-        """Responses that are made and wait for those before them."""
+        self._made_bytes = self._behind_bytes = 0
+        """Of responses of this readiness event that are not with the sender yet, and of those that
+        wait for one before them."""
         self._stalled = False
         """Requests in the buffer wait until answers have left, or for this connection's turn."""
         self._turn_scheduled = False

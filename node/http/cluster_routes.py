@@ -13,6 +13,7 @@ from kept.node.http.route_access import (
     DESCRIBE_CLUSTER,
     DESCRIBE_CLUSTER_CONFIGS,
     DESCRIBE_GROUP,
+    DESCRIBE_NAMED_TOPIC_CONFIGS,
     SHOWN_GROUPS,
     SHOWN_TOPICS,
     Every,
@@ -109,6 +110,13 @@ async def _remove_voter(node: RouteContext, p: Parameters) -> Any:
 async def _groups_of_topic(node: RouteContext, p: Parameters) -> Any:
     topic = node.services.lookup.topic(p.request.named)
     return await node.services.consumer_lag.groups_of_topic(p.request.session, topic.name)
+
+
+@route(
+    "GET", "/api/v1/topics/{topic}/config", large=True, access=DESCRIBE_NAMED_TOPIC_CONFIGS
+)
+async def _topic_config(node: RouteContext, p: Parameters) -> Any:
+    return node.services.topics.topic_config(p.request.named)
 
 
 @route("GET", "/api/v1/history/throughput", "topic", large=True, access=topic_or_cluster)

@@ -13,6 +13,7 @@ GET     /api/v1/topics                                every topic in a line
 GET     /api/v1/quorum                                copies of the metadata log
 GET     /api/v1/topics/NAME                           settings, partitions, segments [&leaders=true
                                                       &partition=P or &limit=N, &segments=N]
+GET     /api/v1/topics/NAME/config                    all its settings, defaults, meaning
 GET     /api/v1/topics/NAME/groups                    groups that read it, with lag by partition
 GET     /api/v1/groups[?name=TEXT]                    consumer groups of the cluster with their lag
 GET     /api/v1/groups/NAME                           one group, by partition

@@ -208,7 +208,7 @@ class LocalReplica:
 class LocalTopic:
     """A topic's partitions on this node, by number."""
 
-    __slots__ = ("count", "name", "offline", "partitions", "topic_id")
+    __slots__ = ("bytes_out", "count", "name", "offline", "partitions", "topic_id")
 
     def __init__(self, name: str, topic_id: uuid.UUID, count: int = 0) -> None:
         self.name = name
@@ -217,6 +217,8 @@ class LocalTopic:
         """Partitions of the topic, here and elsewhere."""
         self.partitions: dict[int, LocalReplica] = {}
         self.offline: dict[int, str] = {}
+        self.bytes_out = 0
+        """Bytes of records that this node sent to consumers."""
 
     def absent(self, index: int) -> KeptError:
         """Why a partition is not served."""

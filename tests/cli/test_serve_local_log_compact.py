@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kept.client.client import OutRecord
+from kept.node.config.local_cluster import NODE_PORT_OFFSET
 from kept.node.config.node_config import NodeConfig
 from kept.testing.ports import free_port
 
@@ -122,6 +123,44 @@ def test_local_writes_what_makes_nodes_a_cluster(local_dir, monkeypatch, capsys)
     assert run([*arguments[:2], "--nodes", "2", "--dir", str(local_dir)]) == 1
     assert "has 3 nodes, not 2" in capsys.readouterr().err
     assert run([*arguments[:2], "--nodes", "3", "--port", "65000", "--dir", str(local_dir)]) == 2
+
+
+def test_up_again_keeps_ports_and_what_kept_yaml_says(local_dir, monkeypatch, capsys):
+    from kept.cli import local
+    from kept.cli.shell import run
+
+    monkeypatch.setattr(local, "_start", lambda members: None)
+    paths = [local_dir / f"node-{number}" / "kept.yaml" for number in range(3)]
+
+    def up(*arguments: object) -> list[NodeConfig]:
+        assert run(["local", "up", "--dir", str(local_dir), *map(str, arguments)]) == 0
+        return [NodeConfig.load(str(path), {}, {}) for path in paths]
+
+    def ports_of(configs: list[NodeConfig]) -> tuple[list[int], list[int]]:
+        clients = [config.listeners[0].port for config in configs]
+        voters = [voter.port for voter in configs[0].controller_quorum_voters]
+        return clients, [port - NODE_PORT_OFFSET for port in voters]
+
+    first = free_port()
+    there = [first, first + 1, first + 2]
+    up("--nodes", 3, "--port", first, "--set", "num.partitions=4")
+    with open(paths[1], "a") as config:
+        config.write("# mine\nlog.retention.hours: 2\nmin.insync.replicas: 1\n")
+    written = paths[1].read_text().replace("min.insync.replicas: '2'\n", "")
+    paths[1].write_text(written)
+    again = up()
+    assert ports_of(again) == (there, there), "not at 9092"
+    assert paths[1].read_text() == written, "not even a comment goes"
+    moved = up("--port", first + 10, "--set", "num.partitions=5")
+    assert ports_of(moved) == ([port + 10 for port in there],) * 2
+    assert [config.num_partitions for config in moved] == [5, 5, 5]
+    assert (moved[1].log_retention_hours, moved[1].min_insync_replicas) == (2, 1)
+    assert moved[0].min_insync_replicas == 2
+    for damage, why in (("a: [", "is not YAML"), ("- 1\n", "has no settings, NAME: VALUE")):
+        paths[0].write_text(damage)
+        capsys.readouterr()
+        assert run(["local", "up", "--dir", str(local_dir)]) == 1
+        assert f"{paths[0]} {why}" in capsys.readouterr().err
 
 
 def test_a_node_without_a_majority_is_not_waited_for(offline, local_dir, monkeypatch, capsys):

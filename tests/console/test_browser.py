@@ -364,6 +364,10 @@ def test_the_last_hour_is_drawn_and_told(cluster, chromium):
     assert re.match(r"Size of logs over the last \d+ minutes?: now [\d.]+ KiB, at most", label)
     heights = [y for _, y in browser.polyline(page, ".chart:has-text('Records in')")]
     assert 0 <= min(heights) <= max(heights) <= 100 and len(heights) == len(samples)
+    now = max(samples.values(), key=lambda one: one["at_ms"])["bytes_out_per_second"]
+    assert now == 0 and max(one["bytes_out_per_second"] for one in samples.values()) > 0
+    out = page.locator(".chart:has-text('Bytes out') svg").get_attribute("aria-label")
+    assert re.match(r"Bytes out over the last \d+ minutes?: now 0 B/s, at most [1-9]", out)
 
     browser.show(page, cluster.url(), f"#topic/{scene.USERS}")
     page.click("summary:text-is('Size of logs as a table')")
@@ -378,7 +382,7 @@ def test_the_last_hour_is_drawn_and_told(cluster, chromium):
     browser.show(page, cluster.url(), f"#group/{scene.GROUP}")
     assert page.locator(".chart strong").text_content() == browser.facts(page)["Lag"] == "17"
     browser.show(page, cluster.url(), "#")
-    assert page.locator(".chart svg[role=img]").count() == 3
+    assert page.locator(".chart svg[role=img]").count() == 4
     assert wrong == []
 
 
@@ -600,6 +604,28 @@ def test_forms_do_with_topics_what_their_command_lines_do(kept_cluster, chromium
     act(page, "alter", {"name": "segment.byte", "value": "9"}, refused="segment.bytes")
     act(page, "alter", {"name": "segment.bytes", "value": "70000"})
     act(page, "alter", {"name": "cleanup.policy", "what": "delete"})
+    browser.show(page, cluster.url(), "#topic/people")
+    page.click("a:text-is('their defaults')")
+    page.wait_for_selector("caption:text-is('All settings of the topic')", state="attached")
+    every = {row["Setting"]: row for row in browser.rows(page, "All settings of the topic")}
+    config = scene.given(cluster, "topics/people/config")["settings"]
+    assert list(every) == [one["name"] + one["documentation"] for one in config]
+    rows = {one["name"]: every[one["name"] + one["documentation"]] for one in config}
+    segments = rows["segment.bytes"]
+    assert (segments["Value"], segments["Default"], segments["From"]) == (
+        "70000", "1073741824", "topic",
+    )  # fmt: skip
+    unset = rows["kept.compaction.latest.n"]
+    assert (unset["Value"], unset["Default"], unset["From"]) == ("unset", "the same", "default")
+    page.fill("#filter", "Tombstone")
+    (found,) = browser.rows(page, "All settings of the topic")
+    assert found["Setting"].startswith("delete.retention.ms")
+    page.click("button[aria-label='change delete.retention.ms']")
+    assert page.input_value("#alter #value") == "86400000"
+    meaning = page.locator("#alter .meaning").text_content()
+    assert meaning.startswith("long, at least 0, default 86400000. ")
+    page.fill("#filter", "no such thing")
+    assert page.locator("p:text-is('No setting has that in its name or meaning.')").count() == 1
     act(page, "grow", {"partitions": "3"}, typed="people")
     found = scene.given(cluster, "topics/people")
     assert (found["config"], found["partition_count"]) == ({"segment.bytes": "70000"}, 3)
@@ -662,7 +688,8 @@ def test_forms_reset_offsets_after_a_dry_run_and_change_brokers(kept_cluster, ch
     browser.show(page, cluster.url(), "#node/0")
     act(page, "config", {"name": "log.cleaner.threads", "value": "2"})
     page.click("#config button:text-is('Load the settings again')")
-    page.wait_for_function("() => document.body.textContent.includes('log.cleaner.threads2')")
+    page.wait_for_selector("tr:has(code:text-is('log.cleaner.threads')) td:text-is('2')")
+    assert "threads" in page.locator("tr:has(code:text-is('log.cleaner.threads')) p").text_content()
     act(page, "config", {"name": "log.cleaner.threads", "what": "delete"})
     assert wrong == []
 

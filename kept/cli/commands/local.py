@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import click
@@ -36,6 +36,7 @@ DOWN_DEADLINE_S: Final = 10.0
 ROLE_TIMEOUT_S: Final = 5.0
 MAX_NODES: Final = 100
 MAX_PORT: Final = 65535
+FIRST_PORT: Final = 9092
 _POLL_S: Final = 0.01
 _TAIL_LINES: Final = 10
 _OURS: Final = (
@@ -80,7 +81,10 @@ def local() -> None:
 )
 @_dir_option
 @click.option(
-    "--port", type=WholeNumber(1, 65535), default=9092, show_default=True, help="Port of node 0."
+    "--port",
+    type=WholeNumber(1, MAX_PORT),
+    help="Port of node 0; node I serves on this plus I.  "
+    f"[default: the ports that the nodes have, else {FIRST_PORT}]",
 )
 @click.option(
     "--set",
@@ -97,9 +101,12 @@ def local() -> None:
     "Nodes that were secure stay so.",
 )
 def up(
-    *, nodes: int | None, directory: str, port: int, settings: tuple[str, ...], secure: bool
+    *, nodes: int | None, directory: str, port: int | None, settings: tuple[str, ...], secure: bool
 ) -> None:
     """Start nodes and return when all are ready.
+
+    Nodes that --dir has already keep their data, their ports and what their kept.yaml says, unless
+    --port or --set says otherwise.
 
     With --secure, DIR/security/admin.properties is a --command-config of one who may do everything,
     ada.properties and bob.properties are of users who may do what ACLs allow them.
@@ -119,11 +126,10 @@ def up(
     for node in members:
         if node.pid() is not None:
             raise Failure(f"node {node.number} in {directory} runs already (pid {node.pid()})")
-    ports = [port + number for number in range(count)]
+    ports = _ports(members, port)
     node_ports = [number + NODE_PORT_OFFSET for number in ports]
     if max(node_ports if count > 1 else ports) > MAX_PORT or set(ports) & set(node_ports):
-        raise click.UsageError(f"--port {port}: {count} nodes do not fit there")
-    shared = cluster_settings(node_ports) | given
+        raise click.UsageError(f"--port {ports[0]}: {count} nodes do not fit there")
     if there and secure and _secured(directory) is None:
         raise Failure(
             f"the nodes in {directory} are not secure: give another --dir, or start again after "
@@ -132,11 +138,20 @@ def up(
     security = LocalSecurity(_security_directory(directory)) if secure else _secured(directory)
     for node in members:
         secured = {} if security is None else security.settings(ports[node.number])
-        node.configure(ports[node.number], secured | shared)
+        node.configure(ports[node.number], cluster_settings(node_ports), secured | given)
     configs = {} if security is None else {u: security.command_config(u) for u in USERS}
     _start(members)
     for user, path in configs.items():
         echo(f"{user} connects with --command-config {os.path.relpath(path)}")
+
+
+def _ports(members: Sequence[_Node], first: int | None) -> list[int]:
+    """Where nodes serve: from ``first`` on; without it where they did, which may be anywhere."""
+    if first is not None:
+        return [first + node.number for node in members]
+    before = [node.port() for node in members]
+    first = next((port - n for n, port in enumerate(before) if port is not None), FIRST_PORT)
+    return [first + n if port is None else port for n, port in enumerate(before)]
 
 
 def _security_directory(directory: str) -> str:
@@ -346,31 +361,50 @@ class _Node:
         self.pid_file = os.path.join(self.directory, "kept.pid")
         self.log = os.path.join(self.directory, "kept.log")
 
-    def configure(self, port: int, settings: dict[str, str]) -> None:
-        """Write kept.yaml."""
+    def configure(
+        self, port: int, defaults: Mapping[str, str], settings: Mapping[str, str]
+    ) -> None:
+        """Write kept.yaml. What it said before stays, but for addresses, directories and
+        ``settings``; ``defaults`` are for a new node.
+        """
         import yaml
 
         data = os.path.join(self.directory, "data")
-        tree: dict[str, Any] = {
+        own: dict[str, Any] = {
             "node.id": self.number,
             "listeners": f"PLAINTEXT://localhost:{port}",
             "log.dirs": os.path.join(data, "log"),
             "metadata.log.dir": os.path.join(data, "meta"),
-            **settings,
         }
+        own |= {name: value for name, value in defaults.items() if name in _OURS}
+        before = self.settings()
+        tree = {**own, **defaults, **before, **own, **settings}
+        if tree == before:
+            return
         os.makedirs(self.directory, exist_ok=True)
         with open(self.config, "w", encoding="utf-8") as out:
             yaml.safe_dump(tree, out, sort_keys=False)
 
-    def port(self) -> int | None:
-        """The port in kept.yaml."""
+    def settings(self) -> dict[str, Any]:
+        """What kept.yaml says: nothing before there is one. A Failure where it is damaged."""
         import yaml
 
         try:
             with open(self.config, encoding="utf-8") as source:
                 tree = yaml.safe_load(source)
-            return int(str(tree["listeners"]).rpartition(":")[2])
-        except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError):
+        except FileNotFoundError:
+            return {}
+        except yaml.YAMLError as error:
+            raise Failure(f"{self.config} is not YAML: {error}") from None
+        if not isinstance(tree, dict):
+            raise Failure(f"{self.config} has no settings, NAME: VALUE")
+        return tree
+
+    def port(self) -> int | None:
+        """The port in kept.yaml, where it says one."""
+        try:
+            return int(str(self.settings()["listeners"]).rpartition(":")[2])
+        except (OSError, Failure, KeyError, ValueError):
             return None
 
     def pid(self) -> int | None:

@@ -1,13 +1,15 @@
 """Throughput, sizes and lag of the last hour, sampled by the node itself: no Prometheus is needed.
 
 Every :data:`INTERVAL_MS`, at its multiples, so that samples of several nodes belong together, a
-node looks at the partitions that it leads: what was appended since, and how large they are; and at
-the groups that it coordinates: how far their commits are behind. Samples are numbered by a clock
+node looks at the partitions that it leads: what was appended since, and how large they are; at what
+it sent to consumers of each topic; and at the groups that it coordinates: how far their commits are
+behind. Samples are numbered by a clock
 that nobody sets, and have the times that the wall clock says now. A partition at rest is one
-comparison, and a topic has samples only since something was appended to it within the hour.
+comparison, and a topic has samples only since something was appended to it, or read, within the
+hour.
 
 What is kept is :data:`SAMPLES` samples of the node, of up to :data:`TOPICS` topics and of up to
-:data:`GROUPS` groups: 4 KB a topic, 3 KB a group. It is gone when the process ends.
+:data:`GROUPS` groups: 5 KB a topic, 3 KB a group. It is gone when the process ends.
 """
 
 from __future__ import annotations
@@ -51,13 +53,13 @@ Ends = Callable[[Iterable[TopicPartition]], Awaitable[Mapping[TopicPartition, in
 
 class Throughput(NamedTuple):
     """A sample: what came in and went out in the interval before ``at_ms``, and the bytes there
-    are. ``bytes_out`` is None of a topic.
+    are.
     """
 
     at_ms: int
     bytes_in: float
     records_in: float
-    bytes_out: float | None
+    bytes_out: float
     size_bytes: int
 
 
@@ -84,10 +86,15 @@ EMPTY: Final = _Mark(0, 0, 0)
 class _Topic:
     """What a sample adds up of a topic."""
 
-    __slots__ = ("bytes_in", "records_in", "size_bytes")
+    __slots__ = ("bytes_in", "bytes_out", "records_in", "size_bytes")
 
     def __init__(self) -> None:
-        self.bytes_in = self.records_in = self.size_bytes = 0
+        self.bytes_in = self.records_in = self.bytes_out = self.size_bytes = 0
+
+    @property
+    def is_active(self) -> bool:
+        """Whether something was appended or sent."""
+        return bool(self.records_in or self.bytes_out)
 
 
 class ActivityHistory:
@@ -113,6 +120,8 @@ class ActivityHistory:
         self._ends = ends
         self._marks: dict[TopicPartition, _Mark] = {}
         self._node_samples: TimeSeries | None = None
+        self._bytes_out: dict[UUID, int] = {}
+        """What had been sent of each topic at the last sample."""
         self._known: Mapping[UUID, TopicImage] = {}
         """Topics at the last sample."""
         self._ahead_ms = runtime.now_ms() - elapsed_ms()
@@ -171,9 +180,26 @@ class ActivityHistory:
             if leads and topic is not None and not is_first:
                 topic.records_in += max(0, log.log_end_offset - before.end_offset)
                 topic.bytes_in += _appended_bytes(log, before)
+        await self._add_bytes_out(by_topic, is_first)
         self._marks, self._known = marks, topics_now
         self._add_node(number, size_bytes)
         self._add_topics(number, by_topic)
+
+    async def _add_bytes_out(self, by_topic: dict[str, _Topic], is_first: bool) -> None:
+        """What was sent of each topic since the last sample, also by a replica that does not
+        lead.
+        """
+        sent: dict[UUID, int] = {}
+        pace = Pace()
+        for topic in list(self._table.by_name.values()):
+            await pace.checkpoint()
+            if not topic.bytes_out:
+                continue
+            sent[topic.topic_id] = topic.bytes_out
+            since = topic.bytes_out - self._bytes_out.get(topic.topic_id, 0)
+            if since > 0 and not is_first:
+                by_topic.setdefault(topic.name, _Topic()).bytes_out = since
+        self._bytes_out = sent
 
     def _first_mark(self, tp: TopicPartition, log: Log) -> _Mark:
         """From where a log counts that was not here at the last sample: its present end, where its
@@ -199,15 +225,15 @@ class ActivityHistory:
             if name not in by_topic:  # it is not led here any more, or deleted
                 if series.next <= number - SAMPLES:
                     del self._topic_samples[name]
-            elif not by_topic[name].records_in and not any(series.columns[1]):
+            elif not by_topic[name].is_active and not any(map(any, series.columns[1:3])):
                 del self._topic_samples[name]  # nothing for an hour: its size alone says all
         for name, topic in by_topic.items():
             if name not in self._topic_samples:
-                if not topic.records_in or len(self._topic_samples) >= TOPICS:
+                if not topic.is_active or len(self._topic_samples) >= TOPICS:
                     continue
-                self._topic_samples[name] = TimeSeries(number, "ffq", UNKNOWN)
-            series = self._topic_samples[name]
-            series.add(number, (topic.bytes_in, topic.records_in, topic.size_bytes), SAMPLES)
+                self._topic_samples[name] = TimeSeries(number, "fffq", UNKNOWN)
+            values = (topic.bytes_in, topic.records_in, topic.bytes_out, topic.size_bytes)
+            self._topic_samples[name].add(number, values, SAMPLES)
 
     def of_node(self) -> list[Throughput]:
         """The samples of this node, the oldest first."""
@@ -222,8 +248,8 @@ class ActivityHistory:
         ]
 
     def of_topic(self, topic: str) -> list[Throughput]:
-        """The samples of a topic, as far as this node leads it. While nothing was appended there
-        are none but those of its size.
+        """The samples of a topic, as far as this node leads it or sent of it. While nothing was
+        appended and nothing sent there are none but those of its size.
         """
         series, node = self._topic_samples.get(topic), self._node_samples
         led = [
@@ -236,19 +262,19 @@ class ActivityHistory:
         known = {} if series is None else dict(series.items())
         size_bytes = sum(partition.log.size_bytes for partition in led)
         if known:
-            size_bytes = int(next(iter(known.values()))[2])
+            size_bytes = int(next(iter(known.values()))[3])
         samples, set_by = [], self._clock_was_set_by()
         for number, _ in node.items():
             if number in known:
-                bytes_in, records_in, size = known[number]
+                *moved, size = known[number]
                 size_bytes = int(size)
             elif series is not None and number >= series.next and not led:
                 break
             else:
-                bytes_in = records_in = 0.0
-            samples.append(
-                Throughput(number * INTERVAL_MS + set_by, bytes_in, records_in, None, size_bytes)
-            )
+                moved = [0.0, 0.0, 0.0]
+                if series is not None and series.first < number < series.next:
+                    size_bytes = 0  # another node led it then
+            samples.append(Throughput(number * INTERVAL_MS + set_by, *moved, size_bytes))
         return samples
 
     # Groups.

@@ -26,12 +26,12 @@ _SECONDS: Final = INTERVAL_MS / 1000
 
 
 class ThroughputSample(Struct, frozen=True):
-    """Rates in the interval before ``at_ms``; ``bytes_out_per_second`` is None of a topic."""
+    """Rates in the interval before ``at_ms``."""
 
     at_ms: int
     bytes_in_per_second: float
     records_in_per_second: float
-    bytes_out_per_second: float | None
+    bytes_out_per_second: float
     size_bytes: int
 
 
@@ -142,12 +142,11 @@ class ActivityView:
 
 
 def _sample(one: Throughput) -> ThroughputSample:
-    bytes_out = None if one.bytes_out is None else round(one.bytes_out / _SECONDS, 1)
     return ThroughputSample(
         at_ms=one.at_ms,
         bytes_in_per_second=round(one.bytes_in / _SECONDS, 1),
         records_in_per_second=round(one.records_in / _SECONDS, 2),
-        bytes_out_per_second=bytes_out,
+        bytes_out_per_second=round(one.bytes_out / _SECONDS, 1),
         size_bytes=one.size_bytes,
     )
 
@@ -160,11 +159,10 @@ def _add_all(samples: dict[int, ThroughputSample], more: Iterable[ThroughputSamp
 
 
 def _sum(one: ThroughputSample, other: ThroughputSample) -> ThroughputSample:
-    out, more = one.bytes_out_per_second, other.bytes_out_per_second
     return ThroughputSample(
         at_ms=one.at_ms,
         bytes_in_per_second=round(one.bytes_in_per_second + other.bytes_in_per_second, 1),
         records_in_per_second=round(one.records_in_per_second + other.records_in_per_second, 2),
-        bytes_out_per_second=None if out is None or more is None else round(out + more, 1),
+        bytes_out_per_second=round(one.bytes_out_per_second + other.bytes_out_per_second, 1),
         size_bytes=one.size_bytes + other.size_bytes,
     )

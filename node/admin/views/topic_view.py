@@ -15,11 +15,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kept.client.admin.topics import SOURCES
 from kept.cluster.controller.config_changes import settings_given
 from kept.cluster.controller.topics import INTERNAL_TOPICS
 from kept.cluster.metadata.records import PartitionRecord, ResourceType
 from kept.node.admin.compaction.compaction_status import CompactionStatus
 from kept.node.admin.results import OMITTED, Omitted, Remote
+from kept.node.config.config_def import Source
+from kept.node.config.definitions import BROKER_SETTINGS
+from kept.node.config.topic_config import inherited_entries
 from kept.node.runtime.tasks import gather_or_cancel
 from kept.node.runtime.time_slices import checkpoint
 from kept.replication.events import UNKNOWN_OFFSET
@@ -121,6 +125,27 @@ class TopicDetail(Struct, frozen=True):
     partitions: list[PartitionSummary | Remote]
 
 
+class TopicSetting(Struct, frozen=True):
+    """A setting of a topic: the ``value`` in force, and the ``default`` that it has where the topic
+    sets none; None is unset. ``allowed`` is the range in words, or empty.
+    """
+
+    name: str
+    value: str | None
+    default: str | None
+    source: str
+    type: str
+    allowed: str
+    documentation: str
+
+
+class TopicConfig(Struct, frozen=True):
+    """All settings of a topic, by name."""
+
+    topic: str
+    settings: list[TopicSetting]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicView:
     """Describes topics."""
@@ -196,6 +221,27 @@ class TopicView:
             broker_defaults=self.config.current.topic_defaults(),
             partitions=described,
         )
+
+    def topic_config(self, name: str) -> TopicConfig:
+        """Every setting of a topic, also those at their default. Raises UnknownTopicOrPartition."""
+        topic = self.lookup.topic(name).name
+        given = settings_given(self.metadata.image, ResourceType.TOPIC, topic)
+        settings = []
+        for entry in inherited_entries(BROKER_SETTINGS, self.config.current.layers).values():
+            setting = entry.setting
+            source = Source.DYNAMIC_TOPIC_CONFIG if setting.name in given else entry.source
+            settings.append(
+                TopicSetting(
+                    name=setting.name,
+                    value=given.get(setting.name, entry.value),
+                    default=entry.value,
+                    source=SOURCES[source],
+                    type=setting.kind.name.lower(),
+                    allowed=setting.allowed,
+                    documentation=entry.documentation,
+                )
+            )
+        return TopicConfig(topic, settings)
 
     def _partition(self, topic: str, record: PartitionRecord, segments: int) -> PartitionSummary:
         tp = TopicPartition(topic, record.partition)

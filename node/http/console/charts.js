@@ -100,12 +100,11 @@ function valuesTable(id, title, known, name, show) {
 export function throughput(found, prefix) {
   if (!found) return "";
   const { samples, interval_ms: interval } = found;
-  if (!samples.length && found.topic !== null) return quiet("Nothing was appended within the last hour.");
+  if (!samples.length && found.topic !== null) return quiet("Nothing was written or read within the last hour.");
   const line = (name, title, show) => chart(`${prefix}-${name}`, title, samples, name, { show, interval });
   return make("div", { class: "charts" },
     line("bytes_in_per_second", "Bytes in", perSecond.bytes),
-    found.topic === null
-      ? line("bytes_out_per_second", "Bytes out", perSecond.bytes)
-      : line("records_in_per_second", "Records in", perSecond.records),
+    line("bytes_out_per_second", "Bytes out", perSecond.bytes),
+    line("records_in_per_second", "Records in", perSecond.records),
     line("size_bytes", "Size of logs", bytes));
 }

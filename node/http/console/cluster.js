@@ -6,6 +6,7 @@ import { kept } from "./command.js";
 import {
   bytes, count, crumbs, hash, input, label, link, make, moment, percent, quiet, select, table, tick, tiles,
 } from "./dom.js";
+import { described } from "./settings.js";
 
 const MOST_UNCLEANABLE = 200;
 const SAMPLED_MS = 15000;
@@ -126,7 +127,7 @@ function settingsTable(list, part) {
   const rows = list
     .filter((one) => (defaults || one.source !== "default") && one.name.includes(part))
     .map((one) => [
-      make("code", { title: one.documentation }, one.name),
+      described(one),
       one.sensitive ? make("em", { class: "quiet" }, "hidden") : one.value ?? "–",
       one.source,
       one.read_only ? "restart" : "at once",

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from kept.node.admin.compaction.compaction_status import UNCLEANABLE
+from kept.node.config.definitions import TOPIC_SETTINGS
 from kept.storage.errors import MachineError
 from kept.storage.records import build_batch, check
 from kept.storage.types import TopicPartition
@@ -92,6 +93,32 @@ def test_a_topic_with_its_segments(compacted):
     ]
     assert sum(s["size_bytes"] for s in segments) == partition["size_bytes"]
     assert partition["compaction"]["state"] == "waiting"
+
+
+def test_all_settings_of_a_topic(lone_node):
+    """With the value in force, what it would be by default, and where it comes from."""
+    lone = lone_node(log_retention_hours="2", log_segment_bytes="4000000")
+    lone.create("t", cleanup_policy="compact", segment_bytes="70000")
+    found = lone.get("/api/v1/topics/t/config")
+    settings = {one.pop("name"): one for one in found["settings"]}
+    assert found["topic"] == "t" and list(settings) == sorted(TOPIC_SETTINGS)
+    assert all(one["documentation"] for one in settings.values())
+    shown = {
+        name: tuple(settings[name][field] for field in ("value", "default", "source"))
+        for name in (
+            "cleanup.policy", "segment.bytes", "retention.ms", "segment.ms",
+            "kept.compaction.latest.n",
+        )
+    }  # fmt: skip
+    assert shown == {
+        "cleanup.policy": ("compact", "delete", "topic"),
+        "segment.bytes": ("70000", "4000000", "topic"),
+        "retention.ms": ("7200000", "7200000", "broker file"),
+        "segment.ms": ("604800000", "604800000", "default"),
+        "kept.compaction.latest.n": (None, None, "default"),
+    }
+    assert settings["segment.bytes"]["allowed"] == "1024 to 2147483647"
+    assert settings["cleanup.policy"]["type"] == "list"
 
 
 def test_segments_of_a_topic_that_is_not_compacted(lone):

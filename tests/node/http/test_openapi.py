@@ -481,6 +481,8 @@ def actions(reader):
     assert reader.post("brokers/config", set={"message.max.bytes": "5000"})["done"]
     assert reader.get("brokers/{broker}/config", name="0")["settings"]
     reader.get("brokers/{broker}/config", name="7", wanted=404)
+    assert reader.get("topics/{topic}/config", name="plain")["settings"]
+    reader.get("topics/{topic}/config", name="none", wanted=404)
 
 
 def test_what_is_said_of_other_nodes_has_the_fields_of_the_document(reader, monkeypatch):

@@ -56,6 +56,8 @@ def session_of(prefix):
         ("GET", "/api/v1/topics", "/api/v1/topics", ""),
         ("GET", "/api/v1/topics/t", "/api/v1/topics/{topic}", "t"),
         ("GET", "/api/v1/topics/t/groups", "/api/v1/topics/{topic}/groups", "t"),
+        ("GET", "/api/v1/topics/t/config", "/api/v1/topics/{topic}/config", "t"),
+        ("GET", "/api/v1/topics/config", "/api/v1/topics/{topic}", "config"),
         ("GET", "/api/v1/topics/create", "/api/v1/topics/{topic}", "create"),
         ("POST", "/api/v1/topics/create", "/api/v1/topics/create", ""),
         ("GET", "/api/v1/topics/groups", "/api/v1/topics/{topic}", "groups"),

@@ -209,6 +209,7 @@ ROUTES: dict[tuple[str, str], str] = {
     ("POST", "/api/v1/voters/add"): DENIED,
     ("POST", "/api/v1/voters/remove"): DENIED,
     ("GET", "/api/v1/topics/{topic}/groups"): DENIED,
+    ("GET", "/api/v1/topics/{topic}/config"): DENIED,
     ("GET", "/api/v1/search"): DENIED,
     ("GET", "/api/v1/tail"): DENIED,
     ("GET", "/api/v1/history/throughput"): DENIED,

@@ -494,6 +494,14 @@ class PendingFetch:
             quota = self._context.quota
             quota.record(size_bytes, monotonic_ms())
 
+    def _count_sent(self, name: bytes, size_bytes: int) -> None:
+        """Count what a consumer is sent of a topic, which may be gone since it was read."""
+        table = self._context.table
+        topics = table.by_id if self._version >= codec.TOPIC_IDS else table.by_name
+        topic = topics.get(name)
+        if topic is not None:
+            topic.bytes_out += size_bytes
+
     def _failure(self, key: Key, error: KeptError) -> codec.PartitionData:
         code = error_codes.code_for(error)
         if code == error_codes.UNKNOWN_SERVER_ERROR:
@@ -537,6 +545,8 @@ class PendingFetch:
                 size += data.records.size_bytes
                 if from_replica:
                     self._count_throttled(cached, data.records.size_bytes)
+                else:
+                    self._count_sent(name, data.records.size_bytes)
         metrics = self._context.counters
         metrics.fetched(size, to_replica=from_replica)
         metrics.request(api.FETCH, self._context.runtime.loop.time() - self._started)

@@ -20,6 +20,8 @@ from kept.node.admin.peer_http import PeerHttp
 from kept.node.metadata.node_identity import NodeIdentity
 from kept.storage.errors import NetworkException
 from kept.storage.types import TopicPartition
+from tests.node.coordinator.groups.wire import Connection
+from tests.support.quota_requests import fetch
 
 START_MS = 1_700_000_010_000 // INTERVAL_MS * INTERVAL_MS
 
@@ -79,7 +81,7 @@ def test_what_is_appended_is_a_rate(lone):
     first = lone.node.parts.table.hosted[TopicPartition("t", 0)].partition.log
     sizes = [one["size_bytes"] for one in samples]
     assert sizes[1:] == [first.size_bytes, *[first.size_bytes + log.size_bytes] * 2]
-    assert {one["bytes_out_per_second"] for one in samples} == {None}
+    assert {one["bytes_out_per_second"] for one in samples} == {0}
     idle = lone.get("/api/v1/history/throughput?topic=idle")["samples"]
     assert len(idle) == 4 and {one["records_in_per_second"] for one in idle} == {0}
     assert "idle" not in lone.history._topic_samples
@@ -91,6 +93,62 @@ def test_what_is_appended_is_a_rate(lone):
     sample(lone)
     last = lone.get("/api/v1/history/throughput")["samples"][-1]
     assert last["bytes_out_per_second"] > 0
+
+
+def test_what_consumers_are_sent_of_a_topic_is_a_rate(lone):
+    """By name and by id, of this topic alone, also where nothing is appended."""
+    for name in ("t", "other"):
+        lone.create(name)
+        produce(lone, 10, topic=name)
+
+    def read_by_name():
+        connection = Connection(f"127.0.0.1:{lone.port}")
+        try:
+            return fetch(connection, "t")
+        finally:
+            connection.close()
+
+    lone.run(asyncio.to_thread(read_by_name))
+    sample(lone)
+    lone.run(asyncio.to_thread(read_by_name))
+    sample(lone)
+    read_by_id = with_client(lone, lambda client: client.fetch({TopicPartition("t", 0): 0}))
+    assert [one.error for one in read_by_id] == [None]
+    with_client(lone, lambda client: client.fetch({TopicPartition("other", 0): 0}))
+    with_client(lone, lambda client: client.fetch({TopicPartition("t", 0): 0}))
+    sample(lone, 2)
+    log = lone.node.parts.table.hosted[TopicPartition("t", 0)].partition.log
+    once = round(log.size_bytes / 15, 1)
+    samples = lone.get("/api/v1/history/throughput?topic=t")["samples"]
+    assert [one["bytes_out_per_second"] for one in samples] == [
+        0,  # what was before the first sample has no interval
+        once,
+        pytest.approx(2 * once, abs=0.2),
+        0,
+    ]
+    assert {one["bytes_in_per_second"] for one in samples} == {0}
+    everything = lone.get("/api/v1/history/throughput")["samples"]
+    assert everything[2]["bytes_out_per_second"] == pytest.approx(3 * once, abs=0.3)
+
+
+def test_a_replica_that_is_read_in_its_rack_counts_without_leading(lone, monkeypatch):
+    """What it sends is counted, the size of its log is the leader's to tell."""
+    monkeypatch.setattr(activity_history, "SAMPLES", 5)
+    lone.create("t")
+    produce(lone, 10)
+    sample(lone)
+    topic = lone.node.parts.table.by_name[b"t"]
+    hosted = lone.node.parts.table.hosted
+    following = hosted.pop(TopicPartition("t", 0))
+    topic.bytes_out += 1500
+    sample(lone, 2)
+    hosted[TopicPartition("t", 0)] = following
+    sample(lone)
+    size = following.partition.log.size_bytes
+    found = [(one.bytes_out, one.size_bytes) for one in lone.history.of_topic("t")]
+    assert found == [(0, 0), (1500, 0), (0, 0), (0, size)]
+    sample(lone, 6)
+    assert not lone.history._topic_samples, "at rest for as long as samples are kept"
 
 
 def test_a_log_that_was_cut_or_made_anew_counts_nothing_twice(lone):

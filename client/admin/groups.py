@@ -29,6 +29,7 @@ _HEADER_BYTES: Final = 6
 CLASSIC: Final = "classic"
 CONSUMER: Final = "consumer"
 DEAD: Final = "Dead"
+"""The state of a group that does not exist."""
 STATES: Final = (
     "Empty",
     "PreparingRebalance",
@@ -41,7 +42,6 @@ STATES: Final = (
     "Unknown",
 )
 """Of groups of all types, as Kafka names them."""
-"""The state of a group that does not exist."""
 
 
 class GroupListing(NamedTuple):

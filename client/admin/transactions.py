@@ -68,6 +68,13 @@ class TransactionNotOpen(PeerError):
     """No transaction is open at that place."""
 
 
+STATES: Final = (
+    "Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead",
+    "PrepareEpochFence",
+)  # fmt: skip
+"""States of a transactional id, as brokers spell them."""
+
+
 def list_transactions(
     silent: list[int], silent_ms: int, *, states: Iterable[str] = (), producers: Iterable[int] = ()
 ) -> Operation[list[TransactionListing]]:

@@ -13,8 +13,8 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 import click
 from click.shell_completion import (
@@ -26,12 +26,14 @@ from click.shell_completion import (
 )
 
 from kept.cli.context_file import cluster_of, path_of, read_contexts
-from kept.cli.shell import COMPLETE_VARIABLE
+from kept.cli.shell import COMPLETE_VARIABLE, WholeNumber, did_you_mean
 
 if TYPE_CHECKING:
     from kept.client.client import Client
     from kept.node.config.config_def import ConfigDef, Settings
 
+_Name = TypeVar("_Name")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 DEADLINE_S: Final = 1.0
 """So long a cluster may take to answer; whoever pressed the key waits for it."""
 
@@ -189,7 +191,7 @@ def _deadline() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def names_of_cluster(ctx: click.Context, names: Callable[[Client], list[str]]) -> list[str]:
+def names_of_cluster(ctx: click.Context, names: Callable[[Client], list[_Name]]) -> list[_Name]:
     """What ``names`` finds out from the cluster that the command would go to; nothing if that
     takes longer than ``DEADLINE_S``. Raises KeptError and OSError, as commands do.
     """
@@ -256,8 +258,110 @@ def _groups(ctx: click.Context) -> list[str]:
     return names_of_cluster(ctx, lambda client: [g.group for g in client.list_groups([])])
 
 
+def users_of_cluster(ctx: click.Context) -> list[str]:
+    """Those who log in by SCRAM."""
+    from kept.client.admin.users import describe_users
+
+    return names_of_cluster(
+        ctx, lambda client: sorted({each.user for each in client.run(describe_users())})
+    )
+
+
+def _transactional_ids(ctx: click.Context) -> list[str]:
+    from kept.client.admin.transactions import list_transactions
+
+    timeout_ms = round(1000 * DEADLINE_S)
+    return names_of_cluster(
+        ctx,
+        lambda client: [
+            each.transactional_id for each in client.run(list_transactions([], timeout_ms))
+        ],
+    )
+
+
 def _contexts(_ctx: click.Context) -> list[str]:
     return list(read_contexts(path_of(os.environ)).contexts)
+
+
+def brokers_of_cluster(ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+    """The ids of all brokers that begin so, also of those that are away, with their addresses."""
+    from kept.client.admin.cluster import describe_members
+
+    members = names_of_cluster(ctx, lambda client: list(client.run(describe_members())[1]))
+    return [
+        CompletionItem(str(member.node_id), help=f"{member.host}:{member.port}")
+        for member in members
+        if str(member.node_id).startswith(incomplete)
+    ]
+
+
+class BrokerId(WholeNumber):
+    """The id of a broker, completed from the cluster."""
+
+    name = "broker"
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem[str]]:
+        """Ids that begin with ``incomplete``, without those that the command has already."""
+        taken = {str(number) for number in _given(ctx, param)}
+        return [item for item in brokers_of_cluster(ctx, incomplete) if item.value not in taken]
+
+
+def broker_list(
+    ctx: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """Completes the last id of ``1,2,3``."""
+    before, comma, last = incomplete.rpartition(",")
+    taken = before.split(",")
+    return [
+        CompletionItem(f"{before}{comma}{item.value}", help=item.help)
+        for item in brokers_of_cluster(ctx, last)
+        if item.value not in taken
+    ]
+
+
+def one_of(
+    names: Iterable[str],
+) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem[str]]]:
+    """Completes ``names``, whatever the case of the letters that are typed."""
+    known = list(names)
+
+    def complete_name(
+        _ctx: click.Context, _param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem[str]]:
+        begin = incomplete.lower()
+        return [CompletionItem(name) for name in known if name.lower().startswith(begin)]
+
+    return complete_name
+
+
+def states_option(known: Sequence[str], text: str) -> Callable[[_Function], _Function]:
+    """``--state`` as an argument ``states``: any of ``known`` in any case, spelled as there."""
+    by_lower = {state.lower(): state for state in known}
+
+    def check(
+        _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
+    ) -> tuple[str, ...]:
+        for state in given:
+            if state.lower() not in by_lower:
+                near = did_you_mean(state.capitalize(), known)
+                raise click.UsageError(
+                    f"--state: there is no state {state}{near or ';'} there are {', '.join(known)}"
+                )
+        return tuple(by_lower[state.lower()] for state in given)
+
+    return click.option(
+        "--state",
+        "states",
+        multiple=True,
+        callback=check,
+        shell_complete=one_of(known),
+        help=text,
+    )
 
 
 class _SettingType(click.ParamType):  # type: ignore[type-arg]
@@ -318,6 +422,8 @@ BROKER_SETTING_NAME: Final = _SettingType(_broker_settings, name_only=True)
 TOPIC: Final = _NameType("topic", _topics)
 GROUP: Final = _NameType("group", _groups)
 CONTEXT: Final = _NameType("context", _contexts)
+USER: Final = _NameType("user", users_of_cluster)
+TRANSACTIONAL_ID: Final = _NameType("transactional id", _transactional_ids)
 
 
 def topics_and_partitions(
@@ -333,7 +439,23 @@ def topics_and_partitions(
         )
         return [CompletionItem(name) for name in partitions if name.startswith(incomplete)]
     taken = _given(ctx, param)
-    found = _items([name for name in _topics(ctx) if (name, None) not in taken], incomplete)
+    free = [name for name in _topics(ctx) if name not in taken and (name, None) not in taken]
+    found = _items(free, incomplete)
     if whole_topic:
         return found
     return [CompletionItem(f"{item.value}:", nospace=True) for item in found]
+
+
+class _PlaceType(click.ParamType):  # type: ignore[type-arg]
+    """``TOPIC`` or ``TOPIC:PARTITION`` as text, completed."""
+
+    name = "topic[:partition]"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem[str]]:
+        """Topics, and behind a colon the partitions of that topic."""
+        return topics_and_partitions(ctx, param, incomplete, whole_topic=True)
+
+
+PLACE: Final = _PlaceType()

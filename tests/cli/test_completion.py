@@ -49,6 +49,7 @@ def candidates(kept):
         ("kept topic alter x --config unclean.leader.election.enable=", ["true", "false"]),
         ("kept topic alter x --delete-config min.ins", ["min.insync.replicas"]),
         ("kept serve --set num.part", ["num.partitions="]),
+        ("kept broker config describe --name log.cleaner.thr", ["log.cleaner.threads"]),
         ("kept nonsense ", []),
         ("kept 'unfinished ", []),
     ],
@@ -89,6 +90,41 @@ def test_names_come_from_the_cluster(candidates, kept, kept_broker, tmp_path):
     assert candidates("kept topic list --context ", KEPT_BOOTSTRAP="localhost:1") == ["here"]
     assert one in candidates(f"kept consume --context here {one}")
     assert candidates(f"kept consume {one}") == []
+
+
+def test_brokers_users_and_places_come_from_the_cluster(candidates, kept, kept_broker):
+    user, topic = f"tab-{time.time_ns()}", kept_broker.create_topic(partitions=2)
+    kept("user", "add", user, "--password-file", "-", stdin="a secret\n")
+    try:
+        for line, offered in (
+            ("kept broker config describe ", ["default", "0"]),
+            ("kept broker config set default ", ["0"]),
+            ("kept broker config delete d", ["default"]),
+            ("kept cluster drain ", ["0"]),
+            ("kept cluster unregister 1", []),
+            ("kept cluster voter remove ", ["0"]),
+            ("kept cluster reassign x --to ", ["0"]),
+            ("kept cluster reassign x --to 0,", []),
+            ("kept cluster reassign x --to 7,", ["7,0"]),
+            (f"kept cluster elect {topic}:", ["0", "1"]),
+            (f"kept compact explain {topic}:1 {topic}:", ["0", "1"]),
+            (f"kept produce {topic}:", ["0", "1"]),
+            ("kept group list --state e", ["Empty"]),
+            ("kept transaction list --state prep", [
+                "PrepareCommit", "PrepareAbort", "PrepareEpochFence",
+            ]),
+            (f"kept user delete {user[:-1]}", [user]),
+            (f"kept quota set --user {user[:-1]}", [user]),
+            (f"kept acl add User:{user[:-1]}", [user]),
+            ("kept acl add User:x describe,rea", ["describe,read"]),
+            ("kept acl add User:x read to", ["topic:"]),
+            (f"kept acl add User:x read topic:{topic}", [topic]),
+        ):  # fmt: skip
+            assert candidates(line) == offered, line
+        assert candidates(f"kept acl add User:x read topic:{topic}", "zsh") == [f"topic:{topic}"]
+    finally:
+        del kept.environ["_KEPT_COMPLETE"]
+        kept("user", "delete", user)
 
 
 def test_a_cluster_that_does_not_answer_is_not_waited_for(candidates):

@@ -45,7 +45,7 @@ def test_keys_headers_tabs_and_files(kept, kept_broker, tmp_path):
     [
         (("--key", "k", "--key-separator", ":"), "--key and --key-separator contradict"),
         (("--repartition",), "--repartition needs --json"),
-        (("--json", "--repartition", "--partition", "1"), "excludes --partition"),
+        (("--json", "--repartition", "--partition", "1"), "excludes a partition for all"),
         (("--json", "--key", "k"), "--json excludes --key-separator, --key"),
         (("--file", "/", "--key", "k"), "is a directory"),
         (("--file", "nope"), "does not exist"),

@@ -15,22 +15,12 @@ import pytest
 from kept.cli import output
 from kept.cli.root import kept as root
 from kept.cli.shell import LazyGroup
+from tests.support.command_tree import walk
 
 HEAVY = ("rich", "kio", "prometheus_client", "yaml", "uvloop", "kept.client", "kept.node")
 
 
-def walk(command: click.Command, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    found = [path]
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            one = command.get_command(context, name)
-            assert one is not None
-            found += walk(one, (*path, name))
-    return found
-
-
-PATHS = walk(root)
+PATHS = list(walk(root))
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda p: " ".join(p) or "kept")
@@ -147,7 +137,7 @@ def test_version(offline):
         (["compact", "now", "a:b"], "neither TOPIC nor"),
         (["compact", "retry", "a"], "names no partition"),
         (["compact", "status", "--bootstrap", "a:b"], "not host:port"),
-        (["group", "list", "--state", "Emty"], "no group is ever Emty; did you mean Empty?"),
+        (["group", "list", "--state", "Emty"], "there is no state Emty; did you mean Empty?"),
         (["serve", "--port", "none"], "not a valid int"),
         (["local", "up", "--set", "node.id=3"], "sets node.id itself"),
     ],

@@ -9,8 +9,10 @@ from ipaddress import ip_address
 from typing import Final
 
 import click
+from click.shell_completion import CompletionItem
 
 from kept.cli.bootstrap_option import bootstrap_option
+from kept.cli.completion import GROUP, TOPIC, TRANSACTIONAL_ID, users_of_cluster
 from kept.cli.output import echo, show_json, show_table
 from kept.cli.shell import Failure, Group, examples, json_option
 from kept.cli.unavailable import open_client
@@ -44,6 +46,14 @@ _OPERATIONS: Final = {_spelled(each): each for each in AclOperation if each > Ac
 _TYPES: Final = {_spelled(each): each for each in AclResourceType if each > AclResourceType.ANY}
 
 
+_USER: Final = "User:"
+_NAMES_OF: Final = {
+    "topic": TOPIC,
+    "group": GROUP,
+    "transactional-id": TRANSACTIONAL_ID,
+}
+
+
 class Principal(click.ParamType):  # type: ignore[type-arg]
     """``User:ada``."""
 
@@ -54,6 +64,13 @@ class Principal(click.ParamType):  # type: ignore[type-arg]
         if not all(value.partition(":")):
             self.fail(f"{value!r} has no type: write User:{value.strip(':')}", param, ctx)
         return value
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem[str]]:
+        """Users who log in by SCRAM, as ``User:NAME``."""
+        names = [f"{_USER}{name}" for name in users_of_cluster(ctx)]
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 class Host(click.ParamType):  # type: ignore[type-arg]
@@ -86,6 +103,16 @@ class Operations(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{unknown[0]!r} is no operation: {known}", param, ctx)
         return tuple(_OPERATIONS[name] for name in value.split(","))
 
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem[str]]:
+        """The last of the operations."""
+        before, comma, last = incomplete.rpartition(",")
+        names = [name for name in _OPERATIONS if name not in before.split(",")]
+        return [
+            CompletionItem(f"{before}{comma}{name}") for name in names if name.startswith(last)
+        ]
+
 
 class Resource(click.ParamType):  # type: ignore[type-arg]
     """``topic:orders``, ``cluster``."""
@@ -104,6 +131,21 @@ class Resource(click.ParamType):  # type: ignore[type-arg]
         if not name:
             self.fail(f"which {kind}? Write {kind}:NAME, or {kind}:* for all", param, ctx)
         return _TYPES[kind], name
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem[str]]:
+        """Types of resources; behind the colon topics, groups and transactional ids."""
+        kind, colon, begin = incomplete.partition(":")
+        if not colon:
+            return [
+                CompletionItem(name if name == "cluster" else f"{name}:", nospace=name != "cluster")
+                for name in _TYPES
+                if name.startswith(kind)
+            ]
+        names = _NAMES_OF.get(kind)
+        found = [] if names is None else names.shell_complete(ctx, param, begin)
+        return [CompletionItem(f"{kind}:{item.value}") for item in found]
 
 
 _host = click.option(
@@ -133,9 +175,13 @@ def acl() -> None:
 @click.argument("resource", type=Resource(), required=False)
 @click.option("--producer", is_flag=True, help="What a producer of --topic needs.")
 @click.option("--consumer", is_flag=True, help="What a consumer of --topic in --group needs.")
-@click.option("--topic", help="With --producer and --consumer.")
-@click.option("--group", "group_id", help="With --consumer.")
-@click.option("--transactional-id", help="With --producer: what its transactions need.")
+@click.option("--topic", type=TOPIC, help="With --producer and --consumer.")
+@click.option("--group", "group_id", type=GROUP, help="With --consumer.")
+@click.option(
+    "--transactional-id",
+    type=TRANSACTIONAL_ID,
+    help="With --producer: what its transactions need.",
+)
 @_prefix
 @_host
 @_deny

@@ -7,9 +7,10 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from kept.cli.bootstrap_option import bootstrap_option
-from kept.cli.completion import BROKER_SETTING, BROKER_SETTING_NAME
+from kept.cli.completion import BROKER_SETTING, BROKER_SETTING_NAME, brokers_of_cluster
 from kept.cli.output import echo, show_json, show_table
 from kept.cli.shell import Failure, Group, did_you_mean, examples, for_each, json_option, pairs
 from kept.cli.unavailable import open_client, warn_unanswered
@@ -40,6 +41,16 @@ class Target(click.ParamType):  # type: ignore[type-arg]
         if number is None:
             self.fail(f"{value!r} is neither the id of a broker nor {DEFAULT!r}", param, ctx)
         return str(number)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem[str]]:
+        """Ids of brokers and ``default``, without those that the command has already."""
+        taken = ctx.params.get(param.name or "") or ()
+        items = [CompletionItem(DEFAULT, help="all that have no value of their own")]
+        items = [item for item in items if item.value.startswith(incomplete)]
+        items += brokers_of_cluster(ctx, incomplete)
+        return [item for item in items if item.value not in taken]
 
 
 def _targets(required: bool) -> Callable[[_F], _F]:
@@ -78,7 +89,12 @@ def config() -> None:
 @_targets(required=False)
 @click.option("--all", "everything", is_flag=True, help="Also show settings at their default.")
 @click.option(
-    "--name", "patterns", metavar="NAME", multiple=True, help="Only this setting; * stands for any."
+    "--name",
+    "patterns",
+    metavar="NAME",
+    multiple=True,
+    type=BROKER_SETTING_NAME,
+    help="Only this setting; * stands for any text.",
 )
 @json_option
 @bootstrap_option

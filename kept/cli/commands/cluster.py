@@ -10,6 +10,7 @@ from typing import Any, Final
 import click
 
 from kept.cli.bootstrap_option import bootstrap_option
+from kept.cli.completion import PLACE, BrokerId, broker_list
 from kept.cli.output import counted, echo, progress, show_json, show_rows, show_table, write
 from kept.cli.shell import Failure, Group, WholeNumber, examples, json_option
 from kept.cli.topic_partition import topic_and_partition
@@ -225,16 +226,16 @@ def voter() -> None:
         "kept cluster voter add 2", "kept cluster voter add 5 --address controller-5:10092"
     )
 )
-@click.argument("number", metavar="N", type=WholeNumber(0))
+@click.argument("number", metavar="NODE", type=BrokerId())
 @click.option(
     "--address",
     metavar="HOST:PORT",
-    help="Address of its listener for nodes; needed if N is no broker and never voted.",
+    help="Address of its listener for nodes; needed if NODE is no broker and never voted.",
 )
 @json_option
 @bootstrap_option
 def add(*, number: int, address: str | None, as_json: bool, bootstrap: Bootstrap) -> None:
-    """Make node N a voter; it must follow as an observer, new or with an empty disk."""
+    """Make NODE a voter; it must follow as an observer, new or with an empty disk."""
     body: dict[str, Any] = {"node_id": number}
     if address is not None:
         body["address"] = address
@@ -242,11 +243,11 @@ def add(*, number: int, address: str | None, as_json: bool, bootstrap: Bootstrap
 
 
 @voter.command(epilog=examples("kept cluster voter remove 2"))
-@click.argument("number", metavar="N", type=WholeNumber(0))
+@click.argument("number", metavar="NODE", type=BrokerId())
 @json_option
 @bootstrap_option
 def remove(*, number: int, as_json: bool, bootstrap: Bootstrap) -> None:
-    """Remove node N from the voters; it continues as an observer."""
+    """Remove NODE from the voters; it continues as an observer."""
     _change_voters("remove", {"node_id": number}, as_json, bootstrap)
 
 
@@ -261,7 +262,7 @@ def _change_voters(what: str, body: dict[str, Any], as_json: bool, bootstrap: Bo
 @cluster.command(
     epilog=examples("kept cluster elect users:0", "kept cluster elect users:0 --unclean")
 )
-@click.argument("targets", metavar="TOPIC[:PARTITION] …", nargs=-1)
+@click.argument("targets", metavar="[TOPIC[:PARTITION] …]", nargs=-1, type=PLACE)
 @click.option("--all", "everything", is_flag=True, help="All partitions that need it.")
 @click.option(
     "--unclean",
@@ -334,12 +335,13 @@ def _report(
         "kept cluster reassign users --cancel",
     )
 )
-@click.argument("targets", metavar="[TOPIC[:PARTITION] …]", nargs=-1)
+@click.argument("targets", metavar="[TOPIC[:PARTITION] …]", nargs=-1, type=PLACE)
 @click.option(
     "--to",
     "nodes",
     metavar="N,N …",
-    help="For TOPIC:P its new replicas, the preferred leader first; for TOPIC the nodes that its "
+    shell_complete=broker_list,
+    help="For TOPIC:PARTITION its new replicas, the preferred leader first; for TOPIC the nodes that its "
     "replicas are spread over, as many for each partition as before.",
 )
 @click.option(
@@ -467,7 +469,7 @@ def _show_moves(moving: dict[TopicPartition, Reassignment], as_json: bool) -> No
 @cluster.command(
     epilog=examples("kept cluster drain 3 4 --wait", "kept cluster drain 2 --leaders --wait")
 )
-@click.argument("numbers", metavar="NODE...", type=WholeNumber(0), nargs=-1, required=True)
+@click.argument("numbers", metavar="NODE …", type=BrokerId(), nargs=-1, required=True)
 @click.option("--leaders", is_flag=True, help="Move leadership only; replicas stay where they are.")
 @click.option(
     "--throttle",
@@ -514,7 +516,7 @@ def drain(
 
 
 @cluster.command(epilog=examples("kept cluster unregister 2"))
-@click.argument("number", metavar="NODE", type=WholeNumber(0))
+@click.argument("number", metavar="NODE", type=BrokerId())
 @bootstrap_option
 def unregister(*, number: int, bootstrap: Bootstrap) -> None:
     """Unregister NODE, which was drained and stopped and will not come back."""

@@ -10,7 +10,7 @@ import click
 
 from kept.cli.bootstrap_option import bootstrap_option
 from kept.cli.compaction_plan import known, place_of, show_dry_run, show_key, show_plans
-from kept.cli.completion import TOPIC
+from kept.cli.completion import PLACE, TOPIC
 from kept.cli.output import (
     counted,
     echo,
@@ -58,7 +58,7 @@ def _targets() -> Callable[[_F], _F]:
         nargs=-1,
         required=True,
         callback=_check_targets,
-        type=TOPIC,
+        type=PLACE,
     )
 
 
@@ -68,6 +68,17 @@ def _check_targets(
     for target in given:
         topic_and_partition(target)
     return tuple(dict.fromkeys(given))
+
+
+def _each_once(
+    _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
+) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(given))
+
+
+_topics_argument = click.argument(
+    "topics", metavar="[TOPIC …]", nargs=-1, type=TOPIC, callback=_each_once
+)
 
 
 def _explained(bootstrap: Bootstrap, target: str) -> AbstractContextManager[None]:
@@ -80,19 +91,36 @@ def compact() -> None:
 
 
 @compact.command(epilog=examples("kept compact status", "kept compact status users --json"))
-@click.argument("topic", required=False, type=TOPIC)
+@_topics_argument
 @internal_option("Also show internal topics such as __consumer_offsets.")
 @json_option
 @bootstrap_option
-def status(*, topic: str | None, internal: bool, as_json: bool, bootstrap: Bootstrap) -> None:
+def status(
+    *, topics: tuple[str, ...], internal: bool, as_json: bool, bootstrap: Bootstrap
+) -> int:
     """Show the state of each compacted partition."""
-    with names_explained(bootstrap, [(topic, None)] if topic is not None else []):
-        partitions = _status(each_node(bootstrap, TIMEOUT_S), topic)
-    if topic is None and not internal:
-        partitions = [p for p in partitions if p["topic"] not in INTERNAL_TOPICS]
+    partitions: list[dict[str, Any]] = []
+    failed = 0
+    if topics:
+        nodes = _present(each_node(bootstrap, TIMEOUT_S))
+
+        def add(topic: str) -> None:
+            with names_explained(bootstrap, [(topic, None)]):
+                partitions.extend(_status(nodes, topic))
+
+        failed = for_each(topics, add)
+    else:
+        found = _status(_present(each_node(bootstrap, TIMEOUT_S)), None)
+        partitions += [p for p in found if internal or p["topic"] not in INTERNAL_TOPICS]
     if as_json:
         show_json({"partitions": partitions})
-        return
+    else:
+        _show_status(partitions, replicas=bool(topics))
+    return failed
+
+
+def _show_status(partitions: list[dict[str, Any]], *, replicas: bool) -> None:
+    """A line a partition; then the replicas that are behind or fail, or all of them."""
     columns = (
         "topic",
         "partition",
@@ -120,19 +148,19 @@ def status(*, topic: str | None, internal: bool, as_json: bool, bootstrap: Boots
         for p in partitions
     ]
     show_table((*columns, "generation", "last compaction", "why"), rows)
-    replicas = [
+    progress_of = [
         (
             *(p["topic"], p["partition"], r["replica"], r["held"], r["applied"], p["published"]),
             r["reason"],
         )
         for p in partitions
         for r in p["replicas"]
-        if topic is not None or r["behind"] or r["reason"] or r["replica"] in p["awaits"]
+        if replicas or r["behind"] or r["reason"] or r["replica"] in p["awaits"]
     ]
-    if replicas:
+    if progress_of:
         echo()
         names = ("topic", "partition", "replica", "holds", "applied", "published", "why not")
-        show_table(names, replicas)
+        show_table(names, progress_of)
 
 
 @compact.command(epilog=examples("kept compact now users --wait", "kept compact now users:0 ids"))
@@ -263,23 +291,32 @@ def why_missing(
 
 
 @compact.command(epilog=examples("kept compact lost", "kept compact lost users --json"))
-@click.argument("topic", required=False, type=TOPIC)
+@_topics_argument
 @json_option
 @bootstrap_option
-def lost(*, topic: str | None, as_json: bool, bootstrap: Bootstrap) -> None:
+def lost(*, topics: tuple[str, ...], as_json: bool, bootstrap: Bootstrap) -> int:
     """Show acknowledged records that replicas had to truncate.
 
     That happens after an unclean election, or when a whole ISR lost power.
     Offsets below "committed" were acknowledged, the others may have been.
     """
-    with names_explained(bootstrap, [(topic, None)] if topic is not None else []):
-        reports = _lost(bootstrap, topic=topic)
+    reports: list[dict[str, Any]] = []
+    failed = 0
+    if topics:
+
+        def add(topic: str) -> None:
+            with names_explained(bootstrap, [(topic, None)]):
+                reports.extend(_lost(bootstrap, topic=topic))
+
+        failed = for_each(topics, add)
+    else:
+        reports += _lost(bootstrap)
     away = nodes_away(bootstrap)
     for node in away:
         echo(f"node {node} does not answer: what it truncated is not shown", err=True)
     if as_json:
         show_json({"reports": reports, "away": away})
-        return
+        return failed
     rows = [
         (
             moment(report.get("at_ms")),
@@ -308,6 +345,7 @@ def lost(*, topic: str | None, as_json: bool, bootstrap: Bootstrap) -> None:
         "note",
     )
     show_table(columns, rows)
+    return failed
 
 
 def _keys(records: list[dict[str, Any]]) -> str:
@@ -366,7 +404,7 @@ def _retry(
     """The answer of the leader, the others that try it again, and those that were not reached."""
     body = {"topic": topic, "partition": partition}
     nodes = each_node(bootstrap, TIMEOUT_S)
-    stands = _status(nodes, topic)
+    stands = _status(_present(nodes), topic)
     standing = [p for p in stands if p["partition"] == partition]
     fails_on = [r["replica"] for p in standing for r in p["replicas"] if r["reason"]]
     answer = {**body, "retrying": True}
@@ -490,6 +528,15 @@ def _show_passes(partitions: list[dict[str, Any]]) -> None:
     show_table(columns, rows)
 
 
+def _present(nodes: Mapping[int, JsonApi]) -> dict[int, JsonApi]:
+    """Those of several nodes that answer; the others are named on standard error."""
+    there = {n: api for n, api in nodes.items() if len(nodes) == 1 or api.is_there()}
+    if len(there) < len(nodes):
+        silent = sorted(nodes.keys() - there.keys())
+        warn_unanswered(silent, "partitions that it leads are shown as other nodes know them")
+    return there
+
+
 def _status(nodes: Mapping[int, JsonApi], topic: str | None) -> list[dict[str, Any]]:
     """Where each partition stands, as its leader says; as another node does where none leads.
 
@@ -498,11 +545,7 @@ def _status(nodes: Mapping[int, JsonApi], topic: str | None) -> list[dict[str, A
     by_partition: dict[tuple[str, int], dict[str, Any]] = {}
     fails: dict[tuple[str, int, int], str] = {}
     failed: HttpFailed | None = None
-    silent: list[int] = []
-    for number, api in nodes.items():
-        if len(nodes) > 1 and not api.is_there():
-            silent.append(number)
-            continue
+    for api in nodes.values():
         try:
             partitions = api.get("compaction", topic=topic)["partitions"]
         except HttpFailed as error:
@@ -514,8 +557,6 @@ def _status(nodes: Mapping[int, JsonApi], topic: str | None) -> list[dict[str, A
                 fails[*where, partition["node"]] = partition["reason"]
             if partition["leads"] or where not in by_partition:
                 by_partition[where] = partition
-    if silent:
-        warn_unanswered(silent, "partitions that it leads are shown as other nodes know them")
     if not by_partition and failed is not None:
         raise failed
     for where, partition in by_partition.items():

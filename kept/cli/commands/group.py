@@ -15,11 +15,10 @@ from kept.cli.commands.group_offsets import (
     reset_offsets,
     seek,
 )
-from kept.cli.completion import GROUP
+from kept.cli.completion import GROUP, states_option
 from kept.cli.output import counted, show_json, show_table, write
 from kept.cli.shell import (
     Group,
-    did_you_mean,
     examples,
     for_each,
     internal_option,
@@ -48,28 +47,8 @@ group.add_command(export_offsets)
 group.add_command(delete_group_offsets)
 
 
-def _check_states(
-    _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
-) -> tuple[str, ...]:
-    """A usage error for what is no state of a group."""
-    known = {state.lower(): state for state in STATES}
-    for state in given:
-        if state.lower() not in known:
-            near = did_you_mean(state.capitalize(), STATES)
-            raise click.UsageError(
-                f"--state: no group is ever {state}{near or ';'} there are {', '.join(STATES)}"
-            )
-    return given
-
-
 @group.command("list", epilog=examples("kept group list", "kept group list --state Empty --json"))
-@click.option(
-    "--state",
-    "states",
-    multiple=True,
-    callback=_check_states,
-    help="Only groups in this state, such as Empty.",
-)
+@states_option(STATES, "Only groups in this state, such as Empty.")
 @internal_option("Also list groups whose names begin with __.")
 @click.option(
     "--no-lag", is_flag=True, help="Without members and lag: faster where groups are many."
@@ -85,13 +64,12 @@ def list_groups(
     committed offset, or without a leader that answers.
     """
     silent: list[int] = []
-    wanted = {state.lower() for state in states}
     with open_client(bootstrap) as client:
         listings = [
             each
             for each in client.list_groups(silent)
             if (internal or not is_internal_group(each.group))
-            and (not wanted or each.state.lower() in wanted)
+            and (not states or each.state in states)
         ]
         surveyed = [] if no_lag else client.survey_groups(listings)
     if silent:

@@ -12,9 +12,9 @@ import click
 import msgspec
 
 from kept.cli.bootstrap_option import bootstrap_option
-from kept.cli.completion import TOPIC
 from kept.cli.output import counted, echo, get_bytes, unescaped
 from kept.cli.shell import Failure, WholeNumber, examples
+from kept.cli.topic_partition import TopicPartitionArgument
 from kept.cli.unavailable import explained, no_partition, open_client
 from kept.client.bootstrap import Bootstrap
 from kept.client.client import Client, OutRecord
@@ -54,7 +54,7 @@ _FIELDS: Final = frozenset(
         "kept produce orders --transactional-id nightly < orders.txt",
     )
 )
-@click.argument("topic", type=TOPIC)
+@click.argument("target", metavar="TOPIC[:PARTITION]", type=TopicPartitionArgument())
 @click.option(
     "--key-separator",
     metavar="S",
@@ -74,7 +74,9 @@ _FIELDS: Final = frozenset(
 )
 @click.option("--null-marker", metavar="S", help="A value equal to S becomes a tombstone.")
 @click.option(
-    "--partition", type=WholeNumber(0), help="Partition for all records.  [default: by key]"
+    "--partition",
+    type=WholeNumber(0),
+    help="The same as TOPIC:PARTITION: all records go there.  [default: by key]",
 )
 @click.option(
     "--repartition", is_flag=True, help="With --json: by key, whatever partition a line says."
@@ -108,7 +110,7 @@ _FIELDS: Final = frozenset(
 @bootstrap_option
 def produce(
     *,
-    topic: str,
+    target: tuple[str, int | None],
     key_separator: str | None,
     key: str | None,
     headers: tuple[str, ...],
@@ -124,7 +126,7 @@ def produce(
     transaction_timeout: int | None,
     bootstrap: Bootstrap,
 ) -> None:
-    """Write each line of standard input to TOPIC.
+    """Write each line of standard input to TOPIC, or to one partition of it.
 
     A line is the value; with --key-separator it is key and value. Keys go to the partition that
     Java's client would choose (murmur2). With --json a line is an object with key, value (or
@@ -134,11 +136,15 @@ def produce(
     records of one run are one transaction, which is committed at the end of the input, and aborted
     after an error or Ctrl-C.
     """
+    topic, named = target
+    if named is not None and partition is not None:
+        raise click.UsageError("TOPIC:PARTITION and --partition contradict each other")
+    partition = named if partition is None else partition
     lined = key_separator is not None or null_marker is not None
     if as_json and (lined or key is not None):
         raise click.UsageError("--json excludes --key-separator, --key and --null-marker")
     if repartition and (partition is not None or not as_json):
-        raise click.UsageError("--repartition needs --json, and excludes --partition")
+        raise click.UsageError("--repartition needs --json, and excludes a partition for all")
     if files and (lined or as_json):
         raise click.UsageError("--file excludes --key-separator, --null-marker and --json")
     if key is not None and key_separator is not None:

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from kept.cli.bootstrap_option import bootstrap_option
+from kept.cli.completion import USER
 from kept.cli.output import echo, show_json, show_table, size
 from kept.cli.shell import Failure, Group, WholeNumber, examples, json_option
 from kept.cli.unavailable import open_client
@@ -116,7 +117,7 @@ def entity_options(function: Callable[..., _T]) -> Callable[..., _T]:
 
     for option in reversed(
         (
-            click.option("--user", metavar="NAME", help="Of this user."),
+            click.option("--user", type=USER, metavar="NAME", help="Of this user."),
             click.option("--user-default", is_flag=True, help="Of each user without one."),
             click.option("--client-id", metavar="ID", help="Of this client id."),
             click.option("--client-id-default", is_flag=True, help="Of each id without one."),
@@ -239,7 +240,9 @@ def list_quotas(*, entity: Entity, as_json: bool, bootstrap: Bootstrap) -> None:
         "kept quota describe --user ada --client-id reports", "kept quota describe --ip 10.1.2.3"
     )
 )
-@click.option("--user", metavar="NAME", help="Who is logged in.  [default: ANONYMOUS]")
+@click.option(
+    "--user", type=USER, metavar="NAME", help="Who is logged in.  [default: ANONYMOUS]"
+)
 @click.option("--client-id", metavar="ID", help="What the client calls itself.")
 @click.option("--ip", type=Address(), metavar="ADDRESS", help="Instead: an address.")
 @json_option

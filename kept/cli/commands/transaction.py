@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from typing import Any
 
 import click
 
 from kept.cli.bootstrap_option import bootstrap_option
+from kept.cli.completion import TOPIC, TRANSACTIONAL_ID, states_option
 from kept.cli.output import counted, echo, moment, show_json, show_table, write
-from kept.cli.shell import Failure, Group, WholeNumber, did_you_mean, examples, json_option
+from kept.cli.shell import (
+    Failure,
+    Group,
+    WholeNumber,
+    did_you_mean,
+    examples,
+    for_each,
+    json_option,
+    show_each,
+)
 from kept.cli.topic_partition import PartitionCommand, TopicPartitionArgument
 from kept.cli.unavailable import named_partitions, open_client, warn_unanswered
 from kept.client.admin import transactions
@@ -30,8 +41,13 @@ def transaction() -> None:
     """Show, fence and abort transactions."""
 
 
+_ids_argument = click.argument(
+    "ids", metavar="ID …", nargs=-1, required=True, type=TRANSACTIONAL_ID
+)
+
+
 @transaction.command("list", epilog=examples("kept transaction list --state Ongoing"))
-@click.option("--state", "states", multiple=True, help="Only ids in this state, such as Ongoing.")
+@states_option(transactions.STATES, "Only ids in this state, such as Ongoing.")
 @json_option
 @bootstrap_option
 def list_transactions(*, states: tuple[str, ...], as_json: bool, bootstrap: Bootstrap) -> None:
@@ -53,25 +69,30 @@ def list_transactions(*, states: tuple[str, ...], as_json: bool, bootstrap: Boot
 
 
 @transaction.command(epilog=examples("kept transaction describe payments"))
-@click.argument("transactional_id", metavar="ID")
+@_ids_argument
 @json_option
 @bootstrap_option
-def describe(*, transactional_id: str, as_json: bool, bootstrap: Bootstrap) -> None:
-    """Show the state, producer and partitions of a transactional ID."""
+def describe(*, ids: tuple[str, ...], as_json: bool, bootstrap: Bootstrap) -> int:
+    """Show the state, producer and partitions of transactional IDs."""
     with open_client(bootstrap) as client:
-        found = _existing(client, transactional_id)
-    row = asdict(found)
-    row["partitions"] = [{"topic": t, "partition": p} for t, p in found.partitions]
-    if as_json:
-        show_json(row)
-        return
-    began = _ago(found.started_ms) if found.started_ms >= 0 else "-"
+
+        def describe_id(transactional_id: str) -> dict[str, Any]:
+            found = _existing(client, transactional_id)
+            row = asdict(found)
+            row["partitions"] = [{"topic": t, "partition": p} for t, p in found.partitions]
+            return row
+
+        return show_each(ids, describe_id, _show, as_json)
+
+
+def _show(row: dict[str, Any]) -> None:
+    began = _ago(row["started_ms"]) if row["started_ms"] >= 0 else "-"
     write(
-        f"Transactional id: {printable_line(transactional_id)}\nState: {found.state}\n"
-        f"Producer: {found.producer_id} epoch {found.producer_epoch}\n"
-        f"Timeout: {found.timeout_ms} ms\nBegan: {began}\n"
+        f"Transactional id: {printable_line(row['transactional_id'])}\nState: {row['state']}\n"
+        f"Producer: {row['producer_id']} epoch {row['producer_epoch']}\n"
+        f"Timeout: {row['timeout_ms']} ms\nBegan: {began}\n"
     )
-    partitions = ", ".join(f"{topic}:{number}" for topic, number in found.partitions)
+    partitions = ", ".join(f"{each['topic']}:{each['partition']}" for each in row["partitions"])
     write(f"Partitions: {partitions or '-'}\n")
 
 
@@ -86,7 +107,9 @@ def _existing(client: Client, transactional_id: str) -> TransactionDescription:
 
 
 @transaction.command(epilog=examples("kept transaction hanging --topic orders"))
-@click.option("--topic", "topics", multiple=True, help="Only partitions of this topic.")
+@click.option(
+    "--topic", "topics", type=TOPIC, multiple=True, help="Only partitions of this topic."
+)
 @click.option(
     "--older-than",
     type=WholeNumber(0),
@@ -159,12 +182,19 @@ def abort(*, place: tuple[str, int], start_offset: int, bootstrap: Bootstrap) ->
 
 
 @transaction.command(epilog=examples("kept transaction fence payments"))
-@click.argument("transactional_id", metavar="ID")
+@_ids_argument
 @bootstrap_option
-def fence(*, transactional_id: str, bootstrap: Bootstrap) -> None:
-    """Fence the producer of a transactional ID: its transaction is aborted, and it must stop."""
+def fence(*, ids: tuple[str, ...], bootstrap: Bootstrap) -> int:
+    """Fence the producers of transactional IDs: their transactions are aborted, and they must stop.
+
+    A new epoch is given out, so that a producer of an older one is refused.
+    """
     with open_client(bootstrap) as client:
-        _existing(client, transactional_id)
-        producer_id, epoch = client.run(init_producer_id(client.timeout_ms, transactional_id))
-    newest = f"producer {producer_id} epoch {epoch} is the newest"
-    echo(f"fenced {printable_line(transactional_id)}: {newest}")
+
+        def fence_id(transactional_id: str) -> str:
+            _existing(client, transactional_id)
+            producer_id, epoch = client.run(init_producer_id(client.timeout_ms, transactional_id))
+            newest = f"producer {producer_id} epoch {epoch} is the newest"
+            return f"fenced {printable_line(transactional_id)}: {newest}"
+
+        return for_each(tuple(dict.fromkeys(ids)), fence_id)

@@ -12,6 +12,7 @@ from typing import BinaryIO
 import click
 
 from kept.cli.bootstrap_option import bootstrap_option
+from kept.cli.completion import USER
 from kept.cli.output import echo, show_json, show_table
 from kept.cli.shell import (
     Failure,
@@ -84,7 +85,7 @@ def add(
 
 
 @user.command(epilog=examples("kept user passwd ada --password-file ada.password"))
-@click.argument("name")
+@click.argument("name", type=USER)
 @iterations_option
 @password_option
 @bootstrap_option
@@ -108,7 +109,7 @@ def passwd(
 
 
 @user.command(epilog=examples("kept user delete ada", "kept user delete ada bob"))
-@click.argument("names", metavar="NAME …", nargs=-1, required=True)
+@click.argument("names", metavar="NAME …", nargs=-1, required=True, type=USER)
 @click.option(
     "--mechanism",
     type=click.Choice(sorted(users.MECHANISMS)),

@@ -19,10 +19,10 @@ COMMANDS = {
         "Show, fence and abort transactions.",
     ),
     "user": ("kept.cli.commands.user:user", "Add, list and delete users who log in by SCRAM."),
-    "acl": ("kept.cli.commands.acl:acl", "Allow and forbid; say who may do what, and why."),
+    "acl": ("kept.cli.commands.acl:acl", "Say who may do what: add, list, delete and check ACLs."),
     "quota": (
         "kept.cli.commands.quota:quota",
-        "Limit what users, client ids and addresses may use.",
+        "Limit how much users, client ids and addresses may use.",
     ),
     "broker": ("kept.cli.commands.broker:broker", "Show and change the settings of brokers."),
     "compact": ("kept.cli.commands.compact:compact", "See, start and explain compaction."),
@@ -32,11 +32,11 @@ COMMANDS = {
     ),
     "top": (
         "kept.cli.commands.top:top",
-        "Show what moves: nodes, topics and groups with their rates.",
+        "Show what moves now: nodes, topics and groups with their rates.",
     ),
     "spark": (
         "kept.cli.commands.spark:spark",
-        "Tables, analyses and audits of topics, made by Spark.",
+        "Read topics with Spark: tables, analyses, audits, exports.",
     ),
     "context": (
         "kept.cli.commands.context:context",

@@ -112,9 +112,7 @@ async def _groups_of_topic(node: RouteContext, p: Parameters) -> Any:
     return await node.services.consumer_lag.groups_of_topic(p.request.session, topic.name)
 
 
-@route(
-    "GET", "/api/v1/topics/{topic}/config", large=True, access=DESCRIBE_NAMED_TOPIC_CONFIGS
-)
+@route("GET", "/api/v1/topics/{topic}/config", large=True, access=DESCRIBE_NAMED_TOPIC_CONFIGS)
 async def _topic_config(node: RouteContext, p: Parameters) -> Any:
     return node.services.topics.topic_config(p.request.named)
 

@@ -13,7 +13,7 @@ import click
 import pytest
 
 from kept.cli.root import kept as root
-from kept.cli.shell import run
+from kept.cli.run import run
 from tests.support.command_tree import leaves
 
 COMMANDS = leaves(root)

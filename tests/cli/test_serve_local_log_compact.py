@@ -126,8 +126,8 @@ def test_local_writes_what_makes_nodes_a_cluster(local_dir, monkeypatch, capsys)
 
 
 def test_up_again_keeps_ports_and_what_kept_yaml_says(local_dir, monkeypatch, capsys):
-    from kept.cli import local
-    from kept.cli.shell import run
+    from kept.cli.commands import local
+    from kept.cli.run import run
 
     monkeypatch.setattr(local, "_start", lambda members: None)
     paths = [local_dir / f"node-{number}" / "kept.yaml" for number in range(3)]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import click
 
 
-def walk(command: click.Command, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], click.Command]:
+def walk(
+    command: click.Command, path: tuple[str, ...] = ()
+) -> dict[tuple[str, ...], click.Command]:
     """By path, a command with everything below it; hidden ones too."""
     found = {path: command}
     if isinstance(command, click.Group):

@@ -66,7 +66,10 @@ class Principal(click.ParamType):  # type: ignore[type-arg]
         return value
 
     def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
+        self,
+        ctx: click.Context,
+        param: click.Parameter,  # noqa: ARG002
+        incomplete: str,
     ) -> list[CompletionItem[str]]:
         """Users who log in by SCRAM, as ``User:NAME``."""
         names = [f"{_USER}{name}" for name in users_of_cluster(ctx)]
@@ -104,14 +107,15 @@ class Operations(click.ParamType):  # type: ignore[type-arg]
         return tuple(_OPERATIONS[name] for name in value.split(","))
 
     def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        param: click.Parameter,  # noqa: ARG002
+        incomplete: str,
     ) -> list[CompletionItem[str]]:
         """The last of the operations."""
         before, comma, last = incomplete.rpartition(",")
         names = [name for name in _OPERATIONS if name not in before.split(",")]
-        return [
-            CompletionItem(f"{before}{comma}{name}") for name in names if name.startswith(last)
-        ]
+        return [CompletionItem(f"{before}{comma}{name}") for name in names if name.startswith(last)]
 
 
 class Resource(click.ParamType):  # type: ignore[type-arg]
@@ -149,7 +153,7 @@ class Resource(click.ParamType):  # type: ignore[type-arg]
 
 
 _host = click.option(
-    "--host", type=Host(), default=WILDCARD, show_default=True, help="From this address only."
+    "--host", type=Host(), default=WILDCARD, show_default=True, help="Only from this address."
 )
 _prefix = click.option(
     "--prefix", is_flag=True, help="The name stands for all names that begin so."
@@ -159,7 +163,7 @@ _deny = click.option("--deny", is_flag=True, help="Forbid it, whatever else allo
 
 @click.group(cls=Group, epilog=examples("kept acl add User:ada read topic:orders"))
 def acl() -> None:
-    """Allow and forbid; say who may do what, and why."""
+    """Say who may do what: add, list, delete and check ACLs."""
 
 
 @acl.command(
@@ -173,14 +177,14 @@ def acl() -> None:
 @click.argument("principal", type=Principal())
 @click.argument("operations", type=Operations(), required=False)
 @click.argument("resource", type=Resource(), required=False)
-@click.option("--producer", is_flag=True, help="What a producer of --topic needs.")
-@click.option("--consumer", is_flag=True, help="What a consumer of --topic in --group needs.")
-@click.option("--topic", type=TOPIC, help="With --producer and --consumer.")
-@click.option("--group", "group_id", type=GROUP, help="With --consumer.")
+@click.option("--producer", is_flag=True, help="Allow what a producer of --topic needs.")
+@click.option("--consumer", is_flag=True, help="Allow what a consumer of --topic in --group needs.")
+@click.option("--topic", type=TOPIC, help="The topic of --producer or --consumer.")
+@click.option("--group", "group_id", type=GROUP, help="The group of --consumer.")
 @click.option(
     "--transactional-id",
     type=TRANSACTIONAL_ID,
-    help="With --producer: what its transactions need.",
+    help="With --producer: also allow transactions of this id.",
 )
 @_prefix
 @_host
@@ -201,7 +205,11 @@ def add(
     deny: bool,
     bootstrap: Bootstrap,
 ) -> None:
-    """Allow PRINCIPAL the OPERATIONS on RESOURCE: type:name, or cluster."""
+    """Allow PRINCIPAL the OPERATIONS on RESOURCE, or forbid them.
+
+    PRINCIPAL is User:NAME, and User:* everybody. OPERATIONS are separated by commas, such as
+    read,write. RESOURCE is topic:NAME, group:NAME, transactional-id:NAME or cluster.
+    """
     wanted: list[tuple[AclResourceType, str, Iterable[AclOperation]]] = []
     if operations is not None and resource is not None:
         wanted.append((*resource, operations))
@@ -259,8 +267,8 @@ def _refuse_internal(topic: str, prefix: bool) -> None:
 
 
 @acl.command("list", epilog=examples("kept acl list --resource topic:orders --json"))
-@click.option("--principal", type=Principal(), help="Only of this principal.")
-@click.option("--resource", type=Resource(), help="Only what decides on this resource.")
+@click.option("--principal", type=Principal(), help="Only ACLs of this principal.")
+@click.option("--resource", type=Resource(), help="Only ACLs that decide about this resource.")
 @json_option
 @bootstrap_option
 def list_acls(
@@ -306,7 +314,7 @@ def delete(
     deny: bool,
     bootstrap: Bootstrap,
 ) -> None:
-    """Delete what was added in the same words."""
+    """Delete ACLs: give the same words as to kept acl add, or --all."""
     if every == (resource is not None):
         raise click.UsageError("give OPERATIONS and RESOURCE, or --all")
     filters = [Acl(principal=principal)]
@@ -332,7 +340,7 @@ def delete(
 @click.argument("principal", type=Principal())
 @click.argument("operations", type=Operations())
 @click.argument("resource", type=Resource())
-@click.option("--host", type=Host(), default="127.0.0.1", show_default=True, help="From here.")
+@click.option("--host", type=Host(), default="127.0.0.1", show_default=True, help="Of the client.")
 @json_option
 @bootstrap_option
 def check(
@@ -346,8 +354,8 @@ def check(
 ) -> None:
     """Say whether PRINCIPAL may do the OPERATIONS on RESOURCE, and which ACL decides.
 
-    It fails if one of them is denied. It needs Describe on the cluster, and DescribeConfigs
-    to know super users.
+    The exit status is 1 if one of them is denied. The command needs Describe on the cluster, and
+    DescribeConfigs to know super users.
     """
     kind, name = resource
     with open_client(bootstrap) as client:

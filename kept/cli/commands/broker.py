@@ -77,7 +77,7 @@ def broker() -> None:
     ),
 )
 def config() -> None:
-    """Show and change the settings of brokers: each one's own, or the default of all."""
+    """Show and change settings: of one broker, or the defaults of all brokers."""
 
 
 @config.command(
@@ -94,7 +94,7 @@ def config() -> None:
     metavar="NAME",
     multiple=True,
     type=BROKER_SETTING_NAME,
-    help="Only this setting; * stands for any text.",
+    help="Only this setting; * stands for any text. May be repeated.",
 )
 @json_option
 @bootstrap_option
@@ -106,9 +106,10 @@ def describe(
     as_json: bool,
     bootstrap: Bootstrap,
 ) -> int:
-    """Show settings: of all brokers and their common default, unless some are named.
+    """Show settings of brokers, and the defaults of all brokers.
 
-    A dynamic setting changes at once; another one needs the broker's file and a restart.
+    Without BROKER those of all. A dynamic setting changes at once; any other one needs a change of
+    the broker's file and a restart.
     """
     entries: dict[str, list[ConfigEntry]] = {}
     with open_client(bootstrap) as client:
@@ -165,16 +166,16 @@ def describe(
     multiple=True,
     required=True,
     type=BROKER_SETTING,
-    help="A broker setting.",
+    help="A setting and its value; may be repeated.",
 )
-@click.option("--dry-run", is_flag=True, help="Only check that it would be accepted.")
+@click.option("--dry-run", is_flag=True, help="Only check whether it would be accepted.")
 @bootstrap_option
 def set_config(
     *, targets: tuple[str, ...], given: tuple[str, ...], dry_run: bool, bootstrap: Bootstrap
 ) -> int:
-    """Set settings of brokers, or with "default" of all that have no value of their own.
+    """Set settings of brokers; "default" stands for all that have no value of their own.
 
-    All is checked before anything is changed.
+    Everything is checked before anything is changed.
     """
     changes = pairs("--config", given)
     return _alter(bootstrap, targets, changes, (), dry_run)
@@ -189,14 +190,17 @@ def set_config(
     multiple=True,
     required=True,
     type=BROKER_SETTING_NAME,
-    help="A setting.",
+    help="A setting; may be repeated.",
 )
-@click.option("--dry-run", is_flag=True, help="Only check that it would be accepted.")
+@click.option("--dry-run", is_flag=True, help="Only check whether it would be accepted.")
 @bootstrap_option
 def delete(
     *, targets: tuple[str, ...], names: tuple[str, ...], dry_run: bool, bootstrap: Bootstrap
 ) -> int:
-    """Delete settings, so that the next source counts: the default of all, the file, Kafka's."""
+    """Delete settings of brokers, so that the next value counts.
+
+    That is the default of all brokers, else what the broker's file says, else the built-in default.
+    """
     return _alter(bootstrap, targets, {}, names, dry_run)
 
 

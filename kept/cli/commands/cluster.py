@@ -218,7 +218,7 @@ def _show_listed(what: str, names: list[str] | None) -> None:
     cls=Group, epilog=examples("kept cluster voter add 2", "kept cluster voter remove 2")
 )
 def voter() -> None:
-    """Change the voters of the metadata quorum; a majority of them must be alive."""
+    """Add and remove voters of the metadata quorum; a majority of them must be alive."""
 
 
 @voter.command(
@@ -235,7 +235,7 @@ def voter() -> None:
 @json_option
 @bootstrap_option
 def add(*, number: int, address: str | None, as_json: bool, bootstrap: Bootstrap) -> None:
-    """Make NODE a voter; it must follow as an observer, new or with an empty disk."""
+    """Make NODE a voter. It must already run as an observer: a new node, or an empty disk."""
     body: dict[str, Any] = {"node_id": number}
     if address is not None:
         body["address"] = address
@@ -247,7 +247,7 @@ def add(*, number: int, address: str | None, as_json: bool, bootstrap: Bootstrap
 @json_option
 @bootstrap_option
 def remove(*, number: int, as_json: bool, bootstrap: Bootstrap) -> None:
-    """Remove NODE from the voters; it continues as an observer."""
+    """Remove NODE from the voters. It goes on as an observer."""
     _change_voters("remove", {"node_id": number}, as_json, bootstrap)
 
 
@@ -263,7 +263,7 @@ def _change_voters(what: str, body: dict[str, Any], as_json: bool, bootstrap: Bo
     epilog=examples("kept cluster elect users:0", "kept cluster elect users:0 --unclean")
 )
 @click.argument("targets", metavar="[TOPIC[:PARTITION] …]", nargs=-1, type=PLACE)
-@click.option("--all", "everything", is_flag=True, help="All partitions that need it.")
+@click.option("--all", "everything", is_flag=True, help="Elect for all partitions that need it.")
 @click.option(
     "--unclean",
     is_flag=True,
@@ -279,7 +279,7 @@ def elect(
     as_json: bool,
     bootstrap: Bootstrap,
 ) -> None:
-    """Make the preferred replica the leader, or with --unclean any that is alive."""
+    """Make the preferred replica the leader; with --unclean any replica that is alive."""
     if bool(targets) == everything:
         raise click.UsageError("name partitions or give --all")
     with open_client(bootstrap) as client:
@@ -341,14 +341,14 @@ def _report(
     "nodes",
     metavar="N,N …",
     shell_complete=broker_list,
-    help="For TOPIC:PARTITION its new replicas, the preferred leader first; for TOPIC the nodes that its "
-    "replicas are spread over, as many for each partition as before.",
+    help="For TOPIC:PARTITION its new replicas, the preferred leader first; for TOPIC the nodes "
+    "that its replicas are spread over, as many for each partition as before.",
 )
 @click.option(
     "--throttle",
     type=WholeNumber(0),
     metavar="B/s",
-    help="Limit the traffic of moves on each node; 0 is no limit.",
+    help="Limit the traffic of moves on each node, in bytes a second; 0 is no limit.",
 )
 @click.option("--status", "show", is_flag=True, help="Show moves that are under way; the default.")
 @click.option(
@@ -475,7 +475,7 @@ def _show_moves(moving: dict[TopicPartition, Reassignment], as_json: bool) -> No
     "--throttle",
     type=WholeNumber(0),
     metavar="B/s",
-    help="Limit the traffic of moves on each node; 0 is no limit.",
+    help="Limit the traffic of moves on each node, in bytes a second; 0 is no limit.",
 )
 @click.option("--wait", is_flag=True, help="Wait until everything is moved.")
 @json_option
@@ -489,8 +489,9 @@ def drain(
     as_json: bool,
     bootstrap: Bootstrap,
 ) -> None:
-    """Move every replica off each NODE, to nodes that are not named, so that they can be removed;
-    with --leaders, leadership only.
+    """Move all replicas away from each NODE, so that it can be removed.
+
+    They go to nodes that are not named. With --leaders only leadership moves.
     """
     with open_client(bootstrap) as client:
         described = client.run(operations.describe_cluster())
@@ -519,7 +520,7 @@ def drain(
 @click.argument("number", metavar="NODE", type=BrokerId())
 @bootstrap_option
 def unregister(*, number: int, bootstrap: Bootstrap) -> None:
-    """Unregister NODE, which was drained and stopped and will not come back."""
+    """Remove NODE from the cluster: it was drained and stopped, and will not come back."""
     with open_client(bootstrap) as client:
         described = client.run(operations.describe_cluster())
         if described.unknown is not None:

@@ -95,10 +95,8 @@ def compact() -> None:
 @internal_option("Also show internal topics such as __consumer_offsets.")
 @json_option
 @bootstrap_option
-def status(
-    *, topics: tuple[str, ...], internal: bool, as_json: bool, bootstrap: Bootstrap
-) -> int:
-    """Show the state of each compacted partition."""
+def status(*, topics: tuple[str, ...], internal: bool, as_json: bool, bootstrap: Bootstrap) -> int:
+    """Show how far each partition is compacted, and why a pass is due or not."""
     partitions: list[dict[str, Any]] = []
     failed = 0
     if topics:
@@ -298,7 +296,7 @@ def lost(*, topics: tuple[str, ...], as_json: bool, bootstrap: Bootstrap) -> int
     """Show acknowledged records that replicas had to truncate.
 
     That happens after an unclean election, or when a whole ISR lost power.
-    Offsets below "committed" were acknowledged, the others may have been.
+    Offsets below "committed" were acknowledged; the others may have been.
     """
     reports: list[dict[str, Any]] = []
     failed = 0
@@ -437,7 +435,7 @@ def _retry(
 @json_option
 @bootstrap_option
 def verify(*, targets: tuple[str, ...], patience: int, as_json: bool, bootstrap: Bootstrap) -> int:
-    """Compare what the replicas have on disk, by digests of their files."""
+    """Check that all replicas have the same records on disk, by digests of their files."""
     from dataclasses import asdict
 
     verdicts: list[Verdict] = []

@@ -19,8 +19,8 @@ from kept.cli.shell import COMPLETE_VARIABLE, examples
 def completion(*, shell: str) -> None:
     """Print the script that completes kept's commands in SHELL.
 
-    It completes commands, options and their values; topics, partitions and groups come from the
-    cluster that the command would go to, contexts from kept context.
+    It completes commands, options and their values. Names of topics, partitions, groups, users and
+    brokers come from the cluster that the command would go to, contexts from kept context.
     """
     root = click.get_current_context().find_root().command
     click.echo(SHELLS[shell](root, {}, "kept", COMPLETE_VARIABLE).source(), nl=False)

@@ -71,9 +71,11 @@ class _Reading(msgspec.Struct, frozen=True):
     required=True,
     type=TopicPartitionArgument(),
 )
-@click.option("--regex", is_flag=True, help="TOPIC is a regular expression of whole names.")
+@click.option(
+    "--regex", is_flag=True, help="TOPIC is a regular expression that the whole name must match."
+)
 @click.option("--internal", is_flag=True, help="With --regex: internal topics, too.")
-@click.option("--partition", type=WholeNumber(0), help="Read this partition only.")
+@click.option("--partition", type=WholeNumber(0), help="The same as TOPIC:PARTITION.")
 @click.option(
     "--from-beginning", is_flag=True, help="Start with the first record instead of the next one."
 )
@@ -98,11 +100,13 @@ class _Reading(msgspec.Struct, frozen=True):
     "until_ms",
     type=TimeType(),
     metavar="@TIME",
-    help="Stop before the first record of each partition that is as new as TIME, as --until-end "
-    "does.",
+    help="Stop before the first record of each partition that is as new as TIME, or at its present "
+    "end.",
 )
 @click.option(
-    "--group", type=GROUP, help="Read as a member of this group, and commit what was printed."
+    "--group",
+    type=GROUP,
+    help="Read on from what this group has committed, and commit what was printed.",
 )
 @click.option(
     "--isolation",

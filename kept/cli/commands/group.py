@@ -51,7 +51,7 @@ group.add_command(delete_group_offsets)
 @states_option(STATES, "Only groups in this state, such as Empty.")
 @internal_option("Also list groups whose names begin with __.")
 @click.option(
-    "--no-lag", is_flag=True, help="Without members and lag: faster where groups are many."
+    "--no-lag", is_flag=True, help="Leave out members and lag: faster where groups are many."
 )
 @json_option
 @bootstrap_option

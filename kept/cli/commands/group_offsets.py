@@ -112,28 +112,28 @@ class Change(NamedTuple):
     type=TopicPartitionArgument(),
     metavar="TOPIC[:PARTITION]",
     multiple=True,
-    help="Of this topic or partition.",
+    help="A topic or partition to reset; may be repeated.",
 )
-@click.option("--all-topics", is_flag=True, help="Of all topics that the group has offsets of.")
+@click.option("--all-topics", is_flag=True, help="Reset all topics that the group has offsets of.")
 @click.option("--partition", type=WholeNumber(0), hidden=True)
 @click.option(
     "--to",
     type=Target(),
     metavar="earliest|latest|OFFSET|-N|@TIME",
-    help="-N: N before the end. A time is as in kept consume --offset.",
+    help="The new place; -N is N before the end, @TIME as in kept consume --offset.",
 )
 @click.option(
     "--shift-by",
     type=Shift(),
     metavar="+N|-N",
-    help="So many offsets on, or back, from where it is.",
+    help="Move so many offsets on, or back, from where the group is.",
 )
 @click.option(
     "--from-file",
     type=click.File("rb"),
     metavar="FILE",
-    help="What kept group export-offsets or kafka-consumer-groups --export wrote; - is standard "
-    "input.",
+    help="Take offsets from a file of kept group export-offsets or kafka-consumer-groups --export; "
+    "- is standard input.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be committed.")
 @json_option
@@ -153,8 +153,8 @@ def reset_offsets(
 ) -> int:
     """Set the committed offsets of groups, which must have no members.
 
-    An offset outside of the log becomes its start or its end. Of one group all is checked before
-    anything is committed.
+    An offset outside of the log becomes its start or its end. For each group everything is checked
+    before anything is committed.
     """
     if (to is not None) + (shift_by is not None) + (from_file is not None) != 1:
         raise click.UsageError("give one of --to, --shift-by and --from-file")
@@ -376,7 +376,7 @@ def export_offsets(*, names: tuple[str, ...], as_json: bool, bootstrap: Bootstra
 def delete_group_offsets(
     *, name: str, targets: tuple[tuple[str, int | None], ...], bootstrap: Bootstrap
 ) -> int:
-    """Delete committed offsets of GROUP, of topics that no member of it reads."""
+    """Delete committed offsets of GROUP. No member of it may read these topics."""
     with open_client(bootstrap) as client:
         committed = client.committed(name)
         _committed_partitions(client, name, committed)

@@ -92,13 +92,13 @@ def local() -> None:
     metavar="K=V",
     multiple=True,
     type=BROKER_SETTING,
-    help="A setting of every node.",
+    help="A setting of every node; may be repeated.",
 )
 @click.option(
     "--secure",
     is_flag=True,
-    help="TLS, logins by SCRAM and ACLs, with certificates and passwords made in DIR/security. "
-    "Nodes that were secure stay so.",
+    help="Switch on TLS, logins by SCRAM and ACLs; certificates and passwords are made in "
+    "DIR/security. Nodes that were secure stay so.",
 )
 def up(
     *, nodes: int | None, directory: str, port: int | None, settings: tuple[str, ...], secure: bool
@@ -108,8 +108,8 @@ def up(
     Nodes that --dir has already keep their data, their ports and what their kept.yaml says, unless
     --port or --set says otherwise.
 
-    With --secure, DIR/security/admin.properties is a --command-config of one who may do everything,
-    ada.properties and bob.properties are of users who may do what ACLs allow them.
+    With --secure commands need --command-config DIR/security/admin.properties: admin may do
+    everything. Users ada and bob have files, too, and may do what ACLs allow them.
     """
     given = pairs("--set", settings)
     for name in _OURS:

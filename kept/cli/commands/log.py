@@ -66,7 +66,7 @@ def dump(*, files: tuple[str, ...], as_json: bool) -> int:
 def check(*, directories: tuple[str, ...], as_json: bool) -> int:
     """Check every file under DIRECTORY: a data directory, or one partition's.
 
-    Damage makes the command fail; what an unclean stop leaves and a start repairs is a note.
+    Damage makes the command fail. What a crash leaves, and the next start repairs, is a note.
     """
     all_findings: list[Finding] = []
 

@@ -60,7 +60,7 @@ _FIELDS: Final = frozenset(
     metavar="S",
     help="Text between key and value of a line; \\t is a tab (also \\n, \\r, \\0, \\xHH, \\\\).",
 )
-@click.option("--key", metavar="K", help="Key of all records.")
+@click.option("--key", metavar="K", help="The key of all records.")
 @click.option(
     "--header", "headers", metavar="K=V", multiple=True, help="A header of all records; repeatable."
 )
@@ -79,7 +79,9 @@ _FIELDS: Final = frozenset(
     help="The same as TOPIC:PARTITION: all records go there.  [default: by key]",
 )
 @click.option(
-    "--repartition", is_flag=True, help="With --json: by key, whatever partition a line says."
+    "--repartition",
+    is_flag=True,
+    help="With --json: choose partitions by key, whatever a line says.",
 )
 @click.option("--acks", type=click.Choice(list(_ACKS)), default="all", show_default=True)
 @click.option(
@@ -89,7 +91,12 @@ _FIELDS: Final = frozenset(
     show_default=True,
     help="Codec of the batches.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Lines are JSON, as consume --json prints.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Lines are JSON objects, as kept consume --json prints them.",
+)
 @click.option(
     "--create/--no-create",
     default=None,
@@ -105,7 +112,7 @@ _FIELDS: Final = frozenset(
     "--transaction-timeout",
     type=WholeNumber(1, 2_147_483),
     metavar="SECONDS",
-    help="The transaction is aborted if it takes longer.  [default: 60]",
+    help="Abort the transaction if it takes longer.  [default: 60]",
 )
 @bootstrap_option
 def produce(
@@ -130,7 +137,8 @@ def produce(
 
     A line is the value; with --key-separator it is key and value. Keys go to the partition that
     Java's client would choose (murmur2). With --json a line is an object with key, value (or
-    key_base64, value_base64), headers, timestamp and partition; null is a null.
+    key_base64, value_base64), headers, timestamp and partition; a value of null is a
+    tombstone.
 
     An error says which lines are written and with which to go on. With --transactional-id the
     records of one run are one transaction, which is committed at the end of the input, and aborted

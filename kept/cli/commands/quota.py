@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from kept.cli.bootstrap_option import bootstrap_option
-from kept.cli.completion import USER
+from kept.cli.completion import USER as USER_NAME
 from kept.cli.output import echo, show_json, show_table, size
 from kept.cli.shell import Failure, Group, WholeNumber, examples, json_option
 from kept.cli.unavailable import open_client
@@ -117,12 +117,20 @@ def entity_options(function: Callable[..., _T]) -> Callable[..., _T]:
 
     for option in reversed(
         (
-            click.option("--user", type=USER, metavar="NAME", help="Of this user."),
-            click.option("--user-default", is_flag=True, help="Of each user without one."),
-            click.option("--client-id", metavar="ID", help="Of this client id."),
-            click.option("--client-id-default", is_flag=True, help="Of each id without one."),
-            click.option("--ip", type=Address(), metavar="ADDRESS", help="Of this address."),
-            click.option("--ip-default", is_flag=True, help="Of each address without one."),
+            click.option("--user", type=USER_NAME, metavar="NAME", help="A user."),
+            click.option(
+                "--user-default", is_flag=True, help="All users without a quota of their own."
+            ),
+            click.option("--client-id", metavar="ID", help="A client id."),
+            click.option(
+                "--client-id-default",
+                is_flag=True,
+                help="All client ids without a quota of their own.",
+            ),
+            click.option("--ip", type=Address(), metavar="ADDRESS", help="An address."),
+            click.option(
+                "--ip-default", is_flag=True, help="All addresses without a quota of their own."
+            ),
         )
     ):
         chosen = option(chosen)
@@ -137,7 +145,7 @@ def entity_options(function: Callable[..., _T]) -> Callable[..., _T]:
     ),
 )
 def quota() -> None:
-    """Limit what users, client ids and addresses may use."""
+    """Limit how much users, client ids and addresses may use."""
 
 
 @quota.command(
@@ -152,7 +160,9 @@ def quota() -> None:
 @click.option("--producer-byte-rate", type=ByteRate(), help="Bytes a second that are produced.")
 @click.option("--consumer-byte-rate", type=ByteRate(), help="Bytes a second that are fetched.")
 @click.option(
-    "--request-percentage", type=_positive, help="Time of threads: 100 is one whole thread."
+    "--request-percentage",
+    type=_positive,
+    help="Time of the broker's threads; 100 is one whole thread.",
 )
 @click.option(
     "--controller-mutation-rate",
@@ -162,7 +172,7 @@ def quota() -> None:
 @click.option(
     "--connection-creation-rate",
     type=WholeNumber(1, MAX_INT32),
-    help="Connections a second, of an address.",
+    help="New connections a second, from an address.",
 )
 @bootstrap_option
 def set_quotas(*, entity: Entity, bootstrap: Bootstrap, **given: float | None) -> None:
@@ -220,7 +230,7 @@ def delete(*, entity: Entity, keys: tuple[str, ...], bootstrap: Bootstrap) -> No
 @json_option
 @bootstrap_option
 def list_quotas(*, entity: Entity, as_json: bool, bootstrap: Bootstrap) -> None:
-    """List quotas, those of everybody or those that name a user, client id or address."""
+    """List quotas: all, or those that name a user, a client id or an address."""
     with open_client(bootstrap) as client:
         found = client.run(describe_quotas(_parts(entity)))
     ordered = sorted(found.items(), key=lambda entry: _by_name(entry[0]))
@@ -241,10 +251,12 @@ def list_quotas(*, entity: Entity, as_json: bool, bootstrap: Bootstrap) -> None:
     )
 )
 @click.option(
-    "--user", type=USER, metavar="NAME", help="Who is logged in.  [default: ANONYMOUS]"
+    "--user", type=USER_NAME, metavar="NAME", help="Who is logged in.  [default: ANONYMOUS]"
 )
 @click.option("--client-id", metavar="ID", help="What the client calls itself.")
-@click.option("--ip", type=Address(), metavar="ADDRESS", help="Instead: an address.")
+@click.option(
+    "--ip", type=Address(), metavar="ADDRESS", help="An address, instead of a user and a client id."
+)
 @json_option
 @bootstrap_option
 def describe(

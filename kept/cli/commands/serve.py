@@ -29,7 +29,7 @@ from kept.cli.shell import RenamedOption, WholeNumber, examples, pairs
     old_name="--config",
     metavar="FILE",
     type=click.Path(),
-    help="YAML file of settings, named as Kafka's.",
+    help="YAML file of settings, which have Kafka's names.",
 )
 @click.option(
     "--port",
@@ -49,7 +49,7 @@ from kept.cli.shell import RenamedOption, WholeNumber, examples, pairs
     metavar="K=V",
     multiple=True,
     type=BROKER_SETTING,
-    help="One setting; may be repeated.",
+    help="A setting; may be repeated.",
 )
 @click.option(
     "--add-scram",

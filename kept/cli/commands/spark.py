@@ -76,7 +76,7 @@ _CAUSES: Final = re.compile(r"^(?:Caused by)?: ((?:\w+\.)+\w+: .*[^:\s])$", re.M
 @click.option("--conf", "conf", metavar="K=V", multiple=True, help="A setting of Spark.")
 @click.pass_context
 def spark(context: click.Context, *, master: str | None, conf: tuple[str, ...]) -> None:
-    """Tables, analyses, audits and exports of topics, made by Spark.
+    """Read topics with Spark: tables, analyses, audits and exports.
 
     Needs PySpark (the extra `spark`) and Java 17 or newer.
     """
@@ -104,11 +104,15 @@ def settings_option(function: _Function) -> _Function:
     )
 )
 @topic_argument
-@click.option("--as-of-offset", metavar="N|JSON", help='Before this offset; {"0": 10, "1": 12}.')
+@click.option(
+    "--as-of-offset",
+    metavar="N|JSON",
+    help='The table as it was before this offset, or before these: {"0": 10, "1": 12}.',
+)
 @click.option(
     "--as-of-timestamp",
     metavar="WHEN",
-    help="A time such as 2026-11-21T12:00:00Z, -90m, or milliseconds since 1970.",
+    help="The table as it was then: 2026-11-21T12:00:00Z, -90m, or milliseconds since 1970.",
 )
 @click.option(
     "--out", metavar="DIR", type=click.Path(), help="Write it to a new directory as Parquet."
@@ -266,7 +270,7 @@ def analyze(
 )
 @click.option(
     "--patience", type=click.FloatRange(0), default=30.0, show_default=True, metavar="SECONDS",
-    help="Seconds to recheck what was found.",
+    help="How long to look again at what was found.",
 )  # fmt: skip
 @json_option
 @bootstrap_option
@@ -386,7 +390,7 @@ def restore(
 @click.argument("directory", type=click.Path())
 @click.argument("target", type=click.Path())
 @settings_option
-@click.option("--below", metavar="JSON", help='Where to stop in each partition: {"0": 10}.')
+@click.option("--below", metavar="JSON", help='The offset to stop at in each partition: {"0": 10}.')
 @json_option
 @click.pass_obj
 def compact(

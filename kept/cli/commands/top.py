@@ -102,7 +102,11 @@ class Watch:
 )
 @click.argument("view", type=click.Choice(VIEWS), required=False)
 @click.option(
-    "--sort", type=click.Choice(list(SORTS)), default="rate", show_default=True, help="Most first."
+    "--sort",
+    type=click.Choice(list(SORTS)),
+    default="rate",
+    show_default=True,
+    help="Order, the largest first.",
 )
 @click.option(
     "--interval",
@@ -135,9 +139,10 @@ def top(
 ) -> None:
     """Show nodes, topics and groups with what moves in them, every few seconds.
 
-    RECORDS/S is by how much the ends of logs move, of a group its committed offsets; GROWTH is how
-    the size on the leaders' disks changes. Keys: n, t, g nodes, topics or groups only, a all of
-    them, s the next order, q the end. Where output is no terminal it is printed once.
+    RECORDS/S is how fast the ends of logs move; of a group, how fast its committed offsets do.
+    GROWTH is how fast the size on the leaders' disks changes. Keys: n, t and g show nodes, topics
+    or groups only, a shows all of them, s changes the order, q quits. Without a terminal it prints
+    once.
     """
     client = Client(
         bootstrap.servers, "kept-top", timeout_ms=TIMEOUT_MS, security=bootstrap.security

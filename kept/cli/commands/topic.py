@@ -76,7 +76,7 @@ def topic() -> None:
     metavar="K=V",
     multiple=True,
     type=TOPIC_SETTING,
-    help="A topic setting.",
+    help="A setting of the topic; may be repeated.",
 )
 @click.option("--if-not-exists", is_flag=True, help="Do nothing if the topic exists.")
 @click.option("--dry-run", is_flag=True, help="Only check that it would be created.")

@@ -107,9 +107,7 @@ def _existing(client: Client, transactional_id: str) -> TransactionDescription:
 
 
 @transaction.command(epilog=examples("kept transaction hanging --topic orders"))
-@click.option(
-    "--topic", "topics", type=TOPIC, multiple=True, help="Only partitions of this topic."
-)
+@click.option("--topic", "topics", type=TOPIC, multiple=True, help="Only partitions of this topic.")
 @click.option(
     "--older-than",
     type=WholeNumber(0),
@@ -187,7 +185,7 @@ def abort(*, place: tuple[str, int], start_offset: int, bootstrap: Bootstrap) ->
 def fence(*, ids: tuple[str, ...], bootstrap: Bootstrap) -> int:
     """Fence the producers of transactional IDs: their transactions are aborted, and they must stop.
 
-    A new epoch is given out, so that a producer of an older one is refused.
+    Each ID gets a new epoch; a producer with an older one is refused.
     """
     with open_client(bootstrap) as client:
 

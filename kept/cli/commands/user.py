@@ -72,7 +72,7 @@ def add(
     password_file: BinaryIO | None,
     bootstrap: Bootstrap,
 ) -> None:
-    """Add user NAME with a password, or a mechanism to one who exists."""
+    """Add user NAME with a password, or another mechanism to a user who exists."""
     with open_client(bootstrap) as client:
         if mechanism in _mechanisms(client, name):
             raise Failure(
@@ -96,9 +96,9 @@ def passwd(
     password_file: BinaryIO | None,
     bootstrap: Bootstrap,
 ) -> None:
-    """Change the password of user NAME, for all mechanisms that he has.
+    """Change the password of user NAME, for all mechanisms that the user has.
 
-    Who is connected stays connected.
+    Clients that are connected stay connected.
     """
     with open_client(bootstrap) as client:
         mechanisms = _existing(client, name)

@@ -263,6 +263,15 @@ def test_an_empty_cluster_says_how_to_begin(kept_cluster, chromium):
         browser.show(page, cluster.url(), view)
         (shown,) = page.locator(".empty code").all_text_contents()
         assert shown == f"{line} --bootstrap {address}"
+    topic = cluster.create_topic()
+    browser.show(page, cluster.url(), f"#topic/{topic}")
+    shown = page.locator(".empty code").all_text_contents()
+    assert [line.partition(" --bootstrap")[0] for line in shown] == [
+        f"echo 'alice:hello' | kept produce {topic} --key-separator :",
+        f"kept consume {topic} --group readers",
+    ]
+    browser.show(page, cluster.url(), "#groups")
+    shown = page.locator(".empty code").text_content()
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.click(".empty button")
     page.wait_for_selector(".empty button:text-is('Copied')")
@@ -674,7 +683,7 @@ def test_forms_reset_offsets_after_a_dry_run_and_change_brokers(kept_cluster, ch
     page.click("#dry-run")
     page.wait_for_selector("caption:text-is('Offsets before and after')", state="attached")
     after = {row["Partition"]: row for row in browser.rows(page, "Offsets before and after")}
-    assert after[f"{topic} 1"]["Committed then"] == "0"
+    assert after[f"{topic}:1"]["Committed then"] == "0"
     assert scene.given(cluster, "groups/readers")["lag"] == 0, "a dry run commits nothing"
     page.select_option("#to", "latest")
     assert page.locator("#reset-submit").is_disabled(), "another target needs another dry run"
@@ -706,7 +715,7 @@ def test_where_actions_are_off_forms_give_their_command_line(cluster, chromium):
         ),
         (
             f"#reset/{scene.GROUP}", "reset", {"partition": "2"},
-            f"kept group reset-offsets {scene.GROUP} --topic {scene.CLICKS} --partition 2"
+            f"kept group reset-offsets {scene.GROUP} --topic {scene.CLICKS}:2"
             " --to earliest",
         ),
         (

@@ -92,7 +92,8 @@ class CommandLines(Struct, frozen=True):
         self, group: str, topic: str, partition: int | None, to: str, dry_run: bool
     ) -> str:
         """``kept group reset-offsets``."""
-        options = [("--topic", topic), ("--partition", partition), ("--to", to)]
+        place = topic if partition is None else f"{topic}:{partition}"
+        options = [("--topic", place), ("--to", to)]
         flags = ["--dry-run"] if dry_run else []
         return self.command("group", "reset-offsets", name=group, options=options, flags=flags)
 

@@ -48,7 +48,7 @@ function nodes(cluster, quorum) {
 }
 
 function cleaners(known) {
-  const name = (one) => link(hash("topic", one.topic, one.partition), `${one.topic} ${one.partition}`);
+  const name = (one) => link(hash("topic", one.topic, one.partition), `${one.topic}:${one.partition}`);
   const running = known.flatMap((one) => one.running.map((pass) =>
     [name(pass), one.node, percent(pass.progress), percent(pass.dirty_ratio), pass.reason]));
   const stuck = known.flatMap((one) => one.uncleanable.map((log) =>

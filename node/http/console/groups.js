@@ -84,7 +84,7 @@ export const group = {
     const rows = found.partitions.map((one) => {
       const member = clients.get(one.member_id);
       return [
-        link(hash("topic", one.topic, one.partition), `${one.topic} ${one.partition}`),
+        link(hash("topic", one.topic, one.partition), `${one.topic}:${one.partition}`),
         count(one.committed_offset),
         count(one.high_watermark),
         count(one.lag),
@@ -131,7 +131,7 @@ function moved(partitions) {
   const sorted = [...partitions].sort((a, b) => a.partition - b.partition);
   const rows = sorted.map((one) => {
     const by = one.before === null ? "–" : count(one.after - one.before);
-    return [`${one.topic} ${one.partition}`, count(one.before), count(one.after), by];
+    return [`${one.topic}:${one.partition}`, count(one.before), count(one.after), by];
   });
   return table("Offsets before and after",
     ["Partition", ["Committed now", "number"], ["Committed then", "number"], ["Moved by", "number"]], rows);
@@ -197,7 +197,7 @@ export const reset = {
       submit: "Reset offsets",
       typed: found.group,
       command: () => kept(["group", "reset-offsets"], found.group, [
-        ["--topic", topic.value || "TOPIC"], ["--partition", partition.value], ["--to", target()],
+        ["--topic", `${topic.value || "TOPIC"}${partition.value === "" ? "" : `:${partition.value}`}`], ["--to", target()],
       ]),
       ready: () => dry,
       changed: () => {

@@ -73,6 +73,14 @@ function consumers(found, name) {
   ];
 }
 
+// Where nothing was ever written: how to begin.
+function empty(found) {
+  const list = found.partitions;
+  if (list.length < found.partition_count || !list.every((one) => one.high_watermark === 0)) return "";
+  return first("The topic has no records. This appends one:",
+    `echo 'alice:hello' | ${kept(["produce"], found.name, [["--key-separator", ":"]])}`);
+}
+
 export const topic = {
   kind: "topic",
   pause: 2000,
@@ -107,6 +115,7 @@ export const topic = {
       quiet(settings.length ? "The other settings are" : "All its settings are", " at ",
         link(hash("settings", found.name), "their defaults"), "."),
       history ? [make("h2", {}, "Last hour"), throughput(history, "topic")] : "",
+      empty(found),
       consumers(groups, found.name),
       make("h2", {}, "Partitions"),
       legend(kindsOf(list), list.some((one) => one.compaction && one.compaction.state === "running")),

@@ -56,16 +56,19 @@ def json_line(value: Any) -> str:
     return printable_text(line) + "\n"
 
 
-def show_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+def show_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str = "") -> None:
     """Print aligned columns: numbers to the right, ``-`` for None.
 
     A table that is wider than the terminal wraps its widest cells; in a pipe or a file every row
-    stays one line, whole.
+    stays one line, whole. Without rows people are told ``empty``, where standard error is a
+    terminal.
     """
     cells = [table_cells(row) for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     numeric = [_is_numeric([row[i] for row in rows]) for i in range(len(columns))]
     lines = [[name.upper() for name in columns], *cells]
+    if not rows and empty and sys.stderr.isatty():
+        echo(empty, err=True)
     if sys.stdout.isatty():
         terminal = shutil.get_terminal_size().columns
         if sum(widths) + 2 * (len(widths) - 1) > terminal:
@@ -110,12 +113,15 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
-def show_rows(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
-    """Print rows whole as JSON, or these columns of them as a table."""
+def show_rows(
+    columns: Sequence[str], rows: Sequence[Mapping[str, Any]], as_json: bool, *, empty: str = ""
+) -> None:
+    """Print rows whole as JSON, or these columns of them as :func:`show_table` does."""
     if as_json:
         show_json(rows)
     else:
-        show_table(columns, [[row[column] for column in columns] for row in rows])
+        cells = [[row[column] for column in columns] for row in rows]
+        show_table(columns, cells, empty=empty)
 
 
 def show_tree(value: Any, indent: int = 0) -> None:

@@ -88,9 +88,19 @@ class Group(click.Group):
             from difflib import get_close_matches
 
             near = get_close_matches(name, self.list_commands(ctx), n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            near = near or self._commands_below(ctx, name)
+            hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
             raise click.UsageError(f"No such command {name!r}.{hint}", ctx)
         return super().resolve_command(ctx, args)
+
+    def _commands_below(self, ctx: click.Context, name: str) -> list[str]:
+        """The commands called ``name`` in groups of this one: ``local up`` for ``up``."""
+        groups = [(each, self.get_command(ctx, each)) for each in self.list_commands(ctx)]
+        return [
+            f"{each} {name}"
+            for each, group in groups
+            if isinstance(group, Group) and name in group.list_commands(ctx)
+        ]
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
         """Commands, and after a dash options; no command is imported for it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -35,6 +36,16 @@ def test_tables_and_trees(capfdbinary, hostile) -> None:
 def test_a_new_line_in_a_name_makes_no_row(capfdbinary) -> None:
     output.show_table(("group", "state"), [("a\nb  Stable", "Empty")])
     assert len(shown(capfdbinary).splitlines()) == 2
+
+
+@pytest.mark.parametrize("in_terminal", [True, False])
+def test_people_are_told_why_a_table_is_empty(capfd, monkeypatch, in_terminal) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: in_terminal)
+    output.show_table(("name", "size"), [], empty="nothing yet")
+    output.show_table(("name", "size"), [("a", 1)], empty="nothing yet")
+    written = capfd.readouterr()
+    assert written.out.splitlines() == ["NAME  SIZE", "NAME  SIZE", "a        1"]
+    assert written.err == ("nothing yet\n" if in_terminal else "")
 
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=ascii)

@@ -289,7 +289,8 @@ def list_acls(
         show_json(rows)
     else:
         columns = ("permission", "principal", "operation", "resource", "pattern", "host")
-        show_table(columns, [[row[column] for column in columns] for row in rows])
+        empty = "there are no such ACLs: kept acl add User:NAME read topic:NAME adds one"
+        show_table(columns, [[row[column] for column in columns] for row in rows], empty=empty)
 
 
 @acl.command(

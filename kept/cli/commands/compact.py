@@ -145,7 +145,10 @@ def _show_status(partitions: list[dict[str, Any]], *, replicas: bool) -> None:
         )
         for p in partitions
     ]
-    show_table((*columns, "generation", "last compaction", "why"), rows)
+    empty = (
+        "no topic is compacted: kept topic create NAME --config cleanup.policy=compact makes one"
+    )
+    show_table((*columns, "generation", "last compaction", "why"), rows, empty=empty)
     progress_of = [
         (
             *(p["topic"], p["partition"], r["replica"], r["held"], r["applied"], p["published"]),
@@ -342,7 +345,7 @@ def lost(*, topics: tuple[str, ...], as_json: bool, bootstrap: Bootstrap) -> int
         "keys",
         "note",
     )
-    show_table(columns, rows)
+    show_table(columns, rows, empty="no replica had to truncate acknowledged records")
     return failed
 
 

@@ -60,6 +60,7 @@ def list_contexts(*, as_json: bool) -> None:
             ("*" if row["current"] else "", row["name"], row["bootstrap"], row["command_config"])
             for row in rows
         ],
+        empty="there are no contexts yet: kept context add NAME --bootstrap HOST:PORT makes one",
     )
 
 

@@ -125,7 +125,10 @@ def up(
     members = [_Node(directory, number) for number in range(count)]
     for node in members:
         if node.pid() is not None:
-            raise Failure(f"node {node.number} in {directory} runs already (pid {node.pid()})")
+            raise Failure(
+                f"node {node.number} in {directory} runs already (pid {node.pid()}): kept local "
+                "down stops it, another --dir and --port make more nodes"
+            )
     ports = _ports(members, port)
     node_ports = [number + NODE_PORT_OFFSET for number in ports]
     if max(node_ports if count > 1 else ports) > MAX_PORT or set(ports) & set(node_ports):

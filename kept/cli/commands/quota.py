@@ -242,7 +242,10 @@ def list_quotas(*, entity: Entity, as_json: bool, bootstrap: Bootstrap) -> None:
         for of, quotas in ordered
         for key, value in sorted(quotas.items())
     ]
-    show_table(("user", "client id", "ip", "quota", "value"), rows)
+    empty = (
+        "there are no such quotas: kept quota set --user NAME --producer-byte-rate 1MiB sets one"
+    )
+    show_table(("user", "client id", "ip", "quota", "value"), rows, empty=empty)
 
 
 @quota.command(

@@ -130,7 +130,8 @@ def list_topics(*, internal: bool, as_json: bool, bootstrap: Bootstrap) -> None:
         for _, t in sorted(topics.items())
         if internal or not t.internal
     ]
-    show_rows(("name", "partitions", "replicas"), rows, as_json)
+    empty = "there are no topics yet: kept topic create NAME makes one"
+    show_rows(("name", "partitions", "replicas"), rows, as_json, empty=empty)
 
 
 @topic.command(epilog=examples("kept topic describe users", "kept topic describe users --all"))

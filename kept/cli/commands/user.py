@@ -141,7 +141,8 @@ def list_users(*, as_json: bool, bootstrap: Bootstrap) -> None:
         columns = ("user", "mechanism", "iterations")
         show_json([dict(zip(columns, row, strict=True)) for row in rows])
     else:
-        show_table(("user", "mechanism", "iterations"), rows)
+        empty = "there are no users yet: kept user add NAME makes one"
+        show_table(("user", "mechanism", "iterations"), rows, empty=empty)
 
 
 def _by_name(credential: users.UserCredential) -> tuple[str, str]:

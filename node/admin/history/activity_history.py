@@ -3,10 +3,9 @@
 Every :data:`INTERVAL_MS`, at its multiples, so that samples of several nodes belong together, a
 node looks at the partitions that it leads: what was appended since, and how large they are; at what
 it sent to consumers of each topic; and at the groups that it coordinates: how far their commits are
-behind. Samples are numbered by a clock
-that nobody sets, and have the times that the wall clock says now. A partition at rest is one
-comparison, and a topic has samples only since something was appended to it, or read, within the
-hour.
+behind. Samples are numbered by a clock that nobody sets, and have the times that the wall clock
+says now. A partition at rest is one comparison, and a topic has samples only since something was
+appended to it, or read, within the hour.
 
 What is kept is :data:`SAMPLES` samples of the node, of up to :data:`TOPICS` topics and of up to
 :data:`GROUPS` groups: 5 KB a topic, 3 KB a group. It is gone when the process ends.

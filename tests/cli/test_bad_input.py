@@ -75,6 +75,12 @@ UNKNOWN = {
     "log check": (NOWHERE,),
 }
 """By command, well-formed arguments that name what there is not."""
+ALONE = {
+    "acl delete": "no broker asks them: set authorizer.class.name",
+    "cluster voter add": "node 0 runs alone",
+    "cluster voter remove": "node 0 runs alone",
+}
+"""What a lone node without an authorizer answers, whatever is named."""
 NAMELESS = {
     "local up": (),
     "topic list": (),
@@ -134,7 +140,7 @@ def test_what_is_not_there_is_one_line_and_status_1(name, kept_broker, capfd):
     assert "Traceback" not in told and "Error(" not in told
     given = " ".join(UNKNOWN[name])
     wrong = next(word for word in ("nope", "77", NOWHERE, "a/b") if word in given)
-    assert wrong in line, "the line names what is wrong"
+    assert ALONE.get(name, wrong) in line, "the line names what is wrong"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +161,11 @@ def test_wrong_usage_is_status_2_and_shows_the_usage(name, capfd):
     command = COMMANDS[name]
     assert run([*name.split(), "--no-such-option"]) == 2
     told = capfd.readouterr().err
-    assert told.startswith(f"Usage: kept {name} ") and "No such option: --no-such-option" in told
+    assert (
+        told.startswith(f"Usage: kept {name} ")
+        and "No such option" in told
+        and "--no-such-option" in told
+    )
     if any(isinstance(each, click.Argument) and each.required for each in command.params):
         assert run(name.split()) == 2
         assert "Missing argument" in capfd.readouterr().err

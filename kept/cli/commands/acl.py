@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from enum import IntEnum
 from ipaddress import ip_address
@@ -30,6 +31,7 @@ from kept.cluster.security.acls import (
     AclResourceType,
     PatternType,
 )
+from kept.storage.errors import SecurityDisabled
 
 _INTERNAL: Final = ("__consumer_offsets", "__transaction_state")
 """Topics that hold what everybody commits: who reads them reads all of it."""
@@ -161,6 +163,19 @@ _prefix = click.option(
 _deny = click.option("--deny", is_flag=True, help="Forbid it, whatever else allows it.")
 
 
+@contextmanager
+def _acl_client(bootstrap: Bootstrap) -> Iterator[Client]:
+    """A client; that the cluster has no authorizer is said with what turns one on."""
+    try:
+        with open_client(bootstrap) as client:
+            yield client
+    except SecurityDisabled as error:
+        raise Failure(
+            "this cluster has no ACLs, since no broker asks them: set authorizer.class.name "
+            f"({error})"
+        ) from error
+
+
 @click.group(cls=Group, epilog=examples("kept acl add User:ada read topic:orders"))
 def acl() -> None:
     """Say who may do what: add, list, delete and check ACLs."""
@@ -240,7 +255,7 @@ def add(
         for kind, name, each in wanted
         for operation in each
     ]
-    with open_client(bootstrap) as client:
+    with _acl_client(bootstrap) as client:
         client.run(acls.create_acls(created))
     for each in created:
         echo(f"added: {_sentence(each)}")
@@ -282,7 +297,7 @@ def list_acls(
     wanted = Acl(principal=principal)
     if resource is not None:
         wanted = replace(wanted, resource_type=int(resource[0]), name=resource[1], pattern=MATCH)
-    with open_client(bootstrap) as client:
+    with _acl_client(bootstrap) as client:
         found = client.run(acls.describe_acls(wanted))
     rows = [_row(each) for each in sorted(map(_binding, found))]
     if as_json:
@@ -329,7 +344,7 @@ def delete(
             )
             for operation in operations
         ]
-    with open_client(bootstrap) as client:
+    with _acl_client(bootstrap) as client:
         deleted = client.run(acls.delete_acls(filters))
     if not deleted:
         raise Failure(f"there is no such ACL of {principal}: kept acl list shows those there are")
@@ -359,7 +374,7 @@ def check(
     DescribeConfigs to know super users.
     """
     kind, name = resource
-    with open_client(bootstrap) as client:
+    with _acl_client(bootstrap) as client:
         found = client.run(acls.describe_acls(Acl(int(kind), name, MATCH)))
         settings = _settings(client)
     index = AclIndex().changed(map(_binding, found))

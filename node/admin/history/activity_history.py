@@ -265,15 +265,16 @@ class ActivityHistory:
         samples, set_by = [], self._clock_was_set_by()
         for number, _ in node.items():
             if number in known:
-                *moved, size = known[number]
+                bytes_in, records_in, bytes_out, size = known[number]
                 size_bytes = int(size)
             elif series is not None and number >= series.next and not led:
                 break
             else:
-                moved = [0.0, 0.0, 0.0]
+                bytes_in = records_in = bytes_out = 0.0
                 if series is not None and series.first < number < series.next:
                     size_bytes = 0  # another node led it then
-            samples.append(Throughput(number * INTERVAL_MS + set_by, *moved, size_bytes))
+            at_ms = number * INTERVAL_MS + set_by
+            samples.append(Throughput(at_ms, bytes_in, records_in, bytes_out, size_bytes))
         return samples
 
     # Groups.

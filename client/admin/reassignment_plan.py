@@ -58,10 +58,10 @@ def away_from(
                 continue
             free = [n for n in stay if n not in replicas]
             if not free:
+                others = "each other node has one already" if stay else "there is no other node"
                 raise InvalidReplicaAssignment(
-                    f"{tp} has {len(replicas)} replicas and node {node_id} can give its own to "
-                    f"nobody: only {len(stay)} other nodes take part, and each has one; add a "
-                    "node, or move leaders alone with --leaders"
+                    f"the replica of {tp.topic}:{tp.partition} on node {node_id} has nowhere to "
+                    f"go: {others}; add a node, or move leaders alone with --leaders"
                 )
             taken = {racks.get(n) for n in replicas if n not in node_ids}
             chosen = min(free, key=lambda n: (_shared(racks.get(n), taken), load[n], n))

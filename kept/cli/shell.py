@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
@@ -23,6 +24,7 @@ NO_NODE: Final = "; no node is there: `kept serve` starts one, --bootstrap names
 COMPLETE_VARIABLE: Final = "_KEPT_COMPLETE"
 """Set by a shell's completion script (:mod:`kept.cli.completion`)."""
 
+_INTEGER: Final = re.compile(r"\s*[+-]?[0-9]+\s*", re.ASCII)
 _T = TypeVar("_T")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -32,8 +34,8 @@ class WholeNumber(click.IntRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The number; a usage error for any other text."""
-        if isinstance(value, str) and not (value.isascii() and "_" not in value):
-            self.fail(f"{value!r} is not a valid integer range.", param, ctx)
+        if isinstance(value, str) and not _INTEGER.fullmatch(value):
+            self.fail(f"{value!r} is not a whole number", param, ctx)
         return super().convert(value, param, ctx)
 
 

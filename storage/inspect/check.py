@@ -22,6 +22,8 @@ from kept.storage.records import BatchHeader, check_replica, read_marker, scan
 from kept.storage.records.header import HEADER_BYTES, LENGTH_PREFIX_BYTES, MAGIC_POSITION
 from kept.storage.segments import offset_index, time_index, txn_index
 
+LOG_DIRECTORY: Final = "log"
+"""Where a node's logs are below its ``--data-dir``; no partition's directory has that name."""
 CHUNK_BYTES: Final = 1 << 20
 INFLATE_LIMIT_BYTES: Final = 1 << 28
 """Largest batch that the check inflates."""
@@ -313,12 +315,16 @@ def _read(path: str, reading: Callable[[], object]) -> list[Finding]:
 
 
 def check_directory(path: str, disk: Disk | None = None) -> list[Finding]:
-    """Check one partition's directory, or a whole one. Raises FileNotFoundError, MachineError."""
+    """Check one partition's directory, or a whole one, an entry of ``log.dirs``. What
+    ``kept serve --data-dir`` names has that entry in it. Raises FileNotFoundError, MachineError.
+    """
     disk = disk or Disk({})
     path = path.rstrip("/") or "/"
     names = disk.listdir(path)
     if any(layout.parse_segment_file(name) for name in names):
         return check_partition(path, disk)
+    if LOG_DIRECTORY in names and not any(map(layout.parse_directory_name, names)):
+        return check_directory(f"{path}/{LOG_DIRECTORY}", disk)
     findings: list[Finding] = []
     for kind in (
         layout.RECOVERY_POINTS, layout.HIGH_WATERMARKS, layout.LOG_STARTS, layout.CLEANER_OFFSETS
@@ -343,4 +349,6 @@ def check_directory(path: str, disk: Disk | None = None) -> list[Finding]:
             findings += check_partition(inner, disk)
         elif not parsed.state:
             findings += check_partition(inner, disk)
+    if not any(map(layout.parse_directory_name, names)):
+        findings.append(Finding(path, -1, -1, "holds no log: nothing was checked", False))
     return findings

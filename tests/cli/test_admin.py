@@ -76,7 +76,7 @@ def test_quotas_that_there_are_not_are_wrong_usage(offline: Kept) -> None:
         ("--user", "a", "--producer-byte-rate", "9" * 400): "is no number of bytes a second",
         ("--user", "a", "--producer-byte-rate", "9" * 5000): "is no number of bytes a second",
         ("--user", "a", "--producer-byte-rate", "9223372036854775807KiB"): "is no number of bytes",
-        ("--ip", "10.0.0.1", "--connection-creation-rate", "1_000"): "not a valid integer",
+        ("--ip", "10.0.0.1", "--connection-creation-rate", "1_000"): "is not a whole number",
     }.items():
         assert said in offline("quota", "set", *arguments, status=2).err
     for more in (("--user", "ada"), ("--client-id", "app")):

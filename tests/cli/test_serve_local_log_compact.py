@@ -284,7 +284,11 @@ def test_log_check_finds_damage(offline, kept_cluster):
     ran = offline("log", "check", cluster.log_dir(), status=1)
     assert str(segment) in ran.out
     assert "1 place damaged" in ran.err
-    ran = offline("log", "check", cluster.log_dir(), "--json", status=1)
+    nothing = offline("log", "check", segment.parent.parent.parent / "meta").lines
+    assert nothing[0].endswith("meta: note: holds no log: nothing was checked")
+    for directory in (cluster.log_dir(), cluster.data_dir()):
+        ran = offline("log", "check", directory, "--json", status=1)
+        assert [f["path"] for f in ran.json if f["damaged"]] == [str(segment)]
     assert [f["damaged"] for f in ran.json if f["path"] == str(segment)] == [True]
 
 

@@ -170,7 +170,7 @@ def _show(cluster_status: dict[str, Any]) -> None:
     rows = [
         (
             node["node_id"],
-            "+".join(node["roles"]),
+            node["roles"],
             "fenced" if node["fenced"] else "active" if node["address"] else None,
             node["address"],
             node["rack"],

@@ -279,7 +279,7 @@ def why_missing(
     if as_json:
         show_json(answer)
         return
-    told = ("topic", "partition", "offset", "explanation", "winner")
+    told = ("topic", "partition", "offset", "explanation", "winner", "fate", "reason", "generation")
     write(f"{topic}:{partition} offset {offset}: {printable_line(answer['explanation'])}\n")
     show_tree(known({name: value for name, value in answer.items() if name not in told}))
     if key is None:

@@ -161,9 +161,7 @@ def consume(
     _check_targets(targets, regex, internal, partition, group)
     of_one = len(targets) == 1 and not regex and (partition, targets[0][1]) != (None, None)
     if start is not None and start.kind is Kind.OFFSET and not of_one:
-        raise click.UsageError(
-            "--offset needs --partition, or one TOPIC:PARTITION: offsets count per partition"
-        )
+        raise click.UsageError("--offset N needs one TOPIC:PARTITION: offsets count per partition")
     render = _renderer(table, several=regex or len(targets) > 1, **shown)
     to_end = table or until_end
     begin = EARLIEST if from_beginning or to_end or until_ms is not None else LATEST

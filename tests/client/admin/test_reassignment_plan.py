@@ -59,7 +59,7 @@ def test_replicas_leave_for_a_rack_without_one_then_for_the_emptiest_node():
 
 def test_a_fenced_node_is_given_nothing():
     with pytest.raises(
-        InvalidReplicaAssignment, match="t:0 on node . has nowhere to go: each other"
+        InvalidReplicaAssignment, match="t:0 on node 0 has nowhere to go: each other"
     ):
         away_from([0], [topic("t", (0, 1))], members(0, 1, 2, fenced=(2,)))
 

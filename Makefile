@@ -80,6 +80,7 @@ else
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage transactions --seeds 10
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage security --seeds 30
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage nodes-compaction --seeds 10
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.sim --stage kills --seeds 4
 	$(PYTEST) -q -m slow -n 2 --dist worksteal tests/sim/test_planted.py
 endif
 

@@ -11,7 +11,7 @@ from typing import Final
 
 ENOUGH: Final = {
     "raft": 60, "node": 40, "nodes": 100, "groups": 40, "nodes-compaction": 40,
-    "transactions": 20, "security": 30,
+    "transactions": 20, "security": 30, "kills": 10,
 }  # fmt: skip
 """Histories after which nothing may be missing."""
 
@@ -76,6 +76,10 @@ REQUIRED: Final = {
         "unclean elections", "manifests damaged", "manifests: Damaged", "leaders left alone",
         "slow builds", "devices that failed in a pass", "devices put in order",
         "leaders that died while a follower applied", "histories with early jobs",
+    ),
+    "kills": (
+        "times all died", "times two went on", "generations applied", "batches given up",
+        "producer epochs raised", "batches committed", "checks of all records",
     ),
 }  # fmt: skip
 

@@ -26,6 +26,7 @@ STAGES: Final = {
     "transactions": ("tests.sim.transactions_history", "TransactionsHistory"),
     "security": ("tests.sim.security_history", "SecurityHistory"),
     "nodes-compaction": ("tests.sim.nodes_compaction", "NodesCompactionHistory"),
+    "kills": ("tests.sim.kills_history", "KillsHistory"),
 }
 """Name -> (module, class) of a history."""
 

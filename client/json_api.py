@@ -1,10 +1,10 @@
 """kept's own API: JSON over HTTP under ``/api/v1/``, on the port that also speaks Kafka. Where that
-port wants TLS or a login, so does this: https, and Basic with the user and password of SASL.
+port wants TLS or a login, so does this: https, and Basic with the user and password of SASL, or
+Bearer with its access token.
 """
 
 from __future__ import annotations
 
-import base64
 import http.client
 import json
 import socket
@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode
 
 from kept.client.bootstrap import Bootstrap
 from kept.client.core.metadata import Endpoint, parse_bootstrap
+from kept.client.security.access_tokens import NoAccessToken
 from kept.client.security.security import PLAINTEXT, Security
 from kept.client.security.tls_errors import tls_failure
 from kept.storage.errors import KeptError, NoNode
@@ -86,9 +87,12 @@ class JsonApi:
         headers = {"Accept": "application/json"}
         if body is not None:
             headers |= {"Content-Type": "application/json", "X-Kept": "1"}
-        if login := self.security.http_login(self.endpoint.host):
-            token = base64.b64encode(":".join(login).encode()).decode()
-            headers["Authorization"] = f"Basic {token}"
+        try:
+            authorization = self.security.http_authorization(self.endpoint.host)
+        except NoAccessToken as error:
+            raise HttpFailed(str(error)) from error
+        if authorization is not None:
+            headers["Authorization"] = authorization
         connection = self._connection(min(CONNECT_TIMEOUT_S, self.timeout_s))
         try:
             connection.connect()
@@ -127,10 +131,10 @@ class JsonApi:
             return value
         if status == UNAUTHORIZED:
             user = self.security.user
-            if not user:
+            if not self.security.mechanism:
                 why = "a login is needed"
-            elif self.security.http_login(self.endpoint.host):
-                why = f"{user} was not believed"
+            elif not user or self.security.http_login(self.endpoint.host):
+                why = f"{self.security.who} was not believed"
             else:
                 why = (
                     f"a login is needed, and {user}'s password is not sent in the clear: connect "

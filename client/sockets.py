@@ -84,6 +84,7 @@ class Sockets:
         First it is seen which connections were closed since the last time: a request that may be
         sent only once must not go there, and fail for nothing.
         """
+        self.core.security.refresh()
         if self._sockets:
             self._turn(0.0)
         for call in calls:
@@ -108,6 +109,7 @@ class Sockets:
 
     def _turn(self, longest_s: float = 1.0) -> None:
         """Wait for the network or the next tick, once."""
+        self.core.security.refresh()
         due = self.core.next_tick_ms()
         pause = longest_s if due is None else max(0.0, min(longest_s, (due - _now_ms()) / 1000))
         for key, mask in self._selector.select(pause):

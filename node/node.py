@@ -59,6 +59,7 @@ class Node:
                 parts.addresses.bound(listener.name, listener.port)
             self._open_metadata()
             parts.tls_reload.start()
+            parts.logins.tokens.start()
             if parts.node_listener is not None:
                 await self._meet(parts.node_listener)
             parts.identity.cluster_id = parts.metadata.image.cluster_id or ""
@@ -84,6 +85,7 @@ class Node:
         except BaseException:
             parts.maintenance.stop()
             await parts.tls_reload.stop()
+            parts.logins.tokens.stop()
             for listener in parts.all_listeners:
                 listener.stop_accepting()
             await self._leave_cluster()
@@ -200,6 +202,7 @@ class Node:
             await parts.cluster_link.leave()
         parts.maintenance.stop()
         await parts.tls_reload.stop()
+        parts.logins.tokens.stop()
         for listener in parts.all_listeners:
             listener.stop_accepting()
         if self._warming is not None:

@@ -82,6 +82,7 @@ from kept.node.security.client_quotas import ClientQuotas
 from kept.node.security.connection_rates import ConnectionRates
 from kept.node.security.listener_tls import ListenerTls
 from kept.node.security.logins import Logins
+from kept.node.security.oauth.token_checks import TokenChecks, token_settings
 from kept.node.security.session import ALLOW_ALL
 from kept.node.security.tls_reload import TlsReload
 from kept.replication.quota import ReplicationQuotas
@@ -144,6 +145,7 @@ class NodeParts:
             self.live_config,
             self.counters,
             lambda: self.metadata.image.credentials,
+            TokenChecks(self.runtime, token_settings(config)),
         )
         self.authorizer = self._new_authorizer(config)
         self._build_replicas(config)
@@ -384,6 +386,7 @@ class NodeParts:
 
         return AdminServices(
             tls_reload=self.tls_reload,
+            tokens=self.logins.tokens,
             audit=self.audit,
             runtime=self.runtime,
             config=self.live_config,

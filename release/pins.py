@@ -23,10 +23,13 @@ HEADER: Final = "# Made by release/pins.py from constraints.txt and pyproject.to
 
 def requirements(project: dict[str, Any]) -> dict[str, tuple[str, list[str]]]:
     """Per file: what it is for, and the requirements whose closure it has."""
-    groups = project["dependency-groups"]
+    groups, own = project["dependency-groups"], project["project"]
     build = project["build-system"]["requires"]
     return {
-        "image.txt": ("what a node needs", project["project"]["dependencies"]),
+        "image.txt": (
+            "what a node needs, whatever its listeners ask for",
+            [*own["dependencies"], *own["optional-dependencies"]["oauth"]],
+        ),
         "image-build.txt": ("what builds the image", [*build, "wheel", *groups["image-build"]]),
         "release.txt": (
             "what makes and checks a release",

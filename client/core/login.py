@@ -65,7 +65,7 @@ class Login:
             if code != SASL_AUTHENTICATION_FAILED:
                 raise AuthenticationFailed(f"SASL failed with error {code}{said}")
             raise AuthenticationFailed(
-                f"{self._security.user} was not believed by SASL {self._security.mechanism}{said}"
+                f"{self._security.who} was not believed by SASL {self._security.mechanism}{said}"
             )
         assert self._exchange is not None
         token = None if self._exchange.done else self._step(response.auth_bytes)

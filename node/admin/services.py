@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from kept.node.runtime.runtime import Runtime
     from kept.node.runtime.uncompiled_kernels import Kernels
     from kept.node.security.audit import AuditLog
+    from kept.node.security.oauth.token_checks import TokenChecks
     from kept.node.security.tls_reload import TlsReload
     from kept.storage.types import TopicPartition
 
@@ -93,6 +94,7 @@ class AdminServices:
     transactions: TransactionCoordinator
     verifier: Verifier
     tls_reload: TlsReload
+    tokens: TokenChecks
     audit: AuditLog
     connect_here: Callable[[Session | None], Awaitable[socket.socket]]
     """A connection to this node's own Kafka side, with the rights of a session; None: of a node."""

@@ -580,8 +580,8 @@ class NodeSettings:
     # SASL. All of them can be set for one listener, too.
 
     sasl_enabled_mechanisms = _listing("").means(
-        "How clients of SASL listeners may say who they are: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512. "
-        "(Kafka's default is GSSAPI, which is not served.)"
+        "How clients of SASL listeners may say who they are: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, "
+        "OAUTHBEARER. (Kafka's default is GSSAPI, which is not served.)"
     )
     plain_sasl_jaas_config = _secret(None, sensitive=True).means(
         "Users of PLAIN with their passwords: org.apache.kafka.common.security.plain."
@@ -590,6 +590,42 @@ class NodeSettings:
     sasl_plain_users = _string("jaas", choices=("jaas", "scram"), ours=True).means(
         "Who may log in by PLAIN besides users in plain.sasl.jaas.config. scram: whoever has SCRAM "
         "credentials (kept user add), by the same password, so that none lies in a file."
+    )
+    sasl_oauthbearer_jwks_endpoint_url = _string(None).means(
+        "Where the keys are by which access tokens are believed, the issuer's JSON Web Key Set: an "
+        "https:// address, or a file:/// URL. For the mechanism OAUTHBEARER, with the extra oauth."
+    )
+    sasl_oauthbearer_truststore_location = _string(None, ours=True).means(
+        "A PEM file of the authorities that may sign the certificate of that https:// address. "
+        "Without it those that the system trusts."
+    )
+    sasl_oauthbearer_jwks_endpoint_refresh_ms = _long("3600000", low=1000).means(
+        "How often the keys are fetched, or read, again. A token that names a key that is not "
+        "among them has that done at once, every 10 s at most. Keys are used until others come."
+    )
+    sasl_oauthbearer_jwks_endpoint_retry_backoff_ms = _long("100", low=10).means(
+        "How long it waits after a first failure; twice as long after each further one."
+    )
+    sasl_oauthbearer_jwks_endpoint_retry_backoff_max_ms = _long("10000", low=10).means(
+        "How long it waits between failures at most."
+    )
+    sasl_oauthbearer_expected_audience = _listing("").means(
+        "Tokens must be for one of these audiences (aud). Empty: any."
+    )
+    sasl_oauthbearer_expected_issuer = _string(None, check=check_not_blank).means(
+        "Tokens must be of this issuer (iss), letter by letter. Without it any whose keys these "
+        "are."
+    )
+    sasl_oauthbearer_clock_skew_seconds = _integer("30", low=0, high=3600).means(
+        "How far the clocks of an issuer and of this node may be apart, where a token's times are "
+        "looked at."
+    )
+    sasl_oauthbearer_sub_claim_name = _string("sub", check=check_not_blank).means(
+        "The claim of a token that names its user: User:NAME is who logs in."
+    )
+    sasl_oauthbearer_scope_claim_name = _string("scope", check=check_not_blank).means(
+        "The claim with a token's scopes. It must be a text or a list of them where it is there; "
+        "what may be done is said by ACLs, as in Kafka."
     )
     sasl_server_max_receive_size = _integer("524288", low=1024).means(
         "Largest request of a client that has not logged in yet."

@@ -17,6 +17,7 @@ _NO_SHARES: Final = "kept has no share or streams groups"
 
 REFUSED_PREFIXES: Final = {
     "sasl.kerberos.": "GSSAPI needs a KDC, a keytab and a C library on every node",
+    "sasl.oauthbearer.": "it is for who gets a token, as no node does, or a class that checks one",
     "sasl.": "clients' listeners have sasl.enabled.mechanisms and <mechanism>.sasl.jaas.config, "
     "and nodes know each other by certificates",
     "remote.": NO_TIERS,
@@ -187,6 +188,10 @@ UNSUPPORTED: Final = (
         ("scram-sha-512.sasl.jaas.config", "password", None, ""),
     ),
     *_accepted(
+        "which tokens are believed is in sasl.oauthbearer.*.",
+        ("oauthbearer.sasl.jaas.config", "password", None, ""),
+    ),
+    *_accepted(
         "kept has no delegation tokens.",
         ("delegation.token.expiry.time.ms", "long", "86400000", "1:"),
         ("delegation.token.max.lifetime.ms", "long", "604800000", "1:"),
@@ -200,6 +205,14 @@ UNSUPPORTED: Final = (
             "org.apache.kafka.common.security.authenticator.DefaultKafkaPrincipalBuilder",
         ),
         ("security.providers", "string", None),
+    ),
+    *_refused(
+        "access tokens are always checked by their signature",
+        (
+            "oauthbearer.sasl.server.callback.handler.class",
+            "class",
+            "org.apache.kafka.common.security.oauthbearer.OAuthBearerValidatorCallbackHandler",
+        ),
     ),
     *_refused(
         "kept has no delegation tokens",

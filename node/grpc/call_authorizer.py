@@ -2,7 +2,8 @@
 
 The server sits behind a unix socket (``kept.node.grpc.splice``): each client's connection comes
 from a name of its own there, by which gRPC tells it, and :class:`Callers` knows whose it is. A call
-may carry a user and a password (metadata ``authorization``: Basic) instead.
+may carry a user and a password, or an access token, instead (metadata ``authorization``: Basic or
+Bearer).
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from kept.node.grpc import grpc_options  # noqa: F401 - before grpc
 from kept.node.grpc.status_codes import parsed
 from kept.node.proto import broker_pb2
 from kept.node.security.access import CLUSTER, Known, Open
-from kept.node.security.logins import parse_basic
 from kept.storage.errors import InvalidRequest, InvariantViolation
 
 # isort: split
@@ -178,14 +178,13 @@ class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return caller.session
         session: Session | None = None
         if len(given) == 1:
-            user, password = parse_basic(str(given[0]).encode())
-            session = await listener.authenticate_password(caller.transport, user, password)
+            session = await listener.authenticate(caller.transport, str(given[0]).encode())
         if session is None:
             await _end(context, grpc.StatusCode.UNAUTHENTICATED, "who you are was not believed")
         return session
 
 
-_LOG_IN: Final = grpc.StatusCode.UNAUTHENTICATED, "log in with a user and a password"
+_LOG_IN: Final = grpc.StatusCode.UNAUTHENTICATED, "log in: metadata authorization"
 _TAKEN_AWAY: Final = grpc.StatusCode.PERMISSION_DENIED, "the right to do this was taken away"
 
 

@@ -10,7 +10,7 @@ What a web page elsewhere sends to ``/api/`` (``Sec-Fetch-Site``) is refused. So
 not this node's (:func:`host_is_known`), against DNS rebinding, for every path but the two of
 probes, which tell nothing: load balancers name hosts as they like. A POST changes something, so it
 must carry the header ``X-Kept``, which a web page cannot send across sites without being asked
-first. Who makes a request is told by its login (HTTP Basic), else by
+first. Who makes a request is told by its login (Basic, or Bearer with an access token), else by
 the connection; what it may do, by the route (``kept.node.http.route_access``).
 
 Limits: ``kept.http.request.max.bytes`` for headers, 64 KiB at most, and for the body (which draw on
@@ -50,7 +50,6 @@ from kept.node.http.messages import (
 )
 from kept.node.http.response_limiter import ResponseLimiter
 from kept.node.runtime.logging import log
-from kept.node.security.logins import parse_basic
 from kept.storage.errors import InvalidRequest, KeptError, is_bug
 
 if TYPE_CHECKING:
@@ -77,6 +76,14 @@ PROBE_IDLE_S: Final = 2.0
 BUSY: Final = "what is in flight holds all of kept.inflight.max.bytes; try again"
 CROWDED: Final = "too many HTTP connections; see kept.http.max.connections"
 
+_WAYS: Final = {
+    "Basic": "a user and a password (HTTP Basic)",
+    "Bearer": "an access token (Authorization: Bearer)",
+}
+_CHALLENGES: Final = {
+    "Basic": 'Basic realm="kept", charset="UTF-8"',
+    "Bearer": 'Bearer realm="kept"',
+}
 _ANY_HOST: Final = frozenset({"/healthz", "/readyz"})
 _HELD: Final = frozenset({"/api/v1/records", "/api/v1/compaction"})
 _HELD_BELOW: Final = ("/api/v1/topics", "/api/v1/groups")
@@ -349,7 +356,8 @@ class HttpConnection(asyncio.Protocol):
             parsed.session = self._handed_over.session = session
             parsed.may_change_voters = self._handed_over.may_change_voters
         elif parsed.path not in _ANY_HOST:
-            return failure(401, "log in with a user and a password (HTTP Basic)")
+            ways = " or ".join(_WAYS[one] for one in self._handed_over.listener.http_schemes)
+            return failure(401, f"log in with {ways}")
         return parsed
 
     async def _or_failure(self, request: h11.Request, work: Awaitable[T]) -> T | HttpResponse:
@@ -363,9 +371,9 @@ class HttpConnection(asyncio.Protocol):
             return failure(500, "internal error; the node's log has the details")
 
     async def _log_in(self, request: h11.Request) -> Session | None:
-        """Who makes the request: a user with a password, or whoever has opened the connection; None
-        where that is not enough. Each request says it anew: a proxy may send those of several users
-        on one connection.
+        """Who makes the request: a user with a password or an access token, or whoever has opened
+        the connection; None where that is not enough. Each request says it anew: a proxy may send
+        those of several users on one connection.
         """
         listener = self._handed_over.listener
         given = [value for name, value in request.headers if name == b"authorization"]
@@ -373,8 +381,7 @@ class HttpConnection(asyncio.Protocol):
             return self._accepted
         if len(given) != 1:
             return None
-        user, password = parse_basic(given[0])
-        return await listener.authenticate_password(self._transport, user, password)
+        return await listener.authenticate(self._transport, given[0])
 
     def _parse(self, request: h11.Request) -> HttpRequest:
         """Raises InvalidRequest."""
@@ -487,7 +494,10 @@ class HttpConnection(asyncio.Protocol):
             headers.append(("Cross-Origin-Opener-Policy", "same-origin"))
             headers.append(("X-Frame-Options", "DENY"))
         if response.status == HTTPStatus.UNAUTHORIZED:
-            headers.append(("WWW-Authenticate", 'Basic realm="kept", charset="UTF-8"'))
+            headers += [
+                ("WWW-Authenticate", _CHALLENGES[scheme])
+                for scheme in self._handed_over.listener.http_schemes
+            ]
         if response.allow:
             headers.append(("Allow", response.allow))
         if last or self._handed_over.is_probe:

@@ -24,6 +24,8 @@ from collections.abc import Callable, Mapping
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 
+from kept.client.security.oauthbearer import MECHANISM as OAUTHBEARER
+from kept.client.security.oauthbearer import parse_bearer
 from kept.client.security.plain import MECHANISM as PLAIN
 from kept.client.security.plain import parse_plain
 from kept.cluster.security.acls import ANONYMOUS
@@ -35,6 +37,8 @@ from kept.node.kafka.handshake_timeout import HandshakeTimeouts
 from kept.node.kafka.plain_socket import PlainSocket
 from kept.node.kafka.tls_handshake import TlsAcceptor
 from kept.node.runtime.logging import log
+from kept.node.security.logins import parse_basic
+from kept.node.security.sasl_authenticator import AccessTokenChecked
 from kept.node.security.session import ALLOW_ALL, Session, node_session
 from kept.storage.errors import ConfigurationError, InvalidRequest, SaslAuthenticationFailed
 
@@ -204,6 +208,14 @@ class Listener:
         """Whether nobody is served here who has not said who he is."""
         return self.address.protocol in SASL_PROTOCOLS
 
+    @property
+    def http_schemes(self) -> tuple[str, ...]:
+        """How HTTP and gRPC may say here who makes a request: Basic, Bearer, or both."""
+        mechanisms = self.context.logins.settings(self.name).mechanisms if self.asks_login else ()
+        by_password = any(mechanism != OAUTHBEARER for mechanism in mechanisms)
+        by_token = OAUTHBEARER in mechanisms
+        return (*(("Basic",) if by_password or not by_token else ()), *(("Bearer",) * by_token))
+
     def check_decoded(self, size_bytes: int) -> None:
         """Raises InvalidRequest for a request of which more than ``kept.request.decoded.max.bytes``
         would be decoded: few long strings hold the loop as many short ones do.
@@ -324,6 +336,28 @@ class Listener:
             authorizer=authorizer,
             is_node=self.between_nodes,
         )
+
+    async def authenticate(self, transport: Any, authorization: bytes) -> Session | None:
+        """A session of whom the header ``Authorization`` of HTTP, or that metadata of gRPC, names:
+        by a password (Basic) or an access token (Bearer). None, after the delay of a failed login,
+        where it is not believed.
+        """
+        if authorization[:7].lower() != b"bearer ":
+            return await self.authenticate_password(transport, *parse_basic(authorization))
+        logins = self.context.logins
+        try:
+            checked = await logins.check_token(self.name, parse_bearer(authorization))
+        except SaslAuthenticationFailed as error:
+            checked = AccessTokenChecked(why=str(error))
+        session = self.session(transport, f"User:{checked.user}", OAUTHBEARER)
+        if checked.why:
+            delay_s = logins.refused(self.name, session.host, "Bearer", "", checked.why)
+            await asyncio.sleep(delay_s)
+            return None
+        lifetime_ms = logins.lifetime_ms(self.name, checked.expires_at_s)
+        session.expires_at = self.context.runtime.loop.time() + lifetime_ms / 1000
+        self.context.counters.logins += 1
+        return session
 
     async def authenticate_password(
         self, transport: Any, user: str, password: str

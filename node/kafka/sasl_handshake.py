@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,10 +29,12 @@ from kept.node.kafka import api
 from kept.node.kafka.listener import HTTP2, HTTP_METHODS, Listener, Pending
 from kept.node.runtime import error_codes
 from kept.node.security.sasl_authenticator import (
+    AccessTokenRefused,
     ApiVersionsAnswered,
     Authenticated,
     AuthenticationFailed,
     Challenge,
+    CheckAccessToken,
     CheckPassword,
     HandshakeAnswer,
     HandshakeReceived,
@@ -77,7 +80,7 @@ class SaslHandshake(Pending):
         self._start = self._end = 0
         self._fresh = True
         self._waits = False
-        """Nothing is read: a password is checked, or the answer to a failure waits."""
+        """Nothing is read: what a client shows is checked, or the answer to a failure waits."""
         self._bare = False
         self._versions_refused = 0
         """Tokens come without a request around them: after SaslHandshake v0."""
@@ -234,6 +237,12 @@ class SaslHandshake(Pending):
             case CheckPassword():
                 self._wait()
                 self._check = self.context.runtime.loop.create_task(self._check_password(effect))
+            case CheckAccessToken():
+                self._wait()
+                self._check = self.context.runtime.loop.create_task(self._check_token(effect))
+            case AccessTokenRefused():
+                self._wait()
+                self._refused_later(effect.why, effect.user, self._answer_refusal, effect.token)
             case Authenticated():
                 self._finish(effect)
             case MechanismRefused():
@@ -245,7 +254,7 @@ class SaslHandshake(Pending):
                 )
             case AuthenticationFailed():
                 self._fail(
-                    effect.why,
+                    effect.why if effect.is_new else None,
                     effect.user,
                     error_code=error_codes.SASL_AUTHENTICATION_FAILED,
                     error_message=effect.message,
@@ -261,12 +270,29 @@ class SaslHandshake(Pending):
         matches = await logins.password_matches(
             self.listener.name, self.host, asked.user, asked.password
         )
+        self._checked(PasswordChecked(matches))
+
+    async def _check_token(self, asked: CheckAccessToken) -> None:
+        logins = self.context.logins
+        self._checked(await logins.check_token(self.listener.name, asked.access_token))
+
+    def _checked(self, event: SaslEvent) -> None:
         self._check = None
         self._waits = False
-        self._step(PasswordChecked(matches))
+        self._step(event)
+
+    def _answer_refusal(self, token: bytes) -> None:
+        """The client may acknowledge now that its access token is refused."""
+        if self.transport is None or self.transport.is_closing():
+            return
+        self._answer_token(token)
+        self._waits = False
+        self.transport.resume_reading()
+        self.buffer_updated(0)
 
     def _finish(self, login: Authenticated) -> None:
-        lifetime_ms = self._settings.max_reauth_ms
+        logins = self.context.logins
+        lifetime_ms = logins.lifetime_ms(self.listener.name, login.expires_at_s)
         self._answer_token(login.token, lifetime_ms)
         session = self.listener.session(self.transport, f"User:{login.user}", login.mechanism)
         if lifetime_ms:
@@ -289,12 +315,21 @@ class SaslHandshake(Pending):
         transport.resume_reading()
         self.listener.open(transport, session, unread, logged_in=logged_in)
 
-    def _fail(self, why: str, user: str, **response: Any) -> None:
-        """Answer late, and close."""
+    def _fail(self, why: str | None, user: str, **response: Any) -> None:
+        """Answer late, and close; at once where the failure was told already (no ``why``)."""
         self._wait()
+        if why is None:
+            self._close_with(response)
+        else:
+            self._refused_later(why, user, self._close_with, response)
+
+    def _refused_later(
+        self, why: str, user: str, answer: Callable[[Any], None], response: object
+    ) -> None:
+        """A login failed: tell of it now, and answer after the delay."""
         mechanism = self._authenticator.mechanism or "none"
         delay_s = self.context.logins.refused(self.listener.name, self.host, mechanism, user, why)
-        self._timer = self.context.runtime.loop.call_later(delay_s, self._close_with, response)
+        self._timer = self.context.runtime.loop.call_later(delay_s, answer, response)
 
     def _close_with(self, response: dict[str, Any]) -> None:
         if self.transport is not None:

@@ -20,6 +20,7 @@ from kept.cluster.metadata.wal import WAL_NAME
 from kept.node.config.bootstrap_scram import founding_records
 from kept.node.config.security_checks import security_warnings
 from kept.node.metadata import directory_ids
+from kept.node.security.oauth.token_checks import token_settings
 from kept.storage import layout
 from kept.storage.directory import refuse_kafka, refuse_ownerless
 from kept.storage.disk import Disk
@@ -43,6 +44,7 @@ def check(config: NodeConfig, *, adopting: bool = False) -> list[str]:
         check_owners(config, disk)
     check_first_users(config)
     check_tls(config)
+    check_tokens(config)
     if busy and not _is_running(config, disk):
         raise ConfigurationError(
             f"listeners: the port of {busy[0]} is in use, and not by this node: stop what has it, "
@@ -124,6 +126,19 @@ def check_tls(config: NodeConfig) -> None:
                 PrincipalMapper(own.ssl_principal_mapping_rules)
             except ConfigurationError as error:
                 raise ConfigurationError(f"listener {listener.name}: {error}") from None
+
+
+def check_tokens(config: NodeConfig) -> None:
+    """Whether the keys of access tokens, where they are in a file, and whom to trust about others
+    can be read. Raises ConfigurationError, which names the listener, the setting and the file.
+    """
+    for name, settings in token_settings(config).items():
+        from kept.node.security.oauth.key_source import check_keys
+
+        try:
+            check_keys(settings)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"listener {name}: {error}") from None
 
 
 def check_first_users(config: NodeConfig) -> None:

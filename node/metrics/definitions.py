@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kept.node.runtime.histogram import Histogram
     from kept.node.runtime.memory_budget import MemoryBudget
     from kept.node.runtime.uncompiled_kernels import Kernels
+    from kept.node.security.oauth.token_checks import TokenChecks
     from kept.node.security.tls_reload import TlsReload
 
 GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
@@ -50,6 +51,7 @@ class Sources(Struct, frozen=True):
     transactions: TransactionCoordinator
     verifier: Verifier
     tls_reload: TlsReload
+    tokens: TokenChecks
     survey: Survey = field(default_factory=Survey)
     directories: Sequence[LogDirectory] = ()
 
@@ -207,7 +209,8 @@ TABLE: Final = (
     ),
     # Who speaks.
     counter("logins", lambda s: s.counters.logins).means(
-        "Logins by SASL, those again on the same connection included, and by passwords over HTTP."
+        "Logins by SASL, those again on the same connection included, and by passwords or access "
+        "tokens over HTTP and gRPC."
     ),
     counter("logins_refused", lambda s: s.counters.failed_logins).means("Logins that failed."),
     counter("sessions_expired", lambda s: s.counters.expired_sessions).means(
@@ -240,6 +243,12 @@ TABLE: Final = (
     ).means("Time until the certificate of a listener expires."),
     gauge("tls_reload_failed", lambda s: s.tls_reload.failures(), labels=("listener",)).means(
         "1: the files of a listener's certificate have changed and cannot be used."
+    ),
+    gauge("jwks_age_seconds", lambda s: s.tokens.ages(), labels=("listener",)).means(
+        "Time since the keys of access tokens were got; none where they never were."
+    ),
+    gauge("jwks_refresh_failed", lambda s: s.tokens.failures(), labels=("listener",)).means(
+        "1: the keys of access tokens could not be got the last time; those of before are used."
     ),
     # Partitions that need attention.
     gauge("log_cleaner_dirty_ratio", labels=PARTITION).means("Dirty share of the cleanable bytes."),

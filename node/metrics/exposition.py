@@ -105,6 +105,7 @@ class NodeMetrics:
             transactions=services.transactions,
             verifier=services.verifier,
             tls_reload=services.tls_reload,
+            tokens=services.tokens,
         )
         return cls(surveyor, services.log_directories, sources)
 

@@ -1,10 +1,13 @@
-"""What logins need on any listener: settings, stored credentials, checks of passwords, delays."""
+"""What logins need on any listener: settings, stored credentials, checks of passwords and access
+tokens, delays.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import hmac
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,16 +17,24 @@ from kept.node.config.sasl import SaslSettings, sasl_settings
 from kept.node.runtime.logging import log
 from kept.node.security.failed_logins import FailedLogins
 from kept.node.security.password_checks import PasswordChecks
+from kept.node.security.sasl_authenticator import AccessTokenChecked
 from kept.node.security.stored_credentials import CredentialsByUser, StoredCredentials
+from kept.storage.errors import SaslAuthenticationFailed
 
 if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
     from kept.node.config.node_config import NodeConfig
     from kept.node.runtime.counters import Counters
+    from kept.node.security.oauth.token_checks import TokenChecks
     from kept.node.security.session import Session
 
 NOISE_INTERVAL_S: Final = 10.0
 """At most one line about refused logins in this time."""
+MIN_TOKEN_SESSION_MS: Final = 2_000
+"""A session by a token that ends now lasts so long: by the issuer's clock, which may be behind, it
+goes on, and its client may log in again once a second."""
+MAX_TOKEN_SESSION_MS: Final = 366 * 86_400_000
+"""One by a token that never ends lasts so long."""
 
 
 class Logins:
@@ -35,6 +46,7 @@ class Logins:
         config: LiveConfig,
         counters: Counters,
         credentials: Callable[[], CredentialsByUser],
+        tokens: TokenChecks,
     ) -> None:
         self._loop = loop
         self._counters = counters
@@ -42,6 +54,7 @@ class Logins:
         self._settings: dict[str, tuple[NodeConfig, SaslSettings]] = {}
         self.credentials = StoredCredentials(credentials)
         self.passwords = PasswordChecks(loop, self.credentials)
+        self.tokens = tokens
         self.on_ended: list[Callable[[Session], None]] = []
         """Called with a session that is over: its connection is to be closed."""
         self.on_refused: Callable[[str, str, str, str | None], None] = _nothing
@@ -70,6 +83,25 @@ class Logins:
         self.on_refused(host, listener, mechanism, known)
         base_ms = self.settings(listener).failed_delay_ms
         return self._failed.delay_ms(host, base_ms, int(self._loop.time() * 1000)) / 1000
+
+    async def check_token(self, listener: str, token: str) -> AccessTokenChecked:
+        """Whom an access token names, by the keys of ``listener``; or why it is not believed."""
+        try:
+            accepted = await self.tokens.verify(listener, token)
+        except SaslAuthenticationFailed as error:
+            return AccessTokenChecked(why=str(error))
+        return AccessTokenChecked(accepted.user, accepted.expires_at_s)
+
+    def lifetime_ms(self, listener: str, token_expires_at_s: float | None) -> int:
+        """How long a session that begins now lasts, 0: as long as its connection. One by an access
+        token ends with that (seconds since 1970), or before.
+        """
+        longest_ms = self.settings(listener).max_reauth_ms
+        if token_expires_at_s is None:
+            return longest_ms
+        left_ms = min(MAX_TOKEN_SESSION_MS, 1000 * (token_expires_at_s - time.time()))
+        token_ms = max(MIN_TOKEN_SESSION_MS, int(left_ms))
+        return min(token_ms, longest_ms) if longest_ms else token_ms
 
     def _exists(self, listener: str, user: str) -> bool:
         plain_users = self.settings(listener).plain_users

@@ -3,8 +3,10 @@
 START takes ApiVersions or SaslHandshake; an ApiVersions that was answered leads to VERSIONS, which
 takes a SaslHandshake only. SaslHandshake names the mechanism and leads to TOKENS, where the
 mechanism's own messages come: inside SaslAuthenticate after SaslHandshake v1, bare after v0. While
-a password is checked the state is CHECKING, and nothing is read. It ends in DONE or FAILED.
-Anything else fails, unparsed. Source: ``SaslServerAuthenticator`` of Kafka 4.3, KIP-43, KIP-152.
+a password or an access token is checked the state is CHECKING, and nothing is read. A token that is
+not believed leads to REFUSED: it was answered with the mechanism's own error, which the client
+acknowledges (RFC 7628). It ends in DONE or FAILED. Anything else fails, unparsed. Source:
+``SaslServerAuthenticator`` of Kafka 4.3, KIP-43, KIP-152, KIP-255.
 
 With ``renews`` it is a re-authentication (KIP-368): the connection has a session already, whose
 mechanism and user must stay the same.
@@ -20,6 +22,8 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
+from kept.client.security.oauthbearer import INVALID_TOKEN, parse_bearer_message
+from kept.client.security.oauthbearer import MECHANISM as OAUTHBEARER
 from kept.client.security.plain import parse_plain
 from kept.client.security.scram import HASHES as SCRAM_MECHANISMS
 from kept.client.security.scram import ScramServer, ScramVerifier
@@ -33,6 +37,7 @@ class SaslState(Enum):
     VERSIONS = auto()
     TOKENS = auto()
     CHECKING = auto()
+    REFUSED = auto()
     DONE = auto()
     FAILED = auto()
 
@@ -76,6 +81,16 @@ class PasswordChecked(Struct, frozen=True):
     matches: bool
 
 
+class AccessTokenChecked(Struct, frozen=True):
+    """What came of :class:`CheckAccessToken`: whom it names, and when it expires in seconds since
+    1970; or ``why`` it is not believed.
+    """
+
+    user: str = ""
+    expires_at_s: float = 0.0
+    why: str = ""
+
+
 class OtherRequestReceived(Struct, frozen=True):
     """Any other request, or bytes that are none."""
 
@@ -83,7 +98,12 @@ class OtherRequestReceived(Struct, frozen=True):
 
 
 SaslEvent = (
-    ApiVersionsAnswered | HandshakeReceived | TokenReceived | PasswordChecked | OtherRequestReceived
+    ApiVersionsAnswered
+    | HandshakeReceived
+    | TokenReceived
+    | PasswordChecked
+    | AccessTokenChecked
+    | OtherRequestReceived
 )
 
 
@@ -110,12 +130,34 @@ class CheckPassword(Struct, frozen=True):
         return f"CheckPassword({self.user!r}, [hidden])"
 
 
+class CheckAccessToken(Struct, frozen=True):
+    """Check an access token, which may take a while; then comes :class:`AccessTokenChecked`."""
+
+    access_token: str
+
+    def __repr__(self) -> str:
+        return f"CheckAccessToken([{len(self.access_token)} characters])"
+
+
+class AccessTokenRefused(Struct, frozen=True):
+    """Answer the token with ``token``, late as any failed login, and take the acknowledgement of
+    that. ``why`` and ``user`` are for the log, now: not everybody comes back to acknowledge.
+    """
+
+    token: bytes
+    why: str
+    user: str = ""
+
+
 class Authenticated(Struct, frozen=True):
-    """Answer the last token with ``token``: the client is ``user``."""
+    """Answer the last token with ``token``: the client is ``user``, at most until ``expires_at_s``
+    (seconds since 1970; None: what it showed has no end).
+    """
 
     user: str
     mechanism: str
     token: bytes
+    expires_at_s: float | None = None
 
 
 class MechanismRefused(Struct, frozen=True):
@@ -126,12 +168,14 @@ class MechanismRefused(Struct, frozen=True):
 
 class AuthenticationFailed(Struct, frozen=True):
     """Answer the token with SASL_AUTHENTICATION_FAILED and ``message``, and close. ``why`` and
-    ``user`` ("" where it is not known) are for the log.
+    ``user`` ("" where it is not known) are for the log. Not ``is_new``: an AccessTokenRefused has
+    told of it already, so that it is answered at once.
     """
 
     message: str
     why: str
     user: str = ""
+    is_new: bool = True
 
 
 class IllegalRequest(Struct, frozen=True):
@@ -144,6 +188,8 @@ SaslEffect = (
     HandshakeAnswer
     | Challenge
     | CheckPassword
+    | CheckAccessToken
+    | AccessTokenRefused
     | Authenticated
     | MechanismRefused
     | AuthenticationFailed
@@ -171,6 +217,8 @@ class SaslAuthenticator:
         self._renews = renews
         self._scram: ScramServer | None = None
         self._user = ""
+        self._authzid = ""
+        self._expires_at_s: float | None = None
 
     def step(self, event: SaslEvent, now_ms: int = 0) -> tuple[SaslEffect, ...]:  # noqa: ARG002
         """Take one event; returns what the shell must do, in order."""
@@ -189,8 +237,12 @@ class SaslAuthenticator:
                 if event.matches:
                     return self._finish(b"")
                 return self._fail("no such user, or another password")
-            case _, PasswordChecked():
-                raise InvariantViolation(f"a password was checked in state {self.state.name}")
+            case SaslState.CHECKING, AccessTokenChecked():
+                return self._take_checked(event)
+            case SaslState.REFUSED, TokenReceived():
+                return self._fail("the access token was refused", is_new=False)
+            case _, PasswordChecked() | AccessTokenChecked():
+                raise InvariantViolation(f"{type(event).__name__} in state {self.state.name}")
         what = event.what if isinstance(event, OtherRequestReceived) else type(event).__name__
         state, self.state = self.state, SaslState.FAILED
         return (IllegalRequest(f"{what} in state {state.name} of SASL authentication"),)
@@ -201,11 +253,13 @@ class SaslAuthenticator:
 
     def check_invariants(self) -> None:
         """Raise InvariantViolation if the state contradicts itself."""
-        begun = self.state in (SaslState.TOKENS, SaslState.CHECKING, SaslState.DONE)
+        begun = self.state not in (SaslState.START, SaslState.VERSIONS, SaslState.FAILED)
         if begun and self.mechanism not in self._mechanisms:
             raise InvariantViolation(f"{self.state.name} with mechanism {self.mechanism!r}")
         if self.state is SaslState.DONE and not self._user:
             raise InvariantViolation("done without a user")
+        if self._expires_at_s is not None and self.mechanism != OAUTHBEARER:
+            raise InvariantViolation(f"an access token in an exchange of {self.mechanism!r}")
         if (self._scram is not None) != (self.mechanism in SCRAM_MECHANISMS):
             raise InvariantViolation(f"an exchange of another mechanism than {self.mechanism!r}")
 
@@ -233,6 +287,11 @@ class SaslAuthenticator:
         return (HandshakeAnswer(),)
 
     def _take_token(self, token: bytes) -> tuple[SaslEffect, ...]:
+        if self.mechanism == OAUTHBEARER:
+            message = parse_bearer_message(token)
+            self._authzid = message.authzid
+            self.state = SaslState.CHECKING
+            return (CheckAccessToken(message.token),)
         if self._scram is None:
             login = parse_plain(token)
             self._user = login.user
@@ -244,16 +303,26 @@ class SaslAuthenticator:
             self._user = self._scram.user
         return self._finish(answer) if self._scram.done else (Challenge(answer),)
 
+    def _take_checked(self, checked: AccessTokenChecked) -> tuple[SaslEffect, ...]:
+        why, self._user = checked.why, checked.user
+        if not why and self._authzid not in ("", checked.user):
+            why = "the client asks to act as another user than its token names"
+        if why:
+            self.state = SaslState.REFUSED
+            return (AccessTokenRefused(INVALID_TOKEN, why, checked.user),)
+        self._expires_at_s = checked.expires_at_s
+        return self._finish(b"")
+
     def _finish(self, answer: bytes) -> tuple[SaslEffect, ...]:
         if self._renews is not None and self._renews[1] != self._user:
             return self._fail("the session is another user's")
         self.state = SaslState.DONE
-        return (Authenticated(self._user, self.mechanism, answer),)
+        return (Authenticated(self._user, self.mechanism, answer, self._expires_at_s),)
 
-    def _fail(self, why: str) -> tuple[SaslEffect, ...]:
+    def _fail(self, why: str, *, is_new: bool = True) -> tuple[SaslEffect, ...]:
         self.state = SaslState.FAILED
         message = (
             "Authentication failed during authentication due to invalid credentials with SASL "
             f"mechanism {self.mechanism}"
         )
-        return (AuthenticationFailed(message, why, self._user),)
+        return (AuthenticationFailed(message, why, self._user, is_new),)

@@ -81,7 +81,8 @@ def test_hashed_pins_have_what_is_asked_for(name):
 
 
 def test_the_image_gets_the_closure_of_what_a_node_needs_and_nothing_else():
-    assert closure(PROJECT["project"]["dependencies"]) == set(pins("image.txt"))
+    _, wanted = requirements(PROJECT)["image.txt"]
+    assert closure(wanted) == set(pins("image.txt"))
 
 
 def test_the_image_installs_nothing_without_a_hash():

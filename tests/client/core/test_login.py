@@ -170,3 +170,54 @@ def test_a_listener_that_closes_before_it_answers_may_want_a_login():
     world.step(Lost(1, "the other side closed the connection"))
     with pytest.raises(ConnectionFailed, match="before it answered anything; does it want a login"):
         world.result(call)
+
+
+REFUSED = b'{"status":"invalid_token"}'
+
+
+@pytest.mark.parametrize("believed", [True, False])
+def test_a_login_by_an_access_token(believed, tmp_path):
+    path = tmp_path / "token"
+    path.write_text("a.b.c")
+    given = Security(
+        {
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "OAUTHBEARER",
+            "sasl.oauthbearer.token.endpoint.url": path.as_uri(),
+        }
+    )
+    given.refresh()
+    world, messages = Secured(given, "OAUTHBEARER"), []
+
+    def authenticate(api, version, endpoint, request):
+        messages.append(bytes(request.auth_bytes))
+        code = 58 if messages[-1] == b"\x01" else 0
+        token = b"" if believed or code else REFUSED
+        return {
+            "error_code": code, "error_message": None, "auth_bytes": token, "session_lifetime": 0,
+        }  # fmt: skip
+
+    world.answers[ApiKey.SASL_AUTHENTICATE] = authenticate
+    call = offsets(world)
+    if believed:
+        assert world.result(call).topics[0].partitions[0].offset == 7
+    else:
+        said = "the access token was not believed by SASL OAUTHBEARER"
+        with pytest.raises(AuthenticationFailed, match=said):
+            world.result(call)
+    assert messages == [b"n,,\x01auth=Bearer a.b.c\x01\x01", b"\x01"][: 2 - believed]
+
+
+def test_a_token_that_cannot_be_got_ends_what_waits(tmp_path):
+    url = (tmp_path / "none").as_uri()
+    given = Security(
+        {
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "OAUTHBEARER",
+            "sasl.oauthbearer.token.endpoint.url": url,
+        }
+    )
+    given.refresh()
+    world = Secured(given, "OAUTHBEARER")
+    with pytest.raises(AuthenticationFailed, match=f"{url}: No such file"):
+        world.result(offsets(world))

@@ -7,7 +7,8 @@ import traceback
 
 import pytest
 
-from kept.client.security.jaas import PLAIN_MODULE, SCRAM_MODULE
+from kept.client.security.access_tokens import NoAccessToken
+from kept.client.security.jaas import OAUTH_MODULE, PLAIN_MODULE, SCRAM_MODULE
 from kept.client.security.security import PLAINTEXT, Security
 from kept.storage.errors import ConfigurationError
 
@@ -19,6 +20,15 @@ SCRAM = {
     "sasl.jaas.config": JAAS,
 }
 SSL = {"security.protocol": "SSL"}
+TOKEN_URL = "sasl.oauthbearer.token.endpoint.url"
+OAUTH = {
+    "security.protocol": "SASL_PLAINTEXT",
+    "sasl.mechanism": "OAUTHBEARER",
+    TOKEN_URL: "https://idp.test/token",
+    "sasl.oauthbearer.client.credentials.client.id": "svc",
+    "sasl.oauthbearer.client.credentials.client.secret": SECRET,
+}
+UNSIGNED = f'{OAUTH_MODULE} required unsecuredLoginStringClaim_sub="ada";'
 
 
 @pytest.mark.parametrize(
@@ -43,6 +53,16 @@ SSL = {"security.protocol": "SSL"}
         (SCRAM | {"sasl.kerberos.service.name": "kafka"}, "for a mechanism that is not here"),
         (SCRAM | {"sasl.login.callback.handler.class": "a.B"}, "names a class of Java"),
         (SSL | {"ssl.engine.factory.class": "a.B"}, "ssl.engine.factory.class"),
+        ({n: v for n, v in OAUTH.items() if n != TOKEN_URL}, f"{TOKEN_URL} is missing"),
+        (OAUTH | {TOKEN_URL: "http://idp.test/"}, "https:// or file:/// is wanted"),
+        (OAUTH | {"sasl.oauthbearer.client.credentials.client.id": ""}, "needs .*client.id and"),
+        (OAUTH | {"sasl.jaas.config": JAAS}, f"for OAUTHBEARER it is {OAUTH_MODULE}"),
+        (OAUTH | {"sasl.jaas.config": UNSIGNED}, "tokens without a signature are not made"),
+        (OAUTH | {"sasl.oauthbearer.config": "principal=ada"}, "without a signature are not made"),
+        (OAUTH | {"sasl.oauthbearer.method": "default"}, "without a signature are not made"),
+        (OAUTH | {"sasl.oauthbearer.extensions": "a=b"}, "sasl.oauthbearer.extensions is no"),
+        (OAUTH | {"sasl.login.callback.handler.class": "a.B"}, "names a class of Java"),
+        (SCRAM | {TOKEN_URL: "https://idp.test/"}, "is for OAUTHBEARER, and sasl.mechanism is not"),
         (SSL | {"ssl.truststore.location": "/nowhere/ca.pem"}, "ssl.truststore.location=/nowhere"),
         (SSL | {"ssl.truststore.type": "JKS", "ssl.truststore.location": "t.jks"}, "keytool -list"),
     ],
@@ -96,3 +116,55 @@ def test_http_sends_no_password_in_the_clear_that_sasl_does_not_send(changes, ho
     login = Security(SCRAM | changes).http_login(host)
     assert login == (("ada", SECRET) if sent else None)
     assert PLAINTEXT.http_login(host) is None
+
+
+JAVAS = {
+    "sasl.login.callback.handler.class": (
+        "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
+    ),
+    "sasl.jaas.config": f"{OAUTH_MODULE} required;",
+    "sasl.oauthbearer.scope": "kafka",
+    "sasl.oauthbearer.header.urlencode": "true",
+}
+
+
+def test_what_says_where_tokens_come_from():
+    security = Security(OAUTH | JAVAS)
+    assert repr(security) == "<Security SASL_PLAINTEXT OAUTHBEARER>"
+    assert (security.user, security.principal, security.who) == ("", "", "the access token")
+    assert security.has_secrets and pickle.loads(pickle.dumps(security)) == security
+    elsewhere = OAUTH | {"sasl.oauthbearer.client.credentials.client.secret": "${env:HOME}"}
+    assert not Security(elsewhere).has_secrets
+    in_jaas = {name: OAUTH[name] for name in (*list(OAUTH)[:2], TOKEN_URL)}
+    in_jaas["sasl.jaas.config"] = (
+        f'{OAUTH_MODULE} required clientId="svc" clientSecret="{SECRET}" scope="s";'
+    )
+    assert Security(in_jaas).has_secrets
+    librdkafkas = {name: OAUTH[name] for name in (*list(OAUTH)[:2], TOKEN_URL)}
+    librdkafkas |= {
+        "sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.client.id": "svc",
+        "sasl.oauthbearer.client.secret": SECRET,
+    }  # fmt: skip
+    assert Security(librdkafkas).has_secrets
+
+
+def test_a_token_of_a_file_is_what_an_exchange_sends(tmp_path):
+    path = tmp_path / "token"
+    security = Security({**dict(list(OAUTH.items())[:2]), TOKEN_URL: path.as_uri()})
+    assert not security.has_secrets
+    security.refresh()
+    with pytest.raises(NoAccessToken, match="No such file"):
+        security.exchange()
+    path.write_text("a.b.c")
+    security = Security(security.properties)
+    assert security.http_authorization("kafka.example.com") == "Bearer a.b.c"
+    exchange = security.exchange()
+    assert exchange is not None
+    assert exchange.step(None) == b"n,,\x01auth=Bearer a.b.c\x01\x01"
+    assert security.http_login("localhost") is None
+
+
+def test_http_says_who_asks_as_sasl_does():
+    assert Security(SCRAM).http_authorization("10.0.0.1") is None
+    assert Security(SCRAM).http_authorization("localhost") == "Basic YWRhOmRvLW5vdC1zaG93LW1l"
+    assert PLAINTEXT.http_authorization("localhost") is None

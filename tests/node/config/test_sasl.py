@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
-from kept.client.security.jaas import PLAIN_MODULE, SCRAM_MODULE
+from kept.client.security.jaas import OAUTH_MODULE, PLAIN_MODULE, SCRAM_MODULE
 from kept.node.config.node_config import NodeConfig
 from kept.node.config.sasl import sasl_settings, sasl_warnings
 from kept.storage.errors import ConfigurationError
 
 SASL = "SASL_PLAINTEXT://localhost:9092"
+JWKS = "sasl__oauthbearer__jwks__endpoint__url"
+OAUTH = {"sasl__enabled__mechanisms": "OAUTHBEARER", JWKS: "https://issuer.test/keys"}
 USERS = f'{PLAIN_MODULE} required username="me" password="hush" user_ada="hush";'
 
 
@@ -45,6 +47,32 @@ def load(listeners: str = SASL, **settings: str) -> NodeConfig:
             },
             "user and password of 'user_' must have 1 to 255 bytes",
         ),
+        ({"sasl__enabled__mechanisms": "OAUTHBEARER"}, "set sasl.oauthbearer.jwks.endpoint.url to"),
+        (OAUTH | {JWKS: "http://localhost/keys"}, "=http://localhost/keys: https://HOST/PATH or"),
+        (OAUTH | {JWKS: "ftp://a/keys"}, "https://HOST/PATH or file:///PATH is wanted"),
+        (OAUTH | {JWKS: "keys.json"}, "https://HOST/PATH or file:///PATH is wanted"),
+        (OAUTH | {JWKS: "file:keys.json"}, "https://HOST/PATH or file:///PATH is wanted"),
+        (OAUTH | {JWKS: "file://host/keys"}, "https://HOST/PATH or file:///PATH is wanted"),
+        (OAUTH | {JWKS: "https:///keys"}, "https://HOST/PATH or file:///PATH is wanted"),
+        (OAUTH | {JWKS: "https://a/k eys"}, "https://HOST/PATH or file:///PATH is wanted"),
+        (OAUTH | {JWKS: "https://a:x/keys"}, "jwks.endpoint.url: no URL"),
+        (OAUTH | {JWKS: "https://me:hush@a/keys"}, "no user and no password belong in"),
+        (
+            OAUTH | {JWKS: "file:///keys", "kept__sasl__oauthbearer__truststore__location": "ca"},
+            "truststore.location says whose certificates to trust, and",
+        ),
+        (
+            OAUTH | {"sasl__oauthbearer__jwks__endpoint__retry__backoff__ms": "20000"},
+            "retry.backoff.ms (20000) is above",
+        ),
+        (OAUTH | {"sasl__oauthbearer__sub__claim__name": ""}, "must not be empty"),
+        (OAUTH | {"sasl__oauthbearer__expected__issuer": ""}, "must not be empty"),
+        (OAUTH | {"sasl__oauthbearer__clock__skew__seconds": "-1"}, "at least 0"),
+        (
+            OAUTH | {"oauthbearer__sasl__server__callback__handler__class": "a.B"},
+            "access tokens are always checked by their signature",
+        ),
+        (OAUTH | {"sasl__oauthbearer__token__endpoint__url": "x"}, "for who gets a token"),
         (
             {"kept__sasl__plain__users": "ldap", "sasl__enabled__mechanisms": "PLAIN"},
             "String must be one of: jaas, scram",
@@ -106,3 +134,47 @@ def test_passwords_in_the_clear_are_warned_of(
 ) -> None:
     config = load(listener, sasl__enabled__mechanisms=mechanisms, kept__sasl__plain__users="scram")
     assert ["whoever is on the wire" in text for text in sasl_warnings(config)] == [True] * warned
+
+
+def test_tokens_have_settings_of_their_listener() -> None:
+    handler = "org.apache.kafka.common.security.oauthbearer.OAuthBearerValidatorCallbackHandler"
+    config = load(
+        f"A://localhost:1,{SASL}",
+        listener__security__protocol__map="A:SASL_PLAINTEXT",
+        **OAUTH,
+        sasl__oauthbearer__expected__audience="kafka,other",
+        **{
+            "listener.name.a.sasl.oauthbearer.jwks.endpoint.url": "file:///a%20b/keys",
+            "listener.name.a.sasl.oauthbearer.expected.audience": "a",
+            "listener.name.a.oauthbearer.sasl.server.callback.handler.class": handler,
+            "listener.name.a.oauthbearer.sasl.jaas.config": f"{OAUTH_MODULE} required;",
+        },
+    )
+    own, other = (sasl_settings(config.of_listener(n)).tokens for n in ("A", "SASL_PLAINTEXT"))
+    assert own is not None and other is not None
+    assert (own.jwks_path, own.audiences) == ("/a b/keys", ("a",))
+    assert (other.jwks_path, other.jwks_url) == (None, "https://issuer.test/keys")
+    assert (other.audiences, other.issuer, other.skew_s) == (("kafka", "other"), None, 30)
+    assert (other.subject_claim, other.scope_claim) == ("sub", "scope")
+    by_password = OAUTH | {"sasl__enabled__mechanisms": "SCRAM-SHA-256"}
+    assert sasl_settings(load(**by_password)).tokens is None
+
+
+@pytest.mark.parametrize(
+    ("audience", "issuer", "warned"),
+    [("", "", "whatever audience"), ("kafka", "", "whatever issuer"), ("kafka", "i", "")],
+)
+def test_tokens_for_others_are_warned_of(audience: str, issuer: str, warned: str) -> None:
+    given = {"sasl__oauthbearer__expected__audience": audience}
+    if issuer:
+        given["sasl__oauthbearer__expected__issuer"] = issuer
+    warnings = sasl_warnings(load(**OAUTH, **given))
+    assert [warned in one for one in warnings] == [True] * bool(warned)
+    listener = "SASL_PLAINTEXT://10.0.0.1:9092"
+    assert any("takes access tokens by" in one for one in sasl_warnings(load(listener, **OAUTH)))
+
+
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kept.node.config.sasl.find_spec", lambda _: None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'kept-log\[oauth\]'"):
+        load(**OAUTH)

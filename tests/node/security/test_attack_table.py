@@ -35,6 +35,11 @@ TAKEN = "node/security/test_attacks.py::"
 ACLS = "cluster/security/test_acl_index.py::"
 HTTP = "node/http/test_server.py::"
 QUOTAS = "node/wire/test_client_quotas.py::"
+BEARER = "node/kafka/test_oauthbearer.py::"
+TOKENS = "node/security/oauth/test_token_verifier.py::"
+KEYS = "node/security/oauth/test_json_web_keys.py::"
+SOURCE = "node/security/oauth/test_key_source.py::"
+FETCH = "node/security/oauth/test_https_get.py::"
 FIRST = "node/config/test_bootstrap_scram.py::"
 
 ATTACKS = {
@@ -93,13 +98,22 @@ ATTACKS = {
     ),
     8: Attack(
         "tokens (JWT)",
-        (f"{SASL}test_a_mechanism_that_is_not_enabled_is_told_which_are",),
-        "OAUTHBEARER is not served: a token is refused with its mechanism",
+        (
+            f"{TOKENS}test_tokens_that_are_refused",
+            f"{TOKENS}test_claims_that_are_refused",
+            f"{TOKENS}test_a_header_that_says_where_a_key_is_means_nothing",
+            f"{KEYS}test_what_is_no_key_set_is_refused",
+            f"{FETCH}test_what_is_refused",
+            f"{FETCH}test_an_answer_that_never_comes_or_ends_early_is_given_up",
+            f"{SOURCE}test_unknown_keys_cause_a_fetch_now_and_then",
+            f"{BEARER}test_a_huge_token_is_refused_before_it_is_read",
+        ),
     ),
     9: Attack(
         "logging in again as another, otherwise, too often; requests after the end of a session",
         (
             f"{SASL}test_who_logs_in_again_as_another_or_otherwise_is_closed",
+            f"{BEARER}test_a_renewal_that_is_not_right_is_refused_and_closes",
             f"{SASL}test_a_session_ends_unless_its_client_logs_in_again",
             f"{SASL}test_a_fetch_that_waits_outlives_its_session",
             f"{WIRE}test_a_session_that_is_over_is_served_nothing_but_a_login",

@@ -7,10 +7,13 @@ import pytest
 from kept.client.security.scram import ScramClient
 from kept.cluster.security.credentials import ScramCredential, ScramMechanism
 from kept.node.security.sasl_authenticator import (
+    AccessTokenChecked,
+    AccessTokenRefused,
     ApiVersionsAnswered,
     Authenticated,
     AuthenticationFailed,
     Challenge,
+    CheckAccessToken,
     CheckPassword,
     HandshakeAnswer,
     HandshakeReceived,
@@ -40,8 +43,16 @@ TEXT = "Authentication failed during authentication due to invalid credentials w
 OUT = AuthenticationFailed(TEXT + "PLAIN", "no such user, or another password", "ada")
 
 
+OAUTH = HandshakeReceived("OAUTHBEARER", "n")
+BEARER = TokenReceived(b"n,,\x01auth=Bearer secret-token\x01\x01")
+AS_EVE = TokenReceived(b"n,a=eve,\x01auth=Bearer secret-token\x01\x01")
+BELIEVED, REFUSED = AccessTokenChecked("ada", 7.0), AccessTokenChecked(why="it has expired")
+ERROR = b'{"status":"invalid_token"}'
+NOT_NEW = AuthenticationFailed(TEXT + "OAUTHBEARER", "the access token was refused", "", False)
+
+
 def authenticator(renews: tuple[str, str] | None = None) -> SaslAuthenticator:
-    return SaslAuthenticator(("PLAIN", "SCRAM-SHA-256"), STORED, renews=renews)
+    return SaslAuthenticator(("PLAIN", "SCRAM-SHA-256", "OAUTHBEARER"), STORED, renews=renews)
 
 
 def step(login: SaslAuthenticator, event: SaslEvent) -> tuple[SaslEffect, ...]:
@@ -81,6 +92,19 @@ def illegal(what: str, state: str) -> IllegalRequest:
         ([PLAIN, TOKEN, WRONG, TOKEN], illegal("TokenReceived", "FAILED")),
         ([PLAIN, TOKEN, RIGHT, TOKEN], illegal("TokenReceived", "DONE")),
         ([HandshakeReceived("GSSAPI", "n"), PLAIN], illegal("HandshakeReceived", "FAILED")),
+        ([OAUTH, BEARER], CheckAccessToken("secret-token")),
+        ([OAUTH, BEARER, BELIEVED], Authenticated("ada", "OAUTHBEARER", b"", 7.0)),
+        ([OAUTH, BEARER, BEARER], illegal("TokenReceived", "CHECKING")),
+        ([OAUTH, BEARER, REFUSED], AccessTokenRefused(ERROR, "it has expired")),
+        ([OAUTH, BEARER, REFUSED, TokenReceived(b"\x01")], NOT_NEW),
+        ([OAUTH, BEARER, REFUSED, BEARER], NOT_NEW),
+        ([OAUTH, BEARER, REFUSED, OAUTH], illegal("HandshakeReceived", "REFUSED")),
+        ([OAUTH, AS_EVE, BELIEVED],
+         AccessTokenRefused(
+             ERROR, "the client asks to act as another user than its token names", "ada"
+         )),
+        ([OAUTH, TokenReceived(b"\x01")],
+         AuthenticationFailed(TEXT + "OAUTHBEARER", "a malformed OAUTHBEARER message")),
     ],
 )  # fmt: skip
 def test_what_comes_of_a_history(history: list[SaslEvent], last: SaslEffect) -> None:
@@ -99,6 +123,7 @@ def test_what_comes_of_a_history(history: list[SaslEvent], last: SaslEffect) -> 
 
 def test_nothing_is_shown_of_passwords() -> None:
     assert "pencil" not in repr(TOKEN) + repr(CHECK) + repr(ADA)
+    assert "secret" not in repr(BEARER) + repr(CheckAccessToken("secret-token"))
 
 
 def _scram(login: SaslAuthenticator, user: str, password: str) -> SaslEffect:
@@ -139,6 +164,9 @@ def test_scram_says_who_it_is_or_one_text_for_whatever_was_wrong(
         (("PLAIN", "ada"), PLAIN, ""),
         (("PLAIN", "bob"), PLAIN, "the session is another user's"),
         (("SCRAM-SHA-512", "ada"), PLAIN, "the session is of mechanism SCRAM-SHA-512"),
+        (("OAUTHBEARER", "ada"), OAUTH, ""),
+        (("OAUTHBEARER", "bob"), OAUTH, "the session is another user's"),
+        (("OAUTHBEARER", "ada"), PLAIN, "the session is of mechanism OAUTHBEARER"),
     ],
 )
 def test_who_logs_in_again_stays_who_he_is(
@@ -149,8 +177,8 @@ def test_who_logs_in_again_stays_who_he_is(
     if isinstance(effect, HandshakeAnswer) and mechanism is SCRAM:
         effect = _scram(login, "ada", "pencil")
     elif isinstance(effect, HandshakeAnswer):
-        step(login, TOKEN)
-        (effect,) = step(login, RIGHT)
+        step(login, BEARER if mechanism is OAUTH else TOKEN)
+        (effect,) = step(login, BELIEVED if mechanism is OAUTH else RIGHT)
     assert (effect.why if isinstance(effect, AuthenticationFailed) else "") == why
     assert (login.state is SaslState.DONE) is not why
 
@@ -158,6 +186,8 @@ def test_who_logs_in_again_stays_who_he_is(
 def test_a_result_without_a_check_is_a_bug_of_ours() -> None:
     with pytest.raises(InvariantViolation, match="state START"):
         authenticator().step(RIGHT)
+    with pytest.raises(InvariantViolation, match="state START"):
+        authenticator().step(BELIEVED)
 
 
 def test_what_an_unknown_user_is_shown_looks_stored_and_does_not_change() -> None:

@@ -1,8 +1,8 @@
 """SaslHandshake and SaslAuthenticate of a client that is known already: logging in again (KIP-368).
 
-Where ``connections.max.reauth.ms`` bounds a session, a client begins anew on the same connection
-before it ends, at most once a second, as the same user by the same mechanism. Elsewhere both are
-answered with ILLEGAL_SASL_STATE, as Kafka does.
+Where ``connections.max.reauth.ms`` or an access token bounds a session, a client begins anew on the
+same connection before it ends, at most once a second, as the same user by the same mechanism.
+Elsewhere both are answered with ILLEGAL_SASL_STATE, as Kafka does.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from kept.client.protocol.messages import Values
 from kept.client.security.scram import new_nonce
 from kept.node.runtime import error_codes
 from kept.node.security.sasl_authenticator import (
+    AccessTokenRefused,
     Authenticated,
     AuthenticationFailed,
     Challenge,
+    CheckAccessToken,
     CheckPassword,
     HandshakeAnswer,
     HandshakeReceived,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 MIN_INTERVAL_S: Final = 1.0
 """Between two beginnings of one client."""
+_TAKES_TOKENS: Final = frozenset({SaslState.TOKENS, SaslState.REFUSED})
 
 
 class SaslHandler:
@@ -88,7 +91,7 @@ class SaslHandler:
         """Take the mechanism's next message."""
         session = context.session
         renewal = session.renewal
-        if renewal is None or renewal.authenticator.ended:
+        if renewal is None or renewal.authenticator.state not in _TAKES_TOKENS:
             return _response(
                 error_codes.ILLEGAL_SASL_STATE,
                 "SaslAuthenticate request received after successful authentication",
@@ -106,19 +109,29 @@ class SaslHandler:
                 session.listener, session.host, effect.user, effect.password
             )
             (effect,) = authenticator.step(PasswordChecked(matches))
-        if isinstance(effect, Authenticated):
-            lifetime_ms = self._logins.settings(session.listener).max_reauth_ms
-            session.expires_at = self._runtime.loop.time() + lifetime_ms / 1000
-            self._counters.logins += 1
-            return _response(token=effect.token, lifetime_ms=lifetime_ms)
-        if not isinstance(effect, AuthenticationFailed):
-            raise InvariantViolation(f"{type(effect).__name__} where a token was expected")
-        delay_s = self._logins.refused(
-            session.listener, session.host, session.mechanism, effect.user, effect.why
-        )
+        elif isinstance(effect, CheckAccessToken):
+            checked = await self._logins.check_token(session.listener, effect.access_token)
+            (effect,) = authenticator.step(checked)
+        match effect:
+            case Authenticated():
+                lifetime_ms = self._logins.lifetime_ms(session.listener, effect.expires_at_s)
+                now = self._runtime.loop.time()
+                session.expires_at = now + lifetime_ms / 1000 if lifetime_ms else math.inf
+                self._counters.logins += 1
+                return _response(token=effect.token, lifetime_ms=lifetime_ms)
+            case AccessTokenRefused():
+                await self._wait_as_refused(session, effect.user, effect.why)
+                return _response(token=effect.token)
+            case AuthenticationFailed():
+                if effect.is_new:
+                    await self._wait_as_refused(session, effect.user, effect.why)
+                self._end(session)
+                return _response(error_codes.SASL_AUTHENTICATION_FAILED, effect.message)
+        raise InvariantViolation(f"{type(effect).__name__} where a token was expected")
+
+    async def _wait_as_refused(self, session: Session, user: str, why: str) -> None:
+        delay_s = self._logins.refused(session.listener, session.host, session.mechanism, user, why)
         await asyncio.sleep(delay_s)
-        self._end(session)
-        return _response(error_codes.SASL_AUTHENTICATION_FAILED, effect.message)
 
     def _end(self, session: Session) -> None:
         """The connection is closed once the response has had its time to leave."""

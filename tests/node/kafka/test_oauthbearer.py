@@ -1,0 +1,324 @@
+"""OAUTHBEARER on a node: who gets in by a token, over Kafka's protocol, HTTP and gRPC, and when his
+session ends. Anchors: SaslAuthenticatorTest (OAUTHBEARER) and OAuthBearerSaslServerTest of Kafka
+4.3.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kept.client.security.oauthbearer import OAuthBearerClient
+from kept.node.proto import broker_pb2
+from kept.node.security.oauth import key_source
+from tests.support.grpc_calls import call, calling
+from tests.support.loops import until
+from tests.support.sasl_peer import AUTHENTICATE, HANDSHAKE, METADATA, VERSIONS, Peer
+from tests.support.token_issuer import AUDIENCE, ISSUER, Issuer
+
+# isort: split
+import grpc
+import grpc.aio
+
+OAUTH = "OAUTHBEARER"
+SOFTWARE = {"client_software_name": "x", "client_software_version": "1"}
+ERROR = b'{"status":"invalid_token"}'
+FAILED = (
+    "Authentication failed during authentication due to invalid credentials with SASL mechanism "
+    "OAUTHBEARER"
+)
+PLANTED = "planted-in-a-token"
+
+
+@pytest.fixture
+def issuer() -> Issuer:
+    return Issuer()
+
+
+@pytest.fixture
+def secure(lone_node: Any, issuer: Issuer, tmp_path: Path) -> Any:
+    def start(**settings: str) -> Any:
+        return lone_node(
+            **{
+                "listeners": "SASL_PLAINTEXT://127.0.0.1:0",
+                "sasl_enabled_mechanisms": "OAUTHBEARER,SCRAM-SHA-256",
+                "sasl_oauthbearer_jwks_endpoint_url": issuer.write(tmp_path / "keys.json"),
+                "sasl_oauthbearer_expected_audience": AUDIENCE,
+                "sasl_oauthbearer_expected_issuer": ISSUER,
+                "connection_failed_authentication_delay_ms": "0",
+                **settings,
+            }
+        )
+
+    return start
+
+
+def sessions(lone: Any) -> list[Any]:
+    return [one.session for one in lone.node.parts.listeners[0].connections]
+
+
+def counted(lone: Any) -> tuple[int, int]:
+    counters = lone.node.parts.counters
+    return counters.logins, counters.failed_logins
+
+
+@pytest.mark.parametrize(("version", "max_ms"), [(0, 0), (1, 0), (2, 0), (2, 60_000)])
+def test_a_session_lasts_as_long_as_its_token(secure, issuer, version, max_ms):
+    lone = secure(connections_max_reauth_ms=str(max_ms))
+
+    async def go() -> None:
+        async with Peer(lone) as peer:
+            await peer.ask(VERSIONS, 3, **SOFTWARE)
+            client = OAuthBearerClient(issuer.token("ada", life_s=120))
+            response = await peer.login(client, OAUTH, version=version)
+            assert response.error_code.name == "none" and response.auth_bytes == b""
+            (session,) = sessions(lone)
+            assert (session.principal, session.mechanism) == ("User:ada", OAUTH)
+            left_s = session.expires_at - lone.node.parts.runtime.loop.time()
+            most_s = 60 if max_ms else 120
+            assert most_s - 10 < left_s <= most_s
+            if version:
+                told_s = response.session_lifetime.total_seconds()
+                assert most_s - 10 < told_s <= most_s
+            assert await peer.is_in()
+
+    lone.run(go())
+    assert counted(lone) == (1, 0)
+
+
+def test_a_token_of_a_bare_login(secure, issuer):
+    lone = secure()
+
+    async def go() -> None:
+        async with Peer(lone) as peer:
+            await peer.ask(HANDSHAKE, 0, mechanism=OAUTH)
+            peer.send_bare(OAuthBearerClient(issuer.token()).step(None) or b"")
+            assert await peer.receive_bare() == b""
+            assert await peer.is_in()
+        async with Peer(lone) as peer:
+            await peer.ask(HANDSHAKE, 0, mechanism=OAUTH)
+            peer.send_bare(OAuthBearerClient(issuer.token(aud="x")).step(None) or b"")
+            assert await peer.receive_bare() == ERROR
+            peer.send_bare(b"\x01")
+            assert await peer.ends()
+
+    lone.run(go())
+
+
+@pytest.mark.parametrize(
+    ("claims", "why"),
+    [
+        ({"iss": "https://other.test"}, "the token's iss is not"),
+        ({"aud": "other"}, "the token's aud is none of"),
+        ({"life_s": -60}, "the token has expired"),
+        ({"nbf": time.time() + 3600}, "the token is not valid yet"),
+        ({"headers": {"kid": "k9"}}, "its key 'k9' is not in"),
+    ],
+)
+def test_who_is_not_believed_acknowledges_that_and_is_closed(secure, issuer, claims, why, capfd):
+    lone = secure()
+
+    async def go() -> None:
+        async with Peer(lone) as peer:
+            await peer.ask(HANDSHAKE, 1, mechanism=OAUTH)
+            client = OAuthBearerClient(issuer.token(secret=PLANTED, **claims))
+            first = await peer.ask(AUTHENTICATE, 2, auth_bytes=client.step(None))
+            assert (first.error_code.name, first.auth_bytes) == ("none", ERROR)
+            assert first.session_lifetime.total_seconds() == 0
+            assert counted(lone) == (0, 1), "also of who does not come back"
+            last = await peer.ask(AUTHENTICATE, 2, auth_bytes=client.step(first.auth_bytes))
+            assert last.error_code.name == "sasl_authentication_failed"
+            assert (last.error_message, last.auth_bytes) == (FAILED, b"")
+            assert await peer.ends()
+
+    lone.run(go())
+    assert counted(lone) == (0, 1)
+    told = capfd.readouterr().err
+    assert 'event="login refused"' in told and "mechanism=OAUTHBEARER" in told and why in told
+    assert issuer.token()[:20] not in told and PLANTED not in told
+
+
+def test_who_acknowledges_with_a_better_token_is_refused_all_the_same(secure, issuer):
+    lone = secure()
+
+    async def go() -> None:
+        async with Peer(lone) as peer:
+            await peer.ask(HANDSHAKE, 1, mechanism=OAUTH)
+            for token, code in (("a.b.c", "none"), (issuer.token(), "sasl_authentication_failed")):
+                message = OAuthBearerClient(token).step(None)
+                response = await peer.ask(AUTHENTICATE, 2, auth_bytes=message)
+                assert response.error_code.name == code
+            assert await peer.ends()
+        async with Peer(lone) as peer:
+            await peer.ask(HANDSHAKE, 1, mechanism=OAUTH)
+            bad = OAuthBearerClient("a.b.c").step(None)
+            assert (await peer.ask(AUTHENTICATE, 2, auth_bytes=bad)).auth_bytes == ERROR
+            peer.send(METADATA, 9, topics=None)
+            assert await peer.ends(), "nothing else is served"
+
+    lone.run(go())
+
+
+@pytest.mark.parametrize("size", [17 * 1024, 500_000])
+def test_a_huge_token_is_refused_before_it_is_read(secure, size, monkeypatch):
+    lone = secure()
+    monkeypatch.setattr(key_source, "read_header", None)
+
+    async def go() -> None:
+        async with Peer(lone) as peer:
+            await peer.ask(HANDSHAKE, 1, mechanism=OAUTH)
+            message = b"n,,\x01auth=Bearer " + b"A" * size + b"\x01\x01"
+            response = await peer.ask(AUTHENTICATE, 2, auth_bytes=message)
+            assert response.error_code.name == "sasl_authentication_failed"
+            assert await peer.ends()
+
+    lone.run(go())
+
+
+def test_a_new_token_on_the_same_connection_renews_the_session(secure, issuer, capfd):
+    lone = secure()
+
+    async def go() -> None:
+        loop = lone.node.parts.runtime.loop
+        async with Peer(lone) as peer:
+            await peer.login(OAuthBearerClient(issuer.token(life_s=60)), OAUTH)
+            (session,) = sessions(lone)
+            response = await peer.login(OAuthBearerClient(issuer.token(life_s=600)), OAUTH)
+            assert 590 < response.session_lifetime.total_seconds() <= 600
+            assert 580 < session.expires_at - loop.time() <= 600
+            assert await peer.is_in()
+            session.expires_at = 0.0
+            peer.send(METADATA, 9, topics=None)
+            assert await peer.ends()
+
+    lone.run(go())
+    assert 'event="session expired"' in capfd.readouterr().err
+    assert lone.node.parts.counters.expired_sessions == 1
+
+
+@pytest.mark.parametrize("token", ["bob's", "expired"])
+def test_a_renewal_that_is_not_right_is_refused_and_closes(secure, issuer, token):
+    lone = secure()
+
+    async def go() -> None:
+        async with Peer(lone) as peer:
+            await peer.login(OAuthBearerClient(issuer.token()), OAUTH)
+            other = issuer.token("bob") if token == "bob's" else issuer.token(life_s=-60)
+            response = await peer.login(OAuthBearerClient(other), OAUTH)
+            assert response.error_code.name == "sasl_authentication_failed"
+            peer.send(METADATA, 9, topics=None)
+            assert await peer.ends()
+
+    lone.run(go())
+    assert counted(lone) == (1, 1)
+
+
+def test_a_token_is_checked_once_at_a_time(secure, issuer):
+    """Messages that come while a token is checked are answered as out of place."""
+    lone = secure()
+
+    async def go() -> None:
+        async with Peer(lone) as peer:
+            await peer.login(OAuthBearerClient(issuer.token()), OAUTH)
+            message = OAuthBearerClient(issuer.token()).step(None)
+            await peer.ask(HANDSHAKE, 1, mechanism=OAUTH)
+            peer.send(AUTHENTICATE, 2, auth_bytes=message)
+            peer.send(AUTHENTICATE, 2, auth_bytes=message)
+            assert (await peer.receive(AUTHENTICATE, 2)).error_code.name == "none"
+            second = await peer.receive(AUTHENTICATE, 2)
+            assert second.error_code.name == "illegal_sasl_state"
+            assert await peer.is_in()
+
+    lone.run(go())
+
+
+def test_another_mechanism_of_the_listener_takes_no_token(secure, issuer):
+    lone = secure(sasl_enabled_mechanisms="SCRAM-SHA-256")
+
+    async def go() -> None:
+        async with Peer(lone) as peer:
+            response = await peer.ask(HANDSHAKE, 1, mechanism=OAUTH)
+            assert response.error_code.name == "unsupported_sasl_mechanism"
+        async with Peer(lone) as peer:
+            await peer.ask(HANDSHAKE, 1, mechanism="SCRAM-SHA-256")
+            message = OAuthBearerClient(issuer.token()).step(None)
+            response = await peer.ask(AUTHENTICATE, 2, auth_bytes=message)
+            assert response.error_code.name == "sasl_authentication_failed"
+
+    lone.run(go())
+    assert get(lone, f"Bearer {issuer.token()}")[0] == 401
+
+
+# HTTP and gRPC.
+
+
+def get(
+    lone: Any, login: str = "", path: str = "/api/v1/cluster"
+) -> tuple[int, dict[str, str], bytes]:
+    header = f"Authorization: {login}\r\n" if login else ""
+    request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n"
+    answer: tuple[int, dict[str, str], bytes] = lone.http(request)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("mechanisms", "challenge", "said"),
+    [
+        ("OAUTHBEARER", 'Bearer realm="kept"', "with an access token (Authorization: Bearer)"),
+        ("OAUTHBEARER,SCRAM-SHA-256", 'Bearer realm="kept"', "(HTTP Basic) or an access token"),
+        ("SCRAM-SHA-256", 'Basic realm="kept", charset="UTF-8"', "a password (HTTP Basic)"),
+    ],
+)
+def test_http_says_how_to_log_in(secure, mechanisms, challenge, said):
+    status, headers, body = get(secure(sasl_enabled_mechanisms=mechanisms))
+    assert status == 401 and headers["www-authenticate"] == challenge
+    assert said in body.decode()
+
+
+def test_http_takes_a_token(secure, issuer, capfd):
+    lone = secure()
+    assert get(lone, f"Bearer {issuer.token()}")[0] == 200
+    assert get(lone, f"bearer  {issuer.token()}")[0] == 200
+    for wrong in ("x", "", issuer.token(life_s=-60), issuer.token(aud="x"), "a b", "A" * 20_000):
+        assert get(lone, f"Bearer {wrong}")[0] == 401
+    assert counted(lone) == (2, 6)
+    assert "mechanism=Bearer" in capfd.readouterr().err
+
+
+def test_grpc_takes_a_token_and_ends_a_stream_with_it(secure, issuer):
+    lone = secure()
+    token = f"Bearer {issuer.token()}"
+
+    async def produced_and_read() -> Any:
+        create = broker_pb2.CreateTopicRequest(topic="t")
+        created = await call(lone.port, "CreateTopic", create, token)
+        assert created.topic == "t"
+        produce = broker_pb2.ProduceRequest(topic="t", payload=b"v")
+        refused = grpc.StatusCode.UNAUTHENTICATED
+        assert await call(lone.port, "Produce", produce, "Bearer x") is refused
+        assert (await call(lone.port, "Produce", produce, token)).offset == 0
+        consume = broker_pb2.ConsumeRequest(topic="t", partition=0, follow=True)
+        short = f"Bearer {issuer.token(life_s=0.5)}"  # two seconds at least
+        async with calling(lone.port, "Consume", consume, short) as stream:
+            assert (await anext(aiter(stream))).payload == b"v"
+            try:
+                await anext(aiter(stream))
+            except grpc.aio.AioRpcError as error:
+                return error.code()
+
+    assert lone.run(produced_and_read()) is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_keys_are_in_the_metrics(secure, issuer):
+    lone = secure()
+
+    async def fetched() -> None:
+        await until(lambda: dict(lone.node.parts.logins.tokens.ages()))
+
+    lone.run(fetched())
+    text = get(lone, f"Bearer {issuer.token()}", "/metrics")[2].decode()
+    assert 'kept_jwks_refresh_failed{listener="SASL_PLAINTEXT"} 0' in text
+    assert 'kept_jwks_age_seconds{listener="SASL_PLAINTEXT"}' in text

@@ -1,0 +1,98 @@
+"""Which keys of an issuer's set are used, and why the others are not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from kept.node.security.oauth.json_web_keys import RSA_ALGORITHMS, parse_keys
+from tests.support.token_issuer import Issuer
+
+ALL = Issuer()
+for name in ("RS256", "ES384", "ES512", "EdDSA"):
+    ALL.add_key(name, name)
+
+
+def encoded(*keys: Any) -> bytes:
+    return json.dumps({"keys": keys}).encode()
+
+
+def test_each_key_has_the_algorithms_of_its_type():
+    keys = parse_keys(json.dumps(ALL.key_set()).encode())
+    assert {key.key_id: key.algorithms for key in keys.keys} == {
+        "k1": ("ES256",), "RS256": RSA_ALGORITHMS, "ES384": ("ES384",), "ES512": ("ES512",),
+        "EdDSA": ("EdDSA",),
+    }  # fmt: skip
+    assert keys.passed_over == ()
+
+
+def test_alg_narrows_what_a_key_may_be_used_with():
+    (key,) = parse_keys(encoded(ALL.public("RS256") | {"alg": "PS256"})).keys
+    assert key.algorithms == ("PS256",)
+    (key,) = parse_keys(encoded(ALL.public("EdDSA") | {"alg": "Ed25519"})).keys
+    assert key.algorithms == ("EdDSA",)
+
+
+def weak() -> dict[str, Any]:
+    public = rsa.generate_private_key(65537, 1024).public_key()
+    maker: Any = jwt.get_algorithm_by_name("RS256")
+    return dict(maker.to_jwk(public, as_dict=True))
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ({"kty": "oct", "k": "c2VjcmV0", "alg": "HS256"}, "symmetric"),
+        (ALL.public("k1") | {"d": "AQAB"}, "it is private"),
+        (ALL.public("k1") | {"use": "enc"}, "not for signatures"),
+        (ALL.public("k1") | {"key_ops": ["encrypt"]}, "not to verify"),
+        (ALL.public("k1") | {"alg": "HS256"}, "its alg"),
+        (ALL.public("k1") | {"alg": "ES384"}, "its alg"),
+        (ALL.public("k1") | {"crv": "secp256k1"}, "its type or curve"),
+        (ALL.public("k1") | {"x": "!"}, "missing or malformed"),
+        ({"kty": "EC", "crv": "P-256"}, "missing or malformed"),
+        ({"kty": "RSA", "n": "AQ", "e": "AQAB"}, "missing or malformed"),
+        (ALL.public("k1") | {"kid": 7}, "its kid"),
+        (ALL.public("k1") | {"kid": "k" * 256}, "its kid"),
+        (weak(), "RSA of 1024 bits; 2048 to 8192"),
+        ({"kty": "AKP"}, "its type or curve"),
+        ("k1", "not a JSON object"),
+    ],
+)
+def test_a_key_that_cannot_be_used_is_passed_over_with_the_reason(key, why):
+    with pytest.raises(ValueError, match=rf"no key in it can be used: key 1: .*{why}"):
+        parse_keys(encoded(key))
+    keys = parse_keys(encoded(key, ALL.public("ES512")))
+    assert [one.key_id for one in keys.keys] == ["ES512"]
+    assert len(keys.passed_over) == 1 and why in keys.passed_over[0]
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"<html>log in</html>", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[]", 'no list of "keys"'),
+        (b'{"keys": {}}', 'no list of "keys"'),
+        (b'{"keys": []}', "it is empty"),
+        (encoded(*[{}] * 257), "257 keys; 256 at most"),
+        (b" " * 1024 * 1024 + b"{}", "larger than"),
+    ],
+)
+def test_what_is_no_key_set_is_refused(data, why):
+    with pytest.raises(ValueError, match=why):
+        parse_keys(data)
+
+
+def test_a_token_that_names_no_key_must_leave_no_choice():
+    keys = parse_keys(json.dumps(ALL.key_set()).encode())
+    assert keys.has(None) and keys.has("k1") and not keys.has("k2") and not keys.has("")
+    assert keys.find(None, "ES384") is keys.find("ES384", "ES384") is not None
+    assert keys.find("ES384", "ES256") is None
+    twice = parse_keys(encoded(ALL.public("k1"), ALL.public("k1") | {"kid": "k2"}))
+    assert twice.find(None, "ES256") is None and twice.find("k2", "ES256") is not None

@@ -129,6 +129,7 @@ def run(config: NodeConfig, before: Callable[[], None] = lambda: None) -> None:
     bridge()
     before()
     gc.set_threshold(*GC_THRESHOLDS)
+    gc.enable()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     if failure := uvloop.run(serve(config)):
         raise KeptError(failure)

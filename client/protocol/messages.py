@@ -19,19 +19,11 @@ from functools import cache
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from kio.index import load_request_schema, load_response_schema
 from kio.schema.errors import ErrorCode
-from kio.schema.index import api_key_map, schema_name_map
-from kio.serial import entity_reader, entity_writer
-from kio.serial._serialize import get_field_writer
-from kio.serial.errors import SerialError
-from kio.serial.writers import write_compact_array_length, write_legacy_array_length
 from kio.static.constants import EntityType
-from kio.static.primitive import i32
 
 from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.bounds import NO_LIMIT, program
-from kept.client.protocol.describe_transactions import DescribeTransactionsResponse
 from kept.client.protocol.wire import skip_tags
 from kept.steps import Steps, finished
 from kept.storage.errors import (
@@ -69,12 +61,20 @@ class LazyArray:
         return map(self._make, self._items)
 
 
+@cache
+def _kio() -> Any:
+    """kio's readers, writers and schemas: 25 ms and 3 MB, which no node needs to be ready."""
+    from kept.client.protocol import kio_codec
+
+    return kio_codec
+
+
 def versions(api_key: int) -> range:
     """Versions of an API that kio can read and write; empty for an unknown key."""
-    name = api_key_map.get(api_key)
+    name = _kio().api_key_map.get(api_key)
     if name is None:
         return range(0)
-    known = schema_name_map[name]
+    known = _kio().schema_name_map[name]
     return range(min(known), max(known) + 1)
 
 
@@ -87,20 +87,23 @@ def message_type(api_key: int, version: int, kind: EntityType) -> type[Any]:
     if version not in versions(api_key):
         raise UnsupportedVersion(f"API {api_key} has no version {version} here")
     if kind is EntityType.request:
-        return load_request_schema(api_key, version)
+        cls: type[Any] = _kio().load_request_schema(api_key, version)
+        return cls
     if api_key == ApiKey.DESCRIBE_TRANSACTIONS:
-        return DescribeTransactionsResponse
-    return load_response_schema(api_key, version)
+        cls = _kio().DescribeTransactionsResponse
+    else:
+        cls = _kio().load_response_schema(api_key, version)
+    return cls
 
 
 @cache
 def _reader(cls: Any) -> Any:
-    return entity_reader(cls)
+    return _kio().entity_reader(cls)
 
 
 @cache
 def _writer(cls: Any) -> Any:
-    return entity_writer(cls)
+    return _kio().entity_writer(cls)
 
 
 @cache
@@ -213,7 +216,7 @@ def decode(
         raise InvalidRequest(f"a {cls.__name__} v{cls.__version__} of {error}") from None
     except (
         CorruptMessage,
-        SerialError,
+        _kio().SerialError,
         KeyError,
         ValueError,
         OverflowError,
@@ -323,12 +326,12 @@ def _write_plan(cls: Any) -> tuple[tuple[str, str, Any, Any, Any, Any], ...] | N
     if any("tag" in field.metadata for field in described):
         return None
     hints = get_type_hints(cls)
-    length: Any = write_compact_array_length if cls.__flexible__ else _write_length
+    length: Any = _kio().write_compact_array_length if cls.__flexible__ else _write_length
     plan: list[tuple[str, str, Any, Any, Any, Any]] = []
     for field, (name, kind, convert, default) in zip(described, _plan(cls), strict=True):
         nested = _element(hints[name])
         if nested is None:
-            write = get_field_writer(field, cls.__flexible__, False, False)
+            write = _kio().get_field_writer(field, cls.__flexible__, False, False)
             plan.append((name, kind, convert, default, write, None))
         else:
             plan.append((name, kind, convert, default, length, nested))
@@ -336,7 +339,7 @@ def _write_plan(cls: Any) -> tuple[tuple[str, str, Any, Any, Any, Any], ...] | N
 
 
 def _write_length(out: io.BytesIO, count: int | None) -> None:
-    write_legacy_array_length(out, i32(-1 if count is None else count))
+    _kio().write_legacy_array_length(out, _kio().i32(-1 if count is None else count))
 
 
 def _element(hint: Any) -> Any:

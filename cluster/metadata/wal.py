@@ -31,7 +31,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 from uuid import UUID
 
-from crc32c import crc32c
 from msgspec import Struct
 
 from kept.storage.disk import Disk, File
@@ -44,6 +43,7 @@ from kept.storage.errors import (
     ResourceExhausted,
     vanished,
 )
+from kept.storage.records import crc32c
 
 WAL_NAME: Final = "metadata.wal"
 HARD_STATE_NAME: Final = "hard-state"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
 from kept.storage.errors import CorruptMessage
+from kept.storage.records import crc32c
 
 LARGE_BYTES: Final = 1024 * 1024
 """Images above this travel in pieces on a connection of their own."""

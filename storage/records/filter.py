@@ -24,9 +24,8 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final
 
-from crc32c import crc32c
-
 from kept import kernels
+from kept.storage.records.checksum import crc32c
 from kept.storage.records.codecs import compress, decompress
 from kept.storage.records.header import (
     CODEC_MASK,

@@ -57,7 +57,7 @@ class Synonym(Struct, frozen=True):
     """A broker setting that gives a topic setting its default; ``factor`` converts the unit."""
 
     name: str
-    factor: int = 1
+    factor: int
 
 
 class ConfigDef(Struct, frozen=True):

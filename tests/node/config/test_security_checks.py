@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from kept.client.security.jaas import PLAIN_MODULE
 from kept.node.config.checks import STANDARD_AUTHORIZER, parse_super_users
 from kept.node.config.node_config import NodeConfig
-from kept.node.config.security_checks import security_warnings
+from kept.node.config.security_checks import is_secured, security_warnings
 from kept.storage.errors import ConfigurationError
 
 AUTHORIZER = {"authorizer.class.name": STANDARD_AUTHORIZER}
@@ -27,6 +28,7 @@ def load(**settings: str) -> NodeConfig:
         (AUTHORIZER, "super.users names nobody: no one could create the first ACL"),
         ({"super.users": "User:admin"}, "super.users is set without authorizer.class.name"),
         ({**AUTHORIZER, "super.users": "admin"}, "'admin' has no type: write principals as User:"),
+        ({**AUTHORIZER, "super.users": "User:"}, "'User:' has no type: write principals as User:"),
         ({**ADMIN, **OPEN_NODE}, "listener NODE://:10092 between nodes is PLAINTEXT"),
         ({"authorizer.class.name": "kafka.security.AclAuthorizer"}, "kept runs no Java classes"),
     ],
@@ -49,6 +51,43 @@ def test_refused(settings, message) -> None:
 )
 def test_right(settings) -> None:
     assert not security_warnings(load(**settings))
+
+
+USERS = f'{PLAIN_MODULE} required user_ada="hush";'
+MIXED = {
+    "listener.security.protocol.map": "LOGIN:SASL_PLAINTEXT",
+    "sasl.enabled.mechanisms": "PLAIN",
+    "plain.sasl.jaas.config": USERS,
+    "advertised.listeners": "PLAINTEXT://a:9092,LOGIN://a:9093",
+}
+INSIDE, OUTSIDE = "PLAINTEXT://127.0.0.1:9092", "PLAINTEXT://:9092"
+LOGIN = "LOGIN://127.0.0.1:9093"
+WAY_AROUND = "is PLAINTEXT and reached from other machines, beside LOGIN"
+NO_LIMITS = "clients log in on LOGIN, but authorizer.class.name is not set"
+
+
+@pytest.mark.parametrize(
+    ("settings", "warnings"),
+    [
+        ({**MIXED, **ADMIN, "listeners": f"{INSIDE},{LOGIN}"}, []),
+        ({**MIXED, **ADMIN, "listeners": f"{OUTSIDE},{LOGIN}"}, [WAY_AROUND]),
+        ({**MIXED, "listeners": f"{INSIDE},{LOGIN}"}, [NO_LIMITS]),
+        ({**MIXED, "listeners": f"{OUTSIDE},{LOGIN}"}, [WAY_AROUND, NO_LIMITS]),
+        ({"listeners": OUTSIDE, "advertised.listeners": "PLAINTEXT://a:9092"}, []),
+    ],
+)
+def test_warned_of(settings, warnings) -> None:
+    told = security_warnings(load(**settings))
+    assert len(told) == len(warnings)
+    assert all(part in text for part, text in zip(warnings, told, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "secured"),
+    [({}, False), (ADMIN, True), ({**MIXED, "listeners": f"{INSIDE},{LOGIN}"}, True)],
+)
+def test_secured_is_where_somebody_logs_in_or_something_decides(settings, secured) -> None:
+    assert is_secured(load(**settings)) is secured
 
 
 def test_super_users_are_apart_by_semicolons_as_names_of_certificates_have_commas() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kept.node.config.checks import parse_prefixes
-from kept.node.config.config_def import Kind, Source, nearest
+from kept.node.config.config_def import ConfigDef, Kind, Source, nearest
 from kept.node.config.definitions import BROKER_SETTINGS, TOPIC_SETTINGS
 from kept.node.config.topic_config import (
     describe_topic,
@@ -132,6 +132,12 @@ def test_a_policy_named_twice_counts_once():
             "1",
             "Must be the literal '*' or a list of replicas [partitionId]:[brokerId]",
         ),
+        (
+            "kept.compaction.strategy",
+            "newest first",
+            "not a strategy's name; built in: latest, latest-n, highest-version, by-key-prefix",
+        ),
+        ("kept.compaction.version.header", " ", "must not be empty"),
     ],
 )
 def test_an_invalid_value_is_refused_with_what_is_allowed(name, value, why):
@@ -273,6 +279,58 @@ def test_sources_strongest_first():
     kept = described["retention.ms"]
     assert (kept.value, kept.source) == ("7200000", Source.STATIC_BROKER_CONFIG)
     assert kept.synonyms[0].name == "log.retention.hours"
+
+
+@pytest.mark.parametrize(
+    ("given", "retention_ms"),
+    [
+        ({"log.retention.hours": "-1"}, "-1"),
+        ({"log.retention.minutes": "0"}, "0"),
+        ({"log.retention.minutes": "3"}, "180000"),
+        ({"log.retention.ms": "7", "log.retention.hours": "-1"}, "7"),
+    ],
+)
+def test_another_unit_is_converted_and_no_limit_stays_none(given, retention_ms):
+    entries = inherited_entries(BROKER_SETTINGS, ((Source.STATIC_BROKER_CONFIG, given),))
+    assert entries["retention.ms"].value == retention_ms
+
+
+def test_kinds_and_sources_have_the_numbers_of_describe_configs():
+    assert {kind.name: int(kind) for kind in Kind} == {
+        "BOOLEAN": 1, "STRING": 2, "INT": 3, "SHORT": 4, "LONG": 5, "DOUBLE": 6, "LIST": 7,
+        "CLASS": 8, "PASSWORD": 9,
+    }  # fmt: skip
+    assert {source.name: int(source) for source in Source} == {
+        "DYNAMIC_TOPIC_CONFIG": 1, "DYNAMIC_BROKER_CONFIG": 2,
+        "DYNAMIC_DEFAULT_BROKER_CONFIG": 3, "STATIC_BROKER_CONFIG": 4, "DEFAULT_CONFIG": 5,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "legal"), [("32767", True), ("32768", False), ("-32769", False)])
+def test_a_short_has_sixteen_bits(text, legal):
+    setting = ConfigDef("s", Kind.SHORT, "1", "a number")
+    if legal:
+        assert setting.parse(text) == int(text)
+        return
+    with pytest.raises(InvalidConfig, match="Not a number of type SHORT"):
+        setting.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("limits", "legal", "illegal"),
+    [
+        ({"low": 2, "high": 5}, ("2", "5"), ("1", "6")),
+        ({"low": 2, "high": 5, "also": (-1,)}, ("2", "5", "-1"), ("1", "6", "-2")),
+        ({"high": 5}, ("-9", "5"), ("6",)),
+    ],
+)
+def test_limits_are_inclusive(limits, legal, illegal):
+    setting = ConfigDef("s", Kind.INT, "3", "a number", **limits)
+    for text in legal:
+        assert setting.parse(text) == int(text)
+    for text in illegal:
+        with pytest.raises(InvalidConfig):
+            setting.parse(text)
 
 
 def test_what_has_no_effect_says_so():

@@ -25,8 +25,10 @@ AGAIN_S: Final = 2.0
 """From the start of the second node to an acknowledgement of every producer, at most."""
 SOON_S: Final = (0.25, 0.5, 1.0)
 PAUSE_S: Final = (0.1, 2.0)
+WRITES_S: Final = 0.1
+"""The longest pause of a producer between two batches, at least."""
 THIRD_S: Final = 2.0
-FIXED: Final = {
+FIXED: Final[dict[str, Any]] = {
     "moves": False,
     "rots": False,
     "unclean": False,
@@ -45,6 +47,13 @@ class KillsHistory(NodesCompactionHistory):
         super().__init__(seed, **FIXED | options)
         self.machines = self.machines[:VOTERS]
         self.operator.kinds = []
+        self.settings["log.cleaner.backoff.ms"] = "600"
+
+    def make_clients(self) -> list[Any]:
+        """See :meth:`NodesHistory.make_clients`; slower ones, for what counts are the kills."""
+        for writer in (clients := super().make_clients()):
+            writer.pause_s = max(writer.pause_s, WRITES_S)
+        return clients
 
     async def suffer(self) -> None:
         """All rounds."""

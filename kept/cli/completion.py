@@ -357,6 +357,7 @@ def states_option(known: Sequence[str], text: str) -> Callable[[_Function], _Fun
     return click.option(
         "--state",
         "states",
+        metavar="STATE",
         multiple=True,
         callback=check,
         shell_complete=one_of(known),

@@ -24,19 +24,35 @@ NO_NODE: Final = "; no node is there: `kept serve` starts one, --bootstrap names
 COMPLETE_VARIABLE: Final = "_KEPT_COMPLETE"
 """Set by a shell's completion script (:mod:`kept.cli.completion`)."""
 
-_INTEGER: Final = re.compile(r"\s*[+-]?[0-9]+\s*", re.ASCII)
+_INTEGER: Final = re.compile(r"\s*[+-]?[0-9]{1,20}\s*", re.ASCII)
 _T = TypeVar("_T")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-class WholeNumber(click.IntRange):
-    """click's, in ASCII digits only: ``int`` takes those of all scripts, and underscores."""
+class WholeNumber(click.ParamType):  # type: ignore[type-arg]
+    """A number of at least ``least`` and, if it is given, at most ``most``, in ASCII digits:
+    ``int`` takes those of all scripts, and underscores.
+    """
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    name = "number"
+
+    def __init__(self, least: int, most: int | None = None) -> None:
+        self.least = least
+        self.most = most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The number; a usage error for any other text."""
-        if isinstance(value, str) and not _INTEGER.fullmatch(value):
+        if isinstance(value, int):
+            return value
+        if not _INTEGER.fullmatch(value):
             self.fail(f"{value!r} is not a whole number", param, ctx)
-        return super().convert(value, param, ctx)
+        number = int(value)
+        if number < self.least or (self.most is not None and number > self.most):
+            above = (
+                f"at least {self.least}" if self.most is None else f"{self.least} to {self.most}"
+            )
+            self.fail(f"{value} is not in the range: {above}", param, ctx)
+        return number
 
 
 class RenamedOption(click.Option):

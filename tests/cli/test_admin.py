@@ -72,7 +72,7 @@ def test_quotas_that_there_are_not_are_wrong_usage(offline: Kept) -> None:
         ("--user", "a", "--user-default", "--producer-byte-rate", "4"): "contradict each other",
         ("--user", "a", "--ip", "10.0.0.1", "--producer-byte-rate", "4"): "no user or client id",
         ("--user", "", "--producer-byte-rate", "4"): "--user '' names nobody",
-        ("--user", "a", "--request-percentage", "0"): "not in the range",
+        ("--user", "a", "--request-percentage", "0"): "is not a number above 0",
         ("--user", "a", "--producer-byte-rate", "9" * 400): "is no number of bytes a second",
         ("--user", "a", "--producer-byte-rate", "9" * 5000): "is no number of bytes a second",
         ("--user", "a", "--producer-byte-rate", "9223372036854775807KiB"): "is no number of bytes",

@@ -202,7 +202,9 @@ def now(*, targets: tuple[str, ...], wait: bool, as_json: bool, bootstrap: Boots
     epilog=examples("kept compact explain users", "kept compact explain users:0 --key a")
 )
 @_targets()
-@click.option("--key", help="Show the records of this key, and what a pass would do to each.")
+@click.option(
+    "--key", metavar="K", help="Show the records of this key, and what a pass would do to each."
+)
 @click.option("--verbose", is_flag=True, help="Show all that is known, segment by segment.")
 @json_option
 @bootstrap_option
@@ -249,7 +251,7 @@ def explain(
 )
 @click.argument("place", metavar="TOPIC:PARTITION", type=TopicPartitionArgument(whole_topic=False))
 @click.argument("offset", type=WholeNumber(0))
-@click.option("--key", help="Also show the latest record of this key.")
+@click.option("--key", metavar="K", help="Also show the latest record of this key.")
 @json_option
 @bootstrap_option
 def why_missing(

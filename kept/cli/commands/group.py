@@ -41,12 +41,6 @@ def group() -> None:
     """List, describe, reset and delete consumer groups."""
 
 
-group.add_command(reset_offsets)
-group.add_command(seek)
-group.add_command(export_offsets)
-group.add_command(delete_group_offsets)
-
-
 @group.command("list", epilog=examples("kept group list", "kept group list --state Empty --json"))
 @states_option(STATES, "Only groups in this state, such as Empty.")
 @internal_option("Also list groups whose names begin with __.")
@@ -212,3 +206,9 @@ def delete(*, names: tuple[str, ...], bootstrap: Bootstrap) -> int:
             return f"deleted group {name}"
 
         return for_each(names, delete_group)
+
+
+group.add_command(reset_offsets)
+group.add_command(seek)
+group.add_command(export_offsets)
+group.add_command(delete_group_offsets)

@@ -55,6 +55,7 @@ def _dir_option(function: Any) -> Any:
     return click.option(
         "--dir",
         "directory",
+        metavar="DIR",
         default="./kept-local",
         show_default=True,
         help="Directory of the nodes.",
@@ -77,7 +78,7 @@ def local() -> None:
 @click.option(
     "--nodes",
     type=WholeNumber(1, MAX_NODES),
-    help="Number of nodes.  [default: as many as --dir has, else 1]",
+    help=f"Number of nodes, at most {MAX_NODES}.  [default: as many as --dir has, else 1]",
 )
 @_dir_option
 @click.option(

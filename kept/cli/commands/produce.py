@@ -83,7 +83,14 @@ _FIELDS: Final = frozenset(
     is_flag=True,
     help="With --json: choose partitions by key, whatever a line says.",
 )
-@click.option("--acks", type=click.Choice(list(_ACKS)), default="all", show_default=True)
+@click.option(
+    "--acks",
+    type=click.Choice(list(_ACKS)),
+    default="all",
+    show_default=True,
+    help="Who must have a batch before it counts as written: all replicas in sync, the leader, "
+    "nobody.",
+)
 @click.option(
     "--compression",
     type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]),

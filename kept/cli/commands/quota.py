@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
@@ -33,6 +34,7 @@ from kept.storage.types import MAX_INT32, MAX_INT64
 
 _T = TypeVar("_T")
 _RATE: Final = re.compile(r"([0-9]{1,19})\s*(B|KiB|MiB|GiB|KB|MB|GB)?", re.ASCII | re.IGNORECASE)
+_DECIMAL: Final = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18})?", re.ASCII)
 _UNITS: Final = {
     "": 1,
     "b": 1,
@@ -82,7 +84,23 @@ class Address(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is no address: names are not resolved", param, ctx)
 
 
-_positive = click.FloatRange(min=0, min_open=True)
+class _Positive(click.ParamType):  # type: ignore[type-arg]
+    """A number above 0, such as 200 or 0.5."""
+
+    name = "number"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number; a usage error for any other text."""
+        if not isinstance(value, str):
+            return float(value)
+        if not _DECIMAL.fullmatch(value.strip()) or not 0 < float(value) < math.inf:
+            self.fail(f"{value!r} is not a number above 0, such as 200 or 0.5", param, ctx)
+        return float(value)
+
+
+_positive = _Positive()
 
 
 def entity_options(function: Callable[..., _T]) -> Callable[..., _T]:

@@ -204,7 +204,7 @@ def table(
     "--report", metavar="FILE", type=click.Path(), help="Write one HTML page to read or to send."
 )
 @click.option(
-    "--prefix-until", metavar="TEXT", default=".", show_default=True,
+    "--prefix-until", metavar="CHARACTERS", default=".", show_default=True,
     help="Characters that end the prefix of a key.",
 )  # fmt: skip
 @settings_option

@@ -37,6 +37,7 @@ MAX_LINE_BYTES = 4096
 password_option = click.option(
     "--password-file",
     type=click.File("rb"),
+    metavar="FILE",
     help="File whose first line is the password; - is standard input.  [default: a prompt]",
 )
 iterations_option = click.option(
@@ -44,7 +45,7 @@ iterations_option = click.option(
     type=WholeNumber(4096, 16_384),
     default=ITERATIONS,
     show_default=True,
-    help="How often the password is hashed.",
+    help="How often the password is hashed: 4096 to 16384.",
 )
 
 
@@ -60,6 +61,7 @@ def user() -> None:
     type=click.Choice(sorted(users.MECHANISMS)),
     default=MECHANISM,
     show_default=True,
+    help="How the user logs in.",
 )
 @iterations_option
 @password_option

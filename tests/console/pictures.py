@@ -85,7 +85,7 @@ def main():
                 client.produce(scene.CLICKS, [*clicks, OutRecord(None, b"/late", partition=1)])
                 time.sleep(6)
             scene.append_orders(client, 0, 20)
-        take(chromium, cluster, "partition", f"{orders}/0", half_cleaned, height=1080)
+        take(chromium, cluster, "partition", f"{orders}/0", half_cleaned, height=1060)
         take(chromium, cluster, "cluster", "#", height=1000)
         take(chromium, cluster, "topic", f"#topic/{scene.CLICKS}", height=860)
         take(chromium, cluster, "group", f"#group/{scene.GROUP}", height=640)

@@ -148,7 +148,7 @@ class GroupMember:
         self.member_id = ""
         self.generation = 0
         self.size = 0
-        """Of the generation that it is in, as far as its leader told."""
+        """Of the generation that it is in, if it leads the group."""
         self.task = asyncio.create_task(self.live())
 
     async def live(self):
@@ -209,12 +209,8 @@ def test_a_group_of_many_members_comes_goes_and_is_killed(kept_cluster):
         for says_so in (True, False):
             await asyncio.gather(*(member.leave(says_so) for member in members[:20]))
             members = members[20:]
-            for member in members:
-                member.size = 0
             await settled(members)
         members += await come(40)
-        for member in members:
-            member.size = 0
         await settled(members)
         for member in members:
             member.task.cancel()

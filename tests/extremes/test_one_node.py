@@ -204,6 +204,9 @@ def test_a_group_of_many_members_comes_goes_and_is_killed(kept_cluster):
         return [GroupMember(await RawClient.connect(port), port) for _ in range(count)]
 
     async def go():
+        first = await RawClient.connect(cluster.port())
+        await first.ask(10, 4, key_type=0, coordinator_keys=["large"])
+        first.close()
         members = await come(MEMBERS)
         await settled(members)
         for says_so in (True, False):

@@ -115,6 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.endpoint.requests.append(self.command)
         status, headers, answer = self.endpoint.respond(self.command, self.headers, body)
         self.send_response(status)
+        self.send_header("Content-Type", "application/json")
         for name, value in headers.items():
             self.send_header(name, value)
         if "Content-Length" not in headers:

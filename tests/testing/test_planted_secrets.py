@@ -21,18 +21,24 @@ from kept.client.security.security import Security
 from kept.node.config.local_security import NODE, LocalSecurity
 from kept.storage.errors import KeptError
 from kept.testing import Cluster
+from tests.support.token_issuer import Issuer
 
 pytestmark = pytest.mark.slow
 
 PLANTED = (
     "planted-plain-password", "planted-key-password", "planted-scram-password",
-    "planted-wrong-password",
+    "planted-wrong-password", "planted-token",
 )  # fmt: skip
-PLAIN, KEY, SCRAM, WRONG = PLANTED
+PLAIN, KEY, SCRAM, WRONG, TOKEN = PLANTED
 PAGES = (
     "metrics", "healthz", "readyz", "", "api/v1/cluster", "api/v1/quorum", "api/v1/cleaner",
     "api/v1/topics", "api/v1/groups",
 )  # fmt: skip
+
+
+ISSUER = Issuer()
+TOKENS: list[str] = []
+"""Payloads and signatures of tokens that were shown to a node."""
 
 
 @pytest.fixture(scope="module", params=["SASL_SSL", "SSL"])
@@ -46,8 +52,17 @@ def planted(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clust
         "KEPT_PLAIN_SASL_JAAS_CONFIG": f'{PLAIN_MODULE} required user_eve="{PLAIN}";',
         "KEPT_SSL_KEY_PASSWORD": KEY,
     }
+    if request.param == "SASL_SSL":
+        environ["KEPT_SASL_OAUTHBEARER_JWKS_ENDPOINT_URL"] = ISSUER.write(folder / "keys.json")
+        mechanisms = {"sasl_enabled_mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER"}
+    else:
+        mechanisms = {}
     with Cluster(
-        directory=folder, security=request.param, environ=environ, kept_log_level="debug"
+        directory=folder,
+        security=request.param,
+        environ=environ,
+        kept_log_level="debug",
+        **mechanisms,
     ) as cluster:
         yield cluster
 
@@ -69,6 +84,8 @@ def encrypt(path: Path) -> None:
 def assert_nothing_leaked(text: str, where: str) -> None:
     for secret in PLANTED:
         assert secret not in text, f"{secret} in {where}"
+    for token in TOKENS:
+        assert token not in text, f"a token in {where}"
 
 
 def test_a_node_shows_none_of_them(planted):
@@ -143,6 +160,43 @@ def test_a_wrong_password_is_shown_by_neither_side(planted, mechanism, tmp_path)
         )
         assert done.returncode == 1 and "not believed" in done.stderr
         assert_nothing_leaked(done.stdout + done.stderr, "a command")
+    assert_nothing_leaked(planted.log(), "the log")
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_an_access_token_is_shown_by_neither_side(planted, wrong, tmp_path):
+    properties = planted.client_properties()
+    if "sasl.jaas.config" not in properties:
+        return
+    del properties["sasl.jaas.config"]
+    token = ISSUER.token("admin", secret=TOKEN, life_s=-300 if wrong else 300)
+    TOKENS.extend(token.split(".")[1:])
+    file = tmp_path / "token"
+    file.write_text(token)
+    properties |= {
+        "sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.token.endpoint.url": file.as_uri()
+    }  # fmt: skip
+    security = Security(properties)
+    shown = [repr(security), repr(security.__reduce__()[0])]
+    with Client(planted.bootstrap, security=security) as client:
+        if wrong:
+            with pytest.raises(KeptError, match="not believed") as caught:
+                client.metadata()
+            shown += [repr(caught.value), *traceback.format_exception(caught.value)]
+        else:
+            client.metadata()
+        shown.append(repr(client.core.__dict__))
+    assert_nothing_leaked("".join(shown), "a client")
+    request = urllib.request.Request(f"{planted.url()}/api/v1/cluster")
+    request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(request, context=security.context()) as answer:
+            assert not wrong
+            assert_nothing_leaked(answer.read().decode(), "an answer")
+    except urllib.error.HTTPError as refused:
+        with refused:
+            assert wrong and refused.status == 401
+            assert_nothing_leaked(refused.read().decode() + str(refused.headers), "a refusal")
     assert_nothing_leaked(planted.log(), "the log")
 
 

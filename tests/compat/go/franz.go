@@ -3,9 +3,11 @@ package main
 import (
 	"context"
 	"errors"
+	"os"
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/sasl/oauth"
 	"github.com/twmb/franz-go/pkg/sasl/plain"
 	"github.com/twmb/franz-go/pkg/sasl/scram"
 )
@@ -28,6 +30,11 @@ func franzSecurity() []kgo.Opt {
 		options = append(options, kgo.SASL(auth.AsSha256Mechanism()))
 	case "SCRAM-SHA-512":
 		options = append(options, kgo.SASL(auth.AsSha512Mechanism()))
+	case "OAUTHBEARER":
+		options = append(options, kgo.SASL(oauth.Oauth(func(context.Context) (oauth.Auth, error) {
+			token, err := os.ReadFile(tokenFile)
+			return oauth.Auth{Token: string(token)}, err
+		})))
 	}
 	return options
 }

@@ -7,8 +7,10 @@ import (
 )
 
 // How to connect: SECURITY_CA and SECURITY_CERTIFICATE are PEM files (the latter with its key), SECURITY_MECHANISM,
-// SECURITY_USER and SECURITY_PASSWORD a login by SASL; what is unset is not wanted.
+// SECURITY_USER and SECURITY_PASSWORD a login by SASL, or SECURITY_TOKEN_FILE one by an access token, which is read
+// at each login; what is unset is not wanted.
 var mechanism, user, password = os.Getenv("SECURITY_MECHANISM"), os.Getenv("SECURITY_USER"), os.Getenv("SECURITY_PASSWORD")
+var tokenFile = os.Getenv("SECURITY_TOKEN_FILE")
 
 // The configuration of TLS, nil without it.
 func tlsConfig() *tls.Config {

@@ -61,7 +61,7 @@ TESTS: Final = {
     ],
     "node/kafka/accept_throttle.py": ["tests/node/kafka/test_accept_throttle.py"],
     "node/kafka/fetch_sessions.py": ["tests/node/kafka/test_fetch_sessions.py"],
-    "node/kafka/handshake_timeout.py": ["tests/node/kafka/test_listener.py"],
+    "node/kafka/handshake_timeout.py": ["tests/node/kafka/test_handshake_timeout.py"],
     "node/kafka/listener.py": ["tests/node/kafka/test_listener.py"],
     "node/runtime/connection_quota.py": ["tests/node/kafka/test_listener.py"],
     "node/config/node_config.py": [*CONFIG, "tests/node/metadata/test_preflight.py"],
@@ -119,6 +119,10 @@ TESTS: Final = {
         "tests/node/replicas/test_log_dirs.py",
         *DIRECTORIES,
         "tests/node/test_clean_epoch.py",
+    ],
+    "node/replicas/manifests/install.py": [
+        f"tests/node/replicas/manifests/test_{name}.py"
+        for name in ("install", "applying", "committed_first", "lost")
     ],
     "node/replicas/manifests/recover.py": [
         f"tests/node/replicas/manifests/test_{name}.py" for name in ("recover", "lost")

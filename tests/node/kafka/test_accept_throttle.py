@@ -2,46 +2,19 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
-from collections.abc import Callable
+import socket
 from typing import Any
 
 import pytest
 
 from kept.cluster.security.client_quotas import CONNECTION_CREATION_RATE, IP, entity
-from kept.node.kafka.accept_throttle import AcceptThrottle
+from kept.node.kafka.accept_throttle import AcceptThrottle, is_closed_by_peer
 from kept.node.runtime.counters import Counters
 from kept.node.security.connection_rates import UNLIMITED, ConnectionRates
 from tests.support.parts import Given
+from tests.support.timers import Timers
 
 HERE, OTHER = "10.0.0.1", "10.0.0.2"
-
-
-class Timers:
-    """A loop's clock and timers, which a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self._order = itertools.count()
-        self._due: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._cancelled: set[int] = set()
-
-    def time(self) -> float:
-        return self.now
-
-    def call_later(self, delay: float, call: Callable[..., None], *args: Any) -> Any:
-        number = next(self._order)
-        heapq.heappush(self._due, (self.now + delay, number, call, args))
-        return Given(cancel=lambda: self._cancelled.add(number))
-
-    def advance(self, seconds: float) -> None:
-        end = self.now + seconds
-        while self._due and self._due[0][0] <= end:
-            self.now, number, call, args = heapq.heappop(self._due)
-            if number not in self._cancelled:
-                call(*args)
-        self.now = end
 
 
 class Peer:
@@ -131,6 +104,7 @@ def test_an_address_over_its_quota_is_closed_later_and_holds_up_nobody() -> None
     site.loop.advance(0.11)
     assert site.log == [f"{HERE}/50 closed", f"{HERE}/51 closed"]
     assert site.accept() == 1 and site.accept() == 0
+    assert site.counters.throttled_seconds["connection"] == pytest.approx(0.6, abs=0.3)
 
 
 def test_so_many_wait_and_no_more() -> None:
@@ -142,6 +116,7 @@ def test_so_many_wait_and_no_more() -> None:
     assert len(site.log) == 21 and not len(site.throttle)
     site.loop.advance(1000)
     assert len(site.log) == 21 and site.accept() == 1
+    site.throttle.close()  # nobody waits
     few = Site(quotas={HERE: 1})
     assert few.accept(12, fd=few.files) == 10
     assert few.log == [f"{HERE}/10 closed", f"{HERE}/11 closed"], "descriptors are for others"
@@ -164,6 +139,15 @@ def test_closed_sockets_use_no_turn_and_no_place(is_told: bool) -> None:
     site.loop.advance(1)
     assert site.log[-1] == f"{OTHER}/0 served"
     assert len(site.throttle) == 4
+
+
+def test_a_peer_that_closed_is_seen_behind_bytes_that_nobody_has_read() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.send(b"x")
+        assert not is_closed_by_peer(ours.fileno())
+        theirs.shutdown(socket.SHUT_WR)
+        assert is_closed_by_peer(ours.fileno())
 
 
 def test_one_that_fails_holds_up_nobody() -> None:

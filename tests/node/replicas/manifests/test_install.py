@@ -1,0 +1,100 @@
+"""Segments are put into place: what is taken back when that fails, and what is not."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kept.node.replicas.manifests import install
+from kept.storage.errors import (
+    KafkaStorageError,
+    KeptError,
+    MachineError,
+    NotLeaderOrFollower,
+    ResourceExhausted,
+)
+from tests.support.parts import Given
+
+EIO = MachineError("/d", "rename", OSError(5, "EIO"))
+FULL = ResourceExhausted("/d", "open", OSError(24, "EMFILE"))
+MOVED = NotLeaderOrFollower("it was cut meanwhile")
+
+
+class Swap:
+    """A swap of three groups, of which a step fails."""
+
+    def __init__(self, fails: str = "", error: Exception = MOVED, offline: str = "") -> None:
+        self.done: list[str] = []
+        self._fails, self._error, self._offline = fails, error, offline
+        self._left = 3
+        self.directory = Given(offline=None, pool=Given(run=self._run))
+
+    async def _run(self, function: Any, *given: Any) -> Any:
+        return function(*given)
+
+    def _step(self, what: str) -> None:
+        if what == self._fails:
+            raise self._error
+        self.done.append(what)
+
+    def prepare(self) -> None:
+        self._step("prepare")
+
+    def place_next(self, _: int) -> bool:
+        self._left -= 1
+        self._step(f"place {3 - self._left}")
+        if self._offline == f"place {3 - self._left}":
+            self.directory.offline = "the disk failed"
+        return self._left > 0
+
+    def finish(self) -> None:
+        self._step("finish")
+
+    def end(self) -> None:
+        self.done.append("end")
+
+    def run(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        monkeypatch.setattr(install.applying, "begin", lambda *_: self)
+        monkeypatch.setattr(install.applying, "withdraw", lambda *_: self.done.append("withdraw"))
+        context: Any = Given(runtime=Given(now_ms=lambda: 7, disk=None))
+        hosted: Any = Given(directory=self.directory, partition__log=Given(directory="/t-0"))
+        published: Any = None
+        asyncio.run(install._swap(context, hosted, published, lambda: self._step("check")))
+        return self.done
+
+
+def test_all_groups_are_placed_in_order(monkeypatch) -> None:
+    assert Swap().run(monkeypatch) == [
+        "check", "prepare", "check", "place 1", "place 2", "place 3", "finish", "end",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("fails", ["check", "prepare", "place 1"])
+@pytest.mark.parametrize(
+    ("error", "withdrawn"), [(MOVED, True), (FULL, True), (EIO, False), (KeyError("x"), True)]
+)
+def test_it_is_withdrawn_before_the_first_is_placed_unless_the_disk_failed(
+    monkeypatch, fails, error, withdrawn
+) -> None:
+    swap = Swap(fails, error)
+    with pytest.raises(type(error)):
+        swap.run(monkeypatch)
+    assert ("withdraw" in swap.done) is withdrawn
+    assert "finish" not in swap.done
+
+
+@pytest.mark.parametrize("error", [MOVED, EIO])
+def test_it_is_not_withdrawn_once_something_is_in_place(monkeypatch, error) -> None:
+    swap = Swap("place 2", error)
+    with pytest.raises(KeptError):
+        swap.run(monkeypatch)
+    assert swap.done == ["check", "prepare", "check", "place 1", "end"]
+
+
+def test_nothing_more_is_placed_in_a_directory_that_failed(monkeypatch) -> None:
+    swap = Swap(offline="place 1")
+    with pytest.raises(KafkaStorageError, match="the disk failed"):
+        swap.run(monkeypatch)
+    assert swap.done == ["check", "prepare", "check", "place 1", "end"]

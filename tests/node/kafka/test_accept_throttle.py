@@ -107,6 +107,28 @@ def test_an_address_over_its_quota_is_closed_later_and_holds_up_nobody() -> None
     assert site.counters.throttled_seconds["connection"] == pytest.approx(0.6, abs=0.3)
 
 
+@pytest.mark.parametrize("end", ["its time is over", "its peer closes it", "all are closed"])
+def test_one_that_was_refused_is_forgotten_when_it_is_closed(end: str) -> None:
+    site = Site(quotas={HERE: 5})
+    assert site.accept(51) == 50 and len(site.throttle) == 1
+    if end == "its peer closes it":
+        site.throttle.discard(site.peers[50])
+    elif end == "all are closed":
+        site.throttle.close()
+    site.loop.advance(10)
+    assert site.log == ([] if end == "its peer closes it" else [f"{HERE}/50 closed"])
+    assert not len(site.throttle) and not site.loop.waiting
+
+
+def test_a_closed_one_has_no_turn_when_its_own_comes() -> None:
+    site = Site(rate=10)
+    assert site.accept(103) == 100
+    site.peers[100].is_closed = site.peers[101].is_closed = True
+    site.loop.advance(0.11)
+    assert site.log == [f"{HERE}/100 closed", f"{HERE}/101 closed", f"{HERE}/102 served"]
+    assert not len(site.throttle)
+
+
 def test_so_many_wait_and_no_more() -> None:
     site = Site(rate=1, quotas={OTHER: 1}, backlog=20)
     assert site.accept(10 + 21) == 10
@@ -134,6 +156,8 @@ def test_closed_sockets_use_no_turn_and_no_place(is_told: bool) -> None:
             site.throttle.discard(peer)
     site.log.clear()
     assert site.accept(5, OTHER) == 0 and site.complaints == []
+    assert len(site.throttle) == 6
+    assert len(site.log) == (0 if is_told else 19), "the others are closed here, too"
     site.loop.advance(1.01)
     assert [line for line in site.log if "served" in line] == [f"{HERE}/29 served"]
     site.loop.advance(1)

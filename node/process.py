@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 import kept
 from kept.node.config.security_checks import security_warnings
-from kept.node.kafka.connection import raise_file_limit
 from kept.node.node import Node
+from kept.node.runtime.fd_quota import raise_file_limit
 from kept.node.runtime.logging import bridge, log
 from kept.node.runtime.service_manager import ServiceManager
 from kept.node.runtime.tasks import TaskOwner

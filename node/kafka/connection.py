@@ -24,7 +24,6 @@ from __future__ import annotations
 import asyncio
 import io
 import mmap
-import os
 import socket
 import struct
 from collections import deque
@@ -1045,13 +1044,3 @@ class Connection(asyncio.BufferedProtocol):
         """The peer took bytes that had to wait."""
         self.last_active = self.context.runtime.loop.time()
         self._regulate()
-
-
-def raise_file_limit() -> int:
-    """Raise RLIMIT_NOFILE to its hard limit; returns it."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard if hard != resource.RLIM_INFINITY else os.sysconf("SC_OPEN_MAX")

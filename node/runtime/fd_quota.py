@@ -15,6 +15,7 @@ limit all the same says so and is tried again: no disk is at fault.
 
 from __future__ import annotations
 
+import os
 import resource
 from collections import Counter
 from collections.abc import Iterable, Sized
@@ -36,6 +37,14 @@ RESERVED_FILES: Final = 1000
 where that is less."""
 NOISE_INTERVAL_S: Final = 10.0
 """At most one line about a want of descriptors in this time."""
+
+
+def raise_file_limit() -> int:
+    """Raise RLIMIT_NOFILE to its hard limit; returns it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard if hard != resource.RLIM_INFINITY else os.sysconf("SC_OPEN_MAX")
 
 
 def file_limit() -> int:

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from kept.client.client import OutRecord
-from kept.node.kafka.connection import raise_file_limit
+from kept.node.runtime.fd_quota import raise_file_limit
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

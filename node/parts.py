@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from kept.node.admin.history.activity_history import ActivityHistory
 from kept.node.admin.history.dirty_history import DirtyHistory
 from kept.node.admin.readiness import Readiness
+from kept.node.compaction.context import CleanerContext
 from kept.node.compaction.dry_run import DryRuns
 from kept.node.compaction.lazy_cleaner import LazyCleaner
 from kept.node.config.checks import parse_super_users
@@ -249,12 +250,7 @@ class NodeParts:
         )
         self.quotas = ReplicationQuotas()
         self.cleaner = LazyCleaner(
-            runtime=runtime,
-            config=live,
-            table=table,
-            failures=self.failures,
-            counters=counters,
-            kernels=self.kernels,
+            CleanerContext(runtime, live, table, self.failures, counters, self.kernels)
         )
         self.fetchers = Fetchers(
             FetchContext(

@@ -44,13 +44,8 @@ from kept.storage.types import TopicPartition
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from kept.node.config.live_config import LiveConfig
+    from kept.node.compaction.context import CleanerContext
     from kept.node.replicas.local_replica import LocalDirectory, LocalReplica
-    from kept.node.replicas.log_dir_failures import LogDirFailureChannel
-    from kept.node.replicas.replica_table import ReplicaTable
-    from kept.node.runtime.counters import Counters
-    from kept.node.runtime.runtime import Runtime
-    from kept.node.runtime.uncompiled_kernels import Kernels
 
 STOP_WAIT_S: Final = 5.0
 REQUEST_POLL_S: Final = 0.05
@@ -106,22 +101,13 @@ class _Request:
 class Cleaner:
     """The cleaner of a node."""
 
-    def __init__(
-        self,
-        *,
-        runtime: Runtime,
-        config: LiveConfig,
-        table: ReplicaTable,
-        failures: LogDirFailureChannel,
-        counters: Counters,
-        kernels: Kernels,
-    ) -> None:
-        self._runtime = runtime
-        self._config = config
-        self._table = table
-        self._failures = failures
-        self._counters = counters
-        self._kernels = kernels
+    def __init__(self, context: CleanerContext) -> None:
+        self._runtime = context.runtime
+        self._config = context.config
+        self._table = context.table
+        self._failures = context.failures
+        self._counters = context.counters
+        self._kernels = context.kernels
         self.running: dict[TopicPartition, Running] = {}
         self.failures = Failures()
         self._last: dict[TopicPartition, Result] = {}

@@ -10,34 +10,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kept.node.compaction.cleaner import Cleaner
-    from kept.node.config.live_config import LiveConfig
-    from kept.node.replicas.log_dir_failures import LogDirFailureChannel
-    from kept.node.replicas.replica_table import ReplicaTable
-    from kept.node.runtime.counters import Counters
-    from kept.node.runtime.runtime import Runtime
-    from kept.node.runtime.uncompiled_kernels import Kernels
+    from kept.node.compaction.context import CleanerContext
     from kept.storage.types import TopicPartition
 
 
 class LazyCleaner:
     """See the module."""
 
-    def __init__(
-        self,
-        *,
-        runtime: Runtime,
-        config: LiveConfig,
-        table: ReplicaTable,
-        failures: LogDirFailureChannel,
-        counters: Counters,
-        kernels: Kernels,
-    ) -> None:
-        self._runtime = runtime
-        self._config = config
-        self._table = table
-        self._failures = failures
-        self._counters = counters
-        self._kernels = kernels
+    def __init__(self, context: CleanerContext) -> None:
+        self._context = context
         self._cleaner: Cleaner | None = None
 
     @property
@@ -46,14 +27,7 @@ class LazyCleaner:
         if self._cleaner is None:
             from kept.node.compaction.cleaner import Cleaner
 
-            self._cleaner = Cleaner(
-                runtime=self._runtime,
-                config=self._config,
-                table=self._table,
-                failures=self._failures,
-                counters=self._counters,
-                kernels=self._kernels,
-            )
+            self._cleaner = Cleaner(self._context)
             self._cleaner.start()
         return self._cleaner
 

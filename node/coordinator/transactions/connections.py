@@ -12,19 +12,30 @@ over a restart: its connection ends there.
 from __future__ import annotations
 
 from collections.abc import Container
+from typing import Final
 
-from msgspec import Struct, field
+from msgspec import Struct
 
+from kept.client.protocol.api_keys import ApiKey
 from kept.node.coordinator.transactions.events import Connection
 
+_FIELDS: Final = {
+    ApiKey.ADD_PARTITIONS_TO_TXN: "add_partitions",
+    ApiKey.ADD_OFFSETS_TO_TXN: "add_offsets",
+    ApiKey.END_TXN: "end",
+}
 
-class NewestConnections(Struct):
-    """Of the present producer id and epoch of a transactional id: by API key, since clients may
-    use a connection for each.
+
+class NewestConnections(Struct, gc=False):
+    """Ordinals of the newest connections of the present producer of a transactional id, by request,
+    since clients may use a connection for each; -1: there was none.
     """
 
-    producer: tuple[int, int]
-    by_api: dict[int, int] = field(default_factory=dict)
+    producer_id: int
+    epoch: int
+    add_partitions: int = -1
+    add_offsets: int = -1
+    end: int = -1
 
 
 class ConnectionOrder:
@@ -38,10 +49,12 @@ class ConnectionOrder:
     ) -> bool:
         """Whether the id's present producer (id, epoch) has used a newer connection than this."""
         newest = self._newest.get(transactional_id)
-        if newest is None or newest.producer != producer:
-            newest = self._newest[transactional_id] = NewestConnections(producer)
-        ordinal = newest.by_api.setdefault(connection.api_key, connection.ordinal)
-        newest.by_api[connection.api_key] = max(ordinal, connection.ordinal)
+        if newest is None or (newest.producer_id, newest.epoch) != producer:
+            newest = self._newest[transactional_id] = NewestConnections(*producer)
+        name = _FIELDS[ApiKey(connection.api_key)]
+        ordinal: int = getattr(newest, name)
+        if connection.ordinal > ordinal:
+            setattr(newest, name, connection.ordinal)
         return connection.ordinal < ordinal
 
     def forget(self, transactional_id: str) -> None:

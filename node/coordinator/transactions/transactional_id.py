@@ -15,8 +15,10 @@ from kept.node.coordinator.transactions.records import TransactionMetadata
 from kept.storage.errors import InvariantViolation
 from kept.storage.types import MAX_INT32, NO_PRODUCER_ID, TopicPartition
 
-ID_BYTES: Final = 1_536
-"""What an id holds in memory beside its text, which is there twice, its newest connections too."""
+ID_BYTES: Final = 384
+"""What an id holds in memory beside its text, which is there twice; 150 bytes more once it has had
+a transaction since this node started.
+"""
 PARTITION_BYTES: Final = 128
 PARTITIONS_SHARE: Final = 8
 """Partitions of transactions may take this fraction of the limit above it."""

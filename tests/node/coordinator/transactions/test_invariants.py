@@ -112,7 +112,7 @@ def test_ids_without_a_transaction_cost_no_time() -> None:
 
 def test_memory_of_ids_is_limited_and_given_back() -> None:
     told, memory = History(), IdMemory()
-    told.settings["ids_max_bytes"] = 4_000
+    told.settings["ids_max_bytes"] = 1_250
     told.core = TransactionCore(
         ev.TransactionSettings(**told.settings), 0, 1, told.connections, memory=memory
     )

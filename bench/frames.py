@@ -23,10 +23,14 @@ def batch(size_bytes: int, record_bytes: int, codec: Codec, now_ms: int, seed: i
     return build_batch(records, codec=codec)
 
 
-def produce(topic: str, data: bytes, acks: int = 1, partition: int = 0) -> bytes:
+def produce(
+    topic: str, data: bytes, acks: int = 1, partition: int = 0, transactional_id: str | None = None
+) -> bytes:
     """A Produce v7 request of one batch to one partition."""
     name = topic.encode()
-    body = struct.pack(">hhi", -1, acks, 30_000)
+    producer = b"" if transactional_id is None else transactional_id.encode()
+    body = struct.pack(">h", -1 if transactional_id is None else len(producer)) + producer
+    body += struct.pack(">hi", acks, 30_000)
     body += struct.pack(">i", 1) + struct.pack(">h", len(name)) + name
     body += struct.pack(">iii", 1, partition, len(data)) + data
     return _frame(0, 7, body)

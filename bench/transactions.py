@@ -1,5 +1,6 @@
-"""Transactions of librdkafka: small ones in turn, over four partitions, of eight producers at once;
-how soon a consumer of committed records has them; what a known id costs in memory.
+"""Transactions of librdkafka: small ones in turn, over four partitions, of eight producers at once,
+and the same requests without it; how soon a consumer of committed records has them; what a known id
+costs in memory.
 
 A transaction is one record of 100 bytes to each of its partitions; ``linger.ms`` is 0, everything
 else as librdkafka, which speaks version 1 of transactions, has it by default. *Each* is the time
@@ -14,6 +15,7 @@ import struct
 import threading
 import time
 
+from bare_producer import BareProducer
 from brokers import Broker
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -28,6 +30,8 @@ PARTITIONS = 4
 PRODUCERS = 8
 SAMPLES = 100
 READ_S = 30.0
+WARM = 200
+"""Transactions before one is measured."""
 IDS = 20_000
 IDS_AT_ONCE = 500
 TIMEOUT_MS = 60_000
@@ -88,10 +92,40 @@ def _writing(bench: Bench, broker: Broker | Trio, group: str, topic: str) -> Non
             group, f"{what}, commit p50", broker.name, "ms", 1000 * statistics.median(commits)
         )
         bench.add(group, what, broker.name, "CPU-ms", 1000 * spent / len(commits))
-    writers = [Writer(broker.bootstrap, f"one of {n}", topic) for n in range(PRODUCERS)]
+    _bare(bench, broker, group, topic)
+    for partitions in (1, PARTITIONS):
+        _at_once(bench, broker, group, topic, partitions)
+
+
+def _bare(bench: Bench, broker: Broker | Trio, group: str, topic: str) -> None:
+    """One producer without librdkafka's threads."""
+    what = "transaction of three nodes" if isinstance(broker, Trio) else "transaction"
+    what += ", requests alone"
+    producer = BareProducer(broker.bootstrap, "bare", topic)
+    for _ in range(WARM):
+        producer.transaction()
+    end = time.perf_counter() + SECONDS * bench.scale
+    before = _cpu_seconds(broker)
+    took = []
+    while time.perf_counter() < end:
+        took.append(producer.transaction())
+    spent = _cpu_seconds(broker) - before
+    producer.close()
+    whole, ends = zip(*took, strict=True)
+    bench.add(group, f"{what}, p50", broker.name, "ms", 1000 * statistics.median(whole))
+    bench.add(group, f"{what}, EndTxn p50", broker.name, "ms", 1000 * statistics.median(ends))
+    bench.add(group, what, broker.name, "CPU-ms", 1000 * spent / len(took))
+
+
+def _at_once(bench: Bench, broker: Broker | Trio, group: str, topic: str, partitions: int) -> None:
+    """Many producers."""
+    name = "transaction of three nodes" if isinstance(broker, Trio) else "transaction"
+    seconds = SECONDS * bench.scale
+    names = [f"one of {n} over {partitions}" for n in range(PRODUCERS)]
+    writers = [Writer(broker.bootstrap, each, topic) for each in names]
     done: list[float] = []
     threads = [
-        threading.Thread(target=lambda writer=writer: done.extend(writer.run(1, seconds)))
+        threading.Thread(target=lambda writer=writer: done.extend(writer.run(partitions, seconds)))
         for writer in writers
     ]
     before = _cpu_seconds(broker)
@@ -101,6 +135,8 @@ def _writing(bench: Bench, broker: Broker | Trio, group: str, topic: str) -> Non
         thread.join()
     spent = _cpu_seconds(broker) - before
     what = f"{name}, {PRODUCERS} producers"
+    if partitions > 1:
+        what += f", {partitions} partitions"
     bench.add(group, f"{what}, each", broker.name, "ms", 1000 * seconds / len(done))
     bench.add(group, f"{what}, commit p50", broker.name, "ms", 1000 * statistics.median(done))
     bench.add(group, what, broker.name, "CPU-ms", 1000 * spent / len(done))

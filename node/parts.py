@@ -30,6 +30,7 @@ from kept.node.coordinator.groups.coordinator import GroupCoordinator
 from kept.node.coordinator.producer_ids import ProducerIds
 from kept.node.coordinator.transactions.coordinator import TransactionCoordinator
 from kept.node.coordinator.transactions.marker_channel import MarkerChannel
+from kept.node.coordinator.transactions.marker_writer import MarkerWriter
 from kept.node.coordinator.transactions.verifier import Verifier
 from kept.node.grpc.lazy_server import LazyServer
 from kept.node.http.lazy_server import LazyHttpServer
@@ -360,6 +361,7 @@ class NodeParts:
             for purpose in ("markers", "verify")
         )
         self.producer_ids = ProducerIds(runtime, self.metadata, identity, self.peers)
+        self.marker_writer = MarkerWriter(runtime, self.table, self.barrier, self.groups)
         self.transactions = TransactionCoordinator(
             runtime=runtime,
             config=live,
@@ -370,7 +372,12 @@ class NodeParts:
             cluster_link=self.cluster_link,
             producer_ids=self.producer_ids,
             markers=MarkerChannel(
-                runtime, self.metadata, identity, self.barrier, self.marker_requests
+                runtime,
+                self.metadata,
+                identity,
+                self.barrier,
+                self.marker_requests,
+                self.marker_writer,
             ),
         )
         self.verifier = Verifier(runtime, live, self.transactions, self.verifying_requests)
@@ -436,6 +443,7 @@ class NodeParts:
             fetch_sessions=self.fetch_sessions,
             groups=self.groups,
             transactions=self.transactions,
+            marker_writer=self.marker_writer,
             verifier=self.verifier,
             producer_ids=self.producer_ids,
             changes=self.changes,
@@ -446,7 +454,6 @@ class NodeParts:
             inflating=self.inflating,
         )
         self.handlers = RequestHandlers(collaborators, self.forwarding, self.authorizer, self.audit)
-        self.marker_requests.handlers = self.verifying_requests.handlers = self.handlers
         hints = LeaderHints(live, metadata, self.addresses, self.detector, table)
         self.server = ServerContext(
             runtime=runtime,

@@ -27,6 +27,7 @@ from kept.cluster.security.acls import AclOperation as Op
 from kept.cluster.security.acls import AclResourceType
 from kept.node.kafka import resources
 from kept.node.runtime import error_codes
+from kept.node.runtime.deferred import Deferred
 from kept.node.security.access import CLUSTER, Access, Each, Open, Own, Whole
 from kept.node.security.session import EVERYTHING
 from kept.steps import Steps
@@ -49,9 +50,9 @@ LONGEST_SOFTWARE_NAME: Final = 32_768
 
 NO_LEVELS: Final[Mapping[str, int]] = {}
 
-Answer = Mapping[str, Any] | bytes | Awaitable[Any] | Steps[Any]
-"""A response as values, one that is encoded already, or what comes to that: an awaitable, or the
-steps of a request of many entries (``kept.node.runtime.time_slices``)."""
+Answer = Mapping[str, Any] | bytes | Deferred[Any] | Awaitable[Any] | Steps[Any]
+"""A response as values, one that is encoded already, or what comes to that: later, or by the steps
+of a request of many entries (``kept.node.runtime.time_slices``)."""
 
 
 class Api(NamedTuple):

@@ -52,6 +52,7 @@ from kept.node.kafka.response_slot import (
 from kept.node.kafka.response_writer import ResponseWriter, TransportWriter
 from kept.node.runtime import error_codes
 from kept.node.runtime.clock import monotonic_ms
+from kept.node.runtime.deferred import Deferred
 from kept.node.runtime.logging import log
 from kept.node.runtime.time_slices import SlicedTask
 from kept.storage.disk import FileSlice
@@ -263,7 +264,7 @@ class Connection(asyncio.BufferedProtocol):
         self._fresh = True
         self.over_limit: tuple[str, int] | None = None
         """The setting and the limit that it exceeds: it is served if it is a probe."""
-        self._blocked = False
+        self._blocked = self._holds_back = False
         self._reading = True
         self._in_event = False
         self._replies: deque[ResponseSlot | ResponseRun] = deque()
@@ -685,8 +686,8 @@ class Connection(asyncio.BufferedProtocol):
     def _answer(
         self, request: ServedRequest, answer: Any, reply: ResponseSlot | None = None
     ) -> None:
-        """Send a handler's answer: values, or a body that is encoded already, or a future or
-        coroutine of either. ``reply`` is its place, once it has one. None would leave the client
+        """Send a handler's answer: values, or a body that is encoded already, or what comes to
+        either later. ``reply`` is its place, once it has one. None would leave the client
         without a response, and closes the connection: every API here has one.
 
         While a request of many entries is worked off in slices, those behind it wait (rule 41): it
@@ -694,12 +695,11 @@ class Connection(asyncio.BufferedProtocol):
         shows none that came of them. So do those behind one of transactions.
         """
         slices, memory = self.context.runtime.slices, request.memory
-        if isinstance(answer, Generator):
-            try:
-                answer = slices.run(answer, memory.drawn)
-            except Exception as error:  # noqa: BLE001
-                self._failed(request, error)
-                return
+        try:
+            answer = self._as_far_as_it_is(answer, memory)
+        except Exception as error:  # noqa: BLE001
+            self._failed(request, error)
+            return
         if answer is None:
             self._failed(request, InvariantViolation(f"{request.api.name}: no response"))
             return
@@ -726,7 +726,9 @@ class Connection(asyncio.BufferedProtocol):
                 self._respond(request, frame, reply)
             return
         place = reply or self.expect()
-        future: Any = asyncio.ensure_future(answer, loop=self.context.runtime.loop)
+        future: Any = answer
+        if not isinstance(answer, Deferred):
+            future = asyncio.ensure_future(answer, loop=self.context.runtime.loop)
         held_bytes, is_sliced = request.held_bytes, isinstance(future, SlicedTask)
         blocks = is_sliced or request.api.key in api.IN_TURN
         if blocks and reply is None:
@@ -740,6 +742,16 @@ class Connection(asyncio.BufferedProtocol):
             memory.give_back()  # it may wait for long, and counts among those that do
         if not blocks:
             self._let_go(request)
+
+    def _as_far_as_it_is(self, answer: Any, memory: ResponseMemory) -> Any:
+        """What an answer has come to, once a few steps are done. Raises what its handler raises."""
+        while True:
+            if isinstance(answer, Generator):
+                answer = self.context.runtime.slices.run(answer, memory.drawn)
+            elif isinstance(answer, Deferred) and answer.done():
+                answer = answer.result()
+            else:
+                return answer
 
     def _when_done(self, request: ServedRequest, future: Any, then: Callable[[Any], None]) -> None:
         """Go on with a future's result, unless the client has gone by then."""
@@ -788,15 +800,26 @@ class Connection(asyncio.BufferedProtocol):
         self._let_go(request)
 
     def _hold_back(self, request: ServedRequest) -> None:
-        """Those behind a request wait."""
-        request.blocks = True
-        self._block()
+        """Those behind a request wait. Nearly every client waits for its response, too: reading
+        goes on until something comes.
+        """
+        request.blocks = self._blocked = self._holds_back = True
+        if not self._in_event:
+            self._regulate()
 
     def _let_go(self, request: ServedRequest) -> None:
-        """They go on."""
-        if request.blocks:
-            request.blocks = False
-            self.unblock()
+        """They go on, in a turn of their own: this may be within what others are doing."""
+        if not request.blocks:
+            return
+        request.blocks = self._holds_back = False
+        if self.transport is None or self.transport.is_closing():
+            return
+        self._blocked = False
+        self._partial_since = 0.0
+        if self._start != self._end:
+            self._stalled = True
+        if not self._in_event:
+            self._regulate()
 
     def _failed(self, request: ServedRequest, error: BaseException) -> None:
         request.memory.give_back()
@@ -952,6 +975,8 @@ class Connection(asyncio.BufferedProtocol):
         if self.transport is None or self._sender is None:
             return
         wanted = not self._blocked and self._room() > 0
+        if not wanted and self._holds_back and self._start == self._end:
+            return
         if wanted and self._stalled:
             wanted = False
             if not self._turn_scheduled:

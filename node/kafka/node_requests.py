@@ -1,4 +1,4 @@
-"""Kafka requests from this node to brokers, by their ids; those to itself are calls.
+"""Kafka requests from this node to other brokers, by their ids.
 
 Each purpose has its connections, one to a node, so that what waits long at a leader holds up
 nothing else. They are named ``kept-<purpose>-<node>-<incarnation>-<n>``: ``n`` grows with each
@@ -8,16 +8,11 @@ connection to a node, and the connection before it is closed first.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from kio.static.constants import EntityType
-
 from kept.client.node_connection import NodeConnection
-from kept.client.protocol import messages as protocol
 from kept.client.protocol.api_keys import ApiKey
-from kept.node.kafka.api import RequestContext
-from kept.node.security.session import node_session
 from kept.storage.errors import NetworkException, RequestTimedOut
 
 if TYPE_CHECKING:
@@ -26,18 +21,8 @@ if TYPE_CHECKING:
     from kept.node.metadata.node_identity import NodeIdentity
 
 
-class Handlers(Protocol):
-    """What serves requests on this node."""
-
-    async def complete(self, context: RequestContext, request: Any) -> Any:
-        """The values of a response."""
-        ...
-
-
 class NodeRequests:
-    """See the module. ``handlers`` is to be set before the first call."""
-
-    handlers: Handlers
+    """See the module."""
 
     def __init__(
         self,
@@ -49,7 +34,6 @@ class NodeRequests:
     ) -> None:
         self._name = f"kept-{purpose}-{identity.node_id}-{incarnation.hex}"
         self._config = config
-        self._identity = identity
         self._addresses = addresses
         self._connections: dict[int, NodeConnection] = {}
         self._opened: dict[int, int] = {}
@@ -62,25 +46,12 @@ class NodeRequests:
         """The typed response of a broker. Raises NetworkException, RequestTimedOut; the connection
         is closed then, since the request may still be served.
         """
-        if node_id == self._identity.node_id:
-            return await self._call_self(api_key, version, values)
         connection = await self._connection(node_id)
         try:
             return await connection.call(api_key, version, values, timeout_s)
         except (NetworkException, RequestTimedOut):
             connection.close()
             raise
-
-    async def _call_self(self, api_key: ApiKey, version: int, values: dict[str, Any]) -> Any:
-        request = protocol.build(
-            protocol.message_type(api_key, version, EntityType.request), values
-        )
-        session = node_session(self._config.current.listeners[0].name)
-        context = RequestContext(api_key, version, self._name, session)
-        response = await self.handlers.complete(context, request)
-        return protocol.build(
-            protocol.message_type(api_key, version, EntityType.response), response
-        )
 
     async def _connection(self, node_id: int) -> NodeConnection:
         async with self._locks.setdefault(node_id, asyncio.Lock()):

@@ -15,6 +15,7 @@ from kio.static.constants import EntityType
 from kept.client.protocol import messages as protocol
 from kept.client.protocol.messages import Values
 from kept.node.kafka.error_responses import PARTS, Part, refusal
+from kept.node.runtime.deferred import Deferred
 from kept.node.security.access import CLUSTER, MESSAGES, REFUSED, Each, Own, Whole
 from kept.steps import Steps
 from kept.storage.errors import InvariantViolation
@@ -163,6 +164,8 @@ def then(answer: Answer, finish: Finish) -> Steps[Answer]:
         answer = yield from answer
     if isinstance(answer, Mapping):
         return (yield from finish(answer))
+    if isinstance(answer, Deferred):
+        return answer.map(lambda values: then(values, finish))
     return answer if answer is None else _later(answer, finish)
 
 

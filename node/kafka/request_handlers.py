@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kept.node.coordinator.groups.coordinator import GroupCoordinator
     from kept.node.coordinator.producer_ids import ProducerIds
     from kept.node.coordinator.transactions.coordinator import TransactionCoordinator
+    from kept.node.coordinator.transactions.marker_writer import MarkerWriter
     from kept.node.coordinator.transactions.verifier import Verifier
     from kept.node.kafka.fetch_sessions import FetchSessions
     from kept.node.kafka.forwarding_manager import ForwardingManager
@@ -60,6 +61,7 @@ class Collaborators:
     fetch_sessions: FetchSessions
     groups: GroupCoordinator
     transactions: TransactionCoordinator
+    marker_writer: MarkerWriter
     verifier: Verifier
     producer_ids: ProducerIds
     changes: MetadataChanges

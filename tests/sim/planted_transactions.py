@@ -46,11 +46,13 @@ def same_epoch(original: Any) -> Any:
 def ended_at_once(original: Any) -> Any:
     """The end of a transaction is answered while its record is on its way."""
 
-    def append(self: Any, changes: Any, request: Any = None, result: Any = None) -> None:
+    def append(
+        self: Any, changes: Any, request: Any = None, result: Any = None, **more: Any
+    ) -> None:
         if isinstance(request, EndTransaction):
             self._respond(request.request, result)
             request = None
-        original(self, changes, request, result)
+        original(self, changes, request, result, **more)
 
     return append
 

@@ -357,9 +357,10 @@ class ReplicaChecks:
             register.sequences.clear()
             register.epochs.clear()
             for batch in register.batches[first:]:  # others' producers it may not know: KIP-360
-                register.sequences[batch.producer_id, batch.producer_epoch] = (
-                    batch.sequence + batch.count
-                )
+                if not batch.attributes & CONTROL:
+                    register.sequences[batch.producer_id, batch.producer_epoch] = (
+                        batch.sequence + batch.count
+                    )
             gone = {b.identity for b in lost}
             register.acked = {  # what was deleted is not asked for, though offsets begin lower now
                 k: v for k, v in register.acked.items() if k not in gone and v[0] >= deleted_to

@@ -96,7 +96,8 @@ class Append(Struct, frozen=True):
     and AppendCommitted or AppendTimedOut later, with this number.
 
     ``atomic``: in one batch. The others may be spread over several. ``producer``: the batch is
-    part of its transaction.
+    part of its transaction. ``lazy``: nobody waits for it, so it may be staged for a moment, to be
+    written with what comes next.
     """
 
     append: int
@@ -104,6 +105,7 @@ class Append(Struct, frozen=True):
     atomic: bool = True
     producer: Producer | None = None
     marker: EndMarker | None = None
+    lazy: bool = False
 
 
 class Response(Struct, frozen=True):

@@ -1,7 +1,8 @@
 """The shell of one partition of an internal topic: performs the effects of its core.
 
-Appends of one turn of the loop are staged as they come and written together at its end; the core
-gets an event when each is committed. A batch that cannot be staged is rejected at once. One that is
+Appends of one turn of the loop are staged as they come and written together at its end, those that
+nobody waits for with the next ones, or after :data:`LAZY_S`; the core gets an event when each is
+committed. A batch that cannot be staged is rejected at once. One that is
 not committed in time fails its request, and may still be committed. If the write itself fails, the
 log directory goes offline and this shard is unloaded.
 
@@ -30,6 +31,7 @@ from kept.node.coordinator.common.events import (
     Response,
 )
 from kept.node.coordinator.common.log_loader import load
+from kept.node.runtime.deferred import Deferred
 from kept.node.runtime.error_codes import code_for
 from kept.node.runtime.logging import log
 from kept.storage.errors import (
@@ -56,6 +58,8 @@ PART_BYTES: Final = 256 * 1024
 """Size of the batches over which tombstones are spread that need not be in one."""
 RECORD_OVERHEAD_BYTES: Final = 32
 """More than a record's framing takes."""
+LAZY_S: Final = 0.005
+"""How long an append may stay staged that nobody waits for."""
 STALL_MS: Final = 1_000
 """A timer that is later than that is late because this process stood still."""
 
@@ -155,11 +159,12 @@ class Shard(Generic[Core]):
         self.load_started_s = 0.0
         """By the loop's clock."""
         self._loading: asyncio.Task[None] | None = None
-        self._requests: dict[int, asyncio.Future[Any]] = {}
+        self._requests: dict[int, asyncio.Future[Any] | Deferred[Any]] = {}
         self._last_request = 0
         self._staged: list[tuple[int, int]] = []
         """(append, its end offset) since the last write."""
         self._write_scheduled = False
+        self._lazy_write: asyncio.TimerHandle | None = None
         self._uncommitted: dict[int, asyncio.TimerHandle] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_deadline_ms: int | None = None
@@ -247,8 +252,9 @@ class Shard(Generic[Core]):
         self._unloaded, self.is_active = True, False
         if self._loading is not None:
             self._loading.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._lazy_write):
+            if timer is not None:
+                timer.cancel()
         for handle in self._uncommitted.values():
             handle.cancel()
         self._uncommitted.clear()
@@ -263,11 +269,22 @@ class Shard(Generic[Core]):
 
     def submit(self, make_event: MakeEvent) -> asyncio.Future[Any]:
         """Step an event for a request; the future is its result."""
-        self._last_request += 1
         future: asyncio.Future[Any] = self._runtime.loop.create_future()
-        self._requests[self._last_request] = future
-        self.step(make_event(self._last_request))
+        self._request(make_event, future)
         return future
+
+    def submit_deferred(self, make_event: MakeEvent) -> Deferred[Any]:
+        """As :meth:`submit`. Its callbacks are called while effects are carried out: they must not
+        step this shard.
+        """
+        deferred: Deferred[Any] = Deferred()
+        self._request(make_event, deferred)
+        return deferred
+
+    def _request(self, make_event: MakeEvent, result: asyncio.Future[Any] | Deferred[Any]) -> None:
+        self._last_request += 1
+        self._requests[self._last_request] = result
+        self.step(make_event(self._last_request))
 
     def follow_up(self, future: asyncio.Future[Any], make_event: MakeEvent) -> None:
         """Step an event about the request that waits for ``future``, if one does."""
@@ -325,10 +342,25 @@ class Shard(Generic[Core]):
             self.step(AppendRejected(effect.append, coordinator_error(error)))
             return
         self._staged.append((effect.append, batches[-1].last_offset + 1))
-        if not self._write_scheduled:
+        self._schedule_write(effect.lazy)
+        self.step(AppendStaged(effect.append, batches[0].base_offset))
+
+    def _schedule_write(self, lazy: bool) -> None:
+        if self._write_scheduled:
+            return
+        if not lazy:
             self._write_scheduled = True
             self._runtime.loop.call_soon(self._write)
-        self.step(AppendStaged(effect.append, batches[0].base_offset))
+        elif self._lazy_write is None:
+            self._lazy_write = self._runtime.loop.call_later(LAZY_S, self._write_lazy)
+
+    def _write_lazy(self) -> None:
+        """An earlier write may have taken it along: then this is about nothing, or something newer
+        that is written early.
+        """
+        self._lazy_write = None
+        if not self._write_scheduled:
+            self._write()
 
     def _stage(self, effect: Append) -> Iterator[AppendInfo]:
         rules, wall_ms = self._hosted.rules, self._runtime.now_ms()

@@ -5,7 +5,6 @@ Source: Kafka's ``TransactionCoordinator``, ``TransactionStateManager``.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.replicas.replica_table import ReplicaTable
+    from kept.node.runtime.deferred import Deferred
     from kept.node.runtime.runtime import Runtime
     from kept.storage.records import BatchHeader
     from kept.storage.types import TopicPartition
@@ -207,17 +207,42 @@ class TransactionCoordinator:
         producer_id: int,
         epoch: int,
         partitions: frozenset[TopicPartition],
-    ) -> asyncio.Future[ev.VerifyPartitionsResult]:
+    ) -> Deferred[ev.VerifyPartitionsResult]:
         """Whether partitions are in the open transaction. Raises NotCoordinator,
         CoordinatorLoadInProgress, and CoordinatorNotAvailable while another node may coordinate: a
         "yes" from memory that came behind its marker would leave a transaction that nobody ends.
         """
         if self.cluster_link.may_be_fenced:
             raise CoordinatorNotAvailable("no controller has answered this node for a while")
-        return self.shards.submit(
+        return self.shards.submit_deferred(
             transactional_id,
             lambda number: ev.VerifyPartitions(
                 number, transactional_id, producer_id, epoch, partitions
+            ),
+        )
+
+    def add(  # noqa: PLR0917
+        self,
+        transactional_id: str,
+        producer_id: int,
+        epoch: int,
+        partitions: frozenset[TopicPartition],
+        client_version: int,
+        connection: ev.Connection | None = None,
+    ) -> Deferred[ev.AddPartitionsResult]:
+        """Have partitions, all of which exist, join the transaction; the fields are those of
+        :class:`.events.AddPartitions`. Raises NotCoordinator, CoordinatorLoadInProgress.
+        """
+        return self.shards.submit_deferred(
+            transactional_id,
+            lambda number: ev.AddPartitions(
+                number,
+                transactional_id,
+                producer_id,
+                epoch,
+                partitions,
+                client_version,
+                connection,
             ),
         )
 

@@ -9,6 +9,9 @@ Where we differ from Kafka's ``TransactionStateManager`` and ``TransactionCoordi
 
 * An append that is late stays pending until it is committed, or this node leads no more: Kafka
   forgets it, though the log may have it, and decides anew.
+* What follows a transaction waits until its completion is in the log, not until that is committed:
+  how it ended is committed before, and what is decided now goes behind it. So the completion is
+  written with the beginning of the next transaction, or a moment later by itself.
 * A transaction times out by a clock that never jumps, from the commit of its first record on; what
   a stall took is given back.
 * Requests of a TV1 client that come over a connection older than its newest are stale, and dropped:
@@ -148,6 +151,8 @@ class TransactionCore:
         self._end_seconds = Histogram(REQUEST_BUCKETS) if end_seconds is None else end_seconds
         self._ending: dict[tuple[int, int], str] = {}
         """Ids whose transaction ends, by producer id and epoch of the marker."""
+        self._completing: dict[str, int] = {}
+        """Ids with a completion that is in the log and not committed yet, and its append."""
         self._awaiting_producer_id: deque[ev.ClientRequest | Timeout] = deque()
         self._fresh_producer_id: int | None = None
         self._last_append = 0
@@ -202,6 +207,7 @@ class TransactionCore:
         self.pending.clear()
         self.timers = Timers()
         self._ending.clear()
+        self._completing.clear()
         self._awaiting_producer_id.clear()
         return self._drain_effects()
 
@@ -222,7 +228,7 @@ class TransactionCore:
         self.now_ms = now_ms
         match event:
             case AppendStaged():
-                pass
+                self._append_staged(event)
             case AppendCommitted():
                 self._append_committed(event)
             case AppendRejected():
@@ -282,7 +288,9 @@ class TransactionCore:
             self._respond(event.request, rq.decide_verify(event, held.committed))
         elif self._is_stale(event, held):
             self._respond(event.request, ev.StaleConnection())
-        elif isinstance(event, ev.AddPartitions) and held.is_pending and patience_ms > 0:
+        elif (
+            isinstance(event, ev.AddPartitions) and patience_ms > 0 and self._must_wait(event, held)
+        ):
             key = _parked_key(event.request)
             deadline_ms = self.now_ms + patience_ms
             held.parked += (event,)
@@ -310,25 +318,26 @@ class TransactionCore:
             self._effects.append(ev.DrawProducerId())
         elif isinstance(decision, rq.Refused):
             self._respond_failed(event, decision.error)
-        elif held.committed is not None:
-            self._respond(event.request, _result(event, held.committed, ev.NO_ERROR))
+        elif (newest := self._newest(event.transactional_id, held)) is not None:
+            self._respond(event.request, _result(event, newest, ev.NO_ERROR))
 
     def _decision(
         self,
         event: ev.Change,
         held: TransactionalId,
     ) -> rq.Decision:
-        pending, now_ms = held.is_pending, self.wall_ms
+        pending, now_ms = self._must_wait(event, held), self.wall_ms
+        newest = self._newest(event.transactional_id, held)
         if isinstance(event, ev.AddPartitions):
-            return rq.decide_add(event, held.committed, pending=pending, now_ms=now_ms)
+            return rq.decide_add(event, newest, pending=pending, now_ms=now_ms)
         fresh = self._fresh_producer_id
         if isinstance(event, ev.EndTransaction):
             return rq.decide_end(
-                event, held.committed, pending=pending, fresh_producer_id=fresh, now_ms=now_ms
+                event, newest, pending=pending, fresh_producer_id=fresh, now_ms=now_ms
             )
         return rq.decide_init(
             event,
-            held.committed,
+            newest,
             pending=pending,
             fresh_producer_id=fresh,
             server_version=self.settings.transaction_version,
@@ -350,9 +359,21 @@ class TransactionCore:
         stale = self._connections.is_stale(event.transactional_id, producer, event.connection)
         return stale and self.settings.closes_stale_connections
 
+    def _must_wait(self, event: ev.Change, held: TransactionalId) -> bool:
+        """A transition is pending, and no completion that another one may be put behind."""
+        completion = self._completing.get(event.transactional_id)
+        return held.is_pending if completion is None else held.pending != completion
+
+    def _newest(self, transactional_id: str, held: TransactionalId) -> TransactionMetadata | None:
+        """What the next transition is decided on: what is committed, or its completion."""
+        completion = self._completing.get(transactional_id)
+        if completion is None:
+            return held.committed
+        return self.pending[completion].changes[transactional_id]
+
     def _unpark(self, held: TransactionalId) -> None:
         """Decide what was parked, as far as nothing is pending again."""
-        while held.parked and not held.is_pending:
+        while held.parked and not self._must_wait(held.parked[0], held):
             event, *rest = held.parked
             held.parked = tuple(rest)
             self.timers.cancel(_parked_key(event.request))
@@ -413,20 +434,36 @@ class TransactionCore:
         changes: Mapping[str, TransactionMetadata | None],
         request: ev.ClientRequest | None = None,
         result: Any = None,
+        *,
+        completes: bool = False,
     ) -> None:
-        """Emit an append; the changes are pending until it is committed."""
+        """Emit an append; the changes are pending until it is committed. ``completes``: it ends a
+        transaction all of whose markers are written.
+        """
         self._last_append += 1
         version = 1 if self.settings.transaction_version >= 1 else 0
         for transactional_id, metadata in changes.items():
             held = self.ids.setdefault(transactional_id, TransactionalId())
-            if held.pending is not None:
+            if held.pending != self._completing.get(transactional_id):
                 raise InvariantViolation(f"{transactional_id!r} has two pending transitions")
-            txn.check_transition(held.committed, metadata)
+            txn.check_transition(self._newest(transactional_id, held), metadata)
             held.pending = self._last_append
             self._count(transactional_id, held, metadata or held.committed)
-        self.pending[self._last_append] = PendingAppend(changes, request, result)
+        self.pending[self._last_append] = PendingAppend(changes, request, result, completes)
         records = tuple(TransactionRecord(i, m, version) for i, m in changes.items())
-        self._effects.append(Append(self._last_append, records, atomic=len(records) == 1))
+        self._effects.append(
+            Append(self._last_append, records, atomic=len(records) == 1, lazy=completes)
+        )
+
+    def _append_staged(self, event: AppendStaged) -> None:
+        """A completion is in the log: nothing but the loss of the leadership undoes it, so the next
+        transaction may begin behind it.
+        """
+        pending = self.pending[event.append]
+        if pending.completes:
+            (transactional_id,) = pending.changes
+            self._completing[transactional_id] = event.append
+            self._unpark(self.ids[transactional_id])
 
     def _append_committed(self, event: AppendCommitted) -> None:
         pending = self.pending.pop(event.append)
@@ -434,7 +471,7 @@ class TransactionCore:
             self._respond(pending.request.request, pending.result)
         for transactional_id, metadata in pending.changes.items():
             held = self.ids[transactional_id]
-            held.pending = None
+            self._end_pending(transactional_id, held, event.append)
             self._commit(transactional_id, held, metadata)
             self._unpark(held)
 
@@ -444,9 +481,9 @@ class TransactionCore:
             self._respond_failed(pending.request, event.error)
         for transactional_id in pending.changes:
             held = self.ids[transactional_id]
-            held.pending = None
+            self._end_pending(transactional_id, held, event.append)
             self._count(transactional_id, held, held.committed)
-            if held.committed is not None and held.committed.state.is_prepared:
+            if pending.completes:
                 self.counts["append_retries"] += 1
                 retry = RetryCompletion(transactional_id)
                 deadline_ms = self.now_ms + COMPLETION_RETRY_MS
@@ -454,6 +491,13 @@ class TransactionCore:
             elif held.committed is None:
                 del self.ids[transactional_id]
             self._unpark(held)
+
+    def _end_pending(self, transactional_id: str, held: TransactionalId, append: int) -> None:
+        """An append is committed or refused: pending is what was put behind, or before it."""
+        if self._completing.get(transactional_id) == append:
+            del self._completing[transactional_id]
+        if held.pending == append:
+            held.pending = self._completing.get(transactional_id)
 
     def _append_timed_out(self, event: AppendTimedOut) -> None:
         """It may still be committed, so it stays pending; who waits for it does not."""
@@ -523,7 +567,8 @@ class TransactionCore:
         if metadata is None or not metadata.state.is_prepared:
             return
         if not held.unwritten and held.pending is None:
-            self._append({transactional_id: txn.prepare_complete(metadata, self.wall_ms)})
+            complete = txn.prepare_complete(metadata, self.wall_ms)
+            self._append({transactional_id: complete}, completes=True)
 
     # Timeouts and expiry.
 
@@ -652,6 +697,10 @@ class TransactionCore:
             raise InvariantViolation(f"ending are {ending}, not {self._ending}")
         for transactional_id, held in self.ids.items():
             held.check_invariants(transactional_id)
+        for transactional_id, append in self._completing.items():
+            committed = self.ids[transactional_id].committed
+            if append not in self.pending or committed is None or not committed.state.is_prepared:
+                raise InvariantViolation(f"{transactional_id!r} completes, and is {committed}")
         unfinished = {i for i, h in self.ids.items() if _is_unfinished(h.committed)}
         if unfinished != self._unfinished.keys():
             raise InvariantViolation(f"unfinished are {unfinished}, not {set(self._unfinished)}")

@@ -1,9 +1,11 @@
 """The shell of the node's :class:`~.markers.MarkerSender`: WriteTxnMarkers to leaders, answers in.
 
-Each node gets them over a connection of its own: they wait until markers are committed, and nobody
-else shall wait with them. A request that is not answered closes its connection, and the next one
-has a higher number, by which the receiver knows that it must not take up what still sits in the
-connections before: such a marker would end the producer's next transaction of the same epoch.
+Markers of partitions that this node leads are written without a request, in a turn of their own:
+the answer to the EndTxn leaves first. Each other node gets them over a connection of its own: they
+wait until markers are committed, and nobody else shall wait with them. A request that is not
+answered closes its connection, and the next one has a higher number, by which the receiver knows
+that it must not take up what still sits in the connections before: such a marker would end the
+producer's next transaction of the same epoch.
 """
 
 from __future__ import annotations
@@ -31,14 +33,17 @@ from kept.node.coordinator.transactions.records import partitions_by_topic
 from kept.node.metadata.internal_topics import TRANSACTION_STATE
 from kept.node.runtime.logging import log
 from kept.node.runtime.tasks import TaskOwner
+from kept.node.runtime.time_slices import SlicedTask
 from kept.storage.errors import KeptError
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import Image
+    from kept.node.coordinator.transactions.marker_writer import Marked, MarkerWriter
     from kept.node.metadata.leadership_barrier import LeadershipBarrier
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.metadata.node_identity import NodeIdentity
+    from kept.node.runtime.deferred import Deferred
     from kept.node.runtime.runtime import Runtime
 
 WRITE_TXN_MARKERS_VERSION: Final = 2
@@ -48,7 +53,7 @@ ANSWER_S: Final = 30.0
 
 
 class NodeCalls(Protocol):
-    """Kafka requests to brokers by their ids, this node among them."""
+    """Kafka requests to brokers by their ids."""
 
     async def call(
         self, node_id: int, api_key: ApiKey, version: int, values: dict[str, Any], timeout_s: float
@@ -68,19 +73,21 @@ def _ignore(_: MarkersWritten) -> None:
 class MarkerChannel:
     """See the module. ``on_written`` is called with what the sender says of written markers."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         runtime: Runtime,
         metadata: Metadata,
         identity: NodeIdentity,
         barrier: LeadershipBarrier,
         calls: NodeCalls,
+        writer: MarkerWriter,
     ) -> None:
         self._runtime = runtime
         self._metadata = metadata
         self._identity = identity
         self._barrier = barrier
         self._calls = calls
+        self._writer = writer
         self.sender = MarkerSender()
         self.on_written: Callable[[MarkersWritten], None] = _ignore
         self._tasks = TaskOwner(runtime.loop)
@@ -118,6 +125,8 @@ class MarkerChannel:
     def _perform(self, effects: tuple[Effect, ...]) -> None:
         for effect in effects:
             match effect:
+                case SendMarkers(node) if node == self._identity.node_id:
+                    self._runtime.loop.call_soon(self._write_here, effect)
                 case SendMarkers():
                     self._tasks.spawn(self._send(effect))
                 case MarkersWritten():
@@ -139,6 +148,27 @@ class MarkerChannel:
     def _tick(self) -> None:
         self._timer = None
         self._perform(self.sender.tick(self._now_ms()))
+
+    def _write_here(self, effect: SendMarkers) -> None:
+        if self._closed:
+            return
+        marks = [(entry.marker, sorted(entry.partitions)) for entry in effect.entries]
+        staged = self._runtime.slices.run(self._writer.write(marks))
+        if isinstance(staged, SlicedTask):
+            staged.add_done_callback(lambda done: self._wait_for(effect.node, done.result()))
+        else:
+            self._wait_for(effect.node, staged)
+
+    def _wait_for(self, node: int, marked: Deferred[Marked]) -> None:
+        def answered(finished: Deferred[Marked]) -> None:
+            answers = tuple(
+                (marker.producer_id, tp, error)
+                for marker, partitions in finished.result()
+                for tp, error in partitions
+            )
+            self._step(MarkersAnswered(node, answers))
+
+        marked.add_done_callback(answered)
 
     async def _send(self, effect: SendMarkers) -> None:
         values = {"markers": [_marker_values(entry) for entry in effect.entries]}

@@ -41,7 +41,8 @@ def size_bytes(name: str, partitions: int) -> int:
 class TransactionalId(Struct, gc=False):
     """What is held of one id; ``committed`` None until its first record is committed.
 
-    ``pending`` is the append of its pending transition. ``unwritten`` are the partitions of a
+    ``pending`` is the append of its pending transition, of the newer one where a transaction begins
+    behind the completion of the one before. ``unwritten`` are the partitions of a
     transaction that ends which have no marker yet. ``deadline_ms``: when an open one times out.
     Empty collections are those that all ids share: there may be a million ids.
     """
@@ -100,9 +101,10 @@ class TransactionalId(Struct, gc=False):
 @dataclass(slots=True)
 class PendingAppend:
     """Transitions of ids (None: forgotten) that are appended, and the request that waits for them,
-    with its result.
+    with its result. ``completes``: it is the completion of a transaction.
     """
 
     changes: Mapping[str, TransactionMetadata | None]
     request: ev.ClientRequest | None = None
     result: Any = None
+    completes: bool = False

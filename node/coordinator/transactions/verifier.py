@@ -2,8 +2,8 @@
 
 The coordinator of the transactional id says so (KIP-890), by AddPartitionsToTxn: it verifies only,
 or adds the partition for producers that do not add it themselves. One request is under way to each
-node; what comes meanwhile goes with the next one. A request names an id once. What is only to be
-verified by this node is no request, and does not wait.
+node; what comes meanwhile goes with the next one. A request names an id once. Where this node is
+the coordinator there is no request: it is asked at once.
 
 Source: Kafka's ``AddPartitionsToTxnManager``. Ours: of two questions about one id the later waits
 for the earlier one; Kafka refuses the earlier one.
@@ -11,7 +11,6 @@ for the earlier one; Kafka refuses the earlier one.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,9 +19,10 @@ from msgspec import Struct
 
 from kept.client.protocol.api_keys import ApiKey
 from kept.node.coordinator.common.shard import coordinator_error
-from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions.records import partitions_by_topic
+from kept.node.coordinator.transactions.transaction import TV2
 from kept.node.runtime.counters import REQUEST_BUCKETS
+from kept.node.runtime.deferred import Deferred
 from kept.node.runtime.error_codes import code_for
 from kept.node.runtime.histogram import Histogram
 from kept.node.runtime.tasks import TaskOwner
@@ -44,14 +44,14 @@ Errors = Mapping[TopicPartition, ErrorCode]
 
 
 class _Question(Struct, frozen=True, eq=False):
-    """What a leader wants to know; ``answer`` is a future of :data:`Errors`."""
+    """What a leader wants to know."""
 
     transactional_id: str
     producer_id: int
     epoch: int
     partitions: frozenset[TopicPartition]
     adds: bool
-    answer: Any
+    answer: Deferred[Errors]
 
     def values(self) -> dict[str, Any]:
         """As the request has it."""
@@ -71,7 +71,7 @@ class _Question(Struct, frozen=True, eq=False):
         self.resolve(dict.fromkeys(self.partitions, error))
 
     def resolve(self, errors: Errors) -> None:
-        """Answer, unless whoever asked has gone."""
+        """Answer, unless that is done."""
         if not self.answer.done():
             self.answer.set_result(errors)
 
@@ -106,22 +106,22 @@ class Verifier:
         partitions: frozenset[TopicPartition],
         *,
         adds: bool,
-    ) -> asyncio.Future[Errors]:
+    ) -> Deferred[Errors]:
         """What the coordinator says of each partition; ``adds``: they join the transaction.
 
         Never raises: if no answer can be had, NETWORK_EXCEPTION, COORDINATOR_NOT_AVAILABLE or
         another code of the coordinator's is that of all partitions. With
         ``transaction.partition.verification.enable`` off nobody is asked whether they are in it.
         """
-        answer: asyncio.Future[Errors] = self._loop.create_future()
+        answer: Deferred[Errors] = Deferred()
         question = _Question(transactional_id, producer_id, epoch, partitions, adds, answer)
         node = self._transactions.shards.leader_of(transactional_id)
         if not adds and not self._config.current.transaction_partition_verification_enable:
             question.answer_all(ErrorCode.none)
         elif node is None:
             question.answer_all(ErrorCode.coordinator_not_available)
-        elif node == self._transactions.identity.node_id and not adds:
-            self._verify_here(question)
+        elif node == self._transactions.identity.node_id:
+            self._ask_here(question)
         elif node in self._queues:
             self._queues[node].append(question)
         else:
@@ -138,24 +138,28 @@ class Verifier:
         await self._tasks.close()
         await self._calls.close()
 
-    def _verify_here(self, question: _Question) -> None:
+    def _ask_here(self, question: _Question) -> None:
         """This node coordinates the id."""
+        started = self._loop.time()
 
-        def verified(result: ev.VerifyPartitionsResult) -> None:
-            errors = result.errors(question.partitions)
+        def said(errors: Errors) -> None:
+            self.seconds.observe(self._loop.time() - started)
             self._count(errors)
             question.resolve(errors)
 
-        started = self._loop.time()
+        name, partitions = question.transactional_id, question.partitions
+        producer = question.producer_id, question.epoch
         try:
-            answer = self._transactions.verify(
-                question.transactional_id, question.producer_id, question.epoch, question.partitions
-            )
+            if question.adds:
+                added = self._transactions.add(name, *producer, partitions, TV2)
+                added.add_done_callback(
+                    lambda done: said(dict.fromkeys(partitions, done.result().error))
+                )
+            else:
+                verified = self._transactions.verify(name, *producer, partitions)
+                verified.add_done_callback(lambda done: said(done.result().errors(partitions)))
         except KeptError as error:
-            verified(ev.VerifyPartitionsResult(coordinator_error(error)))
-        else:
-            answer.add_done_callback(lambda done: verified(done.result()))
-        self.seconds.observe(self._loop.time() - started)
+            said(dict.fromkeys(partitions, coordinator_error(error)))
 
     def _count(self, errors: Errors) -> None:
         self.failures += any(error is not ErrorCode.none for error in errors.values())

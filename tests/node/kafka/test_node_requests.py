@@ -1,4 +1,4 @@
-"""Requests of a node to brokers: over a named connection each, and to itself as calls."""
+"""Requests of a node to other brokers: over a named connection each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 
 from kept.client.protocol import messages as protocol
 from kept.client.protocol.api_keys import ApiKey
-from kept.node.kafka.api import RequestContext
 from kept.node.kafka.node_requests import NodeRequests
 from kept.node.metadata.node_identity import NodeIdentity
 from kept.storage.errors import NetworkException, RequestTimedOut
@@ -30,22 +29,16 @@ class Broker:
     def __init__(self, *answers: str) -> None:
         self.answers = list(answers)
         self.client_ids: list[str] = []
-        self.contexts: list[RequestContext] = []
         self.address: tuple[str, int] | None = None
         addresses: Any = self
         identity = NodeIdentity(0, "cluster", 9)
         self.requests = NodeRequests("markers", live_config(), identity, INCARNATION, addresses)
-        self.requests.handlers = self
 
     def node_address(self, node_id: int) -> tuple[str, int] | None:
         return self.address
 
     def node_tls(self) -> None:
         pass
-
-    async def complete(self, context: RequestContext, request: Any) -> Any:
-        self.contexts.append(context)
-        return ANSWER
 
     async def listen(self) -> asyncio.Server:
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -106,11 +99,3 @@ async def test_a_node_without_an_address_is_not_reached() -> None:
     broker = Broker()
     with pytest.raises(NetworkException, match="node 1"):
         await broker.ask()
-
-
-@run
-async def test_a_request_to_oneself_is_a_call() -> None:
-    broker = Broker()
-    assert int((await broker.ask(node_id=0)).error_code) == 0
-    (context,) = broker.contexts
-    assert (context.api_key, context.api_version, context.connection) == (KEY, VERSION, None)

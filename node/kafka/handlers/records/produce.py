@@ -202,8 +202,10 @@ class ProduceHandler:
                     outcomes.append(checked)
                 yield
         verification = self._verify(connection, request, produced.version, outcomes)
-        if verification is not None and verification.answer is not None:
-            return verification
+        if verification is not None:
+            if not verification.is_known:
+                return verification
+            verification.refuse(outcomes)
         yield from self._append_all(connection, produced, request, outcomes, failed, verification)
         return None
 

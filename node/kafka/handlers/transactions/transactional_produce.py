@@ -19,13 +19,12 @@ from kept.storage.errors import KeptError
 from kept.storage.types import NO_LEADER_EPOCH
 
 if TYPE_CHECKING:
-    import asyncio
-
     from kio.schema.errors import ErrorCode
 
     from kept.node.coordinator.transactions.verifier import Verifier
     from kept.node.kafka.handlers.records.produce import Outcome
     from kept.node.replicas.local_replica import LocalReplica
+    from kept.node.runtime.deferred import Deferred
     from kept.node.runtime.runtime import Runtime
     from kept.replication.partition import Partition
     from kept.storage.producers.verification import VerificationGuard
@@ -83,8 +82,13 @@ class Verification:
         """The partition and the producer id of each batch that is verified."""
         self.coordinator_epoch = NO_LEADER_EPOCH
         """Of whoever was asked, as far as this node knew."""
-        self.answer: asyncio.Future[Mapping[TopicPartition, ErrorCode]] | None = None
+        self.answer: Deferred[Mapping[TopicPartition, ErrorCode]] | None = None
         """None: nobody needs to be asked."""
+
+    @property
+    def is_known(self) -> bool:
+        """Nobody needs to be waited for."""
+        return self.answer is None or self.answer.done()
 
     def refuse(self, outcomes: list[Outcome]) -> None:
         """Put what was refused into ``outcomes``, once :attr:`answer` is there. Where the answer

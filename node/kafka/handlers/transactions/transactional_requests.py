@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from kept.client.protocol.api_keys import ApiKey
 from kept.node.coordinator.common.shard import coordinator_error
 from kept.node.coordinator.transactions import events as ev
+from kept.node.runtime.deferred import Deferred
 from kept.node.runtime.logging import log
 from kept.storage.errors import KeptError, NetworkException
 
@@ -27,24 +28,28 @@ FENCED_FROM: Final = {
 """The version from which clients know PRODUCER_FENCED; before it INVALID_PRODUCER_EPOCH says so."""
 
 
-async def result_of(
+def result_of(
     ctx: RequestContext,
-    submit: Callable[[], asyncio.Future[Any]],
+    submit: Callable[[], Deferred[Any]],
     failed: Callable[[ErrorCode], Any],
-) -> Any:
-    """The result that ``submit``'s future brings, or ``failed`` with the code of what it raises;
-    its error is one that the request's version knows.
+) -> Deferred[Any]:
+    """The result that ``submit`` brings, or ``failed`` with the code of what it raises; its error
+    is one that the request's version knows.
 
-    Raises NetworkException where the client has come again over a newer connection: this one is to
+    It is NetworkException where the client has come again over a newer connection: this one is to
     be closed without a word.
     """
     try:
-        result = await submit()
+        submitted = submit()
     except KeptError as error:
         code = coordinator_error(error)
         if code is ErrorCode.unknown_server_error:
             log.exception("request to a coordinator failed", error, api=ctx.api_key)
-        result = failed(code)
+        submitted = Deferred.of(failed(code))
+    return submitted.map(partial(_as_known, ctx))
+
+
+def _as_known(ctx: RequestContext, result: Any) -> Any:
     if isinstance(result, ev.StaleConnection):
         raise NetworkException("the producer has come again over a newer connection")
     fenced_from = FENCED_FROM.get(ApiKey(ctx.api_key), 0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -18,10 +19,10 @@ from kept.node.coordinator.common.shard import coordinator_error
 from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions.id_pattern import compile_pattern
 from kept.node.coordinator.transactions.records import TransactionState, partitions_by_topic
+from kept.node.coordinator.transactions.transaction import TV2
 from kept.node.kafka.handlers.transactions.transactional_requests import result_of
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
-from kept.node.runtime.tasks import gather_or_cancel
-from kept.node.runtime.time_slices import Pace
+from kept.node.runtime.deferred import Deferred, all_of
 from kept.node.security.access import CLUSTER
 from kept.steps import Steps
 from kept.storage.errors import CoordinatorNotAvailable, InvalidRequest, KeptError
@@ -40,6 +41,7 @@ EPOCH_GROWS_FROM: Final = 5
 """EndTxn ends a transaction of a producer whose epoch grows with each (KIP-890)."""
 
 Answer = dict[str, Any]
+Later = Answer | Deferred[Steps[Answer]]
 Errors = Mapping[TopicPartition, ErrorCode]
 
 _UNDESCRIBED: Final[Answer] = {
@@ -71,53 +73,53 @@ class TransactionsHandler:
     transactions: TransactionCoordinator
     topics: TopicCreation
 
-    async def add_partitions_to_txn(self, ctx: RequestContext, request: Any) -> Answer:
+    def add_partitions_to_txn(self, ctx: RequestContext, request: Any) -> Steps[Later]:
         """Partitions join a transaction: of one producer (up to v3), or as brokers ask for several,
         who may also want to know only whether they are in it.
         """
         if ctx.api_version < BATCHED_FROM:
-            errors = await self._of_client(ctx, request)
-            return {"results_by_topic_v3_and_below": await _by_topic(errors)}
+            errors = yield from self._of_client(ctx, request)
+            return errors.map(_answer_client)
         if not ctx.may(AclOperation.CLUSTER_ACTION, *CLUSTER):
             code = ErrorCode.cluster_authorization_failed
             return {"error_code": code, "results_by_transaction": ()}
-        results = await gather_or_cancel(self._of_broker(ctx, one) for one in request.transactions)
-        return {"error_code": ErrorCode.none, "results_by_transaction": results}
+        names, said = [], []
+        for asked in request.transactions:
+            names.append(asked.transactional_id)
+            said.append((yield from self._of_broker(ctx, asked)))
+            yield
+        return all_of(said).map(partial(_answer_broker, names))
 
-    async def _of_client(self, ctx: RequestContext, request: Any) -> Errors:
+    def _of_client(self, ctx: RequestContext, request: Any) -> Steps[Deferred[Errors]]:
         name, topics = request.v3_and_below_transactional_id, request.v3_and_below_topics
         if not ctx.may(AclOperation.WRITE, AclResourceType.TRANSACTIONAL_ID, name):
-            named = await self._named(topics)
+            named = yield from self._named(topics)
             code = ErrorCode.transactional_id_authorization_failed
-            return dict.fromkeys(named.partitions, code)
-        return await self._add(
+            return Deferred.of(dict.fromkeys(named.partitions, code))
+        named = yield from self._named(
+            topics, lambda name: ctx.may(AclOperation.WRITE, AclResourceType.TOPIC, name)
+        )
+        return self._add(
             ctx,
             name,
             request.v3_and_below_producer_id,
             request.v3_and_below_producer_epoch,
-            await self._named(
-                topics, lambda name: ctx.may(AclOperation.WRITE, AclResourceType.TOPIC, name)
-            ),
+            named,
             ev.Connection(ctx.connection or 0, ctx.api_key),
         )
 
-    async def _of_broker(self, ctx: RequestContext, asked: Any) -> Answer:
-        named = await self._named(asked.topics)
+    def _of_broker(self, ctx: RequestContext, asked: Any) -> Steps[Deferred[Errors]]:
+        named = yield from self._named(asked.topics)
         if asked.verify_only:
-            errors = await self._verify(ctx, asked, named)
-        else:
-            errors = await self._add(
-                ctx, asked.transactional_id, asked.producer_id, asked.producer_epoch, named, None
-            )
-        return {
-            "transactional_id": asked.transactional_id,
-            "topic_results": await _by_topic(errors),
-        }
+            return self._verify(ctx, asked, named)
+        return self._add(
+            ctx, asked.transactional_id, asked.producer_id, asked.producer_epoch, named, None
+        )
 
-    async def _verify(self, ctx: RequestContext, asked: Any, named: _Named) -> Errors:
+    def _verify(self, ctx: RequestContext, asked: Any, named: _Named) -> Deferred[Errors]:
         if named.errors:
-            return named.errors
-        result: ev.VerifyPartitionsResult = await result_of(
+            return Deferred.of(named.errors)
+        verified: Deferred[ev.VerifyPartitionsResult] = result_of(
             ctx,
             lambda: self.transactions.verify(
                 asked.transactional_id,
@@ -127,13 +129,13 @@ class TransactionsHandler:
             ),
             ev.VerifyPartitionsResult,
         )
-        return result.errors(named.partitions)
+        return verified.map(lambda result: result.errors(named.partitions))
 
-    async def _named(
+    def _named(
         self, topics: Iterable[Any], may_write: Callable[[str], bool] = lambda _: True
-    ) -> _Named:
-        """What a request names, in slices of time, and whether whoever makes it may write it."""
-        image, pace = self.metadata.image, Pace()
+    ) -> Steps[_Named]:
+        """What a request names, one partition a step, and whether whoever makes it may write it."""
+        image = self.metadata.image
         refused: dict[TopicPartition, ErrorCode | None] = {}
         for topic in topics:
             writable = may_write(topic.name)
@@ -144,13 +146,13 @@ class TransactionsHandler:
                 elif image.partition(topic.name, number) is None:
                     error = ErrorCode.unknown_topic_or_partition
                 refused[TopicPartition(topic.name, number)] = error
-                await pace.checkpoint()
+                yield
         if not any(refused.values()):
             return _Named(tuple(refused))
         untried = ErrorCode.operation_not_attempted
         return _Named(tuple(refused), {tp: error or untried for tp, error in refused.items()})
 
-    async def _add(  # noqa: PLR0917
+    def _add(  # noqa: PLR0917
         self,
         ctx: RequestContext,
         transactional_id: str,
@@ -158,23 +160,20 @@ class TransactionsHandler:
         epoch: int,
         named: _Named,
         connection: ev.Connection | None,
-    ) -> Errors:
+    ) -> Deferred[Errors]:
         """All of the partitions, or none. ``connection`` of a client, None of a broker."""
         if named.errors:
-            return named.errors
-        version = 0 if connection is not None else 2
+            return Deferred.of(named.errors)
+        version = 0 if connection is not None else TV2
         partitions = frozenset(named.partitions)
-        result = await result_of(
+        added: Deferred[ev.AddPartitionsResult] = result_of(
             ctx,
-            lambda: self.transactions.shards.submit(
-                transactional_id,
-                lambda number: ev.AddPartitions(
-                    number, transactional_id, producer_id, epoch, partitions, version, connection
-                ),
+            lambda: self.transactions.add(
+                transactional_id, producer_id, epoch, partitions, version, connection
             ),
             ev.AddPartitionsResult,
         )
-        return dict.fromkeys(named.partitions, result.error)
+        return added.map(lambda result: dict.fromkeys(named.partitions, result.error))
 
     async def add_offsets_to_txn(self, ctx: RequestContext, request: Any) -> Answer:
         """The offsets of a group join a transaction: the partition that keeps them does."""
@@ -200,13 +199,13 @@ class TransactionsHandler:
             raise CoordinatorNotAvailable(f"{CONSUMER_OFFSETS} does not exist yet")
         return TopicPartition(CONSUMER_OFFSETS, number)
 
-    async def end_txn(self, ctx: RequestContext, request: Any) -> Answer:
+    def end_txn(self, ctx: RequestContext, request: Any) -> Deferred[Answer]:
         """Commit or abort; answered when the decision is committed."""
         name, grows = request.transactional_id, ctx.api_version >= EPOCH_GROWS_FROM
         connection = None if grows else ev.Connection(ctx.connection or 0, ctx.api_key)
-        result = await result_of(
+        ended: Deferred[ev.EndTransactionResult] = result_of(
             ctx,
-            lambda: self.transactions.shards.submit(
+            lambda: self.transactions.shards.submit_deferred(
                 name,
                 lambda number: ev.EndTransaction(
                     number,
@@ -214,17 +213,13 @@ class TransactionsHandler:
                     request.producer_id,
                     request.producer_epoch,
                     request.committed,
-                    2 if grows else 0,
+                    TV2 if grows else 0,
                     connection,
                 ),
             ),
             ev.EndTransactionResult,
         )
-        return {
-            "error_code": result.error,
-            "producer_id": result.producer_id,
-            "producer_epoch": result.epoch,
-        }
+        return ended.map(_answer_end)
 
     def describe_transactions(self, ctx: RequestContext, request: Any) -> Answer:
         """Transactional ids in full, but for the topics that may not be described."""
@@ -310,13 +305,32 @@ def _listed_id(entry: ev.ListedTransaction) -> Answer:
     }
 
 
-async def _by_topic(errors: Errors) -> list[Answer]:
-    """As the answer has them, in slices of time."""
+def _answer_end(result: ev.EndTransactionResult) -> Answer:
+    return {
+        "error_code": result.error,
+        "producer_id": result.producer_id,
+        "producer_epoch": result.epoch,
+    }
+
+
+def _answer_client(errors: Errors) -> Steps[Answer]:
+    return {"results_by_topic_v3_and_below": (yield from _by_topic(errors))}
+
+
+def _answer_broker(names: list[str], errors: list[Errors]) -> Steps[Answer]:
+    results = []
+    for name, of_name in zip(names, errors, strict=True):
+        topics = yield from _by_topic(of_name)
+        results.append({"transactional_id": name, "topic_results": topics})
+    return {"error_code": ErrorCode.none, "results_by_transaction": results}
+
+
+def _by_topic(errors: Errors) -> Steps[list[Answer]]:
+    """As the answer has them, one partition a step."""
     topics: dict[str, list[Answer]] = {}
-    pace = Pace()
     for tp, error in errors.items():
         topics.setdefault(tp.topic, []).append(
             {"partition_index": tp.partition, "partition_error_code": error}
         )
-        await pace.checkpoint()
+        yield
     return [{"name": name, "results_by_partition": parts} for name, parts in topics.items()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from kept.node.coordinator.common.events import EndMarker
 from kept.node.coordinator.groups import events as ev
 from kept.node.kafka.api import RequestContext
 from kept.node.kafka.handlers.groups.group_offsets import GroupOffsetsHandler
+from kept.node.runtime.deferred import Deferred
 from kept.node.security.session import Session
 from kept.storage.errors import InvalidProducerEpoch, InvalidTxnState, KeptError
 from kept.storage.records import headers
@@ -56,13 +56,9 @@ class FakeVerifier:
         partitions: frozenset[TopicPartition],
         *,
         adds: bool,
-    ) -> asyncio.Future[Mapping[TopicPartition, int]]:
+    ) -> Deferred[Mapping[TopicPartition, int]]:
         self.asked.append(Asked(transactional_id, producer_id, epoch, partitions, adds))
-        answer: asyncio.Future[Mapping[TopicPartition, int]] = (
-            asyncio.get_running_loop().create_future()
-        )
-        answer.set_result(dict.fromkeys(partitions, int(self.says)))
-        return answer
+        return Deferred.of(dict.fromkeys(partitions, int(self.says)))
 
 
 class GuardedPartition(FakePartition):

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
+from msgspec.structs import replace
 
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import FeatureRecord
-from kept.node.coordinator.common.events import Append, AppendCommitted
+from kept.node.coordinator.common.events import Append, AppendCommitted, AppendStaged
+from kept.node.coordinator.common.shard import Shard
 from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions.coordinator import TransactionCoordinator
 from kept.node.coordinator.transactions.core import TransactionCore
@@ -18,14 +20,17 @@ from kept.node.coordinator.transactions.records import (
     TransactionMetadata,
     TransactionRecord,
     TransactionState,
+    decode_record,
 )
 from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.replicas.replica_table import ReplicaTable
 from kept.node.runtime.runtime import Runtime
 from kept.storage.disk import Disk
 from kept.storage.errors import CoordinatorLoadInProgress, CoordinatorNotAvailable, KeptError
+from kept.storage.records import records
 from kept.storage.types import TopicPartition
-from tests.support.loops import run
+from tests.support.coordinators import FakePartition, FakeReplica
+from tests.support.loops import run, turns, until
 from tests.support.metadata import HeldBarrier, KnownMetadata
 from tests.support.replicas import live_config
 
@@ -92,6 +97,7 @@ class FakeShard:
     def step(self, event: Any) -> None:
         for effect in self.core.step(event, 1):
             if isinstance(effect, Append):
+                self.step(AppendStaged(effect.append, 0))
                 self.step(AppendCommitted(effect.append))
             elif hasattr(effect, "result"):
                 self.responses.append(effect.result)
@@ -152,6 +158,66 @@ async def test_ends_and_counts_outlive_the_shard() -> None:
     world.coordinator.unloaded(shard)
     assert world.markers.dropped == [3]
     assert world.coordinator.counts()["committed"] == world.coordinator.end_seconds.count == 1
+
+
+class ShardWorld(World):
+    """A shard of the coordinator, with its log; no marker is written but by the test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.partition = FakePartition()
+        hosted: Any = FakeReplica(self.partition, [])
+        self.shard = Shard(Runtime(Disk()), self.coordinator, STATE, hosted, 0)
+        self.shard.load(lambda: None)
+
+    async def transaction(self) -> None:
+        """One, up to its completion."""
+        for event in (
+            ev.AddPartitions(0, "bank", 7, 0, frozenset({ORDERS})),
+            ev.EndTransaction(0, "bank", 7, 0, is_commit=True),
+        ):
+            assert (await self.ask(event)).error is ErrorCode.none
+        marker = self.markers.wanted.pop().marker
+        self.shard.step(ev.MarkersWritten(STATE.partition, marker, frozenset({ORDERS})))
+
+    def ask(self, event: Any) -> asyncio.Future[Any]:
+        return self.shard.submit(lambda number: replace(event, request=number))
+
+    def states(self) -> list[str]:
+        """Those of ``bank`` in the log."""
+        kept = records(bytes(self.partition.log))
+        found = [decode_record(r.key, r.value) for r in kept if r.key is not None]
+        return [r.metadata.state.kafka_name for r in found if r is not None and r.metadata]
+
+
+@run
+async def test_a_completion_is_written_with_the_next_transaction() -> None:
+    world = ShardWorld()
+    await world.ask(ev.InitProducerId(0, "bank", 60_000))
+    await world.transaction()
+    assert world.partition.writes == 3
+    world.partition.hold = True
+    added = world.ask(ev.AddPartitions(0, "bank", 7, 0, frozenset({ORDERS})))
+    await turns()
+    assert world.partition.writes == 4
+    assert world.states()[2:] == ["PrepareCommit", "CompleteCommit", "Ongoing"]
+    assert not added.done(), "answered before it is committed"
+    world.partition.commit()
+    assert (await added).error is ErrorCode.none
+
+
+@run
+async def test_a_completion_that_nothing_follows_is_written_soon() -> None:
+    world = ShardWorld()
+    await world.ask(ev.InitProducerId(0, "bank", 60_000))
+    for count in (4, 7):
+        await world.transaction()
+        assert world.partition.writes == count - 1
+        await until(lambda count=count: world.partition.writes == count)
+        assert world.states()[-1] == "CompleteCommit"
+    await world.transaction()
+    world.shard.unload()
+    assert (world.partition.writes, world.states()[-1]) == (10, "CompleteCommit")
 
 
 @pytest.mark.parametrize(("level", "served"), [(0, False), (1, False), (2, True)])

@@ -15,12 +15,15 @@ from kept.client.protocol.api_keys import ApiKey
 from kept.node.coordinator.common.events import EndMarker
 from kept.node.coordinator.transactions.events import MarkersWritten, WriteMarkers
 from kept.node.coordinator.transactions.marker_channel import MarkerChannel
+from kept.node.coordinator.transactions.marker_writer import Marked
 from kept.node.metadata.node_identity import NodeIdentity
+from kept.node.runtime.deferred import Deferred
 from kept.node.runtime.runtime import Runtime
+from kept.steps import Steps
 from kept.storage.disk import Disk
 from kept.storage.errors import NetworkException
 from kept.storage.types import TopicPartition
-from tests.support.loops import run
+from tests.support.loops import run, until
 from tests.support.metadata import HeldBarrier
 from tests.support.parts import Given
 
@@ -42,7 +45,9 @@ class Leaders:
         metadata: Any = Given(image=self)
         identity = NodeIdentity(0, "cluster", 9)
         barrier: Any = self.barrier
-        self.channel = MarkerChannel(Runtime(Disk()), metadata, identity, barrier, self)
+        writer: Any = Given(write=self.write_here)
+        self.staged: list[tuple[list[Any], Deferred[Marked]]] = []
+        self.channel = MarkerChannel(Runtime(Disk()), metadata, identity, barrier, self, writer)
         self.channel.on_written = self.written
         self.channel.image_changed(self)  # type: ignore[arg-type]
 
@@ -56,6 +61,13 @@ class Leaders:
 
     def write(self, *partitions: TopicPartition, marker: EndMarker = MARKER) -> None:
         self.channel.write(WriteMarkers(4, marker, frozenset(partitions)))
+
+    def write_here(self, marks: Any) -> Steps[Deferred[Marked]]:
+        """As the writer of this node's own partitions: the test says when, and what."""
+        marked: Deferred[Marked] = Deferred()
+        yield from (None for _ in marks)
+        self.staged.append((list(marks), marked))
+        return marked
 
     async def call(
         self, node_id: int, api_key: ApiKey, version: int, values: dict[str, Any], timeout_s: float
@@ -115,6 +127,28 @@ async def test_a_marker_goes_to_all_partitions_of_a_leader_at_once() -> None:
     }  # fmt: skip
     assert leaders.done == [MarkersWritten(4, MARKER, frozenset({ORDERS, BILLS}))]
     await leaders.channel.close()
+
+
+@pytest.mark.parametrize("count", [1, 100])
+@run
+async def test_markers_of_this_nodes_partitions_are_no_request(count: int) -> None:
+    """They are written in a turn of their own: what was answered before goes out first."""
+    leaders = Leaders()
+    partitions = [TopicPartition("own", n) for n in range(count)]
+    leaders.leaders |= dict.fromkeys(partitions, 0)
+    leaders.write(*partitions)
+    assert not leaders.staged
+    await until(lambda: leaders.staged)
+    (((marker, tps),), marked) = leaders.staged.pop()
+    assert (marker, tps) == (MARKER, partitions)
+    assert not leaders.done
+    marked.set_result([(MARKER, [(tp, MOVED if tp.partition else NONE) for tp in partitions])])
+    assert leaders.done == [MarkersWritten(4, MARKER, frozenset(partitions[:1]))]
+    if count > 1:
+        await until(lambda: leaders.staged)
+        assert leaders.staged[0][0] == [(MARKER, partitions[1:])]
+    await leaders.channel.close()
+    assert not leaders.asked
 
 
 @run

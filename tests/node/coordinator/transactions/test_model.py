@@ -1,7 +1,8 @@
 """Random requests to a core, careless ones, too: every response, record and state is the model's.
 
-Appends commit late, are refused, time out; producer ids come late or not at all; markers are
-written piece by piece; the node restarts on what is in its log.
+Appends commit late, are refused, time out; the next transition is put behind completions that are
+staged; producer ids come late or not at all; markers are written piece by piece; the node restarts
+on what is in its log.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from kept.node.coordinator.common.events import (
     Append,
     AppendCommitted,
     AppendRejected,
+    AppendStaged,
     AppendTimedOut,
     Response,
 )
@@ -59,6 +61,8 @@ class Judged:
         self.wall_offset = 50_000
         self.held: dict[str, model.Held] = {}
         self.proposed: dict[str, model.Held] = {}
+        self.completing: dict[str, model.Held] = {}
+        """Completions that are staged: the next transition is decided on them."""
         self.expected: dict[int, Any] = {}
         self.log: list[Any] = []
         self.in_flight: deque[tuple[Append, str]] = deque()
@@ -103,11 +107,19 @@ class Judged:
         wanted["start"] = now if wanted["start"] == "now" else wanted["start"]
         assert as_held(m) == wanted
         assert m.last_update_ms == now
-        before = self.held.get(name)
+        before = self.newest(name)
         assert ((before or {"status": "none"})["status"], wanted["status"]) in model.FOLLOWS
         self.transitions += 1
         self.log.append((record.encode(), False))
         self.in_flight.append((effect, name))
+        completes = wanted["status"].startswith("Complete")
+        if completes and self.random.random() < 0.7:
+            self.completing[name] = self.proposed.pop(name)
+            self.perform(self.core.step(AppendStaged(effect.append, len(self.log) - 1), self.now))
+            assert not effect.atomic or effect.lazy
+
+    def newest(self, name: str) -> model.Held | None:
+        return self.completing.get(name) or self.held.get(name)
 
     def check_markers(self, effect: ev.WriteMarkers) -> None:
         """Only what is committed has markers, all of them, in its own epoch."""
@@ -142,11 +154,11 @@ class Judged:
     def judge(self, event: ev.ClientRequest) -> None:
         """Let the model say what is to come of a request."""
         name = event.transactional_id
-        held, pending = self.held.get(name), name in self.proposed
+        held, pending = self.newest(name), name in self.proposed
         pid, epoch = event.producer_id, event.epoch
         match event:
             case ev.VerifyPartitions():
-                word, absent = model.verify(held, pid, epoch, event.partitions)
+                word, absent = model.verify(self.held.get(name), pid, epoch, event.partitions)
                 code = ErrorCode(0 if word == "none" else int(word))
                 self.expected[event.request] = ev.VerifyPartitionsResult(code, absent)
                 return
@@ -182,7 +194,7 @@ class Judged:
 
     def some_request(self) -> ev.ClientRequest:
         choose, name = self.random.choice, self.random.choice(IDS)
-        held = self.held.get(name)
+        held = self.newest(name)
         pid, epoch = -1, -1
         if held is not None and self.random.random() < 0.9:
             pid = choose((held["pid"],) * 6 + (held["previous"], self.last_pid))
@@ -232,7 +244,10 @@ class Judged:
             )
         elif kind < 0.3:
             # Refused: it is the newest, and never was in the log.
-            append, name = self.in_flight.pop()
+            append, name = self.in_flight[-1]
+            if name in self.completing and name not in self.proposed:
+                return  # it is there
+            self.in_flight.pop()
             self.log.pop()
             self.fail(append, name, ErrorCode.not_coordinator)
             completes = self.proposed[name]["status"].startswith("Complete")
@@ -256,7 +271,7 @@ class Judged:
             if not committed:
                 self.log[index] = (data, True)
                 break
-        self.apply(name, self.proposed.pop(name))
+        self.apply(name, self.completing.pop(name, None) or self.proposed.pop(name))
         self.perform(self.core.step(AppendCommitted(append.append), self.now))
 
     def apply(self, name: str, held: model.Held) -> None:
@@ -291,6 +306,7 @@ class Judged:
         self.draws.clear()
         self.in_flight.clear()
         self.proposed.clear()
+        self.completing.clear()
         self.unwritten.clear()
         self.markers.clear()
         self.held.clear()
@@ -311,7 +327,8 @@ class Judged:
 
     def jump(self) -> None:
         """As after many transactions: an epoch near the last."""
-        idle = [n for n, h in self.held.items() if n not in self.proposed]
+        busy = {*self.proposed, *self.completing}
+        idle = [n for n, h in self.held.items() if n not in busy]
         idle = [n for n in idle if self.held[n]["status"] in ("Empty", "CompleteCommit")]
         if not idle:
             return

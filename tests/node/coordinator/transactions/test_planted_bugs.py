@@ -67,11 +67,11 @@ def test_nothing_is_found_without_a_bug() -> None:
 @planted("I3")
 def end_answered_before_it_is_committed(_: pytest.MonkeyPatch) -> type[World]:
     class Core(TransactionCore):
-        def _append(self, changes, request=None, result=None):
+        def _append(self, changes, request=None, result=None, **more):
             if isinstance(request, ev.EndTransaction):
                 self._effects.append(Response(request.request, result))
                 request = None
-            super()._append(changes, request, result)
+            super()._append(changes, request, result, **more)
 
     return world_with(Core)
 
@@ -79,8 +79,8 @@ def end_answered_before_it_is_committed(_: pytest.MonkeyPatch) -> type[World]:
 @planted("I[12]")
 def markers_before_the_end_is_committed(_: pytest.MonkeyPatch) -> type[World]:
     class Core(TransactionCore):
-        def _append(self, changes, request=None, result=None):
-            super()._append(changes, request, result)
+        def _append(self, changes, request=None, result=None, **more):
+            super()._append(changes, request, result, **more)
             for metadata in changes.values():
                 if metadata is not None and metadata.state.is_prepared and metadata.partitions:
                     marker = EndMarker(
@@ -111,8 +111,11 @@ def late_append_forgotten(_: pytest.MonkeyPatch) -> type[World]:
     class Core(TransactionCore):
         def _append_timed_out(self, event: AppendTimedOut) -> None:
             super()._append_timed_out(event)
-            pending = self.pending.pop(event.append, None)
-            for name in pending.changes if pending is not None else ():
+            pending = self.pending.get(event.append)
+            if pending is None or pending.completes:
+                return
+            del self.pending[event.append]
+            for name in pending.changes:
                 self.ids[name].pending = None
                 if self.ids[name].committed is None:
                     del self.ids[name]

@@ -13,6 +13,7 @@ from kept.client.protocol import messages as protocol
 from kept.client.protocol.api_keys import ApiKey
 from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions.verifier import Verifier
+from kept.node.runtime.deferred import Deferred
 from kept.node.runtime.runtime import Runtime
 from kept.storage.disk import Disk
 from kept.storage.errors import KeptError, NetworkException, NotCoordinator
@@ -34,22 +35,32 @@ class Coordinators:
     def __init__(self, **settings: str) -> None:
         self.asked: list[tuple[int, list[tuple[str, int, bool]], asyncio.Future[Any]]] = []
         self.closed = False
+        self.added: Deferred[ev.AddPartitionsResult]
         self.own: frozenset[TopicPartition] | KeptError = frozenset()
         transactions: Any = Given(
-            shards__leader_of=COORDINATORS.get, identity__node_id=HERE, verify=self.verify
-        )
+            shards__leader_of=COORDINATORS.get, identity__node_id=HERE,
+            verify=self.verify, add=self.add,
+        )  # fmt: skip
         self.verifier = Verifier(Runtime(Disk()), live_config(**settings), transactions, self)
 
     def verify(
         self, transactional_id: str, producer_id: int, epoch: int, partitions: Any
-    ) -> asyncio.Future[ev.VerifyPartitionsResult]:
+    ) -> Deferred[ev.VerifyPartitionsResult]:
         """This node's own coordinator: the test says what it answers."""
         assert (transactional_id, producer_id, epoch) == ("own", 7, 0)
         if isinstance(self.own, KeptError):
             raise self.own
-        answer = asyncio.get_running_loop().create_future()
-        answer.set_result(ev.VerifyPartitionsResult(absent=partitions & self.own))
-        return answer
+        return Deferred.of(ev.VerifyPartitionsResult(absent=partitions & self.own))
+
+    def add(
+        self, transactional_id: str, producer_id: int, epoch: int, partitions: Any, version: int
+    ) -> Deferred[ev.AddPartitionsResult]:
+        """The same for partitions that join, once the test says so."""
+        assert (transactional_id, producer_id, epoch, version) == ("own", 7, 0, 2)
+        if isinstance(self.own, KeptError):
+            raise self.own
+        self.added = Deferred()
+        return self.added
 
     async def call(
         self, node_id: int, api_key: ApiKey, version: int, values: dict[str, Any], timeout_s: float
@@ -219,10 +230,19 @@ async def test_without_verification_nobody_is_asked_but_who_adds() -> None:
 async def test_this_node_verifies_without_a_request(own: Any, expected: Any, failures: int) -> None:
     c = Coordinators()
     c.own = own
-    assert await c.ask("own", ORDERS, BILLS) == expected
+    assert c.ask("own", ORDERS, BILLS).result() == expected
     assert (c.sent, c.verifier.seconds.count, c.verifier.failures) == ([], 1, failures)
+
+
+@pytest.mark.parametrize("error", [NONE, ErrorCode.concurrent_transactions])
+@run
+async def test_this_node_adds_without_a_request(error: ErrorCode) -> None:
+    c = Coordinators()
+    adding = c.ask("own", ORDERS, BILLS, adds=True)
+    assert not adding.done()
+    c.added.set_result(ev.AddPartitionsResult(error))
+    assert adding.result() == {ORDERS: error, BILLS: error}
+    assert (c.sent, c.verifier.seconds.count, c.verifier.failures) == ([], 1, int(error != NONE))
+    c.own = NotCoordinator("moved")
     adding = c.ask("own", ORDERS, adds=True)
-    await turn()
-    assert c.sent == [(HERE, [("own", 1, False)])]
-    c.asked[0][2].set_result({"orders": NONE})
-    assert await adding == {ORDERS: NONE}
+    assert adding.result() == {ORDERS: ErrorCode.not_coordinator}

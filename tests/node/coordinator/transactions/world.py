@@ -27,6 +27,7 @@ from kept.node.coordinator.common.events import (
     Append,
     AppendCommitted,
     AppendRejected,
+    AppendStaged,
     AppendTimedOut,
     EndMarker,
     Response,
@@ -401,6 +402,7 @@ class World:
             return
         self.log += effect.records
         self.in_flight.append((effect.append, len(self.log)))
+        self.step(AppendStaged(effect.append, len(self.log) - len(effect.records)))
 
     def commit(self) -> None:
         if not self.in_flight:

@@ -12,6 +12,7 @@ from kio.static.constants import EntityType
 
 from kept.client.protocol import messages as protocol
 from kept.node.kafka.handlers.transactions.transactional_produce import TransactionalBatches
+from kept.node.runtime.deferred import Deferred
 from kept.storage.records import EndTxnMarker, build_batch
 from kept.storage.types import Codec, TopicPartition
 
@@ -25,12 +26,12 @@ class Coordinator:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, int, int, frozenset[TopicPartition], bool]] = []
-        self.answers: list[asyncio.Future[Mapping[TopicPartition, ErrorCode]]] = []
+        self.answers: list[Deferred[Mapping[TopicPartition, ErrorCode]]] = []
         self.epoch = -1
 
     def verify(self, transactional_id, producer_id, epoch, partitions, *, adds):
         self.asked.append((transactional_id, producer_id, epoch, partitions, adds))
-        self.answers.append(asyncio.get_running_loop().create_future())
+        self.answers.append(Deferred())
         return self.answers[-1]
 
     def coordinator_epoch(self, _transactional_id: str) -> int:

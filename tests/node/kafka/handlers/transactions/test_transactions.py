@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import urllib.request
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from kept.node.kafka.api import RequestContext
 from kept.node.kafka.handlers.groups.group_membership import GroupMembershipHandler
 from kept.node.kafka.handlers.transactions.init_producer_id import ProducerIdHandler
 from kept.node.kafka.handlers.transactions.transactions import TransactionsHandler
+from kept.node.runtime.time_slices import TimeSlices
 from kept.node.security.session import node_session
 from kept.steps import finished
 from kept.testing import Cluster
@@ -53,6 +55,23 @@ async def test_a_cluster_that_is_not_whole_refuses_transactional_ids() -> None:
         assert "not every node" in one["error_message"]
 
 
+async def adding(handler: TransactionsHandler, version: int, request: Any) -> tuple[Any, int]:
+    """The answer to an AddPartitionsToTxn, and how many turns others had meanwhile."""
+    seconds = count()  # by a clock on which each step takes a slice
+    slices = TimeSlices(asyncio.get_running_loop(), lambda: next(seconds))
+    context = RequestContext(ADD, version, "c", node_session("P"))
+
+    async def answered() -> Any:
+        said = await slices.finish(handler.add_partitions_to_txn(context, request))
+        return await slices.finish(await said)
+
+    work, turns = asyncio.ensure_future(answered()), 0
+    while not work.done():
+        await asyncio.sleep(0)
+        turns += 1
+    return work.result(), turns
+
+
 @run
 async def test_many_partitions_let_others_run_meanwhile() -> None:
     nothing: Any = None
@@ -68,19 +87,11 @@ async def test_many_partitions_let_others_run_meanwhile() -> None:
     )
     requests = {3: of_client, 5: Given(transactions=[of_broker])}
     for version, request in requests.items():
-        work = asyncio.create_task(
-            handler.add_partitions_to_txn(
-                RequestContext(ADD, version, "c", node_session("P")), request
-            )
-        )
-        turns = 0
-        while not work.done():
-            await asyncio.sleep(0)
-            turns += 1
+        answer, turns = await adding(handler, version, request)
         (topic,) = (
-            work.result()["results_by_topic_v3_and_below"]
+            answer["results_by_topic_v3_and_below"]
             if version < 4
-            else work.result()["results_by_transaction"][0]["topic_results"]
+            else answer["results_by_transaction"][0]["topic_results"]
         )
         found = [p["partition_index"] for p in topic["results_by_partition"]]
         assert found == list(range(20_000))
@@ -96,17 +107,8 @@ async def test_a_request_of_many_ids_lets_others_run() -> None:
         transactional_id="bank", producer_id=7, producer_epoch=0, verify_only=False,
         topics=[Given(name="gone", partitions=[0])],
     )  # fmt: skip
-    request = Given(transactions=[asked] * 1600)
-    turns, answer = (
-        0,
-        asyncio.ensure_future(
-            handler.add_partitions_to_txn(RequestContext(ADD, 4, "c", node_session("P")), request)
-        ),
-    )
-    while not answer.done():
-        turns += 1
-        await asyncio.sleep(0)
-    assert len(answer.result()["results_by_transaction"]) == 1600
+    answer, turns = await adding(handler, 4, Given(transactions=[asked] * 1600))
+    assert len(answer["results_by_transaction"]) == 1600
     assert turns >= 100
 
 
@@ -266,6 +268,8 @@ def test_transactions_are_counted(bank: Bank, kept_broker: Cluster) -> None:
         assert bank.ask(END, 3, **bank.producer(), committed=is_commit).error_code is NONE
         while bank.ask(END, 3, **bank.producer(), committed=is_commit).error_code is not NONE:
             pass  # its markers are being written
+    while sample(ends) < ends_before + 3:
+        pass  # the last completion is written a moment later
     assert [sample(n) for n in names] == [before[0] + 3, before[1] + 2, before[2] + 1]
     assert sample(ends) == ends_before + 3
     assert sample("kept_producer_ids") >= 1

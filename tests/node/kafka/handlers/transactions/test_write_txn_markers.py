@@ -10,9 +10,11 @@ from kio.schema.errors import ErrorCode
 
 from kept.client.protocol import messages as protocol
 from kept.node.coordinator.common.events import EndMarker
+from kept.node.coordinator.transactions.marker_writer import MarkerWriter
 from kept.node.kafka.handlers.transactions.write_txn_markers import WriteTxnMarkersHandler
 from kept.node.runtime.time_slices import TimeSlices
 from kept.replication.partition import Partition
+from kept.steps import finished
 from kept.storage.records import EndTxnMarker
 from kept.storage.types import IsolationLevel, TopicPartition
 from kept.testing.simulated_disk import SimulatedDisk
@@ -126,12 +128,15 @@ class World:
         self.questions: list[Any] = []
         self.groups = Groups(self.loop)
         offsets = TopicPartition("__consumer_offsets", 5)
-        self.handler = WriteTxnMarkersHandler(
-            runtime=Given(loop=self.loop, now_ms=lambda: tools.NOW, slices=TimeSlices(self.loop)),
-            table=Given(hosted={tools.TP: self.hosted, offsets: self.hosted}),
-            barrier=Given(confirm=self.questions.append),
-            groups=self.groups,
-        )
+        self.slices = TimeSlices(self.loop)
+        here: dict[str, Any] = {
+            "runtime": Given(loop=self.loop, now_ms=lambda: tools.NOW),
+            "table": Given(hosted={tools.TP: self.hosted, offsets: self.hosted}),
+            "barrier": Given(confirm=self.questions.append),
+            "groups": self.groups,
+        }
+        writer = MarkerWriter(**here)
+        self.handler = WriteTxnMarkersHandler(writer)
 
     def ask(self, *markers: dict[str, Any]) -> asyncio.Task[list[list[str]]]:
         values = {"markers": list(markers)}
@@ -141,8 +146,8 @@ class World:
 
         async def respond() -> list[list[str]]:
             work = self.handler.write_txn_markers(Given(), request)
-            answer = await self.handler.runtime.slices.finish(work)
-            frame = protocol.encode_response(MARKERS, 1, 7, await answer)
+            answer = finished(await (await self.slices.finish(work)))
+            frame = protocol.encode_response(MARKERS, 1, 7, answer)
             return codes(protocol.decode_response(MARKERS, 1, frame[4:])[1])
 
         task = self.loop.create_task(respond())
@@ -173,7 +178,7 @@ def test_it_is_answered_when_the_marker_is_committed_and_durable_where_that_coun
 
 
 def test_what_is_not_committed_in_time_is_said_to_be_late(world, monkeypatch):
-    monkeypatch.setattr("kept.node.kafka.handlers.transactions.write_txn_markers.TIMEOUT_S", 0.01)
+    monkeypatch.setattr("kept.node.coordinator.transactions.marker_writer.TIMEOUT_S", 0.01)
     task = world.ask(marker(("t", (0,))))
     assert world.loop.run_until_complete(task) == [["request_timed_out"]]
     world.partition.fetch(1, 1000, replica_id=1)
@@ -203,7 +208,7 @@ def test_what_was_staged_in_an_earlier_epoch_is_not_taken_for_committed(world):
     next(steps)
     with pytest.raises(StopIteration) as ended:
         next(steps)
-    answer = world.loop.run_until_complete(ended.value.value)
+    answer = finished(ended.value.value.result())
     first, _ = answer["markers"][0]["topics"]
     assert ErrorCode(first["partitions"][0]["error_code"]) is ErrorCode.not_leader_or_follower
 

@@ -1,8 +1,9 @@
 /* What the machine itself takes for the work of a broker: the floor under the figures.
  *
  *   floor write DIR BYTES COUNT     COUNT times write(2) of BYTES into new files of DIR
- *   floor sink  PORT DIR BYTES      take one connection: receive frames of BYTES, write them into new files of DIR,
- *                                   answer each: a broker that looks at nothing. Prints "listening" first.
+ *   floor sink  PORT DIR BYTES [PEM]  take one connection: receive frames of BYTES, write them into new files of DIR,
+ *                                   answer each: a broker that looks at nothing. Prints "listening" first. With PEM, a
+ *                                   file of key and certificate, over TLS (only where it is built with -DTLS).
  *
  * Prints one JSON object with the CPU seconds (user and system) of this process alone and the bytes that were
  * written. Files are of 1 GiB, as a log's segments are by default, and are left for the caller to remove.
@@ -18,6 +19,10 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#ifdef TLS
+#include <openssl/ssl.h>
+static SSL *tls;
+#endif
 
 #define FILE_BYTES (1l << 30)
 #define LEAST_BUFFER_BYTES (256l << 10) /* as much as a busy connection of kept reads at once */
@@ -48,9 +53,38 @@ static void append(const uint8_t *p, long n) {
     }
 }
 
+#ifdef TLS
+/* Of a socket that blocks; what is there is read in large pieces, and deciphered into the caller's memory. */
+static void begin_tls(int fd, const char *pem) {
+    SSL_CTX *context = SSL_CTX_new(TLS_server_method());
+    SSL_CTX_set_read_ahead(context, 1);
+    SSL_CTX_set_default_read_buffer_len(context, LEAST_BUFFER_BYTES);
+    SSL_CTX_set_num_tickets(context, 0);
+    if (SSL_CTX_use_certificate_chain_file(context, pem) != 1 || SSL_CTX_use_PrivateKey_file(context, pem, SSL_FILETYPE_PEM) != 1)
+        die(pem);
+    tls = SSL_new(context);
+    SSL_set_fd(tls, fd);
+    if (SSL_accept(tls) != 1) die("TLS handshake");
+}
+#endif
+
+static ssize_t receive(int fd, void *p, long n) {
+#ifdef TLS
+    if (tls) {
+        int k = SSL_read(tls, p, n);
+        return k > 0 ? k : SSL_get_error(tls, k) == SSL_ERROR_ZERO_RETURN ? 0 : -1;
+    }
+#endif
+    return recv(fd, p, n, 0);
+}
+
 static void send_whole(int fd, const uint8_t *p, long n) {
     while (n) {
+#ifdef TLS
+        ssize_t k = tls ? SSL_write(tls, p, n) : send(fd, p, n, MSG_NOSIGNAL);
+#else
         ssize_t k = send(fd, p, n, MSG_NOSIGNAL);
+#endif
         if (k <= 0) die("send");
         p += k, n -= k;
     }
@@ -65,7 +99,7 @@ static void serve(int fd, long frame_bytes) {
     for (;;) {
         /* Up to the end of a frame where frames are large, so that the next one needs no move. */
         long want = frame_bytes > LEAST_BUFFER_BYTES / 4 ? frame_bytes - have : room - have;
-        ssize_t k = recv(fd, in + have, want, 0);
+        ssize_t k = receive(fd, in + have, want);
         if (k < 0) die("recv");
         if (k == 0) return;
         have += k;
@@ -78,7 +112,7 @@ static void serve(int fd, long frame_bytes) {
     }
 }
 
-static void do_sink(int port, long frame_bytes) {
+static void do_sink(int port, long frame_bytes, const char *pem) {
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
     int listener = socket(AF_INET, SOCK_STREAM, 0), one = 1;
     setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
@@ -88,6 +122,11 @@ static void do_sink(int port, long frame_bytes) {
     int fd = accept(listener, NULL, NULL);
     if (fd < 0) die("accept");
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+#ifdef TLS
+    if (pem) begin_tls(fd, pem);
+#else
+    if (pem) die("TLS: built without -DTLS");
+#endif
     serve(fd, frame_bytes);
 }
 
@@ -111,10 +150,10 @@ int main(int argc, char **argv) {
         for (long i = 0; i < count; i++) append(data, bytes);
         return report(before), 0;
     }
-    if (argc == 5 && !strcmp(argv[1], "sink")) {
+    if ((argc == 5 || argc == 6) && !strcmp(argv[1], "sink")) {
         folder = argv[3];
         getrusage(RUSAGE_SELF, &before);
-        do_sink(atoi(argv[2]), atol(argv[4]));
+        do_sink(atoi(argv[2]), atol(argv[4]), argc == 6 ? argv[5] : NULL);
         return report(before), 0;
     }
     fprintf(stderr, "usage: floor write|sink ... (see the top of floor.c)\n");

@@ -3,30 +3,35 @@
 One connection of Python's ``ssl``, which sends a request as a few records of TLS, eight requests in
 flight; no client certificates. Both listeners belong to one node, and both ways are measured in
 turn, so that the difference is what TLS costs. Clients that make a record of TLS of each record of
-Kafka's (librdkafka) cost the node more.
+Kafka's (librdkafka) cost the node more. The floor (``floor.c`` with OpenSSL) receives the same
+records and writes them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import ssl
 import struct
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 
 import brokers
+from baseline import FLOOR, use_memory
 from brokers import Broker
 from confluent_kafka.admin import AdminClient, NewTopic
-from harness import Bench
+from harness import HERE, Bench
 
 from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.messages import encode_request
 from kept.client.security.tls import client_context, tls_config
 from kept.node.config.local_certificates import LocalCertificates
 from kept.storage.records import build_batch
+from kept.testing.ports import free_port
 
 PRODUCED = (("1 KiB", 1024, 30_000), ("16 KiB", 16 * 1024, 20_000))
 FETCHED_BYTES = 1 << 20
@@ -47,6 +52,9 @@ def both(opener: str) -> Iterator[Broker]:
 
 def tls(bench: Bench, broker: Broker) -> None:
     """Produce and fetch, without TLS and with it."""
+    if broker.name == "kept":
+        with bench.attempt("the floor of TLS"):
+            floor(bench)
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(60)
     for way in ("plain", "TLS"):
@@ -65,23 +73,65 @@ def tls(bench: Bench, broker: Broker) -> None:
         bench.add("TLS", f"fetch 1 MiB, {way}", broker.name, "CPU-s/GB", spent / got * 1e9)
 
 
+def floor(bench: Bench) -> None:
+    """What receiving and writing the same requests takes of the machine, without TLS and with it.
+    Needs the headers of OpenSSL.
+    """
+    program = bench.folder / "floor-tls"
+    source = HERE / "floor.c"
+    subprocess.run(["gcc", "-O2", "-DTLS", "-o", program, source, "-lssl", "-lcrypto"], check=True)
+    with tempfile.TemporaryDirectory(dir=bench.folder) as keys:
+        certificates = LocalCertificates(keys)
+        pem = certificates.path("node")
+        for way in ("plain", "TLS"):
+            for name, size, whole in PRODUCED:
+                count = max(1000, int(whole * bench.scale))
+                use_memory(bench, count * size)
+                with tempfile.TemporaryDirectory(dir=bench.folder) as folder:
+                    port = free_port()
+                    length = len(_request(size))
+                    command = [str(program), "sink", str(port), folder, str(length)]
+                    command += [pem] if way == "TLS" else []
+                    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sink:
+                        assert sink.stdout is not None
+                        sink.stdout.readline()
+                        ca = certificates.ca_path if way == "TLS" else ""
+                        _produce(_connected("localhost", port, ca), size, count)
+                        spent = json.loads(sink.stdout.read())
+                total = spent["user"] + spent["system"]
+                per_gigabyte = total / spent["bytes"] * 1e9
+                bench.add("TLS", f"produce {name}, {way}", FLOOR, "CPU-s/GB", per_gigabyte)
+                each = 1e6 * total / count
+                bench.add("TLS", f"produce {name}, {way}", FLOOR, "CPU-us", each)
+
+
 def _connect(broker: Broker, way: str) -> socket.socket:
     port = broker.port if way == "plain" else broker.tls_port
-    sock = socket.create_connection((broker.host, port), 60)
-    if way == "plain":
+    return _connected(broker.host, port, "" if way == "plain" else broker.ca)
+
+
+def _connected(host: str, port: int, ca: str) -> socket.socket:
+    """A connection; over TLS, if there is an authority to believe."""
+    sock = socket.create_connection((host, port), 60)
+    if not ca:
         return sock
-    context = client_context(tls_config({"ssl.truststore.location": broker.ca}))
+    context = client_context(tls_config({"ssl.truststore.location": ca}))
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     return context.wrap_socket(sock, server_hostname="localhost")
 
 
-def _produce(sock: socket.socket, size: int, count: int) -> int:
-    """Requests of one batch each; the bytes sent."""
+def _request(size: int) -> bytes:
+    """A Produce of one batch of about so many bytes."""
     batch = build_batch([(int(time.time() * 1000), b"key", os.urandom(size - 80), ())])
     partition = {"index": 0, "records": batch}
     topic = {"name": TOPIC, "topic_id": None, "partition_data": [partition]}
     values = {"transactional_id": None, "acks": 1, "timeout": 60_000, "topic_data": [topic]}
-    frame = encode_request(ApiKey.PRODUCE, 9, 1, "bench", values)
+    return encode_request(ApiKey.PRODUCE, 9, 1, "bench", values)
+
+
+def _produce(sock: socket.socket, size: int, count: int) -> int:
+    """Requests of one batch each; the bytes sent."""
+    frame = _request(size)
     answer = memoryview(bytearray(4096))
     # One thread: of two, one would write while the other reads, which OpenSSL does not allow.
     for sent in range(count + IN_FLIGHT):

@@ -391,6 +391,7 @@ class NodeParts:
             tls_reload=self.tls_reload,
             tokens=self.logins.tokens,
             audit=self.audit,
+            quotas=self.client_quotas,
             runtime=self.runtime,
             config=self.live_config,
             counters=self.counters,

@@ -304,7 +304,11 @@ class TopicDeletionDisabled(PeerError):
 
 
 class ThrottlingQuotaExceeded(RetriableError):
-    """A change of metadata beyond its client's ``controller_mutation_rate``."""
+    """A request beyond a quota of its client, which may come again ``throttle_ms`` later."""
+
+    def __init__(self, message: str, throttle_ms: int = 0) -> None:
+        super().__init__(message)
+        self.throttle_ms = throttle_ms
 
 
 class UnsupportedVersion(PeerError):

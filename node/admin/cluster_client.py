@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.runtime.runtime import Runtime
 
-CLIENT_ID: Final = "kept-grpc"
 KEPT_CONNECTIONS: Final = 8
 """To each node, between requests."""
 CONNECT_S: Final = 2.0
@@ -86,6 +85,7 @@ class ClusterClient:
     identity: NodeIdentity
     metadata: Metadata
     addresses: AddressBook
+    client_id: str
     connect_here: Callable[[], Awaitable[socket.socket]]
 
     def __post_init__(self) -> None:
@@ -250,14 +250,14 @@ class ClusterClient:
     async def _open(self, node_id: int) -> NodeConnection:
         if node_id == self.identity.node_id:
             here = await self.connect_here()
-            return await NodeConnection.over(here, where="this node", client_id=CLIENT_ID)
+            return await NodeConnection.over(here, where="this node", client_id=self.client_id)
         address = self.addresses.node_address(node_id)
         if address is None:
             raise NotReached(f"nobody knows where node {node_id} is")
         try:
             return await NodeConnection.open(
                 *address,
-                client_id=CLIENT_ID,
+                client_id=self.client_id,
                 timeout_s=CONNECT_S,
                 tls=self.addresses.node_tls(),
             )

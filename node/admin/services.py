@@ -35,6 +35,7 @@ from kept.node.admin.views.log_directories import LogDirectories
 from kept.node.admin.views.quorum_view import QuorumView
 from kept.node.admin.views.topic_view import TopicView
 from kept.node.admin.views.transactions_view import TransactionsView
+from kept.node.security.client_usage import HTTP_CLIENT_ID
 from kept.node.security.session import Session
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from kept.node.runtime.runtime import Runtime
     from kept.node.runtime.uncompiled_kernels import Kernels
     from kept.node.security.audit import AuditLog
+    from kept.node.security.client_quotas import ClientQuotas
     from kept.node.security.oauth.token_checks import TokenChecks
     from kept.node.security.tls_reload import TlsReload
     from kept.storage.types import TopicPartition
@@ -96,6 +98,7 @@ class AdminServices:
     tls_reload: TlsReload
     tokens: TokenChecks
     audit: AuditLog
+    quotas: ClientQuotas
     connect_here: Callable[[Session | None], Awaitable[socket.socket]]
     """A connection to this node's own Kafka side, with the rights of a session; None: of a node."""
 
@@ -198,7 +201,9 @@ class AdminServices:
         finally:
             client.close()
 
-    def new_client(self, session: Session | None = None) -> ClusterClient:
+    def new_client(
+        self, session: Session | None = None, client_id: str = HTTP_CLIENT_ID
+    ) -> ClusterClient:
         """Calls of this node to the cluster in Kafka's protocol; whoever makes one closes it.
 
         With a ``session`` what this node serves of them is asked in its name, and so are changes of
@@ -214,5 +219,6 @@ class AdminServices:
             identity=self.identity,
             metadata=self.metadata,
             addresses=self.addresses,
+            client_id=client_id,
             connect_here=partial(self.connect_here, speaker),
         )

@@ -3,6 +3,10 @@
 Deadlines are the caller's; a little before one ends, a call that can't be done is answered with the
 reason. A stream of records is written as fast as its reader takes them and no faster. What a
 cancelled call had sent to a leader may still be appended.
+
+Quotas of clients hold (:mod:`kept.node.security.client_usage`): a call of whoever is over one of
+his waits, and so does each further fetch of a stream. Where that takes longer than the call may, it
+is refused at once with RESOURCE_EXHAUSTED.
 """
 
 from __future__ import annotations
@@ -17,8 +21,9 @@ from kept.client.core.calls import Call
 from kept.client.partitioner import partition_for
 from kept.client.protocol.api_keys import ApiKey
 from kept.node.admin.records.partition_records import NewRecord, Reader, append
-from kept.node.grpc.status_codes import with_statuses
+from kept.node.grpc.status_codes import Handler, with_statuses
 from kept.node.proto import broker_pb2
+from kept.node.security.client_usage import UNMETERED, ClientUsage
 from kept.storage.errors import InvalidRequest
 from kept.storage.types import MAX_INT32, TopicPartition
 
@@ -26,13 +31,17 @@ from kept.storage.types import MAX_INT32, TopicPartition
 import grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from kept.node.admin.cluster_client import ClusterClient
+    from kept.node.grpc.callers import Callers
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.runtime.memory_budget import BudgetShare
     from kept.node.runtime.runtime import Runtime
+    from kept.node.security.client_usage import ClientUsages
     from kept.storage.records import Record
+
+    Metered = Callable[[Any, Any, ClientUsage], Coroutine[Any, Any, Any]]
 
 NAME: Final = "broker.Broker"
 DEFAULT: Final = -1
@@ -54,6 +63,8 @@ class Broker:
     metadata: Metadata
     inflating: BudgetShare
     client: ClusterClient
+    callers: Callers
+    usages: ClientUsages
 
     def __post_init__(self) -> None:
         self._sticky = itertools.count()
@@ -66,26 +77,38 @@ class Broker:
             NAME,
             {
                 "CreateTopic": unary(
-                    with_statuses(self._create_topic, pb.CreateTopicRequest),
+                    with_statuses(self._metered(self._create_topic), pb.CreateTopicRequest),
                     None,
                     pb.CreateTopicResponse.SerializeToString,
                 ),
                 "Produce": unary(
-                    with_statuses(self._produce, pb.ProduceRequest),
+                    with_statuses(self._metered(self._produce), pb.ProduceRequest),
                     None,
                     pb.ProduceResponse.SerializeToString,
                 ),
                 "Consume": stream(
-                    with_statuses(self._consume, pb.ConsumeRequest),
+                    with_statuses(self._metered(self._consume), pb.ConsumeRequest),
                     None,
                     pb.ConsumeResponse.SerializeToString,
                 ),
             },
         )
 
-    async def _create_topic(self, request: Any, context: Any) -> Any:
+    def _metered(self, serve: Metered) -> Handler:
+        """A handler that is given the usage of whoever calls; its time on the loop is his."""
+
+        async def handle(request: Any, context: Any) -> Any:
+            session = self.callers.session(context.peer())
+            usage = UNMETERED if session is None else self.usages.of(session)
+            return await usage.run(serve(request, context, usage))
+
+        return handle
+
+    async def _create_topic(self, request: Any, context: Any, usage: ClientUsage) -> Any:
         name = _named(request.topic)
         patience_s = patience(context)
+        await usage.admit("request", patience_s)
+        usage.check_mutations()
         for what, most in (("partitions", MAX_INT32), ("replication_factor", MAX_INT16)):
             if not 0 <= getattr(request, what) <= most:
                 raise InvalidRequest(
@@ -106,13 +129,14 @@ class Broker:
             repeatable=False, at_most_once=True,
         )  # fmt: skip
         (made,) = (await self.client.call(call)).topics
+        usage.changed(int(made.num_partitions))
         return broker_pb2.CreateTopicResponse(
             topic=name,
             partitions=int(made.num_partitions),
             replication_factor=int(made.replication_factor),
         )
 
-    async def _produce(self, request: Any, context: Any) -> Any:
+    async def _produce(self, request: Any, context: Any, usage: ClientUsage) -> Any:
         name = _named(request.topic)
         key = request.key if request.HasField("key") else None
         value = request.payload if request.HasField("payload") else None
@@ -124,11 +148,12 @@ class Broker:
         timestamp = request.timestamp if request.HasField("timestamp") else self.runtime.now_ms()
         if not 0 <= timestamp < MAX_TIMESTAMP:
             raise InvalidRequest(f"timestamp {timestamp} is not in milliseconds since 1970")
+        await usage.admit("produce", patience(context))
         await self.client.await_topic(name)
         partition = self._partition(request, name, key)
         record = NewRecord(timestamp, key, value, _headers(request.headers))
         tp = TopicPartition(name, partition)
-        done = await append(self.client, tp, record, patience(context))
+        done = await append(self.client, tp, record, patience(context), usage)
         return broker_pb2.ProduceResponse(
             offset=done.offset, partition=partition, timestamp=done.timestamp
         )
@@ -138,9 +163,9 @@ class Broker:
             return int(request.partition)
         return partition_for(key, self.client.partitions(name), next(self._sticky))
 
-    async def _consume(self, request: Any, context: Any) -> None:
+    async def _consume(self, request: Any, context: Any, usage: ClientUsage) -> None:
         tp = TopicPartition(_named(request.topic), request.partition)
-        reader = Reader(self.runtime, self.metadata, self.inflating, self.client, tp)
+        reader = Reader(self.runtime, self.metadata, self.inflating, self.client, tp, usage)
         await self._read(reader, request, context)
 
     async def _read(self, reader: Reader, request: Any, context: Any) -> None:
@@ -149,6 +174,7 @@ class Broker:
         end = None if request.follow else await reader.end()
         first = True
         while end is None or reader.position < end or first:
+            await reader.usage.admit("fetch", _time_left(context))
             batches = await reader.fetch(wait=end is None)
             first = False
             if end is not None and not batches:
@@ -158,6 +184,12 @@ class Broker:
                     if end is not None and record.offset >= end:
                         return
                     await context.write(_message(record))
+
+
+def _time_left(context: Any) -> float:
+    """How long a stream may still go on, in seconds."""
+    remaining = context.time_remaining()
+    return float("inf") if remaining is None else float(remaining)
 
 
 def patience(context: Any) -> float:

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from kept.cluster.security.acls import ANONYMOUS, AclOperation, AclResourceType
 from kept.node.grpc import grpc_options  # noqa: F401 - before grpc
+from kept.node.grpc.callers import CALLER
 from kept.node.grpc.status_codes import parsed
 from kept.node.proto import broker_pb2
 from kept.node.security.access import CLUSTER, Known, Open
@@ -112,6 +113,7 @@ class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def _coroutine(self, serve: Any, access: Any, method: str) -> Any:
         async def guarded(request: Any, context: Any) -> Any:
             session, still_allowed = await self._admit(access, method, request, context)
+            CALLER.set(session)
             call = asyncio.ensure_future(serve(request, context))
             try:
                 while not (await asyncio.wait({call}, timeout=CHECK_S))[0]:

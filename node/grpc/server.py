@@ -18,6 +18,7 @@ from kept.node.grpc.call_authorizer import CallAuthorizer
 from kept.node.grpc.callers import Callers
 from kept.node.grpc.reflection import Symbols
 from kept.node.grpc.socket_directory import PrivateServer
+from kept.node.security.client_usage import GRPC_CLIENT_ID, ClientUsages
 
 # isort: split
 import grpc
@@ -42,7 +43,7 @@ class Server:
 
     def __init__(self, services: AdminServices) -> None:
         self._services = services
-        self._client = services.new_client()
+        self._client = services.new_client(client_id=GRPC_CLIENT_ID)
         self._private = PrivateServer(SOCKET)
         self.callers = Callers()
 
@@ -67,6 +68,8 @@ class Server:
             metadata=services.metadata,
             inflating=services.inflating,
             client=self._client,
+            callers=self.callers,
+            usages=ClientUsages(services.quotas, services.counters, GRPC_CLIENT_ID),
         )
         node_health = health.Health(services.health, services.readiness, (broker.NAME,))
         handlers = (clients.handlers(), node_health.handlers())

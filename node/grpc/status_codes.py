@@ -35,10 +35,14 @@ _STATUSES: Final[tuple[tuple[type[errors.KeptError], Any], ...]] = (
     (failures.NoResponse, Status.DEADLINE_EXCEEDED),
     (errors.PeerError, Status.INVALID_ARGUMENT),
     (errors.DamagedData, Status.DATA_LOSS),
+    (errors.ThrottlingQuotaExceeded, Status.RESOURCE_EXHAUSTED),
     (errors.RetriableError, Status.UNAVAILABLE),
     (errors.MachineError, Status.UNAVAILABLE),
 )
 """The first that fits counts."""
+
+PUSHBACK: Final = "grpc-retry-pushback-ms"
+"""How long a client's retries wait (gRFC A6)."""
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
 
@@ -58,7 +62,10 @@ async def end_with(context: Any, error: Exception) -> NoReturn:
         status, message = status_of(error), str(error)
     if status is Status.INTERNAL:
         log.exception("call failed", error)
-    await context.abort(status, message)
+    trailing: tuple[tuple[str, str], ...] = ()
+    if isinstance(error, errors.ThrottlingQuotaExceeded):
+        trailing = ((PUSHBACK, str(error.throttle_ms)),)
+    await context.abort(status, message, trailing)
     raise errors.InvariantViolation("abort came back")
 
 

@@ -107,6 +107,7 @@ async def _delete_topic(node: RouteContext, p: Parameters) -> Any:
     changes=_topic_name,
     needs_actions=True,
     travels=False,
+    draws_on="produce",
 )
 async def _produce(node: RouteContext, p: Parameters) -> Any:
     timestamp = p.optional_number("timestamp")
@@ -184,4 +185,4 @@ def _positive(p: Parameters, name: str, most: int) -> int | None:
 
 
 def _caller(p: Parameters) -> Caller:
-    return Caller(p.request.session, p.request.address)
+    return Caller(p.request.session, p.request.address, p.request.usage)

@@ -134,5 +134,5 @@ async def _broker_config(node: RouteContext, p: Parameters) -> Any:
     if broker is None:
         raise InvalidRequest(f"{p.request.named} is not the id of a broker")
     return await node.services.actions.broker_config(
-        Caller(p.request.session, p.request.address), broker
+        Caller(p.request.session, p.request.address, p.request.usage), broker
     )

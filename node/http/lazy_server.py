@@ -63,8 +63,14 @@ class LazyHttpServer:
     def _started(self) -> HttpServer:
         if self._server is None:
             from kept.node.http import routes, server
+            from kept.node.security.client_usage import HTTP_CLIENT_ID, ClientUsages
 
+            services = self.services()
             self._server = server.HttpServer(
-                self.runtime, self.config, self.budget, routes.Routes(self.services())
+                self.runtime,
+                self.config,
+                self.budget,
+                routes.Routes(services),
+                ClientUsages(services.quotas, services.counters, HTTP_CLIENT_ID),
             )
         return self._server

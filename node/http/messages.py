@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from kept.node.security.client_usage import UNMETERED, ClientUsage
 from kept.node.security.session import Session
 from kept.storage.errors import (
     ClusterAuthorizationFailed,
@@ -14,6 +15,7 @@ from kept.storage.errors import (
     MachineError,
     PeerError,
     RetriableError,
+    ThrottlingQuotaExceeded,
     TopicAuthorizationFailed,
     TransactionalIdNotFound,
     UnknownTopicId,
@@ -45,6 +47,8 @@ class HttpRequest:
     """What the path names where the route's ends in a name: a topic, a group."""
     session: Session = field(default_factory=Session)
     """Who makes the request."""
+    usage: ClientUsage = UNMETERED
+    """What it uses of his quotas."""
 
 
 @dataclass(slots=True)
@@ -64,6 +68,8 @@ class HttpResponse:
     """Content-Security-Policy of a page."""
     endless: bool = False
     """A stream that ends when the reader leaves."""
+    retry_after_s: int | None = None
+    """When whoever is refused may come again."""
 
 
 _NOT_FOUND: Final = (
@@ -79,8 +85,18 @@ def failure(status: int, message: str, allow: str = "") -> HttpResponse:
     return HttpResponse({"error": {"status": status, "message": message}}, status, allow=allow)
 
 
+def failure_of(error: KeptError) -> HttpResponse:
+    """An error of kept as every client gets it."""
+    response = failure(status_of(error), str(error))
+    if isinstance(error, ThrottlingQuotaExceeded):
+        response.retry_after_s = max(1, -(-error.throttle_ms // 1000))
+    return response
+
+
 def status_of(error: KeptError) -> int:
     """The HTTP status of an error of kept."""
+    if isinstance(error, ThrottlingQuotaExceeded):
+        return 429
     if isinstance(error, _NOT_FOUND):
         return 404
     if isinstance(error, ClusterAuthorizationFailed | TopicAuthorizationFailed):

@@ -12,13 +12,13 @@ from kept.node.http.messages import HttpResponse
 from kept.node.http.parameters import Parameters
 from kept.node.http.route_access import (
     DESCRIBE,
-    DESCRIBE_CLUSTER,
     DESCRIBE_TOPIC,
     READ_TOPIC,
     SHOWN_GROUPS,
     Shown,
     named_group,
     named_id,
+    what_moves,
 )
 from kept.node.http.route_table import RouteContext, route
 from kept.node.security.access import Whole
@@ -85,10 +85,12 @@ async def _transaction(node: RouteContext, p: Parameters) -> Any:
     "limit",
     large=True,
     access=READ_TOPIC,
+    draws_on="fetch",
 )
 async def _records(node: RouteContext, p: Parameters) -> Any:
     limit = p.optional_number("limit")
     return await node.services.records.browse(
+        p.request.usage,
         *p.partition(),
         offset=p.optional_number("offset"),
         timestamp=p.optional_number("timestamp"),
@@ -114,10 +116,10 @@ async def _life(node: RouteContext, p: Parameters) -> Any:
     return await node.services.compaction.life_of_key(topic, partition, key, here=p.request.here)
 
 
-@route("GET", "/api/v1/events", "topic", "partition", access=DESCRIBE_CLUSTER, travels=False)
+@route("GET", "/api/v1/events", "topic", "partition", access=what_moves, travels=False)
 async def _events(node: RouteContext, p: Parameters) -> HttpResponse:
     node.streams.admit()
-    chunks = node.streams.stream(p.partition() if "topic" in p.given else None)
+    chunks = node.streams.stream(p.request.session, p.partition() if "topic" in p.given else None)
     return HttpResponse(chunks=chunks, content_type=events.CONTENT_TYPE, endless=True)
 
 
@@ -137,10 +139,12 @@ async def _pulse(node: RouteContext, p: Parameters) -> Any:
     "cursor",
     large=True,
     access=READ_TOPIC,
+    draws_on="fetch",
 )
 async def _search(node: RouteContext, p: Parameters) -> Any:
     limit = p.optional_number("limit")
     return await node.services.search.search(
+        p.request.usage,
         p.text("topic"),
         _record_filter(p),
         partition=p.optional_number("partition"),
@@ -165,10 +169,17 @@ def _record_filter(p: Parameters) -> RecordFilter:
     )
 
 
-@route("GET", "/api/v1/tail", *_SELECTION, access=READ_TOPIC, travels=False)
+@route(
+    "GET",
+    "/api/v1/tail",
+    *_SELECTION,
+    access=READ_TOPIC,
+    travels=False,
+    draws_on="fetch",
+)
 async def _tail(node: RouteContext, p: Parameters) -> HttpResponse:
     node.streams.admit()
     partition = p.optional_number("partition")
-    tail = node.services.tails.tail(p.text("topic"), _record_filter(p), partition)
+    tail = node.services.tails.tail(p.request.usage, p.text("topic"), _record_filter(p), partition)
     chunks = node.streams.follow(tail)
     return HttpResponse(chunks=chunks, content_type=events.CONTENT_TYPE, endless=True)

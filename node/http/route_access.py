@@ -111,6 +111,20 @@ def topic_or_cluster(p: Parameters) -> Access:
     return DESCRIBE_TOPIC if "topic" in p.given else DESCRIBE_CLUSTER
 
 
+def what_moves(p: Parameters) -> Access:
+    """A topic where one is given. Else whoever is known is told of what he may describe, and with
+    Describe on the cluster, which need not be a known one's, of all of it.
+    """
+    if "topic" in p.given:
+        return DESCRIBE_TOPIC
+    return DESCRIBE_CLUSTER if may_describe_cluster(p.request.session) else Known()
+
+
+def may_describe_cluster(session: Session) -> bool:
+    """Whether totals of a node may be shown."""
+    return session.may(DESCRIBE, *CLUSTER, audited=False)
+
+
 def topic_or_key(p: Parameters) -> Access:
     """Who asks about a key is told whether there are records of it."""
     return DESCRIBE_TOPIC if p.key() is None else READ_TOPIC

@@ -18,6 +18,7 @@ from kept.node.http import json_results
 from kept.node.http.messages import HttpRequest, HttpResponse
 from kept.node.http.parameters import Parameters
 from kept.node.http.route_access import Access, shown_part
+from kept.node.security.client_usage import Kind
 
 if TYPE_CHECKING:
     from kept.node.admin.services import AdminServices
@@ -49,6 +50,7 @@ class Route(NamedTuple):
     with ``kept.console.actions=true`` only. ``travels``: another node may serve it (``node=N``).
     ``filtered``: what it answers depends on who asks in more than a list, so that only requests of
     whom nothing is forbidden travel; others are served here, and are about the cluster anyhow.
+    ``draws_on``: the quotas that it uses something of.
     """
 
     respond: Callable[[RouteContext, HttpRequest], Awaitable[HttpResponse]]
@@ -57,6 +59,7 @@ class Route(NamedTuple):
     needs_actions: bool = False
     travels: bool = True
     filtered: bool = False
+    draws_on: Kind = "request"
 
     def access_to(self, request: HttpRequest) -> Access:
         """What is asked before this request. Raises InvalidRequest."""
@@ -78,6 +81,7 @@ def route(
     needs_actions: bool = False,
     travels: bool = True,
     filtered: bool = False,
+    draws_on: Kind = "request",
 ) -> Callable[[Handler], Handler]:
     """Serve ``path`` by the function below, which returns a response or a result, once ``access``
     is granted. Under ``/api/`` no parameters but ``names`` are allowed. The lists of a ``large``
@@ -101,7 +105,7 @@ def route(
                 HttpResponse(chunks=json_results.chunks(result)) if large else HttpResponse(result)
             )
 
-        served = Route(respond, access, changes, needs_actions, travels, filtered)
+        served = Route(respond, access, changes, needs_actions, travels, filtered, draws_on)
         ROUTES.setdefault(path, {})[method] = served
         return handler
 

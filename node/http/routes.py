@@ -94,6 +94,7 @@ from kept.node.http.route_access import (
 from kept.node.http.route_table import API, Route, RouteContext, find, route
 from kept.node.metrics.lazy_metrics import LazyMetrics, accepted_format
 from kept.node.security.access import CLUSTER, Known
+from kept.node.security.client_usage import Kind
 from kept.storage.errors import InvalidRequest, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
@@ -130,12 +131,17 @@ class Routes:
             ),
         )
 
+    def draws_on(self, request: HttpRequest) -> Kind:
+        """The quotas that a request uses something of."""
+        served = find(plain_path(request.path)).get(_method(request))
+        return "request" if served is None else served[0].draws_on
+
     async def respond(self, request: HttpRequest) -> HttpResponse:
         """Answer a request. Raises KeptError for what the operation refuses."""
         path, methods = plain_path(request.path), find(plain_path(request.path))
         if not methods:
             return failure(404, f"there is nothing at {request.path}; GET / lists what there is")
-        served = methods.get("GET" if request.method == "HEAD" else request.method)
+        served = methods.get(_method(request))
         if served is None:
             allowed = ", ".join([*methods, "HEAD"] if "GET" in methods else methods)
             return failure(405, f"{request.method} is not for {path}; allowed: {allowed}", allowed)
@@ -149,7 +155,7 @@ class Routes:
             return failure(403, NO_ACTIONS)
         served_here = route.filtered and not request.session.is_unrestricted
         if node_id is not None and node_id != self.node_id and not served_here:
-            response = await self._forward(node_id, request)
+            response = await self._forward(node_id, request, route.draws_on)
             if access is not OPEN:
                 response = await shown(access, request.session, response)
         else:
@@ -181,13 +187,15 @@ class Routes:
             names = await SHOWN_TOPICS.of(session, names, str)
         return await nearest_name(name[:MAX_TOPIC_NAME_LENGTH], names)
 
-    async def _forward(self, node_id: int, request: HttpRequest) -> HttpResponse:
-        """What another node answers."""
+    async def _forward(self, node_id: int, request: HttpRequest, draws_on: Kind) -> HttpResponse:
+        """What another node answers, as to this one: what it fetched counts as it is shown."""
         if self.alone:
             raise InvalidRequest(f"there is no node {node_id}: node {self.node_id} is alone")
         reply = await self.services.peer_http.request(
             node_id, request.method, request.path, query=request.query, body=request.body
         )
+        if draws_on == "fetch":
+            request.usage.consumed(len(reply.body))
         return HttpResponse(chunks=in_pieces(reply.body), status=reply.status, content_type=JSON)
 
     def _record(self, route: Route, request: HttpRequest, response: HttpResponse) -> None:
@@ -198,6 +206,10 @@ class Routes:
         if names and getattr(response.value, "done", True):
             api = f"{request.method} {request.path}"
             self.services.audit.changed(request.session, api, names)
+
+
+def _method(request: HttpRequest) -> str:
+    return "GET" if request.method == "HEAD" else request.method
 
 
 def _other_node(request: HttpRequest, path: str, route: Route) -> int | None:

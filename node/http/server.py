@@ -17,8 +17,9 @@ Limits: ``kept.http.request.max.bytes`` for headers, 64 KiB at most, and for the
 ``kept.inflight.max.bytes``, by address), ``kept.http.idle.ms`` for a whole request to come and for
 its answer to be taken, ``kept.http.max.connections``: one more takes the place of the one that has
 waited longest for a request. One request at a time per connection; while it is served, nothing is
-read. Of answers that may be large so many are held at a time as
-:mod:`kept.node.http.response_limiter` says.
+read. Quotas of clients hold (:mod:`kept.node.security.client_usage`): over one of them a request
+waits for :data:`THROTTLE_S` at most, or is refused with 429 and ``Retry-After``. Of answers that
+may be large so many are held at a time as :mod:`kept.node.http.response_limiter` says.
 """
 
 from __future__ import annotations
@@ -45,11 +46,12 @@ from kept.node.http.messages import (
     HttpRequest,
     HttpResponse,
     failure,
+    failure_of,
     plain_path,
-    status_of,
 )
 from kept.node.http.response_limiter import ResponseLimiter
 from kept.node.runtime.logging import log
+from kept.node.security.client_usage import UNMETERED
 from kept.storage.errors import InvalidRequest, KeptError, is_bug
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from kept.node.kafka.listener import HandedOver
     from kept.node.runtime.memory_budget import MemoryBudget
     from kept.node.runtime.runtime import Runtime
+    from kept.node.security.client_usage import ClientUsages
     from kept.node.security.session import Session
 
 T = TypeVar("T")
@@ -71,6 +74,9 @@ MAX_QUERY_FIELDS: Final = 32
 UNDRAWN_BYTES: Final = 16 * 1024
 """What a request may have without drawing on the node's budget, as a Kafka connection's base buffer
 does: probes and metrics are answered whatever clients hold."""
+THROTTLE_S: Final = 1.0
+"""Who is over a quota waits for so long at most before he is served; where that is not enough he is
+told when to come again (429): a request that waits holds one of kept.http.max.connections."""
 PROBE_IDLE_S: Final = 2.0
 """In place of kept.http.idle.ms, of a probe on a connection beyond a limit."""
 BUSY: Final = "what is in flight holds all of kept.inflight.max.bytes; try again"
@@ -93,12 +99,18 @@ class HttpServer:
     """HTTP on the clients' listeners of one node."""
 
     def __init__(
-        self, runtime: Runtime, config: LiveConfig, budget: MemoryBudget, routes: Routes
+        self,
+        runtime: Runtime,
+        config: LiveConfig,
+        budget: MemoryBudget,
+        routes: Routes,
+        usages: ClientUsages,
     ) -> None:
         self.runtime = runtime
         self.config = config
         self.budget = budget
         self.routes = routes
+        self.usages = usages
         self.limiter = ResponseLimiter()
         self._connections: WeakSet[HttpConnection] = WeakSet()
 
@@ -318,13 +330,16 @@ class HttpConnection(asyncio.Protocol):
         request = self._request
         assert request is not None
         try:
-            # Before its turn: who gives wrong passwords waits, and must not hold one meanwhile.
+            # Before its turn: who gives wrong passwords or is over a quota waits, and must not hold
+            # one meanwhile.
             admitted = await self._or_failure(request, self._admit(request))
             is_held = isinstance(admitted, HttpRequest) and _is_held(request)
+            usage = admitted.usage if isinstance(admitted, HttpRequest) else UNMETERED
             async with self._turns if is_held else nullcontext():
                 if isinstance(admitted, HttpRequest):
-                    admitted = await self._or_failure(request, self._routes.respond(admitted))
-                await self._respond(request, admitted)
+                    work = usage.run(self._routes.respond(admitted))
+                    admitted = await self._or_failure(request, work)
+                await usage.run(self._respond(request, admitted))
         except Exception as error:  # noqa: BLE001 - a response that cannot be completed ends here
             log.exception("http response failed", error, path=request.target.decode("latin-1"))
             self._transport.abort()
@@ -348,7 +363,7 @@ class HttpConnection(asyncio.Protocol):
 
     async def _admit(self, request: h11.Request) -> HttpRequest | HttpResponse:
         """A whole request with the session of whoever makes it, or the response that refuses it.
-        Raises InvalidRequest.
+        Raises InvalidRequest, ThrottlingQuotaExceeded.
         """
         parsed = self._parse(request)
         session = await self._log_in(request)
@@ -358,6 +373,10 @@ class HttpConnection(asyncio.Protocol):
         elif parsed.path not in _ANY_HOST:
             ways = " or ".join(_WAYS[one] for one in self._handed_over.listener.http_schemes)
             return failure(401, f"log in with {ways}")
+        if session is not None and parsed.path not in _ANY_HOST:
+            parsed.usage = self._server.usages.of(session)
+            if parsed.usage.is_metered:
+                await parsed.usage.admit(self._routes.draws_on(parsed), THROTTLE_S)
         return parsed
 
     async def _or_failure(self, request: h11.Request, work: Awaitable[T]) -> T | HttpResponse:
@@ -366,7 +385,7 @@ class HttpConnection(asyncio.Protocol):
             return await work
         except Exception as error:  # noqa: BLE001 - a bug of ours is one answer, not the node's end
             if isinstance(error, KeptError) and not is_bug(error):
-                return failure(status_of(error), str(error))
+                return failure_of(error)
             log.exception("http request failed", error, path=request.target.decode("latin-1"))
             return failure(500, "internal error; the node's log has the details")
 
@@ -500,6 +519,8 @@ class HttpConnection(asyncio.Protocol):
             ]
         if response.allow:
             headers.append(("Allow", response.allow))
+        if response.retry_after_s is not None:
+            headers.append(("Retry-After", str(response.retry_after_s)))
         if last or self._handed_over.is_probe:
             headers.append(("Connection", "close"))
         if length is not None:

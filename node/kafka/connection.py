@@ -458,7 +458,8 @@ class Connection(asyncio.BufferedProtocol):
         now_ms = 0
         expired = self.last_active >= self.session.expires_at
         max_frame_bytes = self.listener.max_frame_bytes
-        metered = self.context.quotas.active and not self.session.is_node
+        # What a node opens to itself for HTTP and gRPC is metered there (ClientUsage).
+        metered = self.context.quotas.active and not (self.session.is_node or self.from_this_node)
         room = self._room()
         try:
             while not self._blocked:
@@ -551,7 +552,7 @@ class Connection(asyncio.BufferedProtocol):
         self.context.counters.throttled(kind, throttle_ms)
         loop = self.context.runtime.loop
         until = loop.time() + throttle_ms / 1000
-        if until <= self._muted_until or self.transport is None:
+        if until <= self._muted_until or self.transport is None or self.from_this_node:
             return
         if self._muted is not None:
             self._muted.cancel()

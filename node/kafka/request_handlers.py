@@ -12,7 +12,7 @@ from kept.cluster.security.acls import ANONYMOUS
 from kept.node.internode import controller_rpc
 from kept.node.kafka import api, audited_changes, request_authorizer
 from kept.node.security.session import Session, node_session
-from kept.storage.errors import NotController
+from kept.storage.errors import NotController, UnsupportedVersion
 
 if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
@@ -128,11 +128,16 @@ class RequestHandlers:
     async def serve_forwarded(
         self, request: controller_rpc.ForwardRequest
     ) -> controller_rpc.ForwardReply:
-        """Serve what another node sent on, as the active controller. Raises NotController."""
+        """Serve what another node sent on, as the active controller. Raises NotController, and
+        UnsupportedVersion for a request that nodes do not send on.
+        """
         metadata, config = self._collaborators.metadata, self._collaborators.config.current
         if not metadata.leads:
             raise NotController(f"node {config.node_id} is not the active controller")
         key, version = request.api_key, request.version
+        served = api.served().get(key) if key in api.FORWARDED else None
+        if served is None or not served.min_version <= version <= served.max_version:
+            raise UnsupportedVersion(f"API {key} v{version} is not sent on to the controller")
         session = node_session(request.listener)
         if not request.by_node:
             session = Session(

@@ -149,9 +149,10 @@ class ControllerMutations:
         """So many are created or deleted. Raises ThrottlingQuotaExceeded."""
         if self._bucket is None:
             return
-        if self._strict and self._bucket.delay_ms(self._now_ms):
+        delay_ms = self._bucket.delay_ms(self._now_ms) if self._strict else 0
+        if delay_ms:
             self._refused = True
-            raise ThrottlingQuotaExceeded("The throttling quota has been exceeded.")
+            raise ThrottlingQuotaExceeded("The throttling quota has been exceeded.", delay_ms)
         self._bucket.record(partitions, self._now_ms)
 
     @property

@@ -101,6 +101,8 @@ class Steady:
     async def use(self) -> None:
         """Once more. Raises :class:`Broken`."""
         started = time.monotonic()
+        if not self._site.parts.metadata.leads:
+            raise Broken("the only voter leads the metadata log no more")
         try:
             async with asyncio.timeout(SERVED_S):
                 await self._produce()
@@ -179,6 +181,7 @@ class Kept:
             "connections": parts.client_connections.count
             - parts.client_connections.of("")
             - steady,
+            "connections of nodes": parts.node_connections.count,
             "handshakes": sum(
                 len(listener.acceptor.begun) for listener in listeners if listener.acceptor
             ),

@@ -1,4 +1,5 @@
-"""The node that is attacked: in this process, with a listener of each protocol.
+"""The node that is attacked: in this process, with a listener of each protocol, and one for nodes.
+It is the only voter of its cluster.
 
 ``User:ANONYMOUS`` (PLAINTEXT, SSL) and ``User:eve`` (SASL, HTTP Basic) have nearly all rights on
 what is named ``fuzz…``, so that damaged requests reach the handlers, and none beyond; the steady
@@ -8,6 +9,8 @@ connections are ``User:admin``'s.
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -26,6 +29,7 @@ from kept.cluster.security.acls import (
 )
 from kept.cluster.security.credentials import ScramMechanism
 from kept.node.config.checks import STANDARD_AUTHORIZER
+from kept.testing.ports import free_port
 from tests.node.conftest import Lone
 from tests.support.certificates import Authority
 from tests.support.credentials import credential
@@ -39,12 +43,32 @@ ADMIN: Final = "admin"
 PASSWORD: Final = "pencil"
 PLAINTEXT, SSL, SASL, SASL_SSL = range(4)
 """Where in the node's list the listener of a protocol is."""
+PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 _RIGHTS: Final = {
     AclResourceType.TOPIC: ("READ", "WRITE", "DELETE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS"),
     AclResourceType.GROUP: ("READ", "DELETE"),
     AclResourceType.TRANSACTIONAL_ID: ("WRITE",),
 }
 _ON_THE_CLUSTER: Final = ("DESCRIBE", "IDEMPOTENT_WRITE", "DESCRIBE_CONFIGS")
+
+
+class ThisMachineOnly(uvloop.Loop):
+    """A loop that reaches no other machine: damage may say that a node is anywhere."""
+
+    async def create_connection(
+        self, factory: Any, host: Any = None, port: Any = None, **more: Any
+    ) -> Any:
+        """As the loop's, to this machine."""
+        if host is not None and host not in LOOPBACK:
+            raise OSError(errno.ENETUNREACH, f"{host} is not this machine")
+        return await super().create_connection(factory, host, port, **more)
+
+    async def getaddrinfo(self, host: Any, port: Any, **more: Any) -> Any:
+        """As the loop's, of this machine's names."""
+        if host not in LOOPBACK:
+            raise socket.gaierror(socket.EAI_NONAME, f"{host} is not this machine")
+        return await super().getaddrinfo(host, port, **more)
 
 
 class Site:
@@ -54,16 +78,20 @@ class Site:
         authority = Authority(directory)
         self.ca_path = authority.ca
         self.keys_pem = Path(authority.issue("node", "localhost", "127.0.0.1")).read_bytes()
-        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self._runner = asyncio.Runner(loop_factory=ThisMachineOnly)
+        self.node_port = free_port()
         users = f'user_{EVE}="{PASSWORD}" user_{ADMIN}="{PASSWORD}"'
         self.lone = Lone(
             self._runner,
             str(directory / "data"),
             **{
                 "listeners": ",".join(
-                    f"{name}://127.0.0.1:0"
-                    for name in ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+                    [
+                        *(f"{name}://127.0.0.1:0" for name in PROTOCOLS),
+                        f"NODE://127.0.0.1:{self.node_port}",
+                    ]
                 ),
+                "controller.quorum.voters": f"0@127.0.0.1:{self.node_port}",
                 "ssl.keystore.location": str(directory / "node.pem"),
                 "ssl.truststore.location": authority.ca,
                 "ssl.client.auth": "requested",

@@ -7,6 +7,7 @@ import ssl
 import struct
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from itertools import islice
 from random import Random
 from typing import Any, Final
 
@@ -22,13 +23,17 @@ from kept.client.security.security import Security
 from kept.client.security.tls import server_context, tls_config
 from kept.node.config.bootstrap_scram import parse_bootstrap_scram
 from kept.node.config.checks import parse_super_users
+from kept.node.internode.frames import Kind, encode
+from kept.node.internode.hello import PREFACE, packed
+from kept.node.internode.protobuf_conversion import codecs
 from kept.storage.errors import KeptError
-from tests.fuzz import seeds
+from tests.fuzz import node_messages, seeds
 from tests.fuzz.exchange import Exchange, connected
 from tests.fuzz.mutation import TEXTS, mutated
-from tests.fuzz.site import ADMIN, EVE, PASSWORD, PLAINTEXT, SASL, SASL_SSL, SSL, Site
+from tests.fuzz.site import ADMIN, EVE, FUZZ, PASSWORD, PLAINTEXT, SASL, SASL_SSL, SSL, Site
 
 HANDSHAKE, AUTHENTICATE, API_VERSIONS = 17, 36, 18
+FETCH, FOR_LEADER_EPOCH = 1, 23
 
 
 async def frames(site: Site, random: Random) -> None:
@@ -188,6 +193,62 @@ async def grpc(site: Site, random: Random) -> None:
         await _leave(exchange, random)
 
 
+async def nodes(site: Site, random: Random) -> None:
+    """The listener between nodes: Hellos, frames, messages of Raft, calls, snapshots."""
+    own = node_messages.hello(site, random)
+    async with connected(site.node_port, random) as exchange:
+        greeting = packed(own)
+        if random.random() < 0.1:
+            greeting = mutated(greeting, random)
+        await exchange.send(PREFACE + greeting, random)
+        await exchange.read_some()
+        opening = encode(Kind.OPEN, body=codecs().hello.to_bytes(own))
+        if random.random() < 0.1:
+            opening = node_messages.damaged(opening, mutated, random)
+        await exchange.send(opening, random)
+        await exchange.read_some()
+        frames = node_messages.frames(site, own.node_id, random)
+        for frame in islice(frames, random.randint(1, 12)):
+            if random.random() < 0.6:
+                frame = node_messages.damaged(frame, mutated, random)
+            await exchange.send(frame, random)
+        await _leave(exchange, random)
+
+
+async def replicas(site: Site, random: Random) -> None:
+    """Kafka's protocol on the listener between nodes: fetches of replicas that are none."""
+    topic = site.parts.metadata.image.topics.get(FUZZ)
+    partition = {
+        "partition": 0, "current_leader_epoch": random.choice((-1, 0, 5)),
+        "fetch_offset": random.choice((0, 1, 1 << 40)), "last_fetched_epoch": -1,
+        "log_start_offset": 0, "partition_max_bytes": 1000,
+    }  # fmt: skip
+    replica = random.choice(node_messages.STRANGERS)
+    fetch = {
+        "max_wait": 50, "min_bytes": 1, "max_bytes": 1000, "isolation_level": 0, "session_id": 0,
+        "session_epoch": random.choice((-1, 0)), "forgotten_topics_data": [], "rack_id": "",
+        "cluster_id": None,
+    }  # fmt: skip
+    by_name = {"topics": [{"topic": FUZZ, "partitions": [partition]}]}
+    frames = [seeds.request(FETCH, 12, replica_id=replica, **fetch, **by_name)]
+    if topic is not None:
+        by_id = {"topics": [{"topic_id": topic.topic_id, "partitions": [partition]}]}
+        state = {"replica_id": replica, "replica_epoch": 1 << 62}
+        frames.append(seeds.request(FETCH, 17, replica_state=state, **fetch, **by_id))
+    asked = {"partition": 0, "current_leader_epoch": -1, "leader_epoch": random.choice((0, 1))}
+    epochs = [{"topic": FUZZ, "partitions": [asked]}]
+    frames.append(seeds.request(FOR_LEADER_EPOCH, 4, replica_id=replica, topics=epochs))
+    async with connected(site.node_port, random) as exchange:
+        for _ in range(random.randint(1, 4)):
+            frame = random.choice(frames)
+            if random.random() < 0.6:
+                # What is behind the API's key: other requests are those of a node, who may do all.
+                body = frame[4:8] + mutated(frame[8:], random)
+                frame = struct.pack(">i", len(body)) + body
+            await exchange.send(frame, random)
+        await _leave(exchange, random)
+
+
 async def properties(_: Site, random: Random) -> None:
     """Files and settings of text: a value, or the error that the reader says it raises."""
     for seed, read, raises in _READERS:
@@ -255,5 +316,17 @@ async def _leave(exchange: Exchange, random: Random) -> None:
 Attempt = Callable[[Site, Random], Awaitable[Any]]
 TARGETS: Final[dict[str, Attempt]] = {
     attempt.__name__: attempt
-    for attempt in (frames, sasl, scram, tls, http, grpc, properties, certificates, group_metadata)
+    for attempt in (
+        frames,
+        sasl,
+        scram,
+        tls,
+        http,
+        grpc,
+        nodes,
+        replicas,
+        properties,
+        certificates,
+        group_metadata,
+    )
 }

@@ -19,6 +19,7 @@ from kept.node.admin.cluster_client import ClusterClient
 from kept.node.admin.records.partition_records import Reader
 from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.runtime.runtime import Runtime
+from kept.node.security.client_usage import UNMETERED
 from kept.storage.disk import Disk
 from kept.storage.errors import PolicyViolation
 from kept.storage.types import TopicPartition
@@ -219,7 +220,7 @@ def test_a_topic_of_another_node_is_waited_for():
         config, known = live_config(**settings), cast("Any", metadata)
         gateway = ClusterClient(
             runtime, config, identity=identity, metadata=known, addresses=addresses,
-            connect_here=cast("Any", None),
+            client_id="a-test", connect_here=cast("Any", None),
         )  # fmt: skip
         await gateway.await_topic("t")
         return "t" in metadata.image.topics
@@ -240,9 +241,10 @@ def test_a_topic_made_anew_is_another_one():
             NodeIdentity(0),
             metadata,
             addresses=nobody,
+            client_id="a-test",
             connect_here=nobody,
         )
-        reader = Reader(nobody, metadata, nobody, client, TopicPartition("t", 0))
+        reader = Reader(nobody, metadata, nobody, client, TopicPartition("t", 0), UNMETERED)
         await reader.seek(5)
         metadata.image = image_of(uuid.UUID(int=2))
         await reader.fetch(wait=False)

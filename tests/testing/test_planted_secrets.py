@@ -25,11 +25,12 @@ from tests.support.token_issuer import Issuer
 
 pytestmark = pytest.mark.slow
 
-PLANTED = (
+PLANTED = [
     "planted-plain-password", "planted-key-password", "planted-scram-password",
-    "planted-wrong-password", "planted-token",
-)  # fmt: skip
-PLAIN, KEY, SCRAM, WRONG, TOKEN = PLANTED
+    "planted-wrong-password", "planted-token", "planted-bearer-token", "planted-cookie",
+]  # fmt: skip
+"""And what is in the private keys, once they are made."""
+PLAIN, KEY, SCRAM, WRONG, TOKEN, BEARER, COOKIE = PLANTED
 PAGES = (
     "metrics", "healthz", "readyz", "", "api/v1/cluster", "api/v1/quorum", "api/v1/cleaner",
     "api/v1/topics", "api/v1/groups",
@@ -71,6 +72,7 @@ def encrypt(path: Path) -> None:
     """A key store's key, by the password that is planted."""
     pem = path.read_bytes()
     key = serialization.load_pem_private_key(pem, None)
+    PLANTED.extend(pem.decode().partition("PRIVATE KEY-----\n")[2].splitlines()[:2])
     path.write_bytes(
         key.private_bytes(
             serialization.Encoding.PEM,
@@ -95,7 +97,10 @@ def test_a_node_shows_none_of_them(planted):
         entries = client.broker_configs("0")
         assert_nothing_leaked(str(entries), "DescribeConfigs")
         hidden = {entry.name for entry in entries if entry.sensitive and entry.value is None}
-        assert {"ssl.key.password", "plain.sasl.jaas.config", "kept.bootstrap.scram"} <= hidden
+        assert {
+            "ssl.key.password", "ssl.keystore.key", "plain.sasl.jaas.config",
+            "kept.bootstrap.scram",
+        } <= hidden  # fmt: skip
         with pytest.raises(KeptError) as caught:
             client.alter_broker("0", {"ssl.key.password": WRONG})
         assert_nothing_leaked("".join(traceback.format_exception(caught.value)), "a refusal")
@@ -123,6 +128,29 @@ def test_http_shows_none_of_them(planted):
         except urllib.error.HTTPError as refused:
             with refused:
                 assert_nothing_leaked(refused.read().decode(), page)
+
+
+def test_what_a_client_of_http_says_is_shown_to_nobody(planted):
+    """Tokens, cookies and passwords, also of requests that are refused."""
+    context = planted.security().context()
+    basic = base64.b64encode(f"eve:{WRONG}".encode()).decode()
+    swapped = base64.b64encode(f"{WRONG}:eve".encode()).decode()
+    for authorization in (f"Bearer {BEARER}", f"Basic {basic}", f"Basic {swapped}", BEARER):
+        for page, body in (("api/v1/topics", None), ("none", None), ("api/v1/produce", b"{")):
+            request = urllib.request.Request(f"{planted.url()}/{page}", data=body)
+            request.add_header("Authorization", authorization)
+            request.add_header("Cookie", f"session={COOKIE}")
+            request.add_header("X-Kept", "1")
+            try:
+                with urllib.request.urlopen(request, context=context) as answer:
+                    said = str(answer.headers) + answer.read().decode()
+            except urllib.error.HTTPError as refused:
+                with refused:
+                    said = str(refused.headers) + refused.read().decode()
+            assert_nothing_leaked(said, f"the answer to {page}")
+            for secret in (basic, swapped):
+                assert secret not in said and secret not in planted.log()
+    assert_nothing_leaked(planted.log(), "the log and the audit log")
 
 
 def test_the_metadata_log_is_dumped_without_keys_of_users(planted, capfdbinary):

@@ -34,6 +34,7 @@ from kept.client.partitioner import partition_for
 from kept.node.admin.actions.command_lines import CommandLines, moment
 from kept.node.admin.records.partition_offsets import LeaderOffsets, offsets_from_leaders
 from kept.node.admin.records.partition_records import NewRecord, append
+from kept.node.security.client_usage import ClientUsage
 from kept.node.security.session import Session
 from kept.storage.errors import (
     InvalidRequest,
@@ -66,6 +67,7 @@ class Caller(Struct, frozen=True):
 
     session: Session
     bootstrap: str
+    usage: ClientUsage
 
     @property
     def command_lines(self) -> CommandLines:
@@ -174,7 +176,9 @@ class ClusterActions:
         config: Mapping[str, str],
         validate_only: bool,
     ) -> ActionResult:
-        """Create a topic, or see whether it would be."""
+        """Create a topic, or see whether it would be. Raises ThrottlingQuotaExceeded."""
+        if not validate_only:
+            caller.usage.check_mutations()
         new = NewTopic(topic, partitions or -1, replication_factor or -1, config)
         with self._client(caller) as client:
             error = await _error_of(
@@ -192,9 +196,13 @@ class ClusterActions:
         changes: Mapping[str, str],
         delete: Sequence[str],
     ) -> ActionResult:
-        """Change settings of a topic, then its number of partitions. Raises InvalidRequest."""
+        """Change settings of a topic, then its number of partitions. Raises InvalidRequest,
+        ThrottlingQuotaExceeded.
+        """
         if partitions is None and not changes and not delete:
             raise InvalidRequest("nothing is to be changed: give partitions, set or delete")
+        if partitions is not None:
+            caller.usage.check_mutations()
         error = None
         with self._client(caller) as client:
             if changes or delete:
@@ -209,7 +217,8 @@ class ClusterActions:
         return ActionResult(error is None, error, command)
 
     async def delete_topic(self, caller: Caller, topic: str) -> ActionResult:
-        """Delete a topic with its records."""
+        """Delete a topic with its records. Raises ThrottlingQuotaExceeded."""
+        caller.usage.check_mutations()
         with self._client(caller) as client:
             operation = delete_topics([topic], ACTION_MS)
             error = await _error_of(client.run(operation, patience_s=ACTION_S))
@@ -238,7 +247,7 @@ class ClusterActions:
                 partition = partition_for(record.key, count, next(self.sticky))
             tp = self.lookup.partition(topic, partition)
             with self._client(caller) as client:
-                appended = await append(client, tp, record, ACTION_S)
+                appended = await append(client, tp, record, ACTION_S, caller.usage)
         except KeptError as error:
             return ProduceResult(False, str(error), command, None, None, None)
         return ProduceResult(True, None, command, partition, appended.offset, appended.timestamp)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.runtime.memory_budget import BudgetShare
     from kept.node.runtime.runtime import Runtime
+    from kept.node.security.client_usage import ClientUsage
     from kept.storage.types import TopicPartition
 
 ALL_IN_SYNC: Final = -1
@@ -80,17 +81,23 @@ class Appended(NamedTuple):
 
 
 async def append(
-    client: ClusterClient, tp: TopicPartition, record: NewRecord, patience_s: float
+    client: ClusterClient,
+    tp: TopicPartition,
+    record: NewRecord,
+    patience_s: float,
+    usage: ClientUsage,
 ) -> Appended:
-    """Append a record; done when every replica in sync has it.
+    """Append a record; done when every replica in sync has it. ``usage`` is of whose it is.
 
     Raises what Produce answers, UnknownTopicOrPartition, RequestTimedOut, NetworkException: then
     it may have been appended, and is not sent again.
     """
+    batch = build_batch([record])
+    usage.produced(len(batch))
     operation = produce(
         ClusterView(),
         tp.topic,
-        {tp.partition: build_batch([record])},
+        {tp.partition: batch},
         acks=ALL_IN_SYNC,
         timeout_ms=max(1, int(patience_s * 1000)),
         at_most_once=True,
@@ -111,10 +118,16 @@ class Readers:
     new_client: Callable[[], ClusterClient]
 
     def reader(
-        self, client: ClusterClient, tp: TopicPartition, patience_s: float = PATIENCE_S
+        self,
+        client: ClusterClient,
+        tp: TopicPartition,
+        usage: ClientUsage,
+        patience_s: float = PATIENCE_S,
     ) -> Reader:
-        """A reader of a partition; ``client`` stays the caller's, who closes it."""
-        return Reader(self.runtime, self.metadata, self.inflating, client, tp, patience_s)
+        """A reader of a partition for whose ``usage`` it is; ``client`` stays the caller's, who
+        closes it.
+        """
+        return Reader(self.runtime, self.metadata, self.inflating, client, tp, usage, patience_s)
 
     async def inflated(self, read: Callable[..., list[Any]], *, limit: int) -> list[Any]:
         """What ``read`` gives in a thread; see ``batch_checks.inflated``."""
@@ -123,13 +136,14 @@ class Readers:
 
 @dataclass(eq=False, repr=False)
 class Reader:
-    """Reads one partition. ``position`` is the next offset."""
+    """Reads one partition for whose ``usage`` it is. ``position`` is the next offset."""
 
     runtime: Runtime
     metadata: Metadata
     inflating: BudgetShare
     client: ClusterClient
     tp: TopicPartition
+    usage: ClientUsage
     patience_s: float = PATIENCE_S
 
     def __post_init__(self) -> None:
@@ -191,7 +205,8 @@ class Reader:
 
     async def _fetch(self, wait: bool, isolation: IsolationLevel) -> Fetched:
         self._check_topic()
-        limits = FetchLimits(POLL_MS if wait else 0, 1, FETCH_BYTES, FETCH_BYTES, isolation)
+        most_bytes = self.usage.most_fetched(FETCH_BYTES)
+        limits = FetchLimits(POLL_MS if wait else 0, 1, most_bytes, most_bytes, isolation)
         operation = fetch_partition(ClusterView(), self.tp, self.position, limits, POLL_MS)
         try:
             fetched = await self.client.run(operation, patience_s=self.patience_s)
@@ -201,6 +216,7 @@ class Reader:
                 f"{self.tp} has no offset {self.position} now: it begins at {start} and its next "
                 f"one is {end}; {EARLIEST} begins with the first record there is"
             ) from error
+        self.usage.consumed(len(fetched.records))
         self._check_topic()
         return fetched
 

@@ -21,6 +21,7 @@ from kept.storage.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from kept.node.admin.records.partition_records import Reader, Readers
+    from kept.node.security.client_usage import ClientUsage
     from kept.storage.records import Record
 
 DEFAULT_RECORDS: Final = 50
@@ -79,6 +80,7 @@ class RecordBrowser:
 
     async def browse(
         self,
+        usage: ClientUsage,
         topic: str,
         partition: int,
         *,
@@ -86,7 +88,8 @@ class RecordBrowser:
         timestamp: int | None = None,
         limit: int = DEFAULT_RECORDS,
     ) -> RecordPage:
-        """Up to ``limit`` records from an offset or time on; with neither the last ones.
+        """Up to ``limit`` records from an offset or time on; with neither the last ones. Fewer
+        where the ``usage`` of whose request it is does not allow more.
 
         An offset that is not there any more begins with the next one. Raises InvalidRequest,
         UnknownTopicOrPartition and what Fetch answers.
@@ -97,7 +100,7 @@ class RecordBrowser:
         if offset is not None and timestamp is not None:
             raise InvalidRequest("offset and timestamp are both given; use one of them")
         client = self.readers.new_client()
-        reader = self.readers.reader(client, tp)
+        reader = self.readers.reader(client, tp, usage)
         try:
             await reader.seek(EARLIEST)
             start, end = reader.position, await reader.end()
@@ -124,7 +127,7 @@ class RecordBrowser:
 async def _read(reader: Reader, end: int, limit: int) -> list[ShownRecord]:
     shown: list[ShownRecord] = []
     size, longest = 0, LONG_BYTES if limit == 1 else SHORT_BYTES
-    while reader.position < end:
+    while reader.position < end and not (shown and reader.usage.is_over("fetch")):
         batches = await reader.fetch_marked()
         if not batches:
             break

@@ -4,9 +4,10 @@ Each partition is read in chunks from the end that is wanted first, by its leade
 that is; what fits is merged by timestamp. To read backwards, a chunk begins some offsets lower than
 the last one; how many adapts to what the log holds there. A request ends when it has found what it
 may show, or has looked at :data:`MAX_SCANNED_BYTES`, :data:`MAX_SCANNED_RECORDS` or for
-:data:`MAX_SCAN_S`: its cursor says where to go on. Then it gives what it has found, and a partition
-that it did not come to may hold newer records. A partition whose leader does not answer ends for
-the request alone: the next one goes on with it where it stood.
+:data:`MAX_SCAN_S`, or is over the quota of whose it is: its cursor says where to go on. Then it
+gives what it has found, and a partition that it did not come to may hold newer records. A partition
+whose leader does not answer ends for the request alone: the next one goes on with it where it
+stood.
 
 Where clients put a key (murmur2) is searched first, to its end: only then the other partitions,
 which have it if some client chooses otherwise.
@@ -56,6 +57,7 @@ from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
     from kept.node.admin.cluster_client import ClusterClient
+    from kept.node.security.client_usage import ClientUsage
 
 MAX_PARTITIONS: Final = 1000
 """Of one search; of a topic with more one partition has to be named."""
@@ -165,6 +167,7 @@ class _Work:
     """What a request has done so far."""
 
     until: float
+    usage: ClientUsage
     records: int = 0
     bytes: int = 0
     batches_skipped: int = 0
@@ -176,6 +179,7 @@ class _Work:
             self.records >= MAX_SCANNED_RECORDS
             or self.bytes >= MAX_SCANNED_BYTES
             or monotonic() >= self.until
+            or self.usage.is_over("fetch")
         )
 
 
@@ -190,6 +194,7 @@ class RecordSearch:
 
     async def search(
         self,
+        usage: ClientUsage,
         topic: str,
         wanted: RecordFilter,
         *,
@@ -198,8 +203,8 @@ class RecordSearch:
         limit: int,
         cursor: str | None = None,
     ) -> SearchResult:
-        """Up to ``limit`` records that fit. Raises InvalidRequest, UnknownTopicOrPartition,
-        TooManySearches.
+        """Up to ``limit`` records that fit, for whose ``usage`` it is. Raises InvalidRequest,
+        UnknownTopicOrPartition, TooManySearches.
         """
         if not 0 < limit <= MAX_RECORDS:
             raise InvalidRequest(f"limit must be 1 to {MAX_RECORDS}, not {limit}")
@@ -220,7 +225,7 @@ class RecordSearch:
             async with self._turns:
                 client = self._readers.new_client()
                 try:
-                    search = _Search(self._readers, client, wanted, newest)
+                    search = _Search(self._readers, client, usage, wanted, newest)
                     return await search.run(topic, tps, count, limit, cursor)
                 finally:
                     client.close()
@@ -234,6 +239,7 @@ class _Search:
 
     readers: Readers
     client: ClusterClient
+    usage: ClientUsage
     wanted: RecordFilter
     newest: bool
 
@@ -250,7 +256,7 @@ class _Search:
         lanes = [self._lane(tp) for tp in tps]
         if cursor is not None:
             _restore(lanes, decode_cursor(cursor, mark, len(lanes)))
-        work = _Work(monotonic() + MAX_SCAN_S)
+        work = _Work(monotonic() + MAX_SCAN_S, self.usage)
         await self._find_ends(lanes)
         by_key = None if key is None else partition_for_key(key, count)
         found = await self._merge(_stages(lanes, by_key), limit, work)
@@ -273,7 +279,7 @@ class _Search:
         )
 
     def _lane(self, tp: TopicPartition) -> _Lane:
-        return _Lane(tp, self.readers.reader(self.client, tp, PATIENCE_S))
+        return _Lane(tp, self.readers.reader(self.client, tp, self.usage, PATIENCE_S))
 
     async def _find_ends(self, lanes: Sequence[_Lane]) -> None:
         """What of each partition is searched."""
@@ -418,7 +424,7 @@ class _Search:
             fetched_bytes = sum(len(batch.data) for batch in fetched)
             size_bytes, work.bytes = size_bytes + fetched_bytes, work.bytes + fetched_bytes
             reached = lane.reader.position = fetched[-1].header.next_offset
-            if size_bytes >= FETCH_BYTES // 2:
+            if size_bytes >= FETCH_BYTES // 2 or self.usage.is_over("fetch"):
                 break
         return batches, reached, size_bytes
 

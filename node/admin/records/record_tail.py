@@ -10,7 +10,7 @@ newest, and is told how many he missed. Nothing is held between two polls but th
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
@@ -23,6 +23,11 @@ from kept.node.admin.records.record_search import MAX_PARTITIONS, PATIENCE_S, Fo
 from kept.storage.errors import InvalidRequest, KeptError, RetriableError
 from kept.storage.types import IsolationLevel, TopicPartition
 
+if TYPE_CHECKING:
+    from kept.node.security.client_usage import ClientUsage
+
+POLL_S: Final = 1.0
+"""Between two polls of one tail."""
 MAX_EVENT_RECORDS: Final = 100
 MAX_EVENT_BYTES: Final = 512 * 1024
 """Of the records of one event, as they are in an answer."""
@@ -62,9 +67,15 @@ class RecordTails:
 
     readers: Readers
 
-    def tail(self, topic: str, wanted: RecordFilter, partition: int | None = None) -> Tail:
-        """A tail of a topic or of one partition; whoever has it closes it. Raises InvalidRequest,
-        UnknownTopicOrPartition.
+    def tail(
+        self,
+        usage: ClientUsage,
+        topic: str,
+        wanted: RecordFilter,
+        partition: int | None = None,
+    ) -> Tail:
+        """A tail of a topic or of one partition, for whose ``usage`` it is; whoever has it closes
+        it. Raises InvalidRequest, UnknownTopicOrPartition.
         """
         wanted.check()
         if partition is not None:
@@ -73,16 +84,22 @@ class RecordTails:
             raise InvalidRequest(
                 f"{topic} has more than {MAX_PARTITIONS} partitions; name one to follow"
             )
-        return Tail(self.readers, topic, wanted, partition)
+        return Tail(self.readers, usage, topic, wanted, partition)
 
 
 class Tail:
     """See the module."""
 
     def __init__(
-        self, readers: Readers, topic: str, wanted: RecordFilter, partition: int | None
+        self,
+        readers: Readers,
+        usage: ClientUsage,
+        topic: str,
+        wanted: RecordFilter,
+        partition: int | None,
     ) -> None:
         self._readers = readers
+        self._usage = usage
         self._topic = topic
         self._topic_id = readers.lookup.topic(topic).topic_id
         self._wanted = wanted
@@ -103,10 +120,14 @@ class Tail:
         return TailEvent(self._count, [], 0)
 
     async def poll(self) -> TailEvent | None:
-        """What came since the last poll, perhaps nothing; None: the topic is there no more."""
+        """What came since the last poll, perhaps nothing; None: the topic is there no more. While
+        whoever follows is over his quota, nothing is read.
+        """
         image = self._readers.metadata.image.topics.get(self._topic)
         if image is None or image.topic_id != self._topic_id:
             return None
+        if self._usage.holds_back("fetch", POLL_S):
+            return TailEvent(self._count, [], 0)
         ends = await self._ends()
         for tp, end in ends.items():
             begun = end if tp.partition < self._count else 0  # a new one: from its first record on
@@ -141,7 +162,7 @@ class Tail:
         ones after some of the first. What is not reached is left to the next poll.
         """
         most_bytes = max(most_bytes, LEAST_READ_BYTES)
-        reader = self._readers.reader(self._client, tp, PATIENCE_S)
+        reader = self._readers.reader(self._client, tp, self._usage, PATIENCE_S)
         read, wanted = _Read(self._positions[tp]), begin
         try:
             await reader.seek(begin)

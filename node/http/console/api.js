@@ -78,10 +78,15 @@ export class EventStream {
       this.clearTimers();
       this.connected(true);
     };
-    source.onmessage = (event) => this.moved(JSON.parse(event.data));
+    source.onmessage = (event) => {
+      const told = JSON.parse(event.data);
+      this.moved(told);
+      // Who may not describe the cluster is not told how many records come: he looks himself.
+      if (told.records_in === undefined) this.poll();
+    };
     source.onerror = () => {
       this.connected(false);
-      if (!this.polling) this.polling = setInterval(() => this.moved(null), POLL_MS);
+      this.poll();
       if (source.readyState === EventSource.CLOSED && !this.reconnect) {
         this.reconnect = setTimeout(() => {
           this.source = null;
@@ -90,6 +95,10 @@ export class EventStream {
         }, RECONNECT_MS);
       }
     };
+  }
+
+  poll() {
+    if (!this.polling) this.polling = setInterval(() => this.moved(null), POLL_MS);
   }
 
   clearTimers() {

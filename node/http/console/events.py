@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from msgspec import Struct
 
+from kept.cluster.security.acls import AclResourceType
+from kept.node.admin.records.record_tail import POLL_S
 from kept.node.admin.results import OMITTED, OfPartition, Omitted, Remote
 from kept.node.http.json_results import dumps
+from kept.node.http.route_access import DESCRIBE, may_describe_cluster
 from kept.storage.errors import KeptError, RetriableError
 
 if TYPE_CHECKING:
@@ -32,10 +35,10 @@ if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.runtime.counters import Counters
+    from kept.node.security.session import Session
     from kept.storage.types import TopicPartition
 
 CONTENT_TYPE: Final = "text/event-stream; charset=utf-8"
-POLL_S: Final = 1.0
 POLL_ELSEWHERE_S: Final = 2.0
 COMMENT_S: Final = 15.0
 COMMENT: Final = b":\n\n"
@@ -78,16 +81,16 @@ class PartitionPulse(Struct, frozen=True):
     compaction: CompactionPulse | Omitted = OMITTED
 
 
-class NodePulse(Struct, frozen=True):
-    """What moves on a node."""
+class NodePulse(Struct, frozen=True, kw_only=True):
+    """What moves on a node; its totals for those who may describe the cluster."""
 
     image: int
     controller_id: int
     term: int
-    records_in: int
-    bytes_in: int
-    bytes_out: int
-    compactions: int
+    records_in: int | Omitted = OMITTED
+    bytes_in: int | Omitted = OMITTED
+    bytes_out: int | Omitted = OMITTED
+    compactions: int | Omitted = OMITTED
     running: list[PassProgress]
     partition: PartitionPulse | Remote | Omitted | None = OMITTED
 
@@ -102,20 +105,36 @@ class Pulses:
     lookup: TopicLookup
     compaction: CompactionView
 
-    def of_node(self, partition: PartitionPulse | Remote | Omitted | None = OMITTED) -> NodePulse:
-        """What moves on the node, with a ``partition`` that is looked at as well."""
+    def of_node(
+        self,
+        session: Session,
+        partition: PartitionPulse | Remote | Omitted | None = OMITTED,
+    ) -> NodePulse:
+        """What moves on the node and ``session`` may see, with a ``partition`` that is looked at as
+        well.
+        """
         metadata, counters = self.metadata, self.counters
         running = list(self.cleaner.started.running.items())[:MAX_RUNNING]
+        totals: dict[str, int] = {}
+        sees_all = may_describe_cluster(session)
+        if sees_all:
+            totals = {
+                "records_in": counters.records_in,
+                "bytes_in": counters.bytes_in,
+                "bytes_out": counters.bytes_out,
+                "compactions": counters.compactions,
+            }
         return NodePulse(
             image=metadata.image.index,
             controller_id=-1 if metadata.leader_id is None else metadata.leader_id,
             term=metadata.member.term,
-            records_in=counters.records_in,
-            bytes_in=counters.bytes_in,
-            bytes_out=counters.bytes_out,
-            compactions=counters.compactions,
-            running=[PassProgress(*tp, run.progress) for tp, run in running],
+            running=[
+                PassProgress(*tp, run.progress)
+                for tp, run in running
+                if sees_all or session.may(DESCRIBE, AclResourceType.TOPIC, tp.topic, audited=False)
+            ],
             partition=partition,
+            **totals,
         )
 
     def of_partition(self, tp: TopicPartition) -> PartitionPulse | None:
@@ -195,8 +214,8 @@ class EventStreams:
             self._open -= 1
             tail.close()
 
-    async def stream(self, tp: TopicPartition | None) -> AsyncIterator[bytes]:
-        """The events, until the reader leaves."""
+    async def stream(self, session: Session, tp: TopicPartition | None) -> AsyncIterator[bytes]:
+        """The events that ``session`` may see, until the reader leaves."""
         self._open += 1
         try:
             sent, quiet_s = b"", 0.0
@@ -205,7 +224,7 @@ class EventStreams:
                 partition: PartitionPulse | Remote | Omitted | None = OMITTED
                 if tp is not None:
                     partition, poll_s = await self._partition(tp)
-                text = dumps(self.pulses.of_node(partition))
+                text = dumps(self.pulses.of_node(session, partition))
                 if text != sent:
                     sent, quiet_s = text, 0.0
                     yield _event(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
+from functools import partial
 
 import pytest
 
@@ -19,6 +20,7 @@ from kept.node.config.node_config import NodeConfig
 from kept.node.metadata.preflight import check_first_users
 from kept.node.node import Node
 from kept.storage.errors import ConfigurationError
+from tests.support.metadata_cluster import Cluster
 
 SHA_256, SHA_512 = ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512
 
@@ -153,3 +155,48 @@ def test_no_node_begins_without_the_password_that_it_was_given_a_file_for(tmp_pa
     (tmp_path / "none").write_text("x")
     again = started(tmp_path / "data", f"SCRAM-SHA-512=[name=a,password-file={tmp_path}/none]")
     assert again.parts.metadata.image.credentials.keys() == {("a", SHA_512)}
+
+
+def test_voters_that_were_given_different_users_agree_on_those_of_one() -> None:
+    """And there is no moment with a cluster and without its first user, also after a restart of
+    those that were given others.
+    """
+    given = {
+        node: partial(
+            founding_records,
+            f"SCRAM-SHA-256=[name=admin,password=word-{node},iterations=4096];"
+            f"SCRAM-SHA-256=[name=of-{node},password=x,iterations=4096]",
+        )
+        for node in range(3)
+    }
+    cluster = Cluster(3)
+
+    def start(*nodes: int) -> None:
+        for node in nodes:
+            cluster.start(node, found_with=given[node])
+
+    def tick(count: int) -> None:
+        for _ in range(count):
+            cluster.tick()
+            for member in cluster.members.values():
+                assert bool(member.image.cluster_id) == bool(member.image.credentials)
+
+    start(0, 1, 2)
+    assert cluster.leader()
+    tick(10)
+    images = [member.image for member in cluster.members.values()]
+    credentials = dict(images[0].credentials.items())
+    assert all(dict(image.credentials.items()) == credentials for image in images)
+    ((_, whose),) = [name.split("-") for name, _ in credentials if name != "admin"]
+    assert credentials.keys() == {("admin", SHA_256), (f"of-{whose}", SHA_256)}
+    for node in range(3):
+        matches = password_matches("SCRAM-SHA-256", f"word-{node}", credentials["admin", SHA_256])
+        assert matches == (str(node) == whose)
+    others = [node for node in range(3) if str(node) != whose]
+    cluster.members.clear()
+    start(*others)
+    assert cluster.leader().node_id in others
+    tick(10)
+    for member in cluster.members.values():
+        assert not member.founding
+        assert dict(member.image.credentials.items()) == credentials

@@ -14,7 +14,7 @@ from kept.node.internode.controller_rpc import ForwardRequest
 from kept.node.kafka import api, request_authorizer
 from kept.node.security.session import DenyAll, Session
 from kept.steps import finished
-from kept.storage.errors import InvariantViolation
+from kept.storage.errors import InvariantViolation, UnsupportedVersion
 from tests.support.parts import Given
 
 LIST_OFFSETS, LIST_GROUPS, CREATE_TOPICS = 2, 16, 19
@@ -108,3 +108,12 @@ async def test_the_controller_decides_by_whoever_made_a_request_that_was_sent_on
         assert int(created.error_code) == code
         asked = {(asker, "10.0.0.1", "PLAIN")} if asker else set()
         assert set(only.askers) == asked
+
+
+@pytest.mark.parametrize(
+    ("key", "version"), [(0, 9), (1, 12), (3, 12), (18, 0), (19, 1), (19, 99), (19, -1), (999, 0)]
+)
+async def test_what_nodes_do_not_send_on_is_refused(lone, key, version):
+    request = ForwardRequest(key, version, b"", "PLAINTEXT", by_node=True)
+    with pytest.raises(UnsupportedVersion, match=rf"API {key} v{version} is not sent on"):
+        await lone.node.parts.handlers.serve_forwarded(request)

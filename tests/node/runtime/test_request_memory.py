@@ -20,6 +20,7 @@ from kept.node.kafka.handlers.records import batch_checks, produce
 from kept.node.kafka.handlers.records.produce import ProduceHandler
 from kept.node.runtime.memory_budget import BudgetShare
 from kept.node.runtime.time_slices import LOOP_BYTES
+from kept.node.security.client_usage import UNMETERED
 from kept.storage.records import build_batch, check
 from kept.storage.records.header import HEADER_BYTES
 from kept.storage.types import Codec, TopicPartition
@@ -469,7 +470,7 @@ def reading_of(lone):
     parts = lone.node.parts
     gateway = parts.admin.new_client()
     tp = TopicPartition("t", 0)
-    return gateway, Reader(parts.runtime, parts.metadata, parts.inflating, gateway, tp)
+    return gateway, Reader(parts.runtime, parts.metadata, parts.inflating, gateway, tp, UNMETERED)
 
 
 def counted(monkeypatch):
@@ -495,7 +496,7 @@ def test_the_record_browser_makes_objects_of_what_it_shows(lone, monkeypatch):
         async with clients(lone, "127.0.0.1") as (client,):
             client.writer.write(frame(tiny(100_000)))
             assert (await client.produced()).error_code == 0
-        return await lone.node.parts.admin.records.browse("t", 0, offset=70_000, limit=3)
+        return await lone.node.parts.admin.records.browse(UNMETERED, "t", 0, offset=70_000, limit=3)
 
     found = lone.run(go())
     assert [record.offset for record in found.records] == [70_000, 70_001, 70_002]

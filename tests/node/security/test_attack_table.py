@@ -40,6 +40,7 @@ TOKENS = "node/security/oauth/test_token_verifier.py::"
 KEYS = "node/security/oauth/test_json_web_keys.py::"
 SOURCE = "node/security/oauth/test_key_source.py::"
 FETCH = "node/security/oauth/test_https_get.py::"
+USAGE = "node/security/test_client_usage.py::"
 FIRST = "node/config/test_bootstrap_scram.py::"
 
 ATTACKS = {
@@ -162,6 +163,7 @@ ATTACKS = {
             "node/wire/test_strangers.py::test_a_client_is_no_replica",
             "node/wire/test_strangers.py::"
             "test_forged_fetches_acknowledge_nothing_and_lock_nobody_out",
+            f"{TAKEN}test_who_calls_himself_a_replica_learns_no_more_of_where_epochs_end",
         ),
     ),
     15: Attack(
@@ -176,6 +178,7 @@ ATTACKS = {
         (
             f"{TAKEN}test_what_is_taken_is_gone_at_once",
             f"{TAKEN}test_a_stream_of_events_ends_with_the_right_to_it",
+            f"{TAKEN}test_who_may_not_describe_the_cluster_is_told_of_what_he_may",
             "node/security/test_passwords_at_the_front.py::"
             "test_grpc_asks_who_calls_and_ends_a_stream_with_the_right_to_it",
             f"{GRPC}test_a_stream_ends_with_the_credential_of_its_user",
@@ -205,6 +208,8 @@ ATTACKS = {
         (
             "golden/authorization/test_kept.py::"
             "test_topics_that_are_not_there_are_answered_as_those_of_others",
+            f"{TAKEN}test_who_may_create_nothing_learns_no_names",
+            f"{WIRE}test_strangers_produce_and_fetch_nothing",
         ),
         "as in Kafka an id that no topic has is told from that of another's topic, and who may "
         "create topics learns which names are taken: ids are random, 122 bits of them",
@@ -237,6 +242,8 @@ ATTACKS = {
             f"{HTTP}test_pages_from_elsewhere_change_nothing",
             f"{HTTP}test_all_but_probes_needs_a_known_host",
             f"{HTTP}test_what_is_not_http",
+            f"{TAKEN}test_a_browser_that_remembers_a_password_serves_no_other_site",
+            f"{TAKEN}test_no_connection_becomes_a_websocket",
             "console/test_browser.py::test_hostile_text_neither_hides_nor_spreads",
         ),
     ),
@@ -249,6 +256,8 @@ ATTACKS = {
             f"{QUOTAS}test_a_muted_connection_gets_the_answer_of_its_parked_fetch",
             "node/wire/test_connection_rates.py::"
             "test_an_address_over_its_quota_is_closed_and_others_are_served",
+            f"{USAGE}test_who_produces_too_much_by_http_is_sent_away_until_he_may_come_again",
+            f"{USAGE}test_a_stream_of_grpc_is_as_fast_as_the_quota",
         ),
         "rates go by a clock that nobody sets",
     ),
@@ -264,12 +273,13 @@ ATTACKS = {
         (
             f"{FIRST}test_a_new_cluster_begins_with_its_users_and_a_restart_resets_nothing",
             f"{FIRST}test_no_node_begins_without_the_password_that_it_was_given_a_file_for",
+            f"{FIRST}test_voters_that_were_given_different_users_agree_on_those_of_one",
             "node/replicas/test_private_files.py::"
             "test_what_is_created_is_private_whatever_the_umask",
             "node/kafka_import/test_adopt.py::test_a_symbolic_link_is_refused_by_its_path",
         ),
-        "voters that are given different passwords: the first leader's count (the entry that forms "
-        "the cluster has them)",
+        "voters that are given different passwords: those of one of them count, whole (the entry "
+        "that forms the cluster has them)",
     ),
 }
 

@@ -5,6 +5,7 @@ wait.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
@@ -22,10 +23,12 @@ from kept.cluster.security.acls import (
 )
 from kept.node.http.route_access import CHECK_S
 from kept.storage.records import build_batch
+from kept.storage.types import TopicPartition
 from tests.support.grpc_calls import basic
+from tests.support.parts import Given
 from tests.support.raw_client import RawClient
 
-PRODUCE, FETCH, CREATE = 0, 1, 19
+PRODUCE, FETCH, CREATE, FOR_LEADER_EPOCH = 0, 1, 19, 23
 BATCH = build_batch([(1, None, b"v", ())])
 READ, WRITE = (
     AclRecord(
@@ -101,12 +104,18 @@ CLUSTER = AclRecord(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("path", "right"), [("/api/v1/tail?topic=t", READ), ("/api/v1/events", CLUSTER)]
-)
-def test_a_stream_of_events_ends_with_the_right_to_it(
-    lone_node: Callable[..., Any], path: str, right: AclRecord
-) -> None:
+DESCRIBE = AclRecord(
+    UUID(int=4),
+    AclBinding(
+        AclResourceType.TOPIC, "t", PatternType.LITERAL, "User:ada", "*", AclOperation.DESCRIBE,
+        AclPermission.ALLOW,
+    ),
+)  # fmt: skip
+
+
+@pytest.fixture
+def watched(lone_node: Callable[..., Any]) -> Any:
+    """A node with a topic ``t`` and the user ada, who may nothing yet."""
     node = lone_node(
         listeners="SASL_PLAINTEXT://127.0.0.1:0",
         sasl_enabled_mechanisms="PLAIN",
@@ -116,19 +125,166 @@ def test_a_stream_of_events_ends_with_the_right_to_it(
         kept_http_idle_ms="600000",
     )
     node.create("t")
-    metadata = node.node.parts.metadata
-    request = (
-        f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {basic('ada', 'pencil')}\r\n\r\n"
+    return node
+
+
+async def opened(node: Any, path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A stream of ada's, whose head was read."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
+    login = basic("ada", "pencil")
+    writer.write(
+        f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {login}\r\n\r\n".encode()
     )
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    await reader.readuntil(b"\r\n\r\n")
+    return reader, writer
+
+
+async def told(reader: asyncio.StreamReader) -> dict[str, Any]:
+    """The next event."""
+    event = await reader.readuntil(b"data: ") and await reader.readuntil(b"\n\n")
+    found: dict[str, Any] = json.loads(event)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("path", "right"),
+    [
+        ("/api/v1/tail?topic=t", READ),
+        ("/api/v1/events", CLUSTER),
+        ("/api/v1/events?topic=t&partition=0", DESCRIBE),
+    ],
+)
+def test_a_stream_of_events_ends_with_the_right_to_it(
+    watched: Any, path: str, right: AclRecord
+) -> None:
+    metadata = watched.node.parts.metadata
 
     async def watch() -> None:
         await metadata.propose([right])
-        reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
-        writer.write(request.encode())
-        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-        await reader.readuntil(b"\r\n\r\n")
+        reader, writer = await opened(watched, path)
         await metadata.propose([RemoveAclRecord(right.acl_id)])
         await reader.readuntil(b"0\r\n\r\n")  # the last chunk
         writer.close()
 
-    node.run(asyncio.wait_for(watch(), 20 * CHECK_S))
+    watched.run(asyncio.wait_for(watch(), 20 * CHECK_S))
+
+
+TOTALS = {"records_in", "bytes_in", "bytes_out", "compactions"}
+
+
+def test_who_may_not_describe_the_cluster_is_told_of_what_he_may(watched: Any) -> None:
+    """Passes of topics that he may describe, and that the metadata moved; no totals."""
+    metadata, running = watched.node.parts.metadata, watched.node.parts.cleaner.started.running
+    running[TopicPartition("t", 0)] = Given(progress=0.5)
+    running[TopicPartition("secret", 0)] = Given(progress=0.1)
+
+    async def watch() -> None:
+        reader, writer = await opened(watched, "/api/v1/events")
+        first = await told(reader)
+        assert first["running"] == [] and not TOTALS & first.keys()
+        await metadata.propose([DESCRIBE])
+        while not (event := await told(reader))["running"]:
+            pass
+        assert event["image"] > first["image"] and not TOTALS & event.keys()
+        assert event["running"] == [{"topic": "t", "partition": 0, "progress": 0.5}]
+        await metadata.propose([CLUSTER])
+        while not (event := await told(reader)).keys() >= TOTALS:
+            pass
+        assert [run["topic"] for run in event["running"]] == ["t", "secret"]
+        writer.close()
+
+    try:
+        watched.run(asyncio.wait_for(watch(), 20 * CHECK_S))
+    finally:
+        running.clear()
+
+
+def test_who_calls_himself_a_replica_learns_no_more_of_where_epochs_end(watched: Any) -> None:
+    metadata = watched.node.parts.metadata
+
+    async def ends(client: RawClient, version: int, replica_id: int, topic: str) -> Any:
+        asked = {"partition": 0, "current_leader_epoch": -1, "leader_epoch": 0}
+        answer = await client.ask(
+            FOR_LEADER_EPOCH, version, replica_id=replica_id,
+            topics=[{"topic": topic, "partitions": [asked]}],
+        )  # fmt: skip
+        part = answer.topics[0].partitions[0]
+        return int(part.error_code), part.leader_epoch, part.end_offset
+
+    async def ask() -> None:
+        client = await RawClient.connect(watched.port, "ada", "pencil")
+        replicas = [(version, replica) for version in (3, 4) for replica in (0, 1, 2**31 - 1)]
+        for version, replica in replicas:
+            for topic in ("t", "absent"):
+                assert await ends(client, version, replica, topic) == (29, -1, -1)
+        await metadata.propose([DESCRIBE, WRITE])
+        assert await produced(client) == 0
+        as_a_consumer = await ends(client, 4, -1, "t")
+        assert as_a_consumer == (0, 0, 1)
+        for version, replica in replicas:
+            assert await ends(client, version, replica, "t") == as_a_consumer
+            assert await ends(client, version, replica, "absent") == (29, -1, -1)
+        client.close()
+
+    watched.run(asyncio.wait_for(ask(), 60))
+
+
+def test_who_may_create_nothing_learns_no_names(watched: Any) -> None:
+    """Taken, one that would collide with a taken one, legal and illegal: all are answered alike."""
+    watched.create("a.b")
+
+    async def ask() -> None:
+        client = await RawClient.connect(watched.port, "ada", "pencil")
+        answers = set()
+        for name in ("t", "a.b", "a_b", "free", "a b"):
+            new = {"name": name, "num_partitions": 1, "replication_factor": 1, "assignments": ()}
+            for validate_only in (False, True):
+                answer = await client.ask(
+                    CREATE, 7, topics=[{**new, "configs": ()}], timeout=9000,
+                    validate_only=validate_only,
+                )  # fmt: skip
+                (result,) = answer.topics
+                answers.add((int(result.error_code), result.error_message, result.topic_id))
+        assert len(answers) == 1 and next(iter(answers))[0] == 29
+        client.close()
+
+    watched.run(asyncio.wait_for(ask(), 60))
+
+
+FROM_ELSEWHERE = [
+    ("GET", "Sec-Fetch-Site: cross-site\r\n"),
+    ("GET", "Sec-Fetch-Site: same-site\r\n"),
+    ("POST", ""),
+    ("POST", "Content-Type: application/x-www-form-urlencoded\r\n"),
+    ("POST", "X-Kept: 1\r\nSec-Fetch-Site: cross-site\r\n"),
+    ("POST", "X-Kept: 1\r\nOrigin: http://evil.example\r\n"),
+    ("POST", "X-Kept: 1\r\nOrigin: null\r\n"),
+]
+
+
+@pytest.mark.parametrize(("method", "more"), FROM_ELSEWHERE)
+def test_a_browser_that_remembers_a_password_serves_no_other_site(
+    watched: Any, method: str, more: str
+) -> None:
+    watched.run(watched.node.parts.metadata.propose([WRITE, DESCRIBE]))
+    login = f"Authorization: {basic('ada', 'pencil')}\r\n"
+    for host in ("localhost", "rebound.evil.example"):
+        body = '{"topic": "t", "partition": 0, "value": "forged"}' if method == "POST" else ""
+        path = "/api/v1/produce" if body else "/api/v1/topics"
+        head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n{login}"
+        status, _, said = watched.http(f"{head}{more}Content-Length: {len(body)}\r\n\r\n{body}")
+        assert status == 400, said
+        if host != "localhost":
+            status, _, said = watched.http(f"{head}X-Kept: 1\r\nContent-Length: 0\r\n\r\n")
+            assert status == 400 and b"kept.http.hosts" in said
+    assert watched.node.parts.table.by_name[b"t"].partitions[0].partition.log.log_end_offset == 0
+
+
+def test_no_connection_becomes_a_websocket(watched: Any) -> None:
+    upgrade = (
+        "GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    )
+    status, headers, _ = watched.http(upgrade)
+    assert status == 200 and "upgrade" not in headers and "sec-websocket-accept" not in headers

@@ -5,18 +5,13 @@ that asks for one.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from typing import Any
 
 import pytest
 
 from kept.client.security.jaas import PLAIN_MODULE
-from kept.cluster.metadata.records import (
-    ClientQuotaRecord,
-    RemoveScramCredentialRecord,
-    ScramCredentialRecord,
-)
+from kept.cluster.metadata.records import RemoveScramCredentialRecord, ScramCredentialRecord
 from kept.cluster.security.credentials import ScramMechanism
 from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.node.grpc.call_authorizer import CHECK_S, METHODS, CallAuthorizer
@@ -142,29 +137,6 @@ def secure(lone_node: Any) -> Any:
 
 PRODUCE = broker_pb2.ProduceRequest(topic="t", payload=b"v")
 CONSUME = broker_pb2.ConsumeRequest(topic="t", partition=0, follow=True)
-
-
-def test_a_quota_of_clients_holds_no_request_of_the_node_itself(secure: Any) -> None:
-    """gRPC's calls go on over a connection of the node's own: it is nobody's client."""
-    lone, login = secure(), basic("ada", "pencil")
-    quota = ClientQuotaRecord((("user", None),), "producer_byte_rate", 1.0)
-    lone.run(lone.node.parts.metadata.propose([quota]))
-    for number in range(3):
-        assert lone.run(call(lone.port, "Produce", PRODUCE, login)).offset == number
-    assert not any(lone.node.parts.counters.throttled_seconds.values())
-
-
-def test_what_http_produces_counts_for_its_users_quotas(secure: Any) -> None:
-    lone = secure(kept_console_actions="true")
-    quota = ClientQuotaRecord((("user", "ada"),), "producer_byte_rate", 1.0)
-    lone.run(lone.node.parts.metadata.propose([quota]))
-    body = json.dumps({"topic": "t", "value": "v"})
-    status, _, answer = lone.http(
-        "POST /api/v1/produce HTTP/1.1\r\nHost: localhost\r\nX-Kept: 1\r\n"
-        f"Authorization: {basic('ada', 'pencil')}\r\nContent-Length: {len(body)}\r\n\r\n{body}"
-    )
-    assert status == 200 and json.loads(answer)["done"], answer
-    assert lone.node.parts.counters.throttled_seconds["produce"] > 1
 
 
 def test_grpc_logs_in_with_each_call_where_a_login_is_asked_for(secure: Any) -> None:

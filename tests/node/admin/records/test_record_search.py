@@ -21,6 +21,7 @@ from kept.node.admin.records.search_cursor import (
     decode_cursor,
     encode_cursor,
 )
+from kept.node.security.client_usage import UNMETERED
 from kept.storage.errors import InvalidRequest, NetworkException, UnknownTopicOrPartition
 from kept.storage.types import MAX_INT64, Codec
 
@@ -42,7 +43,7 @@ def search(lone, topic="t", limit=50, **options):
         **{name: options.pop(name) for name in RecordFilter.__struct_fields__ if name in options}
     )
     service = lone.node.parts.admin.search
-    return lone.run(service.search(topic, wanted, limit=limit, **options))
+    return lone.run(service.search(UNMETERED, topic, wanted, limit=limit, **options))
 
 
 def all_of(lone, most=1000, **options):
@@ -355,7 +356,7 @@ def test_searches_wait_for_their_turn(filled, monkeypatch):
     async def many():
         async with asyncio.TaskGroup() as group:
             for _ in range(8):
-                work = service.search("t", RecordFilter(), limit=5)
+                work = service.search(UNMETERED, "t", RecordFilter(), limit=5)
                 held.append(group.create_task(outcome(work)))
 
     async def outcome(work):

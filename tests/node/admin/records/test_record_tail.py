@@ -22,6 +22,7 @@ from kept.node.admin.records import partition_records, record_tail
 from kept.node.admin.records.record_filter import RecordFilter
 from kept.node.http.messages import HttpRequest
 from kept.node.security.authorizer import StandardAuthorizer
+from kept.node.security.client_usage import UNMETERED
 from kept.node.security.session import Session
 from kept.storage.errors import NetworkException
 
@@ -45,7 +46,7 @@ def text(n, partition=0, **more):
 
 
 async def begun(lone, **wanted):
-    tail = lone.node.parts.admin.tails.tail("t", RecordFilter(**wanted))
+    tail = lone.node.parts.admin.tails.tail(UNMETERED, "t", RecordFilter(**wanted))
     event = await tail.begin()
     assert event.records == []
     return tail

@@ -1,0 +1,376 @@
+"""Quotas of clients that come by HTTP and gRPC: what counts, who waits, and who is sent away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+
+from kept.client.security.jaas import PLAIN_MODULE
+from kept.cluster.metadata.records import ClientQuotaRecord
+from kept.cluster.security.client_quotas import CLIENT_ID, USER, entity
+from kept.node.admin.records.record_filter import RecordFilter
+from kept.node.proto import broker_pb2
+from kept.node.runtime.counters import Counters
+from kept.node.security.client_quotas import MAX_VIEWS, ClientQuotas
+from kept.node.security.client_usage import (
+    GRPC_CLIENT_ID,
+    HTTP_CLIENT_ID,
+    UNMETERED,
+    ClientUsage,
+    ClientUsages,
+)
+from kept.node.security.session import Session, node_session
+from kept.storage.errors import ThrottlingQuotaExceeded
+from kept.storage.records import build_batch
+from tests.node.conftest import Lone
+from tests.support.grpc_calls import basic, call, calling
+
+# isort: split
+import grpc
+import grpc.aio
+
+LISTENER = {
+    "listeners": "SASL_PLAINTEXT://127.0.0.1:0",
+    "sasl_enabled_mechanisms": "PLAIN",
+    "plain_sasl_jaas_config": f'{PLAIN_MODULE} required user_ada="pencil" user_bob="pencil";',
+    "kept_console_actions": "true",
+}
+ADA, BOB = basic("ada", "pencil"), basic("bob", "pencil")
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def usage_of(user: str = "ada", **quotas: float) -> tuple[ClientUsage, Counters]:
+    made, counters = ClientQuotas(), Counters()
+    made.replace({entity({USER: "ada"}): quotas})
+    return ClientUsage(made, counters, f"User:{user}", HTTP_CLIENT_ID), counters
+
+
+# What counts. Without a node.
+
+
+def test_bytes_over_a_rate_hold_back_what_draws_on_it_and_nothing_else() -> None:
+    usage, counters = usage_of(producer_byte_rate=100.0)
+    assert not usage.is_over("produce")
+    usage.produced(1500)
+    delay_ms, kind = usage.over("produce")
+    assert kind == "produce" and 4_900 <= delay_ms <= 5_000, "(150 - 100) / 100 * 10 s"
+    assert not usage.is_over("fetch") and not usage.is_over("request")
+    with pytest.raises(
+        ThrottlingQuotaExceeded, match=r"User:ada by kept-http .*producer_byte_rate"
+    ):
+        asyncio.run(usage.admit("produce", 1.0))
+    assert 4.9 <= counters.throttled_seconds["produce"] <= 5.0
+    other, _ = usage_of("bob", producer_byte_rate=100.0)
+    other.produced(10**9)
+    assert not other.is_over("produce"), "another user's"
+
+
+def test_a_fetch_brings_what_the_window_holds_at_most() -> None:
+    usage, _ = usage_of(consumer_byte_rate=100.0)
+    assert usage.most_fetched(1 << 20) == 1000 and usage.most_fetched(10) == 10
+    usage.consumed(2000)
+    assert usage.over("fetch")[1] == "fetch" and not usage.is_over("produce")
+    assert UNMETERED.most_fetched(1 << 20) == 1 << 20
+
+
+def test_the_time_that_work_takes_of_the_loop_is_used_and_its_waiting_is_not() -> None:
+    usage, _ = usage_of(request_percentage=1.0)
+
+    async def waits() -> str:
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        return "done"
+
+    async def works() -> None:
+        await asyncio.sleep(0)
+        until = time.perf_counter() + 0.15  # 1 % of ten seconds is 0.1
+        while time.perf_counter() < until:
+            pass
+
+    async def scene() -> None:
+        assert await usage.run(waits()) == "done" and not usage.is_over("request")
+        await usage.run(works())
+        assert usage.is_over("request") and usage.is_over("fetch")
+        assert usage.over("produce")[0] <= 1000, "one sample at most"
+
+    asyncio.run(scene())
+
+
+def test_metered_work_fails_and_is_cancelled_as_any() -> None:
+    usage, _ = usage_of(request_percentage=1.0)
+    seen = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise LookupError("planted")
+
+    async def scene() -> None:
+        task = asyncio.create_task(usage.run(work()))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(LookupError, match="planted"):
+            await usage.run(fails())
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(usage.run(asyncio.sleep(60)), 0.001)
+
+    asyncio.run(scene())
+    assert seen == ["cancelled"]
+
+
+def test_changes_of_metadata_are_refused_once_nothing_is_left() -> None:
+    usage, counters = usage_of(controller_mutation_rate=1.0)
+    usage.check_mutations()
+    usage.changed(20)  # a burst of eleven seconds, and nine more
+    with pytest.raises(ThrottlingQuotaExceeded) as refused:
+        usage.check_mutations()
+    assert 8_000 <= refused.value.throttle_ms <= 9_000
+    assert counters.throttled_seconds["controller_mutation"] >= 8
+
+
+def test_nodes_use_nothing() -> None:
+    quotas = ClientQuotas()
+    quotas.replace({entity({USER: None}): {"request_percentage": 0.001}})
+    usages = ClientUsages(quotas, Counters(), GRPC_CLIENT_ID)
+    assert usages.of(node_session("NODE")) is UNMETERED
+    usages.of(Session("User:ada")).produced(1)
+    assert len(quotas) == 1
+
+
+# By HTTP.
+
+
+@pytest.fixture
+def secure(lone_node: Any) -> Lone:
+    """A node of ada's and bob's with a topic; what is used counts for ten seconds."""
+    lone: Lone = lone_node(**LISTENER, num_partitions="3")
+    lone.create("t")
+    return lone
+
+
+@pytest.fixture
+def brief(lone_node: Any) -> Lone:
+    """The same, where it counts for a second."""
+    lone: Lone = lone_node(**LISTENER, quota_window_num="2")
+    lone.create("t")
+    return lone
+
+
+def give(lone: Lone, of: dict[str, str | None], **quotas: float) -> None:
+    records = [ClientQuotaRecord(tuple(of.items()), key, value) for key, value in quotas.items()]
+    lone.run(lone.node.parts.metadata.propose(records))
+
+
+def produce(lone: Lone, login: str, value: str) -> tuple[int, dict[str, str], Any]:
+    body = json.dumps({"topic": "t", "partition": 0, "value": value})
+    status, headers, answer = lone.http(
+        "POST /api/v1/produce HTTP/1.1\r\nHost: localhost\r\nX-Kept: 1\r\n"
+        f"Authorization: {login}\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+    )
+    return status, headers, json.loads(answer)
+
+
+def get(lone: Lone, path: str, login: str = ADA) -> tuple[int, dict[str, str], Any]:
+    status, headers, body = lone.http(
+        f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {login}\r\n\r\n"
+    )
+    return status, headers, json.loads(body)
+
+
+def test_who_produces_too_much_by_http_is_sent_away_until_he_may_come_again(secure: Lone) -> None:
+    give(secure, {"user": "ada"}, producer_byte_rate=10)
+    status, _, done = produce(secure, ADA, "x" * 1000)
+    assert (status, done["done"], done["offset"]) == (200, True, 0), "over it once, as in Kafka"
+    status, headers, refused = produce(secure, ADA, "x")
+    assert status == 429 and 50 <= int(headers["retry-after"]) <= 110, "(107 - 10) / 10 * 10 s"
+    assert "User:ada by kept-http is over the quota producer_byte_rate" in str(refused)
+    assert secure.node.parts.counters.throttled_seconds["produce"] > 50
+    assert produce(secure, BOB, "y")[2]["offset"] == 1, "another user goes on"
+    assert get(secure, "/api/v1/topics")[0] == 200, "and ada with what draws on something else"
+
+
+def test_a_short_wait_is_waited_out(brief: Lone) -> None:
+    size = len(build_batch([(1, None, b"x" * 1000, ())]))
+    give(brief, {"client-id": HTTP_CLIENT_ID}, producer_byte_rate=size / 1.5)
+    started = time.monotonic()
+    assert produce(brief, ADA, "x" * 1000)[0] == 200
+    status, _, done = produce(brief, BOB, "y")
+    assert (status, done["offset"]) == (200, 1), "the client id is shared"
+    assert time.monotonic() - started > 0.45, "(1.5 - 1) * 1 s"
+
+
+def test_records_that_http_shows_count_as_they_are_fetched(secure: Lone) -> None:
+    for number in range(4):
+        assert produce(secure, ADA, f"{number}" * 3000)[0] == 200
+    give(secure, {"user": "ada"}, consumer_byte_rate=30)
+    status, _, page = get(secure, "/api/v1/records?topic=t&partition=0&offset=0")
+    assert status == 200 and len(page["records"]) == 1, "the first batch, then he is over it"
+    assert page["next_offset"] == 1
+    for path in ("records?topic=t&partition=0", "search?topic=t", "tail?topic=t"):
+        status, headers, refused = get(secure, f"/api/v1/{path}")
+        assert status == 429 and int(headers["retry-after"]) >= 1, path
+        assert "consumer_byte_rate" in str(refused), path
+    assert get(secure, "/api/v1/topics/t")[0] == 200
+    assert len(get(secure, "/api/v1/search?topic=t", BOB)[2]["records"]) == 4
+
+
+def test_a_search_over_the_quota_says_where_to_go_on(secure: Lone) -> None:
+    for number in range(40):
+        assert produce(secure, BOB, f"{number:03}" * 1000)[0] == 200
+    give(secure, {"user": "ada"}, consumer_byte_rate=2000)
+    status, _, found = get(secure, "/api/v1/search?topic=t&contains=nothing")
+    assert status == 200 and found["cursor"] and found["scanned"]["bytes"] < 80_000
+    status, _, whole = get(secure, "/api/v1/search?topic=t&contains=nothing", BOB)
+    assert whole["cursor"] is None and whole["scanned"]["bytes"] > 120_000
+
+
+def test_the_loops_time_that_http_takes_holds_its_user_back(secure: Lone) -> None:
+    give(secure, {"user": "ada"}, request_percentage=0.001)
+    assert get(secure, "/api/v1/topics")[0] == 200
+    started = time.monotonic()
+    assert get(secure, "/api/v1/topics")[0] == 200, "a sample's time is waited"
+    assert time.monotonic() - started > 0.5
+    assert secure.node.parts.counters.throttled_seconds["request"] > 0.5
+    started = time.monotonic()
+    assert secure.http("GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")[0] == 200
+    assert get(secure, "/api/v1/topics", BOB)[0] == 200
+    assert time.monotonic() - started < 0.5, "neither probes nor others wait"
+
+
+def test_a_tail_over_the_quota_pauses_and_goes_on_with_what_came(brief: Lone) -> None:
+    give(brief, {"user": "ada"}, consumer_byte_rate=10_000)
+    parts = brief.node.parts
+    usage = ClientUsages(parts.client_quotas, parts.counters, HTTP_CLIENT_ID).of(
+        Session("User:ada")
+    )
+
+    async def follow() -> None:
+        tail = parts.admin.tails.tail(usage, "t", RecordFilter())
+        try:
+            await tail.begin()
+            assert (await call(brief.port, "Produce", PRODUCE, BOB)).offset == 0
+            usage.consumed(30_000)
+            while (event := await tail.poll()) is not None and usage.is_over("fetch"):
+                assert event.records == [] and event.left_out == 0
+                await asyncio.sleep(0.05)
+            found = event.records or (await tail.poll()).records
+            assert [one.record.offset for one in found] == [0]
+        finally:
+            tail.close()
+
+    brief.run(asyncio.wait_for(follow(), 60))
+    assert parts.counters.throttled_seconds["fetch"] > 0
+
+
+def test_topics_made_by_http_count_for_its_client_id(secure: Lone) -> None:
+    give(secure, {"client-id": HTTP_CLIENT_ID}, controller_mutation_rate=0.1)
+
+    def change(what: str, **values: Any) -> tuple[int, dict[str, str], Any]:
+        body = json.dumps(values)
+        status, headers, answer = secure.http(
+            f"POST /api/v1/topics/{what} HTTP/1.1\r\nHost: localhost\r\nX-Kept: 1\r\n"
+            f"Authorization: {ADA}\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+        )
+        return status, headers, json.loads(answer)
+
+    assert change("create", topic="one", partitions=5)[2]["done"]
+    for what, values in (
+        ("create", {"topic": "two"}),
+        ("alter", {"topic": "one", "partitions": 6}),
+        ("delete", {"topic": "one"}),
+    ):
+        status, headers, refused = change(what, **values)
+        assert status == 429 and int(headers["retry-after"]) > 20, (what, refused)
+        assert "throttling quota" in str(refused).lower()
+    assert change("alter", topic="one", set={"retention.ms": "1"})[2]["done"]
+
+
+# By gRPC.
+
+
+PRODUCE = broker_pb2.ProduceRequest(topic="t", partition=0, payload=b"x" * 1000)
+
+
+def test_a_produce_of_grpc_waits_while_its_user_is_over_the_rate(brief: Lone) -> None:
+    size = len(build_batch([(1, None, b"x" * 1000, ())]))
+    give(brief, {"user": "ada"}, producer_byte_rate=size / 1.5)
+    started = time.monotonic()
+    for offset in range(2):
+        assert brief.run(call(brief.port, "Produce", PRODUCE, ADA)).offset == offset
+    assert time.monotonic() - started > 0.45
+    assert brief.node.parts.counters.throttled_seconds["produce"] > 0
+
+
+def test_a_call_that_would_wait_longer_than_it_may_is_refused_at_once(secure: Lone) -> None:
+    give(secure, {"user": "ada"}, producer_byte_rate=1)
+    assert secure.run(call(secure.port, "Produce", PRODUCE, ADA)).offset == 0
+
+    async def refused() -> Any:
+        async with calling(secure.port, "Produce", PRODUCE, ADA) as under_way:
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                await under_way
+            return ended.value
+
+    started = time.monotonic()
+    error = secure.run(refused())
+    assert time.monotonic() - started < 20, "the call has a minute"
+    assert error.code() is EXHAUSTED and "producer_byte_rate" in error.details()
+    pushback = dict(error.trailing_metadata())["grpc-retry-pushback-ms"]
+    assert int(pushback) > 60_000
+    assert secure.run(call(secure.port, "Produce", PRODUCE, BOB)).offset == 1
+
+
+def test_a_stream_of_grpc_is_as_fast_as_the_quota(brief: Lone) -> None:
+    for number in range(4):
+        assert brief.run(call(brief.port, "Produce", PRODUCE, BOB)).offset == number
+    size = len(build_batch([(1, None, b"x" * 1000, ())]))
+    give(brief, {"user": "ada"}, consumer_byte_rate=size)
+    consume = broker_pb2.ConsumeRequest(topic="t", partition=0)
+
+    async def read() -> float:
+        started = time.monotonic()
+        async with calling(brief.port, "Consume", consume, ADA) as stream:
+            assert [record.offset async for record in stream] == [0, 1, 2, 3]
+        return time.monotonic() - started
+
+    assert brief.run(read()) > 0.9, "two batches are over it"
+
+
+def test_topics_made_by_grpc_are_refused_once_nothing_is_left(secure: Lone) -> None:
+    give(secure, {"client-id": GRPC_CLIENT_ID}, controller_mutation_rate=0.1)
+    for number, made in enumerate((True, False)):
+        request = broker_pb2.CreateTopicRequest(topic=f"new-{number}")
+        reply = secure.run(call(secure.port, "CreateTopic", request, ADA))
+        assert (reply.partitions == 3) if made else (reply is EXHAUSTED)
+
+
+def test_quotas_hold_where_nobody_logs_in(lone_node: Any) -> None:
+    lone = lone_node(kept_console_actions="true")
+    lone.create("t")
+    give(lone, {"user": "ANONYMOUS"}, producer_byte_rate=1)
+    assert lone.run(call(lone.port, "Produce", PRODUCE)).offset == 0
+    assert lone.run(call(lone.port, "Produce", PRODUCE)) is EXHAUSTED
+    status, answer = lone.post("/api/v1/produce", topic="t", value="v")
+    assert status == 429, (answer, "it is one user's quota by whatever protocol")
+
+
+def test_views_of_invented_users_are_bounded_as_kafkas() -> None:
+    """They are the same table's (test_client_quotas): what is used is found by principal."""
+    quotas = ClientQuotas()
+    quotas.replace({entity({CLIENT_ID: None}): {"producer_byte_rate": 1.0}})
+    usages = ClientUsages(quotas, Counters(), HTTP_CLIENT_ID)
+    for number in range(MAX_VIEWS + 100):
+        usages.of(Session(f"User:{number}")).produced(1)
+    assert len(quotas) <= MAX_VIEWS

@@ -77,8 +77,10 @@ def test_the_tutorial_from_the_wheel(installed, tmp_path):
     typed = [c for c in tutorial if c is spark or not c.text.startswith(INSTALLS)]
     try:
         run(typed, tmp_path, free_port(LOCAL_PORTS), 900, installed.programs)
-    finally:
-        call(installed.programs / "kept", "local", "down", "--purge", cwd=tmp_path)
+        assert list((tmp_path / "kept-local").iterdir()) == [], "the tutorial cleans up"
+    finally:  # where it did not come so far
+        end = (installed.programs / "kept", "local", "down", "--purge")
+        subprocess.run(end, cwd=tmp_path, capture_output=True, check=False, timeout=120)
 
 
 @pytest.mark.chromium

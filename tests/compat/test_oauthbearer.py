@@ -28,6 +28,7 @@ from kept.client.client import Client, OutRecord
 from kept.client.security.jaas import OAUTH_MODULE
 from kept.client.security.security import Security
 from kept.storage.errors import KeptError
+from tests.support.certificates import Authority
 from tests.support.sasl_site import Secured, secured
 from tests.support.token_issuer import AUDIENCE, CLIENT, ISSUER, SECRET, Endpoint, Issuer, served
 from tests.tools import go_tools, kafka_dist
@@ -278,6 +279,38 @@ def test_our_client_hears_that_it_is_refused(site: Site, tmp_path: Path) -> None
         pytest.raises(KeptError, match=said),
     ):
         client.metadata()
+
+
+def test_a_node_fetches_keys_by_https_and_goes_on_without_them(tmp_path: Path) -> None:
+    authority, issuer, token = Authority(tmp_path), Issuer(), tmp_path / "token"
+    given = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.token.endpoint.url": token.as_uri(),
+    }
+
+    def logs_in(node: Secured, key_id: str) -> None:
+        token.write_text(issuer.token(key_id=key_id))
+        with Client(node.bootstrap, security=Security(given)) as client:
+            assert client.metadata().topics == {}
+
+    with served(Endpoint(issuer), authority.issue("issuer", "localhost")) as endpoint:
+        settings = {
+            "sasl_enabled_mechanisms": "OAUTHBEARER",
+            "sasl_oauthbearer_jwks_endpoint_url": endpoint.url,
+            "kept_sasl_oauthbearer_truststore_location": authority.ca,
+            "sasl_oauthbearer_jwks_endpoint_refresh_ms": 1000,
+        }
+        with secured(**settings) as node:
+            logs_in(node, "k1")
+            issuer.add_key("k2")
+            logs_in(node, "k2")
+            endpoint.respond = lambda *_: (500, {}, b"")  # type: ignore[method-assign]
+            node.cluster.wait_until(
+                lambda: "keys of tokens not fetched" in node.cluster.log(), "it fails"
+            )
+            logs_in(node, "k1")
+            logs_in(node, "k2")
 
 
 # Apache Kafka's tools.

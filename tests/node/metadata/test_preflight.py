@@ -6,9 +6,15 @@ import socket
 import pytest
 
 from kept.node.config.node_config import NodeConfig
-from kept.node.metadata.preflight import check_addresses, check_directories, check_tls
+from kept.node.metadata.preflight import (
+    check_addresses,
+    check_directories,
+    check_tls,
+    check_tokens,
+)
 from kept.storage.errors import ConfigurationError
 from tests.support.certificates import Authority
+from tests.support.token_issuer import Issuer
 
 
 def config(**settings) -> NodeConfig:
@@ -117,3 +123,21 @@ def test_tls_is_checked_for_each_listener_as_a_start_would(tmp_path):
     assert [asked.tls_client_auth(one) for one in asked.listeners] == ["required", "none"]
     asked = NodeConfig(given | {own + "ssl.client.auth": "required"})
     assert [asked.tls_client_auth(one) for one in asked.listeners] == ["none", "required"]
+
+
+def test_keys_of_tokens_are_checked_for_each_listener(tmp_path):
+    right, wrong = Issuer().write(tmp_path / "keys"), (tmp_path / "none").as_uri()
+    url = "sasl.oauthbearer.jwks.endpoint.url"
+    given = {
+        "listeners": "A://localhost:9092,B://localhost:9093",
+        "listener.security.protocol.map": "A:SASL_PLAINTEXT,B:SASL_PLAINTEXT",
+        "sasl.enabled.mechanisms": "OAUTHBEARER",
+        url: right,
+    }
+    check_tokens(NodeConfig(given))
+    check_tokens(NodeConfig(given | {url: "https://localhost:1/keys"}))
+    with pytest.raises(ConfigurationError, match=f"listener B: {url}={wrong}: No such file"):
+        check_tokens(NodeConfig(given | {f"listener.name.b.{url}": wrong}))
+    trust = {url: "https://localhost:1/", "kept.sasl.oauthbearer.truststore.location": "/none"}
+    with pytest.raises(ConfigurationError, match=r"listener A: kept.sasl.*=/none: No such file"):
+        check_tokens(NodeConfig(given | trust))

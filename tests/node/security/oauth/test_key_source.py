@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import threading
+import time
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
@@ -166,6 +168,55 @@ def test_a_key_that_is_gone_is_believed_no_more(endpoint, authority):
             del endpoint.issuer.keys["k1"]
             await until(lambda: not source.keys.has("k1"))
             assert "'k1' is not in" in await refusal(source, old)
+
+    finish(go())
+
+
+def test_a_token_is_remembered_until_it_expires_or_keys_are_got_anew(
+    endpoint, authority, monkeypatch
+):
+    checked: list[str] = []
+    verify = key_source.verify
+    monkeypatch.setattr(key_source, "MAX_REMEMBERED", 2)
+    monkeypatch.setattr(
+        key_source, "verify", lambda token, *rest: checked.append(token) or verify(token, *rest)
+    )
+
+    async def go() -> None:
+        async with fetching(endpoint, authority) as source:
+            first, second, third = (endpoint.issuer.token(user) for user in ("a", "b", "c"))
+            for token in (first, first, second, second, first):
+                await source.verify(token)
+            assert checked == [first, second]
+            await source.verify(third)
+            await source.verify(first)
+            assert checked == [first, second, third, first], "the oldest is forgotten"
+            now = time.time()
+            monkeypatch.setattr(key_source.time, "time", lambda: now + 400)
+            await source.verify(first)
+            assert checked[-1] is first and len(checked) == 5, "PyJWT has a clock of its own"
+            monkeypatch.undo()
+            await source._fetch()
+            await source.verify(first)
+            assert not source._believed.keys() - {hashlib.sha256(first.encode()).digest()}
+
+    finish(go())
+
+
+def test_a_token_that_expired_is_not_remembered(endpoint, authority):
+    async def go() -> None:
+        async with fetching(endpoint, authority) as source:
+            token = endpoint.issuer.token(life_s=1)
+            await source.verify(token)
+            end = time.monotonic() + 30
+            while time.monotonic() < end:
+                try:
+                    await source.verify(token)
+                except SaslAuthenticationFailed as refused:
+                    assert "expired" in str(refused)
+                    return
+                await asyncio.sleep(0.05)
+            raise AssertionError("believed after its end")
 
     finish(go())
 

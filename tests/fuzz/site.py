@@ -33,6 +33,7 @@ from kept.testing.ports import free_port
 from tests.node.conftest import Lone
 from tests.support.certificates import Authority
 from tests.support.credentials import credential
+from tests.support.token_issuer import Issuer
 
 T = TypeVar("T")
 
@@ -78,6 +79,7 @@ class Site:
         authority = Authority(directory)
         self.ca_path = authority.ca
         self.keys_pem = Path(authority.issue("node", "localhost", "127.0.0.1")).read_bytes()
+        self.issuer = Issuer()
         self._runner = asyncio.Runner(loop_factory=ThisMachineOnly)
         self.node_port = free_port()
         users = f'user_{EVE}="{PASSWORD}" user_{ADMIN}="{PASSWORD}"'
@@ -95,7 +97,8 @@ class Site:
                 "ssl.keystore.location": str(directory / "node.pem"),
                 "ssl.truststore.location": authority.ca,
                 "ssl.client.auth": "requested",
-                "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256",
+                "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,OAUTHBEARER",
+                "sasl.oauthbearer.jwks.endpoint.url": self.issuer.write(directory / "keys.json"),
                 "plain.sasl.jaas.config": f"{PLAIN_MODULE} required {users};",
                 "connection.failed.authentication.delay.ms": "0",
                 "authorizer.class.name": STANDARD_AUTHORIZER,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import binascii
+import json
 import ssl
 import struct
 from collections.abc import Awaitable, Callable
@@ -10,6 +12,8 @@ from contextlib import suppress
 from itertools import islice
 from random import Random
 from typing import Any, Final
+
+import jwt
 
 from kept.client.admin.groups import decode_assignment, decode_subscription
 from kept.client.protocol import messages as protocol
@@ -26,6 +30,7 @@ from kept.node.config.checks import parse_super_users
 from kept.node.internode.frames import Kind, encode
 from kept.node.internode.hello import PREFACE, packed
 from kept.node.internode.protobuf_conversion import codecs
+from kept.node.security.oauth.json_web_keys import parse_keys
 from kept.storage.errors import KeptError
 from tests.fuzz import node_messages, seeds
 from tests.fuzz.exchange import Exchange, connected
@@ -96,6 +101,40 @@ async def scram(site: Site, random: Random) -> None:
                 answer = protocol.decode_response(AUTHENTICATE, 2, frame)[1].auth_bytes
         await exchange.send(random.choice(seeds.frames()), random)
         await _leave(exchange, random)
+
+
+async def tokens(site: Site, random: Random) -> None:
+    """Logins by access tokens, over Kafka's protocol and HTTP, whose parts are damaged before the
+    issuer signs them, or after; and sets of keys.
+    """
+    with suppress(ValueError):
+        parse_keys(_maybe(json.dumps(site.issuer.key_set()).encode(), random))
+    token = _token(site, random)
+    if random.random() < 0.3:
+        head = b"GET /api/v1/cluster HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "
+        async with connected(site.ports[SASL], random) as exchange:
+            await exchange.send(head + token + b"\r\n\r\n", random)
+            await _leave(exchange, random)
+        return
+    message = _maybe(b"n,a=eve,\x01host=x\x01auth=Bearer " + token + b"\x01\x01", random)
+    async with connected(site.ports[SASL], random) as exchange:
+        await exchange.send(seeds.request(HANDSHAKE, 1, mechanism="OAUTHBEARER"), random)
+        await exchange.read_frame()
+        for data in (message, random.choice((b"\x01", message, b""))):
+            await exchange.send(seeds.request(AUTHENTICATE, 2, auth_bytes=data), random)
+            await exchange.read_some()
+        await exchange.send(random.choice(seeds.frames()), random)
+        await _leave(exchange, random)
+
+
+def _token(site: Site, random: Random) -> bytes:
+    header = _maybe(b'{"alg":"ES256","kid":"k1","typ":"JWT"}', random)
+    claims = _maybe(b'{"sub":"eve","aud":["kafka"],"iat":1,"exp":4102444800,"scope":"a"}', random)
+    signed = b".".join(base64.urlsafe_b64encode(one).rstrip(b"=") for one in (header, claims))
+    key, algorithm = site.issuer.keys["k1"]
+    signature: bytes = jwt.get_algorithm_by_name(algorithm).sign(signed, key)
+    token = signed + b"." + base64.urlsafe_b64encode(signature).rstrip(b"=")
+    return mutated(token, random) if random.random() < 0.3 else token
 
 
 def _keep(data: bytes, _: Random) -> bytes:
@@ -320,6 +359,7 @@ TARGETS: Final[dict[str, Attempt]] = {
         frames,
         sasl,
         scram,
+        tokens,
         tls,
         http,
         grpc,

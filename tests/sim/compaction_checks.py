@@ -46,7 +46,7 @@ class _Segment:
 
 
 @dataclass
-class _View:
+class View:
     """A replica's log as it was seen last."""
 
     process: int
@@ -65,7 +65,7 @@ class CompactionChecks(ReplicaChecks):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.views: dict[tuple[int, TopicPartition], _View] = {}
+        self.views: dict[tuple[int, TopicPartition], View] = {}
         self.rows: dict[TopicPartition, list[Rec]] = {}
         """Every committed record."""
         self.tables: dict[TopicPartition, dict[bytes, Rec]] = {}
@@ -130,7 +130,7 @@ class CompactionChecks(ReplicaChecks):
             return
         view = self.views.get((node, tp))
         if view is None or view.process != process:
-            view = self.views[node, tp] = _View(process)
+            view = self.views[node, tp] = View(process)
         self._read_log(view, log)
         view.start, view.log = log.log_start_offset, log
         register, copy = self.register(tp), self._copy(node, process, tp, view, log)
@@ -143,7 +143,7 @@ class CompactionChecks(ReplicaChecks):
         if generation is not None:
             self._compare(tp, topic_id, node, view, generation)
 
-    def _copy(self, node: int, process: int, tp: TopicPartition, view: _View, log: Log) -> Copy:
+    def _copy(self, node: int, process: int, tp: TopicPartition, view: View, log: Log) -> Copy:
         copy = self.copies.get((node, tp))
         end, register = log.written_end_offset, self.register(tp)
         if copy is None or copy.process != process:
@@ -158,7 +158,7 @@ class CompactionChecks(ReplicaChecks):
         return copy
 
     @staticmethod
-    def _read_log(view: _View, log: Log) -> None:
+    def _read_log(view: View, log: Log) -> None:
         seen = tuple((id(segment), segment.size_bytes) for segment in log.segments)
         if seen == view.seen:
             return
@@ -184,7 +184,7 @@ class CompactionChecks(ReplicaChecks):
     # Leaders.
 
     def _leading(  # noqa: PLR0917
-        self, tp: TopicPartition, node: int, copy: Copy, view: _View, register: Register,
+        self, tp: TopicPartition, node: int, copy: Copy, view: View, register: Register,
         epoch: int, hw: int,
     ) -> None:  # fmt: skip
         known = register.leaders.setdefault(epoch, (node, copy.process))
@@ -224,7 +224,7 @@ class CompactionChecks(ReplicaChecks):
             register.sequences[key] = batch.sequence
         super()._sequence(tp, register, batch)
 
-    def _begin_anew(self, tp: TopicPartition, register: Register, view: _View, hw: int) -> None:
+    def _begin_anew(self, tp: TopicPartition, register: Register, view: View, hw: int) -> None:
         """Something was given up: what the new leader has committed counts from here on."""
         register.rebase = register.by_election = False
         register.batches = [batch for batch in view.batches if batch.last < hw]
@@ -247,7 +247,7 @@ class CompactionChecks(ReplicaChecks):
         return {rec.key: rec for rec in self.rows.get(tp, []) if rec.offset < up_to}
 
     def _judge(  # noqa: PLR0917
-        self, tp: TopicPartition, node: int, view: _View, register: Register, leads_in: int | None,
+        self, tp: TopicPartition, node: int, view: View, register: Register, leads_in: int | None,
         hw: int,
     ) -> None:  # fmt: skip
         state = register.state
@@ -279,7 +279,7 @@ class CompactionChecks(ReplicaChecks):
             raise Violation("prefix", f"{who}: {table} is not committed")
 
     def _compare(
-        self, tp: TopicPartition, topic_id: UUID, node: int, view: _View,
+        self, tp: TopicPartition, topic_id: UUID, node: int, view: View,
         generation: tuple[Any, int],
     ) -> None:  # fmt: skip
         identity, end = generation
@@ -315,23 +315,19 @@ class CompactionChecks(ReplicaChecks):
         records = [] if view is None else view.records
         return [rec for rec in records if rec.value is None and rec.offset < below]
 
-    def finish(self) -> None:
-        """At the end: all replicas show the same table, the committed one."""
-        for tp, register in self.registers.items():
-            state = register.state
-            if state is None:
-                continue
-            for node in state.replicas:
-                view = self.views.get((node, tp))
-                if view is None:
-                    raise Violation("liveness", f"{tp}: n{node} has no replica, state {state}")
-                view.judged = ()
-                register.certain.add(node)
-                self._judge(tp, node, view, register, None, register.end)
-                self._producers(tp, node, view, register)
+    def _finish(self, tp: TopicPartition, register: Register, state: PartitionRecord) -> None:
+        """All replicas show the same table, the committed one."""
+        for node in state.replicas:
+            view = self.views.get((node, tp))
+            if view is None:
+                raise Violation("liveness", f"{tp}: n{node} has no replica, state {state}")
+            view.judged = ()
+            register.certain.add(node)
+            self._judge(tp, node, view, register, None, register.end)
+            self._producers(tp, node, view, register)
 
     def _producers(
-        self, tp: TopicPartition, node: int, view: _View, register: Register
+        self, tp: TopicPartition, node: int, view: View, register: Register
     ) -> None:  # fmt: skip
         """A batch that comes again would be there twice, where its producer is not known."""
         if self.may_miss(tp) or view.log is None:

@@ -157,6 +157,8 @@ class SimTransport(asyncio.Transport):
         """What a cut holds back; one timer for all of it."""
         self.held_until_s = 0.0
         """What is written arrives no earlier, whatever becomes of the links."""
+        self.arrives_whole = False
+        """What was written arrives although this end breaks off: somebody in between has it."""
         self._arrives_at = 0.0
         """When the last of it does."""
         self._unread_bytes = 0
@@ -270,7 +272,8 @@ class SimTransport(asyncio.Transport):
 
     def abort(self) -> None:
         """The other end sees a reset; what is on its way is lost."""
-        self._travelling.clear()
+        if not self.arrives_whole:
+            self._travelling.clear()
         self._end(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
 
     # The way.

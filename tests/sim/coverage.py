@@ -62,6 +62,8 @@ REQUIRED: Final = {
         "nodes isolated", "links cut", "coordinators struck at ends", "power losses",
         "producers fenced", "transactions described", "hanging transactions ended",
         "producer states compared", "records moved", "movers of an old generation",
+        "producer states of offsets compared", "histories with passes", "views compared",
+        "connections of markers held", "topics deleted",
     ),
     "security": (
         "changes acknowledged: acl", "changes acknowledged: scram", "changes without an answer",
@@ -76,6 +78,7 @@ REQUIRED: Final = {
         "unclean elections", "manifests damaged", "manifests: Damaged", "leaders left alone",
         "slow builds", "devices that failed in a pass", "devices put in order",
         "leaders that died while a follower applied", "histories with early jobs",
+        "passes that ended with their device",
     ),
     "kills": (
         "times all died", "times two went on", "generations applied", "batches given up",

@@ -151,6 +151,8 @@ class NodeHistory:
 
     def _check(self) -> None:
         for _, what, error in self._loop.escaped:
+            if isinstance(error, Violation):
+                raise error
             raise Violation("escaped", f"{what}: {error!r}") from error
         node = self._node
         if node is not None and node.parts.shutdown.failure:

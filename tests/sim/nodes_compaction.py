@@ -10,6 +10,8 @@ Each history has some of these: records that are deleted, by an operator and by
 disk, also under a process that needs them; unclean elections. With one of the last two there are
 two replicas, so that one node more than the other replica of a partition can be away.
 
+What works in a directory whose device fails must end (``device-in-pass``).
+
 At the end of half of the histories one node stays down, once all else is well: the others must lose
 every tombstone that there was, and go on; then it returns with its old log (``tombstones``).
 """
@@ -50,6 +52,8 @@ BEHIND_S: Final = 4.0
 """How long a follower is kept behind the other one, at most."""
 BEHIND_TIMES: Final = 3
 PASS_FAILS: Final = "device in a pass"
+PASS_ENDS_S: Final = 5.0
+"""A pass, and work on a manifest, end so soon with the device that they use."""
 FORSAKEN_S: Final = 40.0
 """How long the tombstones of a cluster that misses a node may take to go."""
 
@@ -157,18 +161,7 @@ class NodesCompactionHistory(NodesHistory):
         if replica is None:
             super().observe(machine, tp, replica)
             return
-        self.world.now_us = int(self.loop.time() * 1e6)
-        partition, applied = replica.partition, replica.compaction
-        generation = None
-        if applied is not None and applied.applied is not None and not replica.manifests.busy:
-            generation = applied.applied, applied.end_offset
-        self.checks.look_at(
-            machine.node_id, machine.life, tp, partition.topic_id, partition.log,
-            partition.high_watermark,
-            partition.leader_epoch if partition.core.leading else None,
-            generation,
-        )  # fmt: skip
-        self.check_epoch(machine, partition)
+        observe_compacted(self, self.checks, machine, replica)
         self._check_cut(machine, tp, replica)
 
     def _check_cut(self, machine: Machine, tp: TopicPartition, replica: LocalReplica) -> None:
@@ -336,6 +329,27 @@ class NodesCompactionHistory(NodesHistory):
             machine.break_device(replica.directory.directory.path)
             self.note("faults", f"n{machine.node_id} loses a device in a pass")
             self.world.counts["devices that failed in a pass"] += 1
+            self.watch(self._ends_with_its_device(machine, replica))
+
+    async def _ends_with_its_device(self, machine: Machine, replica: LocalReplica) -> None:
+        """Nothing goes on for ever that works in a directory whose device is gone: a pass that did
+        would have one of the cleaner's threads for itself. Raises Violation.
+        """
+        tp, process, node = replica.partition.topic_partition, machine.process, machine.node
+        assert process is not None and node is not None
+        deadline = self.loop.time() + PASS_ENDS_S
+        while process.alive and machine.troubled:
+            cleaner = node.parts.cleaner._cleaner
+            if not works_on_manifest(replica) and (cleaner is None or tp not in cleaner.running):
+                self.world.counts["passes that ended with their device"] += 1
+                return
+            if process.stopped:
+                deadline = self.loop.time() + PASS_ENDS_S
+            if self.loop.time() > deadline:
+                raise Violation(
+                    "device-in-pass", f"n{machine.node_id} {tp}: a pass outlives its device"
+                )
+            await asyncio.sleep(0.05)
 
     def _rot(self, machine: Machine) -> bool:
         """Manifests are damaged, but for those that a swap needs; False: there may be one."""
@@ -401,6 +415,24 @@ class NodesCompactionHistory(NodesHistory):
     async def verify(self) -> None:
         """The checkers have compared all of it."""
         self.world.counts["generations applied"] = self.world.counts["manifests: Applied"]
+
+
+def observe_compacted(
+    history: NodesHistory, checks: CompactionChecks, machine: Machine, replica: LocalReplica
+) -> None:
+    """A replica of a topic of which the cleaner makes passes has changed. Raises Violation."""
+    history.world.now_us = int(history.loop.time() * 1e6)
+    partition, applied = replica.partition, replica.compaction
+    generation = None
+    if applied is not None and applied.applied is not None and not replica.manifests.busy:
+        generation = applied.applied, applied.end_offset
+    checks.look_at(
+        machine.node_id, machine.life, partition.topic_partition, partition.topic_id,
+        partition.log, partition.high_watermark,
+        partition.leader_epoch if partition.core.leading else None,
+        generation,
+    )  # fmt: skip
+    history.check_epoch(machine, partition)
 
 
 def works_on_manifest(replica: LocalReplica) -> bool:

@@ -7,6 +7,7 @@ epoch is durable (rule 24) is not shown by a lone node: it accepts nobody before
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from kept.node.kafka.handlers.records.delayed_produce import write_staged
@@ -80,6 +81,22 @@ plant(
     "node-metadata-unsynced", "node", 1, "lost stopped",
     "the metadata log is fsynced before a decision is acknowledged (34)",
     ("kept.cluster.metadata.wal.WriteAheadLog._sync", unsynced),
+)  # fmt: skip
+
+
+def by_the_machines_clock(_: Any) -> Any:
+    """Something is measured by a clock that nobody replaces."""
+
+    def monotonic_ms() -> int:
+        return time.monotonic_ns() // 1_000_000
+
+    return monotonic_ms
+
+
+plant(
+    "node-real-clock", "node", 1, "unsimulated",
+    "nothing in a history is taken from the machine that it runs on (one seed is one history)",
+    ("kept.node.replicas.maintenance.monotonic_ms", by_the_machines_clock),
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from kept.cluster.metadata.wal import HardState
 from kept.cluster.raft.messages import NO_NODE, AppendReply
+from kept.cluster.raft.voter_set import check_change, voters_entry
 from tests.sim.planted import plant
 
 MEMBER = "kept.cluster.metadata.metadata_node.MetadataNode"
@@ -17,6 +18,10 @@ FOLLOWER = "kept.cluster.raft.follower.Follower"
 LOG = "kept.cluster.raft.log.RaftLog"
 FILES = "kept.cluster.metadata.metadata_files"
 WAL = "kept.cluster.metadata.wal.WriteAheadLog"
+VOTER_SET = "kept.cluster.raft.voter_set.VoterSet"
+CHANGES = 0.3
+"""How much of what clients do is an operator's where voters change."""
+PARTED = ("partition", "isolate_leader", "kill", "one_way")
 
 
 def forget_term(original: Any) -> Any:
@@ -238,7 +243,7 @@ plant(
     1,
     "election-safety leader-completeness committed-differs",
     "a majority of the voters",
-    ("kept.cluster.raft.voter_set.VoterSet.quorum", majority_is_one),
+    (f"{VOTER_SET}.quorum", majority_is_one),
 )
 plant(
     "own-disk-uncounted",
@@ -367,4 +372,76 @@ plant(
     "foreign-to-itself", "raft", 1, "refusal",
     "a member is refused by what it is, not by chance (34)",
     (f"{MEMBER}._check_identity", another_cluster),
+)  # fmt: skip
+
+
+# Voters that join and leave.
+
+
+def while_one_is_under_way(original: Any) -> Any:
+    """A leader takes a change of voters though the one before is not committed."""
+
+    def change_voters(self: Any, voters: Any) -> Any:
+        old = self.state.voter_set.voters
+        if not self.commits_own_term or len(voters) > len(old):
+            return original(self, voters)
+        self._check_leads()
+        check_change(old, voters)
+        return self.append_own(voters_entry(voters))
+
+    return change_voters
+
+
+def before_its_own_term(original: Any) -> Any:
+    """A new leader takes a change of voters before an entry of its term is committed: the voters
+    that it knows may be of a change that is not committed either, and another one is.
+    """
+
+    def change_voters(self: Any, voters: Any) -> Any:
+        first, self.first_of_term = self.first_of_term, 0
+        try:
+            return original(self, voters)
+        finally:
+            self.first_of_term = first
+
+    return change_voters
+
+
+def cut_and_kept(_: Any) -> Any:
+    """Who cuts its log goes on with the voters of a change that was in what it cut."""
+
+    def truncate_from(self: Any, index: int) -> None:
+        return None
+
+    return truncate_from
+
+
+def goes_on_leading(original: Any) -> Any:
+    """A leader that was voted out leads on."""
+
+    def hand_over(self: Any) -> None:
+        if self.state.is_voter:
+            original(self)
+
+    return hand_over
+
+
+SPLIT = "election-safety leader-completeness committed-differs committed-lost"
+plant(
+    "voters-two-at-once", "raft", 38, SPLIT,
+    "one change of voters at a time (Raft thesis 4.1)",
+    (f"{REPLICATOR}.change_voters", while_one_is_under_way),
+    kinds=PARTED, changes=CHANGES,
+)  # fmt: skip
+plant(
+    "voters-cut-and-kept", "raft", 209, f"{SPLIT} liveness",
+    "a change of voters that is cut from the log is taken back (Raft thesis 4.1)",
+    (f"{VOTER_SET}.truncate_from", cut_and_kept),
+    kinds=PARTED, changes=CHANGES,
+)  # fmt: skip
+plant(
+    "voters-removed-leads", "raft", 1, "removed-leads",
+    "a leader that was voted out steps down once that is committed (Raft thesis 4.2.2)",
+    (f"{REPLICATOR}.hand_over", goes_on_leading),
+    changes=CHANGES,
 )  # fmt: skip

@@ -265,3 +265,68 @@ plant(
      any_generation),
     moves=True, naps=0.08, suffer_s=20.0,
 )  # fmt: skip
+
+
+def as_if_stable(original: Any) -> Any:
+    """A pass maps what open transactions write, too."""
+
+    def view(log: Any, state: Any, last_stable_offset: int, *args: Any) -> Any:
+        return original(log, state, max(last_stable_offset, log.log_end_offset), *args)
+
+    return view
+
+
+def coordinator_forgotten(original: Any) -> Any:
+    """Who leads offsets does not note which coordinator wrote a marker there."""
+
+    def append_marker(self: Any, marker: Any, producer_id: int, *args: Any, **kw: Any) -> Any:
+        info = original(self, marker, producer_id, *args, **kw)
+        if self.topic_partition.topic == "__consumer_offsets":
+            self.log.producers.get(producer_id).coordinator_epoch = -1
+        return info
+
+    return append_marker
+
+
+def deleted_is_waited_for(original: Any) -> Any:
+    """A marker waits for a partition that was deleted, and never looks for it again."""
+
+    def _route(self: Any, job: Any, partitions: Any) -> None:
+        image = self._image
+        there = [tp for tp in partitions if image is None or image.partition(*tp) is not None]
+        original(self, job, there)
+
+    return _route
+
+
+def open_ones_expire(original: Any) -> Any:
+    """A producer is forgotten though it has a transaction open."""
+
+    def expire(self: Any, now_ms: int) -> int:
+        for producer_id, state in self.items():
+            if state.last_timestamp <= now_ms - self.expiration_ms:
+                state.txn_first_offset = None
+                self._open.pop(producer_id, None)
+        return int(original(self, now_ms))
+
+    return expire
+
+
+plant(
+    "transactions-aborted-supersede", STAGE, 1, "compacted-view aborted-read",
+    "a record of an aborted transaction replaces nothing (I13)",
+    ("kept.compaction.cleaner.scan_stats.AbortedIndex.has", returns(False)),
+    ("kept.compaction.cleaner.self_check.check", returns(0)),
+    compacts=True,
+)  # fmt: skip
+plant(
+    "transactions-open-supersede", STAGE, 1, "compacted-view",
+    "a pass ends at the last stable offset (I13)",
+    ("kept.node.compaction.cleaner.view", as_if_stable),
+    compacts=True,
+)  # fmt: skip
+plant(
+    "transactions-offsets-coordinator", STAGE, 1, "producer-state",
+    "what a leader of offsets knows of producers follows from its log (I11)",
+    ("kept.replication.partition.Partition.append_marker", coordinator_forgotten),
+)  # fmt: skip

@@ -2,6 +2,7 @@
 
 The names are those of the Raft paper, figure 3. The checkers read a member's log through its
 entries and terms only, remember what they saw under their own keys, and share no code with it.
+``removed-leads``: whoever knows that it was voted out leads no more (Raft thesis 4.2.2).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kept.cluster.metadata.records import VotersRecord, decode_batch
 from kept.cluster.raft.messages import PreVote, PreVoteReply, Vote, VoteReply
 from tests.sim.world import Violation
 
@@ -39,6 +41,19 @@ class View:
 
     def data(self, index: int) -> bytes:
         return self._entry(index).data
+
+
+VOTERS_TYPE = 65
+TYPE_AT = 8
+"""Where the type of an entry's first record stands."""
+
+
+def voters_of(data: bytes) -> frozenset[int] | None:
+    """Who votes by an entry; None: it says nothing of voters."""
+    if len(data) <= TYPE_AT or data[TYPE_AT] != VOTERS_TYPE:
+        return None
+    found = [one for one in decode_batch(data) if isinstance(one, VotersRecord)]
+    return frozenset(voter.node_id for one in found[-1:] for voter in one.voters)
 
 
 @dataclass
@@ -72,6 +87,8 @@ class RaftChecks:
     terms: dict[int, int] = field(default_factory=dict)
     votes: dict[tuple[int, int], int] = field(default_factory=dict)
     """(voter, term) -> the candidate."""
+    voters: tuple[int, frozenset[int]] | None = None
+    """The newest committed change: its entry, and who votes since."""
 
     def look(
         self, node: int, process: int, *, term: int, leads: bool, commit: int, log: LogView
@@ -91,6 +108,13 @@ class RaftChecks:
         seen.leads = term if leads else None
         seen.term = term
         self._commit(node, seen, commit, log)
+        if leads and self.voters is not None:
+            changed_at, voters = self.voters
+            if commit >= changed_at and node not in voters:
+                raise Violation(
+                    "removed-leads", f"n{node} leads term {term}, and votes no more since entry "
+                    f"{changed_at}, which it knows to be committed; {sorted(voters)} do"
+                )  # fmt: skip
 
     def _terms(self, node: int, term: int) -> None:
         known = self.terms.get(node, 0)
@@ -182,6 +206,10 @@ class RaftChecks:
             term = log.term(index)
             assert term is not None
             entry = (term, digest(log.data(index)))
+            if index not in self.committed:
+                voters = voters_of(log.data(index))
+                if voters is not None:
+                    self.voters = index, voters
             known = self.committed.setdefault(index, entry)
             if known != entry:
                 raise Violation(

@@ -227,13 +227,16 @@ def quiet(message: Message) -> bool:
 
 
 class RaftHistory:
-    """One seed; see the module. ``kinds``: the faults that may be drawn."""
+    """One seed; see the module. ``kinds``: the faults that may be drawn. ``changes``: how much of
+    what clients do is an operator's, who then changes voters twice in a row, too, and as soon as
+    somebody is elected; as drawn if None.
+    """
 
     stage = "raft"
 
     def __init__(
         self, seed: int, *, tracing: bool = False, kinds: tuple[str, ...] = KINDS,
-        assertions: bool = True,
+        assertions: bool = True, changes: float | None = None,
     ) -> None:  # fmt: skip
         self.world = world = World(seed, tracing=tracing)
         self.network = Network(world)
@@ -255,7 +258,10 @@ class RaftHistory:
         self.proposed = 0
         self.reads_done = 0
         self.lies = world.chance(0.3)
-        self.operated = world.chance(0.4)
+        self.operated = world.chance(0.4) or changes is not None
+        self.changes, self.in_a_row = (0.05, 0.0) if changes is None else (changes, 0.5)
+        self.elected: set[int] = set()
+        """Terms in which somebody leads."""
         self.duels = self.stage == "raft" and world.extra.random() < 0.2
         for machine in self.machines:
             machine.on_death.append(self._died)
@@ -362,7 +368,7 @@ class RaftHistory:
         if self.lies and world.chance(0.02):
             liar = world.random.choice(self.machines)
             machine.deliver("peer_down", liar.node_id)
-        elif self.operated and world.chance(0.05) and not self.nemesis.healed:
+        elif self.operated and world.chance(self.changes) and not self.nemesis.healed:
             self._operate()
         elif world.chance(0.2):
             self.proposed += 1
@@ -371,13 +377,13 @@ class RaftHistory:
             self.proposed += 1
             machine.deliver("propose_safely", f"p{self.proposed}")
 
-    def _operate(self) -> None:
+    def _operate(self, elected: Machine | None = None) -> None:
         """A voter joins or leaves, or leadership is handed over."""
-        world, leader = self.world, self.leader()
+        world, leader = self.world, elected or self.leader()
         if leader is None or not isinstance(leader.app, RaftApp):
             return
         voters = leader.app.member.voters
-        if world.chance(0.3):
+        if elected is None and world.chance(0.3):
             leader.deliver("transfer_safely", world.random.choice(voters).node_id)
             return
         chosen = world.random.choice(self.machines).node_id
@@ -386,6 +392,14 @@ class RaftHistory:
             left = (*voters, Voter(chosen, UUID(int=chosen + 1), "sim", 1000 + chosen))
         if len(left) >= 2:
             leader.deliver("change_voters_safely", left)
+        if self.in_a_row and world.extra.random() < self.in_a_row:
+            world.after(world.extra.randint(0, 20) * MS, self._operate)
+
+    def _was_elected(self, app: RaftApp) -> None:
+        """An operator finds a new leader before it has committed anything."""
+        self.elected.add(app.member.term)
+        if self.in_a_row and self.world.extra.random() < self.in_a_row:
+            self.world.after(self.world.extra.randint(0, 2) * MS, self._operate, app.machine)
 
     def _duel(self) -> None:
         """Leadership is handed to two, one of whom the other two don't hear: both stand for the
@@ -435,6 +449,8 @@ class RaftHistory:
         member = app.member
         if self.assertions:
             member.check_invariants()
+        if member.role is Role.LEADER and member.term not in self.elected:
+            self._was_elected(app)
         self.raft.look(
             app.node_id,
             app.process,

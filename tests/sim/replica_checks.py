@@ -502,22 +502,23 @@ class ReplicaChecks:
     def finish(self) -> None:
         """At the end, after healing: all replicas equal, every acknowledged batch there, once."""
         for tp, register in self.registers.items():
-            state = register.state
-            if state is None:
-                continue
-            places = {b.identity: b.base for b in register.batches}
-            for key, (base, _) in register.acked.items():
-                if base >= register.start and places.get(key) != base:
-                    raise Violation(
-                        "committed-lost", f"{tp}: {key} was acknowledged at {base}: {places}"
-                    )
-            copies = {n: self.copies.get((n, tp)) for n in state.replicas}
-            leader = copies.get(state.leader)
-            for node, copy in copies.items():
-                if copy is None or leader is None:
-                    raise Violation("liveness", f"{tp}: n{node} has no replica, state {state}")
-                start = max(copy.start, leader.start)
-                mine = [b for b in copy.batches if b.base >= start]
-                theirs = [b for b in leader.batches if b.base >= start]
-                if mine != theirs:
-                    raise Violation("replicas-differ", f"{tp}: n{node} and leader n{state.leader}")
+            if register.state is not None:
+                self._finish(tp, register, register.state)
+
+    def _finish(self, tp: TopicPartition, register: Register, state: PartitionRecord) -> None:
+        places = {b.identity: b.base for b in register.batches}
+        for key, (base, _) in register.acked.items():
+            if base >= register.start and places.get(key) != base:
+                raise Violation(
+                    "committed-lost", f"{tp}: {key} was acknowledged at {base}: {places}"
+                )
+        copies = {n: self.copies.get((n, tp)) for n in state.replicas}
+        leader = copies.get(state.leader)
+        for node, copy in copies.items():
+            if copy is None or leader is None:
+                raise Violation("liveness", f"{tp}: n{node} has no replica, state {state}")
+            start = max(copy.start, leader.start)
+            mine = [b for b in copy.batches if b.base >= start]
+            theirs = [b for b in leader.batches if b.base >= start]
+            if mine != theirs:
+                raise Violation("replicas-differ", f"{tp}: n{node} and leader n{state.leader}")

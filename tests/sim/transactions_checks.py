@@ -173,10 +173,19 @@ class TransactionChecks:
             if due and other.committed_s <= since_s and other.number > number:
                 raise Violation("offset-torn", f"{group} has {offset}, {other} has {other.offset}")
 
-    def finish(self, there: dict[TopicPartition, dict[int, bytes]]) -> None:
-        """At the end: what readers of each partition find."""
+    def finish(
+        self,
+        there: dict[TopicPartition, dict[int, bytes]],
+        superseded: Callable[[TopicPartition, int], bool],
+    ) -> None:
+        """At the end: what readers of each partition find. ``superseded``: a pass may have removed
+        what was committed there.
+        """
         for one in self.transactions:
-            held = {value: there[tp].get(at) == value for value, (tp, at) in one.records.items()}
+            held = {
+                value: there[tp].get(at) == value or superseded(tp, at)
+                for value, (tp, at) in one.records.items()
+            }
             gone = [value[:30] for value, is_there in held.items() if not is_there]
             if self._may_lose() or not gone or not one.asked:
                 continue

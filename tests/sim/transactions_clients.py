@@ -204,7 +204,7 @@ class Instance:
         history, random = self.history, self.history.random
         transaction = self.begin()
         for _ in range(random.choice((1, 1, 2, 3))):
-            tp = random.choice(history.data)
+            tp = random.choice(history.written)
             await self.add(tp)
             await self.produce(transaction, tp, history.make_records(self.now_ms()))
             if random.random() < history.crash_share:
@@ -266,13 +266,14 @@ class Instance:
                 base_sequence=self.sequences[tp], is_transactional=True,
             )
         )  # fmt: skip
-        values = [row[2] or b"" for row in made]
-        self.checks.sends(transaction, values)
+        values = [row[2] for row in made]
+        self.checks.sends(transaction, [value for value in values if value is not None])
         base = await self._send(tp, data)
         self.sequences[tp] += len(made)
-        if base >= 0:
+        if base >= 0 and tp.topic == self.history.topic:
             for offset, value in enumerate(values, base):
-                transaction.records[value] = (tp, offset)
+                if value is not None:  # a tombstone is like others
+                    transaction.records[value] = (tp, offset)
 
     async def _send(self, tp: TopicPartition, data: bytes) -> int:
         """The batch, until it is acknowledged; its offset, -1: not known. Raises Over."""
@@ -392,9 +393,8 @@ class Reader:
                     self.aborted.discard(batch.producer_id)
                 elif not (batch.attributes & TRANSACTIONAL and batch.producer_id in self.aborted):
                     for rec in rows(data, position, batch):
-                        history.transaction_checks.visible(
-                            who, self.tp, rec.offset, rec.value or b""
-                        )
+                        if rec.value is not None:
+                            history.transaction_checks.visible(who, self.tp, rec.offset, rec.value)
                         self.held[rec.offset] = rec.value or b""
                         history.world.counts["records read committed"] += 1
                 self.offset = batch.last + 1

@@ -8,35 +8,61 @@ asked of what was acknowledged once rule 33 gives something up. The operator rea
 Beside the faults of ``nodes`` the network holds an EndTxn in its connection, and delivers it after
 its sender came again on a new one (T24), and a coordinator dies at the moment at which a producer
 reads that its transaction ended.
+
+In some a WriteTxnMarkers of a coordinator is held, too, until its coordinator has given the
+connection up and has sent the markers over another one (T25); in some a topic that producers write
+to is deleted and made anew again and again.
+
+In some histories the records have few keys, and the cleaner makes passes of the topic while
+transactions are open, end and are aborted (:mod:`tests.sim.transactions_compaction`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Final
+from contextlib import ExitStack, contextmanager
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
 from uuid import UUID
 
+from kept.node.coordinator.transactions import marker_channel
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
+from kept.node.replicas import maintenance
 from kept.storage.errors import KeptError
 from kept.storage.types import TopicPartition
 from tests.sim import batches
 from tests.sim.groups_checks import GroupChecks
 from tests.sim.groups_clients import UNSTABLE, GroupClient
 from tests.sim.nodes_clients import Client, Producer, Topic
+from tests.sim.nodes_compaction import observe_compacted
 from tests.sim.nodes_history import HEAL_S, NodesHistory
 from tests.sim.passes import passes_run_here
-from tests.sim.replica_checks import INTERNAL
+from tests.sim.replica_checks import INTERNAL, ReplicaChecks
 from tests.sim.transactions_checks import TransactionChecks
 from tests.sim.transactions_clients import OffsetReader, Reader, Transactor
+from tests.sim.transactions_compaction import CompactedTransactionChecks
 from tests.sim.transactions_movers import GROUP, SOURCE, Mover
 from tests.sim.transactions_operator import Ghost, TransactionOperator
 from tests.sim.world import Violation
 
+if TYPE_CHECKING:
+    from kept.node.replicas.local_replica import LocalReplica
+    from tests.sim.nodes_machine import Machine
+
 IDS: Final = 3
 STATE_PARTITIONS: Final = 2
 MOVERS: Final = 3
+KEYS: Final = 6
+COMPACTS: Final = 0.3
+TOMBSTONES: Final = 0.2
+LATE_MARKERS: Final = 0.2
+RECREATES: Final = 0.2
+MARKERS_ANSWER_S: Final = 1.0
+"""How long a coordinator waits for an answer where its markers are held."""
+PAUSE_S: Final = (0.3, 1.5)
+EXPIRY_TICK_MS: Final = 500
 
 
 class TransactionsHistory(NodesHistory):
@@ -61,20 +87,51 @@ class TransactionsHistory(NodesHistory):
         fences: bool | None = None,
         hangs: bool | None = None,
         moves: bool | None = None,
+        compacts: bool | None = None,
+        late_markers: bool | None = None,
+        recreates: bool | None = None,
+        expires: bool = False,
         naps: float = 0.03,
         **options: Any,
     ) -> None:
         """``holds``: how often an EndTxn is held; ``strikes``: how often a coordinator is struck
         as one is answered; ``fences``: an operator does; ``hangs``: transactions do, until an
-        operator ends them; ``moves``: records are moved in transactions; drawn if None.
-        ``naps``: how often a mover sleeps for longer than its session.
+        operator ends them; ``moves``: records are moved in transactions; ``compacts``: the cleaner
+        makes passes of the topic; ``late_markers``: markers are held; ``recreates``: a topic is
+        deleted and made anew; drawn if None. ``expires``: producers are forgotten that were silent
+        for two seconds. ``naps``: how often a mover sleeps for longer than its session.
         """
+        self.rows = Random(f"compacts {seed}")
+        """For what is in histories with passes, and no other."""
+        drawn = self.rows.random() < COMPACTS and not (hangs or moves)
+        self.compacts = drawn if compacts is None else compacts
+        late, anew = self.rows.random() < LATE_MARKERS, self.rows.random() < RECREATES
+        self.late_markers = late if late_markers is None else late_markers
+        self.recreates = anew if recreates is None else recreates
+        self.expires = expires
         super().__init__(seed, **options)
         random = self.random
         self.strikes = random.choice((0.0, 0.02, 0.1)) if strikes is None else strikes
         self.hold_share = random.choice((0.0, 0.05, 0.2)) if holds is None else holds
         self.zombie_share = random.choice((0.0, 0.3))
         self.crash_share = random.choice((0.0, 0.05))
+        if fences:
+            self.operator.kinds = ["fence", "describe"]
+        self.hangs = (self.jobs.random() < 0.2 and not self.compacts) if hangs is None else hangs
+        self.moves = (self.jobs.random() < 0.4 and not self.compacts) if moves is None else moves
+        self.nap_share, self.leave_share = naps, 0.7
+        self.group_checks = GroupChecks(self._offsets_lost, self.loop.time)
+        self.data = self.partitions
+        self.written = list(self.data)
+        """What producers write to: readers judge :attr:`data`."""
+        self._configure()
+        self.transaction_checks = TransactionChecks(self.may_lose)
+        self.readers: list[Reader] = []
+        self.transactors: list[Transactor] = []
+        self._values = 0
+
+    def _configure(self) -> None:
+        """The settings, and what the operator does, that follow from what was drawn."""
         self.checks.unclean = False
         for name in ("retention.bytes", "unclean.leader.election.enable"):
             self.topic_configs.pop(name, None)
@@ -83,26 +140,77 @@ class TransactionsHistory(NodesHistory):
             "offsets.topic.num.partitions": "1",
             "transaction.state.log.num.partitions": str(STATE_PARTITIONS),
             "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+            "group.min.session.timeout.ms": "1000",
+            "group.initial.rebalance.delay.ms": "0",
         }
-        if fences:
-            self.operator.kinds = ["fence", "describe"]
-        self.hangs = (self.jobs.random() < 0.2) if hangs is None else hangs
         if self.hangs:
             self.settings["transaction.partition.verification.enable"] = "false"
             self.operator.kinds += ["hanging"] * 2
         if self.durable:
             self.settings["log.flush.interval.messages"] = "1"
-        self.moves = (self.jobs.random() < 0.4) if moves is None else moves
-        self.nap_share, self.leave_share = naps, 0.7
-        self.group_checks = GroupChecks(self._offsets_lost, self.loop.time)
-        self.settings |= {
-            "group.min.session.timeout.ms": "1000", "group.initial.rebalance.delay.ms": "0",
-        }  # fmt: skip
-        self.data = self.partitions
-        self.transaction_checks = TransactionChecks(self.may_lose)
-        self.readers: list[Reader] = []
-        self.transactors: list[Transactor] = []
-        self._values = 0
+        if self.compacts:
+            self._compact()
+        if self.expires:
+            self.settings["producer.id.expiration.ms"] = "2000"
+        if self.recreates:
+            self.operator.kinds += ["volatile"] * 2
+            self.written.append(TopicPartition(self.operator.VOLATILE, 0))
+
+    def _compact(self) -> None:
+        """The cleaner makes passes, as often as it can."""
+        self.world.counts["histories with passes"] += 1
+        self.settings |= {"log.cleaner.enable": "true", "log.cleaner.backoff.ms": "300"}
+        self.topic_configs |= {
+            "cleanup.policy": "compact",
+            "segment.bytes": "1024",
+            "min.cleanable.dirty.ratio": "0.01",
+            "delete.retention.ms": self.rows.choice(("0", "1500")),
+            "file.delete.delay.ms": "1000",
+        }
+
+    def make_checks(self) -> ReplicaChecks:
+        """See :meth:`NodesHistory.make_checks`."""
+        if not self.compacts:
+            return super().make_checks()
+        return CompactedTransactionChecks(
+            self.world, durable=self.durable, compacted=frozenset({self.topic})
+        )
+
+    def make_records(self, now_ms: int) -> list[tuple[int, bytes | None, bytes | None, Any]]:
+        """See :meth:`NodesHistory.make_records`: with passes of few keys, and some tombstones."""
+        made = super().make_records(now_ms)
+        if not self.compacts:
+            return made
+        return [
+            (
+                timestamp_ms, b"%d" % self.rows.randrange(KEYS),
+                None if self.rows.random() < TOMBSTONES else value, headers,
+            )
+            for timestamp_ms, _, value, headers in made
+        ]  # fmt: skip
+
+    # What the checkers see.
+
+    def state(self, replica: LocalReplica) -> tuple[Any, ...]:
+        """See :meth:`NodesHistory.state`."""
+        if not self.compacts:
+            return super().state(replica)
+        return super().state(replica), replica.manifests.busy, id(replica.compaction)
+
+    def observe(self, machine: Machine, tp: TopicPartition, replica: LocalReplica | None) -> None:
+        """See :meth:`NodesHistory.observe`."""
+        checks = self.checks
+        compacted = isinstance(checks, CompactedTransactionChecks) and tp.topic in checks.compacted
+        if replica is None or not compacted:
+            super().observe(machine, tp, replica)
+        else:
+            assert isinstance(checks, CompactedTransactionChecks)
+            observe_compacted(self, checks, machine, replica)
+
+    def superseded(self, tp: TopicPartition, offset: int) -> bool:
+        """Whether a pass may have removed a record that was committed there."""
+        checks = self.checks
+        return isinstance(checks, CompactedTransactionChecks) and checks.superseded(tp, offset)
 
     def _offsets_lost(self, _: str) -> int:
         return self.checks.register(TopicPartition(CONSUMER_OFFSETS, 0)).give_ups
@@ -139,8 +247,32 @@ class TransactionsHistory(NodesHistory):
     @contextmanager
     def watched(self) -> Iterator[None]:
         """See :meth:`NodesHistory.watched`: replicas of internal topics make manifests."""
-        with super().watched(), passes_run_here(self):
+        with ExitStack() as stack:
+            stack.enter_context(super().watched())
+            stack.enter_context(passes_run_here(self))
+            if self.late_markers:
+                stack.enter_context(mock.patch.object(marker_channel, "ANSWER_S", MARKERS_ANSWER_S))
+            if self.expires:
+                stack.enter_context(
+                    mock.patch.object(maintenance, "EXPIRY_TICK_MS", EXPIRY_TICK_MS)
+                )
             yield
+
+    async def _hold_markers(self) -> None:
+        """What coordinators send to leaders stays in its connection until they have given that up,
+        and arrives then.
+        """
+        while self.running and not self.faults.healed:
+            await asyncio.sleep(self.rows.uniform(*PAUSE_S))
+            machine = self.rows.choice(self.machines)
+            if not machine.ready or machine.node is None:
+                continue
+            opened = list(machine.node.parts.marker_requests._connections.values())
+            for connection in opened:
+                if not connection.closed:
+                    self.hold(connection)
+                    connection._transport.arrives_whole = True
+                    self.world.counts["connections of markers held"] += 1
 
     def make_clients(self) -> list[Any]:
         """See :meth:`NodesHistory.make_clients`."""
@@ -152,6 +284,8 @@ class TransactionsHistory(NodesHistory):
         self.readers = [Reader(Client(self), tp) for tp in self.data]
         self.writers.extend(self.transactors)
         self.watch(self._audit())
+        if self.late_markers:
+            self.watch(self._hold_markers())
         ghosts = [Ghost(self)] * self.hangs
         movers = []
         if self.moves:
@@ -186,7 +320,7 @@ class TransactionsHistory(NodesHistory):
             reader.client.close()
             self.transaction_checks.log(tp, register.batches)
         self._verify_producers()
-        self.transaction_checks.finish(there)
+        self.transaction_checks.finish(there, self.superseded)
         if self.moves:
             await self._verify_moves(deadline)
         for transactor in self.transactors:
@@ -234,7 +368,10 @@ class TransactionsHistory(NodesHistory):
                 continue
             for tp, replica in machine.hosted.items():
                 log = replica.partition.log
-                if tp not in self.data or replica.partition.offline is not None:
+                whole = tp in self.data and not self.compacts  # a pass takes batches away
+                if replica.partition.offline is not None:
+                    continue
+                if self.expires or (not whole and tp.topic != CONSUMER_OFFSETS):
                     continue
                 if log.log_end_offset != log.written_end_offset:
                     continue  # batches are staged
@@ -247,7 +384,8 @@ class TransactionsHistory(NodesHistory):
                 }  # fmt: skip
                 found = batches.read(log, log.log_start_offset)
                 self.transaction_checks.producers(f"n{machine.node_id}", tp, found, known)
-                self.world.counts["producer states compared"] += 1
+                what = "producer states" if tp in self.data else "producer states of offsets"
+                self.world.counts[f"{what} compared"] += 1
 
     async def _audit(self) -> None:
         """The same while there are faults."""

@@ -1,0 +1,125 @@
+"""``docs/planted-bugs.md``: every planted bug, its stage, the checks that find it, its seed; and
+what may go wrong in transactions, with where it is planted.
+
+``python -m tests.sim.planted_page > docs/planted-bugs.md`` writes the page; a test compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from textwrap import wrap
+from typing import Final
+
+from tests.sim.planted import PLANTED
+from tests.sim.runner import STAGES
+
+CORE: Final = "tests/node/coordinator/transactions/test_planted_bugs.py"
+DATA: Final = "tests/replication/test_transactions_world.py"
+GROUPS: Final = "tests/node/coordinator/groups/test_random_histories.py"
+COORDINATOR: Final = "tests/node/coordinator/transactions/test_coordinator.py"
+SIM: Final = "sim"
+WIDTH: Final = 140
+
+TRANSACTIONS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
+    ("EndTxn is answered before its decision is committed",
+     ((CORE, "end_answered_before_it_is_committed"), (SIM, "transactions-ended-at-once"))),
+    ("markers are sent before the decision is committed",
+     ((CORE, "markers_before_the_end_is_committed"),)),
+    ("a coordinator loads to the end of its log, not to the high watermark",
+     ((CORE, "loaded_beyond_the_high_watermark"),)),
+    ("a load forgets the markers of what was decided", ((CORE, "markers_forgotten_at_load"),)),
+    ("an append that is late is forgotten, and the next decision is contrary to it",
+     ((CORE, "late_append_forgotten"),)),
+    ("a transaction is complete with its first marker",
+     ((CORE, "completed_with_the_first_marker"), (SIM, "transactions-contrary"))),
+    ("NOT_LEADER_OR_FOLLOWER counts as written",
+     ((CORE, "another_leader_counts_as_written"), (SIM, "transactions-marker-not-written"))),
+    ("a partition without a leader counts as deleted", ((CORE, "no_leader_counts_as_deleted"),)),
+    ("coordinator epochs of markers are not compared",
+     ((DATA, "_coordinator_epoch_not_compared"), (SIM, "transactions-coordinators-unordered"))),
+    ("epochs of markers are not compared (version 2)", ((DATA, "_marker_epoch_not_compared"),)),
+    ("a marker of an equal epoch that ends nothing is refused (KAFKA-19999)",
+     ((DATA, "_equal_epoch_refused"),)),
+    ("the first batch of a transaction needs no proof", ((DATA, "_no_guard"),)),
+    ("a proof outlives the marker", ((DATA, "_guard_survives_the_marker"),)),
+    ("a coordinator that is deposed verifies from memory",
+     ((COORDINATOR, "test_who_may_be_fenced_confirms_no_partition"),)),
+    ("duplicates are looked for after the coordinator was asked",
+     ((DATA, "_duplicates_after_asking"),)),
+    ("a fence raises no epoch",
+     ((CORE, "fence_without_a_further_epoch"), (SIM, "transactions-same-epoch"))),
+    ("a fence raises the epoch twice", ((CORE, "fence_with_two_further_epochs"),)),
+    ("the next producer id is lost at a failover (KAFKA-20310)",
+     ((CORE, "next_producer_id_lost_at_a_failover"),)),
+    ("an EndTxn that comes again ends the next transaction",
+     ((CORE, "retry_of_an_end_ends_the_next"),)),
+    ("a connection that its producer gave up is served (version 1)",
+     ((CORE, "stale_connection_served"), (SIM, "transactions-stale-connection"))),
+    ("a marker over a connection that its coordinator gave up is written",
+     (("tests/node/kafka/test_marker_connections.py",
+       "test_a_connection_that_was_overtaken_before_its_first_request_is_refused"),)),
+    ("the last stable offset is the high watermark",
+     ((DATA, "_stable_is_committed"), (SIM, "transactions-lso-is-hw"))),
+    ("the last stable offset passes markers that are not committed",
+     ((DATA, "_uncommitted_markers_count"),)),
+    ("an abort is not in the index",
+     ((DATA, "_no_index_entry"), (SIM, "transactions-aborts-unlisted"))),
+    ("a plain batch is taken inside a transaction", ((DATA, "_plain_batch_taken"),)),
+    ("offsets of an open transaction are shown, or lost at a load",
+     ((GROUPS, "26 pending offsets are shown"), (GROUPS, "26 pending offsets are lost at unload"),
+      (SIM, "transactions-offsets-unheld"))),
+    ("of two commits of an offset the later record does not count",
+     ((GROUPS, "27 the larger record offset is ignored"),)),
+    ("an id, or a producer, expires that has a transaction open",
+     ((CORE, "open_transaction_expires"),)),
+    ("the first sequence after a marker is not checked", ((DATA, "_first_sequence_unchecked"),)),
+    ("a marker waits for a partition that was deleted",
+     ((CORE, "no_leader_counts_as_deleted"),)),
+    ("transactions time out by a clock that is set", ((CORE, "timeouts_by_the_wall_clock"),)),
+    ("an answer to the marker of an old epoch removes the one of the new epoch (KAFKA-16352)",
+     ((CORE, "test_an_answer_of_an_old_epoch_that_counts_for_the_new_one_is_found"),)),
+)  # fmt: skip
+"""What may go wrong, and where it is planted: a file of tests and a name in it, or ``SIM`` and the
+name of a bug. One has a test of its own, for it needs too many things in a row."""
+
+
+def item(mark: str, text: str) -> list[str]:
+    """A point of a list."""
+    rest = " " * (len(mark) + 1)
+    return wrap(
+        text, WIDTH, initial_indent=f"{mark} ", subsequent_indent=rest, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def page() -> Iterator[str]:
+    """Its lines."""
+    yield "# Planted bugs"
+    yield ""
+    yield "Each of these is put into the running code on purpose, one at a time, and one of the"
+    yield "named checks must find it, at the seed or at one of the next 24; without it that seed is"
+    yield "clean (`tests/sim/test_planted.py`). [simulation.md](simulation.md) says what stages and"
+    yield "checks are. `python -m tests.sim.planted_page` writes this page."
+    for stage in STAGES:
+        yield ""
+        yield f"## Stage `{stage}`"
+        yield ""
+        for bug in PLANTED.values():
+            if bug.stage == stage:
+                checks = ", ".join(f"`{check}`" for check in bug.checks)
+                yield from item(
+                    "-", f"`{bug.name}`, seed {bug.seed}: {bug.rule}. Found by {checks}."
+                )
+    yield ""
+    yield "## Transactions: what may go wrong, and where it is planted"
+    yield ""
+    yield "Stage `transactions` runs whole nodes. Three more worlds run cores alone, and far more"
+    yield "histories of them: the coordinator, the data path, and groups."
+    yield ""
+    for number, (what, places) in enumerate(TRANSACTIONS, 1):
+        shown = [f"`{name}`" + ("" if path == SIM else f" (`{path}`)") for path, name in places]
+        yield from item(f"{number}.", f"{what}: {'; '.join(shown)}")
+
+
+if __name__ == "__main__":
+    print("\n".join(page()))

@@ -9,18 +9,19 @@ newest, and is told how many he missed. Nothing is held between two polls but th
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from kept.client.consume.positions import LATEST
+from kept.client.consume.positions import EARLIEST, LATEST
 from kept.node.admin.records.partition_offsets import offsets_from_leaders
-from kept.node.admin.records.partition_records import FETCH_BYTES, MarkedBatch, Readers
+from kept.node.admin.records.partition_records import FETCH_BYTES, MarkedBatch, Reader, Readers
 from kept.node.admin.records.record_browser import shown_bytes
 from kept.node.admin.records.record_filter import RecordFilter, ScanRange, scan_in_thread
 from kept.node.admin.records.record_search import MAX_PARTITIONS, PATIENCE_S, FoundRecord
-from kept.storage.errors import InvalidRequest, KeptError, RetriableError
+from kept.storage.errors import InvalidRequest, KeptError, OffsetOutOfRange, RetriableError
 from kept.storage.types import IsolationLevel, TopicPartition
 
 if TYPE_CHECKING:
@@ -41,14 +42,25 @@ LEAST_READ_BYTES: Final = 2 * FETCH_BYTES
 """Of one partition: a fetch shows how much lies before its end, another one comes nearer to it."""
 
 
+class SkippedOffsets(Struct, frozen=True):
+    """Offsets from ``begin`` up to ``end`` that could not be read, and why."""
+
+    partition: int
+    begin: int
+    end: int
+    why: str
+
+
 class TailEvent(Struct, frozen=True):
     """Records by timestamp, and how many were ``left_out`` since the event before: those that fit
-    and had no room, and offsets that were passed over unread.
+    and had no room, and offsets that were passed over unread. Of these ``skipped`` could not be
+    read: their log begins later now, or is damaged.
     """
 
     partitions: int
     records: list[FoundRecord]
     left_out: int
+    skipped: list[SkippedOffsets] = []
 
 
 @dataclass(slots=True)
@@ -59,6 +71,7 @@ class _Read:
     passed_over: int = 0
     size_bytes: int = 0
     batches: list[MarkedBatch] = field(default_factory=list)
+    skipped: list[SkippedOffsets] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +149,7 @@ class Tail:
         self._turn += 1
         first = self._turn % max(len(moved), 1)  # so that no partition is always the last
         records: list[FoundRecord] = []
+        skipped: list[SkippedOffsets] = []
         left_out = read_bytes = held_bytes = 0
         for tp in moved[first:] + moved[:first]:
             if read_bytes >= MAX_READ_BYTES or held_bytes >= MAX_HELD_BYTES:
@@ -152,10 +166,12 @@ class Tail:
             result = await scan_in_thread(self._readers, read.batches, self._wanted, of)
             records += [FoundRecord(tp.partition, one) for one in result.records]
             left_out += read.passed_over + result.fitting - len(result.records)
+            skipped += read.skipped
             read_bytes += read.size_bytes
             held_bytes += result.size_bytes
         newest = _newest(records)
-        return TailEvent(len(self._followed()), newest, left_out + len(records) - len(newest))
+        left_out += len(records) - len(newest)
+        return TailEvent(len(self._followed()), newest, left_out, skipped)
 
     async def _read(self, tp: TopicPartition, begin: int, end: int, most_bytes: int) -> _Read:
         """The batches from ``begin`` up to ``end``; where those are more than ``most_bytes``, later
@@ -183,11 +199,20 @@ class Tail:
                 wanted = max(read.reached, end - room)
         except RetriableError:  # its leader has just gone: the next poll goes on
             return read
-        except KeptError:  # its log begins later now, or cannot be read: what came is passed over
-            wanted = end
+        except KeptError as error:  # its log begins later now, or cannot be read
+            wanted = await self._next_readable(reader, error, end)
+            read.skipped.append(SkippedOffsets(tp.partition, read.reached, wanted, str(error)))
         read.passed_over += wanted - read.reached
         read.reached = wanted
         return read
+
+    @staticmethod
+    async def _next_readable(reader: Reader, error: KeptError, end: int) -> int:
+        """Where to go on after an error: at the log's start, or at ``end``."""
+        if isinstance(error, OffsetOutOfRange):
+            with suppress(KeptError):
+                return min(max(await reader.offset_at(EARLIEST), reader.position), end)
+        return end
 
     def _followed(self) -> list[TopicPartition]:
         if self._partition is not None:

@@ -214,7 +214,12 @@ async def test_it_is_streamed_to_a_browser_and_a_slow_one_loses_records(lone, mo
     monkeypatch.setattr("kept.node.http.console.events.POLL_S", 0.02)
     await lone.created("t")
     reader, writer = await opened(lone, "/api/v1/tail?topic=t&contains=no")
-    assert await next_event(reader) == {"partitions": 1, "records": [], "left_out": 0}
+    assert await next_event(reader) == {
+        "partitions": 1,
+        "records": [],
+        "left_out": 0,
+        "skipped": [],
+    }
     await produced(lone, [OutRecord(b"k", b"yes"), OutRecord(b"k", b"no \n\n data: {}")])
     event = await next_event(reader)
     assert [one["offset"] for one in event["records"]] == [1]
@@ -295,3 +300,18 @@ def test_what_is_wrong_is_refused(lone_node):
     ):
         found, _, body = other.http(f"GET /api/v1/tail?{query} {HEAD}")
         assert (found, message in body.decode()) == (status, True), query
+
+
+async def test_what_was_deleted_before_it_was_seen_is_told_and_it_goes_on_behind(lone):
+    await lone.created("t")
+    tail = await begun(lone)
+    await produced(lone, [text(number) for number in range(5)])
+    wanted = [{"name": "t", "partitions": [{"partition_index": 0, "offset": 3}]}]
+    deleted = await lone.request(21, 2, topics=wanted, timeout=1000)
+    assert deleted.topics[0].partitions[0].low_watermark == 3
+    event = await tail.poll()
+    (skipped,) = event.skipped
+    assert (skipped.partition, skipped.begin, skipped.end) == (0, 0, 3)
+    assert "it begins at 3" in skipped.why and event.left_out == 3
+    event = await tail.poll()
+    assert values(event) == [b"3", b"4"] and event.skipped == []

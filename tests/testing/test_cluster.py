@@ -180,9 +180,7 @@ def test_who_is_not_ready_is_named_with_its_own_log(kept_broker, monkeypatch):
     monkeypatch.setattr(kept_broker, "_nodes", [well, ill])
     monkeypatch.setattr(kept_broker, "log", lambda number: f"the log of {number}")
     why = "{up[1]}: GET: connection refused"
-    monkeypatch.setattr(
-        "kept.client.admin.readiness.cluster_is_up", lambda up, _: why.format(up=up)
-    )
+    monkeypatch.setattr("kept.testing.cluster.cluster_is_up", lambda up, _: why.format(up=up))
     with pytest.raises(NodeFailed, match=r"node 1 after(.|\n)*the log of 1"):
         kept_broker.await_ready(deadline_s=0.05)
 

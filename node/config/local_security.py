@@ -12,11 +12,11 @@ import secrets
 from typing import Final
 
 from kept.client.security.jaas import PLAIN_MODULE, SCRAM_MODULE
+from kept.client.security.plain import MECHANISM as PLAIN
 from kept.client.security.scram import HASHES
 from kept.client.security.security import PROTOCOLS
 from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.node.config.local_certificates import MAPPING_RULES, LocalCertificates
-from kept.node.config.sasl import MECHANISMS
 from kept.storage.errors import ConfigurationError
 
 ADMIN: Final = "admin"
@@ -70,7 +70,7 @@ class LocalSecurity:
                 settings["ssl.client.auth"] = "required"
         if self.has_sasl:
             settings |= {
-                "sasl.enabled.mechanisms": ",".join(MECHANISMS),
+                "sasl.enabled.mechanisms": ",".join((PLAIN, *HASHES)),
                 "kept.sasl.plain.users": "scram",
                 "kept.bootstrap.scram": ";".join(
                     f"{mechanism}=[name={user},password-file={self._password_file(user)}]"

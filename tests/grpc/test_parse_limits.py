@@ -25,5 +25,5 @@ def test_what_clients_send_is_parsed() -> None:
     headers = [broker_pb2.Header(key=f"h{number}", value=bytes(20)) for number in range(MAX_ITEMS)]
     request = broker_pb2.ProduceRequest(topic="t", payload=bytes(1 << 20), headers=headers)
     assert len(parsed(broker_pb2.ProduceRequest, request.SerializeToString()).headers) == MAX_ITEMS
-    with pytest.raises(InvalidRequest, match="this is no broker.ProduceRequest"):
+    with pytest.raises(InvalidRequest, match=r"this is no broker\.ProduceRequest"):
         parsed(broker_pb2.ProduceRequest, b"\x0a\xff")

@@ -15,6 +15,7 @@ import pytest
 
 from kept.client.bootstrap import read_security
 from kept.node.config.node_config import NodeConfig
+from kept.node.config.sasl import sasl_settings
 from kept.testing.ports import free_port
 from tests.deploy.chart import VALUES, Refused, of_kind, only, render, started_with
 from tests.support.certificates import Authority
@@ -128,6 +129,7 @@ def test_the_network_policy_lets_in_who_has_to():
         (changed(LOGINS, auth={"adminSecret": ""}), "first password of admin"),
         (changed(LOGINS, auth={"mechanisms": ["PLAIN"]}), "add SCRAM-SHA-512"),
         (changed(LOGINS, auth={"mechanisms": ["GSSAPI"]}), "mechanisms"),
+        (changed(LOGINS, auth={"mechanisms": ["OAUTHBEARER"]}), "add SCRAM-SHA-512"),
         (changed(LOGINS, auth={"mechanisms": []}), "mechanisms"),
         (changed(LOGINS, auth={"adminUser": "a;b"}), "adminUser"),
         (changed(LOGINS, auth={"superUsers": ["ops"]}), "superUsers"),
@@ -257,3 +259,18 @@ def test_every_mechanism_gives_the_administrator_a_credential(tmp_path):
     assert settings.super_users == "User:admin;User:CN=node,O=Example;User:ops"
     assert {listener.protocol for listener in settings.listeners} == {"SASL_SSL"}
     assert settings.node_listener.protocol == "SSL"
+
+
+def test_access_tokens_are_taken_beside_passwords(tmp_path):
+    given = changed(
+        LOGINS,
+        auth={"mechanisms": ["SCRAM-SHA-512", "OAUTHBEARER"]},
+        config={"sasl.oauthbearer.jwks.endpoint.url": "https://idp.example/keys"},
+    )
+    config, environ = started_with(
+        given, 2, tmp_path, paths={"/etc/kept-admin/password": str(tmp_path / "rack")}
+    )
+    settings = NodeConfig.load(config, {}, environ)
+    listeners = [sasl_settings(settings.of_listener(one.name)) for one in settings.listeners]
+    assert {one.mechanisms for one in listeners} == {("SCRAM-SHA-512", "OAUTHBEARER")}
+    assert {one.tokens.jwks_url for one in listeners} == {"https://idp.example/keys"}

@@ -106,7 +106,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- fail (printf "auth.enabled: nobody could log in; give auth.adminSecret, a Secret whose key password is the first password of %s" $auth.adminUser) -}}
 {{- end -}}
 {{- if eq (include "kept.scramMechanisms" .) "" -}}
-{{- fail "auth.mechanisms: PLAIN alone does not do, the first user has a credential of SCRAM; add SCRAM-SHA-512" -}}
+{{- fail "auth.mechanisms: without SCRAM it does not do, the first user has a credential of SCRAM; add SCRAM-SHA-512" -}}
 {{- end -}}
 {{- if and .Values.monitoring.serviceMonitor (not .Values.monitoring.basicAuthSecret) -}}
 {{- fail "monitoring.serviceMonitor: with auth.enabled Prometheus has to log in; give monitoring.basicAuthSecret, a Secret with username and password of a user who may describe the cluster" -}}

@@ -305,7 +305,7 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.close()
                 return
             if isinstance(event, h11.Request):
-                size = len(event.target) + sum(len(n) + len(v) for n, v in event.headers)
+                size = len(event.target) + sum(len(n) + len(v) + 4 for n, v in event.headers)
                 if size > self._head_limit:
                     self._refuse(431, f"address and headers have over {self._head_limit} bytes")
                     return

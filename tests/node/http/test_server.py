@@ -15,7 +15,7 @@ import pytest
 from kept.node.admin.views.cluster_view import ClusterView
 from kept.node.http import json_results, lazy_server
 from kept.node.http.messages import status_of
-from kept.node.http.server import _is_held, host_is_known, with_port
+from kept.node.http.server import MAX_HEAD_BYTES, _is_held, host_is_known, with_port
 from kept.node.internode.controller_rpc import PeerHttpRequest
 from kept.storage import errors
 from kept.storage.errors import InvariantViolation, PolicyViolation
@@ -507,6 +507,24 @@ def test_too_many_connections(lone_node, request):
     deadline = time.monotonic() + 20
     while lone.http(GET.format("/healthz"))[0] != 200:
         assert time.monotonic() < deadline
+
+
+FIELDS = "X-A: b\r\n" * 10_000
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        f"GET /{'%c3%a4' * 12_000} HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        f"GET /healthz HTTP/1.1\r\nHost: localhost\r\n{FIELDS}\r\n",
+    ],
+    ids=["address", "headers"],
+)
+def test_address_and_headers_are_small_though_a_request_may_be_large(lone, head):
+    """They are read at a stretch; a body of that size is taken."""
+    assert lone.node.config.http_request_max_bytes > len(head) > MAX_HEAD_BYTES
+    assert lone.http(head)[0] == 431
+    assert lone.post("/api/v1/compaction/now", topic="t" * len(head), partition=0)[0] == 404
 
 
 def test_a_peer_that_leaves_early(lone):

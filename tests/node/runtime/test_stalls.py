@@ -30,6 +30,7 @@ from tests.node.largest_requests import (
     exchange,
     from_outside,
     shapes,
+    tagged_shapes,
 )
 
 ENTRIES = 10_000
@@ -183,12 +184,15 @@ def test_no_request_of_many_entries_holds_the_loop(node, name) -> None:
 
 @pytest.mark.parametrize("served", api.APIS, ids=lambda one: one.name)
 def test_no_shape_of_any_api_holds_the_loop(node, served) -> None:
-    """Each array of the newest version in turn is as long as the settings allow. (What exists is
-    named above; ``python -m tests.node.largest_requests`` does both, and the oldest versions.)
+    """Each array of the newest version in turn is as long as the settings allow, and has as many
+    tagged fields that nobody knows. (What exists is named above; ``tests/extremes`` does all of it,
+    with long texts and the oldest versions.)
     """
     topics = [(TOPIC, node.node.parts.metadata.image.topics[TOPIC].topic_id)]
     filler = Filler(topics, PARTITIONS, node.node.config.request_max_entries)
-    for shape in shapes(lambda one: one.max_version):
+    newest = shapes(lambda one: one.max_version)
+    many_tags = (shape for shape in tagged_shapes() if shape.tags == "many")
+    for shape in (*newest, *many_tags):
         if shape.api is served and not shape.known:
             found = stalls(node, filler.frame(shape))
             assert min(found) < STALL_S, (str(shape), found)

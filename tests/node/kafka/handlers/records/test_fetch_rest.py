@@ -209,7 +209,7 @@ class World:
             for i, partition in enumerate(self.partitions)
         }
         self.table = ReplicaTable()
-        self.table.by_id[TOPIC] = Given(partitions=hosted)
+        self.table.by_id[TOPIC] = Given(partitions=hosted, bytes_out=0)
         ids = iter(range(1, 1 << 20))
         self.sessions = FetchSessions(lambda: next(ids))
         self.resources: Any = Given(

@@ -137,8 +137,10 @@ def test_responses_behind_one_that_waits_are_bounded(lone_node, leaves) -> None:
         client = await Client.open(lone)
         client.writer.write(waits + b"".join(map(everything, range(20))))
         (mine,) = lone.node.parts.listeners[0].connections
-        size = 0
-        while len(mine._replies) < 3 or mine.blocked or mine._reading:
+        async with asyncio.timeout(PATIENCE_S):
+            while mine._behind_bytes < 200_000:
+                await asyncio.sleep(0.001)
+        for _ in range(200):  # time for more of them, were there no limit
             await asyncio.sleep(0.001)
         size = lone.node.parts.budget.used_bytes
         assert 200_000 <= mine._behind_bytes <= size < 600_000

@@ -104,9 +104,6 @@ TESTS: Final = {
     ],
     "node/metadata/preflight.py": ["tests/node/metadata/test_preflight.py"],
     "node/metadata/join_timeout.py": ["tests/node/metadata/test_join_timeout.py"],
-    "node/metadata/metadata_log.py": [
-        f"tests/node/metadata/test_{name}.py" for name in ("metadata_log", "metadata_snapshots")
-    ],
     "node/replicas/dirty_logs.py": [
         f"tests/node/replicas/test_{name}.py" for name in ("dirty_logs", "maintenance")
     ],

@@ -138,6 +138,7 @@ def test_a_policy_named_twice_counts_once():
             "not a strategy's name; built in: latest, latest-n, highest-version, by-key-prefix",
         ),
         ("kept.compaction.version.header", " ", "must not be empty"),
+        ("cleanup.policy", "compact,,delete", "a list must not have empty entries"),
     ],
 )
 def test_an_invalid_value_is_refused_with_what_is_allowed(name, value, why):
@@ -306,14 +307,15 @@ def test_kinds_and_sources_have_the_numbers_of_describe_configs():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "legal"), [("32767", True), ("32768", False), ("-32769", False)])
-def test_a_short_has_sixteen_bits(text, legal):
-    setting = ConfigDef("s", Kind.SHORT, "1", "a number")
-    if legal:
-        assert setting.parse(text) == int(text)
-        return
-    with pytest.raises(InvalidConfig, match="Not a number of type SHORT"):
-        setting.parse(text)
+@pytest.mark.parametrize(("kind", "bits"), [(Kind.SHORT, 16), (Kind.INT, 32), (Kind.LONG, 64)])
+def test_a_number_has_the_bits_of_its_type(kind, bits):
+    setting = ConfigDef("s", kind, "1", "a number")
+    most = 2 ** (bits - 1)
+    for number in (most - 1, -most):
+        assert setting.parse(str(number)) == number
+    for number in (most, -most - 1):
+        with pytest.raises(InvalidConfig, match=f"Not a number of type {kind.name}"):
+            setting.parse(str(number))
 
 
 @pytest.mark.parametrize(

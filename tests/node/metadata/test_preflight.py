@@ -1,18 +1,26 @@
 """``kept serve --check``: addresses that this machine does not have, names that nobody knows."""
 
+import errno
 import os
 import socket
 
 import pytest
 
+from kept.node.config.local_cluster import NODE_PORT_OFFSET
 from kept.node.config.node_config import NodeConfig
+from kept.node.metadata import preflight
 from kept.node.metadata.preflight import (
+    check,
     check_addresses,
     check_directories,
+    check_owners,
     check_tls,
     check_tokens,
 )
-from kept.storage.errors import ConfigurationError
+from kept.storage import layout
+from kept.storage.disk import Disk
+from kept.storage.errors import ConfigurationError, DirectoryRefused
+from kept.testing.ports import free_port
 from tests.support.certificates import Authority
 from tests.support.token_issuer import Issuer
 
@@ -141,3 +149,85 @@ def test_keys_of_tokens_are_checked_for_each_listener(tmp_path):
     trust = {url: "https://localhost:1/", "kept.sasl.oauthbearer.truststore.location": "/none"}
     with pytest.raises(ConfigurationError, match=r"listener A: kept.sasl.*=/none: No such file"):
         check_tokens(NodeConfig(given | trust))
+
+
+def whole(tmp_path, port: int, **more) -> NodeConfig:
+    meta = tmp_path / "meta"
+    meta.mkdir(exist_ok=True)
+    return config(
+        listeners=f"PLAINTEXT://127.0.0.1:{port}",
+        log_dirs=str(tmp_path / "log"),
+        metadata_log_dir=str(meta),
+        **more,
+    )
+
+
+def test_a_port_that_another_program_has_is_refused(tmp_path):
+    port = free_port()
+    assert check(whole(tmp_path, port)) == []
+    with socket.create_server(("127.0.0.1", port)):
+        with pytest.raises(ConfigurationError, match=f"{port} is in use, and not by this node"):
+            check(whole(tmp_path, port))
+        lock = Disk().lock(str(tmp_path / "meta" / layout.LOCK))
+        (warning,) = check(whole(tmp_path, port))
+        lock.release()
+    assert f"{port} is in use, it seems by this node" in warning
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["check_directories", "check_owners", "check_first_users", "check_tls", "check_tokens"],
+)
+def test_each_check_is_made(tmp_path, monkeypatch, name):
+    def refuse(*_):
+        raise ConfigurationError(name)
+
+    monkeypatch.setattr(preflight, name, refuse)
+    given = whole(tmp_path, free_port())
+    with pytest.raises(ConfigurationError, match=name):
+        check(given)
+    if name == "check_owners":
+        assert check(given, adopting=True) == []
+
+
+@pytest.mark.parametrize("place", ["log", "meta"])
+def test_a_directory_of_apache_kafka_is_refused(tmp_path, place):
+    given = whole(tmp_path, free_port())
+    directory = tmp_path / place
+    directory.mkdir(exist_ok=True)
+    (directory / "meta.properties").write_text("version=1\nnode.id=0\ncluster.id=abc\n")
+    with pytest.raises(DirectoryRefused, match="Kafka"):
+        check_owners(given, Disk())
+
+
+def test_logs_without_an_owner_are_refused(tmp_path):
+    (tmp_path / "log" / "orders-0").mkdir(parents=True)
+    with pytest.raises(DirectoryRefused, match="holds logs but no meta"):
+        check_owners(whole(tmp_path, free_port()), Disk())
+
+
+@pytest.mark.parametrize(("others", "alone"), [(None, True), ("", True), (",1@h:1", False)])
+def test_whose_the_directories_are_is_asked_as_a_start_does(tmp_path, monkeypatch, others, alone):
+    asked, more = [], {}
+    port = free_port(above=[NODE_PORT_OFFSET])
+    if others is not None:
+        voters = f"0@127.0.0.1:{port + NODE_PORT_OFFSET}{others}"
+        more = {"node_id": "0", "controller_quorum_voters": voters}
+    monkeypatch.setattr(
+        preflight.directory_ids, "refuse_foreign", lambda *_, **how: asked.append(how)
+    )
+    check_owners(whole(tmp_path, port, **more), Disk())
+    assert asked == [{"node_id": 0, "alone": alone}]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (errno.EACCES, "this user may not bind that port; take one above 1023"),
+        (errno.EADDRNOTAVAIL, "127.0.0.1 is no address of this machine"),
+        (errno.EIO, os.strerror(errno.EIO)),
+    ],
+)
+def test_why_an_address_cannot_be_listened_on(tmp_path, code, words):
+    (listener,) = config(listeners="PLAINTEXT://127.0.0.1:80").listeners
+    assert words in preflight._refused(listener, OSError(code, os.strerror(code)))

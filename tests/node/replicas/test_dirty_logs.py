@@ -153,12 +153,16 @@ def test_each_segment_has_its_own_age(kit):
 
 
 def test_a_segment_that_was_rolled_early_leaves_nothing_in_the_queue(kit):
-    hosted = kit.make("rolled", segment_bytes="1024")
+    hosted, other = kit.make("rolled", segment_bytes="1024"), kit.make("other", segment_ms="60000")
+    kit.append(other)
     for _ in range(200):
         kit.append(hosted, size=900)
         kit.run(kit.timers.roll_idle)
     assert len(hosted.partition.log.segments) == 200
     assert len(kit.dirty_logs._queue) <= 2 * maintenance.YIELD_EVERY
+    kit.ahead_ms += 61_000
+    kit.run(kit.timers.roll_idle)
+    assert len(other.partition.log.segments) == 2, "others keep their moment"
 
 
 def test_high_watermarks_that_move_by_themselves_are_looked_at(kit, monkeypatch):

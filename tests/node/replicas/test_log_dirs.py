@@ -17,6 +17,7 @@ from kept.storage import checkpoints, layout
 from kept.storage.disk import Disk
 from kept.storage.errors import DirectoryRefused, MachineError
 from kept.storage.producers.producer_states import ProducerQuota
+from kept.testing.simulated_disk import SimulatedDisk
 from tests.support.replicas import InlineRuntime, live_config, recorded_failures
 
 
@@ -154,3 +155,14 @@ def test_a_directory_of_another_node_is_refused_before_anything_is_made(tmp_path
     }[found]
     with pytest.raises(DirectoryRefused, match=message):
         directory_ids.refuse_foreign(disk, meta, [path], node_id=7, alone=False)
+
+
+def test_whose_the_metadata_is_is_noted_once():
+    disk = SimulatedDisk()
+    disk.ensure_directory("/meta")
+    assert directory_ids.cluster_of(disk, "/meta") is None
+    directory_ids.remember_cluster(disk, "/meta", 3, "c")
+    calls = disk.calls
+    directory_ids.remember_cluster(disk, "/meta", 3, "c")
+    assert disk.calls == calls
+    assert directory_ids.cluster_of(disk, "/meta") == "c"

@@ -40,6 +40,19 @@ def test_responses_are_counted_even_beyond_the_limit():
     assert budget.take(1)
 
 
+def test_at_the_limit_nothing_is_left():
+    budget = MemoryBudget(100)
+    budget.force(150)
+    woken = []
+    budget.wait(lambda: woken.append("waits"))
+    budget.give(50)
+    assert budget.exhausted and woken == []
+    assert not budget.available(lambda: woken.append("asked"))
+    budget.give(1)
+    assert budget.available(lambda: woken.append("never"))
+    assert woken == ["waits", "asked"]
+
+
 def test_one_of_those_who_hold_something_may_pass_the_limit():
     """Else two requests that are half read would wait for each other for ever."""
     budget = MemoryBudget(100)

@@ -29,7 +29,8 @@ class Batch(NamedTuple):
     count: int
     attributes: int
     marker: tuple[int, int] | None = None
-    """Of a transaction's marker: its type, 0 an abort and 1 a commit, and the coordinator epoch."""
+    """Of a transaction's marker: its type, 0 an abort and 1 a commit, and the coordinator epoch. A
+    pass may have left its batch without it."""
 
     @property
     def identity(self) -> tuple[int, int, int]:
@@ -48,7 +49,7 @@ def decode(data: bytes) -> list[Batch]:
     while position < len(data):
         (base, length, epoch, _, crc, bits, delta, _, _, producer, producer_epoch, sequence, count
         ) = _HEADER.unpack_from(data, position)  # fmt: skip
-        marker = _marker(data, position) if bits & CONTROL else None
+        marker = _marker(data, position) if bits & CONTROL and count else None
         found.append(
             Batch(
                 base, base + delta, epoch, crc, producer, producer_epoch, sequence, count, bits,

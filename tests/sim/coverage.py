@@ -63,7 +63,7 @@ REQUIRED: Final = {
         "producers fenced", "transactions described", "hanging transactions ended",
         "producer states compared", "records moved", "movers of an old generation",
         "producer states of offsets compared", "histories with passes", "views compared",
-        "connections of markers held", "topics deleted",
+        "connections of markers held",
     ),
     "security": (
         "changes acknowledged: acl", "changes acknowledged: scram", "changes without an answer",

@@ -35,10 +35,11 @@ from kept.storage.types import TopicPartition
 from tests.sim import passes
 from tests.sim.compaction_checks import CompactionChecks
 from tests.sim.nodes_history import NodesHistory
-from tests.sim.nodes_machine import VOTERS, Machine
+from tests.sim.nodes_machine import VOTERS, Machine, WatchedProcess
 from tests.sim.world import Violation
 
 if TYPE_CHECKING:
+    from kept.node.compaction.lazy_cleaner import LazyCleaner
     from kept.node.replicas.local_replica import LocalReplica
 
 KEYS: Final = 8
@@ -329,17 +330,20 @@ class NodesCompactionHistory(NodesHistory):
             machine.break_device(replica.directory.directory.path)
             self.note("faults", f"n{machine.node_id} loses a device in a pass")
             self.world.counts["devices that failed in a pass"] += 1
-            self.watch(self._ends_with_its_device(machine, replica))
+            if machine.process is not None and machine.node is not None:
+                cleaner = machine.node.parts.cleaner
+                self.watch(self._ends_with_its_device(machine, machine.process, cleaner, replica))
 
-    async def _ends_with_its_device(self, machine: Machine, replica: LocalReplica) -> None:
+    async def _ends_with_its_device(
+        self, machine: Machine, process: WatchedProcess, passes: LazyCleaner, replica: LocalReplica
+    ) -> None:
         """Nothing goes on for ever that works in a directory whose device is gone: a pass that did
         would have one of the cleaner's threads for itself. Raises Violation.
         """
-        tp, process, node = replica.partition.topic_partition, machine.process, machine.node
-        assert process is not None and node is not None
+        tp = replica.partition.topic_partition
         deadline = self.loop.time() + PASS_ENDS_S
         while process.alive and machine.troubled:
-            cleaner = node.parts.cleaner._cleaner
+            cleaner = passes._cleaner
             if not works_on_manifest(replica) and (cleaner is None or tp not in cleaner.running):
                 self.world.counts["passes that ended with their device"] += 1
                 return

@@ -445,3 +445,9 @@ plant(
     (f"{REPLICATOR}.hand_over", goes_on_leading),
     changes=CHANGES,
 )  # fmt: skip
+plant(
+    "nodes-voters-removed-leads", "nodes", 3, "removed-leads",
+    "the same where the product's own nodes change their voters",
+    (f"{REPLICATOR}.hand_over", goes_on_leading),
+    voters=True,
+)  # fmt: skip

@@ -306,3 +306,9 @@ plant(
     ("kept.storage.producers.producer_states.ProducerStates.check", any_epoch),
     raises=True,
 )  # fmt: skip
+plant(
+    "device-ignored", "nodes", 1, "liveness",
+    "a log directory whose device fails goes offline, and others lead what it held (KIP-112)",
+    ("kept.node.replicas.replica_manager.ReplicaManager._fail", returns(None)),
+    trial="device",
+)  # fmt: skip

@@ -17,7 +17,7 @@ from kept.node.coordinator.transactions.records import TransactionState
 from kept.storage.errors import InvalidProducerEpoch, InvalidTxnState
 from kept.storage.types import TopicPartition
 from tests.sim.planted import plant
-from tests.sim.planted_replicas import nothing_synced, returns
+from tests.sim.planted_replicas import RESTS_S, nothing_synced, returns
 
 STAGE = "transactions"
 COORDINATOR = "kept.node.coordinator.transactions"
@@ -329,4 +329,16 @@ plant(
     "transactions-offsets-coordinator", STAGE, 1, "producer-state",
     "what a leader of offsets knows of producers follows from its log (I11)",
     ("kept.replication.partition.Partition.append_marker", coordinator_forgotten),
+)  # fmt: skip
+plant(
+    "transactions-deleted-waited-for", STAGE, 1, "liveness state hanging",
+    "a partition that is deleted needs no marker any more (T28)",
+    (f"{COORDINATOR}.markers.MarkerSender._route", deleted_is_waited_for),
+    recreates=True, compacts=False, trial="", heal_s=RESTS_S,
+)  # fmt: skip
+plant(
+    "transactions-open-expires", STAGE, 3, "aborted-read",
+    "no producer is forgotten that has a transaction open (T45)",
+    ("kept.storage.producers.producer_states.ProducerStates.expire", open_ones_expire),
+    expires=True, hangs=True,
 )  # fmt: skip

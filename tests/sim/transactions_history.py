@@ -10,8 +10,7 @@ its sender came again on a new one (T24), and a coordinator dies at the moment a
 reads that its transaction ended.
 
 In some a WriteTxnMarkers of a coordinator is held, too, until its coordinator has given the
-connection up and has sent the markers over another one (T25); in some a topic that producers write
-to is deleted and made anew again and again.
+connection up and has sent the markers over another one (T25).
 
 In some histories the records have few keys, and the cleaner makes passes of the topic while
 transactions are open, end and are aborted (:mod:`tests.sim.transactions_compaction`).
@@ -58,7 +57,6 @@ KEYS: Final = 6
 COMPACTS: Final = 0.3
 TOMBSTONES: Final = 0.2
 LATE_MARKERS: Final = 0.2
-RECREATES: Final = 0.2
 MARKERS_ANSWER_S: Final = 1.0
 """How long a coordinator waits for an answer where its markers are held."""
 PAUSE_S: Final = (0.3, 1.5)
@@ -89,7 +87,7 @@ class TransactionsHistory(NodesHistory):
         moves: bool | None = None,
         compacts: bool | None = None,
         late_markers: bool | None = None,
-        recreates: bool | None = None,
+        recreates: bool = False,
         expires: bool = False,
         naps: float = 0.03,
         **options: Any,
@@ -97,18 +95,17 @@ class TransactionsHistory(NodesHistory):
         """``holds``: how often an EndTxn is held; ``strikes``: how often a coordinator is struck
         as one is answered; ``fences``: an operator does; ``hangs``: transactions do, until an
         operator ends them; ``moves``: records are moved in transactions; ``compacts``: the cleaner
-        makes passes of the topic; ``late_markers``: markers are held; ``recreates``: a topic is
-        deleted and made anew; drawn if None. ``expires``: producers are forgotten that were silent
-        for two seconds. ``naps``: how often a mover sleeps for longer than its session.
+        makes passes of the topic; ``late_markers``: markers are held; drawn if None.
+        ``recreates``: a topic is deleted and made anew; ``expires``: producers are forgotten that
+        were silent for two seconds. ``naps``: how often a mover sleeps for longer than its session.
         """
         self.rows = Random(f"compacts {seed}")
         """For what is in histories with passes, and no other."""
         drawn = self.rows.random() < COMPACTS and not (hangs or moves)
         self.compacts = drawn if compacts is None else compacts
-        late, anew = self.rows.random() < LATE_MARKERS, self.rows.random() < RECREATES
+        late = self.rows.random() < LATE_MARKERS
         self.late_markers = late if late_markers is None else late_markers
-        self.recreates = anew if recreates is None else recreates
-        self.expires = expires
+        self.recreates, self.expires = recreates, expires
         super().__init__(seed, **options)
         random = self.random
         self.strikes = random.choice((0.0, 0.02, 0.1)) if strikes is None else strikes

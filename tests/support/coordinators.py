@@ -271,7 +271,8 @@ class FakeNode:
         """What a handler of the groups as a whole answers."""
         context = RequestContext(0, version, "c", Session(host="h", listener="P"))
         handler = DescribeGroupsHandler(self.groups)
-        return self.runtime.slices.run(getattr(handler, api_name)(context, request))
+        answer = getattr(handler, api_name)(context, request)
+        return answer if isinstance(answer, dict) else self.runtime.slices.run(answer)
 
     def heartbeat(self, request: Any) -> Any:
         nothing: Any = None

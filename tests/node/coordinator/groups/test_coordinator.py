@@ -82,7 +82,8 @@ async def test_what_is_being_read_is_in_progress() -> None:
     listed: Any = node.described(0, "list_groups", Given())
     assert listed["error_code"] is ErrorCode.coordinator_load_in_progress
     described: Any = node.described(6, "describe_groups", Given(groups=[group]))
-    assert described["groups"][0]["error_code"] is ErrorCode.coordinator_load_in_progress
+    (of_group,) = described["groups"]
+    assert of_group["error_code"] is ErrorCode.coordinator_load_in_progress
     await result(node.groups.shards.wait_for([group]))
     assert node.groups.describe(group).state == "Dead"
 

@@ -153,6 +153,18 @@ def test_sendfile_and_residency(tmp_path) -> None:
     assert disk.resident(file, 0, 0)
 
 
+def test_a_c_library_without_preadv2_cannot_tell(tmp_path, monkeypatch) -> None:
+    """As musl before 1.2.5: what Python raises then is no failure of the disk."""
+
+    def refuse(*_: object) -> int:
+        raise RuntimeError("preadv2: flags unavailable on this platform")
+
+    disk = Disk({})
+    disk.write_file(str(tmp_path / "f"), b"0123456789")
+    monkeypatch.setattr(os, "preadv", refuse)
+    assert disk.preadv_nowait(disk.open_read(str(tmp_path / "f")), 0, 4) is None
+
+
 def test_fail_points_by_environment(tmp_path) -> None:
     disk = Disk({"KEPT_FAIL_POINT": "here=eio:2,there=enospc"})
     disk.reach("here")

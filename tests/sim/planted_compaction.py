@@ -12,9 +12,6 @@ from array import array
 from dataclasses import replace
 from typing import Any
 
-from msgspec.structs import replace as with_fields
-
-from kept.storage.errors import MachineError
 from tests.sim.planted import plant
 from tests.sim.planted_replicas import returns
 
@@ -139,21 +136,3 @@ plant(
     large=True, devices=False, rots=False, unclean=False, forsakes=False,
     suffer_s=1.0,
 )  # fmt: skip
-
-
-def unheard(original: Any) -> Any:
-    """A pass is not told that its directory is offline, and waits for its manifest."""
-
-    def _reject(self: Any, error: BaseException) -> bool:
-        return not (self._closed or isinstance(error, MachineError)) and original(self, error)
-
-    return _reject
-
-
-def cleanly(original: Any) -> Any:
-    """Who was elected outside of the ISR goes on with the generations that it knows."""
-
-    def leads(*args: Any) -> Any:
-        return with_fields(original(*args), unclean=False)
-
-    return leads

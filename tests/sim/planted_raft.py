@@ -392,21 +392,6 @@ def while_one_is_under_way(original: Any) -> Any:
     return change_voters
 
 
-def before_its_own_term(original: Any) -> Any:
-    """A new leader takes a change of voters before an entry of its term is committed: the voters
-    that it knows may be of a change that is not committed either, and another one is.
-    """
-
-    def change_voters(self: Any, voters: Any) -> Any:
-        first, self.first_of_term = self.first_of_term, 0
-        try:
-            return original(self, voters)
-        finally:
-            self.first_of_term = first
-
-    return change_voters
-
-
 def cut_and_kept(_: Any) -> Any:
     """Who cuts its log goes on with the voters of a change that was in what it cut."""
 

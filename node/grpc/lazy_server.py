@@ -40,6 +40,7 @@ class LazyServer:
     def __post_init__(self) -> None:
         self._server: Server | None = None
         self._starting: asyncio.Task[Server] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._joining: set[asyncio.Task[None]] = set()
         self._transports: set[Any] = set()
         self._quiet_until = 0.0
@@ -107,7 +108,15 @@ class LazyServer:
         server = server_class(self.services())
         await server.start()
         self._server = server
+        self._watching = self.runtime.loop.create_task(self._watch(server))
         return server
+
+    async def _watch(self, server: Server) -> None:
+        """A server that ended by itself is started anew by the next client."""
+        await server.ended()
+        if not self._stopped:
+            self._server = self._starting = None
+            await server.stop()
 
     async def stop(self) -> None:
         """End every call and stop serving."""
@@ -119,3 +128,5 @@ class LazyServer:
             await asyncio.gather(self._starting, return_exceptions=True)
         if self._server is not None:
             await self._server.stop()
+        if self._watching is not None:
+            await self._watching

@@ -78,6 +78,10 @@ class Server:
         reflection.enable_server_reflection(listed, server, Symbols())
         await self._private.start(server)
 
+    async def ended(self) -> None:
+        """Wait until it answers no more, for whatever reason."""
+        await self._private.ended()
+
     async def stop(self) -> None:
         """Answer no more; calls under way are cancelled."""
         await self._private.stop()

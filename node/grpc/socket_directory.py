@@ -16,6 +16,7 @@ import tempfile
 from contextlib import suppress
 from typing import Any, Final
 
+from kept.node.runtime.logging import log
 from kept.storage.errors import MachineError
 
 MAX_PATH_BYTES: Final = 107
@@ -67,10 +68,20 @@ class PrivateServer:
         await server.start()
         self._server = server
 
+    async def ended(self) -> None:
+        """Wait until it serves no more, for whatever reason: grpcio ends a whole server over one
+        call whose method is no UTF-8.
+        """
+        with suppress(Exception):
+            await self._server.wait_for_termination()
+
     async def stop(self) -> None:
         """Serve no more; calls under way are cancelled."""
         if self._server is not None:
-            await self._server.stop(None)
+            try:
+                await self._server.stop(None)
+            except Exception as error:  # noqa: BLE001 - why it ended before is told here again
+                log.warning("gRPC ended by itself", error=str(error))
             self._server = None
             if self._directory is not None:
                 self._directory.remove()

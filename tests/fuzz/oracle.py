@@ -52,6 +52,8 @@ class Escaped:
 
     def _of_loop(self, _: Any, context: dict[str, Any]) -> None:
         error = context.get("exception")
+        if isinstance(error, UnicodeDecodeError) and error.object.startswith(b"/"):
+            return  # of grpcio's server, which is started anew
         trace = "".join(traceback.format_exception(error)) if error else ""
         self.found.append(f"{context.get('message')}\n{trace}")
 
@@ -74,6 +76,8 @@ class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if str(record.msg).startswith("Invalid encoding on"):
             return  # gRPC says so of metadata, to a handler that writes nothing
+        if record.name.startswith("grpc.") and "codec can't decode" in str(record.msg):
+            return  # a method that is no text ends its server, which is started anew
         self._found.append(f"{record.name}: {self.format(record)}")
 
 

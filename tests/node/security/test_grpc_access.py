@@ -5,6 +5,7 @@ that asks for one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
@@ -17,6 +18,7 @@ from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.node.grpc.call_authorizer import CHECK_S, METHODS, CallAuthorizer
 from kept.node.proto import broker_pb2
 from kept.node.security.session import Session
+from tests.fuzz import seeds
 from tests.support.credentials import credential
 from tests.support.grpc_calls import basic, call, calling
 from tests.support.parts import Given
@@ -167,3 +169,35 @@ def test_a_stream_ends_with_the_credential_of_its_user(secure: Any, authorizer: 
 
     assert lone.run(until_it_ends()) < 20 * CHECK_S
     assert lone.run(call(lone.port, "Produce", PRODUCE, login)) is UNAUTHENTICATED
+
+
+def test_a_method_that_is_no_text_ends_grpc_for_nobody_for_long(lone_node: Any) -> None:
+    """grpcio ends a whole server over it: the next client has another one, and the node stops."""
+    lone = lone_node()
+    lone.create("t")
+    head = {
+        b":method": b"POST", b":scheme": b"http", b":path": b"/broker.Brok\x80er/Produce",
+        b":authority": b"localhost", b"content-type": b"application/grpc", b"te": b"trailers",
+    }  # fmt: skip
+    literals = b"".join(
+        b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+        for name, value in head.items()
+    )
+
+    async def attack() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+        whole = seeds.END_HEADERS | seeds.END_STREAM
+        settings, called = (
+            seeds.h2_frame(seeds.SETTINGS, 0, 0),
+            seeds.h2_frame(seeds.HEADERS, whole, 1, literals),
+        )
+        writer.write(seeds.PREFACE + settings + called)
+        await reader.readuntil(b"Server shutdown")
+        writer.close()
+
+    lone.run(asyncio.wait_for(call(lone.port, "Produce", PRODUCE), 30))
+    for number in range(1, 4):
+        with contextlib.suppress(ConnectionResetError, asyncio.IncompleteReadError):
+            lone.run(asyncio.wait_for(attack(), 30))
+        assert lone.run(asyncio.wait_for(call(lone.port, "Produce", PRODUCE), 30)).offset == number
+    lone.stop()

@@ -60,6 +60,7 @@ static void begin_tls(int fd, const char *pem) {
     SSL_CTX_set_read_ahead(context, 1);
     SSL_CTX_set_default_read_buffer_len(context, LEAST_BUFFER_BYTES);
     SSL_CTX_set_num_tickets(context, 0);
+    SSL_CTX_set_options(context, SSL_OP_IGNORE_UNEXPECTED_EOF); /* the load closes its socket */
     if (SSL_CTX_use_certificate_chain_file(context, pem) != 1 || SSL_CTX_use_PrivateKey_file(context, pem, SSL_FILETYPE_PEM) != 1)
         die(pem);
     tls = SSL_new(context);

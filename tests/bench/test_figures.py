@@ -120,7 +120,7 @@ def test_the_page_names_machine_noise_and_missed_goals():
     }  # fmt: skip
     page = report.page(json.loads(json.dumps(result)))
     assert "Linux 6.1" in page
-    assert "cluster 1.00/1.5, failover 1.50/1.0" in page
+    assert "cluster 1.00/1.5, failover 1.50/1.0" in page.replace("\n", " ")
     assert "| acks=all 16 KiB, 1 conn. | 4.000 |  |  | CPU-s/GB | 3.500 | **missed** |  |" in page
     missing = page.split("## Not measured\n")[1].splitlines()
     assert "- ready (s): no figure" in missing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 MAX_BYTES: Final = 64 * 1024
 
@@ -25,6 +25,21 @@ TEXTS: Final = (
     b"RULE:", b"$1", b"(a*)*b", b"\xff\xfe", b"\xc3", b"\xed\xa0\x80", b"A" * 5000,
 )  # fmt: skip
 """What names and values must not do harm by."""
+
+JSON_VALUES: Final[tuple[Any, ...]] = (
+    None, True, False, 0, 5, -1, 1.5, 2**64, "", "x", [], {}, [5], [[]], ["verify", {}], {"x": []},
+)  # fmt: skip
+"""What may stand where a value of another type is wanted."""
+
+
+def retyped(value: Any, random: Random) -> Any:
+    """``value``, of JSON, with one of the values in it, or itself, replaced by one of any type."""
+    if value and isinstance(value, dict | list) and random.random() < 0.9:
+        at = random.choice([*value] if isinstance(value, dict) else range(len(value)))
+        made = value.copy()
+        made[at] = retyped(value[at], random)
+        return made
+    return random.choice(JSON_VALUES)
 
 
 def mutated(data: bytes, random: Random, others: Sequence[bytes] = ()) -> bytes:

@@ -34,7 +34,7 @@ from kept.node.security.oauth.json_web_keys import parse_keys
 from kept.storage.errors import KeptError
 from tests.fuzz import node_messages, seeds
 from tests.fuzz.exchange import Exchange, connected
-from tests.fuzz.mutation import TEXTS, mutated
+from tests.fuzz.mutation import TEXTS, mutated, retyped
 from tests.fuzz.site import ADMIN, EVE, FUZZ, PASSWORD, PLAINTEXT, SASL, SASL_SSL, SSL, Site
 
 HANDSHAKE, AUTHENTICATE, API_VERSIONS = 17, 36, 18
@@ -107,8 +107,12 @@ async def tokens(site: Site, random: Random) -> None:
     """Logins by access tokens, over Kafka's protocol and HTTP, whose parts are damaged before the
     issuer signs them, or after; and sets of keys.
     """
+    members = {"use": "sig", "key_ops": ["verify"], "alg": "ES256"}
+    key_set: Any = {"keys": [site.issuer.public("k1") | members]}
+    for _ in range(random.choice((0, 1, 1, 2))):
+        key_set = retyped(key_set, random)
     with suppress(ValueError):
-        parse_keys(_maybe(json.dumps(site.issuer.key_set()).encode(), random))
+        parse_keys(_maybe(json.dumps(key_set).encode(), random))
     token = _token(site, random)
     if random.random() < 0.3:
         head = b"GET /api/v1/cluster HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "

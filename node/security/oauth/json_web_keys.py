@@ -17,6 +17,8 @@ from msgspec import Struct
 MAX_SET_BYTES: Final = 1024 * 1024
 MAX_KEYS: Final = 256
 MAX_KEY_ID_CHARACTERS: Final = 255
+MAX_KEYS_TRIED: Final = 8
+"""Of those with one name: each costs a token that names it one check of its signature."""
 MIN_RSA_BITS: Final = 2048
 """As Kafka's library, jose4j, has it."""
 MAX_RSA_BITS: Final = 8192
@@ -54,12 +56,14 @@ class JsonWebKeys(Struct, frozen=True, eq=False):
         """Whether a token that names this key (None: it names none) may be signed by one of it."""
         return any(self._named(key_id))
 
-    def find(self, key_id: str | None, algorithm: str) -> JsonWebKey | None:
-        """The key for a token. One that names no key must leave no choice."""
-        fitting = [key for key in self._named(key_id) if algorithm in key.algorithms]
+    def find(self, key_id: str | None, algorithm: str) -> tuple[JsonWebKey, ...]:
+        """The keys by which a token may be signed, of one name :data:`MAX_KEYS_TRIED` at most. One
+        that names no key must leave no choice.
+        """
+        fitting = tuple(key for key in self._named(key_id) if algorithm in key.algorithms)
         if key_id is None and len(fitting) != 1:
-            return None
-        return fitting[0] if fitting else None
+            return ()
+        return fitting[:MAX_KEYS_TRIED]
 
     def _named(self, key_id: str | None) -> tuple[JsonWebKey, ...]:
         if key_id is None:
@@ -108,7 +112,10 @@ def _key(given: object) -> JsonWebKey:
         raise ValueError("it is private: the issuer alone may know it")
     if given.get("use", "sig") != "sig":
         raise ValueError("it is not for signatures (use)")
-    if "verify" not in (given.get("key_ops") or ["verify"]):
+    operations = given.get("key_ops")
+    if operations is not None and not _is_list_of_texts(operations):
+        raise ValueError("its key_ops is no list of texts")
+    if operations and "verify" not in operations:
         raise ValueError("it is not to verify signatures (key_ops)")
     algorithms = _algorithms(given)
     try:
@@ -120,9 +127,15 @@ def _key(given: object) -> JsonWebKey:
     return JsonWebKey(key_id, public, algorithms)
 
 
+def _is_list_of_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
 def _algorithms(given: Mapping[str, Any]) -> tuple[str, ...]:
     """Those that a key's type, its curve and its ``alg`` allow. Raises ValueError."""
     curve = given.get("crv")
+    if curve is not None and not isinstance(curve, str):
+        raise ValueError("its crv is no text")
     possible: tuple[str, ...] = ()
     if given.get("kty") == "RSA":
         possible = RSA_ALGORITHMS

@@ -100,9 +100,9 @@ class KeySource:
         header = read_header(token)
         if not self.keys.has(header.key_id):
             await self._look_for_new_keys()
-        key = self.keys.find(header.key_id, header.algorithm)
-        if key is not None:
-            return verify(token, header, key, self._settings)
+        keys = self.keys.find(header.key_id, header.algorithm)
+        if keys:
+            return verify(token, header, keys, self._settings)
         if not self.keys.keys:
             raise SaslAuthenticationFailed(f"there are no keys yet from {JWKS_URL}")
         if header.key_id is None:
@@ -156,6 +156,11 @@ class KeySource:
         except (ConfigurationError, FetchFailed, ValueError) as error:
             if not self.failed:
                 log.error("keys of tokens not fetched", url=url, error=str(error))
+            self.failed = True
+            return False
+        except Exception as error:  # noqa: BLE001 - a bug of ours must not be the last fetch
+            if not self.failed:
+                log.exception("keys of tokens not fetched", error, url=url)
             self.failed = True
             return False
         return True

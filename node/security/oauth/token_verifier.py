@@ -9,7 +9,7 @@ Kafka 4.3. Messages are for the log, and have nothing of the token in them but t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import jwt
@@ -68,20 +68,13 @@ def read_header(token: str) -> TokenHeader:
 
 
 def verify(
-    token: str, header: TokenHeader, key: JsonWebKey, settings: TokenSettings
+    token: str, header: TokenHeader, keys: Sequence[JsonWebKey], settings: TokenSettings
 ) -> AcceptedToken:
-    """Whom a token names, now. Raises SaslAuthenticationFailed."""
-    options: Any = {"require": ["exp", "iat"], "verify_aud": bool(settings.audiences)}
+    """Whom a token names, now, that one of ``keys`` has signed: several may have the name that it
+    gives. Raises SaslAuthenticationFailed.
+    """
     try:
-        claims = jwt.decode(
-            token,
-            key.public,
-            algorithms=[header.algorithm],
-            audience=list(settings.audiences) or None,
-            issuer=settings.issuer,
-            leeway=settings.skew_s,
-            options=options,
-        )
+        claims = _signed_claims(token, header, keys, settings)
         if not _is_number(claims["exp"]) or not _is_number(claims["iat"]):
             raise SaslAuthenticationFailed("the token's exp or iat is no number")
         return AcceptedToken(_user(claims, settings), float(claims["exp"]))
@@ -90,6 +83,27 @@ def verify(
     except _MALFORMED as error:
         why = next((text for kind, text in _WHY if isinstance(error, kind)), "a malformed token")
         raise SaslAuthenticationFailed(why) from None
+
+
+def _signed_claims(
+    token: str, header: TokenHeader, keys: Sequence[JsonWebKey], settings: TokenSettings
+) -> dict[str, Any]:
+    """The claims, by the first key that has signed them. Raises what PyJWT does."""
+    options: Any = {"require": ["exp", "iat"], "verify_aud": bool(settings.audiences)}
+    for key in keys:
+        try:
+            return jwt.decode(
+                token,
+                key.public,
+                algorithms=[header.algorithm],
+                audience=list(settings.audiences) or None,
+                issuer=settings.issuer,
+                leeway=settings.skew_s,
+                options=options,
+            )
+        except jwt.InvalidSignatureError:
+            continue
+    raise jwt.InvalidSignatureError
 
 
 def _is_number(value: object) -> bool:

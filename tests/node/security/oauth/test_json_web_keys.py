@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from random import Random
 from typing import Any
 
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from kept.node.security.oauth.json_web_keys import RSA_ALGORITHMS, parse_keys
+from kept.node.security.oauth.json_web_keys import MAX_KEYS_TRIED, RSA_ALGORITHMS, parse_keys
+from tests.fuzz.mutation import retyped
 from tests.support.token_issuer import Issuer
 
 ALL = Issuer()
@@ -50,6 +53,14 @@ def weak() -> dict[str, Any]:
         (ALL.public("k1") | {"d": "AQAB"}, "it is private"),
         (ALL.public("k1") | {"use": "enc"}, "not for signatures"),
         (ALL.public("k1") | {"key_ops": ["encrypt"]}, "not to verify"),
+        (ALL.public("k1") | {"key_ops": 5}, "its key_ops is no list of texts"),
+        (ALL.public("k1") | {"key_ops": True}, "its key_ops is no list of texts"),
+        (ALL.public("k1") | {"key_ops": "verify"}, "its key_ops is no list of texts"),
+        (ALL.public("k1") | {"key_ops": ["verify", {}]}, "its key_ops is no list of texts"),
+        (ALL.public("k1") | {"crv": []}, "its crv is no text"),
+        (ALL.public("k1") | {"crv": {}}, "its crv is no text"),
+        (ALL.public("EdDSA") | {"crv": 5}, "its crv is no text"),
+        (ALL.public("k1") | {"alg": []}, "its alg"),
         (ALL.public("k1") | {"alg": "HS256"}, "its alg"),
         (ALL.public("k1") | {"alg": "ES384"}, "its alg"),
         (ALL.public("k1") | {"crv": "secp256k1"}, "its type or curve"),
@@ -92,7 +103,22 @@ def test_what_is_no_key_set_is_refused(data, why):
 def test_a_token_that_names_no_key_must_leave_no_choice():
     keys = parse_keys(json.dumps(ALL.key_set()).encode())
     assert keys.has(None) and keys.has("k1") and not keys.has("k2") and not keys.has("")
-    assert keys.find(None, "ES384") is keys.find("ES384", "ES384") is not None
-    assert keys.find("ES384", "ES256") is None
+    assert keys.find(None, "ES384") == keys.find("ES384", "ES384") == (keys.keys[2],)
+    assert keys.find("ES384", "ES256") == ()
     twice = parse_keys(encoded(ALL.public("k1"), ALL.public("k1") | {"kid": "k2"}))
-    assert twice.find(None, "ES256") is None and twice.find("k2", "ES256") is not None
+    assert twice.find(None, "ES256") == () and twice.find("k2", "ES256") == (twice.keys[1],)
+
+
+def test_keys_of_one_name_are_all_found_but_not_without_end():
+    same = [ALL.public(name) | {"kid": "k"} for name in ("k1", "ES384", "k1")]
+    keys = parse_keys(encoded(*same))
+    assert keys.find("k", "ES256") == (keys.keys[0], keys.keys[2])
+    many = parse_keys(encoded(*same * 20))
+    assert len(many.find("k", "ES256")) == MAX_KEYS_TRIED
+
+
+def test_values_of_other_types_are_keys_that_cannot_be_used():
+    given = {"keys": [ALL.public("k1") | {"use": "sig", "key_ops": ["verify"], "alg": "ES256"}]}
+    for seed in range(500):
+        with suppress(ValueError):
+            parse_keys(json.dumps(retyped(given, Random(seed))).encode())

@@ -136,6 +136,27 @@ def test_an_outage_leaves_the_keys_of_before(endpoint, authority, capfd):
     assert "status 503" in told and "not JSON" in told and "status 302" in told
 
 
+def test_an_error_of_any_kind_is_told_of_and_is_not_the_last_fetch(
+    endpoint, authority, monkeypatch, capfd
+):
+    def breaks(_: bytes) -> Any:
+        raise LookupError("planted")
+
+    async def go() -> None:
+        good = key_source.parse_keys
+        monkeypatch.setattr(key_source, "parse_keys", breaks)
+        async with fetching(endpoint, authority) as source:
+            assert "there are no keys yet" in await refusal(source, endpoint.issuer.token())
+            assert source.failed
+            monkeypatch.setattr(key_source, "parse_keys", good)
+            await until(lambda: not source.failed)
+            assert (await source.verify(endpoint.issuer.token())).user == "ada"
+
+    finish(go())
+    told = capfd.readouterr().err
+    assert told.count('event="keys of tokens not fetched"') == 1 and "planted" in told
+
+
 def test_nobody_is_believed_before_there_are_keys(endpoint, authority):
     async def go() -> None:
         good, waits = endpoint.respond, threading.Event()
@@ -250,9 +271,10 @@ def test_keys_in_a_file_are_read_again(tmp_path):
 def test_a_file_that_cannot_be_used_is_named(tmp_path):
     (tmp_path / "html").write_text("<html>")
     (tmp_path / "private").write_text(json.dumps({"keys": [{"kty": "EC", "d": "AQ"}]}))
+    (tmp_path / "type").write_text(json.dumps({"keys": [{"kty": "EC", "key_ops": 5}]}))
     for name, why in (
         ("none", "No such file"), ("html", "not JSON"), ("private", "it is private"),
-        ("", "Is a directory"),
+        ("type", "its key_ops is no list"), ("", "Is a directory"),
     ):  # fmt: skip
         with pytest.raises(ConfigurationError, match=why) as refused:
             read_key_file(str(tmp_path / name))

@@ -35,10 +35,10 @@ KEYS = parse_keys(json.dumps(OURS.key_set()).encode())
 
 def check(token: str, **settings: Any) -> AcceptedToken:
     header = read_header(token)
-    key = KEYS.find(header.key_id, header.algorithm)
-    if key is None:
+    keys = KEYS.find(header.key_id, header.algorithm)
+    if not keys:
         raise SaslAuthenticationFailed(f"no key {header.key_id} for {header.algorithm}")
-    return verify(token, header, key, replace(SETTINGS, **settings))
+    return verify(token, header, keys, replace(SETTINGS, **settings))
 
 
 def refusal(token: str, **settings: Any) -> str:
@@ -61,9 +61,23 @@ def test_a_key_of_rsa_is_used_with_any_of_its_algorithms(algorithm):
 def test_other_kinds_of_keys(algorithm):
     other = Issuer()
     other.add_key("x", algorithm)
-    (key,) = parse_keys(json.dumps({"keys": [other.public("x")]}).encode()).keys
+    keys = parse_keys(json.dumps({"keys": [other.public("x")]}).encode()).keys
     token = other.token("bob", key_id="x")
-    assert verify(token, read_header(token), key, SETTINGS).user == "bob"
+    assert verify(token, read_header(token), keys, SETTINGS).user == "bob"
+
+
+def test_each_key_of_the_name_is_tried():
+    same = [OURS.public(name) | {"kid": "k"} for name in ("k1", "k2")]
+    keys = parse_keys(json.dumps({"keys": same}).encode()).keys
+    for signer in ("k1", "k2"):
+        token = OURS.token(key_id=signer, headers={"kid": "k"})
+        assert verify(token, read_header(token), keys, SETTINGS).user == "ada"
+    expired = OURS.token(key_id="k2", headers={"kid": "k"}, life_s=-60)
+    with pytest.raises(SaslAuthenticationFailed, match="expired"):
+        verify(expired, read_header(expired), keys, SETTINGS)
+    strange = Issuer("k1").token(headers={"kid": "k"})
+    with pytest.raises(SaslAuthenticationFailed, match="signature does not fit"):
+        verify(strange, read_header(strange), keys, SETTINGS)
 
 
 def test_whom_a_token_names_and_until_when():

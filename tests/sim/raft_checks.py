@@ -108,13 +108,20 @@ class RaftChecks:
         seen.leads = term if leads else None
         seen.term = term
         self._commit(node, seen, commit, log)
-        if leads and self.voters is not None:
-            changed_at, voters = self.voters
-            if commit >= changed_at and node not in voters:
-                raise Violation(
-                    "removed-leads", f"n{node} leads term {term}, and votes no more since entry "
-                    f"{changed_at}, which it knows to be committed; {sorted(voters)} do"
-                )  # fmt: skip
+        if leads:
+            self._still_votes(node, term, commit, log)
+
+    def _still_votes(self, node: int, term: int, commit: int, log: LogView) -> None:
+        """A later change of voters counts as soon as it is in the log, and may bring it back."""
+        changed_at, voters = self.voters or (commit + 1, frozenset[int]())
+        if commit < changed_at or node in voters:
+            return
+        later = range(max(changed_at, log.base) + 1, log.last + 1)
+        if all(voters_of(log.data(index)) is None for index in later):
+            raise Violation(
+                "removed-leads", f"n{node} leads term {term}, and votes no more since entry "
+                f"{changed_at}, which it knows to be committed; {sorted(voters)} do"
+            )  # fmt: skip
 
     def _terms(self, node: int, term: int) -> None:
         known = self.terms.get(node, 0)

@@ -125,11 +125,11 @@ def run(config: NodeConfig, before: Callable[[], None] = lambda: None) -> None:
     """
     import uvloop
 
+    gc.set_threshold(*GC_THRESHOLDS)
+    gc.enable()
     log.configure(as_json=config.log_format == "json", level=config.log_level)
     bridge()
     before()
-    gc.set_threshold(*GC_THRESHOLDS)
-    gc.enable()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     if failure := uvloop.run(serve(config)):
         raise KeptError(failure)

@@ -126,6 +126,7 @@ def serve(
     if check:
         from kept.node.metadata import preflight
 
+        gc.enable()
         warnings = preflight.check(config, adopting=adopt)
         if adopt:
             take_over()

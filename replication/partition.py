@@ -240,13 +240,12 @@ class Partition(Replica):
                 end = self.last_stable_offset
         try:
             if isolation and replica_id < 0:
-                end = log.bounded_end(offset, end)
-            read = log.read(offset, max_bytes, end, at_least_one=at_least_one)
-            if isolation and replica_id < 0:
-                aborted = [
-                    (txn.producer_id, txn.first_offset)
-                    for txn in log.aborted_in_slice(offset, read, end)
-                ]
+                read, overlapping = log.read_committed(
+                    offset, max_bytes, end, at_least_one=at_least_one
+                )
+                aborted = [(txn.producer_id, txn.first_offset) for txn in overlapping]
+            else:
+                read = log.read(offset, max_bytes, end, at_least_one=at_least_one)
         except MachineError as error:
             self.failed(error)
         if replica_id >= 0:

@@ -462,9 +462,21 @@ class Log:
         """Aborted transactions that overlap ``start..end``."""
         return log_reader.aborted_transactions(self.segments, start, end)
 
-    def bounded_end(self, offset: int, end_offset: int) -> int:
-        """``end_offset``, or less where very many aborted transactions lie between."""
-        return log_reader.bounded_end(self.segments, offset, end_offset)
+    def read_committed(
+        self, offset: int, max_bytes: int, end_offset: int, *, at_least_one: bool = True
+    ) -> tuple[FileSlice | None, list[AbortedTxn]]:
+        """As :meth:`read`, with the aborted transactions that overlap what it found.
+
+        It ends early where very many of these lie ahead, but never finds nothing for that reason.
+        """
+        begin = offset
+        end = log_reader.bounded_end(self.segments, begin, end_offset)
+        found = self.read(offset, max_bytes, end, at_least_one=at_least_one)
+        while found is None and end < end_offset:  # a gap: passes keep what the index has of it
+            begin = end
+            end = log_reader.bounded_end(self.segments, begin, end_offset)
+            found = self.read(offset, max_bytes, end, at_least_one=at_least_one)
+        return found, self.aborted_in_slice(begin, found, end)
 
     def aborted_in_slice(
         self, offset: int, found: FileSlice | None, end_offset: int

@@ -207,6 +207,29 @@ def test_a_fetch_ends_before_very_many_aborted_transactions(partition, monkeypat
     assert sorted(set(listed)) == [(9, 3 * n) for n in range(count)]
 
 
+def test_a_gap_before_very_many_aborted_transactions_is_no_end(partition, monkeypatch) -> None:
+    """A pass took the records away, and its segment keeps what the index has of their end."""
+    monkeypatch.setattr(log_reader, "MOST_ABORTED", 1)
+    log = partition.log
+    for base, producer in ((0, 9), (100, 8), (200, 7), (300, 6)):
+        log.append_as_follower(transactional(base, producer, 0), tools.NOW)
+    for base, producer in ((302, 9), (303, 8), (304, 7), (305, 6)):
+        log.append_as_follower(marker(base, producer, 0, 0), tools.NOW)
+    partition.write()
+    tools.produce(partition)
+    assert len(log.segments[0].aborted) == 4
+    expected = {0: (0, 9), 2: (100, 8), 99: (100, 8), 150: (200, 7), 202: (300, 6)}
+    for offset, (base, producer) in expected.items():
+        fetched = partition.fetch(offset, 1 << 20, isolation=COMMITTED)
+        assert fetched.slice is not None, offset
+        assert tools.offsets(partition, fetched)[0] == base
+        assert (producer, base) in fetched.aborted
+        small = partition.fetch(offset, 1, isolation=COMMITTED, at_least_one=False)
+        assert (small.slice, small.aborted) == (None, []), "too large is no gap to go beyond"
+    end = partition.high_watermark
+    assert partition.fetch(end, 1, isolation=COMMITTED).slice is None
+
+
 def test_max_bytes_gives_whole_batches_but_one_at_least(partition) -> None:
     for _ in range(5):
         tools.produce(partition)

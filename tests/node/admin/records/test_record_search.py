@@ -23,6 +23,7 @@ from kept.node.admin.records.search_cursor import (
 )
 from kept.node.security.client_usage import UNMETERED
 from kept.storage.errors import InvalidRequest, NetworkException, UnknownTopicOrPartition
+from kept.storage.records import build_batch
 from kept.storage.types import MAX_INT64, Codec
 
 T0 = 1_700_000_000_000
@@ -230,6 +231,34 @@ def test_transactions_are_marked(lone_node):
     assert marks == {b"yes": "committed", b"no": "aborted", b"plain": None, b"who knows": "open"}
     page = lone.get("/api/v1/records?topic=t&partition=0")["records"]
     assert [one["transaction"] for one in page] == ["committed", "aborted", None, "open"]
+
+
+def test_aborted_records_behind_a_gap_are_not_open(lone_node, monkeypatch):
+    """As a pass leaves it: index entries of aborted transactions whose records are gone."""
+    monkeypatch.setattr("kept.storage.log.log_reader.MOST_ABORTED", 1)
+    lone = lone_node()
+    lone.create("t")
+    partition = lone.node.parts.table.hosted["t", 0].partition
+
+    def build(offset, producer_id, key, **more):
+        return build_batch(
+            [(1000, key, b"v", ())], base_offset=offset, producer_id=producer_id,
+            producer_epoch=0, is_transactional=True, leader_epoch=partition.leader_epoch, **more,
+        )  # fmt: skip
+
+    async def fill():
+        for offset, producer_id in ((0, 9), (100, 8)):
+            partition.log.append_as_follower(build(offset, producer_id, b"k", base_sequence=0), 1)
+        for offset, producer_id in ((101, 9), (102, 8)):
+            marker = build(offset, producer_id, bytes(4), is_control=True)
+            partition.log.append_as_follower(marker, 1)
+
+    lone.run(fill())
+    written(lone, "t", [OutRecord(b"k", b"plain")])
+    for offset in (0, 1, 50, 100):
+        page = lone.get(f"/api/v1/records?topic=t&partition=0&offset={offset}")["records"]
+        marks = {one["offset"]: one["transaction"] for one in page}
+        assert marks == ({0: "aborted"} if offset == 0 else {}) | {100: "aborted", 103: None}
 
 
 def test_large_batches_hold_what_they_may(filled):

@@ -165,6 +165,32 @@ def test_a_segment_that_was_rolled_early_leaves_nothing_in_the_queue(kit):
     assert len(other.partition.log.segments) == 2, "others keep their moment"
 
 
+def test_logs_that_left_do_not_stay_in_the_queue(kit):
+    """An entry holds its log until the moment of its roll, which may be a week ahead."""
+    gone = [kit.make("gone", segment_ms="1000")]
+    kit.append(gone[0])
+    kit.run(kit.timers.roll_idle)
+    late, soon = kit.make("late", segment_ms="90000"), kit.make("soon", segment_ms="60000")
+    for hosted in (late, soon):
+        kit.append(hosted)
+        kit.run(kit.timers.roll_idle)
+    for number in range(maintenance.YIELD_EVERY + 4):
+        gone.append(kit.make(f"gone-{number}"))
+        kit.append(gone[-1])
+    kit.run(kit.timers.roll_idle)
+    queue = kit.dirty_logs._queue
+    assert {entry[2] for entry in queue} == {*gone, late, soon}
+    topics = kit.node.parts.metadata.image.topics
+    names = [hosted.partition.topic_partition.topic for hosted in gone]
+    leave = [RemoveTopicRecord(topics[name].topic_id) for name in names]
+    kit.lone.run(propose(kit.node, leave))
+    kit.run(kit.timers.roll_idle)
+    assert {entry[2] for entry in kit.dirty_logs._queue} == {late, soon}
+    kit.ahead_ms += 61_000
+    kit.run(kit.timers.roll_idle)
+    assert [len(hosted.partition.log.segments) for hosted in (late, soon)] == [1, 2]
+
+
 def test_high_watermarks_that_move_by_themselves_are_looked_at(kit, monkeypatch):
     hosted = kit.make("lagging")
     kit.append(hosted)

@@ -63,9 +63,10 @@ class SaslSettings(Struct, frozen=True):
     """How clients log in on one listener. Its repr hides the passwords.
 
     ``plain_users`` are those of PLAIN's JAAS entry with their passwords; ``stored_passwords``:
-    PLAIN also takes the passwords of users with SCRAM credentials. ``max_reauth_ms`` 0: a login
-    lasts as long as its connection, or as its token. ``tokens`` is None where OAUTHBEARER is not
-    enabled.
+    PLAIN also takes the passwords of users with SCRAM credentials. Both are empty where other
+    mechanisms alone are enabled: settings of all listeners may have them for another one.
+    ``max_reauth_ms`` 0: a login lasts as long as its connection, or as its token. ``tokens`` is
+    None where OAUTHBEARER is not enabled.
     """
 
     mechanisms: tuple[str, ...]
@@ -92,10 +93,13 @@ def sasl_settings(config: NodeConfig) -> SaslSettings:
             raise ConfigurationError(
                 f"sasl.enabled.mechanisms: {why}; there are {', '.join(MECHANISMS)}"
             )
+    plain_users = _plain_users(config.plain_sasl_jaas_config)
+    # Without SASL, and so without mechanisms, HTTP Basic takes those of PLAIN.
+    takes_plain = PLAIN in mechanisms or not mechanisms
     return SaslSettings(
         mechanisms,
-        _plain_users(config.plain_sasl_jaas_config),
-        config.sasl_plain_users == "scram",
+        plain_users if takes_plain else {},
+        takes_plain and config.sasl_plain_users == "scram",
         config.sasl_server_max_receive_size,
         config.connections_max_reauth_ms,
         config.connection_failed_authentication_delay_ms,

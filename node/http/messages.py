@@ -47,6 +47,8 @@ class HttpRequest:
     """What the path names where the route's ends in a name: a topic, a group."""
     session: Session = field(default_factory=Session)
     """Who makes the request."""
+    schemes: tuple[str, ...] = ("Basic",)
+    """How it may say who that is, on its listener: Basic, Bearer, or both."""
     usage: ClientUsage = UNMETERED
     """What it uses of his quotas."""
 

@@ -28,6 +28,10 @@ OPEN: Final = Open()
 PIECE_BYTES: Final = 64 * 1024
 """Of an answer of another node, at a time."""
 ITEMS_TOGETHER: Final = 64
+_WAYS: Final = {
+    "Basic": "a user and a password (HTTP Basic)",
+    "Bearer": "an access token (Authorization: Bearer)",
+}
 CHECK_S: Final = 1.0
 """How often it is asked anew whether a stream may go on."""
 
@@ -165,8 +169,13 @@ def refusal(
         return None
     message = f"{session.principal} may not {what}"
     if session.principal == ANONYMOUS:
-        return failure(401, f"{message}; log in with a user and a password")
+        return failure(401, f"{message}; {how_to_log_in(request.schemes)}")
     return failure(403, message)
+
+
+def how_to_log_in(schemes: Iterable[str]) -> str:
+    """What somebody is told who has to say who he is, by one of the ``schemes`` of HTTP."""
+    return f"log in with {' or '.join(_WAYS[scheme] for scheme in schemes)}"
 
 
 def shown_part(access: Access) -> Shown | None:

@@ -50,6 +50,7 @@ from kept.node.http.messages import (
     plain_path,
 )
 from kept.node.http.response_limiter import ResponseLimiter
+from kept.node.http.route_access import how_to_log_in
 from kept.node.runtime.logging import log
 from kept.node.security.client_usage import UNMETERED
 from kept.storage.errors import InvalidRequest, KeptError, is_bug
@@ -82,10 +83,6 @@ PROBE_IDLE_S: Final = 2.0
 BUSY: Final = "what is in flight holds all of kept.inflight.max.bytes; try again"
 CROWDED: Final = "too many HTTP connections; see kept.http.max.connections"
 
-_WAYS: Final = {
-    "Basic": "a user and a password (HTTP Basic)",
-    "Bearer": "an access token (Authorization: Bearer)",
-}
 _CHALLENGES: Final = {
     "Basic": 'Basic realm="kept", charset="UTF-8"',
     "Bearer": 'Bearer realm="kept"',
@@ -371,8 +368,7 @@ class HttpConnection(asyncio.Protocol):
             parsed.session = self._handed_over.session = session
             parsed.may_change_voters = self._handed_over.may_change_voters
         elif parsed.path not in _ANY_HOST:
-            ways = " or ".join(_WAYS[one] for one in self._handed_over.listener.http_schemes)
-            return failure(401, f"log in with {ways}")
+            return failure(401, how_to_log_in(parsed.schemes))
         if session is not None and parsed.path not in _ANY_HOST:
             parsed.usage = self._server.usages.of(session)
             if parsed.usage.is_metered:
@@ -418,7 +414,7 @@ class HttpConnection(asyncio.Protocol):
             path = plain_path(unquote(target.path, errors="strict"))
         except ValueError as error:
             raise InvalidRequest(f"the address is not right: {error}") from error
-        parsed = HttpRequest(method, path, query)
+        parsed = HttpRequest(method, path, query, schemes=self._handed_over.listener.http_schemes)
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in request.headers}
         parsed.accept = headers.get("accept", "")
         parsed.address = with_port(headers.get("host", ""), https=self._by_https(headers))

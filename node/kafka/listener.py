@@ -342,9 +342,15 @@ class Listener:
         by a password (Basic) or an access token (Bearer). None, after the delay of a failed login,
         where it is not believed.
         """
-        if authorization[:7].lower() != b"bearer ":
-            return await self.authenticate_password(transport, *parse_basic(authorization))
         logins = self.context.logins
+        scheme = "Bearer" if authorization[:7].lower() == b"bearer " else "Basic"
+        if self.asks_login and scheme not in self.http_schemes:
+            host = self.session(transport).host
+            why = f"{scheme} is for no mechanism that is enabled"
+            await asyncio.sleep(logins.refused(self.name, host, scheme, "", why))
+            return None
+        if scheme == "Basic":
+            return await self.authenticate_password(transport, *parse_basic(authorization))
         try:
             checked = await logins.check_token(self.name, parse_bearer(authorization))
         except SaslAuthenticationFailed as error:

@@ -11,10 +11,15 @@ from typing import Any
 
 import pytest
 
+from kept.client.security.jaas import PLAIN_MODULE
 from kept.client.security.oauthbearer import OAuthBearerClient
+from kept.cluster.metadata.records import ScramCredentialRecord
+from kept.cluster.security.credentials import ScramMechanism
+from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.node.proto import broker_pb2
 from kept.node.security.oauth import key_source
-from tests.support.grpc_calls import call, calling
+from tests.support.credentials import credential
+from tests.support.grpc_calls import basic, call, calling
 from tests.support.loops import until
 from tests.support.sasl_peer import AUTHENTICATE, HANDSHAKE, METADATA, VERSIONS, Peer
 from tests.support.token_issuer import AUDIENCE, ISSUER, Issuer
@@ -276,6 +281,35 @@ def test_http_says_how_to_log_in(secure, mechanisms, challenge, said):
     status, headers, body = get(secure(sasl_enabled_mechanisms=mechanisms))
     assert status == 401 and headers["www-authenticate"] == challenge
     assert said in body.decode()
+
+
+def test_a_listener_of_tokens_alone_takes_no_password(secure, capfd):
+    """Users of PLAIN and SCRAM are there, and their settings: for another listener."""
+    jaas = f'{PLAIN_MODULE} required user_root="word";'
+    lone = secure(
+        sasl_enabled_mechanisms=OAUTH, kept_sasl_plain_users="scram", plain_sasl_jaas_config=jaas
+    )
+    sue = ScramCredentialRecord("sue", ScramMechanism.SCRAM_SHA_256, credential("pencil"))
+    lone.run(lone.node.parts.metadata.propose([sue]))
+    request = broker_pb2.CreateTopicRequest(topic="t")
+    for login in (basic("sue", "pencil"), basic("root", "word")):
+        assert get(lone, login)[0] == 401
+        called = lone.run(call(lone.port, "CreateTopic", request, login))
+        assert called is grpc.StatusCode.UNAUTHENTICATED
+    assert counted(lone) == (0, 4)
+    assert "Basic is for no mechanism that is enabled" in capfd.readouterr().err
+
+
+def test_who_may_not_without_a_login_is_told_how_to_log_in_there(secure, issuer):
+    """A token may name the user of those who did not log in."""
+    lone = secure(
+        sasl_enabled_mechanisms=OAUTH,
+        authorizer_class_name=STANDARD_AUTHORIZER,
+        super_users="User:admin",
+    )
+    status, _, body = get(lone, f"Bearer {issuer.token('ANONYMOUS')}")
+    said = "User:ANONYMOUS may not describe cluster; log in with an access token (Authorization:"
+    assert status == 401 and said in body.decode() and "password" not in body.decode()
 
 
 def test_http_takes_a_token(secure, issuer, capfd):

@@ -23,6 +23,7 @@ from kept.node.http.response_limiter import MOST
 from tests.support.credentials import credential
 from tests.support.loops import until
 from tests.support.sasl_peer import AUTHENTICATE, HANDSHAKE, METADATA, VERSIONS, Peer
+from tests.support.token_issuer import Issuer
 
 PRODUCE = 0
 SOFTWARE = {"client_software_name": "x", "client_software_version": "1"}
@@ -607,6 +608,12 @@ def test_a_login_under_way_ends_with_its_credential(secure) -> None:
     [
         ("PLAIN", "ada", "pencil", True),
         ("PLAIN", "sue", "pencil", False),
+        ("SCRAM-SHA-256", "root", '"r=;', False),
+        ("OAUTHBEARER", "ada", "pencil", False),
+        ("OAUTHBEARER", "sue", "pencil", False),
+        ("OAUTHBEARER,SCRAM-SHA-256", "sue", "pencil", True),
+        ("OAUTHBEARER,SCRAM-SHA-256", "root", '"r=;', False),
+        ("OAUTHBEARER,PLAIN", "root", '"r=;', True),
         ("SCRAM-SHA-256", "sue", "pencil", True),
         ("SCRAM-SHA-256", "sue", "wrong", False),
         ("SCRAM-SHA-256", "sue", "", False),
@@ -615,9 +622,10 @@ def test_a_login_under_way_ends_with_its_credential(secure) -> None:
     ],
 )
 def test_a_password_over_http_is_that_of_any_mechanism(
-    secure, mechanisms, user, password, known
+    secure, tmp_path, *, mechanisms, user, password, known
 ) -> None:
-    lone = secure(sasl_enabled_mechanisms=mechanisms)
+    keys = Issuer().write(tmp_path / "keys.json")
+    lone = secure(sasl_enabled_mechanisms=mechanisms, sasl_oauthbearer_jwks_endpoint_url=keys)
 
     async def go() -> None:
         async with Peer(lone) as peer:

@@ -62,7 +62,6 @@ from kept.storage.errors import (
     InvariantViolation,
     KeptError,
     UnsupportedVersion,
-    is_bug,
 )
 
 if TYPE_CHECKING:
@@ -343,7 +342,7 @@ class Connection(asyncio.BufferedProtocol):
         for pending in tuple(self.parked):
             pending.cancel()
         self.parked.clear()
-        self.account.forget(self.unblock)
+        self.account.forget(self._unblock_soon)
         self.waiting_account.forget(self._unblock_soon)
         self.waiting_account.forget(self._regulate_soon)
         if self._sender is not None:
@@ -828,8 +827,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def _fail(self, served: api.Api, version: int, error: BaseException) -> None:
         """A handler let an error out: a bug of ours, unless it is one of our own kinds."""
-        if is_bug(error) or error_codes.code_for(error) == error_codes.UNKNOWN_SERVER_ERROR:
-            log.exception("handler failed", error, api=served.name, version=version, peer=self.peer)
+        code = error_codes.code_for(
+            error, "handler failed", api=served.name, version=version, peer=self.peer
+        )
+        if code == error_codes.UNKNOWN_SERVER_ERROR:
             self.abort()
         else:
             self.abort("request refused", api=served.name, version=version, error=str(error))
@@ -865,7 +866,7 @@ class Connection(asyncio.BufferedProtocol):
             self._resize(size)
         else:
             self._block()
-            self.account.wait(self.unblock)
+            self.account.wait(self._unblock_soon)
 
     def _widen(self) -> None:
         """It is busy: one reading may bring more, if there is room."""

@@ -30,7 +30,7 @@ from kept.cluster.raft.messages import InstallSnapshot
 from kept.cluster.raft.ready import RaftSettings, Role
 from kept.node.metadata import directory_ids
 from kept.node.runtime.executors import warn_while_it_hangs
-from kept.node.runtime.logging import log
+from kept.node.runtime.logging import bugs, log
 from kept.node.runtime.time_slices import SlicedTask, TimeSlices
 from kept.storage.errors import (
     KeptError,
@@ -283,10 +283,12 @@ class Metadata:
     def _pump(self) -> None:
         member = self.member
         while not self._closed:
-            for message in member.drain_messages():
-                self.send(message)
+            self._send(member.drain_messages())
             for node_id in member.drain_probes():
-                self.probe(node_id)
+                try:
+                    self.probe(node_id)
+                except Exception as error:  # noqa: BLE001 - of the transport: as in _send
+                    bugs.report("peer not probed", error, peer=node_id)
             if refused := member.drain_refused():
                 self._log_refused(refused)
             if member.refusal is not None:
@@ -304,6 +306,17 @@ class Metadata:
                 return
             work.run()
             self._done(work)
+
+    def _send(self, messages: Iterable[Message]) -> None:
+        """Give messages to the transport. One that it fails at is lost, as on the network: the
+        member is as it was.
+        """
+        for message in messages:
+            try:
+                self.send(message)
+            except Exception as error:  # noqa: BLE001
+                kind = type(message).__name__
+                bugs.report("metadata message not sent", error, peer=message.to, kind=kind)
 
     def _run(self, work: Work) -> None:
         job = self._loop.run_in_executor(self._pool, work.run)
@@ -332,8 +345,7 @@ class Metadata:
         if is_bug(error):
             log.exception("the metadata log failed", error)
         self.member.disk_failed()
-        for message in self.member.drain_messages():
-            self.send(message)
+        self._send(self.member.drain_messages())
         self.on_failure(f"the metadata log failed: {error}")
         for future in self._proposed.values():
             if not future.done():
@@ -382,8 +394,7 @@ class Metadata:
     def _publish(self, work: Work, outcome: Outcome) -> None:
         if work.snapshot is not None:
             self._log_snapshot_error()
-        for message in outcome.messages:
-            self.send(message)
+        self._send(outcome.messages)
         for index in outcome.lost_proposals:
             self._refuse(index, "leadership was lost before the decision held")
         for image, delta, _ in outcome.applied:
@@ -409,7 +420,7 @@ class Metadata:
             try:
                 self.on_applied()
             except Exception as error:  # noqa: BLE001 - of whoever follows: the log itself goes on
-                log.exception("following the metadata failed", error)
+                bugs.report("following the metadata failed", error)
 
     # Remembering.
 

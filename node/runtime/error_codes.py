@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Final
 
-from kept.node.runtime.logging import log
+from kept.node.runtime.logging import bugs
 from kept.storage import errors
 
 NONE: Final = 0
@@ -142,13 +142,15 @@ def _class_code(kind: type[BaseException]) -> int:
     return UNKNOWN_SERVER_ERROR
 
 
-def code_for(error: BaseException) -> int:
+def code_for(error: BaseException, event: str = "internal error", **fields: Any) -> int:
     """Kafka's error code for an error; -1 (UNKNOWN_SERVER_ERROR) for one that has none, and for a
-    bug of ours, which the log has with its traceback.
+    bug of ours. The log has such an error as ``event`` with the ``fields`` and its traceback, each
+    but once in :data:`.logging.BUG_INTERVAL_S`: callers need not log it.
     """
-    if errors.is_bug(error):
-        log.exception("internal error", error)
-    return _class_code(type(error))  # type: ignore[arg-type]
+    code = _class_code(type(error))  # type: ignore[arg-type]
+    if code == UNKNOWN_SERVER_ERROR or errors.is_bug(error):
+        bugs.report(event, error, **fields)
+    return code
 
 
 def shortened(text: str) -> str:

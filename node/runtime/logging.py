@@ -17,6 +17,8 @@ from typing import Any, Final, TextIO
 from kept.storage.printable import printable_line, printable_text
 
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+BUG_INTERVAL_S: Final = 10.0
+"""At most one traceback of the same bug in this time."""
 
 
 class Logger:
@@ -81,6 +83,45 @@ def _quoted(value: Any) -> str:
 
 log: Final = Logger()
 """The node's log."""
+
+
+class BugLog:
+    """Bugs of ours that requests or events may show again and again: each once in
+    :data:`BUG_INTERVAL_S`. One is known by its event, its kind and where it was raised.
+    """
+
+    def __init__(self, logger: Logger = log) -> None:
+        self._logger = logger
+        self._last: dict[tuple[str, str, str, int], tuple[float, int]] = {}
+        """Until when each is left out, in seconds of the monotonic clock, and how often it was.
+        Places in the code are few."""
+
+    def report(self, event: str, error: BaseException, **fields: Any) -> None:
+        """Write the line and the traceback, unless that was done a moment ago; ``left_out`` is how
+        often it happened in between.
+        """
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        place = ("", 0) if trace is None else (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+        bug = event, type(error).__name__, *place
+        now_s = time.monotonic()
+        until_s, left_out = self._last.get(bug, (0.0, 0))
+        if now_s < until_s:
+            self._last[bug] = until_s, left_out + 1
+            return
+        self._last[bug] = now_s + BUG_INTERVAL_S, 0
+        if left_out:
+            fields["left_out"] = left_out
+        self._logger.exception(event, error, **fields)
+
+    def clear(self) -> None:
+        """Forget all: each is written when it comes next."""
+        self._last.clear()
+
+
+bugs: Final = BugLog()
+"""Of the node's log."""
 
 
 def bridge() -> None:

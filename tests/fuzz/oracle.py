@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 from typing import Any, Final
 
-from kept.node.runtime.logging import log
+from kept.node.runtime.logging import bugs, log
 from kept.storage.records import build_batch
 from tests.fuzz.site import ADMIN, PASSWORD, PLAINTEXT, SASL, STEADY, Site
 from tests.support.raw_client import RawClient
@@ -40,6 +40,7 @@ class Escaped:
         self._handler = _Handler(self.found)
 
     def __enter__(self) -> Escaped:
+        bugs.clear()
         self._loop.set_exception_handler(self._of_loop)
         log.exception = self._of_node  # type: ignore[method-assign]
         logging.getLogger().addHandler(self._handler)

@@ -16,7 +16,14 @@ from kept.client.protocol import messages as protocol
 from kept.node.config.node_config import NodeConfig
 from kept.node.kafka import api
 from kept.node.node import Node
+from kept.node.runtime.logging import bugs
 from kept.node.security.session import node_session
+
+
+@pytest.fixture(autouse=True)
+def _no_bug_was_logged_before() -> None:
+    """Each test sees its own in the log."""
+    bugs.clear()
 
 
 class Lone:

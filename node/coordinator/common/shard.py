@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
@@ -130,9 +131,13 @@ class CoordinatorKind(Protocol[Core]):
         ...
 
 
-def coordinator_error(error: BaseException) -> ErrorCode:
-    """The code that a coordinator's client gets for a failed append."""
-    code = ErrorCode(code_for(error))
+def coordinator_error(
+    error: BaseException, event: str = "coordinator failed", **fields: Any
+) -> ErrorCode:
+    """The code that a coordinator's client gets for a failed append; the rest is for the log, as
+    :func:`code_for` has it.
+    """
+    code = ErrorCode(code_for(error, event, **fields))
     return _TRANSLATED.get(code, code)
 
 
@@ -206,11 +211,21 @@ class Shard(Generic[Core]):
             self.failed = str(error)
         # Whatever it is: clients would be told to wait for ever.
         except Exception as error:  # noqa: BLE001
-            self.failed, self.is_active = str(error) or repr(error), False
+            self.failed = str(error) or repr(error)
             if is_bug(error):
                 log.exception("coordinator not loaded", error, partition=str(self.tp))
             else:
                 log.error("coordinator not loaded", partition=str(self.tp), error=str(error))
+            self._stop()
+
+    def _stop(self) -> None:
+        """The core may be half changed, and steps no more. What it appended is in the log."""
+        self._loading = None
+        self._respond_to_all()
+        if self._staged:
+            self._staged.clear()
+            with suppress(KeptError):  # the partition is offline then, and says so
+                self.partition.write()
 
     async def _await_committed(self, end_offset: int) -> None:
         """Wait until HW is at ``end_offset``, where the log ended when this node was elected.

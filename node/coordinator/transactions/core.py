@@ -482,7 +482,7 @@ class TransactionCore:
         for transactional_id in pending.changes:
             held = self.ids[transactional_id]
             self._end_pending(transactional_id, held, event.append)
-            self._count(transactional_id, held, held.committed)
+            self._count(transactional_id, held, self._newest(transactional_id, held))
             if pending.completes:
                 self.counts["append_retries"] += 1
                 retry = RetryCompletion(transactional_id)
@@ -697,6 +697,13 @@ class TransactionCore:
             raise InvariantViolation(f"ending are {ending}, not {self._ending}")
         for transactional_id, held in self.ids.items():
             held.check_invariants(transactional_id)
+            newest = held.committed
+            if held.pending is not None:
+                newest = self.pending[held.pending].changes[transactional_id] or newest
+            if held.counted != (-1 if newest is None else len(newest.partitions)):
+                raise InvariantViolation(
+                    f"{transactional_id!r} is counted with {held.counted} partitions: {newest}"
+                )
         for transactional_id, append in self._completing.items():
             committed = self.ids[transactional_id].committed
             if append not in self.pending or committed is None or not committed.state.is_prepared:

@@ -31,7 +31,7 @@ from kept.node.coordinator.transactions.markers import (
 )
 from kept.node.coordinator.transactions.records import partitions_by_topic
 from kept.node.metadata.internal_topics import TRANSACTION_STATE
-from kept.node.runtime.logging import log
+from kept.node.runtime.logging import bugs, log
 from kept.node.runtime.tasks import TaskOwner
 from kept.node.runtime.time_slices import SlicedTask
 from kept.storage.errors import KeptError
@@ -153,11 +153,28 @@ class MarkerChannel:
         if self._closed:
             return
         marks = [(entry.marker, sorted(entry.partitions)) for entry in effect.entries]
-        staged = self._runtime.slices.run(self._writer.write(marks))
+
+        def finish(done: SlicedTask[Deferred[Marked]]) -> None:
+            error = done.exception()
+            if error is None:
+                self._wait_for(effect.node, done.result())
+            else:
+                self._failed(effect.node, error)
+
+        try:
+            staged = self._runtime.slices.run(self._writer.write(marks))
+        except Exception as error:  # noqa: BLE001
+            self._failed(effect.node, error)
+            return
         if isinstance(staged, SlicedTask):
-            staged.add_done_callback(lambda done: self._wait_for(effect.node, done.result()))
+            staged.add_done_callback(finish)
         else:
             self._wait_for(effect.node, staged)
+
+    def _failed(self, node: int, error: BaseException) -> None:
+        """A bug of ours: the markers are tried again, or transactions would hang for ever."""
+        bugs.report("markers failed", error, node=node)
+        self._step(MarkersFailed(node))
 
     def _wait_for(self, node: int, marked: Deferred[Marked]) -> None:
         def answered(finished: Deferred[Marked]) -> None:
@@ -179,6 +196,9 @@ class MarkerChannel:
         except KeptError as error:
             log.info("markers not answered", node=effect.node, error=str(error))
             self._step(MarkersFailed(effect.node))
+            return
+        except Exception as error:  # noqa: BLE001
+            self._failed(effect.node, error)
             return
         answers = tuple(
             (marker.producer_id, TopicPartition(topic.name, part.partition_index), part.error_code)

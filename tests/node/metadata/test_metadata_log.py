@@ -156,6 +156,33 @@ def test_whoever_follows_the_metadata_may_fail(capsys):
     play(scene, election_ticks=1_000_000)
 
 
+@pytest.mark.parametrize("broken", ["send", "probe"])
+def test_a_bug_of_the_transport_does_not_end_the_node(capsys, broken):
+    """What it fails at is lost, as on the network; the log goes on when it works again."""
+
+    async def scene(three):
+        leader = await three.leader()
+        node, failed = three.nodes[leader], []
+        works = getattr(node, broken)
+
+        def fail(given):
+            failed.append(given)
+            raise KeyError("a bug of ours")
+
+        setattr(node, broken, fail)
+        if broken == "probe":
+            node.member.drain_probes = lambda: [(leader + 1) % 3]
+        while len(failed) < 3:
+            await asyncio.sleep(0.005)
+        setattr(node, broken, works)
+        await node.propose(SETTING)
+        assert not three.failures
+        said = capsys.readouterr().err
+        assert said.count("level=error") == 1 and "Traceback" in said
+
+    play(scene, election_ticks=1_000_000)
+
+
 def test_nobody_is_remembered_who_asked_a_follower_whether_it_leads():
     async def scene(three: Three) -> None:
         leader = await three.leader()

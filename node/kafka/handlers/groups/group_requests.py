@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from kio.schema.errors import ErrorCode
 
 from kept.node.coordinator.common.shard import coordinator_error
-from kept.node.runtime.logging import log
 from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
@@ -62,10 +61,7 @@ def submit(  # noqa: PLR0917
     try:
         result = shards.submit(key, make_event)
     except KeptError as error:
-        code = coordinator_error(error)
-        if code is ErrorCode.unknown_server_error:
-            log.exception("request to a coordinator failed", error, key=key)
-        return refuse(code)
+        return refuse(coordinator_error(error, "request to a coordinator failed", key=key))
     if given_up is not None and ctx.parked is not None and not result.done():
         parked, waiting = ctx.parked, Waiting(result, given_up)
         parked[waiting] = None

@@ -503,10 +503,8 @@ class PendingFetch:
             topic.bytes_out += size_bytes
 
     def _failure(self, key: Key, error: KeptError) -> codec.PartitionData:
-        code = error_codes.code_for(error)
-        if code == error_codes.UNKNOWN_SERVER_ERROR:
-            log.exception("fetch failed", error, partition=key[1])
-        elif isinstance(error, DamagedData):
+        code = error_codes.code_for(error, "fetch failed", partition=key[1])
+        if isinstance(error, DamagedData):
             # As Kafka: consumers stop with it. A storage error they would try again for ever.
             code = error_codes.CORRUPT_MESSAGE
             self._context.replicas.damaged(error)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.kafka.handlers.records.batch_checks import inflated
 from kept.node.runtime import error_codes
-from kept.node.runtime.logging import log
 from kept.node.runtime.time_slices import LOOP_BYTES
 from kept.storage.errors import (
     InflatesBeyondLimit,
@@ -213,7 +212,4 @@ def _check_special(timestamp: int, version: int) -> None:
 
 
 def _code(error: KeptError, topic: str, partition: int) -> int:
-    code = error_codes.code_for(error)
-    if code == error_codes.UNKNOWN_SERVER_ERROR:
-        log.exception("offset look-up failed", error, topic=topic, partition=partition)
-    return code
+    return error_codes.code_for(error, "offset look-up failed", topic=topic, partition=partition)

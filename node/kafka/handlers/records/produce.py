@@ -265,21 +265,30 @@ class ProduceHandler:
     ) -> None:
         """Append batches that were checked, once their coordinator has answered; the connection
         waits.
+
+        They are appended in a turn of their own: the answer may come within the Fetch that commits
+        it, and a Fetch that reads misses what is appended meanwhile.
         """
         failed: dict[Partition, KeptError] = {}
 
-        def verified(_: object = None) -> None:
-            if verification is not None:
-                verification.refuse(outcomes)
-            if perf_counter() >= self._lease.until:
-                self._lease.check()
-            work = self._runtime.slices.run(
-                self._append_all(connection, produced, request, outcomes, failed, verification)
-            )
-            if isinstance(work, SlicedTask):
-                work.add_done_callback(appended)
-            else:
-                _finish(connection, produced, failed)
+        def append() -> None:
+            try:
+                if verification is not None:
+                    verification.refuse(outcomes)
+                if perf_counter() >= self._lease.until:
+                    self._lease.check()
+                work = self._runtime.slices.run(
+                    self._append_all(connection, produced, request, outcomes, failed, verification)
+                )
+                if isinstance(work, SlicedTask):
+                    work.add_done_callback(appended)
+                else:
+                    _finish(connection, produced, failed)
+            except Exception as error:  # noqa: BLE001
+                _give_up(connection, error)
+
+        def answered(_: object) -> None:
+            self._runtime.loop.call_soon(append)
 
         def appended(finished: SlicedTask[None]) -> None:
             error = finished.exception()
@@ -289,9 +298,9 @@ class ProduceHandler:
                 _give_up(connection, error)
 
         if verification is not None and verification.answer is not None:
-            verification.answer.add_done_callback(verified)
+            verification.answer.add_done_callback(answered)
         else:
-            verified()
+            append()
 
     def _append_all(  # noqa: PLR0917
         self,

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 
 from kept.node.kafka.codec import produce as codec
 from kept.node.runtime import error_codes
-from kept.node.runtime.logging import log
 from kept.storage.errors import (
     ConcurrentTransactions,
     CorruptMessage,
@@ -109,9 +108,7 @@ def after_refused(
 
 def failure(index: int, error: BaseException) -> codec.PartitionResult:
     """The result of a batch that is not acknowledged."""
-    code = error_codes.code_for(error)
-    if code == error_codes.UNKNOWN_SERVER_ERROR:
-        log.exception("produce failed", error)
+    code = error_codes.code_for(error, "produce failed", partition=index)
     records = error.record_errors if isinstance(error, InvalidRecord) else ()
     return codec.PartitionResult(
         index, code, record_errors=records, error_message=error_codes.message_for(error)

@@ -13,7 +13,6 @@ from kept.client.protocol.api_keys import ApiKey
 from kept.node.coordinator.common.shard import coordinator_error
 from kept.node.coordinator.transactions import events as ev
 from kept.node.runtime.deferred import Deferred
-from kept.node.runtime.logging import log
 from kept.storage.errors import KeptError, NetworkException
 
 if TYPE_CHECKING:
@@ -42,9 +41,7 @@ def result_of(
     try:
         submitted = submit()
     except KeptError as error:
-        code = coordinator_error(error)
-        if code is ErrorCode.unknown_server_error:
-            log.exception("request to a coordinator failed", error, api=ctx.api_key)
+        code = coordinator_error(error, "request to a coordinator failed", api=ctx.api_key)
         submitted = Deferred.of(failed(code))
     return submitted.map(partial(_as_known, ctx))
 

@@ -454,6 +454,33 @@ async def test_a_bug_that_a_load_shows_fails_it_and_is_in_the_log() -> None:
     assert "Traceback" in told.getvalue()
 
 
+@run
+async def test_a_core_that_is_loaded_by_half_steps_no_more() -> None:
+    f = ShardFixture(await filled(50))
+    core = f.shard.core
+    loaded, stepped, before = core.loaded, [], len(f.partition.log)
+
+    def fail(now_ms: int) -> Any:
+        loaded(now_ms)
+        f.shard.submit(lambda n: ev.CommitOffsets(n, "g", (ONE,)))
+        f.shard.submit(lambda n: ev.CommitOffsets(n, "h", (ONE,)))
+        raise KeyError("a bug of ours")
+
+    core.loaded = fail  # type: ignore[method-assign]
+    with redirect_stderr(StringIO()):
+        await until(lambda: f.read)
+    core.step = lambda *given: stepped.append(given)  # type: ignore[method-assign,assignment]
+    await turns()
+    f.shard.notify(ev.TopicsDeleted((("orders", TOPIC_ID),)))
+    f.shard.step(ev.TopicsDeleted((("orders", TOPIC_ID),)))
+    assert not stepped and not f.shard._held_back and not f.shard.is_active
+    assert len(f.partition.log) > before and not f.partition.staged, "what it appended is lost"
+    f.shard.unload()
+
+
+ONE = ev.CommitTopic("orders", TOPIC_ID, (ev.CommitPartition(0, 1),))
+
+
 def offset_record(offset: int, topic: str = "orders") -> tuple[bytes, bytes | None]:
     value = OffsetCommitValue(offset, "", 0)
     return GroupRecord(OffsetCommitKey("g", topic, 0), value).encode()

@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from kio.schema.errors import ErrorCode
 from msgspec.structs import replace
 
-from kept.node.coordinator.common.events import Append, AppendCommitted, EndMarker
+from kept.node.coordinator.common.events import (
+    Append,
+    AppendCommitted,
+    AppendRejected,
+    EndMarker,
+)
 from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions import markers as mk
 from kept.node.coordinator.transactions import transaction as txn
@@ -137,6 +143,27 @@ def test_memory_of_ids_is_limited_and_given_back() -> None:
     again.unload()
     told.core.unload()
     assert memory.used_bytes == 0
+
+
+def test_a_beginning_that_is_refused_behind_a_completion_counts_what_that_holds() -> None:
+    """The completion is staged, and leaves no partition: those before it are not counted again."""
+    told = history("init bank", "add bank as 7/0 orders-0 orders-1", "hold markers")
+    told.run("commit bank as 7/0")
+    told.run("hold appends")
+    told.run("markers 1")
+    held = told.core.ids["bank"]
+    assert held.committed is not None and held.committed.state is txn.PREPARE_COMMIT
+    assert held.counted == 0
+    now_ms, epoch = told.core.now_ms, held.committed.epoch
+    again = ev.AddPartitions(90, "bank", 7, epoch, frozenset({P0}), 0)
+    (append,) = [e for e in told.core.step(again, now_ms) if isinstance(e, Append)]
+    assert held.counted == 1
+    told.core.step(AppendRejected(append.append, ErrorCode.coordinator_not_available), now_ms)
+    assert held.counted == 0
+    told.core.check_invariants()
+    held.counted = 2
+    with pytest.raises(InvariantViolation, match="'bank' is counted with 2 partitions"):
+        told.core.check_invariants()
 
 
 def test_expired_ids_are_forgotten_some_at_a_time() -> None:

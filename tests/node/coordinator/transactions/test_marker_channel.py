@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import redirect_stderr
+from io import StringIO
 from types import MappingProxyType
 from typing import Any
 
@@ -194,4 +196,40 @@ async def test_who_coordinates_no_more_sends_nothing_more() -> None:
     await leaders.until_written(BILLS)
     assert [m.producer_id for _, request in leaders.asked for m in request.markers] == [7, 8]
     assert leaders.channel.sender.pending == 0
+    await leaders.channel.close()
+
+
+@pytest.mark.parametrize("count", [1, 100])
+@run
+async def test_a_bug_of_the_writer_here_does_not_stop_later_markers(count: int) -> None:
+    """At once, or in a later slice: they are written when it is tried again."""
+    leaders = Leaders()
+    partitions = [TopicPartition("own", n) for n in range(count)]
+    leaders.leaders |= dict.fromkeys(partitions, 0)
+    broken: list[int] = []
+
+    def fail(_: Any) -> Steps[Deferred[Marked]]:
+        yield from (None for _ in range(count - 1))
+        broken.append(count)
+        raise KeyError("a bug of ours")
+
+    leaders.channel._writer.write = fail  # type: ignore[method-assign]
+    told = StringIO()
+    with redirect_stderr(told):
+        leaders.write(*partitions)
+        await until(lambda: broken)
+        leaders.channel._writer.write = leaders.write_here  # type: ignore[method-assign]
+        await until(lambda: leaders.staged)
+    assert 'event="markers failed"' in told.getvalue()
+    ((_, marked),) = leaders.staged
+    marked.set_result([(MARKER, [(tp, NONE) for tp in partitions])])
+    assert leaders.done == [MarkersWritten(4, MARKER, frozenset(partitions))]
+    await leaders.channel.close()
+
+
+@run
+async def test_a_bug_behind_a_request_does_not_stop_later_markers() -> None:
+    leaders = Leaders(KeyError("a bug of ours"), dict(ALL))
+    leaders.write(ORDERS)
+    await leaders.until_written(ORDERS)
     await leaders.channel.close()

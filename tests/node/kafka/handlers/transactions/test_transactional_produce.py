@@ -234,6 +234,36 @@ def test_later_requests_of_the_connection_wait_and_others_do_not(world):
     assert told == [[("none", 0)], [("none", 1)], [("none", 1)]]
 
 
+def test_a_batch_is_not_appended_within_the_call_that_answers(world):
+    """The answer may come in the middle of a Fetch, which would miss the record."""
+    world.wire.send((0, batch()))
+    world.until_asked()
+    seen = []
+
+    async def answer() -> None:
+        world.coordinator.answer()
+        seen.append(world.partition().log_end_offset)
+
+    world.lone.run(answer())
+    assert seen == [0]
+    assert world.lone.run(world.wire.receive()) == [("none", 0)]
+    assert world.partition().log_end_offset == 1
+
+
+def test_a_bug_behind_an_answer_closes_the_connection(world, capfd):
+    """Its client would wait for ever."""
+    world.wire.send((0, batch()))
+    world.until_asked()
+
+    async def fail() -> None:
+        world.coordinator.answers.pop().set_exception(KeyError("a bug of ours"))
+
+    world.lone.run(fail())
+    with pytest.raises(asyncio.IncompleteReadError):
+        world.lone.run(world.wire.receive())
+    assert 'event="produce failed"' in capfd.readouterr().err
+
+
 def test_an_answer_that_comes_after_the_marker_counts_for_nothing(world):
     world.wire.send((0, batch()))
     world.until_asked()

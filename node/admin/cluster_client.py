@@ -18,6 +18,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kept.client.admin.topics import first_error
@@ -31,6 +32,7 @@ from kept.storage.errors import (
     KeptError,
     NetworkException,
     NotLeaderOrFollower,
+    ThrottlingQuotaExceeded,
     UnknownTopicOrPartition,
     UnsupportedVersion,
 )
@@ -158,13 +160,17 @@ class ClusterClient:
             return result
 
     async def call(self, call: Call, node: int | None = None) -> Any:
-        """Run one call: kio's response, or its error raised."""
+        """Run one call: kio's response, or its error raised. Who is over a quota is not waited for:
+        ThrottlingQuotaExceeded says when to come again.
+        """
         call.begin(self._now_ms())
         while True:
             if isinstance(call.route, ToLeader):
                 self.check_partition(call.route.topic, call.route.partition)
             try:
                 return await self._send(call, node)
+            except ThrottlingQuotaExceeded:
+                raise
             except KeptError as error:
                 if not (call.patient and call.is_retried_after(error)):
                     raise
@@ -192,6 +198,8 @@ class ClusterClient:
                     f"sent: it may have been executed, and is twice if it is sent again ({broken})"
                 ) from broken
         error = call.check(response) if call.check is not None else None
+        if isinstance(error, ThrottlingQuotaExceeded):
+            error.throttle_ms = response.throttle_time // timedelta(milliseconds=1)
         if error is not None:
             raise error
         return response

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kept.node.kafka.forwarding_manager import ForwardingManager
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.runtime.fd_quota import OpenFiles
+    from kept.node.security.session import Session
 
 CREATE_TOPICS_VERSION: Final = 7
 
@@ -39,8 +40,13 @@ class TopicCreation:
         num_partitions: int = -1,
         replication_factor: int = -1,
         configs: Mapping[str, str | None] | None = None,
+        session: Session | None = None,
+        client_id: str | None = None,
     ) -> None:
         """Create a topic; -1 means the broker's default. Done when its partitions are served here.
+
+        It is created in the name of ``session``, and counts for its client's quotas; without one in
+        this node's, which has none.
 
         Raises the error of the response, and as
         :meth:`~kept.node.kafka.forwarding_manager.ForwardingManager.forward`.
@@ -53,8 +59,8 @@ class TopicCreation:
             "configs": [{"name": key, "value": value} for key, value in (configs or {}).items()],
         }
         values = {"topics": [topic], "timeout": 30_000, "validate_only": False}
-        session = node_session(self.config.current.listeners[0].name)
-        context = RequestContext(ApiKey.CREATE_TOPICS, CREATE_TOPICS_VERSION, None, session)
+        speaker = session or node_session(self.config.current.listeners[0].name)
+        context = RequestContext(ApiKey.CREATE_TOPICS, CREATE_TOPICS_VERSION, client_id, speaker)
         response = await self.forwarding.request(context, values)
         (created,) = response.topics
         error = failure(int(created.error_code), f"CreateTopics of {name}", created.error_message)
@@ -77,15 +83,16 @@ class TopicCreation:
         except TopicAlreadyExists:
             return
 
-    async def create_for_client(self, name: str) -> int:
-        """Create a topic that a Metadata request named. Gives the error code, 0 if it exists now;
-        the reason of a PolicyViolation is logged, since Metadata has no place for it.
+    async def create_for_client(self, name: str, ctx: RequestContext) -> int:
+        """Create a topic that the Metadata request of ``ctx`` named, in the name of whoever made
+        it. Gives the error code, 0 if it exists now; the reason of a PolicyViolation is logged,
+        since Metadata has no place for it.
         """
         try:
             if name in internal_topics.COORDINATED:
                 await self.create_internal(name)
             else:
-                await self.create(name)
+                await self.create(name, session=ctx.session, client_id=ctx.client_id)
         except TopicAlreadyExists:
             return 0
         except KeptError as error:

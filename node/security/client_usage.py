@@ -1,7 +1,8 @@
 """What clients of HTTP and gRPC use of their quotas, and how they are held back.
 
 It counts as what Kafka's clients use does (:mod:`kept.node.security.client_quotas`): by the user
-and the client id :data:`HTTP_CLIENT_ID` or :data:`GRPC_CLIENT_ID`, at the node that is asked. Bytes
+and the client id :data:`HTTP_CLIENT_ID` or :data:`GRPC_CLIENT_ID`, at the node that is asked (for
+partitions that HTTP changes, at the controller: it is asked in the user's name). Bytes
 of batches that are appended draw on ``producer_byte_rate``, those of batches that leaders give for
 a request on ``consumer_byte_rate``, the time that a request takes of the loop on
 ``request_percentage``.
@@ -35,6 +36,8 @@ GRPC_CLIENT_ID: Final = "kept-grpc"
 
 Kind = Literal["request", "produce", "fetch"]
 """Which rates a request draws on: that of its time, and beside it one of bytes, perhaps."""
+PAUSE_MS: Final = 1000
+"""Whoever waits learns within this time that quotas have changed."""
 _SETTINGS: Final = {
     "request": "request_percentage",
     "produce": "producer_byte_rate",
@@ -95,21 +98,28 @@ class ClientUsage:
         return delay_ms > 0
 
     async def admit(self, kind: Kind, patience_s: float = float("inf")) -> None:
-        """Wait until a request of a kind may be served. Raises ThrottlingQuotaExceeded at once
-        where that takes longer than ``patience_s``.
+        """Wait until a request of a kind may be served: as long as the rate says at first, or less
+        where quotas change meanwhile. Raises ThrottlingQuotaExceeded at once where that takes
+        longer than ``patience_s``.
         """
         delay_ms, of = self.over(kind)
         if not delay_ms:
             return
         assert self._counters is not None
-        self._counters.throttled(of, delay_ms)
         if delay_ms > 1000 * patience_s:
+            self._counters.throttled(of, delay_ms)
             raise ThrottlingQuotaExceeded(
                 f"{self._principal} by {self._client_id} is over the quota {_SETTINGS[of]}; "
                 f"try again in {delay_ms / 1000:.1f} s",
                 delay_ms,
             )
-        await asyncio.sleep(delay_ms / 1000)
+        end_ms = monotonic_ms() + delay_ms
+        while delay_ms > 0:
+            pause_ms = min(delay_ms, PAUSE_MS)
+            self._counters.throttled(of, pause_ms)
+            await asyncio.sleep(pause_ms / 1000)
+            still_ms, of = self.over(kind)
+            delay_ms = min(still_ms, end_ms - monotonic_ms())
 
     def check_mutations(self) -> None:
         """Raises ThrottlingQuotaExceeded where nothing is left of ``controller_mutation_rate``."""

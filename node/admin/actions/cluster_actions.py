@@ -41,6 +41,7 @@ from kept.storage.errors import (
     KeptError,
     NonEmptyGroup,
     NotLeaderOrFollower,
+    ThrottlingQuotaExceeded,
     UnknownTopicOrPartition,
 )
 from kept.storage.types import TopicPartition
@@ -177,8 +178,6 @@ class ClusterActions:
         validate_only: bool,
     ) -> ActionResult:
         """Create a topic, or see whether it would be. Raises ThrottlingQuotaExceeded."""
-        if not validate_only:
-            caller.usage.check_mutations()
         new = NewTopic(topic, partitions or -1, replication_factor or -1, config)
         with self._client(caller) as client:
             error = await _error_of(
@@ -201,8 +200,6 @@ class ClusterActions:
         """
         if partitions is None and not changes and not delete:
             raise InvalidRequest("nothing is to be changed: give partitions, set or delete")
-        if partitions is not None:
-            caller.usage.check_mutations()
         error = None
         with self._client(caller) as client:
             if changes or delete:
@@ -210,7 +207,12 @@ class ClusterActions:
                 error = await _error_of(client.run(operation, patience_s=ACTION_S))
             if error is None and partitions is not None:
                 call = create_partitions_call(topic, partitions, ACTION_MS)
-                error = await _error_of(client.call(call))
+                try:
+                    error = await _error_of(client.call(call))
+                except ThrottlingQuotaExceeded as throttled:
+                    if not (changes or delete):
+                        raise
+                    error = str(throttled)
                 if error is not None and (changes or delete):
                     error = f"the settings are changed, the partitions are not: {error}"
         command = caller.command_lines.alter_topic(topic, partitions, changes, delete)
@@ -218,7 +220,6 @@ class ClusterActions:
 
     async def delete_topic(self, caller: Caller, topic: str) -> ActionResult:
         """Delete a topic with its records. Raises ThrottlingQuotaExceeded."""
-        caller.usage.check_mutations()
         with self._client(caller) as client:
             operation = delete_topics([topic], ACTION_MS)
             error = await _error_of(client.run(operation, patience_s=ACTION_S))
@@ -365,9 +366,11 @@ class ClusterActions:
 
 
 async def _error_of(work: Awaitable[object]) -> str | None:
-    """Why a request was refused; None: it was done."""
+    """Why a request was refused; None: it was done. Raises ThrottlingQuotaExceeded."""
     try:
         await work
+    except ThrottlingQuotaExceeded:
+        raise
     except KeptError as error:
         return str(error)
     return None

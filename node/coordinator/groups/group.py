@@ -295,17 +295,18 @@ class Group:
         if self.protocol is None:
             return None
         topics: set[str] = set()
-        left, same = MAX_SUBSCRIPTIONS, b""
+        left = MAX_SUBSCRIPTIONS
+        known: tuple[bytes, ...] = ()
         for member in self.members.values():
             metadata = member.metadata(self.protocol)
-            if same and metadata.startswith(same, VERSION_BYTES):
+            if metadata.startswith(known, VERSION_BYTES):
                 continue  # as of nearly all members
             read = _read_subscription(metadata, left)
             if read is None:
                 return None
             topics |= read.topics
             left -= read.size
-            same = metadata[VERSION_BYTES : read.end]
+            known = (metadata[VERSION_BYTES : read.end], *known)
         return frozenset(topics)
 
     # Memory.

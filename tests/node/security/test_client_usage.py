@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 
+from kept.client.protocol.api_keys import ApiKey
 from kept.client.security.jaas import PLAIN_MODULE
 from kept.cluster.metadata.records import ClientQuotaRecord
 from kept.cluster.security.client_quotas import CLIENT_ID, USER, entity
 from kept.node.admin.records.record_filter import RecordFilter
+from kept.node.kafka.api import RequestContext
 from kept.node.proto import broker_pb2
+from kept.node.runtime import error_codes
+from kept.node.runtime.clock import monotonic_ms
 from kept.node.runtime.counters import Counters
 from kept.node.security.client_quotas import MAX_VIEWS, ClientQuotas
 from kept.node.security.client_usage import (
@@ -23,7 +27,7 @@ from kept.node.security.client_usage import (
     ClientUsage,
     ClientUsages,
 )
-from kept.node.security.session import Session, node_session
+from kept.node.security.session import ALLOW_ALL, Session, node_session
 from kept.storage.errors import ThrottlingQuotaExceeded
 from kept.storage.records import build_batch
 from tests.node.conftest import Lone
@@ -67,6 +71,23 @@ def test_bytes_over_a_rate_hold_back_what_draws_on_it_and_nothing_else() -> None
     other, _ = usage_of("bob", producer_byte_rate=100.0)
     other.produced(10**9)
     assert not other.is_over("produce"), "another user's"
+
+
+def test_who_waits_long_goes_on_soon_after_the_quota_is_taken_back() -> None:
+    quotas, counters = ClientQuotas(), Counters()
+    quotas.replace({entity({USER: "ada"}): {"consumer_byte_rate": 1.0}})
+    usage = ClientUsage(quotas, counters, "User:ada", GRPC_CLIENT_ID)
+    usage.consumed(10**9)
+    assert usage.over("fetch")[0] > 10**9
+
+    async def scene() -> None:
+        waits = asyncio.create_task(usage.admit("fetch"))
+        await asyncio.sleep(0)
+        quotas.replace({})
+        await asyncio.wait_for(waits, 10)
+
+    asyncio.run(scene())
+    assert 0 < counters.throttled_seconds["fetch"] <= 2, "what was waited, not what was to be"
 
 
 def test_a_fetch_brings_what_the_window_holds_at_most() -> None:
@@ -288,6 +309,7 @@ def test_topics_made_by_http_count_for_its_client_id(secure: Lone) -> None:
     assert change("create", topic="one", partitions=5)[2]["done"]
     for what, values in (
         ("create", {"topic": "two"}),
+        ("create", {"topic": "two", "validate_only": True}),
         ("alter", {"topic": "one", "partitions": 6}),
         ("delete", {"topic": "one"}),
     ):
@@ -295,6 +317,9 @@ def test_topics_made_by_http_count_for_its_client_id(secure: Lone) -> None:
         assert status == 429 and int(headers["retry-after"]) > 20, (what, refused)
         assert "throttling quota" in str(refused).lower()
     assert change("alter", topic="one", set={"retention.ms": "1"})[2]["done"]
+    status, _, half = change("alter", topic="one", partitions=6, set={"retention.ms": "2"})
+    assert status == 200 and not half["done"]
+    assert "the settings are changed, the partitions are not" in half["error"]
 
 
 # By gRPC.
@@ -348,12 +373,59 @@ def test_a_stream_of_grpc_is_as_fast_as_the_quota(brief: Lone) -> None:
     assert brief.run(read()) > 0.9, "two batches are over it"
 
 
-def test_topics_made_by_grpc_are_refused_once_nothing_is_left(secure: Lone) -> None:
-    give(secure, {"client-id": GRPC_CLIENT_ID}, controller_mutation_rate=0.1)
-    for number, made in enumerate((True, False)):
-        request = broker_pb2.CreateTopicRequest(topic=f"new-{number}")
-        reply = secure.run(call(secure.port, "CreateTopic", request, ADA))
-        assert (reply.partitions == 3) if made else (reply is EXHAUSTED)
+def owed_s(lone: Lone, user: str, client_id: str) -> float:
+    """How long a client's bucket of ``controller_mutation_rate`` is overdrawn, in seconds."""
+    now_ms = monotonic_ms()
+    bucket = lone.node.parts.client_quotas.view(f"User:{user}", client_id.encode(), now_ms)
+    assert bucket.mutations is not None
+    return bucket.mutations.delay_ms(now_ms) / 1000
+
+
+def made_by_grpc(lone: Lone, name: str, login: str) -> Any:
+    request = broker_pb2.CreateTopicRequest(topic=name)
+    return lone.run(call(lone.port, "CreateTopic", request, login))
+
+
+@pytest.mark.parametrize("user", ["ada", None])
+def test_topics_made_by_grpc_are_refused_once_nothing_is_left_to_their_user(
+    secure: Lone, user: str | None
+) -> None:
+    give(secure, {"user": user}, controller_mutation_rate=0.01)
+    assert made_by_grpc(secure, "new-0", ADA).partitions == 3
+    assert made_by_grpc(secure, "new-1", ADA) is EXHAUSTED
+    assert 250 < owed_s(secure, "ada", GRPC_CLIENT_ID) <= 289, "(3 - 11 * 0.01) / 0.01"
+    assert made_by_grpc(secure, "new-2", BOB).partitions == 3, "another user's bucket is full"
+    if user is None:
+        assert not owed_s(secure, "ANONYMOUS", GRPC_CLIENT_ID), "nobody pays for somebody else"
+
+
+def test_topics_made_by_grpc_are_charged_once_where_its_client_id_pays(secure: Lone) -> None:
+    give(secure, {"client-id": GRPC_CLIENT_ID}, controller_mutation_rate=0.01)
+    assert made_by_grpc(secure, "new", ADA).partitions == 3
+    assert 250 < owed_s(secure, "ada", GRPC_CLIENT_ID) <= 289, "three partitions, not six"
+
+
+# Topics that are made because a client named them.
+
+
+def test_internal_topics_are_nobodys_and_auto_created_ones_their_clients(lone_node: Any) -> None:
+    lone = lone_node(num_partitions="3", auto_create_topics_enable="true")
+    give(lone, {"user": None}, controller_mutation_rate=0.01)
+    parts = lone.node.parts
+    lone.run(parts.topics.create_internal("__consumer_offsets"))
+    assert len(parts.metadata.image.topics["__consumer_offsets"].partitions) > 10
+    assert not owed_s(lone, "ANONYMOUS", "")
+
+    def auto_created(name: str, user: str) -> int:
+        session = Session(f"User:{user}", authorizer=ALLOW_ALL)
+        ctx = RequestContext(ApiKey.METADATA, 12, "app", session)
+        return int(lone.run(parts.topics.create_for_client(name, ctx)))
+
+    throttled = error_codes.code_for(ThrottlingQuotaExceeded(""))
+    assert [auto_created(name, "ada") for name in ("a", "b")] == [0, throttled]
+    assert 250 < owed_s(lone, "ada", "app") <= 289
+    assert auto_created("c", "bob") == 0
+    assert not owed_s(lone, "ANONYMOUS", "")
 
 
 def test_quotas_hold_where_nobody_logs_in(lone_node: Any) -> None:

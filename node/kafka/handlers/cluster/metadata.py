@@ -147,7 +147,7 @@ class MetadataHandler:
         most = self._config.current.auto_create_max_topics
         refused.update(dict.fromkeys(missing[most:], error_codes.LEADER_NOT_AVAILABLE))
         for name in missing[:most]:
-            code = await self._topics.create_for_client(name)
+            code = await self._topics.create_for_client(name, ctx)
             if code:
                 refused[name] = code
         return self._response(ctx, request, names, refused, unnamed)

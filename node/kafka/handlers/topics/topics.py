@@ -40,6 +40,7 @@ from kept.node.runtime.clock import monotonic_ms
 from kept.node.runtime.error_codes import TOPIC_AUTHORIZATION_FAILED, error_values
 from kept.node.runtime.fd_quota import FdQuota
 from kept.node.security.access import CLUSTER, MESSAGES
+from kept.node.security.client_quotas import ControllerMutations
 from kept.steps import Steps
 from kept.storage.errors import (
     InvalidReplicaAssignment,
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from kept.node.kafka.api import RequestContext
     from kept.node.kafka.metadata_changes import MetadataChanges
     from kept.node.runtime.fd_quota import OpenFiles
-    from kept.node.security.client_quotas import ClientQuotas, ControllerMutations
+    from kept.node.security.client_quotas import ClientQuotas
 
 _DUPLICATE: Final = "Duplicate topic name."
 
@@ -134,7 +135,9 @@ class TopicsHandler:
     quotas: ClientQuotas
 
     def _mutations(self, ctx: RequestContext, strict_since: int) -> ControllerMutations:
-        """What this client may change, in partitions."""
+        """What this client may change, in partitions; nodes may change what they want to."""
+        if ctx.session.is_node:
+            return ControllerMutations(None, monotonic_ms(), strict=True)
         principal, strict = ctx.session.principal, ctx.api_version >= strict_since
         return self.quotas.mutations(principal, ctx.client_id, monotonic_ms(), strict=strict)
 

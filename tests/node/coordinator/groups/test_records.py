@@ -107,6 +107,9 @@ def test_topics_of_all_members_are_known_unless_they_are_very_many(
     assert subscribed(ab, abc) == {"a", "b", "c"}
     newer = subscription("a", "b", version=1, more=b"what it owns")
     assert subscribed(ab, newer, ab, newer) == {"a", "b"}, "the same one is read once"
+    assert subscribed(ab, subscription("c"), newer, subscription("c")) == {"a", "b", "c"}, (
+        "and so are two that take turns"
+    )
     assert subscribed(ab, abc, subscription("d")) is None
     assert subscribed(subscription(*"abcdef")) is None
     assert subscribed(ab, b"\0\0\0\0\0\2\0\1a") is None, "it ends early"

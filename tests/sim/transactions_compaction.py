@@ -71,6 +71,11 @@ class CompactedTransactionChecks(CompactionChecks):
         self.compacted = compacted
         self.outcomes: defaultdict[TopicPartition, Outcomes] = defaultdict(Outcomes)
 
+    def _deleted(self, name: str) -> None:
+        super()._deleted(name)
+        for tp in [tp for tp in self.outcomes if tp.topic == name]:
+            del self.outcomes[tp]
+
     def superseded(self, tp: TopicPartition, offset: int) -> bool:
         """Whether a pass may have removed what a committed transaction wrote there."""
         outcomes = self.outcomes[tp]

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 IDS: Final = 3
 STATE_PARTITIONS: Final = 2
+OWN_IDS: Final = 1 << 40
 MOVERS: Final = 3
 KEYS: Final = 6
 COMPACTS: Final = 0.3
@@ -169,8 +170,9 @@ class TransactionsHistory(NodesHistory):
         """See :meth:`NodesHistory.make_checks`."""
         if not self.compacts:
             return super().make_checks()
+        topics = {self.topic, TransactionOperator.VOLATILE}
         return CompactedTransactionChecks(
-            self.world, durable=self.durable, compacted=frozenset({self.topic})
+            self.world, durable=self.durable, compacted=frozenset(topics)
         )
 
     def make_records(self, now_ms: int) -> list[tuple[int, bytes | None, bytes | None, Any]]:
@@ -217,6 +219,10 @@ class TransactionsHistory(NodesHistory):
         await super().create_topics()
         if self.moves:
             await self.operator.create(Topic(*self.subscribed))
+
+    def next_producer_id(self) -> int:
+        """See :meth:`NodesHistory.next_producer_id`: nor one that the cluster gives."""
+        return OWN_IDS + super().next_producer_id()
 
     def make_operator(self) -> TransactionOperator:
         """See :meth:`NodesHistory.make_operator`."""

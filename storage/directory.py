@@ -233,12 +233,19 @@ class LogDirectory:
 
     def _find_missing(self) -> None:
         """A log that was removed by hand is as if its disk had lost power: after a clean stop, too,
-        this directory may hold less than what was acknowledged.
+        this directory may hold less than what was acknowledged. One that was deleted with its topic
+        stays in the checkpoints until they are written again, and its files are there under another
+        name.
         """
-        names = set(self.disk.listdir(self.path))
+        parsed = map(layout.parse_directory_name, self.disk.listdir(self.path))
+        there = {
+            name.topic_partition
+            for name in parsed
+            if name is not None and name.state in {"", layout.DELETE_DIRECTORY}
+        }
         for known in (self.recovery_points, self.high_watermarks):
             for tp, offset in known.items():
-                if offset > 0 and layout.directory_name(tp) not in names:
+                if offset > 0 and tp not in there:
                     self.missing[tp] = max(offset, self.missing.get(tp, 0))
         if self.missing and self.was_clean:
             self.was_clean = False

@@ -429,6 +429,34 @@ def test_a_log_that_is_missing_after_a_clean_stop_makes_it_an_unclean_one(disk, 
     assert "lacks t-1 now" in caplog.text
 
 
+def test_a_log_of_a_deleted_topic_is_not_missing_after_a_kill(disk) -> None:
+    """The checkpoints know it until they are written again; the kill took nothing away."""
+    directory = opened(disk)
+    there, gone = TopicPartition("t", 0), TopicPartition("t", 1)
+    logs = {
+        birth.topic_partition: create_log(
+            directory, birth.topic_partition, birth.topic_id, birth.config, now_ms=0
+        )
+        for birth in _births(2)
+    }
+    for kind in (Checkpoint.RECOVERY_POINTS, Checkpoint.HIGH_WATERMARKS):
+        directory.write_checkpoints(kind, {there: 7, gone: 9})
+    directory.mark_running(5)
+    unique = uuid.uuid4()
+    directory.mark_deleted(logs[gone], unique, now_ms=0)
+    after = opened(disk.after_kill())
+    assert not after.missing and after.proven_epoch == 5
+    deleted = disk.after_kill()
+    deleted.remove_tree(f"{directory.path}/{layout.deleted_directory_name(gone, unique)}")
+    assert opened(deleted).missing == {gone: 9}
+    stray = disk.after_kill()
+    stray.rename(
+        f"{directory.path}/{layout.deleted_directory_name(gone, unique)}",
+        f"{directory.path}/{layout.deleted_directory_name(gone, unique, layout.STRAY_DIRECTORY)}",
+    )
+    assert opened(stray).proven_epoch == -1, "nobody is known to have deleted it"
+
+
 def crashed_with_a_log(disk) -> SimulatedDisk:
     """A directory whose process was killed; its log begins at 7."""
     directory = opened(disk)

@@ -131,8 +131,21 @@ class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def _generator(self, serve: Any, access: Any, method: str) -> Any:
         async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
-            await self._admit(access, method, request, context)
-            async for message in serve(request, context):
+            _, still_allowed = await self._admit(access, method, request, context)
+            messages = serve(request, context)
+            while True:
+                upcoming = asyncio.ensure_future(anext(messages, None))
+                try:
+                    while not (await asyncio.wait({upcoming}, timeout=CHECK_S))[0]:
+                        if not still_allowed():
+                            await _end(context, *_TAKEN_AWAY)
+                    message = await upcoming
+                finally:
+                    upcoming.cancel()
+                if message is None:
+                    return
+                if not still_allowed():
+                    await _end(context, *_TAKEN_AWAY)
                 yield message
 
         return guarded

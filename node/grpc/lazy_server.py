@@ -93,7 +93,7 @@ class LazyServer:
                 self._starting = self.runtime.loop.create_task(self._start())
             try:
                 return await asyncio.shield(self._starting)
-            except KeptError:
+            except Exception:
                 self._starting = None  # the next client has it tried again
                 raise
         return self._server

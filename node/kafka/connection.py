@@ -763,6 +763,10 @@ class Connection(asyncio.BufferedProtocol):
                     finished.exception()
                 request.memory.give_back()
                 return
+            if finished.cancelled():  # nothing answers this request any more
+                request.memory.give_back()
+                self.abort("request cancelled", api=request.api.name)
+                return
             error = finished.exception()
             if error is not None:
                 self._failed(request, error)

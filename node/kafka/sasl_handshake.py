@@ -28,6 +28,7 @@ from kept.client.security.scram import new_nonce
 from kept.node.kafka import api
 from kept.node.kafka.listener import HTTP2, HTTP_METHODS, Listener, Pending
 from kept.node.runtime import error_codes
+from kept.node.runtime.logging import log
 from kept.node.security.sasl_authenticator import (
     AccessTokenRefused,
     ApiVersionsAnswered,
@@ -234,12 +235,9 @@ class SaslHandshake(Pending):
                 self._answer(error_code=error_codes.NONE, mechanisms=self._settings.mechanisms)
             case Challenge():
                 self._answer_token(effect.token)
-            case CheckPassword():
+            case CheckPassword() | CheckAccessToken():
                 self._wait()
-                self._check = self.context.runtime.loop.create_task(self._check_password(effect))
-            case CheckAccessToken():
-                self._wait()
-                self._check = self.context.runtime.loop.create_task(self._check_token(effect))
+                self._check = self.context.runtime.loop.create_task(self._check_login(effect))
             case AccessTokenRefused():
                 self._wait()
                 self._refused_later(effect.why, effect.user, self._answer_refusal, effect.token)
@@ -265,21 +263,26 @@ class SaslHandshake(Pending):
                 self._report("not a request of a client that logs in", error=effect.why)
                 self.abort()
 
-    async def _check_password(self, asked: CheckPassword) -> None:
+    async def _check_login(self, asked: CheckPassword | CheckAccessToken) -> None:
+        """Go on with whether what a client has shown is right. After an error that is a bug of
+        ours it is closed: it would wait for an answer that never comes.
+        """
         logins = self.context.logins
-        matches = await logins.password_matches(
-            self.listener.name, self.host, asked.user, asked.password
-        )
-        self._checked(PasswordChecked(matches))
-
-    async def _check_token(self, asked: CheckAccessToken) -> None:
-        logins = self.context.logins
-        self._checked(await logins.check_token(self.listener.name, asked.access_token))
-
-    def _checked(self, event: SaslEvent) -> None:
-        self._check = None
-        self._waits = False
-        self._step(event)
+        event: SaslEvent
+        try:
+            if isinstance(asked, CheckPassword):
+                matches = await logins.password_matches(
+                    self.listener.name, self.host, asked.user, asked.password
+                )
+                event = PasswordChecked(matches)
+            else:
+                event = await logins.check_token(self.listener.name, asked.access_token)
+            self._check = None
+            self._waits = False
+            self._step(event)
+        except Exception as error:  # noqa: BLE001
+            log.exception("login failed", error, host=self.host, listener=self.listener.name)
+            self.abort()
 
     def _answer_refusal(self, token: bytes) -> None:
         """The client may acknowledge now that its access token is refused."""

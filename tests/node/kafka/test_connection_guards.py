@@ -146,6 +146,17 @@ def answer(lone, monkeypatch):
     return future
 
 
+async def test_a_connection_whose_request_was_cancelled_is_closed(lone, answer, capfd):
+    reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+    writer.write(metadata_of("none"))
+    await until(lambda: lone.node.parts.waiting.used_bytes)
+    answer.cancel()
+    assert await asyncio.wait_for(reader.read(1), 60) == b""
+    writer.close()
+    assert not lone.node.parts.waiting.used_bytes
+    assert 'event="request cancelled"' in capfd.readouterr().err
+
+
 async def test_behind_what_waits_nobody_is_served_while_waiting_memory_is_used_up(lone, answer):
     waiting, listener = lone.node.parts.waiting, lone.node.parts.listeners[0]
     _, writer = await asyncio.open_connection("127.0.0.1", lone.port)

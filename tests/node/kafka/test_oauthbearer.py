@@ -346,6 +346,25 @@ def test_grpc_takes_a_token_and_ends_a_stream_with_it(secure, issuer):
     assert lone.run(produced_and_read()) is grpc.StatusCode.PERMISSION_DENIED
 
 
+def test_a_bug_in_a_check_of_tokens_closes_the_connection(secure, issuer, monkeypatch, capfd):
+    lone = secure()
+
+    async def breaks(*_: Any) -> Any:
+        raise LookupError("planted")
+
+    monkeypatch.setattr(lone.node.parts.logins.tokens, "verify", breaks)
+
+    async def go() -> None:
+        async with Peer(lone) as peer:
+            await peer.ask(HANDSHAKE, 1, mechanism=OAUTH)
+            message = OAuthBearerClient(issuer.token()).step(None)
+            peer.send(AUTHENTICATE, 2, auth_bytes=message)
+            assert await peer.ends()
+
+    lone.run(go())
+    assert "planted" in capfd.readouterr().err
+
+
 def test_keys_are_in_the_metrics(secure, issuer):
     lone = secure()
 

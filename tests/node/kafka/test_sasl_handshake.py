@@ -391,6 +391,26 @@ def test_logins_count_as_connections(secure) -> None:
     lone.run(go())
 
 
+def test_a_bug_in_a_check_of_passwords_closes_the_connection(secure, monkeypatch, capfd) -> None:
+    lone = secure()
+
+    async def breaks(*_: Any) -> bool:
+        raise LookupError("planted")
+
+    monkeypatch.setattr(lone.node.parts.logins, "password_matches", breaks)
+
+    async def go() -> None:
+        async with Peer(lone) as peer:
+            await peer.ask(HANDSHAKE, 1, mechanism="PLAIN")
+            peer.send(AUTHENTICATE, 2, auth_bytes=b"\0ada\0pencil")
+            assert await peer.ends()
+        await until(lambda: not listener_of(lone).quota.count)
+
+    lone.run(go())
+    told = capfd.readouterr().err
+    assert 'event="login failed"' in told and "planted" in told and "Traceback" in told
+
+
 def test_a_failure_is_answered_late_and_nothing_is_read_meanwhile(secure) -> None:
     lone = secure(connection_failed_authentication_delay_ms="5000")
 

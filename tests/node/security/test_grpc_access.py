@@ -15,6 +15,7 @@ from kept.client.security.jaas import PLAIN_MODULE
 from kept.cluster.metadata.records import RemoveScramCredentialRecord, ScramCredentialRecord
 from kept.cluster.security.credentials import ScramMechanism
 from kept.node.config.checks import STANDARD_AUTHORIZER
+from kept.node.grpc import call_authorizer
 from kept.node.grpc.call_authorizer import CHECK_S, METHODS, CallAuthorizer
 from kept.node.proto import broker_pb2
 from kept.node.security.session import Session
@@ -27,6 +28,7 @@ from tests.support.strangers import STRANGERS, stranger
 # isort: split
 import grpc
 import grpc.aio
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 DENIED = grpc.StatusCode.PERMISSION_DENIED
@@ -169,6 +171,36 @@ def test_a_stream_ends_with_the_credential_of_its_user(secure: Any, authorizer: 
 
     assert lone.run(until_it_ends()) < 20 * CHECK_S
     assert lone.run(call(lone.port, "Produce", PRODUCE, login)) is UNAUTHENTICATED
+
+
+@pytest.mark.parametrize(("check_s", "asks_again"), [(0.02, False), (3600.0, True)])
+def test_reflection_ends_with_the_credential_of_its_user(
+    secure: Any, monkeypatch: pytest.MonkeyPatch, check_s: float, asks_again: bool
+) -> None:
+    """While nothing is asked, and when something is."""
+    lone = secure()
+    monkeypatch.setattr(call_authorizer, "CHECK_S", check_s)
+    question = reflection_pb2.ServerReflectionRequest(list_services="")
+    options = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
+
+    async def go() -> None:
+        target = f"127.0.0.1:{lone.port}"
+        async with grpc.aio.insecure_channel(target, options=options) as channel:
+            login = (("authorization", basic("ada", "pencil")),)
+            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+            stream = stub.ServerReflectionInfo(metadata=login, timeout=60)
+            await stream.write(question)
+            services = (await stream.read()).list_services_response.service
+            assert "broker.Broker" in {service.name for service in services}
+            gone = RemoveScramCredentialRecord("ada", ScramMechanism.SCRAM_SHA_256)
+            await lone.node.parts.metadata.propose([gone])
+            if asks_again:
+                await stream.write(question)
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                await stream.read()
+            assert ended.value.code() is DENIED
+
+    lone.run(go())
 
 
 def test_a_method_that_is_no_text_ends_grpc_for_nobody_for_long(lone_node: Any) -> None:

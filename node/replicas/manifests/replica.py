@@ -506,7 +506,12 @@ class ReplicaManifests:
 
         Raises DamagedData, MachineError, NotLeaderOrFollower, Withdrawn: it came to nothing.
         """
-        new = await self._files.made(result)
+        try:
+            new = await self._files.made(result)
+        except FileNotFoundError:
+            if self._closed:  # its topic was deleted meanwhile
+                raise NotLeaderOrFollower(f"{self._partition}: it is closed") from None
+            raise
         self.end_pass()
         self._pass_ms = monotonic_ms() - self._pass_began_ms
         if self._closed:

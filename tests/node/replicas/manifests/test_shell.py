@@ -512,6 +512,18 @@ def test_what_was_withdrawn_has_not_failed_unless_a_disk_has(
 
 
 @pytest.mark.parametrize("closed", [False, True])
+def test_a_pass_whose_log_was_deleted_meanwhile_has_not_failed(replica, calls, closed) -> None:
+    async def made(result: Any) -> Any:
+        raise FileNotFoundError("manifest-3-1.tmp")
+
+    opened(replica, made=made)
+    replica._closed = closed
+    with pytest.raises(NotLeaderOrFollower if closed else FileNotFoundError):
+        asyncio.run(replica.pass_made(RESULT, 3, OLDER, 2))
+    assert not calls
+
+
+@pytest.mark.parametrize("closed", [False, True])
 def test_what_a_pass_made_is_of_the_log_as_it_begins(replica, calls, monkeypatch, closed) -> None:
     computing = Computing(Work(), asyncio.Future(loop=asyncio.new_event_loop()))
 

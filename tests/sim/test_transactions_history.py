@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.sim.runner import report, run_one
 
 
@@ -13,3 +15,10 @@ def test_no_rule_is_broken() -> None:
         "requests held in an old connection",
     ):  # fmt: skip
         assert result.counts[what], what
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3, 15])
+def test_no_rule_is_broken_where_a_topic_is_created_anew(seed) -> None:
+    result, _ = run_one("transactions", seed, recreates=True)
+    assert not result.check, report(result)

@@ -83,14 +83,22 @@ class Sockets:
 
         First it is seen which connections were closed since the last time: a request that may be
         sent only once must not go there, and fail for nothing.
+
+        An interrupt ends all connections: it may have come between a send and the note of it, and
+        the next calls would send those bytes again.
         """
-        self.core.security.refresh()
-        if self._sockets:
-            self._turn(0.0)
-        for call in calls:
-            self._perform(self.core.call(call, _now_ms()))
-        while any(call.id not in self._finished for call in calls):
-            self._turn()
+        try:
+            self.core.security.refresh()
+            if self._sockets:
+                self._turn(0.0)
+            for call in calls:
+                self._perform(self.core.call(call, _now_ms()))
+            while any(call.id not in self._finished for call in calls):
+                self._turn()
+        except KeyboardInterrupt:
+            for one in list(self._sockets.values()):
+                self._gone(one, "interrupted")
+            raise
         return [self._finished.pop(call.id) for call in calls]
 
     def flush(self, timeout_ms: int) -> None:

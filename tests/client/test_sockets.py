@@ -61,6 +61,31 @@ def test_the_kernel_watches_connections(kept_broker):
                 assert one.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == value
 
 
+class _InterruptedSend:
+    """A socket whose sends end in an interrupt, behind the system call."""
+
+    def __init__(self, real: socket.socket) -> None:
+        self.real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def send(self, data: memoryview) -> int:
+        self.real.send(data)
+        raise KeyboardInterrupt
+
+
+def test_nothing_is_sent_twice_after_an_interrupt(kept_broker):
+    with kept_broker.client() as client:
+        client.metadata([])
+        (one,) = client._sockets._sockets.values()
+        one.socket = _InterruptedSend(one.socket)
+        with pytest.raises(KeyboardInterrupt):
+            client.metadata([])
+        assert one not in client._sockets._sockets.values()
+        assert client.metadata([]).nodes
+
+
 def test_what_nobody_takes_is_not_waited_for_forever(kept_cluster):
     cluster = kept_cluster()
     topic = cluster.create_topic(partitions=1)

@@ -192,8 +192,15 @@ def test_term_that_was_blocked_makes_a_member_leave_its_group(kept, kept_broker)
     kept("produce", topic, stdin="x\n")
     consume = ("consume", topic, "--from-beginning", "--group", topic)
     block = functools.partial(signal.pthread_sigmask, signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def committed() -> bool:
+        described = kept("group", "describe", topic, "--json").json
+        return [partition["lag"] for partition in described["partitions"]] == [0]
+
     with kept.started(*consume, preexec_fn=block) as process:
         assert process.stdout.readline().endswith(b"x\n")
+        # Python warns of the file of a module that it reads as the signal comes.
+        kept_broker.wait_until(committed, "what was printed is committed")
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (143, b"", b"")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +11,12 @@ from pathlib import Path
 import kafka
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from kept.client.admin.users import describe_users, set_password
 from kept.client.client import Client
-from tests.support.sasl_site import Secured, properties_file, secured
+from tests.support.sasl_site import Secured, librdkafka_goes_on, properties_file, secured
 from tests.tools import kafka_dist
 
 pytestmark = [pytest.mark.slow]
@@ -54,25 +53,7 @@ def python(site: Secured, mechanism: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_librdkafka_goes_on_while_its_sessions_are_renewed(site: Secured, mechanism: str) -> None:
-    topic = f"rd-{uuid.uuid4().hex[:8]}"
-    producer = Producer(librdkafka(site, mechanism))
-    group = {"group.id": topic, "auto.offset.reset": "earliest"}
-    consumer = Consumer({**librdkafka(site, mechanism), **group})
-    consumer.subscribe([topic])
-    seen, sent = [], 0
-    failed: list[object] = []
-    end = time.monotonic() + 3 * LIFETIME_MS / 1000
-    while time.monotonic() < end:
-        producer.produce(topic, b"%d" % sent, on_delivery=lambda e, _: e and failed.append(e))
-        sent += 1
-        producer.poll(0)
-        seen += [m.value() for m in consumer.consume(100, 0.05) if m.error() is None]
-    assert producer.flush(30) == 0
-    while len(seen) < sent:
-        seen += [m.value() for m in consumer.consume(100, 1.0) if m.error() is None]
-    consumer.close()
-    assert not failed
-    assert seen == [b"%d" % number for number in range(sent)]
+    librdkafka_goes_on(librdkafka(site, mechanism), 3 * LIFETIME_MS / 1000)
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from confluent_kafka import Consumer, Producer
+
 from kept.client.security.jaas import PLAIN_MODULE, SCRAM_MODULE
 from kept.testing import Cluster
 from kept.testing.ports import free_port
+
+READ_S = 60.0
 
 
 class Secured(NamedTuple):
@@ -49,3 +55,32 @@ def properties_file(path: Path, mechanism: str, user: str, password: str) -> Pat
     path.write_text("".join(f"{name}={value}\n" for name, value in lines).replace("\\", "\\\\"))
     path.chmod(0o600)
     return path
+
+
+def librdkafka_goes_on(config: dict[str, Any], lasts_s: float) -> None:
+    """Produce and consume for so long, whatever expires meanwhile: nothing fails, is lost or comes
+    out of order.
+    """
+    topic = f"rd-{uuid.uuid4().hex[:8]}"
+    producer = Producer(config)
+    consumer = Consumer({**config, "group.id": topic, "auto.offset.reset": "earliest"})
+    consumer.subscribe([topic])
+    seen: list[bytes | None] = []
+    failed: list[object] = []
+    sent, end = 0, time.monotonic() + lasts_s
+    while time.monotonic() < end:
+        producer.produce(topic, b"%d" % sent, on_delivery=lambda e, _: e and failed.append(e))
+        sent += 1
+        producer.poll(0)
+        seen += _values(consumer, 0.05)
+    assert producer.flush(30) == 0
+    deadline = time.monotonic() + READ_S
+    while len(seen) < sent and time.monotonic() < deadline:
+        seen += _values(consumer, 1.0)
+    consumer.close()
+    assert not failed
+    assert seen == [b"%d" % number for number in range(sent)]
+
+
+def _values(consumer: Consumer, wait_s: float) -> list[bytes | None]:
+    return [m.value() for m in consumer.consume(100, wait_s) if m.error() is None]

@@ -226,7 +226,7 @@ def _items(names: list[str], incomplete: str) -> list[CompletionItem[str]]:
     ]
 
 
-def _given(ctx: click.Context, param: click.Parameter) -> Sequence[Any]:
+def given_values(ctx: click.Context, param: click.Parameter) -> Sequence[Any]:
     """What an argument of several values has already."""
     given = ctx.params.get(param.name or "")
     return given if isinstance(given, tuple) else ()
@@ -246,7 +246,7 @@ class _NameType(click.ParamType):  # type: ignore[type-arg]
         incomplete: str,
     ) -> list[CompletionItem[str]]:
         """Names that begin with ``incomplete``, without those that the command has already."""
-        taken = _given(ctx, param)
+        taken = given_values(ctx, param)
         return _items([name for name in self._names(ctx) if name not in taken], incomplete)
 
 
@@ -307,7 +307,7 @@ class BrokerId(WholeNumber):
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem[str]]:
         """Ids that begin with ``incomplete``, without those that the command has already."""
-        taken = {str(number) for number in _given(ctx, param)}
+        taken = {str(number) for number in given_values(ctx, param)}
         return [item for item in brokers_of_cluster(ctx, incomplete) if item.value not in taken]
 
 
@@ -315,11 +315,18 @@ def broker_list(
     ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
     """Completes the last id of ``1,2,3``."""
+    return last_of_list(incomplete, lambda last: brokers_of_cluster(ctx, last))
+
+
+def last_of_list(
+    incomplete: str, items: Callable[[str], list[CompletionItem[str]]]
+) -> list[CompletionItem[str]]:
+    """Completes the last one of ``a,b,c`` by ``items`` that begin so, without those before it."""
     before, comma, last = incomplete.rpartition(",")
     taken = before.split(",")
     return [
         CompletionItem(f"{before}{comma}{item.value}", help=item.help)
-        for item in brokers_of_cluster(ctx, last)
+        for item in items(last)
         if item.value not in taken
     ]
 
@@ -439,7 +446,7 @@ def topics_and_partitions(
             ctx, lambda client: [f"{topic}:{p}" for p in client.topic(topic).partitions]
         )
         return [CompletionItem(name) for name in partitions if name.startswith(incomplete)]
-    taken = _given(ctx, param)
+    taken = given_values(ctx, param)
     free = [name for name in _topics(ctx) if name not in taken and (name, None) not in taken]
     found = _items(free, incomplete)
     if whole_topic:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 
 from kept.cli.commands import compact as commands
 from kept.cli.commands.compact import compact
+from kept.cli.run import run as run_command
 from kept.cli.shell import Failure
 from kept.client.json_api import HttpFailed
 
@@ -86,6 +88,43 @@ def test_status_says_what_fails_where(run) -> None:
     assert {r["replica"]: r["reason"] for r in one["replicas"]} == {1: REASON, 2: None}
     done, _ = run({1: "uncleanable"}, "status")
     assert "it must survive" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(
+    ("topics", "away", "is_said"),
+    [((), [], True), ((), [2], False), (("nope", "t"), [], False), (("t",), [], True)],
+)
+def test_nothing_is_lost_only_where_every_node_said_so(
+    monkeypatch, capsys, topics, away, is_said
+) -> None:
+    def lost(_bootstrap: Any, topic: str | None = None) -> list[Any]:
+        if topic == "nope":
+            raise HttpFailed("no topic nope")
+        return []
+
+    monkeypatch.setattr(commands, "_lost", lost)
+    monkeypatch.setattr(commands, "nodes_away", lambda _: away)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    status = run_command(["compact", "lost", *topics, "--bootstrap", "localhost:1"])
+    assert status == int("nope" in topics)
+    said = capsys.readouterr().err
+    assert ("no replica had to truncate acknowledged records" in said) == is_said
+    assert ("no topic nope" in said) == ("nope" in topics)
+
+
+@pytest.mark.parametrize("topics", [(), ("plain", "other")])
+def test_no_topic_is_compacted_only_where_none_is_named(monkeypatch, capsys, topics) -> None:
+    def status_of(_nodes: Any, topic: str | None) -> list[Any]:
+        if topic is not None:
+            raise HttpFailed(f"{topic} is not compacted")
+        return []
+
+    monkeypatch.setattr(commands, "each_node", lambda *_: {})
+    monkeypatch.setattr(commands, "_status", status_of)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    status = run_command(["compact", "status", *topics, "--bootstrap", "localhost:1"])
+    assert status == int(bool(topics))
+    assert ("no topic is compacted" in capsys.readouterr().err) == (not topics)
 
 
 def test_retry_asks_the_replica_that_fails(run) -> None:

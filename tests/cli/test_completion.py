@@ -117,6 +117,8 @@ def test_brokers_users_and_places_come_from_the_cluster(candidates, kept, kept_b
             (f"kept quota set --user {user[:-1]}", [user]),
             (f"kept acl add User:{user[:-1]}", [user]),
             ("kept acl add User:x describe,rea", ["describe,read"]),
+            ("kept acl add User:x read,REA", []),
+            ("kept acl add User:x describe,REA", ["describe,read"]),
             ("kept acl add User:x read to", ["topic:"]),
             (f"kept acl add User:x read topic:{topic}", [topic]),
         ):  # fmt: skip

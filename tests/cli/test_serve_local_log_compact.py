@@ -156,11 +156,45 @@ def test_up_again_keeps_ports_and_what_kept_yaml_says(local_dir, monkeypatch, ca
     assert [config.num_partitions for config in moved] == [5, 5, 5]
     assert (moved[1].log_retention_hours, moved[1].min_insync_replicas) == (2, 1)
     assert moved[0].min_insync_replicas == 2
-    for damage, why in (("a: [", "is not YAML"), ("- 1\n", "has no settings, NAME: VALUE")):
-        paths[0].write_text(damage)
-        capsys.readouterr()
+    port = str(moved[1].listeners[0].port)
+    paths[0].write_text(paths[0].read_text().replace(f":{first + 10}", f":{port}", 1))
+    capsys.readouterr()
+    assert run(["local", "up", "--dir", str(local_dir)]) == 1
+    assert (
+        f"two nodes in {local_dir} have port {port} in their kept.yaml" in capsys.readouterr().err
+    )
+    for damage, why in (
+        (b"a: [", "not YAML"),
+        (b"- 1\n", "not a mapping of names to values"),
+        (b"log.dirs: \xff\n", "not YAML: unacceptable character #x00ff"),
+    ):
+        paths[0].write_bytes(damage)
         assert run(["local", "up", "--dir", str(local_dir)]) == 1
-        assert f"{paths[0]} {why}" in capsys.readouterr().err
+        assert f"kept: {paths[0]}: {why}" in capsys.readouterr().err
+        assert paths[0].read_bytes() == damage
+
+
+def test_up_writes_no_setting_that_keeps_nodes_from_starting(local_dir, monkeypatch, capsys):
+    from kept.cli.commands import local
+    from kept.cli.run import run
+
+    monkeypatch.setattr(local, "_start", lambda members: None)
+    up = ["local", "up", "--dir", str(local_dir)]
+    wrong = [*up, "--set", "log.retention.ms=abc"]
+    assert run([*wrong, "--nodes", "2", "--secure"]) == 1
+    assert "kept: --set log.retention.ms: Invalid value abc" in capsys.readouterr().err
+    assert not (local_dir / "node-0").exists() and not (local_dir / "security").exists()
+    assert run([*up, "--nodes", "2"]) == 0
+    paths = [local_dir / f"node-{number}" / "kept.yaml" for number in range(2)]
+    before = [path.read_text() for path in paths]
+    assert run(wrong) == 1
+    assert [path.read_text() for path in paths] == before
+    with open(paths[1], "a") as config:  # what the second one has is wrong with what is given
+        config.write("num.io.threads: many\n")
+    capsys.readouterr()
+    assert run([*up, "--set", "num.partitions=3"]) == 1
+    assert f"{paths[1]} line " in capsys.readouterr().err
+    assert paths[0].read_text() == before[0]
 
 
 def test_a_node_without_a_majority_is_not_waited_for(offline, local_dir, monkeypatch, capsys):

@@ -13,7 +13,14 @@ import click
 from click.shell_completion import CompletionItem
 
 from kept.cli.bootstrap_option import bootstrap_option
-from kept.cli.completion import GROUP, TOPIC, TRANSACTIONAL_ID, users_of_cluster
+from kept.cli.completion import (
+    GROUP,
+    TOPIC,
+    TRANSACTIONAL_ID,
+    last_of_list,
+    one_of,
+    users_of_cluster,
+)
 from kept.cli.output import echo, show_json, show_table
 from kept.cli.shell import Failure, Group, examples, json_option
 from kept.cli.unavailable import open_client
@@ -110,14 +117,13 @@ class Operations(click.ParamType):  # type: ignore[type-arg]
 
     def shell_complete(
         self,
-        ctx: click.Context,  # noqa: ARG002
-        param: click.Parameter,  # noqa: ARG002
+        ctx: click.Context,
+        param: click.Parameter,
         incomplete: str,
     ) -> list[CompletionItem[str]]:
         """The last of the operations."""
-        before, comma, last = incomplete.rpartition(",")
-        names = [name for name in _OPERATIONS if name not in before.split(",")]
-        return [CompletionItem(f"{before}{comma}{name}") for name in names if name.startswith(last)]
+        names = one_of(_OPERATIONS)
+        return last_of_list(incomplete, lambda last: names(ctx, param, last))
 
 
 class Resource(click.ParamType):  # type: ignore[type-arg]

@@ -10,7 +10,12 @@ import click
 from click.shell_completion import CompletionItem
 
 from kept.cli.bootstrap_option import bootstrap_option
-from kept.cli.completion import BROKER_SETTING, BROKER_SETTING_NAME, brokers_of_cluster
+from kept.cli.completion import (
+    BROKER_SETTING,
+    BROKER_SETTING_NAME,
+    brokers_of_cluster,
+    given_values,
+)
 from kept.cli.output import echo, show_json, show_table
 from kept.cli.shell import Failure, Group, did_you_mean, examples, for_each, json_option, pairs
 from kept.cli.unavailable import open_client, warn_unanswered
@@ -46,7 +51,7 @@ class Target(click.ParamType):  # type: ignore[type-arg]
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem[str]]:
         """Ids of brokers and ``default``, without those that the command has already."""
-        taken = ctx.params.get(param.name or "") or ()
+        taken = given_values(ctx, param)
         items = [CompletionItem(DEFAULT, help="all that have no value of their own")]
         items = [item for item in items if item.value.startswith(incomplete)]
         items += brokers_of_cluster(ctx, incomplete)

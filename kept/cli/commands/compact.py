@@ -113,12 +113,14 @@ def status(*, topics: tuple[str, ...], internal: bool, as_json: bool, bootstrap:
     if as_json:
         show_json({"partitions": partitions})
     else:
-        _show_status(partitions, replicas=bool(topics))
+        _show_status(partitions, named=bool(topics))
     return failed
 
 
-def _show_status(partitions: list[dict[str, Any]], *, replicas: bool) -> None:
-    """A line a partition; then the replicas that are behind or fail, or all of them."""
+def _show_status(partitions: list[dict[str, Any]], *, named: bool) -> None:
+    """A line a partition; then the replicas that are behind or fail, or all of topics that were
+    ``named``.
+    """
     columns = (
         "topic",
         "partition",
@@ -148,7 +150,8 @@ def _show_status(partitions: list[dict[str, Any]], *, replicas: bool) -> None:
     empty = (
         "no topic is compacted: kept topic create NAME --config cleanup.policy=compact makes one"
     )
-    show_table((*columns, "generation", "last compaction", "why"), rows, empty=empty)
+    shown = (*columns, "generation", "last compaction", "why")
+    show_table(shown, rows, empty="" if named else empty)
     progress_of = [
         (
             *(p["topic"], p["partition"], r["replica"], r["held"], r["applied"], p["published"]),
@@ -156,7 +159,7 @@ def _show_status(partitions: list[dict[str, Any]], *, replicas: bool) -> None:
         )
         for p in partitions
         for r in p["replicas"]
-        if replicas or r["behind"] or r["reason"] or r["replica"] in p["awaits"]
+        if named or r["behind"] or r["reason"] or r["replica"] in p["awaits"]
     ]
     if progress_of:
         echo()
@@ -347,7 +350,8 @@ def lost(*, topics: tuple[str, ...], as_json: bool, bootstrap: Bootstrap) -> int
         "keys",
         "note",
     )
-    show_table(columns, rows, empty="no replica had to truncate acknowledged records")
+    empty = "" if away or failed else "no replica had to truncate acknowledged records"
+    show_table(columns, rows, empty=empty)
     return failed
 
 

@@ -28,6 +28,7 @@ from kept.client.json_api import HttpFailed, JsonApi
 from kept.client.security.security import PLAINTEXT, Security
 from kept.node.config.local_cluster import NODE_PORT_OFFSET, cluster_settings
 from kept.node.config.local_security import USERS, LocalSecurity
+from kept.storage.errors import ConfigurationError
 
 READY_DEADLINE_S: Final = 60.0
 STOP_DEADLINE_S: Final = 30.0
@@ -131,6 +132,11 @@ def up(
                 "down stops it, another --dir and --port make more nodes"
             )
     ports = _ports(members, port)
+    if twice := sorted({number for number in ports if ports.count(number) > 1}):
+        raise Failure(
+            f"two nodes in {directory} have port {twice[0]} in their kept.yaml: give each its own "
+            "there, or --port for all"
+        )
     node_ports = [number + NODE_PORT_OFFSET for number in ports]
     if max(node_ports if count > 1 else ports) > MAX_PORT or set(ports) & set(node_ports):
         raise click.UsageError(f"--port {ports[0]}: {count} nodes do not fit there")
@@ -139,10 +145,20 @@ def up(
             f"the nodes in {directory} are not secure: give another --dir, or start again after "
             "kept local down --purge"
         )
-    security = LocalSecurity(_security_directory(directory)) if secure else _secured(directory)
-    for node in members:
-        secured = {} if security is None else security.settings(ports[node.number])
-        node.configure(ports[node.number], cluster_settings(node_ports), secured | given)
+    before = _secured(directory)
+    security = LocalSecurity(_security_directory(directory)) if secure else before
+    try:
+        trees = []
+        for node in members:
+            secured = {} if security is None else security.settings(ports[node.number])
+            shared = cluster_settings(node_ports)
+            trees.append(node.merged(ports[node.number], shared, secured | given))
+    except ConfigurationError:
+        if security is not None and before is None:  # else the next ones would be secure
+            shutil.rmtree(security.directory)
+        raise
+    for node, tree in zip(members, trees, strict=True):
+        node.configure(tree)
     configs = {} if security is None else {u: security.command_config(u) for u in USERS}
     _start(members)
     for user, path in configs.items():
@@ -365,17 +381,18 @@ class _Node:
         self.pid_file = os.path.join(self.directory, "kept.pid")
         self.log = os.path.join(self.directory, "kept.log")
 
-    def configure(
+    def merged(
         self, port: int, defaults: Mapping[str, str], settings: Mapping[str, str]
-    ) -> None:
-        """Write kept.yaml. What it said before stays, but for addresses, directories and
-        ``settings``; ``defaults`` are for a new node.
+    ) -> dict[str, str]:
+        """What kept.yaml is to say: what it said before, but for addresses, directories and
+        ``settings``; ``defaults`` are for a new node. Raises ConfigurationError where a node does
+        not start with that.
         """
-        import yaml
+        from kept.node.config.node_config import NodeConfig
 
         data = os.path.join(self.directory, "data")
-        own: dict[str, Any] = {
-            "node.id": self.number,
+        own = {
+            "node.id": str(self.number),
             "listeners": f"PLAINTEXT://localhost:{port}",
             "log.dirs": os.path.join(data, "log"),
             "metadata.log.dir": os.path.join(data, "meta"),
@@ -383,32 +400,33 @@ class _Node:
         own |= {name: value for name, value in defaults.items() if name in _OURS}
         before = self.settings()
         tree = {**own, **defaults, **before, **own, **settings}
-        if tree == before:
+        changed = {name: text for name, text in tree.items() if before.get(name) != text}
+        NodeConfig.load(self.config if before else None, changed)
+        return tree
+
+    def configure(self, tree: Mapping[str, str]) -> None:
+        """Write kept.yaml, unless it says that already."""
+        import yaml
+
+        if tree == self.settings():
             return
         os.makedirs(self.directory, exist_ok=True)
         with open(self.config, "w", encoding="utf-8") as out:
-            yaml.safe_dump(tree, out, sort_keys=False)
+            yaml.safe_dump(dict(tree), out, sort_keys=False)
 
-    def settings(self) -> dict[str, Any]:
-        """What kept.yaml says: nothing before there is one. A Failure where it is damaged."""
-        import yaml
+    def settings(self) -> dict[str, str]:
+        """What kept.yaml says: nothing before there is one. Raises ConfigurationError where it is
+        damaged.
+        """
+        from kept.node.config.sources import from_file
 
-        try:
-            with open(self.config, encoding="utf-8") as source:
-                tree = yaml.safe_load(source)
-        except FileNotFoundError:
-            return {}
-        except yaml.YAMLError as error:
-            raise Failure(f"{self.config} is not YAML: {error}") from None
-        if not isinstance(tree, dict):
-            raise Failure(f"{self.config} has no settings, NAME: VALUE")
-        return tree
+        return from_file(self.config) if os.path.exists(self.config) else {}
 
     def port(self) -> int | None:
         """The port in kept.yaml, where it says one."""
         try:
-            return int(str(self.settings()["listeners"]).rpartition(":")[2])
-        except (OSError, Failure, KeyError, ValueError):
+            return int(self.settings()["listeners"].rpartition(":")[2])
+        except (ConfigurationError, KeyError, ValueError):
             return None
 
     def pid(self) -> int | None:

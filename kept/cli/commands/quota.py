@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
@@ -95,7 +94,7 @@ class _Positive(click.ParamType):  # type: ignore[type-arg]
         """The number; a usage error for any other text."""
         if not isinstance(value, str):
             return float(value)
-        if not _DECIMAL.fullmatch(value.strip()) or not 0 < float(value) < math.inf:
+        if not _DECIMAL.fullmatch(value.strip()) or float(value) == 0:
             self.fail(f"{value!r} is not a number above 0, such as 200 or 0.5", param, ctx)
         return float(value)
 

@@ -271,7 +271,7 @@ class ActivityHistory:
                 break
             else:
                 bytes_in = records_in = bytes_out = 0.0
-                if series is not None and series.first < number < series.next:
+                if series is not None and series.first <= number < series.next:
                     size_bytes = 0  # another node led it then
             at_ms = number * INTERVAL_MS + set_by
             samples.append(Throughput(at_ms, bytes_in, records_in, bytes_out, size_bytes))

@@ -151,6 +151,22 @@ def test_a_replica_that_is_read_in_its_rack_counts_without_leading(lone, monkeyp
     assert not lone.history._topic_samples, "at rest for as long as samples are kept"
 
 
+def test_the_size_of_a_topic_is_none_where_another_node_led_at_the_oldest_sample(lone, monkeypatch):
+    monkeypatch.setattr(activity_history, "SAMPLES", 5)
+    lone.create("t")
+    sample(lone)
+    produce(lone, 10)
+    sample(lone)
+    hosted, tp = lone.node.parts.table.hosted, TopicPartition("t", 0)
+    led = hosted.pop(tp)
+    sample(lone, 3)
+    hosted[tp] = led
+    produce(lone, 1)
+    sample(lone, 2)
+    size = led.partition.log.size_bytes
+    assert [one.size_bytes for one in lone.history.of_topic("t")] == [0, 0, 0, size, size]
+
+
 def test_a_log_that_was_cut_or_made_anew_counts_nothing_twice(lone):
     lone.create("t")
     produce(lone, 10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 
 import pytest
@@ -134,4 +135,35 @@ def test_a_clock_that_is_behind_does_not_spoil_a_chart(kept_cluster, chromium, y
     points = browser.polyline(page, ".chart")
     at = [x for x, _ in points]
     assert len(points) == 5 and at == sorted(at) and (at[0], at[-1]) == (0, 600)
+    assert wrong == []
+
+
+def test_a_tail_says_what_could_not_be_read(kept_cluster, chromium):
+    from tests.console import browser
+
+    cluster = kept_cluster()
+    topic = cluster.create_topic(partitions=2)
+    skipped = {"partition": 1, "begin": 5, "end": 9, "why": "the log is damaged at offset 5"}
+    told = {"partitions": 2, "records": [], "left_out": 6, "skipped": [skipped]}
+    page, wrong = browser.opened(chromium)
+    page.add_init_script(
+        f"const told = {json.dumps(told)};"
+        """
+        const Real = window.EventSource;
+        window.EventSource = function (address) {
+          if (!address.startsWith("/api/v1/tail?")) return new Real(address);
+          const source = { close() {} };
+          setTimeout(() => source.onmessage({ data: JSON.stringify(told) }));
+          return source;
+        };
+        """
+    )
+    browser.show(page, cluster.url(), f"#records/{topic}?tail=1")
+    page.wait_for_function(
+        "() => document.getElementById('progress').textContent.startsWith('Following 2')"
+    )
+    assert page.locator("#progress").text_content() == (
+        "Following 2 partitions. 2 records left out: more came than are shown."
+        " Partition 1: offsets 5 to 8 could not be read: the log is damaged at offset 5."
+    )
     assert wrong == []

@@ -11,6 +11,7 @@ import { topicHead } from "./topic.js";
 const PAGE = 50; // records of a search at a time
 const MOST_REQUESTS = 20; // until people say whether it is to go on
 const TAIL_ROWS = 200;
+const MOST_UNREAD = 3;
 const RECONNECT_MS = 10000;
 const FILTERS = ["key", "key_base64", "contains", "header", "partition"];
 
@@ -151,6 +152,7 @@ function tailing(topic, query, body) {
   let source = null;
   let held = null; // records that came while it is paused
   let missed = 0;
+  let unread = []; // the last offsets that could not be read
   let reconnect = 0;
 
   const show = (records) => {
@@ -160,13 +162,16 @@ function tailing(topic, query, body) {
   };
   const say = (partitions) => {
     status.textContent = `Following ${plural(partitions, "partition")}.` +
-      (missed ? ` ${plural(missed, "record")} left out: more came than are shown.` : "");
+      (missed ? ` ${plural(missed, "record")} left out: more came than are shown.` : "") +
+      unread.map(({ partition, begin, end, why }) =>
+        ` Partition ${partition}: offsets ${begin} to ${end - 1} could not be read: ${why}.`).join("");
   };
   function connect() {
     source = new EventSource(address);
     source.onmessage = (event) => {
       const told = JSON.parse(event.data);
-      missed += told.left_out;
+      missed += told.left_out - told.skipped.reduce((sum, { begin, end }) => sum + end - begin, 0);
+      unread = [...unread, ...told.skipped].slice(-MOST_UNREAD);
       if (held) {
         held.push(...told.records);
         missed += Math.max(0, held.length - TAIL_ROWS);

@@ -11,7 +11,8 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import frames
 from kio.schema.errors import ErrorCode
@@ -23,6 +24,7 @@ from kept.storage.records import build_batch
 
 VALUE = b"v" * 100
 TIMEOUT_MS = 60_000
+T = TypeVar("T")
 DEADLINE_S = 60.0
 BACKOFF_S = 0.02
 """As librdkafka's, while the markers of the transaction before are written."""
@@ -68,13 +70,8 @@ class BareProducer:
     def transaction(self) -> tuple[float, float]:
         """One transaction of one record; its seconds, and those of its EndTxn."""
         started = time.perf_counter()
-        while True:
-            added = _ask(self._coordinator, ApiKey.ADD_PARTITIONS_TO_TXN, 0, self._add)
-            error = added.results_by_topic_v3_and_below[0].results_by_partition[0]
-            if error.partition_error_code is not ErrorCode.concurrent_transactions:
-                break
-            time.sleep(BACKOFF_S)
-        _check("AddPartitionsToTxn", error.partition_error_code)
+        code = _retried(self._join, lambda code: code is ErrorCode.concurrent_transactions)
+        _check("AddPartitionsToTxn", code)
         batch = build_batch(
             [(int(time.time() * 1000), None, VALUE, ())],
             producer_id=self._producer[0],
@@ -92,6 +89,12 @@ class BareProducer:
         now = time.perf_counter()
         return now - started, now - ending
 
+    def _join(self) -> ErrorCode:
+        """What became of AddPartitionsToTxn."""
+        added = _ask(self._coordinator, ApiKey.ADD_PARTITIONS_TO_TXN, 0, self._add)
+        (partition,) = added.results_by_topic_v3_and_below[0].results_by_partition
+        return partition.partition_error_code
+
     def close(self) -> None:
         """Close its connections."""
         self._leader.close()
@@ -99,13 +102,12 @@ class BareProducer:
 
     def _find(self) -> tuple[str, int]:
         request = self._request(ApiKey.FIND_COORDINATOR, 2, key=self._name, key_type=1)
-        end = time.monotonic() + DEADLINE_S
-        while True:
-            found = _ask(self._leader, ApiKey.FIND_COORDINATOR, 2, request)
-            if found.error_code not in _LATER or time.monotonic() > end:
-                _check("FindCoordinator", found.error_code)
-                return found.host, found.port
-            time.sleep(BACKOFF_S)
+        found = _retried(
+            lambda: _ask(self._leader, ApiKey.FIND_COORDINATOR, 2, request),
+            lambda answer: answer.error_code in _LATER,
+        )
+        _check("FindCoordinator", found.error_code)
+        return found.host, found.port
 
     def _begin(self) -> tuple[int, int]:
         request = self._request(
@@ -116,13 +118,12 @@ class BareProducer:
             producer_id=-1,
             producer_epoch=-1,
         )
-        end = time.monotonic() + DEADLINE_S
-        while True:
-            begun = _ask(self._coordinator, ApiKey.INIT_PRODUCER_ID, 4, request)
-            if begun.error_code not in _LATER or time.monotonic() > end:
-                _check("InitProducerId", begun.error_code)
-                return begun.producer_id, begun.producer_epoch
-            time.sleep(BACKOFF_S)
+        begun = _retried(
+            lambda: _ask(self._coordinator, ApiKey.INIT_PRODUCER_ID, 4, request),
+            lambda answer: answer.error_code in _LATER,
+        )
+        _check("InitProducerId", begun.error_code)
+        return begun.producer_id, begun.producer_epoch
 
     @staticmethod
     def _request(api_key: ApiKey, version: int, **values: Any) -> bytes:
@@ -133,6 +134,14 @@ def _connect(host: str, port: int) -> socket.socket:
     connection = socket.create_connection((host, port), DEADLINE_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
+
+
+def _retried(ask: Callable[[], T], later: Callable[[T], bool]) -> T:
+    """The answer, once it is none that says "later"; the last one after ``DEADLINE_S``."""
+    end = time.monotonic() + DEADLINE_S
+    while later(answer := ask()) and time.monotonic() < end:
+        time.sleep(BACKOFF_S)
+    return answer
 
 
 def _ask(connection: socket.socket, api_key: ApiKey, version: int, request: bytes) -> Any:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
+from collections.abc import Callable
+from pathlib import Path
 
 from harness import GB, Bench
 
@@ -40,17 +42,10 @@ def use_memory(bench: Bench, size_bytes: float) -> None:
 def produce(bench: Bench, name: str, frame: bytes, count: int) -> None:
     """The floor of a produce figure, and of its writing alone."""
     use_memory(bench, count * len(frame))
-    with tempfile.TemporaryDirectory(dir=bench.folder) as folder:
-        port = free_port()
-        command = [str(bench.floor), "sink", str(port), folder, str(len(frame))]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sink:
-            try:
-                assert sink.stdout is not None
-                sink.stdout.readline()
-                bench.run_load("send", port, frame, 1, 8, count)
-                spent = json.loads(sink.stdout.read())
-            finally:
-                sink.kill()
+    spent = sunk(
+        bench, bench.floor, len(frame),
+        lambda port: bench.run_load("send", port, frame, 1, 8, count),
+    )  # fmt: skip
     total = spent["user"] + spent["system"]
     bench.add("produce", name, FLOOR, "CPU-s/GB", total / (spent["bytes"] / GB))
     bench.add(
@@ -60,6 +55,27 @@ def produce(bench: Bench, name: str, frame: bytes, count: int) -> None:
     bench.add("produce", name, FLOOR, "us/request", total / count * 1e6)
     alone = _written(bench, len(frame), count)
     bench.add("produce", f"{name}, write(2) alone", FLOOR, "CPU-s/GB", alone)
+
+
+def sunk(
+    bench: Bench,
+    program: Path,
+    length: int,
+    load: Callable[[int], object],
+    keys: tuple[str, ...] = (),
+) -> dict[str, float]:
+    """What the floor spent on frames of so many bytes that ``load`` sends to its port."""
+    with tempfile.TemporaryDirectory(dir=bench.folder) as folder:
+        port = free_port()
+        command = [str(program), "sink", str(port), folder, str(length), *keys]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sink:
+            try:
+                assert sink.stdout is not None
+                sink.stdout.readline()
+                load(port)
+                return dict(json.loads(sink.stdout.read()))
+            finally:
+                sink.kill()
 
 
 def _written(bench: Bench, size: int, count: int) -> float:

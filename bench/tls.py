@@ -10,7 +10,6 @@ records and writes them.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import ssl
@@ -21,17 +20,16 @@ import time
 from collections.abc import Iterator
 
 import brokers
-from baseline import FLOOR, use_memory
+from baseline import FLOOR, sunk, use_memory
 from brokers import Broker
 from confluent_kafka.admin import AdminClient, NewTopic
-from harness import HERE, Bench
+from harness import GB, HERE, Bench
 
 from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.messages import encode_request
 from kept.client.security.tls import client_context, tls_config
 from kept.node.config.local_certificates import LocalCertificates
 from kept.storage.records import build_batch
-from kept.testing.ports import free_port
 
 PRODUCED = (("1 KiB", 1024, 30_000), ("16 KiB", 16 * 1024, 20_000))
 FETCHED_BYTES = 1 << 20
@@ -87,19 +85,16 @@ def floor(bench: Bench) -> None:
             for name, size, whole in PRODUCED:
                 count = max(1000, int(whole * bench.scale))
                 use_memory(bench, count * size)
-                with tempfile.TemporaryDirectory(dir=bench.folder) as folder:
-                    port = free_port()
-                    length = len(_request(size))
-                    command = [str(program), "sink", str(port), folder, str(length)]
-                    command += [pem] if way == "TLS" else []
-                    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sink:
-                        assert sink.stdout is not None
-                        sink.stdout.readline()
-                        ca = certificates.ca_path if way == "TLS" else ""
-                        _produce(_connected("localhost", port, ca), size, count)
-                        spent = json.loads(sink.stdout.read())
+                ca = certificates.ca_path if way == "TLS" else ""
+
+                def load(port: int, ca: str = ca, size: int = size, count: int = count) -> None:
+                    with _connected("localhost", port, ca) as connection:
+                        _produce(connection, size, count)
+
+                own = (pem,) if way == "TLS" else ()
+                spent = sunk(bench, program, len(_request(size)), load, own)
                 total = spent["user"] + spent["system"]
-                per_gigabyte = total / spent["bytes"] * 1e9
+                per_gigabyte = total / (spent["bytes"] / GB)
                 bench.add("TLS", f"produce {name}, {way}", FLOOR, "CPU-s/GB", per_gigabyte)
                 each = 1e6 * total / count
                 bench.add("TLS", f"produce {name}, {way}", FLOOR, "CPU-us", each)

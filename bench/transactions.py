@@ -9,6 +9,7 @@ from one commit to the next.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import statistics
 import struct
@@ -101,16 +102,15 @@ def _bare(bench: Bench, broker: Broker | Trio, group: str, topic: str) -> None:
     """One producer without librdkafka's threads."""
     what = "transaction of three nodes" if isinstance(broker, Trio) else "transaction"
     what += ", requests alone"
-    producer = BareProducer(broker.bootstrap, "bare", topic)
-    for _ in range(WARM):
-        producer.transaction()
-    end = time.perf_counter() + SECONDS * bench.scale
-    before = _cpu_seconds(broker)
-    took = []
-    while time.perf_counter() < end:
-        took.append(producer.transaction())
-    spent = _cpu_seconds(broker) - before
-    producer.close()
+    with contextlib.closing(BareProducer(broker.bootstrap, "bare", topic)) as producer:
+        for _ in range(WARM):
+            producer.transaction()
+        end = time.perf_counter() + SECONDS * bench.scale
+        before = _cpu_seconds(broker)
+        took = []
+        while time.perf_counter() < end:
+            took.append(producer.transaction())
+        spent = _cpu_seconds(broker) - before
     whole, ends = zip(*took, strict=True)
     bench.add(group, f"{what}, p50", broker.name, "ms", 1000 * statistics.median(whole))
     bench.add(group, f"{what}, EndTxn p50", broker.name, "ms", 1000 * statistics.median(ends))

@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
@@ -97,6 +97,12 @@ class Load:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def _said(self, record: logging.LogRecord) -> bool:
         text = record.getMessage()
@@ -177,6 +183,12 @@ class Reader:
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def _run(self) -> None:
         while not self._stop.is_set():
             for message in self._consumer.consume(1000, 0.1):
@@ -187,11 +199,8 @@ class Reader:
         self._consumer.close()
 
     def until(self, ends: list[int]) -> None:
-        """Wait until it has come to these offsets, and end it."""
-        try:
-            wait(lambda: all(map(int.__ge__, self._ends, ends)), f"read up to {ends}")
-        finally:
-            self.stop()
+        """Wait until it has come to these offsets."""
+        wait(lambda: all(map(int.__ge__, self._ends, ends)), f"read up to {ends}")
 
     def stop(self) -> None:
         """End it."""
@@ -309,8 +318,8 @@ def kill_again_and_again(
         client.create_topic(TOPIC, partitions=PARTITIONS, replication_factor=3, config=COMPACTED)
         client.create_topic(PROBED, partitions=1, replication_factor=3)
         client.bounds(TOPIC)
-    load, reader, rounds = Load(cluster.bootstrap, settings), Reader(cluster.bootstrap), []
-    try:
+    rounds = []
+    with Load(cluster.bootstrap, settings) as load, Reader(cluster.bootstrap) as reader:
         began = time.monotonic()
         wait(lambda: load.first_since(began) is not None, "the first acknowledgements")
         for _ in range(kills):
@@ -321,9 +330,6 @@ def kill_again_and_again(
         load.stop()
         ends = ends_of(cluster.bootstrap)
         reader.until(ends)
-    finally:
-        load.stop()
-        reader.stop()
     return judged(rounds, load, reader, read_whole(cluster.bootstrap, ends))
 
 

@@ -53,8 +53,8 @@ class Escaped:
 
     def _of_loop(self, _: Any, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if isinstance(error, UnicodeDecodeError) and error.object.startswith(b"/"):
-            return  # of grpcio's server, which is started anew
+        if isinstance(error, UnicodeDecodeError) and _is_of_grpcio(error):
+            return  # its server is started anew
         trace = "".join(traceback.format_exception(error)) if error else ""
         self.found.append(f"{context.get('message')}\n{trace}")
 
@@ -67,6 +67,12 @@ class Escaped:
         if self.found:
             found, self.found[:] = self.found[0], []
             raise Broken(f"an exception got out: {found}")
+
+
+def _is_of_grpcio(error: BaseException) -> bool:
+    """Whether it was raised in grpcio, not in what the node reads itself."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return bool(frames) and "grpc/_cython" in frames[-1][0].f_code.co_filename
 
 
 class _Handler(logging.Handler):

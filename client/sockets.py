@@ -84,8 +84,8 @@ class Sockets:
         First it is seen which connections were closed since the last time: a request that may be
         sent only once must not go there, and fail for nothing.
 
-        An interrupt ends all connections: it may have come between a send and the note of it, and
-        the next calls would send those bytes again.
+        An interrupt ends all connections, and these calls: it may have come between a send and the
+        note of it, and the next calls would send those bytes again.
         """
         try:
             self.core.security.refresh()
@@ -96,8 +96,11 @@ class Sockets:
             while any(call.id not in self._finished for call in calls):
                 self._turn()
         except KeyboardInterrupt:
+            self.core.abandon(calls)
             for one in list(self._sockets.values()):
                 self._gone(one, "interrupted")
+            for call in calls:
+                self._finished.pop(call.id, None)
             raise
         return [self._finished.pop(call.id) for call in calls]
 

@@ -138,6 +138,12 @@ class ClientCore:
         one = self._connections.get(connection)
         return None if one is None else one.incoming.room()
 
+    def abandon(self, calls: Sequence[Call]) -> None:
+        """Nobody waits for these any more: what is not sent is not, and nothing is sent again."""
+        for call in calls:
+            call.repeatable = False
+        self._waiting = [one for one in self._waiting if not any(one is call for call in calls)]
+
     def next_tick_ms(self) -> int | None:
         """When the next :meth:`tick` is due."""
         connections = self._connections.values()

@@ -75,15 +75,36 @@ class _InterruptedSend:
         raise KeyboardInterrupt
 
 
-def test_nothing_is_sent_twice_after_an_interrupt(kept_broker):
+@pytest.mark.parametrize("where", ["send", "wait"])
+def test_nothing_is_sent_twice_after_an_interrupt(kept_broker, monkeypatch, where):
+    topic = kept_broker.create_topic(partitions=1)
     with kept_broker.client() as client:
-        client.metadata([])
-        (one,) = client._sockets._sockets.values()
-        one.socket = _InterruptedSend(one.socket)
+        client.produce(topic, [OutRecord(b"k", b"first")])
+        sockets = client._sockets
+        before = list(sockets._sockets.values())
+        if where == "send":
+            for one in before:
+                one.socket = _InterruptedSend(one.socket)
+        else:
+            select, turns = sockets._selector.select, iter([[], KeyboardInterrupt])
+
+            def interrupted(pause: float) -> Any:
+                turn = next(turns, None)
+                if turn is KeyboardInterrupt:
+                    raise KeyboardInterrupt
+                return select(pause) if turn is None else turn
+
+            monkeypatch.setattr(sockets._selector, "select", interrupted)
         with pytest.raises(KeyboardInterrupt):
+            client.produce(topic, [OutRecord(b"k", b"interrupted")])
+        assert not any(one in before for one in sockets._sockets.values())
+        client.produce(topic, [OutRecord(b"k", b"last")])
+        while sockets.core._waiting:  # what would be sent again backs off first
             client.metadata([])
-        assert one not in client._sockets._sockets.values()
-        assert client.metadata([]).nodes
+        values = [record.value for record in client.read(topic, [0])]
+        assert (values[0], values.count(b"last")) == (b"first", 1)
+        assert values.count(b"interrupted") <= 1
+        assert not sockets._finished
 
 
 def test_what_nobody_takes_is_not_waited_for_forever(kept_cluster):

@@ -11,7 +11,7 @@ from kept.client.core import broker_errors as failures
 from kept.client.core.authorization_errors import NotAuthorized
 from kept.node.grpc import grpc_options  # noqa: F401 - before grpc
 from kept.node.internode.parse_limits import check_counts
-from kept.node.runtime.logging import log
+from kept.node.runtime.logging import bugs
 from kept.storage import errors
 from kept.storage.errors import CorruptMessage, InvalidRequest
 
@@ -61,7 +61,7 @@ async def end_with(context: Any, error: Exception) -> NoReturn:
     if isinstance(error, errors.KeptError) and not errors.is_bug(error):
         status, message = status_of(error), str(error)
     if status is Status.INTERNAL:
-        log.exception("call failed", error)
+        bugs.report("call failed", error)
     trailing: tuple[tuple[str, str], ...] = ()
     if isinstance(error, errors.ThrottlingQuotaExceeded):
         trailing = ((PUSHBACK, str(error.throttle_ms)),)

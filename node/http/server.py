@@ -51,7 +51,7 @@ from kept.node.http.messages import (
 )
 from kept.node.http.response_limiter import ResponseLimiter
 from kept.node.http.route_access import how_to_log_in
-from kept.node.runtime.logging import log
+from kept.node.runtime.logging import bugs
 from kept.node.security.client_usage import UNMETERED
 from kept.storage.errors import InvalidRequest, KeptError, is_bug
 
@@ -338,7 +338,7 @@ class HttpConnection(asyncio.Protocol):
                     admitted = await self._or_failure(request, work)
                 await usage.run(self._respond(request, admitted))
         except Exception as error:  # noqa: BLE001 - a response that cannot be completed ends here
-            log.exception("http response failed", error, path=request.target.decode("latin-1"))
+            bugs.report("http response failed", error, path=request.target.decode("latin-1"))
             self._transport.abort()
             return
         self._task = None
@@ -382,7 +382,7 @@ class HttpConnection(asyncio.Protocol):
         except Exception as error:  # noqa: BLE001 - a bug of ours is one answer, not the node's end
             if isinstance(error, KeptError) and not is_bug(error):
                 return failure_of(error)
-            log.exception("http request failed", error, path=request.target.decode("latin-1"))
+            bugs.report("http request failed", error, path=request.target.decode("latin-1"))
             return failure(500, "internal error; the node's log has the details")
 
     async def _log_in(self, request: h11.Request) -> Session | None:

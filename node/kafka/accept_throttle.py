@@ -15,7 +15,7 @@ import select
 from typing import TYPE_CHECKING, Final, Protocol
 
 from kept.cluster.security.addresses import canonical_address
-from kept.node.runtime.logging import log
+from kept.node.runtime.logging import bugs
 
 if TYPE_CHECKING:
     from kept.node.kafka.listener import Listener
@@ -160,7 +160,7 @@ class AcceptThrottle:
             if self._admit_address(accepted, host, -1):
                 accepted.serve()
         except Exception as error:  # noqa: BLE001
-            log.exception("connection failed", error, listener=self._listener.name)
+            bugs.report("connection failed", error, listener=self._listener.name)
             accepted.abort()
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ from kept.client.security.scram import new_nonce
 from kept.node.kafka import api
 from kept.node.kafka.listener import HTTP2, HTTP_METHODS, Listener, Pending
 from kept.node.runtime import error_codes
-from kept.node.runtime.logging import log
+from kept.node.runtime.logging import bugs
 from kept.node.security.sasl_authenticator import (
     AccessTokenRefused,
     ApiVersionsAnswered,
@@ -281,7 +281,7 @@ class SaslHandshake(Pending):
             self._waits = False
             self._step(event)
         except Exception as error:  # noqa: BLE001
-            log.exception("login failed", error, host=self.host, listener=self.listener.name)
+            bugs.report("login failed", error, host=self.host, listener=self.listener.name)
             self.abort()
 
     def _answer_refusal(self, token: bytes) -> None:

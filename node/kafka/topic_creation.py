@@ -12,7 +12,13 @@ from kept.node.kafka.api import RequestContext
 from kept.node.metadata import internal_topics
 from kept.node.runtime import error_codes
 from kept.node.security.session import node_session
-from kept.storage.errors import KeptError, PolicyViolation, TopicAlreadyExists
+from kept.storage.errors import (
+    KeptError,
+    PolicyViolation,
+    ThrottlingQuotaExceeded,
+    TopicAlreadyExists,
+    UnknownTopicOrPartition,
+)
 
 if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
@@ -98,5 +104,7 @@ class TopicCreation:
         except KeptError as error:
             if isinstance(error, PolicyViolation):
                 self.open_files.refused(name, error)
+            if isinstance(error, ThrottlingQuotaExceeded):
+                error = UnknownTopicOrPartition(name)  # whom Metadata tells this, asks again
             return error_codes.code_for(error)
         return 0

@@ -37,7 +37,7 @@ from kept.node.kafka.handlers.records.produce import check_entries, find, grant
 from kept.node.kafka.response_memory import ResponseMemory
 from kept.node.runtime import error_codes
 from kept.node.runtime.clock import monotonic_ms
-from kept.node.runtime.logging import log
+from kept.node.runtime.logging import bugs, log
 from kept.node.runtime.time_slices import IN_PLACE_STEPS, ITEMS_PER_SLICE, SlicedTask
 from kept.replication.partition import PLENTY
 from kept.steps import Steps
@@ -214,7 +214,7 @@ class PendingFetch:
                 return
             error = finished.exception()
             if error is not None:
-                log.exception("fetch failed", error, peer=self._connection.peer)
+                bugs.report("fetch failed", error, peer=self._connection.peer)
                 self._connection.abort()
                 return
             results, size, urgent = finished.result()
@@ -362,7 +362,7 @@ class PendingFetch:
                 return
             error = finished.exception()
             if error is not None:
-                log.exception("fetch failed", error, peer=connection.peer)
+                bugs.report("fetch failed", error, peer=connection.peer)
                 connection.abort()
                 return
             connection.complete(place, finished.result())

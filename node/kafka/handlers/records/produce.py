@@ -30,7 +30,7 @@ from kept.node.kafka.handlers.records.delayed_produce import (
 )
 from kept.node.kafka.handlers.transactions.transactional_produce import Verification
 from kept.node.runtime import error_codes
-from kept.node.runtime.logging import log
+from kept.node.runtime.logging import bugs
 from kept.node.runtime.time_slices import IN_PLACE_STEPS, LOOP_BYTES, LOOP_TOTAL_BYTES, SlicedTask
 from kept.node.security.access import MESSAGES
 from kept.steps import Steps
@@ -556,6 +556,6 @@ def _finish(
 
 def _give_up(connection: Connection, error: BaseException) -> None:
     """A bug of ours, or no memory: whoever waits for this answer must not wait for ever."""
-    log.exception("produce failed", error, peer=connection.peer)
+    bugs.report("produce failed", error, peer=connection.peer)
     connection.abort()
     connection.unblock()

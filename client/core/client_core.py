@@ -11,6 +11,8 @@ Guarantees: every Call ends in exactly one Finished, at its deadline at the late
 that has been tried for a while, or waits for a controller, is told of by one Waiting. Responses are
 matched by correlation id. A call is sent again after a retriable error, and after a broken
 connection only if it is ``repeatable``.
+
+Long because the whole way of a call, from waiting to its end, is one state machine.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ UNKNOWN = {
     "spark analyze": ("nope",),
     "spark audit": ("nope",),
     "spark export": ("nope", "new-directory"),
-    "spark restore": (NOWHERE, "nope"),
+    "spark restore": (NOWHERE, "again"),
     "spark compact": (NOWHERE, "new-directory"),
     "context show": ("nope",),
     "context use": ("nope",),

@@ -74,7 +74,8 @@ def read_store(place: Place, store_type: str, kind: str) -> str:
         with open(place.path, "rb") as source:
             data = source.read(MAX_STORE_BYTES + 1)
     except OSError as error:
-        place.refuse(f"{error.strerror}")
+        where = "" if os.path.isabs(place.path) else f" (a relative path begins at {os.getcwd()})"
+        place.refuse(f"{error.strerror}{where}")
     if len(data) > MAX_STORE_BYTES:
         place.refuse(f"larger than {MAX_STORE_BYTES} bytes; not a file of certificates")
     if data.startswith(_JKS):

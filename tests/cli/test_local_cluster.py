@@ -38,15 +38,49 @@ def test_three_nodes_from_up_to_down(offline, local_dir):
 
 
 def test_the_node_that_cannot_start_is_named_at_once(offline, local_dir):
-    """Not node 0, which waits for it in vain."""
-    port = ports()
+    """Not node 0, which waits for it in vain. Nothing is left of both, so that other nodes may come
+    in their place.
+    """
+    port, up = ports(), ("local", "up", "--dir", local_dir)
     with socket.create_server(("127.0.0.1", port + 1)):
-        ran = offline("local", "up", "--nodes", 2, "--port", port, "--dir", local_dir, status=1)
-    assert "node 1 ended with status 1" in ran.err and f"port {port + 1}" in ran.err
-    states = [
-        node["state"] for node in offline("local", "status", "--json", "--dir", local_dir).json
-    ]
-    assert states == ["stopped", "stopped"]
+        ran = offline(*up, "--nodes", 2, "--port", port, status=1)
+    assert f"node 1 ended with status 1: port {port + 1} on 127.0.0.1 is in use" in ran.err
+    assert ran.err.endswith("; no node was made; mend that and run it again\n")
+    assert not list(local_dir.iterdir())
+    assert "ready on" in offline(*up, "--port", port).out
+
+
+def test_what_does_not_start_is_not_kept(offline, local_dir, tmp_path):
+    """A setting that only a start finds wrong: the file that it names is missing."""
+    up, down = (("local", name, "--dir", local_dir) for name in ("up", "down"))
+    wrong = {
+        "listener.security.protocol.map": "PLAINTEXT:SSL",
+        "ssl.keystore.location": str(tmp_path / "gone.pem"),
+    }
+    given = [word for name, text in wrong.items() for word in ("--set", f"{name}={text}")]
+    why = f"listener PLAINTEXT: ssl.keystore.location={tmp_path}/gone.pem: No such file"
+    said = offline(*up, "--port", free_port(), *given, status=1).err
+    assert f"node 0 ended with status 1: --set ssl.keystore.location: {why}" in said
+    assert not list(local_dir.iterdir())
+    offline(*up, "--port", free_port())
+    offline(*down)
+    config = local_dir / "node-0" / "kept.yaml"
+    before = config.read_bytes()
+    said = offline(*up, *given, status=1).err
+    assert f"--set ssl.keystore.location: {why}" in said
+    assert "every kept.yaml is as it was before" in said
+    assert config.read_bytes() == before
+    assert "ready on" in offline(*up).out, "with its data, and without what was wrong"
+    offline(*down)
+    lines = before.splitlines(keepends=True)
+    written = before + b"".join(f"{name}: {text}\n".encode() for name, text in wrong.items())
+    config.write_bytes(written)
+    said = offline(*up, status=1).err
+    assert f"{config} line {len(lines) + len(wrong)}: {why}" in said
+    assert f"({config.parent}/kept.log has more); mend that and run it again" in said
+    assert config.read_bytes() == written, "what was there before stays"
+    said = offline("local", "start", 0, "--dir", local_dir, status=1).err
+    assert f"{config} line {len(lines) + len(wrong)}: {why}" in said
 
 
 def test_a_node_is_found_whatever_its_pid_file_says(offline, local_dir):

@@ -11,45 +11,41 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import click
 
 from kept.cli.completion import BROKER_SETTING
+from kept.cli.local_node import (
+    OWN_SETTINGS,
+    POLL_S,
+    READY_DEADLINE_S,
+    STOP_DEADLINE_S,
+    Launched,
+    LocalNode,
+    NodeNotReady,
+    existing_node,
+    existing_nodes,
+    listed_nodes,
+    process_state,
+    security_directory,
+    security_of,
+)
 from kept.cli.output import counted, echo, show_json, show_table
 from kept.cli.shell import Failure, Group, WholeNumber, examples, for_each, json_option, pairs
 from kept.client.admin.readiness import cluster_is_up
-from kept.client.core.metadata import Endpoint
 from kept.client.json_api import HttpFailed, JsonApi
-from kept.client.security.security import PLAINTEXT, Security
 from kept.node.config.local_cluster import NODE_PORT_OFFSET, cluster_settings
 from kept.node.config.local_security import USERS, LocalSecurity
-from kept.storage.errors import ConfigurationError
 
-READY_DEADLINE_S: Final = 60.0
-STOP_DEADLINE_S: Final = 30.0
 DOWN_DEADLINE_S: Final = 10.0
 """Longest time to stop nodes together: the last ones are without a quorum."""
 ROLE_TIMEOUT_S: Final = 5.0
 MAX_NODES: Final = 100
 MAX_PORT: Final = 65535
 FIRST_PORT: Final = 9092
-_POLL_S: Final = 0.01
-_TAIL_LINES: Final = 10
-_OURS: Final = (
-    "node.id", "listeners", "log.dirs", "metadata.log.dir", "controller.quorum.voters"
-)  # fmt: skip
-
-
-class _Launched(NamedTuple):
-    """A process that was started, and where in its log that was."""
-
-    process: subprocess.Popen[bytes]
-    position: int
 
 
 def _dir_option(function: Any) -> Any:
@@ -108,29 +104,17 @@ def up(
     """Start nodes and return when all are ready.
 
     Nodes that --dir has already keep their data, their ports and what their kept.yaml says, unless
-    --port or --set says otherwise.
+    --port or --set says otherwise. When a node does not start, all are stopped, and every kept.yaml
+    is as it was; new nodes are removed.
 
     With --secure commands need --command-config DIR/security/admin.properties: admin may do
     everything. Users ada and bob have files, too, and may do what ACLs allow them.
     """
     given = pairs("--set", settings)
-    for name in _OURS:
+    for name in OWN_SETTINGS:
         if name in given:
             raise click.UsageError(f"kept local sets {name} itself")
-    there = [node.number for node in _listed_nodes(directory)]
-    count = nodes or len(there) or 1
-    if there and there != list(range(count)):
-        raise Failure(
-            f"{directory} has {counted(len(there), 'node')}, not {count}: give "
-            f"--nodes {len(there)} or another --dir, or start again after kept local down --purge"
-        )
-    members = [_Node(directory, number) for number in range(count)]
-    for node in members:
-        if node.pid() is not None:
-            raise Failure(
-                f"node {node.number} in {directory} runs already (pid {node.pid()}): kept local "
-                "down stops it, another --dir and --port make more nodes"
-            )
+    members = _members(directory, nodes)
     ports = _ports(members, port)
     if twice := sorted({number for number in ports if ports.count(number) > 1}):
         raise Failure(
@@ -138,34 +122,90 @@ def up(
             "there, or --port for all"
         )
     node_ports = [number + NODE_PORT_OFFSET for number in ports]
-    if max(node_ports if count > 1 else ports) > MAX_PORT or set(ports) & set(node_ports):
-        raise click.UsageError(f"--port {ports[0]}: {count} nodes do not fit there")
-    if there and secure and _secured(directory) is None:
+    alone = len(members) == 1
+    if max(ports if alone else node_ports) > MAX_PORT or set(ports) & set(node_ports):
+        raise click.UsageError(f"--port {ports[0]}: {len(members)} nodes do not fit there")
+    before = security_of(directory)
+    if secure and before is None and listed_nodes(directory):
         raise Failure(
             f"the nodes in {directory} are not secure: give another --dir, or start again after "
             "kept local down --purge"
         )
-    before = _secured(directory)
-    security = LocalSecurity(_security_directory(directory)) if secure else before
-    try:
+    security = LocalSecurity(security_directory(directory)) if secure else before
+    with _all_or_nothing(members, security if before is None else None, given):
         trees = []
         for node in members:
             secured = {} if security is None else security.settings(ports[node.number])
             shared = cluster_settings(node_ports)
             trees.append(node.merged(ports[node.number], shared, secured | given))
-    except ConfigurationError:
-        if security is not None and before is None:  # else the next ones would be secure
-            shutil.rmtree(security.directory)
-        raise
-    for node, tree in zip(members, trees, strict=True):
-        node.configure(tree)
-    configs = {} if security is None else {u: security.command_config(u) for u in USERS}
-    _start(members)
+        for node, tree in zip(members, trees, strict=True):
+            node.configure(tree)
+        configs = {} if security is None else {u: security.command_config(u) for u in USERS}
+        _start(members)
     for user, path in configs.items():
         echo(f"{user} connects with --command-config {os.path.relpath(path)}")
 
 
-def _ports(members: Sequence[_Node], first: int | None) -> list[int]:
+def _members(directory: str, wanted: int | None) -> list[LocalNode]:
+    """The nodes that are to start, none of which runs: those that are there, or new ones."""
+    there = [node.number for node in listed_nodes(directory)]
+    count = wanted or len(there) or 1
+    if there and there != list(range(count)):
+        raise Failure(
+            f"{directory} has {counted(len(there), 'node')}, not {count}: give "
+            f"--nodes {len(there)} or another --dir, or start again after kept local down --purge"
+        )
+    members = [LocalNode(directory, number) for number in range(count)]
+    for node in members:
+        if node.pid() is not None:
+            raise Failure(
+                f"node {node.number} in {directory} runs already (pid {node.pid()}): kept local "
+                "down stops it, another --dir and --port make more nodes"
+            )
+    return members
+
+
+@contextlib.contextmanager
+def _all_or_nothing(
+    members: Sequence[LocalNode], security: LocalSecurity | None, given: Mapping[str, str]
+) -> Iterator[None]:
+    """Nodes start, or are left as they were: new ones are removed, as is ``security``, which is new
+    if it is there. A Failure then says where the setting that is wrong came from; ``given`` are
+    those of the command line.
+    """
+    saved = [(node, node.saved()) for node in members]
+    try:
+        yield
+    except BaseException as error:
+        changed = [node.restore(before) for node, before in saved]
+        if security is not None:
+            shutil.rmtree(security.directory)
+        if not isinstance(error, Failure):
+            raise
+        if not any(before.exists for _, before in saved):
+            after = "no node was made; mend that and run it again"
+        elif any(changed):
+            after = "every kept.yaml is as it was before; mend that and run it again"
+        else:
+            after = "mend that and run it again"
+        raise Failure(f"{_located(error, given)}; {after}") from error
+
+
+def _located(error: Failure, given: Mapping[str, str]) -> str:
+    """An error with where the settings that it names were given."""
+    if not isinstance(error, NodeNotReady):
+        return str(error)
+    from kept.node.config.definitions import BROKER_SETTINGS
+    from kept.node.config.sources import Sugar, located
+
+    node = error.node
+    file = node.config if os.path.exists(node.config) else None
+    reason = located(error.reason, file, given, os.environ, Sugar(), names=BROKER_SETTINGS)
+    more = f" ({node.log} has more)" if os.path.exists(node.log) else ""
+    return f"node {node.number} {error.what}: {reason}{more}"
+
+
+def _ports(members: Sequence[LocalNode], first: int | None) -> list[int]:
     """Where nodes serve: from ``first`` on; without it where they did, which may be anywhere."""
     if first is not None:
         return [first + node.number for node in members]
@@ -174,20 +214,12 @@ def _ports(members: Sequence[_Node], first: int | None) -> list[int]:
     return [first + n if port is None else port for n, port in enumerate(before)]
 
 
-def _security_directory(directory: str) -> str:
-    return os.path.join(os.path.abspath(directory), "security")
-
-
-def _secured(directory: str) -> LocalSecurity | None:
-    """What the nodes of a directory are secured by, if they are."""
-    path = _security_directory(directory)
-    return LocalSecurity(path) if os.path.isdir(path) else None
-
-
-def _start(members: Sequence[_Node]) -> None:
+def _start(members: Sequence[LocalNode]) -> None:
     """Start nodes side by side; each one's ready line. What started is ended when one does not."""
-    started = [(node, node.launch()) for node in members]
+    started: list[tuple[LocalNode, Launched]] = []
     try:
+        for node in members:
+            started.append((node, node.launch()))
         lines = _await_ready(started)
         if len(members) > 1:
             _await_cluster(members)
@@ -202,7 +234,7 @@ def _start(members: Sequence[_Node]) -> None:
         echo(line)
 
 
-def _await_ready(started: Sequence[tuple[_Node, _Launched]]) -> list[str]:
+def _await_ready(started: Sequence[tuple[LocalNode, Launched]]) -> list[str]:
     """Each one's ready line; a Failure as soon as one of them ends, or all time is up."""
     end = time.monotonic() + READY_DEADLINE_S
     while True:
@@ -213,17 +245,17 @@ def _await_ready(started: Sequence[tuple[_Node, _Launched]]) -> list[str]:
         if time.monotonic() > end:
             node, launched = started[lines.index(None)]
             node.give_up(launched)
-        time.sleep(_POLL_S)
+        time.sleep(POLL_S)
 
 
-def _await_cluster(members: Sequence[_Node]) -> None:
+def _await_cluster(members: Sequence[LocalNode]) -> None:
     endpoints = [endpoint for node in members if (endpoint := node.endpoint()) is not None]
     end = time.monotonic() + READY_DEADLINE_S
     security = members[0].security()
     while (why := cluster_is_up(endpoints, security)) is not None:
         if time.monotonic() > end:
             raise Failure(f"the nodes found no cluster in {READY_DEADLINE_S:.0f} s: {why}")
-        time.sleep(_POLL_S)
+        time.sleep(POLL_S)
 
 
 @local.command(epilog=examples("kept local status", "kept local status --json"))
@@ -236,7 +268,7 @@ def status(*, directory: str, as_json: bool) -> None:
     voters is the controller.
     """
     rows = []
-    for node in _nodes(directory):
+    for node in existing_nodes(directory):
         pid = node.pid()
         reported = None if pid is None else _summary(node)
         row: dict[str, Any] = {
@@ -262,10 +294,10 @@ def status(*, directory: str, as_json: bool) -> None:
 def _state(pid: int | None) -> str:
     if pid is None:
         return "stopped"
-    return "stalled" if _process_state(pid) == b"T" else "running"
+    return "stalled" if process_state(pid) == b"T" else "running"
 
 
-def _summary(node: _Node) -> dict[str, Any] | None:
+def _summary(node: LocalNode) -> dict[str, Any] | None:
     """The cluster as the node knows it; None when it does not answer."""
     endpoint = node.endpoint()
     if endpoint is None:
@@ -277,14 +309,14 @@ def _summary(node: _Node) -> dict[str, Any] | None:
     return summary
 
 
-def _role(node: _Node, summary: dict[str, Any]) -> str:
+def _role(node: LocalNode, summary: dict[str, Any]) -> str:
     """``controller``, ``broker``, or why it is neither now."""
     if not summary["ready"]:
         return str(summary["reason"])
     return "controller" if summary["controller_id"] == node.number else "broker"
 
 
-def _roles(node: _Node, summary: dict[str, Any]) -> list[str]:
+def _roles(node: LocalNode, summary: dict[str, Any]) -> list[str]:
     """What the node is in its cluster: ``broker``, ``voter``, ``controller``."""
     roles = {
         "broker": any(broker["node_id"] == node.number for broker in summary["brokers"]),
@@ -319,7 +351,7 @@ def _end_each(
     directory: str, numbers: Sequence[int], with_signal: signal.Signals, done: str
 ) -> int:
     def end(number: str) -> str:
-        _node(directory, int(number)).end(with_signal)
+        existing_node(directory, int(number)).end(with_signal)
         return f"node {number} {done}"
 
     return for_each([str(number) for number in numbers], end)
@@ -330,14 +362,17 @@ def _end_each(
 @_dir_option
 def start(*, numbers: tuple[int, ...], directory: str) -> None:
     """Start nodes N again, with their data."""
-    nodes = [_node(directory, number) for number in dict.fromkeys(numbers)]
+    nodes = [existing_node(directory, number) for number in dict.fromkeys(numbers)]
     for node in nodes:
         if node.pid() is not None:
             raise Failure(f"node {node.number} runs already (pid {node.pid()})")
-    members = _listed_nodes(directory)
+    members = listed_nodes(directory)
     running = len(nodes) + sum(member.pid() is not None for member in members)
     if 2 * running > len(members):
-        _start(nodes)
+        try:
+            _start(nodes)
+        except NodeNotReady as error:
+            raise Failure(_located(error, {})) from error
         return
     for node in nodes:
         node.launch()
@@ -350,7 +385,7 @@ def start(*, numbers: tuple[int, ...], directory: str) -> None:
 @click.option("--purge", is_flag=True, help="Also remove the nodes' directories.")
 def down(*, directory: str, purge: bool) -> None:
     """Stop every node of --dir; the data stays unless --purge."""
-    nodes = list(_nodes(directory))
+    nodes = list(existing_nodes(directory))
     running = [node for node in nodes if node.pid() is not None]
     for node in running:
         node.signal(signal.SIGTERM)
@@ -366,213 +401,6 @@ def down(*, directory: str, purge: bool) -> None:
     for node in nodes if purge else ():
         shutil.rmtree(node.directory)
         echo(f"removed {node.directory}")
-    if purge and _secured(directory) is not None:
-        shutil.rmtree(_security_directory(directory))
-        echo(f"removed {_security_directory(directory)}")
-
-
-class _Node:
-    """One node's directory."""
-
-    def __init__(self, directory: str, number: int) -> None:
-        self.number = number
-        self.directory = os.path.join(os.path.abspath(directory), f"node-{number}")
-        self.config = os.path.join(self.directory, "kept.yaml")
-        self.pid_file = os.path.join(self.directory, "kept.pid")
-        self.log = os.path.join(self.directory, "kept.log")
-
-    def merged(
-        self, port: int, defaults: Mapping[str, str], settings: Mapping[str, str]
-    ) -> dict[str, str]:
-        """What kept.yaml is to say: what it said before, but for addresses, directories and
-        ``settings``; ``defaults`` are for a new node. Raises ConfigurationError where a node does
-        not start with that.
-        """
-        from kept.node.config.node_config import NodeConfig
-
-        data = os.path.join(self.directory, "data")
-        own = {
-            "node.id": str(self.number),
-            "listeners": f"PLAINTEXT://localhost:{port}",
-            "log.dirs": os.path.join(data, "log"),
-            "metadata.log.dir": os.path.join(data, "meta"),
-        }
-        own |= {name: value for name, value in defaults.items() if name in _OURS}
-        before = self.settings()
-        tree = {**own, **defaults, **before, **own, **settings}
-        changed = {name: text for name, text in tree.items() if before.get(name) != text}
-        NodeConfig.load(self.config if before else None, changed)
-        return tree
-
-    def configure(self, tree: Mapping[str, str]) -> None:
-        """Write kept.yaml, unless it says that already."""
-        import yaml
-
-        if tree == self.settings():
-            return
-        os.makedirs(self.directory, exist_ok=True)
-        with open(self.config, "w", encoding="utf-8") as out:
-            yaml.safe_dump(dict(tree), out, sort_keys=False)
-
-    def settings(self) -> dict[str, str]:
-        """What kept.yaml says: nothing before there is one. Raises ConfigurationError where it is
-        damaged.
-        """
-        from kept.node.config.sources import from_file
-
-        return from_file(self.config) if os.path.exists(self.config) else {}
-
-    def port(self) -> int | None:
-        """The port in kept.yaml, where it says one."""
-        try:
-            return int(self.settings()["listeners"].rpartition(":")[2])
-        except (ConfigurationError, KeyError, ValueError):
-            return None
-
-    def pid(self) -> int | None:
-        """The process id of this node, if it runs.
-
-        kept.pid may be stale, damaged or gone: what counts is the process that was started with
-        this node's kept.yaml.
-        """
-        try:
-            with open(self.pid_file, encoding="ascii") as source:
-                number = int(source.read())
-        except (OSError, ValueError):
-            number = -1
-        if _serves(number, self.config):
-            return number
-        running = (int(name) for name in os.listdir("/proc") if name.isdigit())
-        return next((number for number in running if _serves(number, self.config)), None)
-
-    def endpoint(self) -> Endpoint | None:
-        """Where it serves."""
-        port = self.port()
-        return None if port is None else Endpoint("localhost", port)
-
-    def security(self) -> Security:
-        """How an administrator connects to it."""
-        secured = _secured(os.path.dirname(self.directory))
-        return PLAINTEXT if secured is None else Security(secured.client_properties())
-
-    def launch(self) -> _Launched:
-        """Start the process."""
-        if not os.path.exists(self.config):
-            raise Failure(f"{self.config} is not there: kept local up makes it")
-        with open(self.log, "ab") as log:
-            position = log.tell()
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "kept", "serve", "--config-file", self.config],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=self.directory,
-                start_new_session=True,
-            )
-        with open(self.pid_file, "w", encoding="ascii") as out:
-            out.write(f"{process.pid}\n")
-        return _Launched(process, position)
-
-    def ready_line(self, launched: _Launched) -> str | None:
-        """The line that it prints when it is ready; None before. A Failure when it has ended."""
-        process = launched.process
-        ended = process.returncode is None and process.poll() is not None
-        lines = self._lines_from(launched.position)
-        ready = next((line for line in lines if " ready on " in line), None)
-        if ready is not None:
-            process.returncode = 0  # it outlives this command; nobody is to wait for it
-        elif ended:
-            self.give_up(launched)
-        return ready
-
-    def give_up(self, launched: _Launched) -> None:
-        """End a node that did not become ready. Raises Failure with the reason."""
-        process = launched.process
-        lines = self._lines_from(launched.position)
-        why = f"ended with status {process.returncode}"
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-            why = f"was not ready in {READY_DEADLINE_S:.0f} s"
-        self._forget()
-        last = "; ".join(lines[-_TAIL_LINES:]) or "nothing"
-        raise Failure(f"node {self.number} {why}; {self.log} says: {last}")
-
-    def _lines_from(self, position: int) -> list[str]:
-        with open(self.log, "rb") as log:
-            log.seek(position)
-            return log.read().decode("utf-8", "replace").splitlines()
-
-    def end(self, with_signal: signal.Signals) -> None:
-        """Signal the process and wait until it is gone."""
-        self.signal(with_signal)
-        self.await_end(STOP_DEADLINE_S)
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal; a stalled process goes on to take it."""
-        pid = self.pid()
-        if pid is None:
-            raise Failure(f"node {self.number} does not run")
-        os.kill(pid, number)
-        if number != signal.SIGKILL:
-            os.kill(pid, signal.SIGCONT)
-
-    def await_end(self, deadline_s: float) -> None:
-        """Wait until the process is gone."""
-        end = time.monotonic() + deadline_s
-        while (pid := self.pid()) is not None and _process_state(pid) not in {b"Z", b""}:
-            if time.monotonic() > end:
-                raise Failure(
-                    f"node {self.number} (pid {pid}) did not stop in {deadline_s:.0f} s; "
-                    f"kept local kill {self.number} ends it"
-                )
-            time.sleep(_POLL_S)
-        self._forget()
-
-    def _forget(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.pid_file)
-
-
-def _serves(pid: int, config: str) -> bool:
-    """Whether a process is ``kept serve --config-file config``, and not only its remains."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as source:
-            arguments = source.read().split(b"\0")
-    except OSError:
-        return False
-    return b"serve" in arguments and os.fsencode(config) in arguments
-
-
-def _process_state(pid: int) -> bytes:
-    """The state letter in /proc: T is stopped, Z is a zombie; empty: the process is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as source:
-            return source.read().rpartition(b")")[2].split()[0]
-    except (OSError, IndexError):
-        return b""
-
-
-def _listed_nodes(directory: str) -> list[_Node]:
-    """Every node of a directory, in order."""
-    try:
-        names = os.listdir(directory)
-    except FileNotFoundError:
-        names = []
-    numbers = sorted(int(n[5:]) for n in names if n.startswith("node-") and n[5:].isdigit())
-    return [_Node(directory, number) for number in numbers]
-
-
-def _nodes(directory: str) -> list[_Node]:
-    """Every node of a directory, in order; an error when there is none."""
-    nodes = _listed_nodes(directory)
-    if not nodes:
-        raise Failure(f"no nodes in {directory}: kept local up makes them")
-    return nodes
-
-
-def _node(directory: str, number: int) -> _Node:
-    node = _Node(directory, number)
-    if not os.path.exists(node.config):
-        raise Failure(f"no node {number} in {directory}")
-    return node
+    if purge and security_of(directory) is not None:
+        shutil.rmtree(security_directory(directory))
+        echo(f"removed {security_directory(directory)}")

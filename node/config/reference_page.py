@@ -39,10 +39,10 @@ port 9092, advertises `localhost`, and keeps its data in `./data`. `--port P` me
 `metadata.log.dir=D/meta`; each is refused beside the settings that it stands for. Nothing is
 authenticated or encrypted, so anything beyond this machine must be said explicitly.
 
-Four variables are no settings: `KEPT_KERNEL=python` takes plain Python instead of the compiled
-kernels where there is any, `KEPT_BOOTSTRAP` is where the command line looks for a cluster,
-`KEPT_COMMAND_CONFIG` the file that says how it connects,
-`KEPT_FAIL_POINT` is for tests.
+Some variables are no settings. `KEPT_BOOTSTRAP` is where the command line looks for a cluster,
+`KEPT_CONTEXT` a cluster by its name, `KEPT_COMMAND_CONFIG` the file that says how to connect. With
+`KEPT_TRACEBACK=1` a command that fails shows where. `KEPT_KERNEL=python` takes plain Python in place
+of those compiled kernels that have such a form. `KEPT_FAIL_POINT` is for tests.
 
 *Read-only* settings change with a restart, the others also while
 the node runs (AlterConfigs on a broker).

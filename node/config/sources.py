@@ -22,10 +22,12 @@ NOT_SETTINGS: Final = frozenset(
         "KEPT_FAIL_POINT",
         "KEPT_BOOTSTRAP",
         "KEPT_COMMAND_CONFIG",
+        "KEPT_CONTEXT",
+        "KEPT_TRACEBACK",
     }
 )
 """Variables of ours that are no settings: choice of kernel, the build's demand for them, fail
-points, the CLI's defaults."""
+points, where commands go and how they fail."""
 
 KERNELS: Final = ("python", "cython")
 """What ``KEPT_KERNEL`` may say; the compiled ones are taken anyway where there are any."""

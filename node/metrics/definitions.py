@@ -200,7 +200,7 @@ TABLE: Final = (
         "Writes and fsyncs that have not returned for 10 seconds: a disk hangs."
     ),
     counter(
-        "throttled_seconds_total",
+        "throttled_seconds",
         lambda s: [((kind,), value) for kind, value in s.counters.throttled_seconds.items()],
         labels=("kind",),
     ).means("Time that clients were told to wait, by the kind of quota that they exceeded."),

@@ -211,6 +211,9 @@ def test_what_kubernetes_injects_is_ignored():
             "KEPT_HEADLESS_PORT": "tcp://10.0.0.2:9092",
             "KEPT_KERNEL": "python",
             "KEPT_BOOTSTRAP": "localhost:9092",
+            "KEPT_CONTEXT": "staging",
+            "KEPT_COMMAND_CONFIG": "/home/ada/admin.properties",
+            "KEPT_TRACEBACK": "1",
         }
     )
 

@@ -450,6 +450,13 @@ def test_everybody_can_use_it(cluster, chromium):
             assert width > 390 or not any(spread), f"{view} is scrolled sideways: {spread}"
             wide = page.evaluate("document.documentElement.scrollWidth")
             assert wide <= width, f"{view} is {wide} wide"
+            tops = page.locator("header nav a").evaluate_all("all => all.map(a => a.offsetTop)")
+            assert len(set(tops)) == 1, f"{view}: the links to pages are in {len(set(tops))} rows"
+            covered = page.locator(".plot").evaluate_all(
+                "all => all.filter(one => one.querySelector('.top').getBoundingClientRect().bottom"
+                " > one.querySelector('svg').getBoundingClientRect().top + 1).length"
+            )
+            assert not covered, f"{view}: the end of an axis covers its line"
         assert not [one for one in wrong if "404" not in one], wrong
     page, wrong = browser.opened(chromium)
     browser.show(page, cluster.url(), "#topics")
@@ -633,6 +640,9 @@ def test_forms_do_with_topics_what_their_command_lines_do(kept_cluster, chromium
     assert page.input_value("#alter #value") == "86400000"
     meaning = page.locator("#alter .meaning").text_content()
     assert meaning.startswith("long, at least 0, default 86400000. ")
+    page.fill("#alter #name", max((one["name"] for one in config), key=len))
+    cut = "field => field.scrollWidth - field.clientWidth"
+    assert page.locator("#alter #name").evaluate(cut) == 0, "the longest name fits its field"
     page.fill("#filter", "no such thing")
     assert page.locator("p:text-is('No setting has that in its name or meaning.')").count() == 1
     act(page, "grow", {"partitions": "3"}, typed="people")

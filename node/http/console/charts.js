@@ -76,9 +76,9 @@ export function chart(id, title, samples, name, options) {
   return make("figure", { class: `chart ${kind}` },
     make("figcaption", {}, heading, make("strong", {}, show(now))),
     make("div", { class: "plot" },
+      make("span", { class: "top", "aria-hidden": "true" }, show(end).replace(".0 ", " ")),
       drawn("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": text },
-        level("base", end), level("base", 0), lines, target === null ? null : level("target", target)),
-      make("span", { class: "top", "aria-hidden": "true" }, show(end).replace(".0 ", " "))),
+        level("base", end), level("base", 0), lines, target === null ? null : level("target", target))),
     make("p", { class: "scale" }, make("span", {}, `${plural(minutes, "minute")} ago`), note ? make("span", {}, note) : "", make("span", {}, "now")),
     valuesTable(id, title, known, name, show));
 }

@@ -41,8 +41,8 @@ authenticated or encrypted, so anything beyond this machine must be said explici
 
 Some variables are no settings. `KEPT_BOOTSTRAP` is where the command line looks for a cluster,
 `KEPT_CONTEXT` a cluster by its name, `KEPT_COMMAND_CONFIG` the file that says how to connect. With
-`KEPT_TRACEBACK=1` a command that fails shows where. `KEPT_KERNEL=python` takes plain Python in place
-of those compiled kernels that have such a form. `KEPT_FAIL_POINT` is for tests.
+`KEPT_TRACEBACK=1` a command that fails shows where. `KEPT_KERNEL=python` takes plain Python in
+place of those compiled kernels that have such a form. `KEPT_FAIL_POINT` is for tests.
 
 *Read-only* settings change with a restart, the others also while
 the node runs (AlterConfigs on a broker).

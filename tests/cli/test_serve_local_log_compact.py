@@ -211,8 +211,9 @@ def test_a_node_without_a_majority_is_not_waited_for(offline, local_dir, monkeyp
 
 
 def test_local_says_why_a_node_does_not_start(offline, kept_broker, local_dir):
-    ran = offline("local", "up", "--port", kept_broker.port(), "--dir", local_dir, status=1)
-    assert f"node 0 ended with status 1: port {kept_broker.port()} on 127.0.0.1 is in use" in ran.err
+    port = kept_broker.port()
+    ran = offline("local", "up", "--port", port, "--dir", local_dir, status=1)
+    assert f"node 0 ended with status 1: port {port} on 127.0.0.1 is in use" in ran.err
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
@@ -37,7 +38,12 @@ from kept.client.core.authorization_errors import NotAuthorized
 from kept.client.core.broker_errors import failure
 from kept.client.core.calls import Anywhere, Call, Route
 from kept.client.core.client_core import ClientCore
-from kept.client.core.metadata import ClusterView, TopicView, parse_bootstrap
+from kept.client.core.metadata import (
+    METADATA_MAX_AGE_S,
+    ClusterView,
+    TopicView,
+    parse_bootstrap,
+)
 from kept.client.partitioner import partition_for
 from kept.client.protocol.messages import Values
 from kept.client.security.security import PLAINTEXT, Security
@@ -65,6 +71,17 @@ class OutRecord(NamedTuple):
     headers: tuple[tuple[str, bytes | None], ...] = ()
     timestamp: int | None = None
     partition: int | None = None
+
+
+@dataclass(slots=True)
+class IdempotentProducer:
+    """Of whom a broker writes no batch twice, however often it is sent: :meth:`Client.init_producer`
+    makes one. ``sequences``: the number that the next record has, by partition.
+    """
+
+    id: int
+    epoch: int
+    sequences: dict[TopicPartition, int] = field(default_factory=dict)
 
 
 class Client:
@@ -97,6 +114,8 @@ class Client:
         self.core = ClientCore(endpoints, client_id, software, security, random.random())
         self.core.reached = known
         self.on_wait = on_wait
+        self._count_at: dict[str, float] = {}
+        """When the partitions of a topic that is written to are to be asked for again."""
         self._sockets = Sockets(self.core, on_wait)
 
     def __enter__(self) -> Self:
@@ -276,28 +295,36 @@ class Client:
         *,
         acks: int = -1,
         codec: Codec = Codec.NONE,
-        producer: tuple[int, int, dict[int, int]] | None = None,
+        producer: IdempotentProducer | None = None,
         auto_create: bool = False,
     ) -> list[Produced]:
         """Write records, one batch a partition, and wait for the acknowledgements.
 
         Records without a partition go where Java's client would put their key; those without a key
-        share one partition that has a leader, drawn anew for each call. ``producer`` is (id, epoch,
-        next sequence by partition) of an idempotent producer; the sequences are moved on.
+        share one partition that has a leader, drawn anew for each call. After an error some may be
+        written. A ``producer`` goes on with a new id then, since nobody knows its sequences.
         """
-        batches = self.batches(
-            topic, records, codec=codec, producer=producer, auto_create=auto_create
-        )
-        out = self.run(
-            record_operations.produce(
-                self.view,
-                topic,
-                batches,
-                acks=acks,
-                timeout_ms=self.timeout_ms,
-                auto_create=auto_create,
+        if producer is not None and producer.id < 0:
+            producer.id, producer.epoch = self._producer_id()
+            producer.sequences.clear()
+        try:
+            batches = self.batches(
+                topic, records, codec=codec, producer=producer, auto_create=auto_create
             )
-        )
+            out = self.run(
+                record_operations.produce(
+                    self.view,
+                    topic,
+                    batches,
+                    acks=acks,
+                    timeout_ms=self.timeout_ms,
+                    auto_create=auto_create,
+                )
+            )
+        except BaseException:
+            if producer is not None:
+                producer.id = -1
+            raise
         if acks == 0:
             self._sockets.flush(self.timeout_ms)
         return out
@@ -308,14 +335,18 @@ class Client:
         records: Iterable[OutRecord],
         *,
         codec: Codec = Codec.NONE,
-        producer: tuple[int, int, dict[int, int]] | None = None,
+        producer: IdempotentProducer | None = None,
         is_transactional: bool = False,
         auto_create: bool = False,
     ) -> dict[int, bytes]:
-        """The batches that :meth:`produce` writes, by partition."""
+        """The batches that :meth:`produce` writes, by partition. The sequences of ``producer`` are
+        moved on.
+        """
         view = self.view.topics.get(topic)
         if view is None or not view.partitions:
             view = self._topic_for_produce(topic, auto_create)
+        elif time.monotonic() >= self._count_at.get(topic, 0.0):
+            view = self._counted_again(view)
         by_partition: dict[int, list[Any]] = {}
         now = time.time_ns() // 1_000_000
         led = [p for p, state in view.partitions.items() if state.leader >= 0]
@@ -331,14 +362,14 @@ class Client:
             if producer is None:
                 batches[where] = build_batch(rows, codec=codec)
                 continue
-            pid, epoch, sequences = producer
-            first = sequences.get(where, 0)
-            sequences[where] = (first + len(rows)) & 0x7FFFFFFF
+            tp = TopicPartition(topic, where)
+            first = producer.sequences.get(tp, 0)
+            producer.sequences[tp] = (first + len(rows)) & 0x7FFFFFFF
             batches[where] = build_batch(
                 rows,
                 codec=codec,
-                producer_id=pid,
-                producer_epoch=epoch,
+                producer_id=producer.id,
+                producer_epoch=producer.epoch,
                 base_sequence=first,
                 is_transactional=is_transactional,
             )
@@ -357,12 +388,23 @@ class Client:
     def _topic_for_produce(self, topic: str, auto_create: bool) -> TopicView:
         if auto_create and not self.metadata([topic], auto_create=True).topics[topic].partitions:
             self.run(_leaders(self.view, topic, self.timeout_ms))
+        self._count_at[topic] = time.monotonic() + METADATA_MAX_AGE_S
         return self.topic(topic)
 
-    def init_producer(self) -> tuple[int, int, dict[int, int]]:
+    def _counted_again(self, view: TopicView) -> TopicView:
+        """A topic that may have got partitions since it was asked for: a key goes to its partition
+        among all that there are. What else may be wrong with it now the write itself finds out.
+        """
+        self._count_at[view.name] = time.monotonic() + METADATA_MAX_AGE_S
+        found = self.metadata([view.name]).topics.get(view.name)
+        return found if found is not None and found.partitions else view
+
+    def init_producer(self) -> IdempotentProducer:
         """An idempotent producer for :meth:`produce`."""
-        pid, epoch = self.run(record_operations.init_producer_id(self.timeout_ms))
-        return pid, epoch, {}
+        return IdempotentProducer(*self._producer_id())
+
+    def _producer_id(self) -> tuple[int, int]:
+        return self.run(record_operations.init_producer_id(self.timeout_ms))
 
     # Reading.
 
@@ -398,9 +440,14 @@ class Client:
         return self.run(leader_operations.delete_records(self.view, before, self.timeout_ms))
 
     def fetch(
-        self, positions: Mapping[TopicPartition, int], limits: FetchLimits | None = None
+        self,
+        positions: Mapping[TopicPartition, int],
+        limits: FetchLimits | None = None,
+        silent_ms: int = record_operations.SILENT_MS,
     ) -> list[Fetched]:
-        """Batches of these partitions from these offsets on; errors come with their partition."""
+        """Batches of these partitions from these offsets on; errors come with their partition. A
+        leader that has not answered ``silent_ms`` after ``max_wait_ms`` is not waited for.
+        """
         missing = [
             tp.topic
             for tp in positions
@@ -408,7 +455,9 @@ class Client:
         ]
         if missing:
             self.metadata(sorted(set(missing)))
-        return self.run(record_operations.fetch(self.view, positions, limits or FetchLimits()))
+        return self.run(
+            record_operations.fetch(self.view, positions, limits or FetchLimits(), silent_ms)
+        )
 
     def fetch_partition(
         self,
@@ -428,14 +477,21 @@ class Client:
         )
 
     def read(
-        self, topic: str, partitions: Sequence[int] | None = None, *, offset: int = EARLIEST
+        self,
+        topic: str,
+        partitions: Sequence[int] | None = None,
+        *,
+        offset: int = EARLIEST,
+        isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     ) -> Iterator[ConsumedRecord]:
         """Every record from ``offset`` to the end as it is now, partition by partition."""
         chosen = sorted(self.topic(topic).partitions) if partitions is None else partitions
-        for partition in chosen:
-            tp = TopicPartition(topic, partition)
-            consumer = Consumer(self, {tp: offset})
-            yield from consumer.until_end()
+        tps = [TopicPartition(topic, partition) for partition in chosen]
+        ends = self.list_offsets(dict.fromkeys(tps, LATEST), isolation)
+        for tp in tps:
+            consumer = Consumer(self, {tp: offset}, FetchLimits(isolation=isolation))
+            for batch in consumer.batches_until({tp: ends[tp].offset}):
+                yield from batch
 
     # Groups.
 

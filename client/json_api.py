@@ -31,11 +31,14 @@ MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 
 
 class HttpFailed(KeptError):
-    """The API answered with an error, or is not there; ``status`` is 0 without an answer."""
+    """The API answered with an error, or is not there; ``status`` is 0 without an answer.
+    ``may_be_done``: a change was asked for, and nobody knows whether it was made.
+    """
 
-    def __init__(self, message: str, status: int = 0) -> None:
+    def __init__(self, message: str, status: int = 0, *, may_be_done: bool = False) -> None:
         super().__init__(message)
         self.status = status
+        self.may_be_done = may_be_done
 
 
 class NoNodeServes(NoNode, HttpFailed):
@@ -57,13 +60,11 @@ class JsonApi:
 
     def get(self, path: str, **query: object) -> Any:
         """``GET /api/v1/path?query``; parameters that are None are left out."""
-        given = {k: str(v) for k, v in query.items() if v is not None}
-        return self._request("GET", _url(path, given), None)
+        return self._request("GET", _url(path, query), None)
 
     def post(self, path: str, body: Mapping[str, Any] | None = None, **query: object) -> Any:
-        """``POST /api/v1/path?query`` with a JSON body."""
-        given = {k: str(v) for k, v in query.items()}
-        return self._request("POST", _url(path, given), json.dumps(body or {}).encode())
+        """``POST /api/v1/path?query`` with a JSON body; parameters that are None are left out."""
+        return self._request("POST", _url(path, query), json.dumps(body or {}).encode())
 
     def is_there(self) -> bool:
         """Whether a node answers here, soon: one that stands still accepts connections, too."""
@@ -93,32 +94,52 @@ class JsonApi:
             raise HttpFailed(str(error)) from error
         if authorization is not None:
             headers["Authorization"] = authorization
-        connection = self._connection(min(CONNECT_TIMEOUT_S, self.timeout_s))
+        connect_s = min(CONNECT_TIMEOUT_S, self.timeout_s)
+        connection = self._connection(connect_s)
+        connected = False
         try:
             connection.connect()
+            connected = True
             connection.sock.settimeout(self.timeout_s)
             connection.request(method, url, body, headers)
             answer = connection.getresponse()
-            data = answer.read(MAX_ANSWER_BYTES)
-        except TimeoutError as error:
-            why = f"{self.endpoint}: {method} {url}: no answer within {self.timeout_s:.0f} s"
-            raise HttpFailed(why) from error
-        except ConnectionRefusedError as error:
-            raise HttpFailed(f"{self.endpoint}: {method} {url}: connection refused") from error
-        except socket.gaierror as error:
-            why = f"{self.endpoint}: {self.endpoint.host} is not a known host ({error.strerror})"
-            raise HttpFailed(why) from error
-        except ssl.SSLError as error:
-            tls = self.security.tls
-            failure = tls_failure(error, has_certificate=tls is not None and tls.keys is not None)
-            raise HttpFailed(f"{self.endpoint}: {method} {url}: {failure.why}") from error
+            data = answer.read(MAX_ANSWER_BYTES + 1)
         except (OSError, http.client.HTTPException) as error:
+            if connected:
+                why = self._why_no_answer(error)
+            else:
+                why = self._why_no_connection(error, connect_s)
             raise HttpFailed(
-                f"{self.endpoint} does not answer HTTP: this needs a node of kept"
+                f"{self.endpoint}: {method} {url}: {why}",
+                may_be_done=connected and body is not None,
             ) from error
         finally:
             connection.close()
+        if len(data) > MAX_ANSWER_BYTES:
+            why = f"the answer is larger than {MAX_ANSWER_BYTES >> 20} MiB"
+            raise HttpFailed(f"{self.endpoint}: {method} {url}: {why}", answer.status)
         return self._judge(method, url, answer.status, data)
+
+    def _why_no_connection(self, error: Exception, connect_s: float) -> str:
+        if isinstance(error, TimeoutError):
+            return f"no connection within {connect_s:.3g} s"
+        if isinstance(error, socket.gaierror):
+            return f"{self.endpoint.host} is not a known host ({error.strerror})"
+        if isinstance(error, ssl.SSLError):
+            return self._why_no_tls(error)
+        text = (isinstance(error, OSError) and error.strerror) or str(error)
+        return text[:1].lower() + text[1:]
+
+    def _why_no_answer(self, error: Exception) -> str:
+        if isinstance(error, TimeoutError):
+            return f"no answer within {self.timeout_s:.3g} s"
+        if isinstance(error, ssl.SSLError):
+            return self._why_no_tls(error)
+        return "no answer in HTTP: this needs a node of kept"
+
+    def _why_no_tls(self, error: ssl.SSLError) -> str:
+        tls = self.security.tls
+        return tls_failure(error, has_certificate=tls is not None and tls.keys is not None).why
 
     def _judge(self, method: str, url: str, status: int, data: bytes) -> Any:
         try:
@@ -150,7 +171,9 @@ class JsonApi:
 def request_any(
     bootstrap: str | Bootstrap, request: Callable[[JsonApi], _T], timeout_s: float = TIMEOUT_S
 ) -> _T:
-    """Ask the first node of a bootstrap list that is there. Raises HttpFailed."""
+    """Ask the first node of a bootstrap list that is there, and the next one where nothing can have
+    been changed. Raises HttpFailed.
+    """
     where = Bootstrap.of(bootstrap)
     endpoints = parse_bootstrap(where.servers)
     for endpoint in endpoints[:-1]:
@@ -160,7 +183,7 @@ def request_any(
         try:
             return request(api)
         except HttpFailed as error:
-            if error.status:
+            if error.status or error.may_be_done:
                 raise
     try:
         return request(JsonApi(endpoints[-1], timeout_s, where.security))
@@ -173,7 +196,7 @@ def request_any(
 def each_node(bootstrap: str | Bootstrap, timeout_s: float = TIMEOUT_S) -> dict[int, JsonApi]:
     """Every node of the cluster that takes part, by its id. Raises HttpFailed."""
     security = Bootstrap.of(bootstrap).security
-    cluster = request_any(bootstrap, lambda api: api.get("cluster"))
+    cluster = request_any(bootstrap, lambda api: api.get("cluster"), timeout_s)
     nodes: dict[int, JsonApi] = {}
     for broker in cluster["brokers"]:
         if not broker["fenced"]:
@@ -199,6 +222,7 @@ def nodes_away(bootstrap: str | Bootstrap) -> list[int]:
     return sorted(broker["node_id"] for broker in cluster["brokers"] if broker["fenced"])
 
 
-def _url(path: str, query: Mapping[str, str]) -> str:
-    suffix = f"?{urlencode(query)}" if query else ""
+def _url(path: str, query: Mapping[str, object]) -> str:
+    given = {name: str(value) for name, value in query.items() if value is not None}
+    suffix = f"?{urlencode(given)}" if given else ""
     return f"/api/v1/{quote(path)}{suffix}"

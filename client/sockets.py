@@ -84,8 +84,9 @@ class Sockets:
         First it is seen which connections were closed since the last time: a request that may be
         sent only once must not go there, and fail for nothing.
 
-        An interrupt ends all connections, and these calls: it may have come between a send and the
-        note of it, and the next calls would send those bytes again.
+        What interrupts it, KeyboardInterrupt or what another signal handler raises, ends all
+        connections, and these calls: it may have come between a send and the note of it, and the
+        next calls would send those bytes again.
         """
         try:
             self.core.security.refresh()
@@ -95,7 +96,7 @@ class Sockets:
                 self._perform(self.core.call(call, _now_ms()))
             while any(call.id not in self._finished for call in calls):
                 self._turn()
-        except KeyboardInterrupt:
+        except BaseException:
             self.core.abandon(calls)
             for one in list(self._sockets.values()):
                 self._gone(one, "interrupted")

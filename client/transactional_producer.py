@@ -17,13 +17,13 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Final, Self
 
-from kept.client.client import Client, OutRecord
+from kept.client.client import Client, IdempotentProducer, OutRecord
 from kept.client.consume import fetch as record_operations
 from kept.client.consume.fetch import TRANSACTION_TIMEOUT_MS, Produced
 from kept.client.core.broker_errors import failure
 from kept.client.core.calls import Call, ToCoordinator
 from kept.client.protocol.api_keys import ApiKey
-from kept.storage.errors import KeptError
+from kept.storage.errors import InvalidTxnState, KeptError
 from kept.storage.types import Codec, TopicPartition
 
 _ADD_VERSION: Final = 3
@@ -45,11 +45,16 @@ class TransactionalProducer:
     ) -> None:
         self.client = client
         self.transactional_id = transactional_id
+        self.timeout_ms = timeout_ms
         self.producer_id, self.epoch = client.run(
             record_operations.init_producer_id(client.timeout_ms, transactional_id, timeout_ms)
         )
-        self._sequences: dict[str, dict[int, int]] = {}
+        self._sequences: dict[TopicPartition, int] = {}
         self._joined: set[TopicPartition] = set()
+        self._failed = False
+        """An error has left open what of this transaction was written."""
+        self._needs_epoch = False
+        """Nobody knows which sequences the partitions await: a new epoch begins at 0."""
 
     def __enter__(self) -> Self:
         return self
@@ -70,10 +75,21 @@ class TransactionalProducer:
         self, topic: str, records: Iterable[OutRecord], *, codec: Codec = Codec.NONE
     ) -> list[Produced]:
         """Write records in the transaction, which the first of them begins, and wait for all
-        replicas in sync. After an error only :meth:`abort` is right.
+        replicas in sync. After an error only :meth:`abort` is possible; then the next transaction.
         """
-        sequences = self._sequences.setdefault(topic, {})
-        producer = (self.producer_id, self.epoch, sequences)
+        self._refuse_if_failed()
+        if self._needs_epoch:
+            self._renew()
+        try:
+            return self._produce(topic, records, codec)
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _produce(
+        self, topic: str, records: Iterable[OutRecord], codec: Codec
+    ) -> list[Produced]:
+        producer = IdempotentProducer(self.producer_id, self.epoch, self._sequences)
         batches = self.client.batches(
             topic, records, codec=codec, producer=producer, is_transactional=True
         )
@@ -91,8 +107,9 @@ class TransactionalProducer:
 
     def commit(self) -> None:
         """End the transaction; nothing to do where none has begun. An error without an answer
-        leaves open which of both it became.
+        leaves open which of both it became. Raises InvalidTxnState where a ``produce`` failed.
         """
+        self._refuse_if_failed()
         self._end(committed=True)
 
     def abort(self) -> None:
@@ -100,14 +117,37 @@ class TransactionalProducer:
         self._end(committed=False)
 
     def _end(self, *, committed: bool) -> None:
-        if not self._joined:
+        if not self._joined and not self._failed:
             return
         what = f"EndTxn of {self.transactional_id}"
         values = {**self._producer(), "committed": committed}
-        self.client.call(
-            self._call(ApiKey.END_TXN, values, what, _END_VERSION, lambda r: int(r.error_code))
-        )
+        call = self._call(ApiKey.END_TXN, values, what, _END_VERSION, lambda r: int(r.error_code))
+        try:
+            self.client.call(call)
+        except InvalidTxnState:
+            if self._joined:
+                raise  # else the request that was to begin it had no effect
         self._joined.clear()
+        self._needs_epoch |= self._failed
+        self._failed = False
+
+    def _refuse_if_failed(self) -> None:
+        if self._failed:
+            raise InvalidTxnState(
+                f"transaction of {self.transactional_id}: a produce failed, it can only be aborted"
+            )
+
+    def _renew(self) -> None:
+        self.producer_id, self.epoch = self.client.run(
+            record_operations.init_producer_id(
+                self.client.timeout_ms,
+                self.transactional_id,
+                self.timeout_ms,
+                (self.producer_id, self.epoch),
+            )
+        )
+        self._sequences.clear()
+        self._needs_epoch = False
 
     def _producer(self) -> dict[str, Any]:
         return {

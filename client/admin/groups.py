@@ -16,7 +16,13 @@ from kept.client.admin.topics import Operation, first_error
 from kept.client.core.broker_errors import failure
 from kept.client.core.calls import Call, Route, ToCoordinator, ToNode
 from kept.client.protocol.api_keys import ApiKey
-from kept.storage.errors import CorruptMessage, KeptError, RetriableError, UnsupportedVersion
+from kept.storage.errors import (
+    CorruptMessage,
+    KeptError,
+    PeerError,
+    RetriableError,
+    UnsupportedVersion,
+)
 from kept.storage.types import TopicPartition
 
 _BY_NAME: Final = 9
@@ -42,6 +48,14 @@ STATES: Final = (
     "Unknown",
 )
 """Of groups of all types, as Kafka names them."""
+
+
+NOT_A_MEMBER: Final = frozenset({22, 25, 27})
+"""ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS: who gets one of them joins again."""
+
+
+class NotAMember(PeerError):
+    """The group counts the sender no more as a member of that generation."""
 
 
 class GroupListing(NamedTuple):
@@ -326,18 +340,15 @@ def _commit_call(
 
 
 def _commit_errors(group: str, response: Any) -> dict[TopicPartition, KeptError]:
-    return {
-        TopicPartition(str(topic.name), int(p.partition_index)): error
-        for topic in response.topics
-        for p in topic.partitions
-        if (
-            error := failure(
-                int(p.error_code),
-                f"OffsetCommit of {group}: {topic.name}-{p.partition_index}",
-            )
-        )
-        is not None
-    }
+    errors: dict[TopicPartition, KeptError] = {}
+    for topic in response.topics:
+        for p in topic.partitions:
+            tp = TopicPartition(str(topic.name), int(p.partition_index))
+            error = failure(int(p.error_code), f"OffsetCommit of {group}: {tp}")
+            if error is not None:
+                left = int(p.error_code) in NOT_A_MEMBER
+                errors[tp] = NotAMember(str(error)) if left else error
+    return errors
 
 
 def delete_offsets(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from kept.client.admin import groups
 from kept.client.consume.aborted_filter import aborted_batches
 from kept.client.consume.fetch import Fetched, FetchLimits
 from kept.client.consume.positions import EARLIEST, LATEST
-from kept.client.core.broker_errors import ConnectionFailed, RetriableBrokerError, failure
+from kept.client.core.broker_errors import NoResponse, RetriableBrokerError, failure
 from kept.client.core.calls import Call
 from kept.client.core.client_core import NOTICE_MS
 from kept.client.core.leader_errors import offline_grace_ms, why_no_leader
+from kept.client.core.metadata import METADATA_MAX_AGE_S
 from kept.storage.errors import KafkaStorageError, KeptError, OffsetOutOfRange, RetriableError
 from kept.storage.records import headers, records
 from kept.storage.types import IsolationLevel, TopicPartition
@@ -28,7 +32,9 @@ REBALANCE_MS: Final = 60_000
 RETRY_PAUSE_S: Final = 0.1
 LEADERLESS_DEADLINE_S: Final = 60.0
 """So long all partitions may be without a leader, or its node away, before reading gives up."""
-_REJOIN: Final = frozenset({22, 25, 27})  # illegal generation, unknown member, rebalance
+SILENT_MS: Final = 3_000
+"""A leader that has not answered a Fetch so long after its time is up is not waited for."""
+SILENT_MAX_MS: Final = 30_000
 _MEMBER_ID_REQUIRED: Final = 79
 
 
@@ -65,7 +71,7 @@ class Consumer:
     The client's ``on_wait`` is told why. When none can be read for long, ``poll`` raises why.
 
     ``isolation`` READ_COMMITTED leaves out records of aborted transactions. An offset that has left
-    the log (retention, DeleteRecords) goes on at the log start, as ``auto.offset.reset=earliest``.
+    the log (retention, DeleteRecords) goes on at ``reset``: EARLIEST, the log start, or LATEST.
     """
 
     def __init__(
@@ -73,52 +79,60 @@ class Consumer:
         client: Client,
         positions: Mapping[TopicPartition, int],
         limits: FetchLimits | None = None,
+        *,
+        reset: int = EARLIEST,
     ) -> None:
         self.client = client
         self.limits = limits or FetchLimits()
+        self.reset = reset
         self.positions = dict(positions)
         self.high_watermarks: dict[TopicPartition, int] = {}
         self._away: dict[TopicPartition, _Away] = {}
+        self._silent_ms = SILENT_MS
+        self._refused: KeptError | None = None
 
     def poll(self, max_wait_ms: int | None = None) -> list[ConsumedRecord]:
-        """What has come within ``max_wait_ms``; perhaps nothing."""
+        """What has come within ``max_wait_ms``; perhaps nothing. An error that waiting cannot mend
+        is raised once what came of other partitions was returned. Positions move when it returns.
+        """
+        if self._refused is not None:
+            refused, self._refused = self._refused, None
+            raise refused
         self._resolve_positions()
-        if not self.positions:
-            time.sleep((max_wait_ms or self.limits.max_wait_ms) / 1000)
-            return []
         limits = self.limits
         if max_wait_ms is not None:
-            limits = FetchLimits(
-                max_wait_ms,
-                limits.min_bytes,
-                limits.max_bytes,
-                limits.partition_max_bytes,
-                limits.isolation,
-            )
+            limits = replace(limits, max_wait_ms=max_wait_ms)
+        if not self.positions:
+            time.sleep(limits.max_wait_ms / 1000)
+            return []
         out: list[ConsumedRecord] = []
-        troubles: dict[TopicPartition, KeptError] = {}
-        fetched: list[Fetched] = []
-        try:
-            fetched = self.client.fetch(self.positions, limits)
-        except ConnectionFailed as error:
-            troubles = dict.fromkeys(self.positions, error)
-        else:
-            missing = self.positions.keys() - {batch.topic_partition for batch in fetched}
-            troubles = {tp: self._why_missing(tp) for tp in missing}
+        moved: dict[TopicPartition, int] = {}
+        refused: KeptError | None = None
+        fetched = self.client.fetch(self.positions, limits, self._silent_ms)
+        missing = self.positions.keys() - {batch.topic_partition for batch in fetched}
+        troubles = {tp: self._why_missing(tp) for tp in missing}
         for batch in fetched:
+            tp = batch.topic_partition
             if batch.error is None:
-                out.extend(self._decode(batch))
+                records_read, moved[tp] = self._decode(batch)
+                out += records_read
             elif isinstance(batch.error, OffsetOutOfRange):
-                self._reset(batch.topic_partition)
+                moved[tp] = self._reset(tp)
             elif isinstance(batch.error, RetriableError):
-                troubles[batch.topic_partition] = batch.error
+                troubles[tp] = batch.error
             else:
-                raise self.client.named(batch.error)
+                refused = refused or self.client.named(batch.error)
         for tp in troubles:
-            self.client.view.forget(tp)
+            self.client.view.forget_topic(tp.topic)
+        if any(isinstance(why, NoResponse) for why in troubles.values()):
+            self._silent_ms = min(2 * self._silent_ms, SILENT_MAX_MS)  # it may only be slow
+        if refused is not None and not out:
+            raise refused
         self._note_away(troubles)
         if troubles and not out:
             time.sleep(RETRY_PAUSE_S)
+        self._refused = refused
+        self.positions.update(moved)
         return out
 
     def until_end(self) -> Iterator[ConsumedRecord]:
@@ -154,14 +168,15 @@ class Consumer:
     def _resolve_positions(self) -> None:
         symbolic = {tp: p for tp, p in self.positions.items() if p < 0}
         if symbolic:
-            for tp, at in self.client.list_offsets(symbolic).items():
+            for tp, at in self.client.list_offsets(symbolic, self.limits.isolation).items():
                 self.positions[tp] = at.offset
 
-    def _reset(self, tp: TopicPartition) -> None:
-        bounds = self.client.list_offsets({tp: EARLIEST})
-        end = self.client.list_offsets({tp: LATEST})[tp].offset
-        start = bounds[tp].offset
-        self.positions[tp] = start if self.positions[tp] < start else end
+    def _reset(self, tp: TopicPartition) -> int:
+        """Where to go on, since the position is not in the log."""
+        start = self.client.list_offsets({tp: EARLIEST})[tp].offset
+        if self.reset == EARLIEST and self.positions[tp] < start:
+            return start
+        return self.client.list_offsets({tp: LATEST}, self.limits.isolation)[tp].offset
 
     def _why_missing(self, tp: TopicPartition) -> KeptError:
         what = f"Fetch of {tp}"
@@ -188,24 +203,27 @@ class Consumer:
         if self._away and when(away.is_final(now, view) for away in self._away.values()):
             raise next(away.why for away in self._away.values() if away.is_final(now, view))
 
-    def _decode(self, one: Fetched) -> Iterator[ConsumedRecord]:
-        """Decode a partition's batches and move its position past them."""
-        tp = one.topic_partition
-        self.high_watermarks[tp] = one.high_watermark
-        view = memoryview(one.records)
+    def _decode(self, fetched: Fetched) -> tuple[list[ConsumedRecord], int]:
+        """The records of a partition's batches, and the position after them."""
+        tp = fetched.topic_partition
+        self.high_watermarks[tp] = fetched.high_watermark
+        view = memoryview(fetched.records)
         hidden: Collection[int] = ()
         if self.limits.isolation is IsolationLevel.READ_COMMITTED:
-            hidden = aborted_batches(view, one.aborted)
+            hidden = aborted_batches(view, fetched.aborted)
+        out: list[ConsumedRecord] = []
+        position = self.positions[tp]
         for at, header in headers(view):
-            position = self.positions[tp]
-            self.positions[tp] = max(position, header.next_offset)
-            if header.is_control or at in hidden:
-                continue
-            for r in records(view[at : at + header.size_bytes]):
-                if r.offset >= position:
-                    yield ConsumedRecord(
+            if not header.is_control and at not in hidden:
+                out += [
+                    ConsumedRecord(
                         tp.topic, tp.partition, r.offset, r.timestamp, r.key, r.value, r.headers
                     )
+                    for r in records(view[at : at + header.size_bytes])
+                    if r.offset >= position
+                ]
+            position = max(position, header.next_offset)
+        return out, position
 
 
 class GroupConsumer:
@@ -213,7 +231,10 @@ class GroupConsumer:
 
     ``poll`` joins when needed and keeps the membership alive; call it at least every few seconds.
     The offsets of records that an earlier ``poll`` returned are committed by the next one, and by
-    ``close``: what was returned last and not finished comes again after a crash.
+    ``close``: what was returned last and not finished comes again after a crash. As a context
+    manager it is closed at the end of the block; where an error leaves the block, what was returned
+    last is not committed. ``reset``, EARLIEST or LATEST, is where a partition begins of which the
+    group has committed nothing, or an offset that has left the log.
     """
 
     def __init__(
@@ -231,9 +252,27 @@ class GroupConsumer:
         self.reset = reset
         self.member_id = ""
         self.generation = -1
-        self.consumer = Consumer(client, {}, limits)
+        self.consumer = Consumer(client, {}, limits, reset=reset)
         self._committed: dict[TopicPartition, int] = {}
+        self._refused: groups.NotAMember | None = None
         self._next_heartbeat = 0.0
+        self._shared: dict[str, int] | None = None
+        """Partitions of each topic as this member shared them out, if it leads the group."""
+        self._next_count = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._leave()
 
     @property
     def assignment(self) -> list[TopicPartition]:
@@ -241,21 +280,29 @@ class GroupConsumer:
         return sorted(self.consumer.positions)
 
     def poll(self, max_wait_ms: int = 500) -> list[ConsumedRecord]:
-        """Records of the assigned partitions; perhaps none."""
+        """Records of the assigned partitions; perhaps none. After an error none count as read."""
         if self.generation < 0:
             self._join()
         else:
-            self.commit()
+            with contextlib.suppress(groups.NotAMember):  # what was returned comes again
+                self.commit()
             self._heartbeat()
+            self._count_partitions()
         if self.generation < 0:
             return []
-        return self.consumer.poll(max_wait_ms)
+        before = dict(self.consumer.positions)
+        try:
+            return self.consumer.poll(max_wait_ms)
+        except BaseException:
+            self.consumer.positions = before
+            raise
 
-    def commit(self) -> KeptError | None:
+    def commit(self) -> None:
         """Commit the positions, if they have moved.
 
-        Returns why the group refused it: this is no member any more, the next ``poll`` joins again,
-        and what was read since the last commit comes again.
+        Raises NotAMember where this is no member any more: the next ``poll`` joins again, and what
+        was read since the last commit comes again. Other refusals are raised, too, and leave it a
+        member.
         """
         moved = {
             tp: position
@@ -263,16 +310,14 @@ class GroupConsumer:
             if position >= 0 and self._committed.get(tp) != position
         }
         if not moved or self.generation < 0:
-            return None
+            return
         try:
             self.client.commit(self.group, moved, self.member_id, self.generation)
-        except RetriableError:
+        except groups.NotAMember as error:
+            self.generation, self._refused = -1, error
             raise
-        except KeptError as error:
-            self.generation = -1
-            return error
         self._committed.update(moved)
-        return None
+        self._refused = None
 
     def give_back(self, records: Iterable[ConsumedRecord]) -> None:
         """Records of the last ``poll`` that were not dealt with: they come again."""
@@ -281,13 +326,31 @@ class GroupConsumer:
             if record.offset < self.consumer.positions.get(tp, -1):
                 self.consumer.positions[tp] = record.offset
 
-    def close(self) -> KeptError | None:
-        """Commit and leave the group; returns what :meth:`commit` does."""
-        refused = self.commit()
+    def close(self) -> None:
+        """Commit and leave the group. Raises what :meth:`commit` does, and NotAMember where the
+        last commit of a ``poll`` was refused so.
+        """
+        try:
+            self.commit()
+            if self._refused is not None:
+                raise self._refused
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
         if self.member_id:
-            self.client.call(groups.leave_call(self.group, self.member_id))
-        self.member_id, self.generation = "", -1
-        return refused
+            with contextlib.suppress(KeptError):  # the group finds out when the session ends
+                self.client.call(groups.leave_call(self.group, self.member_id))
+        self.member_id, self.generation, self._refused = "", -1, None
+
+    def _count_partitions(self) -> None:
+        """The leader of a group has it share anew when one of its topics has grown."""
+        now = time.monotonic()
+        if self._shared is None or self.generation < 0 or now < self._next_count:
+            return
+        self._next_count = now + METADATA_MAX_AGE_S
+        if self._counts(self._shared) != self._shared:
+            self.generation = -1
 
     def _heartbeat(self) -> None:
         now = time.monotonic()
@@ -299,7 +362,7 @@ class GroupConsumer:
 
     def _judge(self, code: int, api: str) -> bool:
         """True for code 0; one that asks to join again is noted; others are raised."""
-        if code in _REJOIN:
+        if code in groups.NOT_A_MEMBER:
             if code == 25:
                 self.member_id = ""
             self.generation = -1
@@ -314,7 +377,7 @@ class GroupConsumer:
 
         def check(response: Any) -> KeptError | None:
             error = failure(int(response.error_code), call.what)
-            moved = isinstance(error, RetriableError) and response.error_code not in _REJOIN
+            moved = isinstance(error, RetriableError) and response.error_code not in groups.NOT_A_MEMBER
             return error if moved else None
 
         call.check = check
@@ -335,6 +398,7 @@ class GroupConsumer:
             self.member_id = joined.member_id
             self.generation = int(joined.generation_id)
             shares: dict[str, bytes] = {}
+            self._shared = None
             if joined.leader == joined.member_id:
                 shares = self._share(joined)
             synced = self._call(
@@ -346,11 +410,15 @@ class GroupConsumer:
 
     def _share(self, joined: Any) -> dict[str, bytes]:
         wishes = {m.member_id: groups.decode_subscription(m.metadata) for m in joined.members}
-        topics = sorted({t for wish in wishes.values() for t in wish})
-        view = self.client.metadata(topics)
-        counts = {t: len(view.topics[t].partitions) for t in topics if t in view.topics}
-        shares = groups.range_assignment(wishes, lambda t: counts.get(t, 0))
+        counts = self._counts({t for wish in wishes.values() for t in wish})
+        self._shared, self._next_count = counts, time.monotonic() + METADATA_MAX_AGE_S
+        shares = groups.range_assignment(wishes, lambda t: counts[t])
         return {member: groups.encode_assignment(tps) for member, tps in shares.items()}
+
+    def _counts(self, topics: Iterable[str]) -> dict[str, int]:
+        """How many partitions these topics have now; 0 where there is none."""
+        view = self.client.metadata(sorted(topics))
+        return {t: len(view.topics[t].partitions) if t in view.topics else 0 for t in topics}
 
     def _begin(self, assigned: list[TopicPartition]) -> None:
         committed = self.client.committed(self.group, assigned) if assigned else {}

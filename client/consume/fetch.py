@@ -20,6 +20,9 @@ LATEST: Final = positions.LATEST
 EARLIEST: Final = positions.EARLIEST
 MAX_TIMESTAMP: Final = positions.MAX_TIMESTAMP
 
+SILENT_MS: Final = 30_000
+"""So long after its time is up the answer to a Fetch is waited for, unless somebody says otherwise.
+"""
 TRANSACTION_TIMEOUT_MS: Final = 60_000
 """After so long its coordinator aborts a transaction, unless the producer says otherwise."""
 _NO_TRANSACTIONS_V2: Final = 11
@@ -160,9 +163,11 @@ def init_producer_id(
     timeout_ms: int,
     transactional_id: str | None = None,
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
+    current: tuple[int, int] = (-1, -1),
 ) -> Operation[tuple[int, int]]:
     """(producer id, producer epoch) for an idempotent producer, or for one of an id: that fences
-    the id's producers before, and aborts their transaction.
+    the id's producers before, and aborts their transaction. Given what a producer has as
+    ``current``, its next epoch: ProducerFenced where it is not the newest any more (KIP-360).
     """
     route: Route = Anywhere()
     what = "InitProducerId"
@@ -171,8 +176,8 @@ def init_producer_id(
     values = {
         "transactional_id": transactional_id,
         "transaction_timeout": transaction_timeout_ms,
-        "producer_id": -1,
-        "producer_epoch": -1,
+        "producer_id": current[0],
+        "producer_epoch": current[1],
     }
     (response,) = yield [
         Call(
@@ -199,13 +204,16 @@ class FetchLimits:
 
 
 def fetch(
-    view: ClusterView, positions: Mapping[TopicPartition, int], limits: FetchLimits
+    view: ClusterView,
+    positions: Mapping[TopicPartition, int],
+    limits: FetchLimits,
+    silent_ms: int = SILENT_MS,
 ) -> Operation[list[Fetched]]:
     """Fetch from these partitions at these offsets: one request to each leader.
 
     The leaders must be known (:func:`kept.client.admin.topics.metadata`); partitions without
-    one are left out. Errors come with their partition. Raises ConnectionFailed when a leader is
-    not there.
+    one are left out. Errors come with their partition, those of a leader that is not there, or has
+    not answered ``silent_ms`` after the time it may take, with each of its partitions.
     """
     by_node: dict[int, list[TopicPartition]] = {}
     for tp in positions:
@@ -217,9 +225,16 @@ def fetch(
         _fetch_call(view, ToNode(node), tps, positions, limits) for node, tps in by_node.items()
     ]
     for call in calls:
-        call.patient = False
+        call.patient, call.optional = False, True
+        call.timeout_ms = limits.max_wait_ms + silent_ms
     responses = yield calls
-    return [fetched for response in responses for fetched in _fetched(view, response)]
+    out: list[Fetched] = []
+    for response, tps in zip(responses, by_node.values(), strict=True):
+        if isinstance(response, KeptError):
+            out += [Fetched(tp, response, b"", -1, -1, -1, ()) for tp in tps]
+        else:
+            out += _fetched(view, response)
+    return out
 
 
 def fetch_partition(
@@ -273,7 +288,7 @@ def _fetch_call(
         values,
         route,
         what=what,
-        timeout_ms=limits.max_wait_ms + 30_000,
+        timeout_ms=limits.max_wait_ms + SILENT_MS,
         check=lambda r: failure(int(getattr(r, "error_code", 0)), what),
         max_version=32767 if ids_known else 12,
     )

@@ -132,7 +132,7 @@ def _query(view: ClusterView, query: _Query) -> Operation[dict[TopicPartition, A
         left = [tp for tp in left if tp not in results]
         for tp in left:
             if view.leader(*tp) == was_led[tp]:
-                view.forget(tp)
+                view.forget_topic(tp.topic)
     return {tp: results[tp] for tp in query.each}
 
 

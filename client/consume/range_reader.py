@@ -191,7 +191,7 @@ class RangeReader:
         """
         waited = time.monotonic() - since
         if waited * 1000 < self._timeout_ms:
-            self.client.view.forget(self.tp)
+            self.client.view.forget_topic(self.tp.topic)
             time.sleep(BEHIND_S)
             return
         last = self.client.list_offsets({self.tp: LATEST})[self.tp].offset

@@ -479,7 +479,7 @@ class ClientCore:
         """What was known of the way to this call's node is wrong."""
         route = call.route
         if isinstance(route, ToLeader):
-            self.view.forget(TopicPartition(route.topic, route.partition))
+            self.view.forget_topic(route.topic)
         elif isinstance(route, ToCoordinator):
             self.view.coordinators.pop((route.kind, route.key), None)
         elif isinstance(route, ToController):

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from kept.storage.types import TopicPartition, decimal_number
+from kept.storage.types import decimal_number
+
+
+METADATA_MAX_AGE_S: Final = 300.0
+"""After so long the partitions of a topic are counted again, as by Java's metadata.max.age.ms."""
 
 
 class Endpoint(NamedTuple):
@@ -87,9 +91,9 @@ class ClusterView:
                 self.topics.pop(name, None)
             self.topics.update(seen)
 
-    def forget(self, tp: TopicPartition) -> None:
+    def forget_topic(self, name: str) -> None:
         """Drop what is known of a topic, so that it is asked for again."""
-        self.topics.pop(tp.topic, None)
+        self.topics.pop(name, None)
 
 
 def topic_view(topic: Any) -> TopicView:

@@ -98,14 +98,15 @@ class Cluster:
         self.directory = (
             tempfile.mkdtemp(prefix="kept-") if directory is None else os.path.abspath(directory)
         )
-        reaper.watch(self.directory, remove=self._temporary)
+        if self._temporary:
+            reaper.watch(self.directory, remove=True)
         self._environ = dict(environ or {})
         self._local_security = (
             None
             if security is None
             else LocalSecurity(os.path.join(self.directory, "security"), security)
         )
-        self._settings = {name.replace("_", "."): _text(value) for name, value in settings.items()}
+        self._settings = {name.replace("_", "."): setting_text(value) for name, value in settings.items()}
         self._nodes = [
             _Node(number, os.path.join(self.directory, f"node-{number}")) for number in range(nodes)
         ]
@@ -287,7 +288,7 @@ class Cluster:
         node = self._nodes[i]
         if node.running:
             raise NodeFailed(f"node {i} runs already (pid {self.pid(i)})")
-        node.settings.update({k.replace("_", "."): _text(v) for k, v in settings.items()})
+        node.settings.update({k.replace("_", "."): setting_text(v) for k, v in settings.items()})
         for attempt in range(PORT_ATTEMPTS):
             if not node.started:
                 node.port = free_port()
@@ -367,7 +368,8 @@ class Cluster:
                 give_back((node.port, node.node_port))
             if self._temporary:
                 shutil.rmtree(self.directory, ignore_errors=True)
-            reaper.forget(self.directory)
+            for directory in (self.directory, *(node.directory for node in self._nodes)):
+                reaper.forget(directory)
 
     def await_ready(self, deadline_s: float = START_DEADLINE_S) -> None:
         """Wait until every node that runs is ready and knows all the others that do."""
@@ -444,6 +446,8 @@ class Cluster:
         if fail_point is not None:
             environ["KEPT_FAIL_POINT"] = fail_point
         os.makedirs(node.directory, exist_ok=True)
+        if not self._temporary:
+            reaper.watch(node.directory)  # in a directory of the caller's others may work
         with open(node.log_path, "ab") as log:
             position = log.tell()
             node.process = subprocess.Popen(
@@ -511,7 +515,7 @@ class Cluster:
         return "\n".join([f"node {node.number} {what}; the end of its log:", *tail])
 
 
-def _text(value: object) -> str:
+def setting_text(value: object) -> str:
     """A setting's value as ``--set`` takes it."""
     if isinstance(value, bool):
         return str(value).lower()

@@ -22,7 +22,7 @@ from testcontainers.core.container import DockerContainer
 
 import kept
 from kept.node.config.sources import variable
-from kept.testing.cluster import START_DEADLINE_S, NodeFailed
+from kept.testing.cluster import START_DEADLINE_S, NodeFailed, setting_text
 
 IMAGE: Final = f"kept:{kept.__version__}"
 PORT: Final = 9092
@@ -53,8 +53,7 @@ class KeptContainer(DockerContainer):
         self.with_env("KEPT_LISTENERS", f"OUTSIDE://:{PORT},INSIDE://:{INSIDE_PORT}")
         self.with_env("KEPT_LISTENER_SECURITY_PROTOCOL_MAP", "OUTSIDE:PLAINTEXT,INSIDE:PLAINTEXT")
         for name, value in settings.items():
-            text = str(value).lower() if isinstance(value, bool) else str(value)
-            self.with_env(variable(name.replace("_", ".")), text)
+            self.with_env(variable(name.replace("_", ".")), setting_text(value))
 
     def start(self) -> Self:
         """Start it and wait until it is ready. Raises NodeFailed with the end of its log."""

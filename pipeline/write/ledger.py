@@ -329,17 +329,17 @@ def _most_tasks(client: Client, ledger: str, batch: Batch) -> int:
 
 def _announce(client: Client, ledger: str, batch: Batch, key: bytes, batch_bytes: int) -> int:
     """Write a task's entry; the producer id in it."""
-    producer_id, epoch, _ = client.init_producer()
+    producer = client.init_producer()
     client.metadata([batch.topic])  # it may have grown since this worker asked
     tps = [TopicPartition(batch.topic, p) for p in client.topic(batch.topic).partitions]
     ends = client.list_offsets(dict.fromkeys(tps, LATEST))
     entry = {
-        "batch": batch.version, "run": batch.run, "producer_id": producer_id, "epoch": epoch,
+        "batch": batch.version, "run": batch.run, "producer_id": producer.id, "epoch": producer.epoch,
         "at_ms": time.time_ns() // 1_000_000, "batch_bytes": batch_bytes,
         "starts": {str(tp.partition): at.offset for tp, at in ends.items()},
     }  # fmt: skip
     _put(client, ledger, key, entry)
-    return producer_id
+    return producer.id
 
 
 def _put(client: Client, ledger: str, key: bytes, entry: Entry | None) -> None:

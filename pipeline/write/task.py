@@ -166,7 +166,8 @@ class TopicWriter:
         if not areas:
             return
         if self._producer is None:
-            self._producer = self.client.init_producer()[:2]
+            producer = self.client.init_producer()
+            self._producer = (producer.id, producer.epoch)
         producer_id, epoch = self._producer
         batches = {
             partition: build_area_batch(

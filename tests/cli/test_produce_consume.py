@@ -183,6 +183,18 @@ def test_large_input_arrives_whole(kept, kept_broker):
     assert [f"{r.key.decode()}:{r.value.decode()}" for r in found] == lines
 
 
+@pytest.mark.parametrize(
+    "options", [("--header", "traceparent=" + "x" * 55), ("--key", "k" * 200, "--header", "a=b")]
+)
+def test_many_short_lines_with_much_around_them_go_in_batches_that_are_taken(
+    kept, kept_broker, options
+):
+    topic = kept_broker.create_topic()
+    kept("produce", topic, *options, stdin="x\n" * 40_000)
+    with kept_broker.client() as client:
+        assert client.bounds(topic)[0][1] == 40_000
+
+
 def ids(cluster) -> dict[str, str]:
     """Transactional ids that begin with ``cli-``, and their states."""
     silent: list[int] = []

@@ -64,19 +64,24 @@ def test_the_kernel_watches_connections(kept_broker):
 class _InterruptedSend:
     """A socket whose sends end in an interrupt, behind the system call."""
 
-    def __init__(self, real: socket.socket) -> None:
-        self.real = real
+    def __init__(self, real: socket.socket, interrupt: type[BaseException]) -> None:
+        self.real, self.interrupt = real, interrupt
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
 
     def send(self, data: memoryview) -> int:
         self.real.send(data)
-        raise KeyboardInterrupt
+        raise self.interrupt
 
 
+class _Alarm(Exception):
+    """What a signal handler raises, such as a timeout of a test."""
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, _Alarm])
 @pytest.mark.parametrize("where", ["send", "wait"])
-def test_nothing_is_sent_twice_after_an_interrupt(kept_broker, monkeypatch, where):
+def test_nothing_is_sent_twice_after_an_interrupt(kept_broker, monkeypatch, where, interrupt):
     topic = kept_broker.create_topic(partitions=1)
     with kept_broker.client() as client:
         client.produce(topic, [OutRecord(b"k", b"first")])
@@ -84,18 +89,18 @@ def test_nothing_is_sent_twice_after_an_interrupt(kept_broker, monkeypatch, wher
         before = list(sockets._sockets.values())
         if where == "send":
             for one in before:
-                one.socket = _InterruptedSend(one.socket)
+                one.socket = _InterruptedSend(one.socket, interrupt)
         else:
-            select, turns = sockets._selector.select, iter([[], KeyboardInterrupt])
+            select, turns = sockets._selector.select, iter([[], interrupt])
 
             def interrupted(pause: float) -> Any:
                 turn = next(turns, None)
-                if turn is KeyboardInterrupt:
-                    raise KeyboardInterrupt
+                if turn is interrupt:
+                    raise interrupt
                 return select(pause) if turn is None else turn
 
             monkeypatch.setattr(sockets._selector, "select", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(interrupt):
             client.produce(topic, [OutRecord(b"k", b"interrupted")])
         assert not any(one in before for one in sockets._sockets.values())
         client.produce(topic, [OutRecord(b"k", b"last")])

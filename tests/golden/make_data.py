@@ -294,7 +294,7 @@ def fill_others(cluster: Cluster, history: History) -> list[int]:
     client.alter_topic("users", {"max.message.bytes": "200000"}, delete=["index.interval.bytes"])
     client.create_partitions("empty", 3)
     client.alter_broker("", {"message.max.bytes": "1500000"})
-    return [producer[0], producer[1], producer[2][0]]
+    return [producer.id, producer.epoch, producer.sequences[TopicPartition("producers", 0)]]
 
 
 def delete_records(client: Client, topic: str, partition: int, offset: int) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from kept.client.client import OutRecord
+from kept.client.client import IdempotentProducer, OutRecord
 from kept.storage import layout
 from kept.storage.errors import OutOfOrderSequenceNumber
 from kept.storage.inspect.check import check_directory
@@ -28,6 +28,7 @@ from kept.storage.records import build_batch, records
 from kept.storage.segments import offset_index, time_index, txn_index
 from kept.storage.segments.swap import SwapGroup, SwapPlan
 from kept.storage.segments.txn_index import AbortedTxn
+from kept.storage.types import TopicPartition
 from kept.testing import Cluster
 
 GOLDEN = Path(__file__).resolve().parent
@@ -115,18 +116,21 @@ def test_producers_are_remembered(golden, start):
         OutRecord(b"p", b"again", timestamp=make_data.FUTURE_MS),
         OutRecord(b"q", b"again", timestamp=make_data.FUTURE_MS),
     ]
+    tp = TopicPartition("producers", 0)
+
+    def producer(sequence: int) -> IdempotentProducer:
+        return IdempotentProducer(producer_id, epoch, {tp: sequence})
+
     with cluster.client() as client:
         for back in (2, 10):
-            sequences = {0: following - back}
-            (same,) = client.produce("producers", rows, producer=(producer_id, epoch, sequences))
+            (same,) = client.produce("producers", rows, producer=producer(following - back))
             assert same.base_offset == end - back, "a duplicate is answered with its offset"
         assert client.bounds("producers")[0][1] == end
         with pytest.raises(OutOfOrderSequenceNumber):
-            client.produce("producers", rows, producer=(producer_id, epoch, {0: following + 2}))
-        more = (producer_id, epoch, {0: following})
-        (done,) = client.produce("producers", rows, producer=more)
+            client.produce("producers", rows, producer=producer(following + 2))
+        (done,) = client.produce("producers", rows, producer=producer(following))
         assert done.base_offset == end
-        assert client.init_producer()[0] > producer_id, "ids are never given twice"
+        assert client.init_producer().id > producer_id, "ids are never given twice"
 
 
 def test_it_is_compacted_further(golden, start):

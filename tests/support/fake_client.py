@@ -8,7 +8,7 @@ from typing import Any
 from kio.static.constants import EntityType
 
 from kept.client.admin.topics import ConfigEntry
-from kept.client.client import Client
+from kept.client.client import Client, IdempotentProducer
 from kept.client.consume.fetch import Produced
 from kept.client.consume.leader_offsets import OffsetAt
 from kept.client.consume.positions import EARLIEST
@@ -57,8 +57,8 @@ class FakeClient(Client):
     def topic_configs(self, names: Sequence[str]) -> dict[str, list[ConfigEntry]]:
         return dict.fromkeys(names, self.settings)
 
-    def init_producer(self) -> tuple[int, int, dict[int, int]]:
-        return 1, 0, {}
+    def init_producer(self) -> IdempotentProducer:
+        return IdempotentProducer(1, 0)
 
     def append(self, topic: str, batches: Mapping[int, bytes]) -> list[Produced]:
         self.sent.append(topic)

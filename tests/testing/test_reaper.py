@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from kept.testing import Cluster
+from kept.testing import Cluster, reaper
 from kept.testing.reaper import processes_in
 
 PROGRAM = """
@@ -76,6 +76,38 @@ def test_what_others_started_in_a_watched_directory_goes_too(tmp_path):
         test.kill()
     assert node.wait(DEADLINE_S) == -signal.SIGKILL
     assert inner.exists()
+
+
+GIVEN = """
+import sys, time
+from kept.testing import Cluster
+
+cluster = Cluster(directory=sys.argv[1])
+cluster.__enter__()
+print(sys.argv[1], flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_works_beside_the_nodes_in_a_directory_of_the_callers_lives_on(tmp_path):
+    """Such as the shell that started the test, for Cluster(directory=".")."""
+    with subprocess.Popen(["sleep", "600"], cwd=tmp_path) as shell:
+        command = [sys.executable, "-c", GIVEN, str(tmp_path)]
+        test = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        with test:
+            test.stdout.readline()
+            assert len(list(processes_in(str(tmp_path)))) > 1
+            test.kill()
+        until(lambda: not list(processes_in(str(tmp_path / "node-0"))), "the node is still there")
+        assert shell.poll() is None
+        shell.kill()
+
+
+def test_a_cluster_that_was_never_started_watches_nothing_of_the_callers(tmp_path, monkeypatch):
+    watched: list[str] = []
+    monkeypatch.setattr(reaper, "watch", watched.append)
+    Cluster(directory=tmp_path).close()
+    assert watched == []
 
 
 def test_a_closed_cluster_is_forgotten(tmp_path):

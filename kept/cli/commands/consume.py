@@ -33,6 +33,7 @@ from kept.client.client import Client
 from kept.client.consume import positions
 from kept.client.consume.consumer import ConsumedRecord, Consumer, GroupConsumer
 from kept.client.consume.fetch import FetchLimits
+from kept.storage.errors import KeptError
 from kept.storage.types import IsolationLevel, TopicPartition
 
 Batches = Generator[list[ConsumedRecord], None, None]
@@ -334,10 +335,11 @@ def _of_group(client: Client, group: str, reading: _Reading) -> Batches:
                 return
     finally:
         member.give_back(batch)
-        refused = member.close()
-        if refused is not None:
+        try:
+            member.close()
+        except KeptError as error:
             echo(
-                f"kept: what was printed last is not committed and will be read again: {refused}",
+                f"kept: what was printed last is not committed and will be read again: {error}",
                 err=True,
             )
 

@@ -17,7 +17,7 @@ from kept.cli.shell import Failure, WholeNumber, examples
 from kept.cli.topic_partition import TopicPartitionArgument
 from kept.cli.unavailable import explained, no_partition, open_client
 from kept.client.bootstrap import Bootstrap
-from kept.client.client import Client, OutRecord
+from kept.client.client import Client, IdempotentProducer, OutRecord
 from kept.client.consume.fetch import TRANSACTION_TIMEOUT_MS
 from kept.client.core.authorization_errors import NotAuthorized
 from kept.client.transactional_producer import TransactionalProducer
@@ -36,6 +36,8 @@ READ_BYTES: Final = 256 * 1024
 """Lines that arrive together go into one batch a partition; so much is read at once."""
 BATCH_BYTES: Final = 512 * 1024
 """A batch is closed above this, well below Kafka's limit of 1 MB."""
+_FRAMING_BYTES: Final = 32
+"""At most, of a record: its lengths, attributes, timestamp and offset; of a header a third."""
 _NO_TIMESTAMP: Final = -1
 _ACKS: Final = {"all": -1, "1": 1, "0": 0}
 _FIELDS: Final = frozenset(
@@ -376,7 +378,7 @@ class _Sink:
         self.acks = acks
         self.codec = codec
         self.written = 0
-        self._producer: tuple[int, int, dict[int, int]] | None = None
+        self._producer: IdempotentProducer | None = None
         self._began = False
 
     def write(self, batch: list[OutRecord]) -> None:
@@ -403,7 +405,7 @@ class _Sink:
         of_one = len(batch) == 1 or (view is not None and len(view.partitions) == 1)
         return not of_one and len({record.partition for record in batch} - {None}) != 1
 
-    def _init(self) -> tuple[int, int, dict[int, int]] | None:
+    def _init(self) -> IdempotentProducer | None:
         try:
             return self.client.init_producer()
         except UnsupportedVersion:
@@ -526,9 +528,6 @@ def _bounded(lines: list[bytes], number: int, shape: _Shape) -> Iterator[list[Ou
     batch: list[OutRecord] = []
     size = 0
     for at, line in enumerate(lines, number):
-        if batch and size + len(line) > BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
         try:
             record = shape.record(line.removesuffix(b"\r"))
         except ValueError as error:
@@ -536,7 +535,19 @@ def _bounded(lines: list[bytes], number: int, shape: _Shape) -> Iterator[list[Ou
                 yield batch
             colon = ":" if shape.as_json else ""
             raise Failure(f"line {at}{colon} {error}") from error
-        size += len(line)
+        adds = _size_bytes(record)
+        if batch and size + adds > BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        size += adds
         batch.append(record)
     if batch:
         yield batch
+
+
+def _size_bytes(record: OutRecord) -> int:
+    """What a record takes in a batch that is not compressed, at most."""
+    size = _FRAMING_BYTES + len(record.key or b"") + len(record.value or b"")
+    for name, value in record.headers:
+        size += _FRAMING_BYTES // 3 + len(name.encode()) + len(value or b"")
+    return size

@@ -17,8 +17,10 @@ from kept.client.consume.consumer import Consumer, GroupConsumer
 from kept.client.consume.fetch import FetchLimits
 from kept.client.consume.positions import EARLIEST, LATEST, MAX_TIMESTAMP
 from kept.client.core.broker_errors import ConnectionFailed, NoNodeAnswers, NotKafka
+from kept.client.core.calls import ToCoordinator
 from kept.client.core.metadata import Endpoint
 from kept.client.json_api import HttpFailed, JsonApi
+from kept.client.protocol.api_keys import ApiKey
 from kept.client.sockets import Sockets
 from kept.client.transactional_producer import TransactionalProducer
 from kept.storage import errors
@@ -290,6 +292,17 @@ def test_a_member_that_was_removed_hears_that_its_commit_was_refused(client, top
     with pytest.raises(NotAMember, match="UNKNOWN_MEMBER_ID"):
         member.close()
     assert client.committed(group) == {}
+
+
+def test_offset_delete_answers_for_a_topic_that_is_named_twice(client, topic):
+    group = f"g-{time.time_ns()}"
+    client.commit(group, {TopicPartition(topic, 0): 0})
+    twice = [{"name": topic, "partitions": [{"partition_index": n}]} for n in (77, 88)]
+    values = {"group_id": group, "topics": twice}
+    answer = client.request(ApiKey.OFFSET_DELETE, values, ToCoordinator(group))
+    assert int(answer.error_code) == 0
+    found = [int(p.partition_index) for t in answer.topics for p in t.partitions]
+    assert sorted(found) == [77, 88]
 
 
 def test_two_members_share_and_take_over(client, topic):

@@ -39,6 +39,7 @@ from kept.storage.errors import (
     InvalidProducerEpoch,
     InvalidTxnState,
     KeptError,
+    NotCoordinator,
     NotEnoughReplicasAfterAppend,
     NotLeaderOrFollower,
     RequestTimedOut,
@@ -283,7 +284,9 @@ class Shard(Generic[Core]):
     # Events.
 
     def submit(self, make_event: MakeEvent) -> asyncio.Future[Any]:
-        """Step an event for a request; the future is its result."""
+        """Step an event for a request; the future is its result. Raises NotCoordinator where this
+        partition has been given up meanwhile.
+        """
         future: asyncio.Future[Any] = self._runtime.loop.create_future()
         self._request(make_event, future)
         return future
@@ -297,6 +300,8 @@ class Shard(Generic[Core]):
         return deferred
 
     def _request(self, make_event: MakeEvent, result: asyncio.Future[Any] | Deferred[Any]) -> None:
+        if self._unloaded:
+            raise NotCoordinator(f"{self.tp} is not led here any more")
         self._last_request += 1
         self._requests[self._last_request] = result
         self.step(make_event(self._last_request))

@@ -108,7 +108,10 @@ class DescribeGroupsHandler:
         for shard, groups in by_shard.items():
             for begin in range(0, len(groups), GROUPS_PER_DELETION):
                 part = tuple(groups[begin : begin + GROUPS_PER_DELETION])
-                results.append(shard.submit(_deletion(part)))
+                try:
+                    results.append(shard.submit(_deletion(part)))
+                except KeptError as refusal:  # another node leads its partition by now
+                    refused += [(group, coordinator_error(refusal)) for group in part]
                 yield
         if all(result.done() for result in results):
             done = [result.result() for result in results]

@@ -391,7 +391,7 @@ class GroupOffsetsHandler:
             bad = [i for i in indexes if not 0 <= i < count]
             if bad:
                 error = ErrorCode.unknown_topic_or_partition
-                refused[topic.name] = [(index, error) for index in bad]
+                refused.setdefault(topic.name, []).extend((index, error) for index in bad)
             if good:
                 valid.append((topic.name, good))
 

@@ -11,7 +11,12 @@ from kio.schema.errors import ErrorCode
 
 from kept.cluster.metadata.records import RemoveTopicRecord, TopicRecord
 from kept.node.coordinator.common.events import EndMarker
+from kept.node.coordinator.common.partitioner import partition_for
 from kept.node.coordinator.groups import events as ev
+from kept.node.kafka.handlers.groups.describe_groups import (
+    GROUPS_PER_DELETION,
+    DescribeGroupsHandler,
+)
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.replicas.local_replica import LocalTopic
 from kept.steps import finished
@@ -33,6 +38,8 @@ from tests.support.coordinators import (
 )
 from tests.support.loops import result, run, turns
 from tests.support.parts import Given
+
+NOT_COORDINATOR = ErrorCode.not_coordinator
 
 
 def commit(node: FakeNode, group: str) -> asyncio.Future[Any]:
@@ -114,6 +121,29 @@ async def test_leadership_comes_and_goes() -> None:
     node.apply(partition_record(3, ME, 2))
     await result(node.groups.shards.wait_for([group]))
     assert [g.group for g in finished(node.groups.list_groups())] == [group]
+
+
+@run
+async def test_groups_that_go_to_another_node_while_they_are_deleted_are_refused() -> None:
+    """DeleteGroups is served in slices; its connection is answered all the same."""
+    node = FakeNode()
+    node.host(3)
+    node.apply(*node.created())
+    here = [f"g{i}" for i in range(9_999) if partition_for(f"g{i}", PARTITIONS) == 3]
+    names = here[: GROUPS_PER_DELETION + 1]
+    handler = DescribeGroupsHandler(node.groups)
+    nothing: Any = None
+    steps = handler.delete_groups(nothing, Given(groups_names=names))
+    for _ in names:
+        next(steps)
+    next(steps)  # the first part is under way
+    node.apply(partition_record(3, 1, 1))
+    answer: Any = finished(steps)
+    if not isinstance(answer, dict):
+        answer = await result(answer)
+    refused = [r["group_id"] for r in answer["results"] if r["error_code"] is NOT_COORDINATOR]
+    assert refused == names[GROUPS_PER_DELETION:]
+    assert len(answer["results"]) == len(names)
 
 
 @run

@@ -75,8 +75,8 @@ class OutRecord(NamedTuple):
 
 @dataclass(slots=True)
 class IdempotentProducer:
-    """Of whom a broker writes no batch twice, however often it is sent: :meth:`Client.init_producer`
-    makes one. ``sequences``: the number that the next record has, by partition.
+    """Of whom a broker writes no batch twice, however often it is sent; made by
+    :meth:`Client.init_producer`. ``sequences``: the number of the next record, by partition.
     """
 
     id: int

@@ -86,9 +86,7 @@ class TransactionalProducer:
             self._failed = True
             raise
 
-    def _produce(
-        self, topic: str, records: Iterable[OutRecord], codec: Codec
-    ) -> list[Produced]:
+    def _produce(self, topic: str, records: Iterable[OutRecord], codec: Codec) -> list[Produced]:
         producer = IdempotentProducer(self.producer_id, self.epoch, self._sequences)
         batches = self.client.batches(
             topic, records, codec=codec, producer=producer, is_transactional=True

@@ -51,7 +51,7 @@ STATES: Final = (
 
 
 NOT_A_MEMBER: Final = frozenset({22, 25, 27})
-"""ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS: who gets one of them joins again."""
+"""ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS: who gets one joins again."""
 
 
 class NotAMember(PeerError):

@@ -96,8 +96,8 @@ class Consumer:
         is raised once what came of other partitions was returned. Positions move when it returns.
         """
         if self._refused is not None:
-            refused, self._refused = self._refused, None
-            raise refused
+            error, self._refused = self._refused, None
+            raise error
         self._resolve_positions()
         limits = self.limits
         if max_wait_ms is not None:
@@ -377,7 +377,9 @@ class GroupConsumer:
 
         def check(response: Any) -> KeptError | None:
             error = failure(int(response.error_code), call.what)
-            moved = isinstance(error, RetriableError) and response.error_code not in groups.NOT_A_MEMBER
+            moved = (
+                isinstance(error, RetriableError) and response.error_code not in groups.NOT_A_MEMBER
+            )
             return error if moved else None
 
         call.check = check

@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple
 
 from kept.storage.types import decimal_number
 
-
 METADATA_MAX_AGE_S: Final = 300.0
 """After so long the partitions of a topic are counted again, as by Java's metadata.max.age.ms."""
 

@@ -106,7 +106,9 @@ class Cluster:
             if security is None
             else LocalSecurity(os.path.join(self.directory, "security"), security)
         )
-        self._settings = {name.replace("_", "."): setting_text(value) for name, value in settings.items()}
+        self._settings = {
+            name.replace("_", "."): setting_text(value) for name, value in settings.items()
+        }
         self._nodes = [
             _Node(number, os.path.join(self.directory, f"node-{number}")) for number in range(nodes)
         ]

@@ -334,7 +334,8 @@ def _announce(client: Client, ledger: str, batch: Batch, key: bytes, batch_bytes
     tps = [TopicPartition(batch.topic, p) for p in client.topic(batch.topic).partitions]
     ends = client.list_offsets(dict.fromkeys(tps, LATEST))
     entry = {
-        "batch": batch.version, "run": batch.run, "producer_id": producer.id, "epoch": producer.epoch,
+        "batch": batch.version, "run": batch.run,
+        "producer_id": producer.id, "epoch": producer.epoch,
         "at_ms": time.time_ns() // 1_000_000, "batch_bytes": batch_bytes,
         "starts": {str(tp.partition): at.offset for tp, at in ends.items()},
     }  # fmt: skip

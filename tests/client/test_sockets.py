@@ -116,7 +116,7 @@ def test_what_nobody_takes_is_not_waited_for_forever(kept_cluster):
     cluster = kept_cluster()
     topic = cluster.create_topic(partitions=1)
     with Client(cluster.bootstrap, timeout_ms=500) as client:
-        client.metadata([topic])
+        client.produce(topic, [OutRecord(b"k", b"v")])
         cluster.pause(0)
         try:
             with pytest.raises(NoResponse, match="not taken within"):

@@ -69,6 +69,7 @@ def member(client: Answers, **positions: int) -> GroupConsumer:
     joined = GroupConsumer(client, "g", ["t"])
     joined.member_id, joined.generation = "m", 1
     joined.consumer.positions = {A: positions["a"], B: positions["b"]}
+    joined._committed = dict(joined.consumer.positions)
     joined._next_heartbeat = float("inf")
     return joined
 
@@ -162,7 +163,7 @@ def test_a_commit_that_is_refused_for_another_reason_is_raised_and_the_member_st
     assert reader.generation == 1
     client.refuse = None
     reader.poll()
-    assert client.committed_offsets == [{A: 4, B: 0}]
+    assert client.committed_offsets == [{A: 4}]
 
 
 def test_a_member_that_was_removed_before_its_last_poll_says_so_at_the_end():
@@ -184,7 +185,7 @@ def test_a_block_commits_at_its_end_and_not_where_an_error_leaves_it():
     client = Answers([batch(A, 3)], [batch(A, 3)])
     with member(client, a=3, b=0) as reader:
         reader.poll()
-    assert client.committed_offsets == [{A: 4, B: 0}]
+    assert client.committed_offsets == [{A: 4}]
     assert _left(reader)
     with pytest.raises(ZeroDivisionError), member(client, a=3, b=0) as reader:
         reader.poll()

@@ -82,6 +82,16 @@ VALUES: Final[dict[str, dict[str, Any]]] = {
         "networkPolicy": {"metricsNamespace": "monitoring", "egress": True},
         "config": {"ssl.client.auth": "requested"},
     },
+    "tokens": {
+        "tls": {"enabled": True, "issuerRef": {"name": "ca"}},
+        "auth": {
+            "enabled": True,
+            "adminSecret": "kept-admin",
+            "mechanisms": ["SCRAM-SHA-512", "OAUTHBEARER"],
+        },
+        "networkPolicy": {"egress": True, "jwks": [{"ipBlock": {"cidr": "192.0.2.7/32"}}]},
+        "config": {"sasl.oauthbearer.jwks.endpoint.url": "https://idp.example:8443/keys"},
+    },
 }
 """Values that are right, by name."""
 

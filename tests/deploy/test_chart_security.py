@@ -22,7 +22,8 @@ from tests.support.certificates import Authority
 
 pytestmark = [pytest.mark.slow, pytest.mark.helm]
 
-CERTIFICATES, LOGINS = VALUES["certificates"], VALUES["logins"]
+CERTIFICATES, LOGINS, TOKENS = VALUES["certificates"], VALUES["logins"], VALUES["tokens"]
+JWKS = "sasl.oauthbearer.jwks.endpoint.url"
 START_DEADLINE_S = 60
 
 
@@ -114,6 +115,31 @@ def test_the_network_policy_lets_in_who_has_to():
 
 
 @pytest.mark.parametrize(
+    ("url", "port"),
+    [
+        ("https://idp.example:8443/keys", 8443),
+        ("https://idp.example/keys", 443),
+        ("https://[2001:db8::7]/a:9/keys", 443),
+        ("https://[2001:db8::7]:9443/keys", 9443),
+    ],
+)
+def test_the_network_policy_lets_nodes_fetch_the_keys_of_tokens(url, port):
+    policy = only(changed(TOKENS, config={JWKS: url}), "NetworkPolicy")["spec"]
+    rule = {"to": [{"ipBlock": {"cidr": "192.0.2.7/32"}}], "ports": [{"port": port}]}
+    assert policy["egress"].count(rule) == 1
+    open_too = [one for one in policy["egress"] if "to" not in one]
+    assert {p["port"] for one in open_too for p in one["ports"]} == {53, 443, 6443}, "DNS, the API"
+
+
+def test_keys_in_a_file_want_no_way_out():
+    values = changed(TOKENS, config={JWKS: "file:///keys/jwks.json"}, networkPolicy={"jwks": []})
+    rules = only(values, "NetworkPolicy")["spec"]["egress"]
+    assert [rule["to"] for rule in rules if "to" in rule] == [
+        [{"podSelector": only(values, "NetworkPolicy")["spec"]["podSelector"]}]
+    ]
+
+
+@pytest.mark.parametrize(
     ("values", "said"),
     [
         ({"tls": {"enabled": True}}, "where does the certificate come from"),
@@ -143,6 +169,12 @@ def test_the_network_policy_lets_in_who_has_to():
             "networkPolicy.metricsNamespace is given",
         ),
         ({"networkPolicy": {"enabled": False, "egress": True}}, "so everybody may connect"),
+        (changed(TOKENS, networkPolicy={"jwks": []}), "would keep nodes from https://idp.example"),
+        (changed(TOKENS, networkPolicy={"egress": False}), "so nodes may connect to everything"),
+        (changed(LOGINS, networkPolicy={"jwks": [{"podSelector": {}}]}), "nodes fetch no keys"),
+        (changed(TOKENS, networkPolicy={"jwks": ["idp.example"]}), "jwks"),
+        (changed(TOKENS, networkPolicy={"jwks": [{"ipBlock": {}}]}), "jwks"),
+        (changed(TOKENS, networkPolicy={"enabled": False}), "so everybody may connect"),
     ],
 )
 def test_contradictions_are_refused(values, said):
@@ -265,12 +297,13 @@ def test_access_tokens_are_taken_beside_passwords(tmp_path):
     given = changed(
         LOGINS,
         auth={"mechanisms": ["SCRAM-SHA-512", "OAUTHBEARER"]},
-        config={"sasl.oauthbearer.jwks.endpoint.url": "https://idp.example/keys"},
+        config={JWKS: "https://idp.example/keys"},
+        networkPolicy={"jwks": [{"podSelector": {}}]},
     )
     config, environ = started_with(
         given, 2, tmp_path, paths={"/etc/kept-admin/password": str(tmp_path / "rack")}
     )
     settings = NodeConfig.load(config, {}, environ)
-    listeners = [sasl_settings(settings.of_listener(one.name)) for one in settings.listeners]
+    listeners = [sasl_settings(settings, one.name) for one in settings.listeners]
     assert {one.mechanisms for one in listeners} == {("SCRAM-SHA-512", "OAUTHBEARER")}
     assert {one.tokens.jwks_url for one in listeners} == {"https://idp.example/keys"}

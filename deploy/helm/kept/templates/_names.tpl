@@ -119,16 +119,34 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end -}}
 {{- end -}}
 {{- if not .Values.networkPolicy.enabled -}}
-{{- range $name, $value := dict "clients" .Values.networkPolicy.clients "metricsNamespace" .Values.networkPolicy.metricsNamespace "egress" .Values.networkPolicy.egress -}}
+{{- range $name, $value := dict "clients" .Values.networkPolicy.clients "metricsNamespace" .Values.networkPolicy.metricsNamespace "egress" .Values.networkPolicy.egress "jwks" .Values.networkPolicy.jwks -}}
 {{- if $value -}}
 {{- fail (printf "networkPolicy.%s is given, and networkPolicy.enabled is false, so everybody may connect; set networkPolicy.enabled=true" $name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- if .Values.networkPolicy.jwks -}}
+{{- if not .Values.networkPolicy.egress -}}
+{{- fail "networkPolicy.jwks is given, and networkPolicy.egress is false, so nodes may connect to everything; set networkPolicy.egress=true" -}}
+{{- end -}}
+{{- if eq (include "kept.jwksPort" .) "" -}}
+{{- fail "networkPolicy.jwks is given, and nodes fetch no keys; add OAUTHBEARER to auth.mechanisms and an https:// address as sasl.oauthbearer.jwks.endpoint.url to config" -}}
+{{- end -}}
+{{- else if and .Values.networkPolicy.egress (include "kept.jwksPort" .) -}}
+{{- fail (printf "networkPolicy.egress: would keep nodes from %s, and they would believe no access token; name its addresses or pods in networkPolicy.jwks" (index .Values.config "sasl.oauthbearer.jwks.endpoint.url")) -}}
+{{- end -}}
 {{- range $name, $_ := .Values.config -}}
 {{- if regexMatch "^(ssl\\.(keystore|truststore|key)\\.|ssl\\.allow\\.san|sasl\\.enabled|authorizer\\.|super\\.users$|kept\\.bootstrap\\.scram$|kept\\.node\\.network\\.|kept\\.sasl\\.plain|security\\.)" $name -}}
 {{- fail (printf "config: %s is set by the values tls and auth" $name) -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The port at which nodes fetch the keys of access tokens; "": they fetch none. */}}
+{{- define "kept.jwksPort" -}}
+{{- $url := index .Values.config "sasl.oauthbearer.jwks.endpoint.url" | default "" | toString -}}
+{{- if and .Values.auth.enabled (has "OAUTHBEARER" .Values.auth.mechanisms) (hasPrefix "https://" $url) -}}
+{{- regexFind ":[0-9]+$" (urlParse $url).host | trimPrefix ":" | default "443" -}}
 {{- end -}}
 {{- end -}}
 

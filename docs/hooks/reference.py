@@ -123,6 +123,11 @@ def _operations(openapi: dict[str, Any]) -> Iterator[str]:
     yield openapi["info"]["description"]
     yield f"The document: [{OPENAPI}](../{OPENAPI}) (OpenAPI {openapi['openapi']})."
     yield ""
+    yield "## Logins"
+    yield ""
+    for name, scheme in openapi["components"]["securitySchemes"].items():
+        yield _item(name, scheme.get("scheme", ""), scheme["description"])
+    yield ""
     for tag in openapi["tags"]:
         yield f"## {tag['name'].capitalize()}"
         yield ""

@@ -53,7 +53,7 @@ def test_what_is_generated_is_there(site):
     metrics = (site / "reference" / "metrics.html").read_text(encoding="utf-8")
     assert "kept_under_replicated_partitions" in metrics
     api = (site / "reference" / "http-api.html").read_text(encoding="utf-8")
-    assert "GET /api/v1/cluster" in api
+    assert "GET /api/v1/cluster" in api and "<code>mutualTLS</code>" in api
     library = (site / "reference" / "python.html").read_text(encoding="utf-8")
     assert "kept.testing.Cluster" in library
     assert "Our own Raft core" in (site / "adr" / "index.html").read_text(encoding="utf-8")

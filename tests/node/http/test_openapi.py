@@ -22,10 +22,13 @@ from kept.client.client import Client, OutRecord
 from kept.client.consume.consumer import GroupConsumer
 from kept.client.consume.fetch import init_producer_id
 from kept.client.consume.positions import EARLIEST
+from kept.client.security.jaas import PLAIN_MODULE
+from kept.client.security.tls import client_context, tls_config
 from kept.compaction.cleaner.removal_log import Fate, Reason
 from kept.node.admin.cluster_client import ClusterClient
 from kept.node.admin.compaction import compaction_status
 from kept.node.compaction.cleaner import Running
+from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.node.http import route_table, routes
 from kept.node.replicas import lost_records_report
 from kept.replication.effects import Losing, LostRecord
@@ -33,6 +36,9 @@ from kept.replication.progress import Follower
 from kept.storage.errors import NetworkException
 from kept.storage.layout import lost_file
 from kept.storage.types import TopicPartition
+from tests.support.certificates import Authority
+from tests.support.grpc_calls import basic
+from tests.support.token_issuer import Issuer
 
 DOCUMENT = yaml.safe_load(
     (Path(__file__).resolve().parents[3] / "docs" / "openapi.yaml").read_text()
@@ -190,10 +196,59 @@ def test_it_has_every_route_and_method_and_no_other():
     assert listed == plain, "the list that GET / shows"
 
 
+async def status_of(port, login="", tls=None):
+    """That of the answer to a GET which whoever has no login may not make."""
+    host = None if tls is None else "localhost"
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls, server_hostname=host)
+    header = f"Authorization: {login}\r\n" if login else ""
+    writer.write(f"GET /api/v1/cluster HTTP/1.1\r\nHost: localhost\r\n{header}\r\n".encode())
+    line = await asyncio.wait_for(reader.readline(), 30)
+    writer.close()
+    return int(line.split()[1])
+
+
+def test_it_has_the_logins_that_listeners_take(lone_node, tmp_path):
+    schemes = DOCUMENT["components"]["securitySchemes"]
+    assert DOCUMENT["security"] == [{}, *({name: []} for name in schemes)]
+    assert not any("security" in operation for operation in OPERATIONS.values())
+    authority, issuer = Authority(tmp_path), Issuer()
+    lone = lone_node(
+        listeners="SASL_PLAINTEXT://127.0.0.1:0,SSL://127.0.0.1:0",
+        sasl_enabled_mechanisms="PLAIN,OAUTHBEARER",
+        plain_sasl_jaas_config=f'{PLAIN_MODULE} required user_ada="pencil";',
+        sasl_oauthbearer_jwks_endpoint_url=issuer.write(tmp_path / "keys.json"),
+        ssl_keystore_location=authority.issue("node", "localhost"),
+        ssl_truststore_location=authority.ca,
+        ssl_client_auth="requested",
+        authorizer_class_name=STANDARD_AUTHORIZER,
+        super_users="User:ada;User:CN=ada",
+    )
+    by_sasl, by_tls = lone.node.parts.listeners
+
+    def context(**store):
+        return client_context(tls_config({"ssl.truststore.location": authority.ca, **store}))
+
+    shown = context(**{"ssl.keystore.location": authority.issue("ada")})
+    tried = {
+        "basic": lone.run(status_of(by_sasl.port, basic("ada", "pencil"))),
+        "bearer": lone.run(status_of(by_sasl.port, f"Bearer {issuer.token('ada')}")),
+        "mutualTLS": lone.run(status_of(by_tls.port, tls=shown)),
+    }
+    assert tried == {one.get("scheme", one["type"]): 200 for one in schemes.values()}
+    assert {name.lower() for name in by_sasl.http_schemes} == {
+        one["scheme"] for one in schemes.values() if one["type"] == "http"
+    }
+    assert lone.run(status_of(by_sasl.port)) == 401
+    assert lone.run(status_of(by_tls.port, tls=context())) == 401
+
+
 def test_every_schema_is_used():
     used = set(re.findall(r"#/components/(\w+/\w+)", json.dumps(DOCUMENT)))
     assert used == {
-        f"{kind}/{name}" for kind, names in DOCUMENT["components"].items() for name in names
+        f"{kind}/{name}"
+        for kind, names in DOCUMENT["components"].items()
+        for name in names
+        if kind != "securitySchemes"  # which are referred to by their names
     }
 
 

@@ -1,19 +1,24 @@
 """Client libraries in Python, as :mod:`.scenario` wants them: create, send, and read in a group.
 
 Each is given how it connects as the properties of a Kafka client in Java (empty: PLAINTEXT), which
-it is told in its own words.
+it is told in its own words. Access tokens are in a file, which is read whenever one is wanted.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import ssl
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import kafka
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.abc import AbstractTokenProvider as AioTokens
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin import NewTopic as AioTopic
 from aiokafka.errors import KafkaError as AioError
@@ -21,6 +26,7 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka.admin import NewTopic as PythonTopic
 from kafka.errors import KafkaError as PythonError
+from kafka.net.sasl.oauth import AbstractTokenProvider as PythonTokens
 
 from kept.client.security.jaas import parse_jaas
 from tests.compat.scenario import DEADLINE_S, PARTITIONS
@@ -39,10 +45,26 @@ def user_and_password(security: Mapping[str, str]) -> tuple[str, str]:
     return options["username"], options["password"]
 
 
-def for_librdkafka(security: Mapping[str, str]) -> dict[str, str]:
+def token_file(security: Mapping[str, str]) -> Path | None:
+    """The file with the access token that logs in by OAUTHBEARER; None: something else does."""
+    url = security.get("sasl.oauthbearer.token.endpoint.url")
+    return None if url is None else Path(unquote(urlsplit(url).path))
+
+
+def for_librdkafka(security: Mapping[str, str]) -> dict[str, Any]:
     """What librdkafka is told."""
-    told = {"security.protocol": security.get("security.protocol", "PLAINTEXT")}
-    if "sasl.jaas.config" in security:
+    told: dict[str, Any] = {"security.protocol": security.get("security.protocol", "PLAINTEXT")}
+    tokens = token_file(security)
+    if tokens is not None:
+
+        def token(_: str) -> tuple[str, float]:
+            """It, and until when it is valid."""
+            text = tokens.read_text()
+            claims = base64.urlsafe_b64decode(text.split(".")[1] + "==")
+            return text, float(json.loads(claims)["exp"])
+
+        told |= {"sasl.mechanism": "OAUTHBEARER", "oauth_cb": token}
+    elif "sasl.jaas.config" in security:
         told["sasl.mechanism"] = security["sasl.mechanism"]
         told["sasl.username"], told["sasl.password"] = user_and_password(security)
     if "ssl.truststore.location" in security:
@@ -53,10 +75,15 @@ def for_librdkafka(security: Mapping[str, str]) -> dict[str, str]:
     return told
 
 
-def for_python(security: Mapping[str, str]) -> dict[str, Any]:
-    """What kafka-python and aiokafka are told."""
+def for_python(
+    security: Mapping[str, str], tokens_of: type[TokensForPython | TokensForAio]
+) -> dict[str, Any]:
+    """What kafka-python and aiokafka are told, which have ``tokens_of`` a file."""
     told: dict[str, Any] = {"security_protocol": security.get("security.protocol", "PLAINTEXT")}
-    if "sasl.jaas.config" in security:
+    tokens = token_file(security)
+    if tokens is not None:
+        told |= {"sasl_mechanism": "OAUTHBEARER", "sasl_oauth_token_provider": tokens_of(tokens)}
+    elif "sasl.jaas.config" in security:
         told["sasl_mechanism"] = security["sasl.mechanism"]
         user, password = user_and_password(security)
         told |= {"sasl_plain_username": user, "sasl_plain_password": password}
@@ -66,6 +93,26 @@ def for_python(security: Mapping[str, str]) -> dict[str, Any]:
             context.load_cert_chain(security["ssl.keystore.location"])
         told["ssl_context"] = context
     return told
+
+
+class TokensForPython(PythonTokens):
+    """Those of a file."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def token(self) -> str:
+        return self._file.read_text()
+
+
+class TokensForAio(AioTokens):
+    """Those of a file."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    async def token(self) -> str:
+        return await asyncio.to_thread(self._file.read_text)
 
 
 class Librdkafka:
@@ -154,7 +201,7 @@ class KafkaPython:
     """kafka-python."""
 
     def __init__(self, security: Mapping[str, str] = PLAINTEXT) -> None:
-        self.common = for_python(security)
+        self.common = for_python(security, TokensForPython)
 
     def create(self, bootstrap: str, topic: str) -> None:
         admin = kafka.KafkaAdminClient(bootstrap_servers=bootstrap, **self.common)
@@ -222,7 +269,7 @@ class Aiokafka:
     """aiokafka, with its loop in a thread."""
 
     def __init__(self, security: Mapping[str, str] = PLAINTEXT) -> None:
-        self.common = for_python(security)
+        self.common = for_python(security, TokensForAio)
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()

@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -30,7 +29,16 @@ from kept.client.security.security import Security
 from kept.storage.errors import KeptError
 from tests.support.certificates import Authority
 from tests.support.sasl_site import Secured, librdkafka_goes_on, secured
-from tests.support.token_issuer import AUDIENCE, CLIENT, ISSUER, SECRET, Endpoint, Issuer, served
+from tests.support.token_issuer import (
+    AUDIENCE,
+    CLIENT,
+    ISSUER,
+    SECRET,
+    Endpoint,
+    Issuer,
+    fresh_token,
+    served,
+)
 from tests.tools import go_tools, kafka_dist
 
 pytestmark = [pytest.mark.slow]
@@ -54,33 +62,19 @@ class Site(NamedTuple):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("oauth")
-    issuer, file, over = Issuer(), folder / "token", threading.Event()
-
-    def write() -> None:
-        while True:
-            beside = folder / "next"
-            beside.write_text(issuer.token(life_s=LIFE_S))
-            beside.replace(file)
-            if over.wait(0.5):
-                return
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        with (
-            served(Endpoint(issuer, life_s=LONGER_LIFE_S)) as endpoint,
-            secured(
-                sasl_enabled_mechanisms="OAUTHBEARER",
-                sasl_oauthbearer_jwks_endpoint_url=issuer.write(folder / "keys.json"),
-                sasl_oauthbearer_expected_audience=AUDIENCE,
-                sasl_oauthbearer_expected_issuer=ISSUER,
-                sasl_oauthbearer_clock_skew_seconds=0,
-            ) as node,
-        ):
-            yield Site(node, issuer, endpoint, file)
-    finally:
-        over.set()
-        writer.join()
+    issuer = Issuer()
+    with (
+        fresh_token(folder / "token", issuer, life_s=LIFE_S) as file,
+        served(Endpoint(issuer, life_s=LONGER_LIFE_S)) as endpoint,
+        secured(
+            sasl_enabled_mechanisms="OAUTHBEARER",
+            sasl_oauthbearer_jwks_endpoint_url=issuer.write(folder / "keys.json"),
+            sasl_oauthbearer_expected_audience=AUDIENCE,
+            sasl_oauthbearer_expected_issuer=ISSUER,
+            sasl_oauthbearer_clock_skew_seconds=0,
+        ) as node,
+    ):
+        yield Site(node, issuer, endpoint, file)
 
 
 def refused(site: Site) -> dict[str, float]:

@@ -12,15 +12,19 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
+from kept.client.security.jaas import OAUTH_MODULE
+from kept.node.config.local_security import ADMIN
 from kept.testing import Cluster
 from tests.compat.adapters import (
     Aiokafka,
     KafkaPython,
     Librdkafka,
     for_librdkafka,
+    token_file,
     user_and_password,
 )
 from tests.compat.scenario import over_a_kill, story_over_a_kill, undisturbed
+from tests.support.token_issuer import AUDIENCE, ISSUER, Issuer, fresh_token
 from tests.tools import go_tools, kafka_dist
 
 NODE = Path(__file__).parent / "node"
@@ -28,32 +32,60 @@ MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 WAYS = [
     "SSL", "mutual SSL", *(f"{p} {m}" for p in ("SASL_PLAINTEXT", "SASL_SSL") for m in MECHANISMS)
 ]  # fmt: skip
+BY_TOKEN = "SASL_SSL OAUTHBEARER"
+"""Tokens live for :data:`LIFE_S`, so that several expire under a client."""
+LIFE_S = 5
+HANDLER = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
 PYTHON = [Librdkafka, KafkaPython, Aiokafka]
 GO = ["franz", "sarama", "segmentio"]
 slow = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
+class Clusters:
+    """Those that were started, by their protocol and number of nodes, and the access tokens that
+    those with SASL take.
+    """
+
+    def __init__(self, keys: str, tokens: Path) -> None:
+        self.started: dict[tuple[str, int], Cluster] = {}
+        self.keys = keys
+        self.tokens = tokens
+
+
 @pytest.fixture(scope="module")
-def clusters() -> Iterator[dict[tuple[str, int], Cluster]]:
-    """Those that were started, by their protocol and number of nodes."""
-    started: dict[tuple[str, int], Cluster] = {}
-    yield started
-    for cluster in started.values():
-        cluster.close()
+def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
+    folder, issuer = tmp_path_factory.mktemp("tokens"), Issuer()
+    with fresh_token(folder / "token", issuer, ADMIN, LIFE_S) as tokens:
+        made = Clusters(issuer.write(folder / "keys.json"), tokens)
+        yield made
+        for cluster in made.started.values():
+            cluster.close()
 
 
-def cluster_for(clusters: Any, way: str, nodes: int = 1) -> tuple[Cluster, Mapping[str, str]]:
+def cluster_for(clusters: Clusters, way: str, nodes: int = 1) -> tuple[Cluster, Mapping[str, str]]:
     """A cluster, and the properties of a client of it, who may do everything."""
     protocol, _, mechanism = way.rpartition(" ") if way.startswith("SASL") else ("", "", "")
-    cluster = clusters.get((protocol or way, nodes))
+    cluster = clusters.started.get((protocol or way, nodes))
     if cluster is None:
-        settings = {"ssl_client_auth": "none", "super_users": "User:ANONYMOUS;User:kept-node"}
-        cluster = Cluster(
-            nodes,
-            security=protocol or "SSL",
-            **(settings if way == "SSL" else {}),
-        )
-        clusters[protocol or way, nodes] = cluster.__enter__()
+        settings = {}
+        if protocol:
+            settings = {
+                "sasl_enabled_mechanisms": ",".join((*MECHANISMS, "OAUTHBEARER")),
+                "sasl_oauthbearer_jwks_endpoint_url": clusters.keys,
+                "sasl_oauthbearer_expected_audience": AUDIENCE,
+                "sasl_oauthbearer_expected_issuer": ISSUER,
+            }
+        elif way == "SSL":
+            settings = {"ssl_client_auth": "none", "super_users": "User:ANONYMOUS;User:kept-node"}
+        cluster = Cluster(nodes, security=protocol or "SSL", **settings)
+        clusters.started[protocol or way, nodes] = cluster.__enter__()
+    if way == BY_TOKEN:
+        properties = cluster.client_properties()
+        del properties["sasl.jaas.config"]
+        return cluster, properties | {
+            "sasl.mechanism": mechanism,
+            "sasl.oauthbearer.token.endpoint.url": clusters.tokens.as_uri(),
+        }
     if protocol:
         return cluster, cluster.client_properties(mechanism=mechanism)
     properties = cluster.client_properties()
@@ -77,7 +109,12 @@ def environ(security: Mapping[str, str]) -> dict[str, str]:
         "SECURITY_CA": security.get("ssl.truststore.location", ""),
         "SECURITY_CERTIFICATE": security.get("ssl.keystore.location", ""),
     }
-    if "sasl.mechanism" in security:
+    tokens = token_file(security)
+    if tokens is not None:
+        values |= {
+            "SECURITY_MECHANISM": security["sasl.mechanism"], "SECURITY_TOKEN_FILE": str(tokens)
+        }  # fmt: skip
+    elif "sasl.mechanism" in security:
         user, password = user_and_password(security)
         values |= {
             "SECURITY_MECHANISM": security["sasl.mechanism"],
@@ -123,9 +160,10 @@ def test_clients_in_python(clusters, library, way):
     told(library, undisturbed, *cluster_for(clusters, way))
 
 
+@pytest.mark.parametrize("way", ["SASL_SSL SCRAM-SHA-512", BY_TOKEN])
 @pytest.mark.parametrize("library", [pytest.param(c, marks=slow) for c in PYTHON])
-def test_clients_in_python_over_the_death_of_a_leader(clusters, library):
-    told(library, over_a_kill, *cluster_for(clusters, "SASL_SSL SCRAM-SHA-512", 3))
+def test_clients_in_python_over_the_death_of_a_leader(clusters, library, way):
+    told(library, over_a_kill, *cluster_for(clusters, way, 3))
 
 
 @pytest.mark.parametrize("way", [pytest.param(way, marks=[*slow, pytest.mark.go]) for way in WAYS])
@@ -135,24 +173,25 @@ def test_clients_in_go_over_kill_9(clusters, library, way):
     program_over_a_kill(clusters, way, 1, [str(program), library])
 
 
+@pytest.mark.parametrize("way", ["SASL_SSL SCRAM-SHA-256", BY_TOKEN])
 @pytest.mark.parametrize("library", [pytest.param(c, marks=[*slow, pytest.mark.go]) for c in GO])
-def test_clients_in_go_over_the_death_of_a_leader(clusters, library):
+def test_clients_in_go_over_the_death_of_a_leader(clusters, library, way):
     program = go_tools.kafka_clients()
-    program_over_a_kill(clusters, "SASL_SSL SCRAM-SHA-256", 3, [str(program), library])
+    program_over_a_kill(clusters, way, 3, [str(program), library])
 
 
 @pytest.mark.node_js
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("way", "nodes"), [*((way, 1) for way in WAYS), ("SASL_SSL SCRAM-SHA-512", 3)]
+    ("way", "nodes"), [*((way, 1) for way in WAYS), ("SASL_SSL SCRAM-SHA-512", 3), (BY_TOKEN, 3)]
 )
 def test_a_client_in_javascript_over_kill_9(clusters, workspace, way, nodes):
     program_over_a_kill(clusters, way, nodes, ["node", "over_a_kill.js"], workspace)
 
 
 def program_over_a_kill(
-    clusters: Any, way: str, nodes: int, command: list[str], folder: Path | None = None
+    clusters: Clusters, way: str, nodes: int, command: list[str], folder: Path | None = None
 ) -> None:
     cluster, security = cluster_for(clusters, way, nodes)
     topic = cluster.topic("story")
@@ -166,9 +205,18 @@ def program_over_a_kill(
 @pytest.mark.java
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [*WAYS, BY_TOKEN])
 def test_kafkas_tools_with_a_command_config(clusters, way, tmp_path):
     cluster, security = cluster_for(clusters, way)
+    flags = kafka_dist.QUICK_START
+    if way == BY_TOKEN:
+        url = security["sasl.oauthbearer.token.endpoint.url"]
+        flags = (*flags, f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={url}")
+        security = {
+            **security,
+            "sasl.jaas.config": f"{OAUTH_MODULE} required;",
+            "sasl.login.callback.handler.class": HANDLER,
+        }
     config = tmp_path / "command.properties"
     config.write_text("".join(f"{name}={value}\n" for name, value in security.items()))
     topic = cluster.topic("tools")
@@ -176,7 +224,7 @@ def test_kafkas_tools_with_a_command_config(clusters, way, tmp_path):
     def tool(name: str, *args: str, **given: Any) -> str:
         command = kafka_dist.command(
             f"org.apache.kafka.tools.{name}", "--bootstrap-server", cluster.bootstrap,
-            "--command-config", str(config), *args,
+            "--command-config", str(config), *args, flags=flags,
         )  # fmt: skip
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=200, **given

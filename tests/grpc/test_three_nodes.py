@@ -8,6 +8,7 @@ import time
 import grpc
 import pytest
 
+from kept.client.admin.quotas import alter_quotas
 from kept.client.core.metadata import Endpoint
 from kept.client.json_api import JsonApi
 from kept.testing import Cluster
@@ -66,6 +67,22 @@ def test_any_node_takes_any_request(trio, topic):
     for n, rpc in enumerate(rpcs):
         code, why = rpc.refusal("broker.Broker/CreateTopic", topic=topic)
         assert code is Code.ALREADY_EXISTS, (n, why)
+
+
+def test_topics_count_for_one_quota_whichever_node_makes_them(trio):
+    """At the controller, as Kafka's: not for one at each node."""
+    cluster, rpcs = trio
+    entity = (("client-id", "kept-grpc"),)
+    with cluster.client() as client:
+        client.run(alter_quotas(entity, {"controller_mutation_rate": 0.001}))
+        try:
+            first = rpcs[0].call("broker.Broker/CreateTopic", topic=cluster.topic(), partitions=3)
+            assert first.partitions == 3, "it may be overdrawn once"
+            for rpc in rpcs:
+                code, why = rpc.refusal("broker.Broker/CreateTopic", topic=cluster.topic())
+                assert code is Code.RESOURCE_EXHAUSTED and "quota" in why
+        finally:
+            client.run(alter_quotas(entity, {"controller_mutation_rate": None}))
 
 
 def test_a_leader_dies(trio, topic, wait_until):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterator
@@ -13,10 +14,12 @@ from kept.client.bootstrap import Bootstrap, read_security
 from kept.client.client import Client
 from kept.client.security.jaas import parse_jaas
 from kept.client.security.security import Security
+from kept.node.config.local_security import ADMIN
 from kept.pipeline import jobs
 from kept.testing import Cluster
 from tests.support.secured import SecuredKafka, client_properties
 from tests.support.secured import password as password_of
+from tests.support.token_issuer import AUDIENCE, ISSUER, Issuer, fresh_token
 from tests.tools.needs import need
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(300)]
@@ -124,3 +127,61 @@ def test_jobs_read_by_a_file_that_every_machine_has(spark, secured, given, topic
     )
     rows.write.format("kept").mode("append").options(**given, topic=topic).save()
     assert jobs.table(spark, where, topic).count() == 3
+
+
+# By access tokens.
+
+LIFE_S = 4
+"""Of a token: several expire under a stream."""
+
+
+@pytest.fixture(scope="module")
+def by_token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """How to connect with a cluster that takes access tokens: by one in a file."""
+    folder, issuer = tmp_path_factory.mktemp("tokens"), Issuer()
+    with (
+        fresh_token(folder / "token", issuer, ADMIN, LIFE_S) as token,
+        Cluster(
+            security=PROTOCOL,
+            sasl_enabled_mechanisms="SCRAM-SHA-512,OAUTHBEARER",
+            sasl_oauthbearer_jwks_endpoint_url=issuer.write(folder / "keys.json"),
+            sasl_oauthbearer_expected_audience=AUDIENCE,
+            sasl_oauthbearer_expected_issuer=ISSUER,
+        ) as cluster,
+    ):
+        properties = cluster.client_properties()
+        del properties["sasl.jaas.config"]
+        properties |= {
+            "sasl.mechanism": "OAUTHBEARER",
+            "sasl.oauthbearer.token.endpoint.url": token.as_uri(),
+        }
+        yield {f"kafka.{name}": value for name, value in properties.items()} | {
+            "kafka.bootstrap.servers": cluster.bootstrap
+        }
+
+
+def test_a_stream_goes_on_while_its_tokens_expire(spark, by_token, tmp_path):
+    topic = f"t-{uuid.uuid4().hex[:8]}"
+    rows = spark.range(10).selectExpr("CAST(id AS STRING) AS value")
+
+    def write() -> None:
+        rows.write.format("kept").mode("append").options(**by_token, topic=topic).save()
+
+    given = {name.removeprefix("kafka."): value for name, value in by_token.items()}
+    with Client(given.pop("bootstrap.servers"), security=Security(given)) as client:
+        client.create_topic(topic, partitions=2)
+    stream = spark.readStream.format("kept").options(
+        **by_token, subscribe=topic, startingOffsets="earliest"
+    )
+    query = (
+        stream.load().writeStream.format("parquet").trigger(processingTime="500 milliseconds")
+        .option("checkpointLocation", str(tmp_path / "state")).start(str(tmp_path / "rows"))
+    )  # fmt: skip
+    end, written = time.monotonic() + 3 * LIFE_S, 0
+    while time.monotonic() < end:
+        write()
+        written += 10
+    query.processAllAvailable()
+    query.stop()
+    assert query.exception() is None
+    assert spark.read.parquet(str(tmp_path / "rows")).count() == written

@@ -82,6 +82,32 @@ class Issuer:
         )
 
 
+@contextmanager
+def fresh_token(
+    path: Path, issuer: Issuer, user: str = "ada", life_s: float = 300
+) -> Iterator[Path]:
+    """A file that has a token of so long a life, made anew twice a second."""
+    over = threading.Event()
+
+    def write() -> None:
+        beside = path.with_name(f"{path.name}.next")
+        beside.write_text(issuer.token(user, life_s=life_s))
+        beside.replace(path)
+
+    def go_on() -> None:
+        while not over.wait(0.5):
+            write()
+
+    write()
+    writer = threading.Thread(target=go_on)
+    writer.start()
+    try:
+        yield path
+    finally:
+        over.set()
+        writer.join()
+
+
 class Endpoint:
     """What its address answers: ``key_set`` for GET, tokens for POST with the client's secret.
     ``respond`` may be replaced: it is given the method, and returns status, headers and body.

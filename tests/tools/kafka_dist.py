@@ -41,6 +41,7 @@ LOGGING = """Configuration:
 HEAP = "-Xmx512m"
 QUICK_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 """For tests: a tool starts sooner with the simple compiler, and is slower once it runs."""
+ONE_JVM = Path(__file__).parent / "in_one_jvm"
 STOP_SECONDS = 60
 START_SECONDS = 120
 
@@ -112,6 +113,21 @@ def run(class_name: str, *args: str, check: bool = True, timeout: float = 240) -
     if check and done.returncode:
         raise RuntimeError(f"{class_name} {' '.join(args)} failed:\n{done.stdout}")
     return done.stdout
+
+
+def run_each(class_name: str, runs: Sequence[Sequence[str]], timeout: float = 240) -> list[str]:
+    """Run a main class with several lists of arguments, one after the other and all in one JVM,
+    which starts once; the output and errors of each. One that fails says so in its output.
+    """
+    done = subprocess.run(
+        command(str(ONE_JVM / "RunEach.java"), class_name),
+        input="".join("\t".join(run) + "\n" for run in runs), stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False,
+    )  # fmt: skip
+    said = done.stdout.split("\f\n")
+    if done.returncode or len(said) != len(runs) + 1:
+        raise RuntimeError(f"{class_name} failed:\n{done.stdout}")
+    return said[:-1]
 
 
 def tool(class_name: str, *args: str, stdin: str | None = None) -> str:

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"os"
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -32,8 +31,8 @@ func franzSecurity() []kgo.Opt {
 		options = append(options, kgo.SASL(auth.AsSha512Mechanism()))
 	case "OAUTHBEARER":
 		options = append(options, kgo.SASL(oauth.Oauth(func(context.Context) (oauth.Auth, error) {
-			token, err := os.ReadFile(tokenFile)
-			return oauth.Auth{Token: string(token)}, err
+			token, err := accessToken()
+			return oauth.Auth{Token: token}, err
 		})))
 	}
 	return options

@@ -32,6 +32,7 @@ func newSarama(where place) (library, error) {
 		config.Net.SASL.Enable = true
 		config.Net.SASL.Mechanism = sarama.SASLMechanism(mechanism)
 		config.Net.SASL.User, config.Net.SASL.Password = user, password
+		config.Net.SASL.TokenProvider = tokens{}
 		config.Net.SASL.SCRAMClientGeneratorFunc = func() sarama.SCRAMClient { return &scramClient{} }
 	}
 	return &saramaClient{where, config, map[string]sarama.SyncProducer{}}, nil
@@ -78,6 +79,14 @@ func (s *saramaClient) Read(ctx context.Context, seen func(string)) error {
 		}
 	}
 	return nil
+}
+
+// Access tokens of the file.
+type tokens struct{}
+
+func (tokens) Token() (*sarama.AccessToken, error) {
+	token, err := accessToken()
+	return &sarama.AccessToken{Token: token}, err
 }
 
 // sarama leaves SCRAM to the application.

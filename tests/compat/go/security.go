@@ -12,6 +12,12 @@ import (
 var mechanism, user, password = os.Getenv("SECURITY_MECHANISM"), os.Getenv("SECURITY_USER"), os.Getenv("SECURITY_PASSWORD")
 var tokenFile = os.Getenv("SECURITY_TOKEN_FILE")
 
+// The access token of now.
+func accessToken() (string, error) {
+	token, err := os.ReadFile(tokenFile)
+	return string(token), err
+}
+
 // The configuration of TLS, nil without it.
 func tlsConfig() *tls.Config {
 	path := os.Getenv("SECURITY_CA")

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/segmentio/kafka-go"
@@ -24,10 +25,30 @@ func segmentioSASL() sasl.Mechanism {
 		}
 		return made
 	}
-	if mechanism == "PLAIN" {
+	switch mechanism {
+	case "PLAIN":
 		return plain.Mechanism{Username: user, Password: password}
+	case "OAUTHBEARER":
+		return bearer{}
 	}
 	return nil
+}
+
+// kafka-go leaves OAUTHBEARER to the application.
+type bearer struct{}
+
+func (bearer) Name() string { return "OAUTHBEARER" }
+
+func (b bearer) Start(context.Context) (sasl.StateMachine, []byte, error) {
+	token, err := accessToken()
+	return b, []byte("n,,\x01auth=Bearer " + token + "\x01\x01"), err
+}
+
+func (bearer) Next(_ context.Context, challenge []byte) (bool, []byte, error) {
+	if len(challenge) > 0 {
+		return false, nil, errors.New(string(challenge))
+	}
+	return true, nil, nil
 }
 
 func newSegmentio(where place) (library, error) {

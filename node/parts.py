@@ -551,6 +551,9 @@ class NodeParts:
         if acls is self._acls:
             return
         self._acls = acls
+        node = self.node_listener
+        if node is not None and self.node_tls is not None:
+            node.end_sessions(lambda session: not node.is_member(session))
         connections = [one for each in self.all_listeners for one in each.connections]
         self.runtime.slices.run(self.server.fetch.access_changed(connections))
 

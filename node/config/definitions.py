@@ -503,7 +503,8 @@ class NodeSettings:
         "An HTTP connection that sends no whole request for so long is closed."
     )
     http_max_connections = _integer("256", low=1, ours=True).means(
-        "HTTP connections at a time; for one more the longest idle one is ended, else it gets 503."
+        "HTTP connections at a time; for one more the one that waited longest for a request or for "
+        "a login is ended, else it gets 503."
     )
     http_hosts = _listing("", ours=True).means(
         "Host names, beyond localhost, this machine's and the listeners' own, that may appear in "

@@ -17,7 +17,7 @@ from kept.node.config.config_def import Layers, Source
 from kept.node.config.definitions import BROKER_SETTINGS, HONOURED, TOPIC_SETTINGS, NodeSettings
 from kept.node.config.listener_settings import PREFIX, check_listeners, split
 from kept.node.config.listeners import Listener, Role, Voter, parse_voters, resolve
-from kept.node.config.sasl import SASL_PROTOCOLS, check_sasl_listener
+from kept.node.config.sasl import check_logins
 from kept.node.config.security_checks import check_authorizer
 from kept.node.config.sources import Sugar, gather, located
 from kept.node.config.topic_config import default_from_broker, validate_topic
@@ -105,8 +105,7 @@ class NodeConfig(NodeSettings):
         try:
             config = cls(given)
             for listener in config.listeners:
-                if listener.protocol in SASL_PROTOCOLS:
-                    check_sasl_listener(listener.name, config.of_listener(listener.name))
+                check_logins(config, listener)
             return config
         except ConfigurationError as error:
             raise ConfigurationError(located(str(error), *sources, names=given)) from error

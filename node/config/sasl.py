@@ -18,6 +18,7 @@ from kept.client.security.scram import HASHES as SCRAM
 from kept.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from kept.node.config.listeners import Listener
     from kept.node.config.node_config import NodeConfig
 
 MECHANISMS: Final = (PLAIN, *SCRAM, OAUTHBEARER)
@@ -62,9 +63,11 @@ class TokenSettings(Struct, frozen=True):
 class SaslSettings(Struct, frozen=True):
     """How clients log in on one listener. Its repr hides the passwords.
 
-    ``plain_users`` are those of PLAIN's JAAS entry with their passwords; ``stored_passwords``:
-    PLAIN also takes the passwords of users with SCRAM credentials. Both are empty where other
-    mechanisms alone are enabled: settings of all listeners may have them for another one.
+    ``mechanisms`` are none where the listener's protocol is not SASL, whatever
+    ``sasl.enabled.mechanisms`` has for others. ``plain_users`` are those of PLAIN's JAAS entry with
+    their passwords; ``stored_passwords``: PLAIN also takes the passwords of users with SCRAM
+    credentials. Both are empty where other mechanisms alone are enabled: settings of all listeners
+    may have them for another one. Without SASL they are who logs in by HTTP Basic.
     ``max_reauth_ms`` 0: a login lasts as long as its connection, or as its token. ``tokens`` is
     None where OAUTHBEARER is not enabled.
     """
@@ -77,16 +80,35 @@ class SaslSettings(Struct, frozen=True):
     failed_delay_ms: int
     tokens: TokenSettings | None = None
 
+    @property
+    def stored_over_http(self) -> tuple[str, ...]:
+        """Mechanisms of SCRAM by whose credentials HTTP Basic knows a password: all of them where
+        PLAIN does, else those that are enabled.
+        """
+        return tuple(name for name in SCRAM if self.stored_passwords or name in self.mechanisms)
+
+    @property
+    def http_schemes(self) -> tuple[str, ...]:
+        """By what HTTP and gRPC can log somebody in: Basic, Bearer, both or nothing."""
+        schemes = []
+        if self.plain_users or self.stored_over_http:
+            schemes.append("Basic")
+        if self.tokens is not None:
+            schemes.append("Bearer")
+        return tuple(schemes)
+
     def __repr__(self) -> str:
         return f"SaslSettings({','.join(self.mechanisms)})"
 
 
 @lru_cache(maxsize=64)
-def sasl_settings(config: NodeConfig) -> SaslSettings:
-    """Those of a listener, from its ``config`` (:meth:`NodeConfig.of_listener`). Raises
-    ConfigurationError.
-    """
-    mechanisms = config.sasl_enabled_mechanisms
+def sasl_settings(config: NodeConfig, listener: str) -> SaslSettings:
+    """Those of the listener of this name. Raises ConfigurationError."""
+    by_sasl = any(
+        bound.name == listener and bound.protocol in SASL_PROTOCOLS for bound in config.listeners
+    )
+    config = config.of_listener(listener)
+    mechanisms = config.sasl_enabled_mechanisms if by_sasl else ()
     for name in mechanisms:
         if name not in MECHANISMS:
             why = _NO_GSSAPI if name == "GSSAPI" else f"{name} is not served"
@@ -94,8 +116,7 @@ def sasl_settings(config: NodeConfig) -> SaslSettings:
                 f"sasl.enabled.mechanisms: {why}; there are {', '.join(MECHANISMS)}"
             )
     plain_users = _plain_users(config.plain_sasl_jaas_config)
-    # Without SASL, and so without mechanisms, HTTP Basic takes those of PLAIN.
-    takes_plain = PLAIN in mechanisms or not mechanisms
+    takes_plain = PLAIN in mechanisms or not by_sasl
     return SaslSettings(
         mechanisms,
         plain_users if takes_plain else {},
@@ -107,9 +128,13 @@ def sasl_settings(config: NodeConfig) -> SaslSettings:
     )
 
 
-def check_sasl_listener(name: str, config: NodeConfig) -> None:
-    """Whether anybody can log in on a SASL listener called ``name``. Raises ConfigurationError."""
-    settings = sasl_settings(config)
+def check_logins(config: NodeConfig, listener: Listener) -> None:
+    """Whether the settings of logins on a listener can be read, and on one of SASL whether anybody
+    can log in. Raises ConfigurationError.
+    """
+    name, settings = listener.name, sasl_settings(config, listener.name)
+    if listener.protocol not in SASL_PROTOCOLS:
+        return
     if not settings.mechanisms:
         raise ConfigurationError(
             f"listener {name} is a SASL listener without mechanisms: set sasl.enabled.mechanisms "
@@ -175,7 +200,7 @@ def sasl_warnings(config: NodeConfig) -> list[str]:
     for listener in config.listeners:
         if listener.protocol not in SASL_PROTOCOLS:
             continue
-        settings = sasl_settings(config.of_listener(listener.name))
+        settings = sasl_settings(config, listener.name)
         in_the_clear = listener.protocol == "SASL_PLAINTEXT" and not listener.is_loopback
         for mechanism, what in ((PLAIN, "passwords"), (OAUTHBEARER, "access tokens")):
             if in_the_clear and mechanism in settings.mechanisms:

@@ -15,16 +15,13 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.client.admin.topics import first_error
+from kept.client.admin.topics import NewTopic, create_topics_call
 from kept.client.consume.positions import EARLIEST
-from kept.client.core.calls import Call
 from kept.client.partitioner import partition_for
-from kept.client.protocol.api_keys import ApiKey
 from kept.node.admin.records.partition_records import NewRecord, Reader, append
 from kept.node.grpc.status_codes import Handler, with_statuses
 from kept.node.proto import broker_pb2
-from kept.node.security.client_usage import UNMETERED, ClientUsage
-from kept.storage.errors import InvalidRequest
+from kept.storage.errors import InvalidRequest, NetworkException
 from kept.storage.types import MAX_INT32, TopicPartition
 
 # isort: split
@@ -38,7 +35,8 @@ if TYPE_CHECKING:
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.runtime.memory_budget import BudgetShare
     from kept.node.runtime.runtime import Runtime
-    from kept.node.security.client_usage import ClientUsages
+    from kept.node.security.client_usage import ClientUsage, ClientUsages
+    from kept.node.security.session import Session
     from kept.storage.records import Record
 
     Metered = Callable[[Any, Any, ClientUsage], Coroutine[Any, Any, Any]]
@@ -63,6 +61,8 @@ class Broker:
     metadata: Metadata
     inflating: BudgetShare
     client: ClusterClient
+    new_client: Callable[[Session], ClusterClient]
+    """One that asks in the name of a session; whoever makes it closes it."""
     callers: Callers
     usages: ClientUsages
 
@@ -94,46 +94,52 @@ class Broker:
             },
         )
 
+    def _caller(self, context: Any) -> Session:
+        """Who makes a call. Raises NetworkException for one whose connection is closed."""
+        session = self.callers.session(context.peer())
+        if session is None:
+            raise NetworkException("the connection of this call is closed")
+        return session
+
     def _metered(self, serve: Metered) -> Handler:
         """A handler that is given the usage of whoever calls; its time on the loop is his."""
 
         async def handle(request: Any, context: Any) -> Any:
-            session = self.callers.session(context.peer())
-            usage = UNMETERED if session is None else self.usages.of(session)
+            usage = self.usages.of(self._caller(context))
             return await usage.run(serve(request, context, usage))
 
         return handle
 
     async def _create_topic(self, request: Any, context: Any, usage: ClientUsage) -> Any:
+        """In the name of whoever calls, as a Kafka client: the controller has his rights, his
+        quotas and the audit log.
+        """
         name = _named(request.topic)
         patience_s = patience(context)
         await usage.admit("request", patience_s)
-        usage.check_mutations()
         for what, most in (("partitions", MAX_INT32), ("replication_factor", MAX_INT16)):
             if not 0 <= getattr(request, what) <= most:
                 raise InvalidRequest(
                     f"{what} is {getattr(request, what)}: 1 to {most}, or 0 for the node's default"
                 )
-        topic = {
-            "name": name,
-            "num_partitions": request.partitions or DEFAULT,
-            "replication_factor": request.replication_factor or DEFAULT,
-            "assignments": (),
-            "configs": [{"name": k, "value": v} for k, v in request.config.items()],
-        }
-        values = {"topics": [topic], "timeout": int(patience_s * 1000), "validate_only": False}
-        what = f"CreateTopic {name!r}"
-        call = Call(
-            ApiKey.CREATE_TOPICS, values, what=what, timeout_ms=int(patience_s * 1000),
-            check=lambda response: first_error(response.topics, lambda _: what),
-            repeatable=False, at_most_once=True,
-        )  # fmt: skip
-        (made,) = (await self.client.call(call)).topics
-        usage.changed(int(made.num_partitions))
+        new = NewTopic(
+            name,
+            request.partitions or DEFAULT,
+            request.replication_factor or DEFAULT,
+            dict(request.config),
+        )
+        call = create_topics_call([new], int(patience_s * 1000), validate_only=False)
+        call.at_most_once = True
+        client = self.new_client(self._caller(context))
+        try:
+            (made,) = (await client.call(call)).topics
+        finally:
+            client.close()
+        # Whoever may not describe its settings is told -1, as in Kafka.
         return broker_pb2.CreateTopicResponse(
             topic=name,
-            partitions=int(made.num_partitions),
-            replication_factor=int(made.replication_factor),
+            partitions=max(0, int(made.num_partitions)),
+            replication_factor=max(0, int(made.replication_factor)),
         )
 
     async def _produce(self, request: Any, context: Any, usage: ClientUsage) -> Any:

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from grpc_health.v1 import health_pb2
 from msgspec import Struct
 
+from kept.cluster.controller.topics import MAX_TOPIC_NAME_LENGTH
 from kept.cluster.security.acls import ANONYMOUS, AclOperation, AclResourceType
 from kept.node.grpc import grpc_options  # noqa: F401 - before grpc
 from kept.node.grpc.callers import CALLER
 from kept.node.grpc.status_codes import parsed
 from kept.node.proto import broker_pb2
-from kept.node.security.access import CLUSTER, Known, Open
+from kept.node.security.access import CLUSTER, NO_LOGIN, Known, Open
+from kept.node.security.revocation import Revoked, run_while_allowed
 from kept.storage.errors import InvalidRequest, InvariantViolation
 
 # isort: split
@@ -32,11 +34,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 if TYPE_CHECKING:
     from kept.node.grpc.callers import Callers
     from kept.node.kafka.listener import HandedOver
-    from kept.node.security.audit import AuditLog
     from kept.node.security.session import Session
-
-CHECK_S: Final = 1.0
-"""How often it is asked anew whether a stream may go on."""
 
 
 class OnTopic(Struct, frozen=True):
@@ -47,8 +45,6 @@ class OnTopic(Struct, frozen=True):
     operation: AclOperation
     kind: Any
     cluster: AclOperation | None = None
-    is_change: bool = False
-    """It changes metadata: the audit log has it."""
 
     def allows(self, session: Session, topic: str, *, api: str = "", audited: bool = True) -> bool:
         """Whether the call is served; ``audited``: the audit log learns of it, as of ``api``."""
@@ -59,7 +55,7 @@ class OnTopic(Struct, frozen=True):
 
 METHODS: Final[dict[str, Open | Known | OnTopic]] = {
     "/broker.Broker/CreateTopic": OnTopic(
-        AclOperation.CREATE, broker_pb2.CreateTopicRequest, AclOperation.CREATE, is_change=True
+        AclOperation.CREATE, broker_pb2.CreateTopicRequest, AclOperation.CREATE
     ),
     "/broker.Broker/Produce": OnTopic(AclOperation.WRITE, broker_pb2.ProduceRequest),
     "/broker.Broker/Consume": OnTopic(AclOperation.READ, broker_pb2.ConsumeRequest),
@@ -84,10 +80,9 @@ def check_methods() -> None:
 class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """See the module."""
 
-    def __init__(self, callers: Callers, audit: AuditLog) -> None:
+    def __init__(self, callers: Callers) -> None:
         check_methods()
         self._callers = callers
-        self._audit = audit
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
@@ -114,18 +109,7 @@ class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         async def guarded(request: Any, context: Any) -> Any:
             session, still_allowed = await self._admit(access, method, request, context)
             CALLER.set(session)
-            call = asyncio.ensure_future(serve(request, context))
-            try:
-                while not (await asyncio.wait({call}, timeout=CHECK_S))[0]:
-                    if not still_allowed():
-                        await _end(context, *_TAKEN_AWAY)
-                reply = await call
-                if session is not None and isinstance(access, OnTopic) and access.is_change:
-                    topic = parsed(access.kind, request).topic
-                    self._audit.changed(session, method, [topic])
-                return reply
-            finally:
-                call.cancel()
+            return await _while_allowed(serve(request, context), still_allowed, context)
 
         return guarded
 
@@ -134,14 +118,8 @@ class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             _, still_allowed = await self._admit(access, method, request, context)
             messages = serve(request, context)
             while True:
-                upcoming = asyncio.ensure_future(anext(messages, None))
-                try:
-                    while not (await asyncio.wait({upcoming}, timeout=CHECK_S))[0]:
-                        if not still_allowed():
-                            await _end(context, *_TAKEN_AWAY)
-                    message = await upcoming
-                finally:
-                    upcoming.cancel()
+                upcoming = anext(messages, None)
+                message = await _while_allowed(upcoming, still_allowed, context)
                 if message is None:
                     return
                 if not still_allowed():
@@ -160,7 +138,7 @@ class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return None, lambda: True
         caller = self._callers.of(context.peer())
         if caller is None:
-            await _end(context, *_LOG_IN)
+            await _end(context, *_GONE)
         session = await self._session(caller, context)
         loop, logins = asyncio.get_running_loop(), caller.listener.context.logins
 
@@ -168,21 +146,23 @@ class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return loop.time() < session.expires_at and not logins.is_revoked(session)
 
         if not lasts():
-            await _end(context, *_LOG_IN)
+            await _end(context, *_login_wanted(caller))
         if session.is_unrestricted:
             return session, lasts
         if isinstance(access, Known):
             if session.principal == ANONYMOUS:
-                await _end(context, *_LOG_IN)
+                await _end(context, *_login_wanted(caller))
             return session, lasts
         try:
             topic = parsed(access.kind, request).topic
         except InvalidRequest as error:
             await _end(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         if not access.allows(session, topic, api=method):
-            what = f"{session.principal} may not {access.operation.name.lower()} topic {topic}"
+            shown = topic[:MAX_TOPIC_NAME_LENGTH]  # a status that is too long would not arrive
+            what = f"{session.principal} may not {access.operation.name.lower()} topic {shown}"
             if session.principal == ANONYMOUS:
-                await _end(context, grpc.StatusCode.UNAUTHENTICATED, f"{what}; {_LOG_IN[1]}")
+                status, how = _login_wanted(caller)
+                await _end(context, status, f"{what}; {how}")
             await _end(context, grpc.StatusCode.PERMISSION_DENIED, what)
         return session, lambda: lasts() and access.allows(session, topic, audited=False)
 
@@ -191,6 +171,8 @@ class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         given = [value for key, value in context.invocation_metadata() if key == "authorization"]
         if not listener.asks_login and (not given or caller.session.is_unrestricted):
             return caller.session
+        if not given:
+            await _end(context, *_login_wanted(caller))
         session: Session | None = None
         if len(given) == 1:
             session = await listener.authenticate(caller.transport, str(given[0]).encode())
@@ -199,8 +181,23 @@ class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return session
 
 
-_LOG_IN: Final = grpc.StatusCode.UNAUTHENTICATED, "log in: metadata authorization"
+_GONE: Final = grpc.StatusCode.UNAUTHENTICATED, "the connection of this call is closed"
 _TAKEN_AWAY: Final = grpc.StatusCode.PERMISSION_DENIED, "the right to do this was taken away"
+
+
+def _login_wanted(caller: HandedOver) -> tuple[Any, str]:
+    """What ends a call of somebody who has to say who he is."""
+    schemes = " or ".join(caller.listener.http_schemes)
+    how = f"log in: metadata authorization ({schemes})" if schemes else NO_LOGIN
+    return grpc.StatusCode.UNAUTHENTICATED, how
+
+
+async def _while_allowed(work: Awaitable[Any], still_allowed: Any, context: Any) -> Any:
+    """What comes of a part of a call, which ends where it may not go on meanwhile."""
+    try:
+        return await run_while_allowed(work, still_allowed)
+    except Revoked:
+        await _end(context, *_TAKEN_AWAY)
 
 
 async def _refuse(_request: Any, context: Any) -> None:

@@ -9,6 +9,7 @@ answers no ping is gone.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import kept.node.admin.services  # noqa: F401 - takes long; this module is imported in a thread
@@ -61,13 +62,14 @@ class Server:
         server = grpc.aio.server(
             options=options(services.config.current),
             maximum_concurrent_rpcs=limit,
-            interceptors=[CallAuthorizer(self.callers, services.audit)] if secured else [],
+            interceptors=[CallAuthorizer(self.callers)] if secured else [],
         )
         clients = broker.Broker(
             runtime=services.runtime,
             metadata=services.metadata,
             inflating=services.inflating,
             client=self._client,
+            new_client=partial(services.new_client, client_id=GRPC_CLIENT_ID),
             callers=self.callers,
             usages=ClientUsages(services.quotas, services.counters, GRPC_CLIENT_ID),
         )

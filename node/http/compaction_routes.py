@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from kept.cluster.security.acls import AclResourceType
 from kept.node.compaction.replica_digests import Wanted
 from kept.node.http.cluster_routes import partition_name
 from kept.node.http.parameters import Parameters
@@ -13,9 +12,9 @@ from kept.node.http.route_access import (
     DESCRIBE_CLUSTER,
     DESCRIBE_TOPIC,
     READ_TOPIC,
-    Shown,
     topic_or_cluster,
     topic_or_key,
+    topic_or_shown,
 )
 from kept.node.http.route_table import RouteContext, route
 
@@ -42,10 +41,11 @@ async def _history(node: RouteContext, p: Parameters) -> Any:
     "/api/v1/compaction",
     "topic",
     large=True,
-    access=Shown("partitions", "topic", AclResourceType.TOPIC),
+    access=topic_or_shown,
 )
 async def _compaction(node: RouteContext, p: Parameters) -> Any:
-    return await node.services.compaction.statuses(p.given.get("topic"))
+    topic = p.text("topic") if "topic" in p.given else None
+    return await node.services.compaction.statuses(topic)
 
 
 @route(

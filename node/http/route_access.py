@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -14,7 +14,16 @@ from kept.cluster.security.acls import ANONYMOUS, AclOperation, AclResourceType
 from kept.node.http.messages import HttpRequest, HttpResponse, failure
 from kept.node.http.parameters import Parameters
 from kept.node.runtime.time_slices import Pace
-from kept.node.security.access import CLUSTER, Known, Open, Resource, Whole, the_cluster
+from kept.node.security.access import (
+    CLUSTER,
+    NO_LOGIN,
+    Known,
+    Open,
+    Resource,
+    Whole,
+    the_cluster,
+)
+from kept.node.security.revocation import Revoked, run_while_allowed
 from kept.node.security.visibility import describable
 from kept.storage.errors import InvariantViolation
 
@@ -32,8 +41,6 @@ _WAYS: Final = {
     "Basic": "a user and a password (HTTP Basic)",
     "Bearer": "an access token (Authorization: Bearer)",
 }
-CHECK_S: Final = 1.0
-"""How often it is asked anew whether a stream may go on."""
 
 
 class Shown(Struct, frozen=True):
@@ -107,6 +114,7 @@ CREATE_TOPIC: Final = OnTopicOrCluster(AclOperation.CREATE)
 DESCRIBE_GROUP: Final = Whole(DESCRIBE, _group_of)
 COMMIT_OFFSETS: Final = Every((Whole(AclOperation.READ, _group_of), READ_TOPIC))
 SHOWN_TOPICS: Final = Shown("topics", "name", AclResourceType.TOPIC)
+SHOWN_PARTITIONS: Final = Shown("partitions", "topic", AclResourceType.TOPIC)
 SHOWN_GROUPS: Final = Shown("groups", "group", AclResourceType.GROUP)
 
 
@@ -127,6 +135,13 @@ def what_moves(p: Parameters) -> Access:
 def may_describe_cluster(session: Session) -> bool:
     """Whether totals of a node may be shown."""
     return session.may(DESCRIBE, *CLUSTER, audited=False)
+
+
+def topic_or_shown(p: Parameters) -> Access:
+    """A topic where one is given: else whoever is told that there is none knows which there are.
+    Without one those are shown that may be described.
+    """
+    return DESCRIBE_TOPIC if "topic" in p.given else SHOWN_PARTITIONS
 
 
 def topic_or_key(p: Parameters) -> Access:
@@ -169,13 +184,18 @@ def refusal(
         return None
     message = f"{session.principal} may not {what}"
     if session.principal == ANONYMOUS:
-        return failure(401, f"{message}; {how_to_log_in(request.schemes)}")
+        return login_wanted(request.schemes, f"{message}; ")
     return failure(403, message)
 
 
-def how_to_log_in(schemes: Iterable[str]) -> str:
-    """What somebody is told who has to say who he is, by one of the ``schemes`` of HTTP."""
-    return f"log in with {' or '.join(_WAYS[scheme] for scheme in schemes)}"
+def login_wanted(schemes: Collection[str], why: str = "") -> HttpResponse:
+    """What somebody is told who has to say who he is, by one of the ``schemes`` of HTTP. Where the
+    listener has none it is no use to ask.
+    """
+    if not schemes:
+        return failure(403, f"{why}{NO_LOGIN}")
+    ways = " or ".join(_WAYS[scheme] for scheme in schemes)
+    return failure(401, f"{why}log in with {ways}")
 
 
 def shown_part(access: Access) -> Shown | None:
@@ -227,25 +247,19 @@ async def _shown_items(text: str, part: Shown, session: Session) -> AsyncIterato
 async def while_allowed(
     chunks: AsyncIterator[bytes], access: Access, request: HttpRequest
 ) -> AsyncIterator[bytes]:
-    """A stream, until its reader has no right to it any more or his session ends: within
-    :data:`CHECK_S` seconds, also while nothing comes.
-    """
+    """A stream, until its reader has no right to it any more or his session ends."""
     session, loop = request.session, asyncio.get_running_loop()
+
+    def is_allowed() -> bool:
+        if loop.time() >= session.expires_at:
+            return False
+        return refusal(session, access, request, audited=False) is None
+
     while True:
-        upcoming = asyncio.ensure_future(anext(chunks, None))
         try:
-            while not (await asyncio.wait({upcoming}, timeout=CHECK_S))[0]:
-                if not _is_allowed(session, access, request, loop.time()):
-                    return
-            chunk = await upcoming
-        finally:
-            upcoming.cancel()
-        if chunk is None or not _is_allowed(session, access, request, loop.time()):
+            chunk = await run_while_allowed(anext(chunks, None), is_allowed)
+        except Revoked:
+            return
+        if chunk is None or not is_allowed():
             return
         yield chunk
-
-
-def _is_allowed(session: Session, access: Access, request: HttpRequest, now_s: float) -> bool:
-    if now_s >= session.expires_at:
-        return False
-    return refusal(session, access, request, audited=False) is None

@@ -96,7 +96,7 @@ def route(
             result = await handler(context, parameters)
             if isinstance(result, HttpResponse):
                 return result
-            part = None if callable(access) else shown_part(access)
+            part = shown_part(served.access_to(request))
             if part is not None and not request.session.is_unrestricted:
                 name_of, items = attrgetter(part.name), getattr(result, part.field)
                 shown = await part.of(request.session, items, name_of)

@@ -67,6 +67,7 @@ of a key (``kept.node.admin.leader_router``). From ``topics/create`` on the list
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 from kept.cluster.controller.topics import MAX_TOPIC_NAME_LENGTH
@@ -161,7 +162,8 @@ class Routes:
         else:
             response = await self._serve(route, request)
         self._record(route, request, response)
-        if response.endless and response.chunks is not None and access is not OPEN:
+        ends = access is not OPEN or math.isfinite(request.session.expires_at)
+        if response.endless and response.chunks is not None and ends:
             response.chunks = while_allowed(response.chunks, access, request)
         return response
 

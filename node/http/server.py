@@ -16,10 +16,11 @@ the connection; what it may do, by the route (``kept.node.http.route_access``).
 Limits: ``kept.http.request.max.bytes`` for headers, 64 KiB at most, and for the body (which draw on
 ``kept.inflight.max.bytes``, by address), ``kept.http.idle.ms`` for a whole request to come and for
 its answer to be taken, ``kept.http.max.connections``: one more takes the place of the one that has
-waited longest for a request. One request at a time per connection; while it is served, nothing is
-read. Quotas of clients hold (:mod:`kept.node.security.client_usage`): over one of them a request
-waits for :data:`THROTTLE_S` at most, or is refused with 429 and ``Retry-After``. Of answers that
-may be large so many are held at a time as :mod:`kept.node.http.response_limiter` says.
+waited longest for a request or for a login. One request at a time per connection; while it is
+served, nothing is read. Quotas of clients hold (:mod:`kept.node.security.client_usage`): over one
+of them a request waits for :data:`THROTTLE_S` at most, or is refused with 429 and ``Retry-After``.
+Of answers that may be large so many are held at a time as :mod:`kept.node.http.response_limiter`
+says.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from kept.node.http.messages import (
     plain_path,
 )
 from kept.node.http.response_limiter import ResponseLimiter
-from kept.node.http.route_access import how_to_log_in
+from kept.node.http.route_access import login_wanted
 from kept.node.runtime.logging import bugs
 from kept.node.security.client_usage import UNMETERED
 from kept.storage.errors import InvalidRequest, KeptError, is_bug
@@ -128,10 +129,11 @@ class HttpServer:
 
 
 def _make_room(connections: WeakSet[HttpConnection]) -> bool:
-    """End the connection that has waited longest for a request to come; False: none waits.
+    """End the connection that has waited longest for a request to come, or for what comes of a
+    login; False: none waits.
 
-    So whoever opens connections and says nothing, or little at a time, keeps nobody else out:
-    probes and scrapes least of all.
+    So whoever opens connections and says nothing, little at a time, or wrong passwords, keeps
+    nobody else out: probes and scrapes least of all.
     """
     waiting = [connection for connection in connections if connection.waits_since is not None]
     if not waiting:
@@ -218,7 +220,8 @@ class HttpConnection(asyncio.Protocol):
         self._endless = False
         self._turns = server.limiter
         self.waits_since: float | None = None
-        """When it began to wait for a request, by the loop's clock; None while it serves one."""
+        """When it began to wait for a request, or for what comes of a login (a refused one waits
+        long), by the loop's clock; None while it serves one."""
 
     def begin(self, first_bytes: bytes, crowded: bool) -> None:
         """Handle what was read before; ``crowded``: there are too many connections already."""
@@ -229,8 +232,13 @@ class HttpConnection(asyncio.Protocol):
         self.data_received(first_bytes)
 
     def give_way(self) -> None:
-        """It waits for a request, and its place is needed."""
-        self._refuse(503, CROWDED) if self._request_begun else self._transport.close()
+        """It waits for a request, or for what comes of a login, and its place is needed."""
+        if self._task is not None:
+            self._transport.abort()
+        elif self._request_begun:
+            self._refuse(503, CROWDED)
+        else:
+            self._transport.close()
 
     def _await_request(self) -> None:
         self.waits_since = self._runtime.loop.time()
@@ -368,7 +376,7 @@ class HttpConnection(asyncio.Protocol):
             parsed.session = self._handed_over.session = session
             parsed.may_change_voters = self._handed_over.may_change_voters
         elif parsed.path not in _ANY_HOST:
-            return failure(401, how_to_log_in(parsed.schemes))
+            return login_wanted(parsed.schemes)
         if session is not None and parsed.path not in _ANY_HOST:
             parsed.usage = self._server.usages.of(session)
             if parsed.usage.is_metered:
@@ -396,7 +404,11 @@ class HttpConnection(asyncio.Protocol):
             return self._accepted
         if len(given) != 1:
             return None
-        return await listener.authenticate(self._transport, given[0])
+        self.waits_since = self._runtime.loop.time()
+        try:
+            return await listener.authenticate(self._transport, given[0])
+        finally:
+            self.waits_since = None
 
     def _parse(self, request: h11.Request) -> HttpRequest:
         """Raises InvalidRequest."""
@@ -493,6 +505,7 @@ class HttpConnection(asyncio.Protocol):
                     break
                 self._send(h11.Data(data=chunk))
                 await self._drained()
+            self._endless = False  # a session's end has ended it: the next request may come
         self._send(h11.EndOfMessage())
         await self._drained()
 

@@ -65,7 +65,8 @@ class Handler(Protocol):
 
 class Connection(asyncio.Protocol):
     """See the module. ``peer`` names the other side in the log. ``serves``: this is the side that
-    answers, and that reads no further requests while its answers are not taken.
+    answers, and that reads no further requests while its answers are not taken; the other one may
+    send bodies of several frames once it is :meth:`admitted`.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Connection(asyncio.Protocol):
         self._handler = handler
         self._serves = serves
         self._lost = False
-        self._reader = FrameReader()
+        self._reader = FrameReader(takes_long=not serves)
         self._reading = True
         self._next_read: asyncio.Handle | None = None
         """The turn of the frames that came already; nothing is read until then."""
@@ -113,6 +114,10 @@ class Connection(asyncio.Protocol):
         self._transport.resume_reading()
         if first_bytes:
             self.data_received(first_bytes)
+
+    def admitted(self) -> None:
+        """The other side is a node of this cluster: what it sends may be long."""
+        self._reader.takes_long = True
 
     def close(self) -> None:
         """Send what was given to the transport, then close."""

@@ -102,9 +102,12 @@ class LongBody:
 
 
 class FrameReader:
-    """Bytes in, frames out. Memory grows with what has arrived, not with what was announced."""
+    """Bytes in, frames out. Memory grows with what has arrived, not with what was announced.
+    ``takes_long``: bodies may come in several frames.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, takes_long: bool = True) -> None:
+        self.takes_long = takes_long
         self._buffer = bytearray()
         self._position = 0
         self._partial: dict[tuple[Kind, int], bytearray] = {}
@@ -162,7 +165,7 @@ class FrameReader:
 
     def _add_chunk(self, key: tuple[Kind, int], body: bytes) -> None:
         kind, correlation_id = key
-        if kind not in _CHUNKED:
+        if kind not in _CHUNKED or not self.takes_long:
             raise CorruptMessage(f"a {kind.name} in several frames")
         if len(body) != CHUNK_BYTES:
             raise CorruptMessage(

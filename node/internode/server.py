@@ -207,6 +207,7 @@ class Session:
             self._refuse(hello.node_id, why)
             return
         self._hello = hello
+        connection.admitted()
         connection.peer = f"node {hello.node_id} at {connection.peer}"
         self._peers.connection_opened(hello)
         connection.send(Kind.OPEN, body=codecs().hello.to_bytes(self._peers.hello()))

@@ -1,8 +1,8 @@
 """What the audit log says of requests that change metadata: the names that were changed, no values.
 
-A change is recorded where it was made, which is at the active controller; what was refused, item by
-item, is not, nor what was only validated, nor what a node asks for itself: it is recorded where it
-was asked to (gRPC's CreateTopic), if anybody did.
+A change is recorded where it was made, which is at the active controller, whichever protocol it was
+asked for by; what was refused, item by item, is not, nor what was only validated, nor what a node
+asks for itself.
 """
 
 from __future__ import annotations

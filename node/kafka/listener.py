@@ -28,7 +28,7 @@ from kept.client.security.oauthbearer import MECHANISM as OAUTHBEARER
 from kept.client.security.oauthbearer import parse_bearer
 from kept.client.security.plain import MECHANISM as PLAIN
 from kept.client.security.plain import parse_plain
-from kept.cluster.security.acls import ANONYMOUS
+from kept.cluster.security.acls import ANONYMOUS, CLUSTER_NAME, AclOperation, AclResourceType
 from kept.node.config.sasl import SASL_PROTOCOLS
 from kept.node.kafka import api
 from kept.node.kafka.accept_throttle import AcceptThrottle
@@ -210,11 +210,8 @@ class Listener:
 
     @property
     def http_schemes(self) -> tuple[str, ...]:
-        """How HTTP and gRPC may say here who makes a request: Basic, Bearer, or both."""
-        mechanisms = self.context.logins.settings(self.name).mechanisms if self.asks_login else ()
-        by_password = any(mechanism != OAUTHBEARER for mechanism in mechanisms)
-        by_token = OAUTHBEARER in mechanisms
-        return (*(("Basic",) if by_password or not by_token else ()), *(("Bearer",) * by_token))
+        """How HTTP and gRPC may say here who makes a request: Basic, Bearer, both, or neither."""
+        return self.context.logins.settings(self.name).http_schemes
 
     def check_decoded(self, size_bytes: int) -> None:
         """Raises InvalidRequest for a request of which more than ``kept.request.decoded.max.bytes``
@@ -337,6 +334,17 @@ class Listener:
             is_node=self.between_nodes,
         )
 
+    def is_member(self, session: Session) -> bool:
+        """Whether the owner of the certificate that began a session may speak for a node: a super
+        user, or who may do ClusterAction. A session without a node's rights is asked about.
+        """
+        return self.context.authorizer.allows(
+            Session(session.principal, session.host, session.listener, session.mechanism),
+            AclOperation.CLUSTER_ACTION,
+            AclResourceType.CLUSTER,
+            CLUSTER_NAME,
+        )
+
     async def authenticate(self, transport: Any, authorization: bytes) -> Session | None:
         """A session of whom the header ``Authorization`` of HTTP, or that metadata of gRPC, names:
         by a password (Basic) or an access token (Bearer). None, after the delay of a failed login,
@@ -344,9 +352,9 @@ class Listener:
         """
         logins = self.context.logins
         scheme = "Bearer" if authorization[:7].lower() == b"bearer " else "Basic"
-        if self.asks_login and scheme not in self.http_schemes:
+        if scheme not in self.http_schemes:
             host = self.session(transport).host
-            why = f"{scheme} is for no mechanism that is enabled"
+            why = f"the listener takes no login by {scheme}"
             await asyncio.sleep(logins.refused(self.name, host, scheme, "", why))
             return None
         if scheme == "Basic":
@@ -381,6 +389,8 @@ class Listener:
         except SaslAuthenticationFailed:
             matches = False
         if matches and not logins.is_revoked(session):
+            if lifetime_ms := logins.lifetime_ms(self.name, None):
+                session.expires_at = self.context.runtime.loop.time() + lifetime_ms / 1000
             self.context.counters.logins += 1
             return session
         why = "no such user, or another password"

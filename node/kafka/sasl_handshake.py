@@ -157,6 +157,9 @@ class SaslHandshake(Pending):
         if self._end < 4:
             return False
         first = bytes(memoryview(self._buffer)[: self._end])
+        if not self.listener.is_expected(self.transport, first[:4]):
+            self.abort()
+            return False
         if first[:4] in _CARRY_LOGINS and first[:4] in self.listener.takeovers:
             is_probe = True if self.over_limit is None else self.listener.is_probe(first)
             if is_probe is False:

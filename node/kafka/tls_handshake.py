@@ -22,11 +22,11 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.cluster.security.acls import ANONYMOUS, CLUSTER_NAME, AclOperation, AclResourceType
+from kept.cluster.security.acls import ANONYMOUS
 from kept.node.kafka.accept_throttle import is_closed_by_peer
 from kept.node.kafka.handshake_timeout import HandshakeTimeouts
+from kept.node.runtime.logging import bugs
 from kept.node.security.listener_tls import UnknownPeer
-from kept.node.security.session import Session
 
 if TYPE_CHECKING:
     from kept.node.kafka.listener import Listener
@@ -257,22 +257,28 @@ class TlsHandshake(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The handshake is over: a connection, or what authenticates, serves the transport."""
         self._acceptor.done(self)
-        listener: Listener = self._listener
         try:
-            principal = self._acceptor.tls.principal(transport.get_extra_info("ssl_object"))
+            self._serve(transport)
         except UnknownPeer as error:
-            listener.complain("certificate refused", peer=self.peer, error=str(error))
+            self._listener.complain("certificate refused", peer=self.peer, error=str(error))
             transport.abort()  # type: ignore[attr-defined]
-            return
+        except Exception as error:  # noqa: BLE001 - nobody would serve, count or close it
+            bugs.report("connection failed", error, listener=self._listener.name)
+            transport.abort()  # type: ignore[attr-defined]
+
+    def _serve(self, transport: Any) -> None:
+        """Raises UnknownPeer for whom the certificate does not say who he is."""
+        listener: Listener = self._listener
+        principal = self._acceptor.tls.principal(transport.get_extra_info("ssl_object"))
         mechanism = "" if principal == ANONYMOUS else "SSL"
         session = listener.session(transport, principal, mechanism)
-        if listener.between_nodes and not self._is_member(session):
+        if listener.between_nodes and not listener.is_member(session):
             listener.complain(
                 "certificate refused: neither in super.users nor with ClusterAction",
                 peer=self.peer,
                 principal=principal,
             )
-            transport.abort()  # type: ignore[attr-defined]
+            transport.abort()
             return
         if self._acceptor.authenticates:
             protocol: Any = listener.new_protocol(listener)
@@ -280,17 +286,6 @@ class TlsHandshake(asyncio.Protocol):
             protocol.connection_made(transport)
         else:
             listener.open(transport, session)
-
-    def _is_member(self, session: Session) -> bool:
-        """Whether a certificate's owner may speak for a node. A session without a node's rights
-        is asked about.
-        """
-        return self._listener.context.authorizer.allows(
-            Session(session.principal, session.host, session.listener, session.mechanism),
-            AclOperation.CLUSTER_ACTION,
-            AclResourceType.CLUSTER,
-            CLUSTER_NAME,
-        )
 
 
 def _reason(error: OSError) -> str:

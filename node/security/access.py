@@ -43,6 +43,8 @@ MESSAGES: Final = MappingProxyType(
     }
 )
 """What Kafka says beside such a code: nothing of the resource."""
+NO_LOGIN: Final = "this listener takes no login by HTTP or gRPC"
+"""What strangers are told there, where it is no use to ask them who they are."""
 
 
 class Open(Struct, frozen=True):

@@ -18,7 +18,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from kept.node.runtime.logging import log
 from kept.storage.errors import KeptError
@@ -37,6 +37,9 @@ MAX_WINDOWS: Final = 4096
 """Different denials that are remembered at a time."""
 WINDOWS_AT_ONCE: Final = 64
 """So many are ended in one turn of the loop: a millisecond's work."""
+MAX_SHOWN: Final = 256
+"""Characters of a name, or of what was asked, that a line has: strangers may send a megabyte, and
+each is remembered for a window."""
 MAX_WAITING: Final = 16_384
 """Lines that wait for the disk; those beyond are dropped, and counted."""
 
@@ -114,6 +117,7 @@ class AuditLog:
         """Something was denied or allowed."""
         if not self.is_on:
             return
+        event = structs.replace(event, api=_shown(event.api), name=_shown(event.name))
         if event.ruling.allowed:
             self._write(_access(event, 1))
         else:
@@ -247,6 +251,12 @@ class AuditFile:
             log.error("lines of the audit log were dropped", path=self._path, lines=self._dropped)
             self._dropped = 0
         self._flush()
+
+
+def _shown(text: str) -> str:
+    if len(text) <= MAX_SHOWN:
+        return text
+    return f"{text[:MAX_SHOWN]}… ({len(text)} characters)"
 
 
 def _refused(event: AccessEvent | LoginRefused, count: int) -> Mapping[str, Any]:

@@ -6,7 +6,8 @@ found once (:func:`~kept.cluster.security.client_quotas.effective_quota`) and ke
 change; clients that share a quota share its meter. Time is ``monotonic_ms``: a clock that is set
 back moves nothing.
 
-Clients invent their client ids, so views are bounded: the one not used for longest goes. A meter
+Clients invent their client ids, so views are bounded: the one not used for longest goes, and of a
+long id a hash is remembered. A meter
 that no view has any more stays while it may still hold its next user back (one that was idle for
 its window is as good as a new one), and :data:`MAX_UNUSED` of them at most. Both are looked after a
 few at a time, with each new view; a change of quotas has views found anew as they are used.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Final, TypeVar
 
 from kept.cluster.security.client_quotas import (
@@ -37,6 +39,8 @@ MAX_DELAY_MS: Final = 2**31 - 1
 """``throttle_time_ms`` is an int32."""
 MAX_UNUSED: Final = 10_000
 """Meters that no view has."""
+MAX_ID_CHARACTERS: Final = 255
+"""Of a client id that is remembered as it is; clients may send 32 KiB."""
 _LOOKED_AT: Final = 8
 """Unused meters that are looked at with each new view, which has four at most."""
 
@@ -163,6 +167,13 @@ class ControllerMutations:
         return self._bucket.delay_ms(self._now_ms)
 
 
+def _short(client_id: str) -> str:
+    """What stands for a client id in memory."""
+    if len(client_id) <= MAX_ID_CHARACTERS:
+        return client_id
+    return sha256(client_id.encode()).hexdigest()
+
+
 class ClientView:
     """The meters that count for a principal's client; None where it has no such quota."""
 
@@ -219,7 +230,10 @@ class ClientQuotas:
 
     def view(self, principal: str, client_id: bytes, now_ms: int) -> ClientView:
         """What counts for this client."""
-        key = (principal, client_id)
+        known_as = client_id
+        if len(client_id) > MAX_ID_CHARACTERS:
+            known_as = sha256(client_id).digest()
+        key = (principal, known_as)
         view = self._views.get(key)
         if view is not None and view.generation == self._generation:
             view.used_ms = now_ms
@@ -257,7 +271,7 @@ class ClientQuotas:
         quota = effective_quota(self._quotas, key, *of)
         if quota is None:
             return None
-        shared_by = (key, quota.user, quota.client_id)
+        shared_by = (key, quota.user, _short(quota.client_id))
         meter = meters.get(shared_by)
         if meter is None:
             meter = meters[shared_by] = new()

@@ -1,11 +1,11 @@
 """What clients of HTTP and gRPC use of their quotas, and how they are held back.
 
 It counts as what Kafka's clients use does (:mod:`kept.node.security.client_quotas`): by the user
-and the client id :data:`HTTP_CLIENT_ID` or :data:`GRPC_CLIENT_ID`, at the node that is asked (for
-partitions that HTTP changes, at the controller: it is asked in the user's name). Bytes
+and the client id :data:`HTTP_CLIENT_ID` or :data:`GRPC_CLIENT_ID`, at the node that is asked. Bytes
 of batches that are appended draw on ``producer_byte_rate``, those of batches that leaders give for
 a request on ``consumer_byte_rate``, the time that a request takes of the loop on
-``request_percentage``.
+``request_percentage``. Changes of metadata are asked of the controller in the user's name, and draw
+on ``controller_mutation_rate`` there.
 
 A response of Kafka tells its client how long to wait, and nothing is read of the connection
 meanwhile. These protocols have no such field, and their clients open connections as they like, so
@@ -121,18 +121,6 @@ class ClientUsage:
             still_ms, of = self.over(kind)
             delay_ms = min(still_ms, end_ms - monotonic_ms())
 
-    def check_mutations(self) -> None:
-        """Raises ThrottlingQuotaExceeded where nothing is left of ``controller_mutation_rate``."""
-        if self._quotas is not None:
-            now_ms = monotonic_ms()
-            of = self._quotas.mutations(self._principal, self._client_id, now_ms, strict=True)
-            try:
-                of.record(0)
-            except ThrottlingQuotaExceeded:
-                assert self._counters is not None
-                self._counters.throttled("controller_mutation", of.throttle_ms)
-                raise
-
     # What is used.
 
     def produced(self, size_bytes: int) -> None:
@@ -148,13 +136,6 @@ class ClientUsage:
         view = self._view(now_ms)
         if view is not None and view.consumer is not None:
             view.consumer.record(size_bytes, now_ms)
-
-    def changed(self, partitions: int) -> None:
-        """So many partitions were created or deleted."""
-        if self._quotas is not None:
-            now_ms = monotonic_ms()
-            of = self._quotas.mutations(self._principal, self._client_id, now_ms, strict=False)
-            of.record(partitions)
 
     def most_fetched(self, size_bytes: int) -> int:
         """What one fetch should bring at most, ``size_bytes`` or less: what the window of

@@ -69,7 +69,7 @@ class Logins:
         current = self._config.current
         of, settings = self._settings.get(listener, (None, None))
         if settings is None or of is not current:
-            settings = sasl_settings(current.of_listener(listener))
+            settings = sasl_settings(current, listener)
             self._settings[listener] = current, settings
         return settings
 
@@ -123,9 +123,10 @@ class Logins:
         mechanism, user = session.mechanism, session.user
         if mechanism in SCRAM_MECHANISMS:
             return self.credentials.find(mechanism, user) is None
-        if mechanism != PLAIN or user in self.settings(session.listener).plain_users:
+        settings = self.settings(session.listener)
+        if mechanism != PLAIN or user in settings.plain_users:
             return False
-        return not self.credentials.for_password(user).exists
+        return not self.credentials.for_password(user, settings.stored_over_http).exists
 
     def end_session(self, session: Session) -> None:
         """Close the connection that a session speaks on."""
@@ -141,13 +142,11 @@ class Logins:
         settings = self.settings(listener)
         expected = settings.plain_users.get(user)
         right = expected is not None and hmac.compare_digest(expected.encode(), password.encode())
-        stored = settings.stored_passwords
-        if not plain:
-            stored = stored or any(name in SCRAM_MECHANISMS for name in settings.mechanisms)
-        if right or not stored:
+        stored = settings.stored_over_http
+        if right or not stored or (plain and not settings.stored_passwords):
             return right
         # Also for a user of the file: a wrong password takes as long whoever it is for.
-        matches = await self.passwords.matches(host, user, password)
+        matches = await self.passwords.matches(host, user, password, stored)
         return matches and expected is None
 
 

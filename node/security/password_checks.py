@@ -12,10 +12,11 @@ import asyncio
 import hmac
 import secrets
 from collections import deque
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from kept.client.security.scram import password_matches
+from kept.client.security.scram import HASHES, password_matches
 from kept.node.security.stored_credentials import PasswordCredential, StoredCredentials
 
 THREADS: Final = 2
@@ -45,11 +46,13 @@ class PasswordChecks:
         """How many checks wait for their turn."""
         return self._count
 
-    async def matches(self, host: str, user: str, password: str) -> bool:
-        """Whether ``password`` is the one that a credential of ``user`` was made from. False, too,
-        when too many wait.
+    async def matches(
+        self, host: str, user: str, password: str, mechanisms: Collection[str] = tuple(HASHES)
+    ) -> bool:
+        """Whether ``password`` is the one that a credential of ``user``, of one of ``mechanisms``,
+        was made from. False, too, when too many wait.
         """
-        stored = self._credentials.for_password(user)
+        stored = self._credentials.for_password(user, mechanisms)
         pair = hmac.digest(self._secret, f"{user}\0{password}".encode(), "sha256")
         until, credential = self._right.get(pair, (0.0, None))
         if credential is stored.credential and self._loop.time() < until:

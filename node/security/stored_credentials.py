@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from kept.client.security.scram import MIN_ITERATIONS
@@ -47,17 +47,20 @@ class StoredCredentials:
         made = hmac.digest(pattern.server_key, user.encode("utf-8", "replace"), "sha512")
         return ScramCredential(made[: len(pattern.salt)], made, made, pattern.iterations)
 
-    def for_password(self, user: str) -> PasswordCredential:
-        """What a password of ``user`` is compared with: his strongest credential, else a decoy that
-        takes as long.
+    def for_password(
+        self, user: str, mechanisms: Collection[str] = tuple(STORED)
+    ) -> PasswordCredential:
+        """What a password of ``user`` is compared with: his strongest credential of one of
+        ``mechanisms``, else a decoy that takes as long.
         """
         current = self._current()
-        for mechanism in _STRONGEST_FIRST:
+        strongest_first = [m for m in _STRONGEST_FIRST if m.text in mechanisms]
+        for mechanism in strongest_first:
             credential = current.get((user, mechanism))
             if credential is not None:
                 return PasswordCredential(mechanism.text, credential, exists=True)
         patterns = self._find_patterns()
-        like = next((m for m in _STRONGEST_FIRST if m in patterns), _STRONGEST_FIRST[0])
+        like = next((m for m in strongest_first if m in patterns), _STRONGEST_FIRST[0])
         return PasswordCredential(like.text, self.decoy(like.text, user), exists=False)
 
     def _find_patterns(self) -> dict[ScramMechanism, ScramCredential]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from kept.node.config.sasl import SASL_PROTOCOLS, sasl_settings
+from kept.node.config.sasl import sasl_settings
 from kept.storage.errors import SaslAuthenticationFailed
 
 if TYPE_CHECKING:
@@ -22,13 +22,12 @@ if TYPE_CHECKING:
 
 
 def token_settings(config: NodeConfig) -> dict[str, TokenSettings]:
-    """Those of each SASL listener that enables OAUTHBEARER, by its name."""
+    """Those of each listener that enables OAUTHBEARER, by its name."""
     found = {}
     for listener in config.listeners:
-        if listener.protocol in SASL_PROTOCOLS:
-            tokens = sasl_settings(config.of_listener(listener.name)).tokens
-            if tokens is not None:
-                found[listener.name] = tokens
+        tokens = sasl_settings(config, listener.name).tokens
+        if tokens is not None:
+            found[listener.name] = tokens
     return found
 
 

@@ -109,7 +109,7 @@ def test_each_listener_has_mechanisms_and_users_of_its_own() -> None:
     )
     found: list[Any] = []
     for name in ("A", "B", "SASL_PLAINTEXT"):
-        settings = sasl_settings(config.of_listener(name))
+        settings = sasl_settings(config, name)
         assert "hush" not in repr(settings) + repr(config)
         found.append((settings.mechanisms, settings.plain_users, settings.stored_passwords))
         assert settings.max_reauth_ms == (1000 if name == "A" else 0)
@@ -118,6 +118,43 @@ def test_each_listener_has_mechanisms_and_users_of_its_own() -> None:
         (("SCRAM-SHA-256", "PLAIN"), {}, True),
         (("SCRAM-SHA-512",), {}, False),
     ]
+
+
+@pytest.mark.parametrize("mechanisms", ["OAUTHBEARER", "SCRAM-SHA-512", "PLAIN", "GSSAPI"])
+@pytest.mark.parametrize("listener", ["PLAINTEXT://localhost:1", "SSL://localhost:1"])
+def test_mechanisms_are_for_listeners_of_sasl(listener: str, mechanisms: str) -> None:
+    """GSSAPI is Kafka's default: where nobody logs in by SASL it may stay."""
+    name = listener.partition(":")[0]
+    config = load(listener, sasl__enabled__mechanisms=mechanisms, plain__sasl__jaas__config=USERS)
+    settings = sasl_settings(config, name)
+    assert (settings.mechanisms, settings.tokens) == ((), None)
+    assert settings.plain_users == {"ada": "hush"}
+    assert settings.http_schemes == ("Basic",)
+    stored = load(listener, sasl__enabled__mechanisms=mechanisms, kept__sasl__plain__users="scram")
+    assert sasl_settings(stored, name).http_schemes == ("Basic",)
+    nobody = load(listener, sasl__enabled__mechanisms=mechanisms)
+    assert sasl_settings(nobody, name).http_schemes == ()
+
+
+@pytest.mark.parametrize(
+    ("mechanisms", "schemes"),
+    [
+        ("OAUTHBEARER", ("Bearer",)),
+        ("SCRAM-SHA-256", ("Basic",)),
+        ("PLAIN", ("Basic",)),
+        ("SCRAM-SHA-512,OAUTHBEARER", ("Basic", "Bearer")),
+    ],
+)
+def test_http_takes_what_the_mechanisms_of_its_listener_take(
+    mechanisms: str, schemes: tuple[str, ...]
+) -> None:
+    given = {**OAUTH, "sasl__enabled__mechanisms": mechanisms, "plain__sasl__jaas__config": USERS}
+    assert sasl_settings(load(**given), "SASL_PLAINTEXT").http_schemes == schemes
+
+
+def test_users_that_cannot_be_read_are_refused_on_any_listener() -> None:
+    with pytest.raises(ConfigurationError, match="it must begin with a login module"):
+        load("PLAINTEXT://localhost:1", plain__sasl__jaas__config="x")
 
 
 @pytest.mark.parametrize(
@@ -150,14 +187,14 @@ def test_tokens_have_settings_of_their_listener() -> None:
             "listener.name.a.oauthbearer.sasl.jaas.config": f"{OAUTH_MODULE} required;",
         },
     )
-    own, other = (sasl_settings(config.of_listener(n)).tokens for n in ("A", "SASL_PLAINTEXT"))
+    own, other = (sasl_settings(config, name).tokens for name in ("A", "SASL_PLAINTEXT"))
     assert own is not None and other is not None
     assert (own.jwks_path, own.audiences) == ("/a b/keys", ("a",))
     assert (other.jwks_path, other.jwks_url) == (None, "https://issuer.test/keys")
     assert (other.audiences, other.issuer, other.skew_s) == (("kafka", "other"), None, 30)
     assert (other.subject_claim, other.scope_claim) == ("sub", "scope")
     by_password = OAUTH | {"sasl__enabled__mechanisms": "SCRAM-SHA-256"}
-    assert sasl_settings(load(**by_password)).tokens is None
+    assert sasl_settings(load(**by_password), "SASL_PLAINTEXT").tokens is None
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from importlib import import_module
 import h11
 import pytest
 
+from kept.client.security.jaas import PLAIN_MODULE
 from kept.node.admin.views.cluster_view import ClusterView
 from kept.node.http import json_results, lazy_server
 from kept.node.http.messages import status_of
@@ -19,6 +20,8 @@ from kept.node.http.server import MAX_HEAD_BYTES, _is_held, host_is_known, with_
 from kept.node.internode.controller_rpc import PeerHttpRequest
 from kept.storage import errors
 from kept.storage.errors import InvariantViolation, PolicyViolation
+from tests.support.grpc_calls import basic
+from tests.support.loops import until
 
 GET = "GET {} HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -566,6 +569,32 @@ def test_a_response_that_cannot_be_encoded_ends_the_connection(lone, monkeypatch
 
     with contextlib.suppress(ConnectionResetError):
         assert not lone.run(read()).endswith(b"0\r\n\r\n")
+
+
+def test_wrong_passwords_keep_nobody_out(lone_node):
+    """The answer to a failed login waits, and its connection has one of few places meanwhile."""
+    lone = lone_node(
+        listeners="SASL_PLAINTEXT://127.0.0.1:0",
+        sasl_enabled_mechanisms="PLAIN",
+        plain_sasl_jaas_config=f'{PLAIN_MODULE} required user_ada="pencil";',
+        connection_failed_authentication_delay_ms="5000",
+        kept_http_max_connections="2",
+    )
+    head = f"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: {basic('ada', 'wrong')}\r\n\r\n"
+    counters = lone.node.parts.counters
+
+    async def ask():
+        held = []
+        for number in range(2):
+            held.append(await asyncio.open_connection("127.0.0.1", lone.port))
+            held[-1][1].write(head.encode())
+            await until(lambda number=number: counters.failed_logins == number + 1)
+        answer = await _once(lone)
+        for _, writer in held:
+            writer.close()
+        return answer
+
+    assert lone.run(asyncio.wait_for(ask(), 60)).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from kept.node.config.listeners import Voter
 from kept.node.internode import hello as greeting
 from kept.node.internode import protobuf_conversion, server
 from kept.node.internode.controller_rpc import AllocateProducerIdsReply, AllocateProducerIdsRequest
-from kept.node.internode.frames import Kind
+from kept.node.internode.frames import CHUNK_BYTES, Kind, LongBody
 from kept.node.internode.identity import Hello, check
 from kept.node.internode.parse_limits import MAX_ITEMS
 from kept.node.internode.protobuf_conversion import codecs
@@ -162,6 +162,22 @@ async def test_nothing_is_served_before_the_connection_is_open(net, capsys, kind
     wrong = "not a Hello" if kind is Kind.OPEN else f"a {kind.name} before the connection is open"
     assert "connection between nodes closed" in said and wrong in said
     assert said.count("\n") == 1 and "127.0.0.1:" in said
+
+
+async def test_nothing_long_is_put_together_before_the_connection_is_open(net, capsys):
+    """A body that is not whole never reaches who would refuse it, and may have many megabytes."""
+    one = await net.node(1)
+    async with await RawConnection.to(one.port) as connection:
+        await connection.greet(replace(STRANGER, cluster_id="c1"))
+        body = LongBody(Kind.REQUEST, 1, 1, bytes(3 * CHUNK_BYTES))
+        connection.writer.write(body.next_frame())
+        await connection.closed()
+    assert "a REQUEST in several frames" in capsys.readouterr().err
+    async with await RawConnection.to(one.port) as connection:
+        await connection.open(replace(STRANGER, cluster_id="c1"))
+        connection.writer.write(body.next_frame())
+        connection.send(Kind.PING)
+        assert (await connection.receive()).kind is Kind.PONG, "afterwards it may be long"
 
 
 WRONG = [

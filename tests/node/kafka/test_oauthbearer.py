@@ -5,6 +5,7 @@ session ends. Anchors: SaslAuthenticatorTest (OAUTHBEARER) and OAuthBearerSaslSe
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from kept.cluster.metadata.records import ScramCredentialRecord
 from kept.cluster.security.credentials import ScramMechanism
 from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.node.proto import broker_pb2
+from kept.node.security import logins, revocation
 from kept.node.security.oauth import key_source
 from tests.support.credentials import credential
 from tests.support.grpc_calls import basic, call, calling
@@ -297,7 +299,63 @@ def test_a_listener_of_tokens_alone_takes_no_password(secure, capfd):
         called = lone.run(call(lone.port, "CreateTopic", request, login))
         assert called is grpc.StatusCode.UNAUTHENTICATED
     assert counted(lone) == (0, 4)
-    assert "Basic is for no mechanism that is enabled" in capfd.readouterr().err
+    assert "the listener takes no login by Basic" in capfd.readouterr().err
+
+
+BESIDE = {
+    "listeners": "PLAINTEXT://127.0.0.1:0,OUT://127.0.0.1:0",
+    "listener_security_protocol_map": "OUT:SASL_PLAINTEXT",
+    "sasl_enabled_mechanisms": OAUTH,
+    "authorizer_class_name": STANDARD_AUTHORIZER,
+    "super_users": "User:root;User:sue",
+}
+"""A listener without SASL beside one of tokens alone; mechanisms are the same setting's."""
+CREATE = broker_pb2.CreateTopicRequest(topic="t", partitions=1)
+
+
+def refused_call(lone: Any, login: str = "") -> tuple[Any, str]:
+    """Status and text of a call that must fail."""
+
+    async def go() -> tuple[Any, str]:
+        async with calling(lone.port, "CreateTopic", CREATE, login) as under_way:
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                await under_way
+            return ended.value.code(), str(ended.value.details())
+
+    refused: tuple[Any, str] = lone.run(go())
+    return refused
+
+
+def test_a_listener_without_sasl_takes_passwords_whatever_mechanisms_others_have(secure, issuer):
+    jaas = f'{PLAIN_MODULE} required user_root="word";'
+    lone = secure(**BESIDE, plain_sasl_jaas_config=jaas)
+    status, headers, body = get(lone)
+    assert status == 401 and headers["www-authenticate"].startswith("Basic ")
+    assert "access token" not in body.decode()
+    assert get(lone, basic("root", "word"))[0] == 200
+    assert get(lone, basic("root", "wrong"))[0] == 401
+    assert get(lone, f"Bearer {issuer.token('root')}")[0] == 401, "there are no keys for it here"
+    said = "log in: metadata authorization (Basic)"
+    status, text = refused_call(lone)
+    assert status is grpc.StatusCode.UNAUTHENTICATED and said in text
+    assert lone.run(call(lone.port, "CreateTopic", CREATE, basic("root", "word"))).topic == "t"
+
+
+@pytest.mark.parametrize("mechanisms", [OAUTH, "OAUTHBEARER,SCRAM-SHA-256"])
+def test_where_nobody_can_log_in_nobody_is_asked_to(secure, issuer, mechanisms):
+    """Mechanisms of SASL are for listeners of SASL: users of SCRAM have no password here."""
+    lone = secure(**(BESIDE | {"sasl_enabled_mechanisms": mechanisms}))
+    sue = ScramCredentialRecord("sue", ScramMechanism.SCRAM_SHA_256, credential("pencil"))
+    lone.run(lone.node.parts.metadata.propose([sue]))
+    tried = ("", basic("sue", "pencil"), f"Bearer {issuer.token('root')}")
+    for login in tried:
+        status, headers, body = get(lone, login)
+        assert status == 403 and "www-authenticate" not in headers, login
+        assert "this listener takes no login by HTTP or gRPC" in body.decode()
+    status, text = refused_call(lone)
+    assert status is grpc.StatusCode.UNAUTHENTICATED and "takes no login" in text
+    for login in tried[1:]:
+        assert refused_call(lone, login)[0] is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_who_may_not_without_a_login_is_told_how_to_log_in_there(secure, issuer):
@@ -320,6 +378,31 @@ def test_http_takes_a_token(secure, issuer, capfd):
         assert get(lone, f"Bearer {wrong}")[0] == 401
     assert counted(lone) == (2, 6)
     assert "mechanism=Bearer" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("by_password", [False, True])
+def test_a_stream_of_http_ends_with_its_login(secure, issuer, monkeypatch, by_password):
+    """Also where there is no authorizer, so that nothing else is asked."""
+    monkeypatch.setattr(logins, "MIN_TOKEN_SESSION_MS", 300)
+    monkeypatch.setattr(revocation, "CHECK_S", 0.05)
+    lone = secure(connections_max_reauth_ms="300" if by_password else "0")
+    login = f"Bearer {issuer.token(life_s=0.1)}"
+    if by_password:
+        sue = ScramCredentialRecord("sue", ScramMechanism.SCRAM_SHA_256, credential("pencil"))
+        lone.run(lone.node.parts.metadata.propose([sue]))
+        login = basic("sue", "pencil")
+    request = f"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: {login}\r\n\r\n"
+
+    async def watched() -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
+        writer.write(request.encode())
+        try:
+            return await asyncio.wait_for(reader.readuntil(b"\r\n0\r\n\r\n"), 30)
+        finally:
+            writer.close()
+
+    answer = lone.run(watched())
+    assert answer.startswith(b"HTTP/1.1 200 ") and b"data: {" in answer
 
 
 def test_grpc_takes_a_token_and_ends_a_stream_with_it(secure, issuer):

@@ -25,6 +25,7 @@ SASL = "node/kafka/test_sasl_handshake.py::"
 FLOOD = "node/kafka/test_sasl_attacks.py::"
 SCRAM = "client/security/test_scram.py::"
 TLS = "node/wire/test_tls.py::"
+DOORS = "node/kafka/test_tls_listeners.py::"
 CUTS = "node/wire/test_tls_cuts.py::"
 RELOAD = "node/security/test_tls_reload.py::"
 NODES = "node/internode/test_strangers.py::"
@@ -89,6 +90,7 @@ ATTACKS = {
         "wrong passwords by the ten thousand from one address",
         (
             f"{FLOOD}test_a_flood_of_wrong_passwords_keeps_no_other_address_out",
+            f"{HTTP}test_wrong_passwords_keep_nobody_out",
             "node/security/test_password_checks.py::"
             "test_an_address_that_floods_keeps_nobody_else_waiting",
         ),
@@ -119,6 +121,7 @@ ATTACKS = {
             f"{SASL}test_a_fetch_that_waits_outlives_its_session",
             f"{WIRE}test_a_session_that_is_over_is_served_nothing_but_a_login",
             f"{GRPC}test_a_session_that_is_over_calls_nothing",
+            f"{BEARER}test_a_stream_of_http_ends_with_its_login",
         ),
     ),
     10: Attack(
@@ -143,6 +146,7 @@ ATTACKS = {
         "another protocol than was named, TLS where it is not spoken and the other way",
         (
             f"{TLS}test_who_names_a_protocol_speaks_it",
+            f"{DOORS}test_who_names_a_protocol_of_http_speaks_no_kafka",
             f"{TLS}test_what_does_not_begin_a_handshake_is_closed",
             f"{TLS}test_http_without_tls_is_told_of_https",
             f"{TLS}test_tls_where_it_is_not_spoken",
@@ -199,6 +203,7 @@ ATTACKS = {
         (
             f"{MATRIX}test_every_api_refuses_strangers_and_tells_them_nothing",
             f"{MATRIX}test_every_route_refuses_strangers_and_tells_them_nothing",
+            f"{MATRIX}test_a_list_of_one_topic_does_not_tell_whether_it_is_there",
             f"{WIRE}test_strangers_produce_and_fetch_nothing",
             f"{GRPC}test_every_method_refuses_strangers_and_tells_them_nothing",
         ),
@@ -232,6 +237,8 @@ ATTACKS = {
             f"{NODES}test_a_connection_names_the_cluster_once_there_is_one",
             f"{NODES}test_a_hello_with_the_id_of_another_node_changes_nothing",
             f"{NODES}test_raft_messages_after_a_refusal_change_nothing",
+            f"{NODES}test_nothing_long_is_put_together_before_the_connection_is_open",
+            f"{DOORS}test_a_node_that_may_be_one_no_more_is_cut_off",
         ),
         "a node's key may speak for the id of a node that is not there: its holder is a member",
     ),
@@ -251,6 +258,8 @@ ATTACKS = {
         "quotas: invented client ids, acks=0, many connections, clocks",
         (
             "node/security/test_client_quotas.py::test_invented_client_ids_fill_no_memory",
+            "node/security/test_client_quotas.py::"
+            "test_long_client_ids_fill_no_memory_and_have_quotas_of_their_own",
             "node/security/test_client_quotas.py::test_who_shares_a_quota_shares_its_meter",
             f"{QUOTAS}test_acks_0_is_held_back_too",
             f"{QUOTAS}test_a_muted_connection_gets_the_answer_of_its_parked_fetch",

@@ -21,7 +21,7 @@ from kept.cluster.security.acls import (
     AclResourceType,
     PatternType,
 )
-from kept.node.http.route_access import CHECK_S
+from kept.node.security.revocation import CHECK_S
 from kept.storage.records import build_batch
 from kept.storage.types import TopicPartition
 from tests.support.grpc_calls import basic

@@ -8,6 +8,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from kept.cluster.security.acls import AclOperation, AclResourceType
 from kept.node.runtime.runtime import Runtime
@@ -71,6 +72,24 @@ def test_lines(capsys) -> None:
     assert (others["event"], others["count"]) == ("login", 1)
     assert login["principal"] is None and login["host"] == "10.0.0.2"
     assert change["api"] == "CreateAcls" and change["names"] == ["topic:\x1b[2J\n"]
+
+
+def test_a_name_of_a_megabyte_is_neither_written_nor_remembered(capsys) -> None:
+    long = structs.replace(DENIED, name="n" * 1_000_000, api="GET /" + "p" * 60_000)
+
+    async def run() -> int:
+        log = AuditLog(Runtime(Disk()), 7, "denied")
+        for _ in range(2):
+            log.decided(long)
+        kept = sum(len(event.name) + len(event.api) for event in log._repeated._repeats)
+        await log.close()
+        return kept
+
+    assert asyncio.run(run()) < 1000
+    first, again = map(json.loads, capsys.readouterr().err.splitlines())
+    assert first["resource"] == "n" * 256 + "… (1000000 characters)"
+    assert first["api"].endswith("… (60005 characters)") and len(first["api"]) < 300
+    assert again["count"] == 1
 
 
 def test_off_says_nothing(capsys) -> None:

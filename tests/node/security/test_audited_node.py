@@ -64,7 +64,7 @@ def test_logins_denials_and_changes(lone_node: Any, tmp_path: Path) -> None:
     assert (lines[2]["operation"], lines[2]["api"]) == ("CREATE", "create_topics")
     assert lines[2]["outcome"] == "denied" and lines[2]["host"] == "127.0.0.1"
     assert lines[5]["api"] == "create_topics" and lines[5]["names"] == ["t"]
-    assert (lines[6]["api"], lines[6]["names"]) == ("/broker.Broker/CreateTopic", ["by-grpc"])
+    assert (lines[6]["api"], lines[6]["names"]) == ("create_topics", ["by-grpc"])
     assert lines[6]["listener"] == "SASL_PLAINTEXT" and lines[6]["host"] == "127.0.0.1"
 
 

@@ -139,6 +139,23 @@ def test_invented_client_ids_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> 
     assert MAX_VIEWS == 10_000
 
 
+def test_long_client_ids_fill_no_memory_and_have_quotas_of_their_own() -> None:
+    named = "x" * 30_000
+    quotas = ClientQuotas()
+    quotas.replace(
+        {
+            entity({CLIENT_ID: None}): {"request_percentage": 1},
+            entity({CLIENT_ID: named}): {"request_percentage": 5},
+        }
+    )
+    views = [view(quotas, client=f"{named}{number}") for number in range(10)]
+    assert len({id(one.request) for one in views}) == 10, "each has its own"
+    (own,) = [one for one in (view(quotas, client=named).request,) if one is not None]
+    assert own.bound == 5 and view(quotas, client=named).request is own
+    held = [text for _, text in quotas._views] + [key[2].encode() for key in quotas._rates]
+    assert len(held) == 22 and max(map(len, held)) < 100
+
+
 def test_a_change_of_quotas_is_no_work_at_once() -> None:
     quotas = quotas_of(client_={"request_percentage": 1})
     before = [view(quotas, client=f"id-{number}") for number in range(100)]

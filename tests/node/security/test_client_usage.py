@@ -14,6 +14,8 @@ from kept.client.security.jaas import PLAIN_MODULE
 from kept.cluster.metadata.records import ClientQuotaRecord
 from kept.cluster.security.client_quotas import CLIENT_ID, USER, entity
 from kept.node.admin.records.record_filter import RecordFilter
+from kept.node.grpc.broker import Broker
+from kept.node.grpc.callers import Callers
 from kept.node.kafka.api import RequestContext
 from kept.node.proto import broker_pb2
 from kept.node.runtime import error_codes
@@ -28,10 +30,15 @@ from kept.node.security.client_usage import (
     ClientUsages,
 )
 from kept.node.security.session import ALLOW_ALL, Session, node_session
-from kept.storage.errors import ThrottlingQuotaExceeded, UnknownTopicOrPartition
+from kept.storage.errors import (
+    NetworkException,
+    ThrottlingQuotaExceeded,
+    UnknownTopicOrPartition,
+)
 from kept.storage.records import build_batch
 from tests.node.conftest import Lone
 from tests.support.grpc_calls import basic, call, calling
+from tests.support.parts import Given
 
 # isort: split
 import grpc
@@ -149,16 +156,6 @@ def test_metered_work_fails_and_is_cancelled_as_any() -> None:
 
     asyncio.run(scene())
     assert seen == ["cancelled"]
-
-
-def test_changes_of_metadata_are_refused_once_nothing_is_left() -> None:
-    usage, counters = usage_of(controller_mutation_rate=1.0)
-    usage.check_mutations()
-    usage.changed(20)  # a burst of eleven seconds, and nine more
-    with pytest.raises(ThrottlingQuotaExceeded) as refused:
-        usage.check_mutations()
-    assert 8_000 <= refused.value.throttle_ms <= 9_000
-    assert counters.throttled_seconds["controller_mutation"] >= 8
 
 
 def test_nodes_use_nothing() -> None:
@@ -403,6 +400,42 @@ def test_topics_made_by_grpc_are_charged_once_where_its_client_id_pays(secure: L
     give(secure, {"client-id": GRPC_CLIENT_ID}, controller_mutation_rate=0.01)
     assert made_by_grpc(secure, "new", ADA).partitions == 3
     assert 250 < owed_s(secure, "ada", GRPC_CLIENT_ID) <= 289, "three partitions, not six"
+
+
+def test_grpc_asks_for_a_topic_in_the_name_of_whoever_calls(
+    secure: Lone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So one bucket counts, the controller's, whichever node is asked."""
+    handlers = secure.node.parts.handlers
+    asked: list[tuple[str, str, str | None, bool]] = []
+    handle = handlers.handle
+
+    def noted(ctx: RequestContext, body: memoryview, request: Any) -> Any:
+        if ctx.api_key == ApiKey.CREATE_TOPICS:
+            session = ctx.session
+            asked.append((session.principal, session.host, ctx.client_id, session.is_node))
+        return handle(ctx, body, request)
+
+    monkeypatch.setattr(handlers, "handle", noted)
+    assert made_by_grpc(secure, "new", ADA).partitions == 3
+    assert asked == [("User:ada", "127.0.0.1", GRPC_CLIENT_ID, False)]
+
+
+def test_a_call_whose_connection_is_closed_is_not_served() -> None:
+    """It would be one without quotas."""
+    given: Any = Given()
+    broker = Broker(
+        runtime=given, metadata=given, inflating=given, client=given, new_client=given,
+        callers=Callers(), usages=Given(of=None),
+    )  # fmt: skip
+    served: list[str] = []
+
+    async def serve(*_: Any) -> None:
+        served.append("served")
+
+    with pytest.raises(NetworkException, match="the connection of this call is closed"):
+        asyncio.run(broker._metered(serve)(None, Given(peer=lambda: "unix:/tmp/x/c-4711")))
+    assert not served
 
 
 # Topics that are made because a client named them.

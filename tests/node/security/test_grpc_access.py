@@ -15,9 +15,10 @@ from kept.client.security.jaas import PLAIN_MODULE
 from kept.cluster.metadata.records import RemoveScramCredentialRecord, ScramCredentialRecord
 from kept.cluster.security.credentials import ScramMechanism
 from kept.node.config.checks import STANDARD_AUTHORIZER
-from kept.node.grpc import call_authorizer
-from kept.node.grpc.call_authorizer import CHECK_S, METHODS, CallAuthorizer
+from kept.node.grpc.call_authorizer import METHODS, CallAuthorizer
 from kept.node.proto import broker_pb2
+from kept.node.security import revocation
+from kept.node.security.revocation import CHECK_S
 from kept.node.security.session import Session
 from tests.fuzz import seeds
 from tests.support.credentials import credential
@@ -74,15 +75,15 @@ def called(method: str, topic: str, session: Session) -> tuple[Any, str] | str:
     caller = Given(
         session=session,
         listener__asks_login=False,
+        listener__http_schemes=("Basic",),
         listener__context__logins__is_revoked=lambda _: False,
     )
     callers: Any = Given(of=lambda _: caller)
-    audit: Any = Given(changed=lambda *_: None)
     request = broker_pb2.ProduceRequest(topic=topic).SerializeToString()
 
     async def go() -> tuple[Any, str] | str:
         details = Given(method=method)
-        handler = await CallAuthorizer(callers, audit).intercept_service(continuation, details)
+        handler = await CallAuthorizer(callers).intercept_service(continuation, details)
         try:
             return str(await handler.unary_unary(request, Context()))
         except Ended as ended:
@@ -179,7 +180,7 @@ def test_reflection_ends_with_the_credential_of_its_user(
 ) -> None:
     """While nothing is asked, and when something is."""
     lone = secure()
-    monkeypatch.setattr(call_authorizer, "CHECK_S", check_s)
+    monkeypatch.setattr(revocation, "CHECK_S", check_s)
     question = reflection_pb2.ServerReflectionRequest(list_services="")
     options = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
 

@@ -259,3 +259,19 @@ def test_every_route_refuses_strangers_and_tells_them_nothing(lone_node, who):
         else:
             assert status == 200, about
             assert EXISTS not in str(known), about
+
+
+@pytest.mark.parametrize("who", EVERYBODY)
+def test_a_list_of_one_topic_does_not_tell_whether_it_is_there(lone_node, who):
+    """One that is compacted, one that is not, and none."""
+    lone = lone_node(authorizer_class_name=STANDARD_AUTHORIZER, super_users="User:admin")
+    lone.create("compacted", cleanup_policy="compact")
+    lone.create("retained")
+    lone.http("GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    served, session = lone.node.parts.http._started().routes, stranger(who)
+    told = set()
+    for topic in ("compacted", "retained", ABSENT):
+        request = HttpRequest("GET", "/api/v1/compaction", {"topic": topic}, session=session)
+        response = lone.run(served.respond(request))
+        told.add((response.status, str(response.value).replace(topic, "T")))
+    assert len(told) == 1 and min(told)[0] in (401, 403), told

@@ -263,7 +263,7 @@ def may(kind):
 @pytest.mark.parametrize("path", ["/api/v1/tail", "/api/v1/events"])
 async def test_it_ends_with_the_right_to_it(lone, path, monkeypatch):
     """Within a second, also while nothing comes."""
-    monkeypatch.setattr("kept.node.http.route_access.CHECK_S", 0.02)
+    monkeypatch.setattr("kept.node.security.revocation.CHECK_S", 0.02)
     await lone.created("t")
     rules = [AclIndex().changed([may(kind) for kind in ALL], [])]
     authorizer = StandardAuthorizer(lambda: rules[0], [])

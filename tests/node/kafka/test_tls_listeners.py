@@ -1,0 +1,155 @@
+"""Listeners with TLS: who speaks what there, whom a certificate makes a node, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kept.client.protocol import messages as protocol
+from kept.client.security.jaas import PLAIN_MODULE
+from kept.client.security.tls import client_context, tls_config
+from kept.cluster.security.acl_index import AclIndex
+from kept.cluster.security.acls import (
+    CLUSTER_NAME,
+    AclBinding,
+    AclOperation,
+    AclPermission,
+    AclResourceType,
+    PatternType,
+)
+from kept.node.config.checks import STANDARD_AUTHORIZER
+from kept.node.config.node_config import NodeConfig
+from kept.node.kafka.listener import HandedOver
+from kept.node.parts import NodeParts
+from kept.node.security.session import Session
+from tests.support.certificates import Authority
+from tests.support.loops import until
+from tests.support.parts import Given
+
+API_VERSIONS = 18
+
+
+def trusting(authority: Authority, alpn: str = "") -> ssl.SSLContext:
+    context = client_context(tls_config({"ssl.truststore.location": authority.ca}))
+    if alpn:
+        context.set_alpn_protocols([alpn])
+    return context
+
+
+async def is_answered(port: int, context: ssl.SSLContext) -> bool:
+    """Whether ApiVersions is; if not, the connection is closed."""
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", port, ssl=context, server_hostname="localhost"
+    )
+    try:
+        writer.write(protocol.encode_request(API_VERSIONS, 0, 7, "tls", {}))
+        with suppress(ConnectionError):
+            return bool(await asyncio.wait_for(reader.read(1), 30))
+        return False
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("alpn", ["", "http/1.1", "h2"])
+@pytest.mark.parametrize("protocol_name", ["SSL", "SASL_SSL"])
+def test_who_names_a_protocol_of_http_speaks_no_kafka(
+    lone_node: Any, tmp_path: Path, protocol_name: str, alpn: str
+) -> None:
+    authority = Authority(tmp_path)
+    lone = lone_node(
+        listeners=f"{protocol_name}://127.0.0.1:0",
+        ssl_keystore_location=authority.issue("node", "localhost"),
+        sasl_enabled_mechanisms="PLAIN",
+        plain_sasl_jaas_config=f'{PLAIN_MODULE} required user_ada="pencil";',
+    )
+    assert lone.run(is_answered(lone.port, trusting(authority, alpn))) is not bool(alpn)
+
+
+def test_a_certificate_that_shows_a_bug_of_ours_leaves_no_connection_behind(
+    lone_node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    """It would be served by nobody, and counted nowhere."""
+    authority = Authority(tmp_path)
+    lone = lone_node(
+        listeners="SSL://127.0.0.1:0", ssl_keystore_location=authority.issue("node", "localhost")
+    )
+    (listener,) = lone.node.parts.listeners
+
+    def fails(_: Any) -> str:
+        raise RecursionError("planted")
+
+    with monkeypatch.context() as planted:
+        planted.setattr(listener.acceptor.tls, "principal", fails)
+        assert not lone.run(is_answered(lone.port, trusting(authority)))
+    assert "planted" in capfd.readouterr().err
+    lone.run(until(lambda: listener.quota.count == 0 and not listener.acceptor._handshakes))
+    assert lone.run(is_answered(lone.port, trusting(authority))), "it serves the next one"
+
+
+# Between nodes.
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Iterator[NodeParts]:
+    authority = Authority(tmp_path)
+    settings = {
+        "node.id": "0",
+        "listeners": "PLAINTEXT://127.0.0.1:0,NODE://127.0.0.1:10001",
+        "listener.security.protocol.map": "NODE:SSL",
+        "controller.quorum.voters": "0@127.0.0.1:10001,1@127.0.0.1:10002",
+        "ssl.keystore.location": authority.issue("node", "127.0.0.1"),
+        "ssl.truststore.location": authority.ca,
+        "authorizer.class.name": STANDARD_AUTHORIZER,
+        "super.users": "User:CN=node",
+    }
+    config = NodeConfig.load(None, settings, {}, port=None, data_dir=str(tmp_path / "data"))
+
+    async def build() -> NodeParts:
+        return NodeParts(config)
+
+    with asyncio.Runner() as runner:
+        yield runner.run(build())
+
+
+class Transport:
+    """Of a connection between nodes."""
+
+    aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def test_a_node_that_may_be_one_no_more_is_cut_off(
+    parts: NodeParts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name it was allowed ClusterAction; the other one is a super user."""
+    listener = parts.node_listener
+    assert listener is not None
+
+    def connected(principal: str) -> Transport:
+        transport = Transport()
+        session = Session(principal, "10.0.0.1", listener.name, "SSL", is_node=True)
+        listener.handed_over[HandedOver(listener, transport, session)] = None
+        return transport
+
+    def rules_are(index: AclIndex) -> None:
+        monkeypatch.setattr(parts.authorizer, "_index", lambda: index)
+        parts.metadata.member = Given(image__acls=object())
+        parts._access_moved()
+
+    allowed = AclBinding(
+        AclResourceType.CLUSTER, CLUSTER_NAME, PatternType.LITERAL, "User:CN=other", "*",
+        AclOperation.CLUSTER_ACTION, AclPermission.ALLOW,
+    )  # fmt: skip
+    by_right, by_name = connected("User:CN=other"), connected("User:CN=node")
+    rules_are(AclIndex().changed([allowed]))
+    assert not (by_right.aborted or by_name.aborted)
+    rules_are(AclIndex())
+    assert by_right.aborted and not by_name.aborted

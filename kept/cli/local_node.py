@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from kept.cli.shell import Failure
 from kept.client.core.metadata import Endpoint
 from kept.client.security.security import PLAINTEXT, Security
-from kept.node.config.local_security import LocalSecurity
+from kept.node.config.local_security import NODE, LocalSecurity
 from kept.storage.errors import ConfigurationError
 
 READY_DEADLINE_S: Final = 60.0
@@ -265,13 +265,14 @@ def process_state(pid: int) -> bytes:
 
 
 def listed_nodes(directory: str) -> list[LocalNode]:
-    """Every node of a directory, in order."""
+    """Every node of a directory, in order; what is only named like one (``node-18``) is none."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
         names = []
-    numbers = sorted(int(n[5:]) for n in names if n.startswith("node-") and n[5:].isdigit())
-    return [LocalNode(directory, number) for number in numbers]
+    numbers = sorted(int(n[5:]) for n in names if n.startswith("node-") and n[5:].isdecimal())
+    nodes = [LocalNode(directory, number) for number in numbers]
+    return [node for node in nodes if any(map(os.path.exists, (node.config, node.log)))]
 
 
 def existing_nodes(directory: str) -> list[LocalNode]:
@@ -298,4 +299,5 @@ def security_directory(directory: str) -> str:
 def security_of(directory: str) -> LocalSecurity | None:
     """What the nodes of a directory are secured by, if they are."""
     path = security_directory(directory)
-    return LocalSecurity(path) if os.path.isdir(path) else None
+    ours = os.path.exists(os.path.join(path, f"{NODE}.pem"))
+    return LocalSecurity(path) if ours else None

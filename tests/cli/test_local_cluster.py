@@ -123,3 +123,26 @@ def test_secure_nodes_know_their_users_and_stay_secure(offline, local_dir, nodes
     offline(*up)
     offline("local", "down", *directory)
     assert "are not secure" in offline("local", "up", "--secure", *directory, status=1).err
+
+
+def test_what_is_not_of_kept_local_stays(offline, tmp_path):
+    """A project's own folders may be named as ours: ``--dir .`` neither takes nor removes them."""
+    port, directory = free_port(), ("--dir", tmp_path)
+    for name in ("security", "node-18"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine").write_text("mine")
+    secure = offline("local", "up", "--secure", "--port", port, *directory, status=1).err
+    assert f"{tmp_path}/security is there, and not of kept local" in secure
+    offline("local", "up", "--port", port, *directory)
+    assert [node["node"] for node in offline("local", "status", "--json", *directory).json] == [0]
+    offline("produce", "t", "--create", "--bootstrap", f"localhost:{port}", stdin="x\n")
+    offline("local", "down", "--purge", *directory)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["node-18", "security"]
+    assert (tmp_path / "security" / "mine").read_text() == "mine"
+
+
+@pytest.mark.parametrize("command", [("up",), ("start", 0)])
+def test_a_variable_that_would_give_all_nodes_one_address_is_refused(offline, local_dir, command):
+    offline.environ["KEPT_LISTENERS"] = "PLAINTEXT://localhost:1"
+    said = offline("local", *command, "--dir", local_dir, status=1).err
+    assert "$KEPT_LISTENERS is set: kept local sets listeners itself; unset it" in said

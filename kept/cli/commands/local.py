@@ -39,6 +39,7 @@ from kept.client.admin.readiness import cluster_is_up
 from kept.client.json_api import HttpFailed, JsonApi
 from kept.node.config.local_cluster import NODE_PORT_OFFSET, cluster_settings
 from kept.node.config.local_security import USERS, LocalSecurity
+from kept.node.config.sources import variable
 
 DOWN_DEADLINE_S: Final = 10.0
 """Longest time to stop nodes together: the last ones are without a quorum."""
@@ -125,7 +126,12 @@ def up(
     alone = len(members) == 1
     if max(ports if alone else node_ports) > MAX_PORT or set(ports) & set(node_ports):
         raise click.UsageError(f"--port {ports[0]}: {len(members)} nodes do not fit there")
+    _refuse_variables()
     before = security_of(directory)
+    if secure and before is None and os.path.exists(security_directory(directory)):
+        raise Failure(
+            f"{security_directory(directory)} is there, and not of kept local: give another --dir"
+        )
     if secure and before is None and listed_nodes(directory):
         raise Failure(
             f"the nodes in {directory} are not secure: give another --dir, or start again after "
@@ -144,6 +150,13 @@ def up(
         _start(members)
     for user, path in configs.items():
         echo(f"{user} connects with --command-config {os.path.relpath(path)}")
+
+
+def _refuse_variables() -> None:
+    """A Failure where the environment sets for all nodes what each has for itself."""
+    for name in OWN_SETTINGS:
+        if variable(name) in os.environ:
+            raise Failure(f"${variable(name)} is set: kept local sets {name} itself; unset it")
 
 
 def _members(directory: str, wanted: int | None) -> list[LocalNode]:
@@ -362,6 +375,7 @@ def _end_each(
 @_dir_option
 def start(*, numbers: tuple[int, ...], directory: str) -> None:
     """Start nodes N again, with their data."""
+    _refuse_variables()
     nodes = [existing_node(directory, number) for number in dict.fromkeys(numbers)]
     for node in nodes:
         if node.pid() is not None:

@@ -506,6 +506,7 @@ class ReplicaManifests:
 
         Raises DamagedData, MachineError, NotLeaderOrFollower, Withdrawn: it came to nothing.
         """
+        begins_at = self._partition.log.segments[0].base_offset  # retention may take it meanwhile
         try:
             new = await self._files.made(result)
         except FileNotFoundError:
@@ -516,7 +517,7 @@ class ReplicaManifests:
         self._pass_ms = monotonic_ms() - self._pass_began_ms
         if self._closed:
             raise NotLeaderOrFollower(f"{self._partition}: it is closed")
-        self._made = made = self._files.keep(new, result, truncations)
+        self._made = made = self._files.keep(new, result, truncations, begins_at)
         self.step(ev.PassDone(made.ref, leader_epoch, based_on))
         await made.outcome
 

@@ -144,12 +144,12 @@ class Files:
         decoded: Manifest = await self._hosted.directory.pool.run(read)
         return decoded
 
-    def keep(self, new: Manifest, result: Result, truncations: int) -> Made:
-        """The outputs of a pass over a log that had been cut ``truncations`` times, with their
-        manifest, until they are stored; beside what came from a leader, if this node led no more.
+    def keep(self, new: Manifest, result: Result, truncations: int, begins_at: int) -> Made:
+        """The outputs of a pass over a log that began at ``begins_at``, and had been cut
+        ``truncations`` times, with their manifest, until they are stored; beside what came from a
+        leader, if this node led no more.
         """
         ref = ref_of(new)
-        begins_at = self._hosted.partition.log.segments[0].base_offset
         self.bodies[ref] = new
         return Made(ref, result, truncations, begins_at, self._context.runtime.loop.create_future())
 

@@ -523,6 +523,28 @@ def test_a_pass_whose_log_was_deleted_meanwhile_has_not_failed(replica, calls, c
     assert not calls
 
 
+def test_what_a_pass_made_does_not_fit_once_retention_has_taken_a_segment(replica, calls) -> None:
+    """Also while its manifest is read."""
+
+    async def made(result: Any) -> Any:
+        move_end(replica, 120)
+        return manifest(Generation(3, 1), 110)
+
+    async def go() -> None:
+        replica._context.runtime.loop = asyncio.get_running_loop()
+        opened(replica, made=made)
+        log = replica._partition.log
+        began_at, cuts = log.segments[0].base_offset, log.truncations
+        pass_ = asyncio.ensure_future(replica.pass_made(RESULT, 3, OLDER, cuts))
+        while not calls:
+            await asyncio.sleep(0)
+        assert replica._made.begins_at == began_at < log.segments[0].base_offset
+        replica._made.outcome.set_result(None)
+        await pass_
+
+    asyncio.run(go())
+
+
 @pytest.mark.parametrize("closed", [False, True])
 def test_what_a_pass_made_is_of_the_log_as_it_begins(replica, calls, monkeypatch, closed) -> None:
     computing = Computing(Work(), asyncio.Future(loop=asyncio.new_event_loop()))

@@ -32,6 +32,8 @@ STATE = "__transaction_state"
 PRODUCE, INIT, ADD, END = 0, 22, 24, 26
 LAST_EPOCH = 32766
 PIPELINED = 50
+CLOSED = (OSError, AssertionError)
+"""What :class:`Connection` raises where its node dies, or closes it."""
 MOVES = 8
 PARTITIONS = 2
 
@@ -223,8 +225,12 @@ class ById:
 
         def found() -> bool:
             connection = Connection(f"localhost:{self.cluster.port(running[0])}")
-            answer = connection.ask(FIND, 2, key=self.name, key_type=1)
-            connection.close()
+            try:
+                answer = connection.ask(FIND, 2, key=self.name, key_type=1)
+            except CLOSED:
+                return False
+            finally:
+                connection.close()
             self.node = answer.node_id
             return answer.error_code is ErrorCode.none and self.node in running
 
@@ -238,7 +244,11 @@ class ById:
 
         def answered() -> bool:
             connection = self.connection or self.find()
-            answer = connection.ask(api, version, transactional_id=self.name, **values)
+            try:
+                answer = connection.ask(api, version, transactional_id=self.name, **values)
+            except CLOSED:
+                self.leave()
+                return False
             answers.append(answer)
             if answer.error_code is ErrorCode.none:
                 return True
@@ -264,20 +274,32 @@ class ById:
 
     def exhaust(self) -> tuple[int, int]:
         """InitProducerId until the epoch is the last one that is given."""
-        values = {
-            "transactional_id": self.name, "transaction_timeout": 60_000,
-            "producer_id": -1, "producer_epoch": -1,
-        }  # fmt: skip
-        connection = self.find()
         answer = self.init()
-        while answer.producer_epoch < LAST_EPOCH - PIPELINED:
-            for _ in range(PIPELINED):
-                connection.send(INIT, 4, **values)
-            answer = [connection.receive() for _ in range(PIPELINED)][-1]
         while answer.producer_epoch < LAST_EPOCH:
-            answer = self.init()
-        assert answer.producer_epoch == LAST_EPOCH
+            count = min(PIPELINED, LAST_EPOCH - answer.producer_epoch)
+            answer = self.pipelined(count) or self.init()
         return answer.producer_id, LAST_EPOCH
+
+    def pipelined(self, count: int) -> Any:
+        """The newest of so many epochs; None: the coordinator is elsewhere, or gave none."""
+        connection = self.connection or self.find()
+        try:
+            for _ in range(count):
+                connection.send(
+                    INIT, 4, transactional_id=self.name, transaction_timeout=60_000,
+                    producer_id=-1, producer_epoch=-1,
+                )  # fmt: skip
+            answers = [connection.receive() for _ in range(count)]
+        except CLOSED:
+            self.leave()
+            return None
+        refused = {one.error_code for one in answers} - {ErrorCode.none}
+        assert all(code.retriable for code in refused), refused
+        if refused - {ErrorCode.concurrent_transactions}:
+            self.leave()
+            return None
+        given = [one for one in answers if one.error_code is ErrorCode.none]
+        return max(given, key=lambda one: one.producer_epoch, default=None)
 
     def end(self, producer: tuple[int, int]) -> tuple[int, int]:
         """EndTxn of version 2; the producer that goes on."""
@@ -288,22 +310,33 @@ class ById:
 
 
 def produce(cluster: Cluster, name: str, topic: str, producer: tuple[int, int]) -> ErrorCode:
-    """A transactional batch of version 2, the first of its producer, to partition 0."""
-    with cluster.client() as client:
-        known = client.metadata([topic]).topics[topic]
-    connection = Connection(f"localhost:{cluster.port(known.partitions[0].leader)}")
+    """A transactional batch of version 2, the first of its producer, to partition 0; sent again
+    until it is taken or refused for good, as clients do.
+    """
     data = build_batch(
         [(1, b"k", b"v", ())], producer_id=producer[0], producer_epoch=producer[1],
         base_sequence=0, is_transactional=True,
     )  # fmt: skip
-    answer = connection.ask(
-        PRODUCE, 12, transactional_id=name, acks=-1, timeout=30_000,
-        topic_data=[{"name": topic, "partition_data": [{"index": 0, "records": data}]}],
-    )  # fmt: skip
-    connection.close()
-    code = answer.responses[0].partition_responses[0].error_code
-    assert isinstance(code, ErrorCode)
-    return code
+    codes: list[ErrorCode] = []
+
+    def answered() -> bool:
+        with cluster.client() as client:
+            leader = client.metadata([topic]).topics[topic].partitions[0].leader
+        if leader < 0 or not cluster.running(leader):
+            return False
+        connection = Connection(f"localhost:{cluster.port(leader)}")
+        answer = connection.ask(
+            PRODUCE, 12, transactional_id=name, acks=-1, timeout=30_000,
+            topic_data=[{"name": topic, "partition_data": [{"index": 0, "records": data}]}],
+        )  # fmt: skip
+        connection.close()
+        code = answer.responses[0].partition_responses[0].error_code
+        assert isinstance(code, ErrorCode)
+        codes.append(code)
+        return not code.retriable
+
+    cluster.wait_until(answered, f"a batch of {producer} is answered")
+    return codes[-1]
 
 
 def test_the_last_epoch_outlives_its_coordinator(kept_cluster: Callable[..., Cluster]) -> None:

@@ -12,6 +12,9 @@ from array import array
 from dataclasses import replace
 from typing import Any
 
+from pyroaring import BitMap
+
+from tests.sim import batches
 from tests.sim.planted import plant
 from tests.sim.planted_replicas import returns
 
@@ -86,6 +89,32 @@ def of_its_own(original: Any) -> Any:
     return build
 
 
+def not_missed(original: Any) -> Any:
+    """A replica that lacks a survivor puts a manifest into place as if it were not one."""
+
+    def job_for(log: Any, found: Any, *args: Any) -> Any:
+        offsets = [rec.offset for rec in batches.records(log)]
+        bases = [batch.base for batch in batches.read(log, log.log_start_offset)]
+        segments = []
+        for segment in found.segments:
+            base, end = segment.base_offset, segment.end_offset
+            there = BitMap(offset - base for offset in offsets if base <= offset < end)
+            whole = BitMap(offset - base for offset in bases if base <= offset < end)
+            segments.append(
+                replace(
+                    segment,
+                    survivors=segment.survivors & there,
+                    empties=segment.empties & whole,
+                    horizons={ms: first & whole for ms, first in segment.horizons.items()},
+                    tombstones=segment.tombstones & there,
+                    digest=b"",
+                )
+            )
+        return original(log, found.with_segments(segments), *args)
+
+    return job_for
+
+
 plant(
     "digest-of-its-own", STAGE, 1, "survivor-missing",
     "a replica that holds all survivors comes to the manifest's digests (17)",
@@ -135,4 +164,10 @@ plant(
     ("kept.node.replicas.manifests.replica.ReplicaManifests.check_cut", returns(None)),
     large=True, devices=False, rots=False, unclean=False, forsakes=False,
     suffer_s=1.0,
+)  # fmt: skip
+plant(
+    "survivor-not-missed", STAGE, 1, "generation-differs",
+    "a replica that lacks a survivor does not apply the manifest (15, 17)",
+    (f"{FOLLOW}.job_for", not_missed),
+    unclean=True, moves=False, rots=False, forsakes=False, devices=False,
 )  # fmt: skip

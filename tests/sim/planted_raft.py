@@ -392,6 +392,28 @@ def while_one_is_under_way(original: Any) -> Any:
     return change_voters
 
 
+def before_its_own_term(_: Any) -> Any:
+    """A new leader changes the voters before an entry of its term is committed. The voters that it
+    knows may be of a change that is not committed, and there may be another such change.
+    """
+
+    def change_voters(self: Any, voters: Any) -> Any:
+        self._check_leads()
+        check_change(self.state.voter_set.voters, voters)
+        return self.append_own(voters_entry(voters))
+
+    return change_voters
+
+
+def before_it_decides(_: Any) -> Any:
+    """The same of the member around it, which takes no decisions before that either."""
+
+    def change_voters(self: Any, voters: Any) -> Any:
+        return self.core.change_voters(voters)
+
+    return change_voters
+
+
 def cut_and_kept(_: Any) -> Any:
     """Who cuts its log goes on with the voters of a change that was in what it cut."""
 
@@ -423,6 +445,13 @@ plant(
     "a change of voters that is cut from the log is taken back (Raft thesis 4.1)",
     (f"{VOTER_SET}.truncate_from", cut_and_kept),
     kinds=PARTED, changes=CHANGES,
+)  # fmt: skip
+plant(
+    "voters-before-own-term", "raft", 1, SPLIT,
+    "a leader changes the voters behind an entry of its own term (Raft, single-server changes)",
+    (f"{REPLICATOR}.change_voters", before_its_own_term),
+    (f"{MEMBER}.change_voters", before_it_decides),
+    kinds=("jump",), splits=True,
 )  # fmt: skip
 plant(
     "voters-removed-leads", "raft", 1, "removed-leads",

@@ -30,6 +30,7 @@ from tests.sim.faults import KINDS, Nemesis, Profile
 from tests.sim.machine import Exited, Machine
 from tests.sim.network import REFUSED, Network
 from tests.sim.raft_checks import RaftChecks, View
+from tests.sim.raft_split import FAULTS_S, Split, voter
 from tests.sim.world import MS, SECOND, Violation, World
 
 TICK_MS = 50
@@ -229,14 +230,15 @@ def quiet(message: Message) -> bool:
 class RaftHistory:
     """One seed; see the module. ``kinds``: the faults that may be drawn. ``changes``: how much of
     what clients do is an operator's, who then changes voters twice in a row, too, and as soon as
-    somebody is elected; as drawn if None.
+    somebody is elected; as drawn if None. ``splits``: that operator does what
+    :mod:`tests.sim.raft_split` says, and nothing else.
     """
 
     stage = "raft"
 
     def __init__(
         self, seed: int, *, tracing: bool = False, kinds: tuple[str, ...] = KINDS,
-        assertions: bool = True, changes: float | None = None,
+        assertions: bool = True, changes: float | None = None, splits: bool = False,
     ) -> None:  # fmt: skip
         self.world = world = World(seed, tracing=tracing)
         self.network = Network(world)
@@ -245,7 +247,7 @@ class RaftHistory:
         count = world.random.choice((3, 3, 5))
         self.observers = world.random.choice((0, 1, 2))
         self.voter_ids = frozenset(range(count))
-        self.voters = tuple(Voter(i, UUID(int=i + 1), "sim", 1000 + i) for i in range(count))
+        self.voters = tuple(map(voter, range(count)))
         self.snapshot_after_bytes = world.random.choice((300, 2_000, 1 << 20))
         self.machines = [
             Machine(world, self.network, i, self.boot) for i in range(count + self.observers)
@@ -263,6 +265,10 @@ class RaftHistory:
         self.elected: set[int] = set()
         """Terms in which somebody leads."""
         self.duels = self.stage == "raft" and world.extra.random() < 0.2
+        self.split: Split | None = None
+        if splits:
+            self.split, self.operated, self.duels = Split(self), False, False
+            self.fault_us = FAULTS_S * SECOND
         for machine in self.machines:
             machine.on_death.append(self._died)
 
@@ -290,6 +296,8 @@ class RaftHistory:
         world.after(500 * MS, self._client)
         if self.duels:
             world.after(1000 * MS, self._duel)
+        if self.split is not None:
+            world.after(1000 * MS, self.split.prepare)
         world.run(self.fault_us)
         self.nemesis.heal()
         self._live()
@@ -389,7 +397,7 @@ class RaftHistory:
         chosen = world.random.choice(self.machines).node_id
         left = tuple(voter for voter in voters if voter.node_id != chosen)
         if len(left) == len(voters):
-            left = (*voters, Voter(chosen, UUID(int=chosen + 1), "sim", 1000 + chosen))
+            left = (*voters, voter(chosen))
         if len(left) >= 2:
             leader.deliver("change_voters_safely", left)
         if self.in_a_row and world.extra.random() < self.in_a_row:
@@ -398,6 +406,8 @@ class RaftHistory:
     def _was_elected(self, app: RaftApp) -> None:
         """An operator finds a new leader before it has committed anything."""
         self.elected.add(app.member.term)
+        if self.split is not None:
+            self.split.elected(app.machine)
         if self.in_a_row and self.world.extra.random() < self.in_a_row:
             self.world.after(self.world.extra.randint(0, 2) * MS, self._operate, app.machine)
 

@@ -7,9 +7,8 @@
 - ``offset-torn``: a group's offset is that of a transaction that did not commit, or is older than
   that of one that did (I12);
 - ``producer-id``: a producer id has two transactional ids, or an epoch comes twice (I7);
-- ``markers``: two markers of one producer's epoch differ where it has one transaction an epoch, a
-  coordinator epoch falls (I2, I8), or a record of an epoch lies behind a marker of a later one
-  (I6);
+- ``markers``: a marker lies within a transaction, a coordinator epoch falls (I2, I8), or a record
+  of an epoch lies behind a marker of a later one (I6);
 - ``state``: in ``__transaction_state`` another end follows what was decided, or none (I3), a
   producer id or an epoch falls (I7);
 - ``fenced``: what an instance sends is taken after a newer one was given an epoch (I6);
@@ -241,12 +240,15 @@ class TransactionChecks:
             shown = [(pid, follows.get(pid), known.get(pid)) for pid in sorted(odd)[:3]]
             raise Violation("producer-state", f"{who} {tp}: (id, by its log, known): {shown}")
 
-    def log(self, tp: TopicPartition, batches: list[Batch]) -> None:
-        """The committed batches of a partition."""
+    def log(self, tp: TopicPartition, batches: list[Batch], records: Iterable[Rec]) -> None:
+        """The committed batches of a partition, and those of their records that are still there."""
         if self._may_lose():
             return
+        owners = {rec.offset: self._by_value.get(rec.value or b"") for rec in records}
         coordinators: dict[int, int] = {}
         ended: dict[int, int] = {}
+        newest: dict[int, Transaction] = {}
+        over: dict[int, Transaction] = {}
         for batch in batches:
             pid = batch.producer_id
             if batch.attributes & CONTROL and batch.marker is not None:
@@ -255,5 +257,16 @@ class TransactionChecks:
                     raise Violation("markers", f"{tp}: {batch}: coordinator {coordinator_epoch}")
                 coordinators[pid] = coordinator_epoch
                 ended[pid] = max(batch.producer_epoch, ended.get(pid, -1))
-            elif batch.attributes & TRANSACTIONAL and batch.producer_epoch < ended.get(pid, -1):
-                raise Violation("markers", f"{tp}: {batch} of epoch {batch.producer_epoch} is late")
+                if pid in newest:
+                    over[pid] = newest[pid]
+            elif batch.attributes & TRANSACTIONAL:
+                if batch.producer_epoch < ended.get(pid, -1):
+                    raise Violation(
+                        "markers", f"{tp}: {batch} of epoch {batch.producer_epoch} is late"
+                    )
+                held = (owners.get(offset) for offset in range(batch.base, batch.last + 1))
+                owner = next((one for one in held if one is not None), None)
+                if owner is not None and owner is over.get(pid):
+                    raise Violation("markers", f"{tp}: a marker lies within {owner}, at {batch}")
+                if owner is not None:
+                    newest[pid] = owner

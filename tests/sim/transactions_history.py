@@ -91,6 +91,7 @@ class TransactionsHistory(NodesHistory):
         recreates: bool = False,
         expires: bool = False,
         naps: float = 0.03,
+        levels: tuple[int, ...] = (1, 1, 2),
         **options: Any,
     ) -> None:
         """``holds``: how often an EndTxn is held; ``strikes``: how often a coordinator is struck
@@ -99,6 +100,7 @@ class TransactionsHistory(NodesHistory):
         makes passes of the topic; ``late_markers``: markers are held; drawn if None.
         ``recreates``: a topic is deleted and made anew; ``expires``: producers are forgotten that
         were silent for two seconds. ``naps``: how often a mover sleeps for longer than its session.
+        ``levels``: the versions of transactions that producers have.
         """
         self.rows = Random(f"compacts {seed}")
         """For what is in histories with passes, and no other."""
@@ -106,7 +108,7 @@ class TransactionsHistory(NodesHistory):
         self.compacts = drawn if compacts is None else compacts
         late = self.rows.random() < LATE_MARKERS
         self.late_markers = late if late_markers is None else late_markers
-        self.recreates, self.expires = recreates, expires
+        self.recreates, self.expires, self.levels = recreates, expires, levels
         super().__init__(seed, **options)
         random = self.random
         self.strikes = random.choice((0.0, 0.02, 0.1)) if strikes is None else strikes
@@ -282,7 +284,7 @@ class TransactionsHistory(NodesHistory):
         offsets = []
         for number in range(IDS):
             name = f"id-{number}"
-            self.transactors.append(Transactor(self, name, self.random.choice((1, 1, 2))))
+            self.transactors.append(Transactor(self, name, self.random.choice(self.levels)))
             offsets.append(OffsetReader(Client(self), name))
         self.readers = [Reader(Client(self), tp) for tp in self.data]
         self.writers.extend(self.transactors)
@@ -321,7 +323,7 @@ class TransactionsHistory(NodesHistory):
                 await asyncio.sleep(0.05)
             there[tp] = reader.held
             reader.client.close()
-            self.transaction_checks.log(tp, register.batches)
+            self.transaction_checks.log(tp, register.batches, self._records(tp))
         self._verify_producers()
         self.transaction_checks.finish(there, self.superseded)
         if self.moves:
@@ -330,6 +332,12 @@ class TransactionsHistory(NodesHistory):
             await self._verify_offset(transactor.name, deadline)
         for number in range(STATE_PARTITIONS):
             await self._verify_states(TopicPartition("__transaction_state", number), deadline)
+
+    def _records(self, tp: TopicPartition) -> list[batches.Rec]:
+        """What the leader of a partition holds."""
+        state = self.checks.register(tp).state
+        replica = None if state is None else self.machines[state.leader].hosted.get(tp)
+        return [] if replica is None else batches.records(replica.partition.log)
 
     async def _verify_moves(self, deadline: float) -> None:
         """All that the group committed is among what readers found."""
@@ -346,10 +354,7 @@ class TransactionsHistory(NodesHistory):
         client.close()
         for number, offset in committed.items():
             tp = TopicPartition(self.subscribed[0], number)
-            state = self.checks.register(tp).state
-            if state is not None:
-                log = self.machines[state.leader].hosted[tp].partition.log
-                self.transaction_checks.all_moved(tp, offset, batches.records(log))
+            self.transaction_checks.all_moved(tp, offset, self._records(tp))
 
     async def _end_hanging(self, deadline: float) -> None:
         """Once those of live producers have timed out, an operator ends all that hangs."""

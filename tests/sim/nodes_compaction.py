@@ -174,7 +174,7 @@ class NodesCompactionHistory(NodesHistory):
         if before is None or before[0] != id(log) or before[1] == log.truncations:
             return
         self.world.counts["logs cut"] += 1
-        if manifests._works:
+        if any(work.has_turn for work in manifests._works):
             raise Violation(
                 "cut-in-use",
                 f"n{machine.node_id} {tp} is cut to {log.log_end_offset} while generation "

@@ -4,7 +4,8 @@ All that happens to it goes in by :meth:`ReplicaManifests.step`, on the loop, in
 it happened: roles, fetch answers, pulls, passes. What the core wants comes back by
 :meth:`ReplicaManifests.perform`, within the same call. It blocks, so it runs in the directory's
 threads and in worker processes, one store and one apply at a time; until both are done no cut of
-the log goes ahead (the fetcher tries again), and the core lets elections wait.
+the log goes ahead (the fetcher tries again), and the core lets elections wait. Work that waits for
+that of other logs keeps nobody waiting: a cut, an election and the end cancel it at once.
 
 The leader of a partition applies what its own pass left; everybody else, and a leader that finishes
 what it held at a start, builds from the manifest (:mod:`kept.compaction.manifest.follow`). Nothing
@@ -97,7 +98,7 @@ class ReplicaManifests:
         self._opened_files: Files | None = None
         self._made: Made | None = None
         self._works: set[Work] = set()
-        """What is being built or put into place."""
+        """What is being built or put into place, or waits for its turn."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self._awaited_end = NEVER
@@ -181,9 +182,10 @@ class ReplicaManifests:
         """Raises ReplicaNotAvailable while files are worked on that a cut would change, and once
         nothing would take note of the cut any more.
         """
-        if self.core.storing is None and not self._works and not self._closed:
-            return
         self._cancel_work()
+        in_use = any(work.has_turn for work in self._works)
+        if self.core.storing is None and not in_use and not self._closed:
+            return
         raise ReplicaNotAvailable(
             f"{self._partition.topic_partition}: the cut waits for a manifest's files"
         )

@@ -2,14 +2,17 @@
 
 Everything here blocks or takes long, so it runs in the directory's threads and in worker processes.
 Files that name what is held and applied change one at a time (``lock``); outputs are built and put
-into place one at a time (``turn``), and never while a pass computes in the same directory.
+into place one at a time (``turn``), a few on the whole node (``appliers``), and never while a pass
+computes in the same directory. Work that waits for its turn has changed nothing yet: it ends as
+soon as it is cancelled, however long the work before it takes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -178,6 +181,20 @@ class Files:
         if self._hosted.directory.offline is not None:
             raise KafkaStorageError(self._hosted.directory.offline)
 
+    @asynccontextmanager
+    async def _turn_of(self, work: Work) -> AsyncIterator[None]:
+        """Wait until the work may use the files. Raises Withdrawn, as soon as it is cancelled, and
+        KafkaStorageError.
+        """
+        self.check(work)
+        async with AsyncExitStack() as acquired:
+            for limit in (self._turn, self._context.appliers):
+                if await work.acquire(limit):
+                    acquired.callback(limit.release)
+                self.check(work)
+            work.has_turn = True
+            yield
+
     async def bring(self, work: Work, ref: ManifestRef, made: Made | None) -> CompactionState:
         """Bring the log to a manifest: all of it, or nothing and an error.
 
@@ -186,7 +203,7 @@ class Files:
         one segment to the next would never end. Raises Withdrawn, PassFailed, KeptError, OSError.
         """
         log_ = self._hosted.partition.log
-        async with self._turn, self._context.appliers:
+        async with self._turn_of(work):
             try:
                 while True:
                     self.check(work)
@@ -282,7 +299,7 @@ class Files:
             if not still_wanted():
                 raise Withdrawn(f"{hosted.partition}: another leader was elected")
 
-        async with self._turn, context.appliers:
+        async with self._turn_of(work):
             await self.no_pass()
             async with self._lock:
                 check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,7 +36,8 @@ class Work:
     """One worker's work, and whether it is still wanted.
 
     ``done_bytes`` of ``total_bytes`` are read or written. ``uncompiled`` are the kernels that the
-    process lacks, as it says itself.
+    process lacks, as it says itself. ``has_turn``: it may use the files of its log; until then it
+    only waits for other work to end.
     """
 
     def __init__(self) -> None:
@@ -43,13 +45,31 @@ class Work:
         self.total_bytes = 0
         self.uncompiled: tuple[str, ...] = ()
         self.cancelled = False
+        self.has_turn = False
+        self._waiting: asyncio.Task[bool] | None = None
         self._process: ChildProcess | None = None
 
     def cancel(self) -> None:
-        """It is not wanted any more: end the process, if it runs."""
+        """It is not wanted any more: end the process, if it runs, or the wait for a turn."""
         self.cancelled = True
+        if self._waiting is not None:
+            self._waiting.cancel()
         if self._process is not None:
             self._process.kill()
+
+    async def acquire(self, limit: asyncio.Lock | asyncio.Semaphore) -> bool:
+        """Acquire ``limit``, which the caller releases; False when the work was cancelled while it
+        waited.
+        """
+        self._waiting = asyncio.ensure_future(limit.acquire())
+        try:
+            return await self._waiting
+        except asyncio.CancelledError:
+            if not self.cancelled:
+                raise
+            return False
+        finally:
+            self._waiting = None
 
     async def run(self, command: Sequence[str], question: str) -> Result:
         """Have a worker do it. Raises PassFailed."""

@@ -216,21 +216,51 @@ def test_only_a_follower_of_a_cluster_asks(replica, *, calls) -> None:
 # Cuts.
 
 
-@pytest.mark.parametrize("busy", ["", "storing", "work", "closed"])
+@pytest.mark.parametrize("busy", ["", "storing", "work", "waiting work", "closed"])
 def test_a_cut_waits_for_whoever_uses_the_files(replica, *, busy) -> None:
     replica.check_cut()
     work = Work()
+    work.has_turn = busy == "work"
     if busy == "storing":
         replica.core.storing = object()
-    elif busy == "work":
+    elif busy in ("work", "waiting work"):
         replica._works.add(work)
     replica._closed = busy == "closed"
-    if busy:
+    if busy in ("", "waiting work"):
+        replica.check_cut()
+    else:
         with pytest.raises(ReplicaNotAvailable):
             replica.check_cut()
-    else:
-        replica.check_cut()
-    assert work.cancelled is (busy == "work")
+    assert work.cancelled is (busy in ("work", "waiting work"))
+
+
+@pytest.mark.parametrize("effect", [ev.Apply(OLDER), ev.MakeBase(3, None)])
+def test_work_that_waits_for_other_logs_keeps_no_cut_and_no_end_waiting(
+    replica, calls, *, effect
+) -> None:
+    """One build of another log may take minutes."""
+    ended = [ev.ApplyEnded(OLDER)] if isinstance(effect, ev.Apply) else []
+
+    async def go() -> None:
+        replica._context.runtime.loop = asyncio.get_running_loop()
+        files = opened(replica)
+        async with replica._context.appliers:
+            for cancel in (replica.check_cut, replica.abandon):
+                replica.perform(effect)
+                for _ in range(5):
+                    await asyncio.sleep(0)
+                (work,) = replica._works
+                assert not work.has_turn and not calls
+                cancel()
+                async with asyncio.timeout(60):
+                    while replica._tasks:
+                        await asyncio.sleep(0)
+                assert [call for call in calls if call != "over"] == ended, "it has not failed"
+                assert not replica._works and not files._turn.locked()
+                calls.clear()
+        assert not replica._context.appliers.locked()
+
+    asyncio.run(go())
 
 
 @pytest.mark.parametrize(

@@ -446,7 +446,10 @@ class Partition(Replica):
 
     def _advance_start(self, offset: int, now_ms: int) -> None:
         if offset > self.log.log_start_offset:
-            self.log.advance_log_start(offset, now_ms)
+            try:
+                self.log.advance_log_start(offset, now_ms)
+            except MachineError as error:
+                self.failed(error)
             self.wake()
 
     def retention(self, now_ms: int) -> list[tuple[int, str]]:

@@ -309,7 +309,8 @@ class Replica:
         """Follow ``leader_id`` (NO_LEADER: wait for one) in that epoch.
 
         Who waits for a commit here is told NotLeaderOrFollower. True when leader or epoch are news,
-        so that the fetcher must be told; otherwise only the ISR may have changed.
+        so that the fetcher must be told; otherwise only the ISR may have changed. Raises
+        KafkaStorageError where what was staged cannot be written; it leads no more then, either.
         """
         self.check_online()
         core = self.core
@@ -323,8 +324,12 @@ class Replica:
             or leader_id != self.leader_id
         )  # fmt: skip
         if core.leading:
-            self.log.write()
-            self.resign()
+            try:
+                self.log.write()
+            except MachineError as error:
+                self.failed(error)
+            finally:
+                self.resign()
         self.leader_id = leader_id
         core.follow(leader_epoch, partition_epoch, replicas, isr)
         self._wake_all()

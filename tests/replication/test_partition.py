@@ -18,9 +18,11 @@ from kept.storage.errors import (
     NotLeaderOrFollower,
     OffsetOutOfRange,
     OutOfOrderSequenceNumber,
+    ResourceExhausted,
     UnknownLeaderEpoch,
 )
 from kept.storage.log import log_reader
+from kept.storage.log.log import Log
 from kept.storage.records import build_batch, headers
 from kept.storage.types import IsolationLevel, LogConfig
 from tests.support import partitions as tools
@@ -558,6 +560,40 @@ def test_a_failed_write_takes_the_partition_offline(disk) -> None:
     partition.close(tools.NOW)
     again = Partition(tools.open_log(disk.after_kill()), 0)
     assert again.log_end_offset == 2, "what was staged is not there"
+
+
+@pytest.mark.parametrize("change", ["delete records", "follow"])
+def test_a_write_that_fails_before_a_change_takes_the_partition_offline(disk, change) -> None:
+    told, listener = [], RecordedListener()
+    partition = Partition(tools.open_log(disk), 0, listener=listener)
+    tools.lead(partition)
+    tools.produce(partition, 2)
+    partition.append(tools.checked(), tools.NOW)
+    partition.when_committed(3, told.append)
+    disk.fail("write", ".log")
+    with pytest.raises(KafkaStorageError, match="write failed"):
+        if change == "follow":
+            partition.become_follower(1, 1, 1, (0, 1), (0, 1), tools.NOW)
+        else:
+            partition.delete_records(1, tools.NOW)
+    assert [str(error) for error in listener.errors] == [partition.offline]
+    assert [type(error) for error in told] == [KafkaStorageError]
+    assert not partition.is_leader and partition.log_start_offset == 0
+    with pytest.raises(KafkaStorageError, match="write failed"):
+        partition.write()
+
+
+def test_who_follows_leads_no_more_though_what_is_staged_cannot_be_written(
+    partition, monkeypatch
+) -> None:
+    def exhausted(_: Log) -> None:
+        raise ResourceExhausted("/d", "open", OSError(24, "EMFILE"))
+
+    monkeypatch.setattr(Log, "write", exhausted)
+    with pytest.raises(ResourceExhausted):
+        partition.become_follower(1, 1, 1, (0, 1), (0, 1), tools.NOW)
+    assert not partition.is_leader and not partition.core.leading
+    assert partition.offline is None
 
 
 def test_a_batch_that_a_failed_roll_lost_is_not_acknowledged(disk) -> None:

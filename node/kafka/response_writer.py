@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kept.node.kafka.response_slot import Segment
 from kept.node.runtime.logging import log
 from kept.storage.disk import FileSlice
-from kept.storage.errors import MachineError
+from kept.storage.errors import DamagedData, MachineError
 
 if TYPE_CHECKING:
     from kept.node.replicas.replica_table import ReplicaTable
@@ -124,19 +124,25 @@ class _Writer(ABC):
     def _pump(self) -> None:
         """Send until the queue is empty, nothing is taken any more, or the turn is over."""
 
-    def _fail(self, error: MachineError | None = None) -> None:
+    def _fail(self, path: str = "", error: BaseException | None = None) -> None:
+        """Nothing more can be sent; ``error``: since a slice of the file ``path`` was not read."""
         if error is not None:
-            log.error("reading records failed", path=error.path, error=str(error))
+            log.error("reading records failed", path=path, error=str(error))
         self._closed = True
         self._queue.clear()
         self._on_failure()
 
     def _read_now(self, piece: FileSlice) -> bytes | bytearray | None:
-        """A small slice's bytes; None when reading them would wait for the disk."""
+        """A small slice's bytes; None when reading them would wait for the disk. Raises
+        MachineError, DamagedData where the file ends inside it.
+        """
         file, position, size = piece
         disk = self._runtime.disk
         if self._table.reads_in_memory:
-            return disk.pread(file, position, size)
+            whole = disk.pread(file, position, size)
+            if len(whole) < size:
+                raise ends_early(piece, size, len(whole))
+            return whole
         data = disk.preadv_nowait(file, position, size)
         return data if data is not None and len(data) == size else None
 
@@ -153,10 +159,10 @@ class _Writer(ABC):
                 finished.exception()
                 return
             error = finished.exception()
-            if error is not None or len(finished.result()) < size:
-                log.error("reading records failed", path=slice_.file.path, error=str(error))
-                self._queue.clear()
-                self._on_failure()
+            if error is None and (got := len(finished.result())) < size:
+                error = ends_early(slice_, size, got)
+            if error is not None:
+                self._fail(slice_.file.path, error)
                 return
             self._queue.popleft()
             if size < slice_.size_bytes:
@@ -237,8 +243,8 @@ class ResponseWriter(_Writer):
         except OSError:
             self._fail()
             return
-        except MachineError as error:
-            self._fail(error)
+        except (MachineError, DamagedData) as error:
+            self._fail(error.path, error)
             return
         if self._watching and not queue:
             self._runtime.loop.remove_writer(self._socket().fileno())
@@ -304,7 +310,7 @@ class ResponseWriter(_Writer):
         if sent == size:
             queue.popleft()
         elif sent == 0:
-            raise ConnectionError("the file ends inside a slice")
+            raise ends_early(queue[0], chunk, 0)
         else:
             queue[0] = FileSlice(file, position + sent, size - sent)
         return sent
@@ -380,8 +386,8 @@ class TransportWriter(_Writer):
                     break
                 turn -= len(piece)
                 self._transport.write(piece)
-        except MachineError as error:
-            self._fail(error)
+        except (MachineError, DamagedData) as error:
+            self._fail(error.path, error)
             return
         if self._queue or self.unsent_bytes:
             self._count_unsent()
@@ -400,10 +406,6 @@ class TransportWriter(_Writer):
                     if not pieces:
                         self._read_in_thread(size)
                     break
-                if len(data) < size:
-                    log.error("reading records failed", path=head.file.path, error="it ends early")
-                    self._fail()
-                    return b""
                 rest: Any = FileSlice(head.file, head.position + size, head.size_bytes - size)
                 left = rest.size_bytes
             else:
@@ -416,6 +418,12 @@ class TransportWriter(_Writer):
             else:
                 queue.popleft()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def ends_early(piece: FileSlice, wanted: int, got: int) -> DamagedData:
+    """The file has ``got`` bytes of the ``wanted`` ones of a slice, whose size was announced."""
+    why = f"{wanted} bytes are to be sent from there, and the file has {got}"
+    return DamagedData(piece.file.path, piece.position, -1, why)
 
 
 def _cut(data: Any, size: int) -> tuple[memoryview, memoryview]:

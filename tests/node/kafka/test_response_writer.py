@@ -224,8 +224,13 @@ def test_what_the_system_says_of_cold_pages(content, monkeypatch, code):
     assert disk.preadv_nowait(file, 0, 10) is None and len(flags) == 2
 
 
+@pytest.mark.parametrize("in_memory", [False, True])
+@pytest.mark.parametrize("size", [SENDFILE_BYTES - 1, 200_000])
 @pytest.mark.parametrize("failing", ["error", "short"])
-def test_a_read_that_fails_ends_the_connection(content, failing):
+def test_a_read_that_fails_ends_the_connection(content, capsys, failing, size, in_memory):
+    """Of a response that is cut off nothing more is sent: the peer would read the next one as its
+    end.
+    """
     from kept.storage.errors import MachineError
 
     path, _ = content
@@ -235,13 +240,20 @@ def test_a_read_that_fails_ends_the_connection(content, failing):
 
     async def job(bench):
         position = 0 if failing == "error" else 2_999_000
-        bench.sender.stage([FileSlice(file, position, 200_000), b"after"])
+        bench.sender.stage([FileSlice(file, position, size), b"after"])
         bench.sender.push()
-        while not bench.failures:
-            await asyncio.sleep(0.001)
+        async with asyncio.timeout(60):
+            while not bench.failures:
+                await asyncio.sleep(0.001)
         assert not bench.sender.busy and bench.budget.used_bytes == 0
+        with pytest.raises(BlockingIOError):
+            bench.theirs.recv(1)
 
-    on_bench(disk, job)
+    on_bench(disk, job, in_memory=in_memory)
+    said = capsys.readouterr().err
+    assert 'event="reading records failed"' in said and f"path={path}" in said
+    why = f"{size} bytes are to be sent from there, and the file has 1000"
+    assert (why if failing == "short" else "read failed") in said
 
 
 def test_what_a_full_socket_holds_back_is_counted_and_given_back():
@@ -360,7 +372,8 @@ def made(tmp_path, size):
     return data, str(tmp_path / "log")
 
 
-def test_a_transport_gets_a_small_response_in_one_write(tmp_path):
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_transport_gets_a_small_response_in_one_write(tmp_path, capsys, in_memory):
     data, path = made(tmp_path, 10)
     disk, transport = Disk({}), Transport()
     file = disk.open_read(path)
@@ -379,11 +392,13 @@ def test_a_transport_gets_a_small_response_in_one_write(tmp_path):
         writer = transport_writer(bench, transport)
         writer.stage([FileSlice(file, 8, 3)])
         writer.push()
-        while not bench.failures:
-            await asyncio.sleep(0.001)
+        async with asyncio.timeout(60):
+            while not bench.failures:
+                await asyncio.sleep(0.001)
         assert len(transport.written) == 1, "a file that ends inside a slice"
+        assert "3 bytes are to be sent from there, and the file has 2" in capsys.readouterr().err
 
-    on_bench(disk, job)
+    on_bench(disk, job, in_memory=in_memory)
 
 
 @pytest.mark.parametrize("cold", [False, True])

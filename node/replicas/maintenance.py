@@ -123,10 +123,8 @@ class Maintenance:
         seconds = min(interval_ms, 86_400_000) / 1000
         loop = self._runtime.loop
 
-        def start() -> None:
-            work(job())
-
-        def work(steps: Iterator[None]) -> None:
+        def work(steps: Iterator[None] | None = None) -> None:
+            """One slice; of None the first."""
             if self._stopped:
                 return
             wait = self._free_at - perf_counter()
@@ -135,6 +133,7 @@ class Maintenance:
                 return
             done = True
             try:
+                steps = job() if steps is None else steps
                 done = advance(steps)
             except MachineError as error:
                 self._failures.machine_failed(error)
@@ -142,11 +141,11 @@ class Maintenance:
                 log.exception("timer failed", error, job=name)
             self._free_at = perf_counter() + PAUSE_S
             if done:
-                self._handles[name] = loop.call_later(seconds, start)
+                self._handles[name] = loop.call_later(seconds, work)
             else:
                 self._handles[name] = loop.call_later(PAUSE_S, work, steps)
 
-        self._handles[name] = loop.call_later(seconds, start)
+        self._handles[name] = loop.call_later(seconds, work)
 
     def _each(
         self,

@@ -20,7 +20,7 @@ from kept.node.internode.identity import Hello, refusal
 from kept.node.internode.outbox import Outbox
 from kept.node.internode.protobuf_conversion import METHODS, codecs
 from kept.node.internode.rpc_errors import error_of
-from kept.node.runtime.logging import log
+from kept.node.runtime.logging import bugs, log
 from kept.node.runtime.tasks import TaskOwner
 from kept.storage.errors import (
     CorruptMessage,
@@ -252,6 +252,10 @@ class Channel:
                 error = failed
                 if self._peers.shows_death(self.node_id, failed):
                     self._peers.process_gone(self.node_id)
+            # A bug of ours: the peer is still reached, once that does not happen any more.
+            except Exception as bug:  # noqa: BLE001
+                bugs.report("connection to a node failed", bug, node_id=self.node_id)
+                error = NetworkException(f"node {self.node_id}: {bug!r}")
             self.outbox.clear()
             self._fail_waiting(error)
             is_held = self._peers.is_held(self.node_id)

@@ -234,6 +234,27 @@ async def test_calls_that_nobody_answers(net):
         await one.peers.call(2, "AllocateProducerIds", request)
 
 
+async def test_a_bug_in_connecting_is_told_to_who_waits_and_is_not_the_end(net, capsys):
+    one, two = await net.node(1), await net.node(2)
+
+    async def allocate(_):
+        return AllocateProducerIdsReply(0, 1000)
+
+    def broken(_):
+        raise ValueError("a bug")
+
+    two.peers.serve("AllocateProducerIds", allocate)
+    request = AllocateProducerIdsRequest(1, 5)
+    one.peers._addresses = broken
+    for _ in range(2):
+        with pytest.raises(NetworkException, match="a bug"):
+            await one.peers.call(2, "AllocateProducerIds", request, 20.0)
+    assert capsys.readouterr().err.count("Traceback") == 1
+    one.peers._addresses = net.addresses
+    reply = await one.peers.call(2, "AllocateProducerIds", request, 20.0)
+    assert reply == AllocateProducerIdsReply(0, 1000)
+
+
 async def test_a_caller_that_is_cancelled_is_cancelled(net):
     one, two = await net.node(1), await net.node(2)
     asked = asyncio.Event()

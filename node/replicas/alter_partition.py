@@ -43,7 +43,6 @@ class _Resignation:
 
     def __init__(self, tp: TopicPartition, record: PartitionRecord, node_id: int) -> None:
         self.topic_partition = tp
-        self.isr = record.isr
         others = tuple((member, -1) for member in record.isr if member != node_id)
         self._item: AlterIsrItem | None = AlterIsrItem(
             record.topic_id,
@@ -88,8 +87,6 @@ class AlterPartitionQueue:
         self._requests = Batcher(runtime.loop, self._send, max_batch=MAX_CHANGES, backoff_s=RETRY_S)
         self._resigned_at: dict[TopicPartition, float] = {}
         self._later: dict[TopicPartition, asyncio.TimerHandle] = {}
-        self.changes = {"expand": 0, "shrink": 0}
-        """ISR changes that the controller made for leaders here."""
 
     def submit(self, partition: Replica) -> None:
         """A partition wants another ISR; it says which when the call is made."""
@@ -157,8 +154,6 @@ class AlterPartitionQueue:
         for (partition, item), result in zip(asking.items(), reply.results, strict=True):
             refusal = None if result.failure is None else error_of(result.failure)
             if refusal is None:
-                kind = "expand" if len(item.isr) > len(partition.isr) else "shrink"
-                self.changes[kind] += 1
                 log.info(
                     "ISR changed",
                     topic=partition.topic_partition.topic,

@@ -27,7 +27,6 @@ class Asking:
     """A partition that wants an ISR of 0 and 1 until it is answered."""
 
     topic_partition = TopicPartition("t", 0)
-    isr = (0,)
 
     def __init__(self) -> None:
         self.item: AlterIsrItem | None = AlterIsrItem(TOPIC_ID, 0, 3, 7, ((0, -1), (1, -1)), True)
@@ -74,7 +73,6 @@ def test_trouble_ends_nothing(trouble) -> None:
                 while partition.item is not None:
                     await asyncio.sleep(0.01)
         await changes.close()
-        assert changes.changes == {"expand": 2, "shrink": 0}
 
     asyncio.run(main())
     assert len(heard) == 4 and len(set(heard)) == 1

@@ -11,7 +11,7 @@ between: a topic that is deleted while it waits is never made, one that is creat
 name gets a new log, and a log takes the role that the newest image gives it.
 
 Logs that were left closed for want of open files come back to it every :data:`RETRY_S`, as many as
-there are open files for by then.
+there are open files for by then; so do those that a bug of ours kept from being renamed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 PARTITIONS_A_TURN: Final = 256
 """Partitions whose logs are changed before those that came meanwhile are looked at."""
 RETRY_S: Final = 30.0
-"""Before logs that were left closed are tried again, and again."""
+"""Before logs that were left closed, or not renamed, are tried again, and again."""
 
 
 class _Leaving:
@@ -124,13 +124,13 @@ class LogLifecycle:
         self._want(tp, None)
 
     def retry_later(self) -> None:
-        """A log was left closed for want of open files."""
+        """A log was left closed for want of open files, or not renamed."""
         if self._retry_timer is None and not self._closed:
             self._retry_timer = self._runtime.loop.call_later(RETRY_S, self._retry)
 
     def _retry(self) -> None:
         self._retry_timer = None
-        for tp in self._opener.may_open():
+        for tp in (*self._leaving, *self._opener.may_open()):
             self._want(tp, None)
         if self._opener.left_closed:
             self.retry_later()
@@ -187,7 +187,7 @@ class LogLifecycle:
                     log.exception("logs not changed", error, first=str(turn[0]), count=len(turn))
                 self._begun = frozenset()
                 for tp, entries in waiting.items():
-                    if tp not in self._due:
+                    if tp not in self._due and tp not in self._leaving:
                         self._led_from.pop(tp, None)
                     self._entries.subtract(entries)
                 self._entries = +self._entries
@@ -200,33 +200,47 @@ class LogLifecycle:
         moved.set()
 
     async def _change(self, turn: list[TopicPartition]) -> None:
-        leaving = [self._leaving.pop(tp) for tp in turn if tp in self._leaving]
+        leaving = {tp: self._leaving.pop(tp) for tp in turn if tp in self._leaving}
         if leaving:
             await self._mark_deleted(leaving)
-        await self._opener.open_wanted(turn)
+        # Where the old log still has the name, none is made.
+        await self._opener.open_wanted([tp for tp in turn if tp not in self._leaving])
 
-    async def _mark_deleted(self, leaving: list[_Leaving]) -> None:
-        for replica in leaving:
-            if replica.hosted is not None:
-                await replica.hosted.manifests.close()
-            await replica.directory.pool.quiet(replica.log)
-        for directory in dict.fromkeys(replica.directory for replica in leaving):
-            logs = [
-                (replica.log, uuid.uuid4()) for replica in leaving if replica.directory is directory
-            ]
+    async def _mark_deleted(self, leaving: dict[TopicPartition, _Leaving]) -> None:
+        """Rename logs; what a bug of ours keeps from it stays in :attr:`_leaving`."""
+        quiet: dict[LocalDirectory, dict[TopicPartition, _Leaving]] = {}
+        for tp, replica in leaving.items():
+            try:
+                if replica.hosted is not None:
+                    await replica.hosted.manifests.close()
+                await replica.directory.pool.quiet(replica.log)
+            except Exception as error:  # noqa: BLE001
+                self._not_renamed({tp: replica}, error)
+            else:
+                quiet.setdefault(replica.directory, {})[tp] = replica
+        for directory, replicas in quiet.items():
+            logs = [(replica.log, uuid.uuid4()) for replica in replicas.values()]
             try:
                 await directory.pool.run_apart(
                     directory.directory.mark_all_deleted, logs, self._runtime.now_ms()
                 )
             except MachineError as error:
                 self._failures.fail(directory, error.as_failure())
+            except Exception as error:  # noqa: BLE001
+                self._not_renamed(replicas, error)
             else:
                 for deleted, _ in logs:  # its objects may stay until garbage is collected
                     for segment in deleted.segments:
                         segment.close_file(deleted=True)
                 removals = [
                     (replica.log.topic_id, replica.log.topic_partition.partition)
-                    for replica in leaving
-                    if replica.directory is directory
+                    for replica in replicas.values()
                 ]
                 self._metadata.member.history.forget_removed(removals)
+
+    def _not_renamed(self, replicas: dict[TopicPartition, _Leaving], error: Exception) -> None:
+        """A bug of ours: try these again later, and go on with the others."""
+        first = next(iter(replicas))
+        log.exception("logs not renamed", error, first=str(first), count=len(replicas))
+        self._leaving.update(replicas)
+        self.retry_later()

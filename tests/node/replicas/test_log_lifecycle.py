@@ -20,6 +20,7 @@ from kept.cluster.metadata.records import (
 from kept.node.replicas import log_lifecycle, replica_manager
 from kept.node.replicas.local_replica import LocalDirectory
 from kept.node.replicas.log_dir_failures import LogDirFailureChannel
+from kept.node.replicas.manifests.replica import ReplicaManifests
 from kept.node.replicas.replica_table import ReplicaTable
 from kept.storage.directory import Checkpoint, LogDirectory
 from kept.storage.disk import Disk
@@ -385,6 +386,53 @@ def test_a_disk_that_cannot_rename_a_deleted_log_fails_its_directory() -> None:
         assert where is directory and type(error) is MachineError, "it is at an end here"
 
     asyncio.run(go())
+
+
+@pytest.mark.parametrize("where", ["its manifests", "its directory"])
+def test_a_bug_at_a_log_that_leaves_keeps_no_other_and_is_tried_again(
+    lone, monkeypatch, capsys, where
+) -> None:
+    first = TopicPartition("first", 0)
+    broken = True
+    close, mark_all_deleted = ReplicaManifests.close, LogDirectory.mark_all_deleted
+
+    async def close_or_fail(manifests: ReplicaManifests) -> None:
+        if broken and where == "its manifests" and manifests._partition.topic_partition == first:
+            raise ValueError("a bug")
+        await close(manifests)
+
+    def mark_or_fail(directory: LogDirectory, *given: object) -> None:
+        if broken and where == "its directory":
+            raise ValueError("a bug")
+        mark_all_deleted(directory, *given)
+
+    monkeypatch.setattr(ReplicaManifests, "close", close_or_fail)
+    monkeypatch.setattr(LogDirectory, "mark_all_deleted", mark_or_fail)
+
+    async def scene(node):
+        nonlocal broken
+        (directory,) = node.parts.table.directories
+
+        def deleted() -> set[str]:
+            names = os.listdir(directory.name)
+            return {name.partition(".")[0] for name in names if name.endswith("-delete")}
+
+        await propose(node, [*topic("first", 7), *topic("second", 8)])
+        await propose(node, [RemoveTopicRecord(UUID(int=7)), RemoveTopicRecord(UUID(int=8))])
+        assert deleted() == ({"second-0"} if where == "its manifests" else set())
+        assert "logs not renamed" in capsys.readouterr().err
+        await propose(node, topic("first", 9))
+        assert first not in node.parts.table.partitions, "the old log has its name"
+        broken = False
+        changes = node.parts.replicas.changes
+        assert changes._retry_timer is not None
+        changes._retry()
+        while first not in node.parts.table.partitions:
+            await asyncio.sleep(0.001)
+        assert node.parts.table.partition(first).topic_id == UUID(int=9)
+        assert deleted() == {"first-0", "second-0"} and not changes._leaving
+
+    play(lone, scene)
 
 
 def started_again(lone_node, tmp_path, monkeypatch, cause: str):

@@ -44,6 +44,7 @@ class AlterIsrItem(Struct, frozen=True):
     """One partition of an AlterPartition request. ``isr``: (broker id, broker epoch), -1: unknown.
 
     ``base_published``: nothing is left to be published of an unclean leader (rule 19).
+    ``last_epoch``: of the log, if it is above ``leader_epoch``, in which it cannot be led; else 0.
     """
 
     topic_id: UUID
@@ -52,3 +53,4 @@ class AlterIsrItem(Struct, frozen=True):
     partition_epoch: int
     isr: tuple[tuple[int, int], ...]
     base_published: bool
+    last_epoch: int = 0

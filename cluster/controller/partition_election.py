@@ -36,6 +36,7 @@ from kept.storage.errors import (
     UnknownTopicId,
     UnknownTopicOrPartition,
 )
+from kept.storage.types import MAX_INT32
 
 UNCLEAN_ELECTION: Final = "unclean.leader.election.enable"
 
@@ -60,7 +61,8 @@ def unclean_allowed_by(image: Image, default: bool) -> UncleanAllowed:
 
 class AlterIsr(Struct, frozen=True):
     """A leader asks for another ISR. ``base_published``: an unclean leader has published its base
-    generation, which takes the mark off.
+    generation, which takes the mark off. ``last_epoch``: its log has batches of this epoch, which
+    is above ``leader_epoch``: it cannot lead before the partition has a later one; else 0.
     """
 
     topic_id: UUID
@@ -72,6 +74,7 @@ class AlterIsr(Struct, frozen=True):
     isr: tuple[tuple[int, int], ...]
     """(broker id, broker epoch as the leader knows it; -1: unknown), in any order."""
     base_published: bool = False
+    last_epoch: int = 0
 
 
 def leader_of(image: Image, state: PartitionRecord) -> int:
@@ -301,13 +304,20 @@ def alter_isr(image: Image, request: AlterIsr) -> list[MetadataRecord]:
     replicas are all in sync now, and takes the lead from a broker that shuts down as soon as
     another can have it. A leader whose own replica is lost (its log directory failed) leaves itself
     out, and another member leads; a follower may ask for that, too, and for nothing else: it proves
-    nothing about the leader. Raises UnknownTopicId, UnknownTopicOrPartition, StaleBrokerEpoch,
-    FencedLeaderEpoch, NotLeaderOrFollower, InvalidUpdateVersion, InvalidRequest, IneligibleReplica.
+    nothing about the leader. A leader whose log is of a later epoch than the image knows (entries
+    of the metadata were lost) gets an epoch above that, and nothing else changes. Raises
+    UnknownTopicId, UnknownTopicOrPartition, StaleBrokerEpoch, FencedLeaderEpoch,
+    NotLeaderOrFollower, InvalidUpdateVersion, InvalidRequest, IneligibleReplica.
     """
     state = _checked_state(image, request)
     if _leaves_alone(state, request):
         rest = tuple(broker_id for broker_id in state.isr if broker_id != request.broker_id)
         return [advanced(image, state, replace(state, isr=rest))]
+    if request.last_epoch > state.leader_epoch:
+        if request.last_epoch >= MAX_INT32:
+            raise InvalidRequest(f"there is no leader epoch above {request.last_epoch}")
+        epoch, version = request.last_epoch + 1, state.partition_epoch + 1
+        return [replace(state, leader_epoch=epoch, partition_epoch=version)]
     members = [broker_id for broker_id, _ in request.isr]
     gives_up = bool(members) and set(members) <= set(state.isr)
     if (

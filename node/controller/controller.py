@@ -334,6 +334,7 @@ def _alter_isr(
         asked.partition_epoch,
         tuple((member.broker_id, member.broker_epoch) for member in asked.isr),
         asked.leader_recovery_state == 0,
+        asked.last_epoch,
     )
 
 

@@ -40,7 +40,11 @@ class IsrMember(Struct, frozen=True):
 
 
 class IsrChange(Struct, frozen=True):
-    """The ISR that a leader asks for; compare-and-set on ``partition_epoch`` (rule 35)."""
+    """The ISR that a leader asks for; compare-and-set on ``partition_epoch`` (rule 35).
+
+    ``last_epoch``: of the leader's log, if it is above ``leader_epoch``: then a later leader epoch
+    is what is asked for; 0 otherwise.
+    """
 
     topic_id: UUID
     partition: int
@@ -48,6 +52,7 @@ class IsrChange(Struct, frozen=True):
     partition_epoch: int
     isr: tuple[IsrMember, ...]
     leader_recovery_state: int = 0
+    last_epoch: int = 0
 
 
 class AlterPartitionsRequest(Struct, frozen=True):

@@ -1,7 +1,9 @@
 """Leaders here ask the controller for other ISRs: one AlterPartitions call for many partitions.
 
 What is asked in one turn of the loop goes in one call, one call is under way at a time, and what
-nobody answered is asked again. The ISR itself comes from the image alone (rule 35).
+nobody answered is asked again. The ISR itself comes from the image alone (rule 35), and so does
+the later leader epoch that is asked for where a log has batches of an epoch that the image does not
+know.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from kept.replication.isr import AlterIsrItem
 from kept.storage.errors import KeptError, NetworkException
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from kept.cluster.metadata.records import PartitionRecord
     from kept.node.config.live_config import LiveConfig
@@ -34,23 +36,21 @@ MAX_CHANGES: Final = 1000
 """Of one call: some 100 KB."""
 
 
-class _Resignation:
-    """A partition that cannot be held here: its log directory failed.
+class _Change:
+    """A change that no leader's core proposes: it is asked for like those, once."""
 
-    It is asked about like a partition, once: this node leaves the ISR, and if it leads it shall be
-    another member that does.
-    """
-
-    def __init__(self, tp: TopicPartition, record: PartitionRecord, node_id: int) -> None:
+    def __init__(
+        self, tp: TopicPartition, record: PartitionRecord, isr: Iterable[int], last_epoch: int = 0
+    ) -> None:
         self.topic_partition = tp
-        others = tuple((member, -1) for member in record.isr if member != node_id)
         self._item: AlterIsrItem | None = AlterIsrItem(
             record.topic_id,
             tp.partition,
             record.leader_epoch,
             record.partition_epoch,
-            others,
+            tuple((member, -1) for member in isr),
             not record.unclean,
+            last_epoch,
         )
 
     def alter_isr_request(self) -> AlterIsrItem | None:
@@ -58,11 +58,11 @@ class _Resignation:
         return self._item
 
     def alter_isr_completed(self, _: AlterIsrItem, __: KeptError | None) -> None:
-        """If it is still in the ISR, that is another epoch, for another request."""
+        """What the image says then is of another epoch, for another request."""
         self._item = None
 
 
-Replica: TypeAlias = "Partition | _Resignation"
+Replica: TypeAlias = "Partition | _Change"
 
 
 class AlterPartitionQueue:
@@ -104,9 +104,16 @@ class AlterPartitionQueue:
         )
         if loop.time() >= due:
             self._resigned_at[tp] = loop.time()
-            self.submit(_Resignation(tp, record, self._identity.node_id))
+            others = [member for member in record.isr if member != self._identity.node_id]
+            self.submit(_Change(tp, record, others))
         elif tp not in self._later:
             self._later[tp] = loop.call_at(due, self._resign_again, tp)
+
+    def request_later_epoch(
+        self, tp: TopicPartition, record: PartitionRecord, last_epoch: int
+    ) -> None:
+        """The log of a partition that this node is to lead is of an epoch above ``record``'s."""
+        self.submit(_Change(tp, record, record.isr, last_epoch))
 
     def _resign_again(self, tp: TopicPartition) -> None:
         del self._later[tp]
@@ -138,6 +145,7 @@ class AlterPartitionQueue:
                     item.partition_epoch,
                     tuple(controller_rpc.IsrMember(member, epoch) for member, epoch in item.isr),
                     int(not item.base_published),
+                    item.last_epoch,
                 )
                 for item in asking.values()
             ),
@@ -153,7 +161,7 @@ class AlterPartitionQueue:
         undecided = []
         for (partition, item), result in zip(asking.items(), reply.results, strict=True):
             refusal = None if result.failure is None else error_of(result.failure)
-            if refusal is None:
+            if refusal is None and not item.last_epoch:
                 log.info(
                     "ISR changed",
                     topic=partition.topic_partition.topic,

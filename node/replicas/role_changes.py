@@ -2,12 +2,16 @@
 
 Nothing is led or followed before the node may serve (:mod:`kept.node.metadata.broker_lifecycle`):
 what an image of before a restart says is over. A suspended node keeps its roles and serves nobody.
+
+Where entries of the metadata were lost, a log may have batches of a later leader epoch than the
+image knows. Its leader waits for one above that (:meth:`RoleChanges.apply`): two terms of one epoch
+could not be told apart.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kept.cluster.metadata.records import NO_LEADER
@@ -21,7 +25,7 @@ from kept.storage.errors import MachineError, ResourceExhausted
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
-    from kept.cluster.metadata.image import Image
+    from kept.cluster.metadata.image import BrokerImage, Image
     from kept.cluster.metadata.records import PartitionRecord
     from kept.node.metadata.metadata_log import Metadata
     from kept.node.metadata.node_identity import NodeIdentity
@@ -68,17 +72,49 @@ class RoleChanges:
         self.serving = False
         self.suspended = False
         self._electing: set[asyncio.Future[Any]] = set()
+        self._brokers: Mapping[int, BrokerImage] = {}
+        self._brokers_changed = BrokersChanged(frozenset())
+        """What the cores are told of :attr:`_brokers`."""
 
     def apply(self, hosted: LocalReplica, record: PartitionRecord) -> None:
-        """Make this node leader or follower of a partition, as ``record`` says."""
-        if not self.serving or hosted.partition.offline is not None:
+        """Make this node leader or follower of a partition, as ``record`` says.
+
+        A bug of ours takes this replica offline: what it did before is over, and no other partition
+        is to wait for it.
+        """
+        partition = hosted.partition
+        if not self.serving or partition.offline is not None:
             return
         if self.suspended:
-            hosted.partition.suspend()
-        if record.leader == self._identity.node_id:
-            self._lead(hosted, record)
-        else:
-            self._follow(hosted, record)
+            partition.suspend()
+        try:
+            if record.leader != self._identity.node_id:
+                self._follow(hosted, record)
+            elif partition.latest_epoch > record.leader_epoch:
+                self._await_later_epoch(hosted, record)
+            else:
+                self._lead(hosted, record)
+        except Exception as error:  # noqa: BLE001
+            if hosted.partition.offline is not None:  # its directory is, too, and has been told
+                return
+            tp = partition.topic_partition
+            log.exception("partition offline", error, topic=tp.topic, partition=tp.partition)
+            partition.mark_offline(f"its role could not be changed: {error}")
+            self.lost(tp, record)
+
+    def _await_later_epoch(self, hosted: LocalReplica, record: PartitionRecord) -> None:
+        """Lead once the controller has given the partition an epoch above that of the log."""
+        self._stop_following(hosted)
+        tp, last_epoch = hosted.partition.topic_partition, hosted.partition.latest_epoch
+        log.error(
+            "a log is of a later leader epoch than the metadata, whose newest entries were lost: "
+            "another epoch is asked for",
+            topic=tp.topic,
+            partition=tp.partition,
+            leader_epoch=record.leader_epoch,
+            last_epoch=last_epoch,
+        )
+        self._alter_partition.request_later_epoch(tp, record, last_epoch)
 
     def _lead(self, hosted: LocalReplica, record: PartitionRecord) -> None:
         """Lead; the epoch becomes durable in a thread before the first append (rule 24)."""
@@ -95,7 +131,7 @@ class RoleChanges:
             awaits_offer=True,
         )
         if len(record.replicas) > 1:
-            partition.step(self._brokers(self._metadata.image), monotonic_ms())
+            partition.step(self._known_brokers(), monotonic_ms())
         hosted.manifests.lead(record)
         if ticket is None:
             counters.failed_over(noticed, loop.time())
@@ -197,19 +233,23 @@ class RoleChanges:
 
     def brokers_changed(self) -> None:
         """Who may join an ISR has changed, or which process of a broker may fetch."""
-        event = self._brokers(self._metadata.image)
+        event = self._known_brokers()
         for hosted in list(self._table.hosted.values()):
             partition = hosted.partition
             if partition.is_leader and partition.replicated:
                 partition.step(event, monotonic_ms())
         self._notifier.brokers_changed()
 
-    @staticmethod
-    def _brokers(image: Image) -> BrokersChanged:
-        return BrokersChanged(
-            frozenset(broker_id for broker_id, broker in image.brokers.items() if broker.active),
-            tuple((broker_id, broker.broker_epoch) for broker_id, broker in image.brokers.items()),
-        )
+    def _known_brokers(self) -> BrokersChanged:
+        """Those of the image, for all partitions; made once, until they change."""
+        brokers = self._metadata.image.brokers
+        if brokers is not self._brokers:
+            self._brokers = brokers
+            self._brokers_changed = BrokersChanged(
+                frozenset(broker_id for broker_id, broker in brokers.items() if broker.active),
+                tuple((broker_id, broker.broker_epoch) for broker_id, broker in brokers.items()),
+            )
+        return self._brokers_changed
 
     # Effects of partitions.
 

@@ -195,6 +195,7 @@ class Cluster:
             int(words.get("version", state.partition_epoch if state else 0)),
             tuple((member, int(words.get("member-epoch", -1))) for member in numbers(words["to"])),
             "base-published" in plain,
+            int(words.get("last-epoch", 0)),
         )
         return alter_isr(self.image, request)
 

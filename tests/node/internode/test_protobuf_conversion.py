@@ -74,6 +74,7 @@ CALL_VALUES = [
     rpc.AlterPartitionsRequest(
         3, 5, (rpc.IsrChange(ID, 4, 2, 9, (rpc.IsrMember(3, 5), rpc.IsrMember(1, 2)), 1),)
     ),
+    rpc.AlterPartitionsRequest(3, 5, (rpc.IsrChange(ID, 4, 2, 9, (rpc.IsrMember(3, 5),), 0, 6),)),
     rpc.AlterPartitionsReply((
         rpc.IsrResult(ID, 4, None, 3, 2, 10, (3, 1), 0),
         rpc.IsrResult(ID, 5, Failure("NotController", "it is 9", 9), -1, -1, -1, (), 0),

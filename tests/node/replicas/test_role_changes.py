@@ -1,0 +1,59 @@
+"""Roles of many partitions: one that goes wrong keeps no other from its own."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from kept.cluster.metadata.records import BrokerRecord
+from kept.node.replicas.role_changes import RoleChanges
+from kept.replication.events import BrokersChanged
+from kept.storage.errors import InvariantViolation, KafkaStorageError
+from kept.storage.types import TopicPartition
+from tests.support.decisions import propose
+
+BROKEN, WHOLE = TopicPartition("broken", 0), TopicPartition("whole", 0)
+
+
+@pytest.mark.parametrize("when", ["serving again", "start"])
+def test_a_bug_at_one_partition_takes_that_one_offline(
+    lone_node, tmp_path, monkeypatch, capsys, when
+) -> None:
+    settings = {"log_dirs": str(tmp_path / "log"), "metadata_log_dir": str(tmp_path / "meta")}
+    lone = lone_node(**settings)
+    for tp in (BROKEN, WHOLE):
+        lone.create(tp.topic)
+    lead = RoleChanges._lead
+
+    def lead_or_fail(roles, hosted, record) -> None:
+        if hosted.partition.topic_partition == BROKEN:
+            raise InvariantViolation("leader epoch 3 after 4")
+        lead(roles, hosted, record)
+
+    async def serve_again(parts) -> None:
+        parts.roles.suspend()
+        parts.roles.resume(parts.metadata.image)
+
+    if when == "start":
+        lone.stop()
+    monkeypatch.setattr(RoleChanges, "_lead", lead_or_fail)
+    if when == "start":
+        lone = lone_node(**settings)
+    else:
+        lone.run(serve_again(lone.node.parts))
+    partition = lone.node.parts.table.partition
+    assert partition(WHOLE).is_leader
+    with pytest.raises(KafkaStorageError, match="leader epoch 3 after 4"):
+        partition(BROKEN).check_online()
+    assert 'event="partition offline"' in capsys.readouterr().err
+
+
+def test_partitions_are_told_of_the_brokers_by_one_event_until_they_change(lone) -> None:
+    parts = lone.node.parts
+    known = parts.roles._known_brokers
+    epoch = parts.identity.broker_epoch
+    before = known()
+    assert before == BrokersChanged(frozenset({0}), ((0, epoch),)) and known() is before
+    lone.run(propose(lone.node, [BrokerRecord(7, 99, uuid.UUID(int=7), (), None, True, ())]))
+    assert known() == BrokersChanged(frozenset({0}), ((0, epoch), (7, 99)))

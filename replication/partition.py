@@ -1,9 +1,15 @@
 """One partition on this node: its log, its leader core, and everybody who waits for it.
 
-This is what handlers, the group coordinator, retention and the cleaner use; nobody uses ``Log``
-around it. The shell adds to the log: who may read and write and how far (epochs, HW, LSO; rules 25,
-26, 38), who is told when something moves, and what a broken disk means (the partition is offline,
-with a reason, and every call raises KafkaStorageError).
+Handlers, coordinators and retention read and write by this. It adds to the log: who may read and
+write and how far (epochs, HW, LSO; rules 25, 26, 38), who is told when something moves, and what a
+broken disk means (the partition is offline, with a reason, and every call raises
+KafkaStorageError).
+
+Around it the node uses ``log`` for what asks no role and moves no offset that anybody waits for:
+its sizes, settings and segments; flushes (``flush_ticket``, ``flush_due``), forgetting of silent
+producers, removal of files that left, ``close``; and the cleaner and manifests replace segments.
+Whoever does so takes the directory offline for a MachineError. Records are appended, cut and read
+for clients here only.
 
 One thread; calls do not block but for the log's own file I/O. Callbacks are called within the call
 that moved the offset, after the state is consistent; they must not raise.
@@ -28,7 +34,6 @@ from kept.storage.errors import (
     OffsetOutOfRange,
     PolicyViolation,
 )
-from kept.storage.log.durability import FlushTicket
 from kept.storage.log.log import AppendInfo
 from kept.storage.log.log_reader import FindRecord, find_record
 from kept.storage.producers.verification import VerificationGuard
@@ -489,36 +494,3 @@ class Partition(Replica):
             return self.log.maybe_roll(now_ms)
         except MachineError as error:
             self.failed(error)
-
-    def flush_due(self, now_ms: int) -> bool:
-        """``flush.messages`` or ``flush.ms`` ask for a flush."""
-        return self.offline is None and self.log.flush_due(now_ms)
-
-    def flush_ticket(self) -> FlushTicket | None:
-        """What is written and not durable, for the node's pool; None when there is nothing."""
-        return None if self.offline is not None else self.log.flush_ticket()
-
-    def expire_producers(self, now_ms: int) -> int:
-        """Forget producers that were silent too long; returns how many."""
-        return 0 if self.offline is not None else self.log.expire_producers(now_ms)
-
-    def delete_expired(self, now_ms: int) -> int:
-        """Remove files of segments that went ``file.delete.delay.ms`` ago; returns how many."""
-        if self.offline is not None:
-            return 0
-        try:
-            return self.log.delete_expired(now_ms)
-        except MachineError as error:
-            self.failed(error)
-
-    def close(self, now_ms: int) -> None:
-        """Stop leading, make everything durable, close the log. Blocks.
-
-        Raises KafkaStorageError.
-        """
-        self.resign()
-        if self.offline is None:
-            try:
-                self.log.close(now_ms)
-            except MachineError as error:
-                self.failed(error)

@@ -257,7 +257,7 @@ class Maintenance:
         dirty_logs = self._dirty_logs
         yield from dirty_logs.gather(monotonic_ms())
         yield from self._each(
-            lambda hosted: hosted.partition.log.maybe_roll(now_ms), dirty_logs.due_to_roll(now_ms)
+            lambda hosted: hosted.partition.maybe_roll(now_ms), dirty_logs.due_to_roll(now_ms)
         )
 
     def flush_due(self) -> Iterator[None]:

@@ -207,7 +207,7 @@ def test_the_epochs_are_durable_before_the_recovery_point_passes_them(follower, 
     follower.log.roll(tools.NOW)
     follower.follower.append_fetched(batches((12, 13, 4)), 0, 0, 0)
     assert follower.log.leader_epochs.dirty
-    ticket = follower.flush_ticket()
+    ticket = follower.log.flush_ticket()
     ticket.run()
     ticket.done()
     for seed in range(6):
@@ -275,7 +275,7 @@ def test_flush_messages_holds_the_acknowledgement_back(disk) -> None:
     assert not partition.follower.awaits_flush
     partition.follower.append_fetched(batches((0, 2, 3)), 0, 0, 0)
     assert partition.follower.awaits_flush
-    ticket = partition.flush_ticket()
+    ticket = partition.log.flush_ticket()
     ticket.run()
     ticket.done()
     assert not partition.follower.awaits_flush

@@ -1,4 +1,4 @@
-"""ListOffsets as Apache Kafka answers it, and what keeps a log: deletion, retention, rolling."""
+"""ListOffsets as Apache Kafka answers it, and what keeps a log: deletion and retention."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_not_available_until_the_epochs_start_is_committed(disk) -> None:
     tools.lead(partition, 0)
     tools.produce(partition, 4, timestamp=tools.NOW)
     tools.produce(partition, 4, timestamp=tools.NOW + 100)
-    partition.close(tools.NOW)
+    partition.log.close(tools.NOW)
     new = Partition(tools.open_log(disk, clean=True), 0, high_watermark=4)
     tools.lead(new, 1, (0, 1), (0, 1), 1)
     for timestamp in (LATEST, MAX, tools.NOW + 100, tools.NOW + 1000):
@@ -154,8 +154,6 @@ def test_retention_by_size_moves_the_start_and_wakes_readers(partition) -> None:
     assert gone[0][0] == 0
     assert heard == [partition.log_start_offset] and partition.log_start_offset > 0
     assert partition.retention(tools.NOW) == [] and len(heard) == 1
-    assert partition.delete_expired(tools.NOW) == 0
-    assert partition.delete_expired(tools.NOW + 60_001) > 0
 
 
 def test_retention_never_passes_the_high_watermark(replicated) -> None:
@@ -172,29 +170,6 @@ def test_only_the_leader_applies_retention(partition) -> None:
     partition.update_config(LogConfig(retention_bytes=0))
     partition.resign()
     assert partition.retention(tools.NOW) == [] and partition.log_start_offset == 0
-
-
-def test_an_idle_log_rolls(partition) -> None:
-    partition.update_config(LogConfig(segment_ms=1000))
-    tools.produce(partition, timestamp=tools.NOW)
-    assert not partition.maybe_roll(tools.NOW + 1000)
-    assert partition.maybe_roll(tools.NOW + 1001)
-    assert not partition.maybe_roll(tools.NOW + 9999), "an empty segment stays"
-    assert len(partition.segments()) == 2
-
-
-def test_flush(partition, disk) -> None:
-    partition.update_config(LogConfig(flush_messages=3))
-    tools.produce(partition, 2)
-    assert not partition.flush_due(tools.NOW)
-    tools.produce(partition, 1)
-    assert partition.flush_due(tools.NOW)
-    ticket = partition.flush_ticket()
-    ticket.run()
-    assert partition.log.recovery_point == 0
-    ticket.done()
-    assert partition.log.recovery_point == 3
-    assert partition.flush_ticket() is None
 
 
 def test_the_high_watermark_is_raised_before_a_swap(replicated) -> None:

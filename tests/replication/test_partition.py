@@ -41,7 +41,7 @@ def test_what_is_written_is_committed_and_read(tmp_path) -> None:
     assert tools.offsets(partition, fetched) == [0, 1, 2, 3, 4]
     assert fetched[1:] == (5, 5, 0, None, None)
     partition.check_invariants()
-    partition.close(tools.NOW)
+    partition.log.close(tools.NOW)
 
 
 def test_staged_batches_are_not_read_before_write(partition) -> None:
@@ -491,7 +491,7 @@ def test_high_watermark_after_a_restart(disk) -> None:
     tools.lead(partition)
     tools.produce(partition, 9)
     tools.produce(partition, 1)
-    partition.close(tools.NOW)
+    partition.log.close(tools.NOW)
 
     def restored(**known) -> Partition:
         return Partition(tools.open_log(disk, clean=True), 0, **known)
@@ -555,9 +555,7 @@ def test_a_failed_write_takes_the_partition_offline(disk) -> None:
             call()
     partition.when_committed(1, told.append)
     assert type(told[-1]) is KafkaStorageError
-    assert partition.flush_ticket() is None and not partition.flush_due(tools.NOW)
-    assert partition.retention(tools.NOW) == [] and partition.delete_expired(tools.NOW) == 0
-    partition.close(tools.NOW)
+    assert partition.retention(tools.NOW) == []
     again = Partition(tools.open_log(disk.after_kill()), 0)
     assert again.log_end_offset == 2, "what was staged is not there"
 

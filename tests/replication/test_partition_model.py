@@ -124,7 +124,7 @@ def restart(disk: SimulatedDisk, partition: Partition, how: str) -> Partition:
     }
     high_watermark = partition.high_watermark
     if how == "clean":
-        partition.close(tools.NOW)
+        partition.log.close(tools.NOW)
         known["recovery_point"] = partition.log.recovery_point
     else:
         disk = disk.after_kill()

@@ -141,6 +141,9 @@ def test_an_idle_log_rolls_and_the_rolled_segment_is_flushed(kit):
     kit.on_loop(kit.timers.flush_due)
     kit.drain()
     assert log.recovery_point == 2
+    kit.ahead_ms = 1_000_000
+    kit.on_loop(kit.timers.roll_idle)
+    assert [s.base_offset for s in log.segments] == [0, 2], "an empty segment stays"
 
 
 def test_flush_ms_is_kept_though_the_clock_is_set_back(kit):

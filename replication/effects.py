@@ -10,8 +10,8 @@ from msgspec import Struct
 class Truncated(Struct, frozen=True):
     """The log was cut at its end, or emptied.
 
-    The shell writes the recovery points of the directory durably before the call that reported it
-    returns: a stale one would let a start trust bytes that were never synced. ``mark_cleared``: the
+    Before the call that reported it returns, the shell sees to it that no durable recovery point is
+    above ``recovery_point``: it would let a start trust bytes that were never synced. ``mark_cleared``: the
     cut went below the end of the applied manifest, whose mark does not hold any more (rule 19).
     """
 

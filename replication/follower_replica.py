@@ -6,7 +6,7 @@ appending is one ``writev``.
 
 Order within a cut (rules 12, 19, 22, 27): the log is cut durably, then the epoch cache, then the
 recovery point and the high watermark are at most the log end in memory, then the shell hears
-:class:`.effects.Truncated` and makes the recovery points durable. A crash in between leaves a log
+:class:`.effects.Truncated` and lowers the durable recovery point. A crash in between leaves a log
 that is cut or not, and a start that brings the rest in line with it.
 """
 

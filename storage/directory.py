@@ -485,14 +485,28 @@ class LogDirectory:
             self.checkpoints[kind] = current
 
     def state_recovery_point(self, tp: TopicPartition, offset: int) -> None:
-        """Make one log's recovery point durable: after a cut, or before files are put into place
-        that have gaps below it. What was collected before does not undo it. Blocks, any thread may.
+        """Make one log's recovery point durable, before files are put into place that have gaps
+        below it. What was collected before does not undo it. Blocks, any thread may.
         """
         with self._writing:
             self._note(tp)
-            current = {**self.recovery_points, tp: offset}
-            checkpoints.write_offsets(self.disk, self._file(layout.RECOVERY_POINTS), current)
-            self.checkpoints[Checkpoint.RECOVERY_POINTS] = current
+            self._write_recovery_point(tp, offset)
+
+    def lower_recovery_point(self, tp: TopicPartition, offset: int) -> None:
+        """A log was cut: its durable recovery point is ``offset`` at most when this returns. What
+        was collected before does not undo it.
+
+        Blocks where that is above, and while another checkpoint is written; any thread may.
+        """
+        with self._writing:
+            self._note(tp)
+            if self.recovery_points.get(tp, 0) > offset:
+                self._write_recovery_point(tp, offset)
+
+    def _write_recovery_point(self, tp: TopicPartition, offset: int) -> None:
+        current = {**self.recovery_points, tp: offset}
+        checkpoints.write_offsets(self.disk, self._file(layout.RECOVERY_POINTS), current)
+        self.checkpoints[Checkpoint.RECOVERY_POINTS] = current
 
     def _note(self, tp: TopicPartition) -> None:
         self.changes += 1

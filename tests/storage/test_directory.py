@@ -319,6 +319,22 @@ def test_what_was_collected_before_does_not_undo_a_recovery_point(disk, now) -> 
     assert directory.recovery_points == collected, "looked up after it was said"
 
 
+@pytest.mark.parametrize(("durable", "writes"), [(0, False), (20, False), (21, True)])
+def test_a_cut_writes_only_a_recovery_point_that_is_above_it(disk, durable, writes) -> None:
+    """Many logs are cut at once after a failover, on the node's loop."""
+    directory, tp, other = opened(disk), TopicPartition("t", 0), TopicPartition("other", 0)
+    for one in (tp, other):
+        create_log(directory, one, uuid.UUID(int=1), LogConfig(), now_ms=0)
+    directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, {tp: durable, other: 7})
+    changes, before = directory.changes, disk.calls
+    directory.lower_recovery_point(tp, 20)
+    assert (disk.calls > before) is writes
+    directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, {tp: 30, other: 8}, changes)
+    expected = {tp: min(durable, 20), other: 8}
+    assert directory.recovery_points == expected, "what was collected before the cut is void"
+    assert opened(disk.after_power_loss(1)).recovery_points == expected
+
+
 def test_a_log_deleted_while_others_are_purged_is_not_forgotten(kit, disk) -> None:
     directory = opened(disk)
     logs = [

@@ -11,14 +11,12 @@ class Truncated(Struct, frozen=True):
     """The log was cut at its end, or emptied.
 
     Before the call that reported it returns, the shell sees to it that no durable recovery point is
-    above ``recovery_point``: it would let a start trust bytes that were never synced. ``mark_cleared``: the
-    cut went below the end of the applied manifest, whose mark does not hold any more (rule 19).
+    above ``recovery_point``: it would let a start trust bytes that were never synced.
     """
 
     log_start_offset: int
     log_end_offset: int
     recovery_point: int
-    mark_cleared: bool = False
 
 
 class LostRecord(NamedTuple):

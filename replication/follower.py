@@ -130,12 +130,11 @@ Event = BecameFollower | FetchCompleted | OffsetsReceived | EffectFailed | Stopp
 
 
 class TruncateTo(Struct, frozen=True):
-    """Cut the log, durably. ``lost_committed``: below HW, which only an unclean election or a
-    power cut explains: to be reported.
+    """Cut the log, durably. Below HW only an unclean election or a power cut explains it; whoever
+    cuts reports what goes (:mod:`.lost_records`).
     """
 
     offset: int
-    lost_committed: bool
 
 
 class StartAt(Struct, frozen=True):
@@ -288,7 +287,7 @@ class FollowerCore:
                 # The leader's batch reaches over our end: our last one is another. Its epochs do
                 # not tell where its log start lies inside of that batch.
                 self.agreed = False
-                return (self._cut(base_offset), FetchAgain())
+                return (TruncateTo(base_offset), FetchAgain())
         self.agreed, self.diverged_at = True, AGREED
         self.leader_high_watermark = response.high_watermark
         return (Append(response.records, response.high_watermark, response.log_start_offset),)
@@ -299,7 +298,7 @@ class FollowerCore:
         """Cut our log, and fetch again."""
         at, before = (request.fetch_offset, request.last_fetched_epoch), self.diverged_at
         self.agreed, self.diverged_at = False, at
-        cut = self._cut(self._common_end(*diverging))
+        cut = TruncateTo(self._common_end(*diverging))
         if before is None or (at != before and at[0] <= before[0] and at[1] <= before[1]):
             return (cut, FetchAgain())
         self.repeated_divergences += 1
@@ -322,10 +321,6 @@ class FollowerCore:
             return min(own_end, log_end_offset)
         return min(end_offset, own_end, log_end_offset)
 
-    def _cut(self, offset: int) -> TruncateTo:
-        log = self.log
-        return TruncateTo(offset, max(offset, log.log_start_offset) < log.high_watermark)
-
     def _offsets(self, event: OffsetsReceived, now_ms: int) -> Effects:
         answer = event.answer
         if self.state is not State.LISTING_OFFSETS or event.leader_epoch != self.leader_epoch:
@@ -337,7 +332,7 @@ class FollowerCore:
         self.retry_at_ms = 0
         log_end_offset = self.log.log_end_offset
         if answer.log_end_offset < log_end_offset:
-            return (self._cut(answer.log_end_offset), FetchAgain())
+            return (TruncateTo(answer.log_end_offset), FetchAgain())
         if answer.log_start_offset > log_end_offset:
             return (StartAt(answer.log_start_offset), FetchAgain())
         # The leader has moved on meanwhile. A second time in a row waits.

@@ -198,10 +198,9 @@ class FollowerReplica:
         if (start, end) == (start_before, end_before):
             return
         effects = core.step(Cut(end, start), 0)
-        cleared = end < self.replica.applied_end
-        if cleared:
+        if end < self.replica.applied_end:
             self.replica.applied_end = 0
-        self.replica.emit(Truncated(start, end, log.recovery_point, cleared))
+        self.replica.emit(Truncated(start, end, log.recovery_point))
         for effect in effects:
             self.replica.emit(effect)
         self.replica.wake()

@@ -176,7 +176,7 @@ def test_an_unclean_election_is_reported_with_what_it_lost(nodes) -> None:
     assert a.batches() == [(0, 4, 1)]
     losing, *rest = a.effects
     assert losing == Losing(4, 7, 7, tuple(LostRecord(o, b"k", False) for o in (4, 5, 6)), None)
-    assert rest == [Truncated(0, 4, 4, mark_cleared=True)]
+    assert rest == [Truncated(0, 4, 4)]
     assert (a.partition.high_watermark, a.partition.applied_end) == (4, 0)
 
 
@@ -193,7 +193,7 @@ def test_what_is_cut_to_be_fetched_again_is_not_reported_as_lost(nodes) -> None:
     b.fetch(a, rounds=3)
     assert b.partition.high_watermark == 7
     b.partition.follower.cut_to_fetch_again(4)
-    assert b.effects == [Truncated(0, 4, 0, mark_cleared=False)]
+    assert b.effects == [Truncated(0, 4, 0)]
     assert b.partition.high_watermark == 4
     b.fetch(a, rounds=3)
     assert b.batches() == a.batches() == [(0, 4, 1), (4, 7, 1)]

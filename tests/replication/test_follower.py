@@ -90,8 +90,8 @@ def pair(text: str | None) -> tuple[int, int] | None:
 
 def show(effect: core.Effect) -> str:
     match effect:
-        case core.TruncateTo(offset, lost):
-            return f"truncate to {offset}" + (", COMMITTED RECORDS ARE LOST" if lost else "")
+        case core.TruncateTo(offset):
+            return f"truncate to {offset}"
         case core.StartAt(offset):
             return f"start at {offset}"
         case core.Append(records, high_watermark, log_start):

@@ -233,7 +233,7 @@ def test_effects_are_performed(follower) -> None:
     data = batches((10, 12, 3))
     follower.follower.perform(Append(data, 0, 0), 0)
     assert follower.size_bytes == before + len(data)
-    follower.follower.perform(TruncateTo(7, False), 0)
+    follower.follower.perform(TruncateTo(7), 0)
     assert follower.log_end_offset == 5
     follower.follower.perform(StartAt(90), 0)
     assert (follower.log_start_offset, follower.log_end_offset, follower.latest_epoch) == (
@@ -266,7 +266,7 @@ def test_a_bug_of_ours_is_no_fault_of_a_partition(follower) -> None:
     fetcher.add(tp, follower.topic_id, follower, 3)
     tools.lead(follower, 5, (1, 0, 2), (0,), 9)
     with pytest.raises(InvariantViolation, match="never cuts"):
-        perform_all(fetcher, ((tp, (TruncateTo(7, False),)),), {tp: follower}, 0, 0)
+        perform_all(fetcher, ((tp, (TruncateTo(7),)),), {tp: follower}, 0, 0)
 
 
 def test_flush_messages_holds_the_acknowledgement_back(disk) -> None:

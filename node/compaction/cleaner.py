@@ -34,9 +34,9 @@ from kept.compaction.cleaner.planner import (
 )
 from kept.compaction.cleaner.worker import COMMAND
 from kept.compaction.manifest.apply import CompactionState
-from kept.node.replicas import maintenance
 from kept.node.replicas.manifests.failures import PassFailed, Withdrawn, check_stopped
 from kept.node.replicas.manifests.workers import Work, pass_limits
+from kept.node.runtime.background_steps import in_slices
 from kept.node.runtime.logging import log
 from kept.storage.errors import KeptError, MachineError, NotLeaderOrFollower
 from kept.storage.types import TopicPartition
@@ -265,7 +265,7 @@ class Cleaner:
 
     async def _choose(self) -> Plan | None:
         plans: list[Plan] = []
-        await maintenance.in_slices(self._plan_all(plans))
+        await in_slices(self._plan_all(plans))
         return choose(plans, self.running, self.failures, self._runtime.now_ms())
 
     def _plan_all(self, plans: list[Plan]) -> Iterator[None]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kept.node.metadata import directory_ids
-from kept.node.replicas import maintenance
+from kept.node.replicas import checkpoint_offsets
 from kept.node.replicas.local_replica import LocalDirectory
 from kept.node.runtime.executors import FlushPool
 from kept.node.runtime.ids import new_id
@@ -175,12 +175,12 @@ class LogDirs:
 
     def _write_checkpoints(self, local: LocalDirectory) -> None:
         values: dict[Checkpoint, Callable[[Any], int | None]] = {
-            Checkpoint.HIGH_WATERMARKS: maintenance.high_watermark,
-            Checkpoint.RECOVERY_POINTS: maintenance.recovery_point,
-            Checkpoint.LOG_STARTS: maintenance.log_start,
+            Checkpoint.HIGH_WATERMARKS: checkpoint_offsets.high_watermark,
+            Checkpoint.RECOVERY_POINTS: checkpoint_offsets.recovery_point,
+            Checkpoint.LOG_STARTS: checkpoint_offsets.log_start,
         }
         for kind, value in values.items():
-            offsets = maintenance.collect(self._table, local, value)
+            offsets = checkpoint_offsets.collect(self._table, local, value)
             local.directory.write_checkpoints(kind, offsets)
 
     def release(self) -> None:

@@ -1,9 +1,10 @@
 """What a node does on a clock: checkpoints, retention, rolling of idle logs, flushes, expiry.
 
-Each job runs on the loop, in slices of :data:`SLICE_S` with the loop free in between, and hands
-what blocks to the threads of its directory. What comes round every few seconds looks only at logs
-that something happened to (:mod:`kept.node.replicas.dirty_logs`). A job that raises is logged and
-runs again at its next turn: one log's trouble never stops the others.
+Each job runs on the loop, in slices with the loop free in between
+(:mod:`kept.node.runtime.background_steps`), and hands what blocks to the threads of its directory.
+What comes round every few seconds looks only at logs that something happened to
+(:mod:`kept.node.replicas.dirty_logs`). A job that raises is logged and runs again at its next turn:
+one log's trouble never stops the others.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
+from kept.node.replicas.checkpoint_offsets import (
+    collect_in_steps,
+    high_watermark,
+    log_start,
+    recovery_point,
+)
 from kept.node.replicas.dirty_logs import YIELD_EVERY, flushes_later
+from kept.node.runtime.background_steps import PAUSE_S, advance
 from kept.node.runtime.clock import monotonic_ms
 from kept.node.runtime.logging import log
 from kept.storage import layout
@@ -45,10 +53,6 @@ FILES_A_JOB: Final = 1_000
 """Open files that a thread looks for, by name, before the loop hears of it."""
 IDLE_FILES_A_TURN: Final = 50
 """Logs that nobody writes to are looked for, too, so many in a turn."""
-SLICE_S: Final = 0.0005
-"""How long a job holds the loop before requests have their turn."""
-PAUSE_S: Final = 0.002
-"""How long they have it at least, whatever jobs are due."""
 
 Job = Callable[[], Iterator[None]]
 """Starts a job; it may be paused wherever it yields."""
@@ -198,7 +202,7 @@ class Maintenance:
                 continue
             changes = directory.directory.changes
             offsets: dict[TopicPartition, int] = {}
-            yield from collecting(self._table, directory, value, offsets)
+            yield from collect_in_steps(self._table, directory, value, offsets)
             if directory.offline is not None:
                 continue
             if offsets == directory.directory.checkpoints.get(kind):
@@ -387,57 +391,3 @@ def wants_flush(log_: Log, now_ms: int) -> bool:
         or bool(log_.durability.unsynced_snapshots)
         or (log_.config.flush_ms < MAX_INT64 and log_.flush_due(now_ms))
     )
-
-
-def advance(steps: Iterator[None]) -> bool:
-    """Run one slice of a job; returns whether it is done."""
-    end = perf_counter() + SLICE_S
-    return all(perf_counter() < end for _ in steps)
-
-
-def collecting(
-    table: ReplicaTable,
-    directory: LocalDirectory,
-    value: Callable[[Partition], int | None],
-    found: dict[TopicPartition, int],
-) -> Iterator[None]:
-    """Put into ``found`` what a checkpoint of a directory holds, in steps."""
-    for tp, hosted in list(table.hosted.items()):
-        if hosted.directory is directory:
-            number = value(hosted.partition)
-            if number is not None:
-                found[tp] = number
-            yield
-
-
-def collect(
-    table: ReplicaTable, directory: LocalDirectory, value: Callable[[Partition], int | None]
-) -> dict[TopicPartition, int]:
-    """The same at once."""
-    counts: dict[TopicPartition, int] = {}
-    for _ in collecting(table, directory, value, counts):
-        pass
-    return counts
-
-
-async def in_slices(steps: Iterator[None]) -> None:
-    """Run a job of another task with the loop free in between."""
-    while not advance(steps):
-        await asyncio.sleep(PAUSE_S)
-
-
-def high_watermark(partition: Partition) -> int:
-    """What the high-watermark checkpoint says of a partition."""
-    return partition.high_watermark
-
-
-def recovery_point(partition: Partition) -> int:
-    """What the recovery-point checkpoint says of a partition."""
-    return partition.log.recovery_point
-
-
-def log_start(partition: Partition) -> int | None:
-    """What the log-start checkpoint says: only starts inside the first segment need words."""
-    log_ = partition.log
-    start = log_.log_start_offset
-    return start if start > log_.segments[0].base_offset else None

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from kept.compaction.manifest import apply as applying
 from kept.compaction.manifest import manifest_store
-from kept.node.replicas import maintenance
+from kept.node.replicas.checkpoint_offsets import collect_in_steps, high_watermark
+from kept.node.runtime.background_steps import in_slices
 from kept.storage.directory import Checkpoint
 from kept.storage.errors import (
     InvariantViolation,
@@ -46,9 +47,7 @@ async def place(
     await _make_durable(hosted, result.end_offset, check)
     changes = hosted.directory.directory.changes
     offsets: dict[TopicPartition, int] = {}
-    await maintenance.in_slices(
-        maintenance.collecting(context.table, hosted.directory, maintenance.high_watermark, offsets)
-    )
+    await in_slices(collect_in_steps(context.table, hosted.directory, high_watermark, offsets))
     await _checkpoint(hosted, Checkpoint.HIGH_WATERMARKS, offsets, changes)
     expected = await pool.run(applying.read_mark, log_.directory, context.runtime.disk)
     published: Published = await pool.run(

@@ -14,6 +14,7 @@ from kept.node.parts import idle_check_ms
 from kept.node.replicas import maintenance
 from kept.node.replicas.dirty_logs import DirtyLogs
 from kept.node.replicas.replica_table import ReplicaTable
+from kept.node.runtime import background_steps
 from kept.node.runtime.clock import monotonic_ms
 from kept.storage.checkpoints import read_offsets
 from kept.storage.disk import Disk
@@ -246,7 +247,7 @@ def test_a_job_that_raises_runs_again(kit, capsys, error, raises):
 
 def test_slices_of_jobs_that_are_due_together_do_not_follow_each_other_at_once(kit, monkeypatch):
     kit = kit()
-    monkeypatch.setattr(maintenance, "SLICE_S", 0.0)
+    monkeypatch.setattr(background_steps, "SLICE_S", 0.0)
     kit.timers.stop()
     slices = []
 
@@ -267,7 +268,7 @@ def test_slices_of_jobs_that_are_due_together_do_not_follow_each_other_at_once(k
 
     kit.lone.run(run())
     gaps = [later - earlier for earlier, later in itertools.pairwise(slices)]
-    assert min(gaps) >= maintenance.PAUSE_S
+    assert min(gaps) >= background_steps.PAUSE_S
 
 
 def timers(config, also, lease=None):

@@ -10,6 +10,10 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kept.client.client import Client
+from kept.storage import types
+from kept.storage.checkpoints import read_offsets
+from kept.storage.directory import Checkpoint
+from kept.storage.disk import Disk
 from kept.testing import Cluster
 
 
@@ -54,17 +58,33 @@ def produced(
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """Three nodes; each test has topics of its own and leaves all of them running."""
-    with Cluster(nodes=3, auto_create_topics_enable="false") as three:
+    with Cluster(
+        nodes=3,
+        auto_create_topics_enable="false",
+        log_flush_offset_checkpoint_interval_ms=200,
+    ) as three:
         yield three
+
+
+def recovery_points(cluster, topic: str) -> list[int]:
+    """Up to where each node's log is durable, as its checkpoint says, which is seldom written."""
+    tp = types.TopicPartition(topic, 0)
+    paths = [
+        f"{cluster.log_dir(node)}/{Checkpoint.RECOVERY_POINTS.value}"
+        for node in range(len(cluster))
+    ]
+    return [read_offsets(Disk({}), path)[tp] for path in paths]
 
 
 def test_a_follower_flushes_what_flush_messages_asks_for(cluster) -> None:
     topic = cluster.create_topic(config={"flush.messages": "1", "min.insync.replicas": "3"})
     assert produced(cluster, topic, 20) == 20
+    cluster.wait_until(lambda: recovery_points(cluster, topic) == [20] * 3, "20 are durable")
     # Restarted with a tail that its recovery point does not cover: it goes on, too.
     cluster.kill(1)
     cluster.start(1)
     assert produced(cluster, topic, 5) == 5
+    cluster.wait_until(lambda: recovery_points(cluster, topic) == [25] * 3, "25 are durable")
 
 
 @pytest.mark.slow

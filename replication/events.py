@@ -21,7 +21,7 @@ UNKNOWN_OFFSET: Final = -1
 
 
 class Elected(Struct, frozen=True):
-    """This node leads: from the image. The high watermark is what it knew as replica.
+    """This node leads: from the image. The high watermark stays what it knew as a replica.
 
     ``awaits_offer``: ManifestOffered follows; nobody may join the ISR before.
     """
@@ -31,7 +31,6 @@ class Elected(Struct, frozen=True):
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     log_end_offset: int
-    high_watermark: int
     awaits_offer: bool = False
 
 

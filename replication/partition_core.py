@@ -194,9 +194,6 @@ class PartitionCore:
             raise InvariantViolation(f"leader epoch {event.leader_epoch} after {self.leader_epoch}")
         if event.leader_epoch == self.leader_epoch and self.leading:
             return self._isr_decided(IsrDecided(event.partition_epoch, event.replicas, event.isr))
-        known_before = self.high_watermark
-        known = self.high_watermark if self.leading else 0
-        self.high_watermark = max(known, event.high_watermark)
         self.leading = True
         self.leader_epoch = event.leader_epoch
         self.partition_epoch = event.partition_epoch
@@ -208,8 +205,7 @@ class PartitionCore:
         self._now_ms = now_ms
         self.followers = {}
         self._members(event.replicas, event.isr)
-        effects = self._advance()
-        return effects if self.high_watermark <= known_before else _joined(_MOVED, effects)
+        return self._advance()
 
     def _members(self, replicas: tuple[int, ...], isr: tuple[int, ...]) -> None:
         self.replicas, self.isr = replicas, isr

@@ -285,7 +285,6 @@ class Replica:
                 replicas,
                 isr,
                 log.log_end_offset,
-                core.high_watermark,
                 awaits_offer,
             ),
             now_ms,

@@ -189,7 +189,7 @@ class World:
         machine.step(
             Elected(
                 image.epoch, image.partition_epoch, self.replicas, image.isr, end,
-                machine.high_watermark, awaits_offer=True,
+                awaits_offer=True,
             )
         )  # fmt: skip
         if self.bug("discard"):

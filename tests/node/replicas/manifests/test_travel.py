@@ -331,7 +331,7 @@ class Told:
             monkeypatch.setattr(notify, "REVIEW_S", 0.01)
         self.hosted = local_replica()
         self.core = self.hosted.partition.core
-        self.core.step(Elected(3, 1, (1, 2), (1, 2), 10, 10), 0)
+        self.core.step(Elected(3, 1, (1, 2), (1, 2), 10), 0)
         self.core.step(BrokersChanged(frozenset({1, 2}), ((1, 4), (2, 5))), 0)
         self.sent: list[int] = []
         runtime: Any = InlineRuntime()

@@ -478,8 +478,10 @@ class ReplicaManager:
         self.roles.suspend()
 
     def resume(self, image: Image) -> None:
-        """The node may serve: take every role of ``image``, or go on with it."""
-        self.roles.resume(image)
+        """The node may serve: take every role of ``image``, or go on with it; of the image that is
+        being acted on, if that is newer.
+        """
+        self.roles.resume(max(image, self.image, key=lambda known: known.index))
 
     def led_up_to(self, index: int) -> int:
         """Up to which entry, ``index`` at most, everything that was to be led here is led."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 
 import pytest
+from msgspec.structs import replace
 
 from kept.cluster.metadata.records import BrokerRecord
 from kept.node.replicas.role_changes import RoleChanges
@@ -47,6 +48,23 @@ def test_a_bug_at_one_partition_takes_that_one_offline(
     with pytest.raises(KafkaStorageError, match="leader epoch 3 after 4"):
         partition(BROKEN).check_online()
     assert 'event="partition offline"' in capsys.readouterr().err
+
+
+def test_the_node_serves_again_by_the_image_that_it_acts_on(lone) -> None:
+    """It may resume while the roles of a newer image than it has acted on are being taken."""
+    lone.create("whole")
+    parts = lone.node.parts
+    before, record = parts.metadata.image, parts.metadata.image.partition(WHOLE.topic, 0)
+    later = replace(record, leader_epoch=5, partition_epoch=record.partition_epoch + 1)
+    lone.run(propose(lone.node, [later]))
+
+    async def serve_again() -> None:
+        parts.replicas.suspend()
+        parts.replicas.resume(before)
+
+    lone.run(serve_again())
+    partition = parts.table.partition(WHOLE)
+    assert partition.is_leader and partition.leader_epoch == 5 and partition.offline is None
 
 
 def test_partitions_are_told_of_the_brokers_by_one_event_until_they_change(lone) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -29,6 +29,9 @@ from kept.storage.types import MAX_INT64, LogConfig, TopicPartition
 META_VERSION: Final = "1"
 OWNER: Final = "kept"
 """Property of meta.properties that tells our directories from Apache Kafka's."""
+
+GONE_MS: Final = 60_000
+"""How long what was collected of a deleted log may still be on its way to a checkpoint."""
 
 logger = logging.getLogger(__name__)
 
@@ -136,6 +139,8 @@ class LogDirectory:
         created, and with :meth:`state_recovery_point`; see :meth:`write_checkpoints`."""
         self._writing = threading.Lock()
         self._changed: dict[TopicPartition, int] = {}
+        self._gone: dict[TopicPartition, int] = {}
+        """When each log was deleted that no checkpoint may name, whatever was collected before."""
         self._deleting = threading.Lock()
         self._deleted: list[tuple[int, int, str]] = []
         """(when, when its files are due, where) of each deleted log. Files are due, too, once the
@@ -233,9 +238,8 @@ class LogDirectory:
 
     def _find_missing(self) -> None:
         """A log that was removed by hand is as if its disk had lost power: after a clean stop, too,
-        this directory may hold less than what was acknowledged. One that was deleted with its topic
-        stays in the checkpoints until they are written again, and its files are there under another
-        name.
+        this directory may hold less than what was acknowledged. The checkpoints do not know one
+        that was deleted with its topic, unless an earlier snapshot of kept did it.
         """
         parsed = map(layout.parse_directory_name, self.disk.listdir(self.path))
         there = {
@@ -362,18 +366,13 @@ class LogDirectory:
         is not written yet, is not. The recovery point is there from the beginning: a start may
         rely on it.
         """
+        born = {birth.topic_partition: 0 for birth in births}
         with self._writing:
-            for birth in births:
-                self.unopened.discard(birth.topic_partition)
-                self._note(birth.topic_partition)
-            born = {birth.topic_partition: 0 for birth in births}
-            for kind, known in self.checkpoints.items():
-                current = {tp: offset for tp, offset in known.items() if tp not in born}
-                if kind is Checkpoint.RECOVERY_POINTS:
-                    current |= born
-                if current != known:
-                    checkpoints.write_offsets(self.disk, self._file(kind.value), current)
-                    self.checkpoints[kind] = current
+            for tp in born:
+                self.unopened.discard(tp)
+                self._gone.pop(tp, None)
+                self._note(tp)
+            self._forget(born, born)
         logs = []
         for tp, topic_id, config, leader_epoch in births:
             self.disk.mkdir(self.log_path(tp))
@@ -392,7 +391,19 @@ class LogDirectory:
         self.mark_all_deleted([(log, unique)], now_ms)
 
     def mark_all_deleted(self, logs: Sequence[tuple[Log, uuid.UUID]], now_ms: int) -> None:
-        """The same for several, with one fsync of this directory."""
+        """The same for several, with one fsync of this directory.
+
+        The checkpoints forget them first, durably: once renamed they are not :attr:`missing`. A
+        crash in between leaves a log that is looked through from its beginning, and deleted again.
+        Without a descriptor for that, the next checkpoints forget them.
+        """
+        gone = {log.topic_partition: now_ms for log, _ in logs}
+        with self._writing:
+            try:
+                self._forget(gone, {})
+            except ResourceExhausted as error:
+                logger.warning("%s: deleted logs stay in the checkpoints for now", error)
+            self._gone |= gone
         for log, unique in logs:
             name = layout.deleted_directory_name(log.topic_partition, unique)
             log.leader_epochs.retire()
@@ -421,6 +432,9 @@ class LogDirectory:
         """
         self.disk.rename(self._file(name), self.log_path(tp))
         self.disk.fsync_dir(self.path)
+        with self._writing:
+            self._gone.pop(tp, None)
+            self._note(tp)
         self._put_back.add(tp)
 
     def remove_unborn(self, tp: TopicPartition) -> bool:
@@ -455,11 +469,22 @@ class LogDirectory:
                 with self._deleting:
                     self._deleted += [(now_ms, now_ms, left) for left in due[number:]]
                 raise
+        with self._writing:
+            self._gone = {
+                tp: since for tp, since in self._gone.items() if since <= now_ms < since + GONE_MS
+            }
         return len(due)
 
     def purge_found(self) -> int:
-        """Finish deletions that a stop interrupted; returns how many."""
-        deleted = [entry for entry in self.scan() if entry.is_delete]
+        """Finish deletions that a stop interrupted; returns how many. Where the checkpoints know
+        them still (an earlier snapshot of kept left them there), they forget them first, durably.
+        """
+        entries = self.scan()
+        deleted = [entry for entry in entries if entry.is_delete]
+        there = {entry.topic_partition for entry in entries if not entry.is_delete}
+        with self._writing:
+            gone = {entry.topic_partition for entry in deleted} - there - self._changed.keys()
+            self._forget(gone, {})
         for entry in deleted:
             self.disk.remove_tree(self._file(entry.directory_name))
         return len(deleted)
@@ -480,15 +505,19 @@ class LogDirectory:
                 later = {tp for tp, n in self._changed.copy().items() if n > changes}
                 current = {tp: offset for tp, offset in current.items() if tp not in later}
                 kept |= later
+            current = {tp: offset for tp, offset in current.items() if tp not in self._gone}
             current |= {tp: known[tp] for tp in kept if tp in known}
             checkpoints.write_offsets(self.disk, self._file(kind.value), current)
             self.checkpoints[kind] = current
 
     def state_recovery_point(self, tp: TopicPartition, offset: int) -> None:
         """Make one log's recovery point durable, before files are put into place that have gaps
-        below it. What was collected before does not undo it. Blocks, any thread may.
+        below it. What was collected before does not undo it; nothing is written of a log that was
+        deleted meanwhile. Blocks, any thread may.
         """
         with self._writing:
+            if tp in self._gone:
+                return
             self._note(tp)
             self._write_recovery_point(tp, offset)
 
@@ -499,6 +528,8 @@ class LogDirectory:
         Blocks where that is above, and while another checkpoint is written; any thread may.
         """
         with self._writing:
+            if tp in self._gone:
+                return
             self._note(tp)
             if self.recovery_points.get(tp, 0) > offset:
                 self._write_recovery_point(tp, offset)
@@ -507,6 +538,18 @@ class LogDirectory:
         current = {**self.recovery_points, tp: offset}
         checkpoints.write_offsets(self.disk, self._file(layout.RECOVERY_POINTS), current)
         self.checkpoints[Checkpoint.RECOVERY_POINTS] = current
+
+    def _forget(
+        self, gone: Collection[TopicPartition], recovery_points: Mapping[TopicPartition, int]
+    ) -> None:
+        """Take logs out of the checkpoints, durably, and put ``recovery_points`` in."""
+        for kind, known in self.checkpoints.items():
+            current = {tp: offset for tp, offset in known.items() if tp not in gone}
+            if kind is Checkpoint.RECOVERY_POINTS:
+                current |= recovery_points
+            if current != known:
+                checkpoints.write_offsets(self.disk, self._file(kind.value), current)
+                self.checkpoints[kind] = current
 
     def _note(self, tp: TopicPartition) -> None:
         self.changes += 1

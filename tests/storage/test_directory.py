@@ -12,12 +12,25 @@ from pathlib import Path
 
 import pytest
 
-from kept.storage import layout
+from kept.storage import checkpoints, layout
 from kept.storage.checkpoints import read_epochs
-from kept.storage.directory import Birth, Checkpoint, LogDirectory, previous_broker_epoch
+from kept.storage.directory import (
+    GONE_MS,
+    Birth,
+    Checkpoint,
+    LogDirectory,
+    previous_broker_epoch,
+)
 from kept.storage.disk import Disk, parse_fail_point
-from kept.storage.errors import DamagedData, DirectoryInUse, DirectoryRefused, MachineError
+from kept.storage.errors import (
+    DamagedData,
+    DirectoryInUse,
+    DirectoryRefused,
+    MachineError,
+    ResourceExhausted,
+)
 from kept.storage.log.durability import FlushTicket
+from kept.storage.log.log import Log
 from kept.storage.producers.producer_states import ProducerQuota
 from kept.storage.types import LogConfig, TopicPartition
 from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
@@ -404,7 +417,7 @@ def test_logs_created_together_sync_the_directory_once(disk, monkeypatch) -> Non
     assert synced == ["/d", "/d/t-0", "/d/t-1", "/d/t-2", "/d"], "the checkpoint's name, too"
     synced.clear()
     directory.mark_all_deleted([(log, uuid.UUID(int=9 + i)) for i, log in enumerate(logs)], 0)
-    assert synced == ["/d"]
+    assert synced == ["/d", "/d"], "the checkpoint that forgets them, and their names"
 
 
 def test_a_power_cut_anywhere_in_a_creation_leaves_logs_that_open(disk) -> None:
@@ -445,32 +458,150 @@ def test_a_log_that_is_missing_after_a_clean_stop_makes_it_an_unclean_one(disk, 
     assert "lacks t-1 now" in caplog.text
 
 
-def test_a_log_of_a_deleted_topic_is_not_missing_after_a_kill(disk) -> None:
-    """The checkpoints know it until they are written again; the kill took nothing away."""
+LONG = TopicPartition("t" * 249, 1)
+"""Its name does not fit into that of its directory once it is deleted."""
+
+
+def with_two_logs(disk, gone: TopicPartition) -> tuple[LogDirectory, Log]:
+    """A directory that has records of ``t-0`` and of ``gone`` by its checkpoints, under a process
+    of broker epoch 5; and the log of ``gone``.
+    """
     directory = opened(disk)
-    there, gone = TopicPartition("t", 0), TopicPartition("t", 1)
-    logs = {
-        birth.topic_partition: create_log(
-            directory, birth.topic_partition, birth.topic_id, birth.config, now_ms=0
-        )
-        for birth in _births(2)
-    }
-    for kind in (Checkpoint.RECOVERY_POINTS, Checkpoint.HIGH_WATERMARKS):
-        directory.write_checkpoints(kind, {there: 7, gone: 9})
+    there, leaving = (
+        create_log(directory, tp, uuid.UUID(int=1 + number), LogConfig(), now_ms=0)
+        for number, tp in enumerate((TP, gone))
+    )
+    assert there.topic_partition == TP
+    for kind in Checkpoint:
+        directory.write_checkpoints(kind, {TP: 7, gone: 9})
     directory.mark_running(5)
-    unique = uuid.uuid4()
-    directory.mark_deleted(logs[gone], unique, now_ms=0)
+    return directory, leaving
+
+
+def lacks_nothing(disk: SimulatedDisk) -> None:
+    """A process that is started on ``disk``, after one was killed there, misses no log."""
     after = opened(disk.after_kill())
     assert not after.missing and after.proven_epoch == 5
-    deleted = disk.after_kill()
-    deleted.remove_tree(f"{directory.path}/{layout.deleted_directory_name(gone, unique)}")
-    assert opened(deleted).missing == {gone: 9}
-    stray = disk.after_kill()
-    stray.rename(
-        f"{directory.path}/{layout.deleted_directory_name(gone, unique)}",
-        f"{directory.path}/{layout.deleted_directory_name(gone, unique, layout.STRAY_DIRECTORY)}",
-    )
-    assert opened(stray).proven_epoch == -1, "nobody is known to have deleted it"
+
+
+@pytest.mark.parametrize("gone", [TopicPartition("t", 1), LONG], ids=["short", "long"])
+def test_a_log_of_a_deleted_topic_is_not_missing_after_a_kill(disk, gone) -> None:
+    """Neither after its files were removed, nor where its name is cut."""
+    directory, log = with_two_logs(disk, gone)
+    directory.mark_deleted(log, uuid.uuid4(), now_ms=0)
+    lacks_nothing(disk)
+    assert directory.purge(log.config.file_delete_delay_ms) == 1
+    lacks_nothing(disk)
+    again = opened(disk.after_kill())
+    assert again.checkpoints == {kind: {TP: 7} for kind in Checkpoint}
+
+
+@pytest.mark.parametrize("gone", [TopicPartition("t", 1), LONG], ids=["short", "long"])
+def test_a_kill_anywhere_in_a_deletion_leaves_no_log_missing(gone) -> None:
+    crashes = 0
+    for at in range(1, 200):
+        disk = SimulatedDisk()
+        directory, log = with_two_logs(disk, gone)
+        disk.crash_at(disk.calls + at)
+        try:
+            directory.mark_deleted(log, uuid.uuid4(), now_ms=0)
+            directory.purge(log.config.file_delete_delay_ms)
+        except SimulatedCrash:
+            crashes += 1
+        else:
+            break
+        lacks_nothing(disk)
+        for seed in range(3):
+            assert not opened(disk.after_power_loss(seed)).missing
+    assert crashes > 10
+
+
+def test_a_start_that_purges_a_deleted_log_is_killed_before_its_first_checkpoint(disk) -> None:
+    """An earlier snapshot of kept renamed it, and the checkpoints know it still."""
+    gone = TopicPartition("t", 1)
+    directory, _ = with_two_logs(disk, gone)
+    disk.rename(directory.log_path(gone), f"/d/{layout.deleted_directory_name(gone, uuid.uuid4())}")
+    disk.fsync_dir("/d")
+    lacks_nothing(disk)
+    started = opened(disk.after_kill())
+    assert started.purge_found() == 1
+    assert [entry.topic_partition for entry in started.scan()] == [TP]
+    lacks_nothing(started.disk)
+
+
+def test_a_log_of_the_name_of_one_that_is_purged_at_the_start_is_not_forgotten(disk) -> None:
+    directory, log = with_two_logs(disk, TopicPartition("t", 1))
+    directory.mark_deleted(log, uuid.uuid4(), now_ms=0)
+    create_log(directory, log.topic_partition, uuid.UUID(int=8), LogConfig(), now_ms=0)
+    directory.write_checkpoints(Checkpoint.HIGH_WATERMARKS, {TP: 7, log.topic_partition: 3})
+    again = opened(disk.after_kill())
+    assert again.purge_found() == 1
+    assert again.high_watermarks == {TP: 7, log.topic_partition: 3}
+
+
+def test_a_log_that_is_made_while_one_of_its_name_is_purged_is_not_forgotten(
+    disk, monkeypatch
+) -> None:
+    gone = TopicPartition("t", 1)
+    directory, log = with_two_logs(disk, gone)
+    directory.mark_deleted(log, uuid.uuid4(), now_ms=0)
+    again = opened(disk.after_kill())
+    before = again.scan()
+    create_log(again, gone, uuid.UUID(int=8), LogConfig(), now_ms=0)
+    monkeypatch.setattr(again, "scan", lambda: before)
+    assert again.purge_found() == 1
+    assert again.recovery_points == {TP: 7, gone: 0}
+
+
+@pytest.mark.parametrize("kind", Checkpoint)
+def test_what_was_collected_of_a_log_before_its_deletion_is_not_written(disk, kind) -> None:
+    """Not either if it reaches the disk after the files are gone."""
+    gone = TopicPartition("t", 1)
+    directory, log = with_two_logs(disk, gone)
+    log.update_config(LogConfig(file_delete_delay_ms=0))
+    changes, collected = directory.changes, {TP: 8, gone: 10}
+    directory.mark_deleted(log, uuid.uuid4(), now_ms=0)
+    directory.write_checkpoints(kind, collected, changes)
+    assert directory.purge(0) == 1
+    directory.write_checkpoints(kind, collected, changes)
+    directory.state_recovery_point(gone, 10)
+    assert directory.checkpoints[kind] == {TP: 8}
+    lacks_nothing(disk)
+
+
+def test_a_want_of_descriptors_keeps_no_log_from_being_deleted(disk, monkeypatch, caplog) -> None:
+    directory, log = with_two_logs(disk, TopicPartition("t", 1))
+
+    def refuse(_: Disk, path: str, __: object) -> None:
+        raise ResourceExhausted(path, "open", OSError(errno.EMFILE, "Too many open files"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "write_offsets", refuse)
+        directory.mark_deleted(log, uuid.uuid4(), now_ms=0)
+    assert "deleted logs stay in the checkpoints for now" in caplog.text
+    assert [(entry.topic_partition, entry.is_delete) for entry in directory.scan()] == [
+        (TP, False), (log.topic_partition, True),
+    ]  # fmt: skip
+    directory.write_checkpoints(Checkpoint.HIGH_WATERMARKS, {TP: 8, log.topic_partition: 10})
+    assert directory.high_watermarks == {TP: 8}
+
+
+def test_what_is_remembered_of_deleted_logs_does_not_grow(disk) -> None:
+    directory = opened(disk)
+    for number in range(20):
+        (log,) = directory.create_logs(_births(1), now_ms=number * GONE_MS)
+        directory.mark_deleted(log, uuid.uuid4(), now_ms=number * GONE_MS)
+        directory.purge((number + 1) * GONE_MS)
+        assert not directory._gone and not directory._changed
+
+
+def test_a_log_that_was_set_aside_is_missing(disk) -> None:
+    """Nobody is known to have deleted it."""
+    gone = TopicPartition("t", 1)
+    directory, _ = with_two_logs(disk, gone)
+    directory.set_aside(gone, uuid.uuid4())
+    after = opened(disk.after_kill())
+    assert after.missing == {gone: 9} and after.proven_epoch == -1
 
 
 def crashed_with_a_log(disk) -> SimulatedDisk:

@@ -102,12 +102,16 @@ TESTS: Final = {
         "tests/node/metadata/test_foreign_metadata.py",
         DIRECTORIES[1],
     ],
+    "node/metadata/metadata_log.py": [
+        f"tests/node/metadata/test_metadata_{name}.py" for name in ("log", "waits")
+    ],
     "node/metadata/preflight.py": ["tests/node/metadata/test_preflight.py"],
     "node/metadata/join_timeout.py": ["tests/node/metadata/test_join_timeout.py"],
     "node/replicas/dirty_logs.py": [
         f"tests/node/replicas/test_{name}.py" for name in ("dirty_logs", "maintenance")
     ],
     "node/replicas/log_dir_failures.py": [
+        "tests/node/replicas/test_log_dir_failures.py",
         "tests/node/replicas/test_log_lifecycle.py",
         *DIRECTORIES,
     ],

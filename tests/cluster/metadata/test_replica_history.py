@@ -240,6 +240,30 @@ def test_an_end_that_was_applied_and_is_missing_is_refused_and_not_cut():
     assert f"{lost} bytes from byte {sizes[4]} on" in again.cut_at_start
 
 
+@pytest.mark.parametrize("zeroed", [40, 2_250])
+def test_zeros_that_begin_within_an_entry_are_named_from_its_first_byte_on(zeroed):
+    disk = SimulatedDisk(seed=1)
+    member = open_member(disk)
+    path = f"{DIR}/{WAL_NAME}"
+    begins = []
+    for number in range(60):
+        begins.append(disk.size(disk.open_read(path)))
+        propose(member, TopicRecord(f"t{number}", UUID(int=number + 1)))
+    member.remember_applied().run()
+    data = disk.read(path)
+    first = max(begin for begin in begins if begin <= len(data) - zeroed)
+    gone = len(begins) - begins.index(first)
+    assert first < len(data) - zeroed, "it begins within an entry"
+    damaged = data[:-zeroed] + bytes(zeroed)
+    disk.write_atomic(path, damaged)
+    with pytest.raises(DamagedData) as refused:
+        open_member(disk)
+    said = str(refused.value)
+    assert f"{len(data) - first} bytes from byte {first} on" in said
+    assert f"{gone} entries that were durable are gone" in said
+    assert disk.read(path) == damaged, "nothing is cut"
+
+
 def test_what_a_torn_append_leaves_is_cut_and_said_and_a_whole_log_is_not():
     disk = SimulatedDisk(seed=1)
     member = open_member(disk)

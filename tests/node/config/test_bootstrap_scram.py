@@ -57,6 +57,7 @@ def test_users_as_they_are_written(text, users) -> None:
         ("admin=hunter", "user 1 is not written as SCRAM-SHA-512="),
         ("SCRAM-SHA-512=[name=admin,password=hunter", "user 1 is not written as"),
         ("SCRAM-SHA-512=[name=a,password=hunter] SCRAM-SHA-512=[", "user 1 is not written as"),
+        ("SCRAM-SHA-512=[name=a,password=hunter];hunter", "user 2 is not written as"),
         ("SCRAM-SHA-512=[name=a,password=hun]ter]", "user 1 is not written as"),
         ("PLAIN=[name=admin,password=hunter]", "PLAIN is not one of SCRAM-SHA-256, SCRAM-SHA-512"),
         ("SCRAM-SHA-512=[name=admin]", "'admin' needs exactly one of password-file="),
@@ -67,7 +68,11 @@ def test_users_as_they_are_written(text, users) -> None:
         ("SCRAM-SHA-512=[name=a,passwort=hunter]", "passwort= is not known; there are name,"),
         ("SCRAM-SHA-512=[name=a,password=hunter,iterations=1]", "'a': Too few iterations"),
         ("SCRAM-SHA-512=[name=a,password=hunter,iterations=x]", "'a': iterations= is not a number"),
+        ("SCRAM-SHA-512=[name=a,password=hunter,iterations=9999999999]", "is not a number"),
+        ("SCRAM-SHA-512=[name=a,password=hunter\0]", "'a': a password is a line of 1 to 255"),
+        (f"SCRAM-SHA-512=[name=a,password={'hunter' * 50}]", "'a': a password is a line of 1 to"),
         ("SCRAM-SHA-512=[name=a,password=hunter,salt=?]", "salt= is not base64"),
+        ("SCRAM-SHA-512=[name=a,password=hunter,salt=]", "'a': The salt must have 1 to"),
         ("SCRAM-SHA-512=[name=a,saltedpassword=AAAA]", "'a': saltedpassword= needs salt="),
         ("SCRAM-SHA-512=[name=a,password=hunter];" * 2, "given twice with one mechanism"),
     ],
@@ -90,6 +95,10 @@ def test_records_prove_the_passwords(tmp_path) -> None:
         (record,) = records(f"SCRAM-SHA-512=[name=admin,password-file={tmp_path}/{number}]")
         assert (record.user, record.mechanism) == ("admin", SHA_512)
         assert password_matches("SCRAM-SHA-512", "secret", record.credential)
+    assert record.credential.iterations == ITERATIONS
+    (record,) = records(f"SCRAM-SHA-512=[name=a,password=x,salt={encoded(b'salt')}]")
+    assert record.credential.salt == b"salt"
+    assert founding_records("") == founding_records(None) == ()
     one, other = records("SCRAM-SHA-256=[name=a,password=x];SCRAM-SHA-256=[name=b,password=x]")
     assert one.credential.salt != other.credential.salt
     salted = encoded(salted_password("SCRAM-SHA-256", "x", b"salt", 4096))
@@ -99,7 +108,16 @@ def test_records_prove_the_passwords(tmp_path) -> None:
     assert password_matches("SCRAM-SHA-256", "x", record.credential)
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"two\nlines", b"\xff", b"x" * 4097, None])
+def test_a_file_may_hold_the_longest_password(tmp_path) -> None:
+    (tmp_path / "password").write_bytes(b"x" * 255 + b"\r\n")
+    (record,) = records(f"SCRAM-SHA-256=[name=a,password-file={tmp_path}/password]")
+    assert password_matches("SCRAM-SHA-256", "x" * 255, record.credential)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\n", b"two\nlines", b"\xff", b"x" * 256, b"x" * 4097, b"x" * 255 + b"\r\ny", None],
+)
 def test_a_file_without_a_password_is_named(tmp_path, content) -> None:
     path = tmp_path / "password"
     if content is not None:
@@ -129,7 +147,8 @@ def test_a_new_cluster_begins_with_its_users_and_a_restart_resets_nothing(tmp_pa
     kept = image.credentials["admin", SHA_512]
     assert password_matches("SCRAM-SHA-512", "secret", kept)
     assert image.features["kept.security"] == 1
-    assert "ignored" not in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "ignored" not in said and "has a password=" not in said
     password.unlink()  # a secret that is mounted at the first start only
     assert started(tmp_path / "data", text).parts.metadata.image.credentials == image.credentials
     assert "kept.bootstrap.scram is ignored" in capfd.readouterr().err

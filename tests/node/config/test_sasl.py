@@ -55,8 +55,12 @@ def load(listeners: str = SASL, **settings: str) -> NodeConfig:
         (OAUTH | {JWKS: "file://host/keys"}, "https://HOST/PATH or file:///PATH is wanted"),
         (OAUTH | {JWKS: "https:///keys"}, "https://HOST/PATH or file:///PATH is wanted"),
         (OAUTH | {JWKS: "https://a/k eys"}, "https://HOST/PATH or file:///PATH is wanted"),
+        (OAUTH | {JWKS: "https://a/k\u00e9ys"}, "https://HOST/PATH or file:///PATH is wanted"),
+        (OAUTH | {JWKS: "https://a/k\x7fys"}, "https://HOST/PATH or file:///PATH is wanted"),
+        (OAUTH | {JWKS: "https://a:0/keys"}, "https://HOST/PATH or file:///PATH is wanted"),
         (OAUTH | {JWKS: "https://a:x/keys"}, "jwks.endpoint.url: no URL"),
         (OAUTH | {JWKS: "https://me:hush@a/keys"}, "no user and no password belong in"),
+        (OAUTH | {JWKS: "https://me@a/keys"}, "no user and no password belong in"),
         (
             OAUTH | {JWKS: "file:///keys", "kept__sasl__oauthbearer__truststore__location": "ca"},
             "truststore.location says whose certificates to trust, and",
@@ -91,6 +95,50 @@ def test_what_is_refused(settings: dict[str, str], why: str) -> None:
         load(**settings)
     assert why in str(refused.value)
     assert "hush" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "password", "is_taken"),
+    [
+        ("user_a", "h", True), ("user_" + "a" * 255, "h" * 255, True),
+        ("user_" + "a" * 256, "h", False), ("user_a", "h" * 256, False), ("user_a", "", False),
+        ("user_a\0", "h", False), ("user_a", "h\0", False),
+    ],
+)  # fmt: skip
+def test_users_of_plain_have_names_and_passwords_that_its_message_can_hold(
+    option: str, password: str, *, is_taken: bool
+) -> None:
+    text = f'{PLAIN_MODULE} required "{option}"="{password}";'
+    given = {"sasl__enabled__mechanisms": "PLAIN", "plain__sasl__jaas__config": text}
+    if is_taken:
+        found = sasl_settings(load(**given).of_listener("SASL_PLAINTEXT")).plain_users
+        assert found == {option.removeprefix("user_"): password}
+        return
+    with pytest.raises(ConfigurationError, match="must have 1 to 255 bytes and no NUL"):
+        load(**given)
+
+
+@pytest.mark.parametrize("url", ["https://a:1/keys", "https://a/keys", "file://localhost/keys"])
+def test_where_keys_may_be(url: str) -> None:
+    backoffs = {
+        f"sasl__oauthbearer__jwks__endpoint__retry__backoff__{name}": "700"
+        for name in ("ms", "max__ms")
+    }
+    tokens = sasl_settings(
+        load(**OAUTH | {JWKS: url} | backoffs).of_listener("SASL_PLAINTEXT")
+    ).tokens
+    assert tokens is not None and tokens.jwks_url == url
+    assert tokens.retry_backoff_ms == tokens.retry_backoff_max_ms, "as long each time"
+
+
+def test_where_no_login_by_sasl_is_asked_for_http_takes_the_users_of_plain() -> None:
+    config = load(
+        "PLAINTEXT://localhost:9092",
+        plain__sasl__jaas__config=USERS,
+        kept__sasl__plain__users="scram",
+    )
+    settings = sasl_settings(config.of_listener("PLAINTEXT"))
+    assert (settings.plain_users, settings.stored_passwords) == ({"ada": "hush"}, True)
 
 
 def test_each_listener_has_mechanisms_and_users_of_its_own() -> None:
@@ -211,7 +259,10 @@ def test_tokens_for_others_are_warned_of(audience: str, issuer: str, warned: str
     assert any("takes access tokens by" in one for one in sasl_warnings(load(listener, **OAUTH)))
 
 
-def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kept.node.config.sasl.find_spec", lambda _: None)
+@pytest.mark.parametrize("lacks", [{"jwt"}, {"cryptography"}, {"jwt", "cryptography"}])
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, lacks: set[str]) -> None:
+    monkeypatch.setattr(
+        "kept.node.config.sasl.find_spec", lambda name: None if name in lacks else object()
+    )
     with pytest.raises(ConfigurationError, match=r"pip install 'kept-log\[oauth\]'"):
         load(**OAUTH)

@@ -212,3 +212,234 @@ def test_after_a_change_of_access_a_consumers_session_reads_all_of_it_once():
     session.due.clear()
     session.recheck_all()
     assert not session.due
+
+
+class Watched:
+    """A replica here: who waits for its end, and for its commits; and what it hears of followers.
+
+    A follower's waiters for the end are in ``ends``, all others in ``moves``.
+    """
+
+    def __init__(self):
+        self.ends, self.moves, self.polled = [], [], []
+
+    def add_waiter(self, waiter, replica=False):
+        (self.ends if replica else self.moves).append(waiter)
+
+    def remove_waiter(self, waiter):
+        for waiters in (self.ends, self.moves):
+            if waiter in waiters:
+                waiters.remove(waiter)
+
+    def follower_polled(self, replica_id, at_ms):
+        self.polled.append((replica_id, at_ms))
+
+    def follower_stopped(self, replica_id):
+        self.polled.append((replica_id, None))
+
+
+def reading(replica=-1, now_ms=5):
+    """A session of one partition, which has been read to its end: session, partition, replica."""
+    session = cache().open(named(1, replica=replica), False, now_ms)[1]
+    (cached,) = session.partitions.values()
+    replica_here = Watched()
+    cached.read_from(replica_here)
+    cached.at_end = True
+    return session, cached, replica_here
+
+
+QUIET = PartitionData(0, 0, 5, 5, 0)
+
+
+@pytest.mark.parametrize("changed", ["error_code", "high_watermark", "last_stable_offset",
+                                     "log_start_offset"])  # fmt: skip
+def test_whatever_moves_is_news_once(changed):
+    _, cached, _ = reading()
+    assert cached.has_news(QUIET) and not cached.has_news(QUIET)
+    assert not cached.has_news(QUIET._replace(partition=9, aborted=[(1, 2)]))
+    moved = QUIET._replace(**{changed: 7})
+    assert cached.has_news(moved)
+    assert cached.has_news(moved) == (changed == "error_code"), "an error is told each time"
+
+
+@pytest.mark.parametrize("replica", [0, 1])
+def test_a_replica_to_read_from_instead_is_news(replica):
+    _, cached, _ = reading()
+    cached.has_news(QUIET)
+    assert cached.has_news(QUIET._replace(preferred_replica=replica))
+    assert not cached.has_news(QUIET)
+
+
+def test_what_is_read_to_its_end_rests_until_its_replica_moves():
+    session, cached, replica = reading()
+    heard = []
+    session.on_news = lambda: heard.append(True)
+    session.responded(cached, QUIET)
+    assert not session.due and replica.moves == [cached.moved] and not replica.ends
+    cached.at_end = True
+    replica.moves[0]()
+    assert list(session.due.values()) == [cached] and heard == [True]
+    assert not replica.moves and not replica.polled, "one reading for each move; no follower's"
+    session.responded(cached, QUIET)
+    assert session.due, "it moved while it was read: it does not rest"
+
+
+def test_what_has_records_goes_to_the_end_of_the_turn_and_does_not_rest():
+    session = cache().open(named(3), False, 0)[1]
+    first, second, third = session.partitions.values()
+    first.at_end = True
+    session.responded(first, QUIET._replace(records=b"x"))
+    assert list(session.due.values()) == [second, third, first]
+    session.responded(second, QUIET)
+    assert list(session.due.values()) == [second, third, first], "there is more to read"
+
+
+def test_an_answer_about_what_was_forgotten_meanwhile_changes_nothing():
+    session, cached, replica = reading()
+    session.update(request(session.id, 1, forgotten=[(b"unknown", [0])]))
+    session.responded(cached, QUIET)
+    session.responded(cached, QUIET._replace(records=b"x"))
+    assert not session.due and not replica.moves
+
+
+@pytest.mark.parametrize("follower", [0, 3])
+@pytest.mark.parametrize("awaits_commits", [False, True])
+def test_a_follower_waits_for_the_end_and_hears_of_commits_later(follower, awaits_commits):
+    """At once where consumers read from it."""
+    session, cached, replica = reading(follower, now_ms=77)
+    heard = []
+    session.awaits_commits, session.on_news = awaits_commits, lambda: heard.append(True)
+    session.responded(cached, QUIET)
+    assert replica.ends == [cached.moved]
+    assert replica.moves == [cached.moved if awaits_commits else cached.committed]
+    cached.at_end = True
+    replica.moves[0]()
+    assert list(session.due.values()) == [cached] and not cached.at_end
+    assert heard == [True] * awaits_commits and not replica.moves
+    assert replica.ends == ([] if awaits_commits else [cached.moved]), "the end is watched on"
+    assert replica.polled == [(follower, 77)] * awaits_commits
+    if not awaits_commits:
+        replica.ends[0]()
+        assert heard == [True] and replica.polled == [(follower, 77)] and not replica.ends
+
+
+def test_a_follower_of_any_number_that_forgets_a_partition_follows_no_more():
+    session, _, replica = reading(replica=0)
+    session.update(request(session.id, 1, forgotten=[(b"unknown", [0])]))
+    assert replica.polled == [(0, None)]
+
+
+def test_a_session_that_is_parked_watches_what_is_due_and_a_closed_one_nothing():
+    session, cached, replica = reading()
+    session.watch()
+    assert replica.moves == [cached.moved]
+    session.on_news = print
+    session.close()
+    assert not replica.moves and session.on_news is None
+    session.watch()
+    assert not replica.moves
+    unread = cache().open(named(1), False, 0)[1]
+    unread.watch()  # of which nobody knows a replica yet
+
+
+def test_another_replica_under_the_same_name_is_watched_instead():
+    session, cached, replica = reading()
+    session.watch()
+    cached.read_from(replica)
+    assert replica.moves == [cached.moved], "it is the same"
+    other = Watched()
+    cached.read_from(other)
+    assert not replica.moves
+    session.watch()
+    assert other.moves == [cached.moved] and not replica.moves
+
+
+@pytest.mark.parametrize(("epoch", "told"), [(4, False), (5, True)])
+def test_a_new_leader_epoch_is_told_that_the_logs_agree(epoch, told):
+    """Nothing else is told again because a request names the partition."""
+    known = FetchPartition(0, 0, 1, 4)
+    session = cache().open(request(topics=[(b"a", [known])]), False, 0)[1]
+    cached = session.partitions[b"a", 0]
+    cached.has_news(QUIET)
+    session.due.clear()
+    wanted = known._replace(current_leader_epoch=epoch, fetch_offset=3)
+    session.update(request(session.id, 1, topics=[(b"a", [wanted])]))
+    assert session.due == {(b"a", 0): cached} and cached.request == wanted
+    assert cached.has_news(QUIET) == told
+
+
+def test_only_consumers_read_all_again_after_a_change_of_access():
+    sessions = cache(3)
+    consumer, *followers = (
+        sessions.open(named(2, replica=replica), False, 0)[1] for replica in (-1, 0, 7)
+    )
+    assert sessions.of_followers() == followers
+    sessions.access_changed()
+    assert [session.recheck for session in (consumer, *followers)] == [True, False, False]
+    first, second = consumer.partitions.values()
+    consumer.due = {second.key: second}
+    consumer.recheck_all()
+    assert list(consumer.due.values()) == [second, first], "what was due keeps its turn"
+
+
+def test_what_does_not_continue_a_session_is_refused_and_changes_nothing():
+    sessions = cache()
+    session = sessions.open(named(1), False, 0)[1]
+    for uses_ids, epoch, code in ((True, 1, 106), (False, 0x7FFF, 71), (False, 2, 71)):
+        asked = named(3, first=5, session_id=session.id, epoch=epoch)
+        assert sessions.open(asked, uses_ids, 9) == (code, None)
+        assert (session.epoch, session.last_used_ms, len(session.partitions)) == (1, 0, 1)
+    follower = named(1, session_id=session.id, epoch=1, replica=4)
+    assert sessions.open(follower, False, 9) == (70, None)
+    assert sessions.open(named(0, session_id=session.id, epoch=1), False, 9)[1] is session
+    assert (session.epoch, session.last_used_ms) == (2, 9)
+
+
+def test_a_session_grows_up_to_the_last_free_partition_and_shrinks():
+    sessions = small_cache(partitions=10)
+    session = sessions.open(named(6), False, 0)[1]
+    grown = named(4, first=6, session_id=session.id, epoch=1)
+    assert sessions.open(grown, False, 0) == (0, session) and sessions.held_partitions == 10
+    less = request(session.id, 2, forgotten=[(b"unknown", list(range(7)))])
+    assert sessions.open(less, False, 0) == (0, session) and sessions.held_partitions == 3
+    assert sessions.open(named(7), False, 0)[1] is not None, "all of them"
+
+
+def test_another_that_is_old_gives_way_to_a_session_that_grows_and_not_a_moment_before():
+    for idle_ms, code in ((fs.EVICTION_MS, 70), (fs.EVICTION_MS + 1, 0)):
+        sessions = small_cache(partitions=10)
+        other = sessions.open(named(5), False, 0)[1]
+        session = sessions.open(named(5), False, idle_ms)[1]
+        grown = named(1, first=6, session_id=session.id, epoch=1)
+        assert sessions.open(grown, False, idle_ms)[0] == code
+        assert (other.closed, session.closed) == ((True, False) if code == 0 else (False, True))
+
+
+def test_the_largest_gives_way_only_to_a_smaller_one():
+    for size, gives_way in ((5, False), (4, True)):
+        sessions = small_cache(partitions=10)
+        large, small = (sessions.open(named(count), False, 0)[1] for count in (5, 4))
+        assert (sessions.open(named(size), False, 0)[1] is not None) == gives_way
+        assert (large.closed, small.closed) == (gives_way, False)
+
+
+def test_a_fetch_waits_up_to_the_last_free_partition():
+    sessions = small_cache(partitions=2 * fs.PARKED_PARTITIONS + 1)
+    session = sessions.open(named(1), False, 0)[1]
+    assert [sessions.park(session) for _ in range(3)] == [True, True, False]
+
+
+def test_ids_are_positive_and_nobody_elses():
+    sessions = fs.FetchSessions(iter([0, -5, 1, 1, 0, 2]).__next__)
+    assert [sessions.open(named(1), False, 0)[1].id for _ in range(2)] == [1, 2]
+
+
+def test_a_session_of_another_cache_is_not_closed():
+    sessions, others = cache(), cache()
+    session, other = sessions.open(named(1), False, 0)[1], others.open(named(1), False, 0)[1]
+    sessions.close(other)
+    assert not session.closed and not other.closed and sessions.held_partitions == 1
+    sessions.close(session)
+    assert session.closed and not len(sessions) and sessions.held_partitions == 0
+    sessions.close(session)
+    assert sessions.held_partitions == 0

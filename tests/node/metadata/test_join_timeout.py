@@ -59,6 +59,17 @@ def test_an_event_ends_the_wait():
     asyncio.run(scene())
 
 
+def test_the_wait_ends_with_the_patience():
+    async def scene() -> None:
+        start = Start()
+        start.now += 61
+        async with asyncio.timeout(60):
+            with pytest.raises(RequestTimedOut):
+                await start.joining.until(asyncio.Event())
+
+    asyncio.run(scene())
+
+
 def test_all_others_refuse():
     start = Start()
     start.refusals.update({1: "another cluster", 2: "that too"})

@@ -93,6 +93,23 @@ def test_who_waits_for_a_leader_that_steps_down_hears_of_it():
     play(scene, election_ticks=6)
 
 
+def test_a_reader_at_a_leader_that_steps_down_hears_of_it():
+    async def scene(three):
+        old = await three.leader()
+        node, roles = three.nodes[old], []
+        await node.propose(SETTING)
+        node.on_applied = lambda: roles.append(node.leads)
+        three.cut.add(old)
+        with pytest.raises(NotController, match="this node leads no more"):
+            await node.read_barrier()
+        while not roles:
+            await asyncio.sleep(0.005)
+        assert roles[0] is False, "nothing was applied, and it leads no more"
+        assert not node._barriers
+
+    play(scene, election_ticks=6)
+
+
 def test_a_log_that_contradicts_itself_ends_the_node(monkeypatch):
     async def scene(three):
         leader = await three.leader()

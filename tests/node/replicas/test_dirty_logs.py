@@ -167,7 +167,7 @@ def test_a_segment_that_was_rolled_early_leaves_nothing_in_the_queue(kit):
 
 def test_logs_that_left_do_not_stay_in_the_queue(kit):
     """An entry holds its log until the moment of its roll, which may be a week ahead."""
-    gone = [kit.make("gone", segment_ms="1000")]
+    gone = [kit.make("gone", segment_ms="30000")]
     kit.append(gone[0])
     kit.run(kit.timers.roll_idle)
     late, soon = kit.make("late", segment_ms="90000"), kit.make("soon", segment_ms="60000")

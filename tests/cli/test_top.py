@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import select
@@ -9,15 +10,20 @@ import time
 import uuid
 
 import pytest
+from rich.console import Console
 
 from kept.cli.cluster_rates import ClusterRates, Rates, Rotation, sorted_rows
-from kept.cli.commands.top import Settings, Watch
+from kept.cli.commands.top import Settings, Watch, _screen
+from kept.client.admin.cluster import ClusterDescription
 from kept.client.admin.cluster_sample import PartitionSample
 from kept.client.admin.groups import GroupListing
 from kept.client.client import Client, OutRecord
 from kept.client.core.metadata import PartitionView, TopicView
+from kept.storage.printable import printable_line
 from kept.storage.types import TopicPartition
 from tests.cli.conftest import Kept
+from tests.support.fake_client import FakeClient
+from tests.support.hostile import HOSTILE, check
 
 A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
 
@@ -99,6 +105,21 @@ def test_what_fits_the_screen():
     assert (settings.sort, settings.view) == ("size", "topics")
     settings.press("a")
     assert settings.views == ("nodes", "topics", "groups")
+
+
+def test_the_screen_spells_out_what_a_cluster_says() -> None:
+    """Names of topics and groups, the cluster's own, and an error: none moves the cursor."""
+    watch = Watch(FakeClient(), internal=False)
+    watch.rates.cluster = ClusterDescription(HOSTILE, 1, (), None)
+    watch.rates.set_topics({HOSTILE: topic(HOSTILE, PartitionView(0, 1, 1, (1,), (1,)))})
+    watch.rates.set_groups([GroupListing(HOSTILE, HOSTILE, HOSTILE, "classic", 1)])
+    shown = io.StringIO()
+    console = Console(file=shown, width=1000, force_terminal=False)
+    console.print(_screen(watch, Settings(None, "name", 1.0, None), 60, HOSTILE))
+    check("the screen", shown.getvalue())
+    assert not any(line.startswith("level=") for line in shown.getvalue().splitlines())
+    spelled = printable_line(HOSTILE)
+    assert shown.getvalue().count(spelled) == 5, "cluster, error, topic, group and its state"
 
 
 def test_what_moves_is_seen(either: Kept) -> None:

@@ -12,12 +12,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pty
-import select
 import socket
-import subprocess
 import sys
-import time
 import urllib.request
 from typing import Any
 
@@ -28,29 +24,16 @@ from kept.client.client import OutRecord
 from kept.client.protocol import messages as protocol
 from kept.node.kafka import api
 from tests.node.wire.conftest import Wire
+from tests.support.hostile import HOSTILE, NOT_TEXT, PRINTABLE, check, following, in_terminal
 from tests.support.made_requests import made
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-HOSTILE = (
-    "h\x1b[2J\x1b]0;t\x07\r\nlevel=error event=forged\x08\x00\x7f\x85\x9b31m\u2028\u2029"
-    "\u061c\u200e\u200f\u202e\u2066gnp"
-)
-PRINTABLE = HOSTILE.partition("\x1b")[0]
-FORBIDDEN = {c for c in HOSTILE if not c.isprintable()} - {"\n"}
-NOT_TEXT = b"h\xed\xb2\x9b\xff\x1b[2J"
-"""What no UTF-8 is: half a surrogate pair of a C1 byte among it."""
 JOIN: dict[str, Any] = {
     "session_timeout": 600_000, "rebalance_timeout": 600_000, "member_id": "",
     "group_instance_id": HOSTILE, "protocol_type": HOSTILE,
     "protocols": [{"name": HOSTILE, "metadata": HOSTILE.encode()}], "reason": HOSTILE,
 }  # fmt: skip
-
-
-def check(what: str, shown: str) -> None:
-    """Nothing that moves a cursor, turns text or begins a line of its own."""
-    found = {c for c in shown if c in FORBIDDEN}
-    assert not found, f"{what}: {found} in {shown[:2000]!r}"
 
 
 class Stranger:
@@ -166,34 +149,6 @@ class Stranger:
         }])  # fmt: skip
 
 
-def in_terminal(command: list[str], environ: dict[str, str], stdin: bytes = b"") -> str:
-    """What a command shows in a terminal, standard error included; that of the terminal itself,
-    which ends lines by CR and LF, not.
-    """
-    ours, theirs = pty.openpty()
-    read, write = os.pipe()
-    process = subprocess.Popen(command, stdin=read, stdout=theirs, stderr=theirs, env=environ)
-    os.close(theirs)
-    os.close(read)
-    os.write(write, stdin)
-    os.close(write)
-    shown, end = b"", time.monotonic() + 120
-    try:
-        while select.select([ours], [], [], max(0.0, end - time.monotonic()))[0]:
-            try:
-                data = os.read(ours, 65_536)
-            except OSError:  # the last writer has closed it
-                break
-            if not data:
-                break
-            shown += data
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
-    return shown.decode("utf-8", "surrogateescape").replace("\r\n", "\n")
-
-
 @pytest.fixture
 def site(kept_cluster):
     cluster = kept_cluster(
@@ -262,3 +217,19 @@ def test_what_strangers_say_reaches_neither_logs_nor_terminals(site):
         check(" ".join(arguments), shown)
         seen += PRINTABLE in shown
     assert seen > 15, "what was planted is shown, spelled out"
+
+
+def test_top_that_follows_shows_it_spelled_out(site):
+    """Its screen is made of escapes of its own; those that were planted are not among them."""
+    cluster, _ = site
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("KEPT_")}
+    environ |= {
+        "KEPT_BOOTSTRAP": cluster.bootstrap,
+        "TERM": "xterm",
+        "COLUMNS": "250",
+        "LINES": "40",
+    }
+    command = [sys.executable, "-P", "-m", "kept", "top", "groups", "--interval", "0.5"]
+    shown = following([*command, "--sort", "name"], environ, until=PRINTABLE + "\\u001b", key=b"q")
+    for planted in ("\x1b]0;", "\x07", "\nlevel=", "\x08", "\x9b", "\u2028", "\u202e", "\u2066"):
+        assert planted not in shown, repr(shown)

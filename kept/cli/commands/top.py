@@ -24,6 +24,7 @@ from kept.client.admin.group_survey import groups_and_offsets
 from kept.client.bootstrap import Bootstrap
 from kept.client.client import SILENT_MS, Client
 from kept.storage.errors import KeptError
+from kept.storage.printable import printable_line
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -305,9 +306,11 @@ def _screen(watch: Watch, settings: Settings, height: int, error: str) -> Render
     head = f"{time.strftime('%H:%M:%S')}{cluster}  {', '.join(counts)}  {keys}"
     if age := watch.age_s(settings.interval_s):
         head += f"  rates are up to {age:.0f} s old"
-    parts: list[RenderableType] = [Text(head, overflow="ellipsis", no_wrap=True)]
-    if error:
-        parts.append(Text(error, style="bold red", overflow="ellipsis", no_wrap=True))
+    lines = [(head, "")] + ([(error, "bold red")] if error else [])
+    parts: list[RenderableType] = [
+        Text(printable_line(line), style=style, overflow="ellipsis", no_wrap=True)
+        for line, style in lines
+    ]
     most = settings.rows(height, len(nodes))
     for name in settings.views:
         rows = _sorted(rates, name, settings.sort)

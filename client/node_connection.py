@@ -24,11 +24,10 @@ from kio.static.constants import EntityType
 
 from kept.client.protocol.messages import (
     Values,
-    build,
     decode_response,
-    encode,
     header_is_flexible,
     message_type,
+    request_body,
 )
 from kept.storage.errors import NetworkException, RequestTimedOut
 
@@ -178,7 +177,7 @@ class NodeConnection(asyncio.BufferedProtocol):
         self, api_key: int, version: int, values: Values, timeout_s: float = ANSWER_S
     ) -> Any:
         """A request through kio's codec; the typed response. Raises as :meth:`request`."""
-        body = encode(build(message_type(api_key, version, EntityType.request), values))
+        body = request_body(api_key, version, values)
         frame = await self.request(api_key, version, body, timeout_s)
         return decode_response(api_key, version, frame)[1]
 

@@ -9,8 +9,6 @@ from kio.schema.index import api_key_map, schema_name_map
 from kio.serial import entity_reader, entity_writer
 from kio.serial._serialize import get_field_writer
 from kio.serial.errors import SerialError
-from kio.serial.writers import write_compact_array_length, write_legacy_array_length
-from kio.static.primitive import i32
 
 from kept.client.protocol.describe_transactions import DescribeTransactionsResponse
 
@@ -21,10 +19,7 @@ __all__ = [
     "entity_reader",
     "entity_writer",
     "get_field_writer",
-    "i32",
     "load_request_schema",
     "load_response_schema",
     "schema_name_map",
-    "write_compact_array_length",
-    "write_legacy_array_length",
 ]

@@ -24,7 +24,7 @@ from kio.static.constants import EntityType
 
 from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.bounds import NO_LIMIT, program
-from kept.client.protocol.wire import skip_tags
+from kept.client.protocol.wire import skip_tags, uvarint
 from kept.steps import Steps, finished
 from kept.storage.errors import (
     CorruptMessage,
@@ -243,10 +243,15 @@ def encode_request(
         ">hhih", api_key, version, correlation_id, -1 if client_id is None else len(name)
     )
     tags = b"\0" if header_is_flexible(cls) else b""
-    body = encode(build(cls, values))
+    body = _written(cls, values)
     return b"".join(
         (struct.pack(">i", len(head) + len(name) + len(tags) + len(body)), head, name, tags, body)
     )
+
+
+def request_body(api_key: int, version: int, values: Values) -> bytes:
+    """The body of a request, without length and header."""
+    return _written(message_type(api_key, version, EntityType.request), values)
 
 
 def encode_response(
@@ -288,12 +293,18 @@ def body_steps(api_key: int, version: int, values: Values) -> Steps[bytes]:
     return out.getvalue()
 
 
+def _written(cls: Any, values: Values) -> bytes:
+    out = io.BytesIO()
+    finished(_write_steps(cls, values, out))
+    return out.getvalue()
+
+
 def _write_steps(cls: Any, values: Values, out: io.BytesIO) -> Steps[None]:
-    """Write a message field by field, its arrays of messages element by element: kio writes what is
-    left. Yields after each element.
+    """Write a message field by field, its arrays of messages element by element: kio's own message,
+    which nobody needs, would take as long again. Yields after each element.
     """
     plan = _write_plan(cls)
-    if plan is None or not isinstance(values, Mapping):
+    if plan is None or not (type(values) is dict or isinstance(values, Mapping)):
         message = build(cls, values) if isinstance(values, Mapping) else values
         _writer(cls)(out, message)
         return
@@ -319,14 +330,14 @@ def _write_steps(cls: Any, values: Values, out: io.BytesIO) -> Steps[None]:
 @cache
 def _write_plan(cls: Any) -> tuple[tuple[str, str, Any, Any, Any, Any], ...] | None:
     """(name, kafka type, converter, default, writer, class of its elements) for each field; for an
-    array of messages the writer is its length's. None: kio writes it whole, because it has no such
-    array, or because of its tagged fields.
+    array of messages the writer is its length's. None: kio writes it whole, because of its tagged
+    fields.
     """
     described = fields(cls)
     if any("tag" in field.metadata for field in described):
         return None
     hints = get_type_hints(cls)
-    length: Any = _kio().write_compact_array_length if cls.__flexible__ else _write_length
+    length = _write_compact_length if cls.__flexible__ else _write_length
     plan: list[tuple[str, str, Any, Any, Any, Any]] = []
     for field, (name, kind, convert, default) in zip(described, _plan(cls), strict=True):
         nested = _element(hints[name])
@@ -335,11 +346,15 @@ def _write_plan(cls: Any) -> tuple[tuple[str, str, Any, Any, Any, Any], ...] | N
             plan.append((name, kind, convert, default, write, None))
         else:
             plan.append((name, kind, convert, default, length, nested))
-    return tuple(plan) if any(entry[-1] is not None for entry in plan) else None
+    return tuple(plan)
 
 
 def _write_length(out: io.BytesIO, count: int | None) -> None:
-    _kio().write_legacy_array_length(out, _kio().i32(-1 if count is None else count))
+    out.write(struct.pack(">i", -1 if count is None else count))
+
+
+def _write_compact_length(out: io.BytesIO, count: int | None) -> None:
+    out.write(uvarint(0 if count is None else count + 1))
 
 
 def _element(hint: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A response that is encoded element by element has the bytes that kio gives it whole."""
+"""A message that is encoded element by element has the bytes that kio gives it whole."""
 
 from __future__ import annotations
 
@@ -28,6 +28,14 @@ def test_every_response_has_kios_bytes() -> None:
             frame = struct.pack(">ii", len(body) + 4 + len(tags), 7) + tags + body
             assert protocol.encode_response(key, version, 7, values) == frame, (key, version)
             assert protocol.encode_response(key, version, 7, body) == frame
+
+
+def test_every_request_has_kios_bytes() -> None:
+    for key, version in SERVED:
+        cls = protocol.message_type(key, version, EntityType.request)
+        values = sample(cls)
+        whole = protocol.encode(protocol.build(cls, values))
+        assert protocol.request_body(key, version, values) == whole, (key, version)
 
 
 def test_it_pauses_after_each_element_on_all_levels() -> None:

@@ -28,6 +28,8 @@ from kept.node.kafka.codec import fetch as codec
 from kept.node.runtime import error_codes
 
 if TYPE_CHECKING:
+    import asyncio
+
     from kept.replication.partition import Partition
 
 SLOTS: Final = 1000
@@ -130,6 +132,9 @@ class Session:
     """What one reader reads. ``epoch`` is what its next request must carry."""
 
     __slots__ = (
+        "_timer",
+        "_timer_at",
+        "_wait_ends_at",
         "awaits_commits",
         "closed",
         "due",
@@ -137,6 +142,7 @@ class Session:
         "id",
         "last_used_ms",
         "on_news",
+        "on_time_up",
         "owner",
         "partitions",
         "recheck",
@@ -169,6 +175,10 @@ class Session:
         """What does not rest, in the order of reading: who got records goes to the end."""
         self.on_news: Callable[[], None] | None = None
         """Of the request that is parked."""
+        self.on_time_up: Callable[[], None] | None = None
+        """Of the request that is parked, too; None: none is."""
+        self._wait_ends_at = self._timer_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self.update(request)
 
     def update(self, request: codec.FetchRequest) -> None:
@@ -208,6 +218,39 @@ class Session:
         for cached in self.due.values():
             cached.watch()
 
+    def wait_until(
+        self, ends_at: float, loop: asyncio.AbstractEventLoop, on_time_up: Callable[[], None]
+    ) -> None:
+        """A request is parked until then, by the loop's clock; the wait of an earlier one ends.
+
+        The timer outlives the wait, and is moved when it goes off: a follower is answered a
+        thousand times before its time is up once.
+        """
+        if self.on_time_up is not None:
+            self.on_time_up()
+        self.on_time_up, self._wait_ends_at = on_time_up, ends_at
+        if self._timer is None or ends_at < self._timer_at:
+            self._set_timer(loop)
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._cancel_timer()
+        self._timer_at = self._wait_ends_at
+        self._timer = loop.call_at(self._timer_at, self._timer_fired, loop)
+
+    def _timer_fired(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        if self.on_time_up is None:
+            return
+        if self._wait_ends_at > self._timer_at:
+            self._set_timer(loop)
+        else:
+            self.on_time_up()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def responded(self, cached: CachedPartition, data: codec.PartitionData) -> None:
         """``data`` was answered (or is as answered before): may the partition rest?"""
         key = cached.key
@@ -221,9 +264,11 @@ class Session:
             cached.watch()
 
     def close(self) -> None:
-        """It is used no more."""
+        """It is used no more; a request that is parked is answered when its time is up."""
         self.closed = True
         self.on_news = None
+        if self.on_time_up is None:
+            self._cancel_timer()
         for cached in self.partitions.values():
             cached.unwatch()
 

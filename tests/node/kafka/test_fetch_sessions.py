@@ -443,3 +443,93 @@ def test_a_session_of_another_cache_is_not_closed():
     assert session.closed and not len(sessions) and sessions.held_partitions == 0
     sessions.close(session)
     assert sessions.held_partitions == 0
+
+
+class Clock:
+    """A loop whose time passes when told to, and the timers that were made."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.made = []
+
+    def call_at(self, when, callback, *args):
+        self.made.append(Timer(when, callback, args))
+        return self.made[-1]
+
+    def advance(self, now):
+        self.now = now
+        while due := [t for t in self.made if not t.done and t.when <= now]:
+            for timer in due:
+                timer.done = True
+                timer.callback(*timer.args)
+
+    @property
+    def armed(self):
+        return [timer.when for timer in self.made if not timer.done]
+
+
+class Timer:
+    def __init__(self, when, callback, args):
+        self.when, self.callback, self.args, self.done = when, callback, args, False
+
+    def cancel(self):
+        self.done = True
+
+
+class Parked:
+    """A request that waits, and ends its wait as a fetch does."""
+
+    def __init__(self, session, clock, until):
+        self.session, self.clock, self.ended_at = session, clock, None
+        session.wait_until(until, clock, self.time_up)
+
+    def time_up(self):
+        self.answer()
+        self.ended_at = self.clock.now
+
+    def answer(self):
+        if self.session.on_time_up == self.time_up:
+            self.session.on_time_up = None
+
+
+def test_requests_answered_before_their_time_share_a_timer_and_the_last_has_its_own_time():
+    clock, session = Clock(), fs.Session(7, named(1), False, 0)
+    for number in range(100):
+        clock.advance(number / 1000)
+        Parked(session, clock, number / 1000 + 0.5).answer()
+    last = Parked(session, clock, 0.6)
+    assert len(clock.made) == 1
+    clock.advance(0.59)
+    assert last.ended_at is None and clock.armed == [0.6]
+    clock.advance(0.6)
+    assert last.ended_at == 0.6 and not clock.armed
+
+
+def test_a_request_that_waits_for_less_than_the_one_before_is_not_answered_late():
+    clock, session = Clock(), fs.Session(7, named(1), False, 0)
+    Parked(session, clock, 30.0).answer()
+    short = Parked(session, clock, 0.5)
+    clock.advance(0.5)
+    assert short.ended_at == 0.5 and not clock.armed
+
+
+def test_the_next_request_of_a_session_ends_the_wait_of_the_one_before():
+    clock, session = Clock(), fs.Session(7, named(1), False, 0)
+    first = Parked(session, clock, 0.5)
+    clock.advance(0.1)
+    second = Parked(session, clock, 0.6)
+    assert (first.ended_at, second.ended_at) == (0.1, None)
+    clock.advance(0.6)
+    assert second.ended_at == 0.6
+
+
+@pytest.mark.parametrize("parked", [True, False])
+def test_a_session_that_is_closed_lets_what_is_parked_wait_and_has_no_timer_else(parked):
+    clock, session = Clock(), fs.Session(7, named(1), False, 0)
+    request = Parked(session, clock, 0.5)
+    if not parked:
+        request.answer()
+    session.close()
+    assert clock.armed == ([0.5] if parked else [])
+    clock.advance(0.5)
+    assert request.ended_at == (0.5 if parked else None)

@@ -104,6 +104,7 @@ class PendingFetch:
 
     __slots__ = (
         "_blocks",
+        "_broker_epoch",
         "_connection",
         "_context",
         "_correlation_id",
@@ -111,18 +112,19 @@ class PendingFetch:
         "_isolation",
         "_late",
         "_max_bytes",
+        "_max_wait_ms",
         "_memory",
         "_min_bytes",
         "_moved",
         "_quota",
         "_rack",
+        "_replica_id",
         "_reply",
-        "_request",
         "_results",
         "_session",
+        "_session_epoch",
         "_started",
         "_throttle_ms",
-        "_timer",
         "_version",
         "_woken",
         "_work",
@@ -141,7 +143,11 @@ class PendingFetch:
         self._connection = connection
         self._version = version
         self._correlation_id = correlation_id
-        self._request = request
+        # Not the request itself: the session has its partitions, and it may wait for long.
+        self._replica_id = request.replica_id
+        self._broker_epoch = request.broker_epoch
+        self._session_epoch = request.session_epoch
+        self._max_wait_ms = request.max_wait_ms
         self._session = session
         self._isolation = isolation_level(request.isolation_level)
         self._max_bytes = min(request.max_bytes, context.config.current.fetch_max_bytes)
@@ -160,7 +166,6 @@ class PendingFetch:
         self._reply: ResponseSlot | None = None
         self._is_parked = False
         self._started = context.runtime.loop.time()
-        self._timer: Any = None
         self._woken = False
         self._work: SlicedTask[Any] | None = None
         """A reading that goes on in slices, or the making of the answer."""
@@ -190,7 +195,7 @@ class PendingFetch:
 
     def _draws(self) -> ResponseMemory:
         if self._memory is None:
-            is_replica = self._request.replica_id >= 0
+            is_replica = self._replica_id >= 0
             self._memory = ResponseMemory(None if is_replica else self._context.responses)
         return self._memory
 
@@ -233,8 +238,7 @@ class PendingFetch:
             self._connection.unblock()
 
     def _on_first_read(self, results: Found, size: int, urgent: bool) -> None:
-        request = self._request
-        enough = urgent or size >= self._min_bytes or request.max_wait_ms <= 0
+        enough = urgent or size >= self._min_bytes or self._max_wait_ms <= 0
         enough = enough or not self._session.partitions
         # A reading ends with its segment: with more behind it there is nothing to wait for.
         enough = enough or bool(size and self._enough()) or self._has_new_high_watermark(results)
@@ -246,15 +250,12 @@ class PendingFetch:
             return
         self._is_parked = True
         self._give_back()
-        if request.topics or request.forgotten:
-            # The session has its partitions: a request that names many would hold them once more.
-            self._request = request._replace(topics=[], forgotten=[])
         if self._reply is None:
             self._reply = self._connection.expect()
-        self._session.on_news = self._wake
-        self._session.watch()
-        loop = self._context.runtime.loop
-        self._timer = loop.call_later(request.max_wait_ms / 1000, self._finish)
+        session, loop = self._session, self._context.runtime.loop
+        session.wait_until(self._started + self._max_wait_ms / 1000, loop, self._finish)
+        session.on_news = self._wake
+        session.watch()
         self._connection.parked[self] = None
 
     def access_changed(self) -> None:
@@ -304,12 +305,12 @@ class PendingFetch:
             wanted = cached.request
             try:
                 hosted = find(self._context.table, name, index, self._version)
-                if self._request.replica_id >= 0 and self._must_wait(hosted):
+                if self._replica_id >= 0 and self._must_wait(hosted):
                     continue
                 here = hosted.partition.readable_bytes(
                     wanted.fetch_offset,
                     self._isolation,
-                    replica=self._request.replica_id >= 0,
+                    replica=self._replica_id >= 0,
                 )
             except KeptError:
                 return True
@@ -379,10 +380,9 @@ class PendingFetch:
         self._reply = None
         if self._work is not None:
             self._work.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         session = self._session
+        if session.on_time_up == self._finish:
+            session.on_time_up = None
         if session.id == SESSIONLESS:
             session.close()
         elif session.on_news == self._wake:
@@ -431,7 +431,7 @@ class PendingFetch:
         partition = hosted.partition
         cached.read_from(partition)
         elsewhere = self._elsewhere(partition, wanted) if self._rack else -1
-        if elsewhere >= 0 or (self._request.replica_id >= 0 and self._must_wait(hosted)):
+        if elsewhere >= 0 or (self._replica_id >= 0 and self._must_wait(hosted)):
             left, first = 0, False
         data = partition.fetch(
             wanted.fetch_offset,
@@ -439,12 +439,12 @@ class PendingFetch:
             isolation=self._isolation,
             current_leader_epoch=wanted.current_leader_epoch,
             last_fetched_epoch=wanted.last_fetched_epoch,
-            replica_id=self._request.replica_id,
-            broker_epoch=self._request.broker_epoch,
+            replica_id=self._replica_id,
+            broker_epoch=self._broker_epoch,
             log_start_offset=wanted.log_start_offset,
             from_follower=self._version >= FROM_FOLLOWERS,
             at_least_one=first,
-            now_ms=monotonic_ms() if self._request.replica_id >= 0 else 0,
+            now_ms=monotonic_ms() if self._replica_id >= 0 else 0,
         )
         # Not so where a limit may have hidden something, and where each fetch is to be counted.
         cached.at_end = (
@@ -452,7 +452,7 @@ class PendingFetch:
             and data.slice is None
             and data.diverging is None
             and elsewhere < 0
-            and (self._request.replica_id < 0 or self._request.replica_id in partition.isr)
+            and (self._replica_id < 0 or self._replica_id in partition.isr)
         )
         return codec.PartitionData(
             wanted.partition,
@@ -480,7 +480,7 @@ class PendingFetch:
         """A replica that is throttled, not in sync, and had its share gets nothing (KIP-73)."""
         return (
             hosted.throttled_as_leader
-            and self._request.replica_id not in hosted.partition.isr
+            and self._replica_id not in hosted.partition.isr
             and self._context.quota.exceeded(monotonic_ms())
         )
 
@@ -516,7 +516,7 @@ class PendingFetch:
 
     def _encode(self, results: Found) -> Steps[list[codec.Segment]]:
         """The response; what is in it counts as answered. Yields after each few partitions."""
-        session, from_replica = self._session, self._request.replica_id >= 0
+        session, from_replica = self._session, self._replica_id >= 0
         if self._quota is not None:
             read = (data.records for _, data in results)
             bytes_read = sum(each.size_bytes for each in read if isinstance(each, FileSlice))
@@ -531,7 +531,7 @@ class PendingFetch:
             if session.id != SESSIONLESS:
                 news = cached.has_news(data)
                 session.responded(cached, data)
-                if not news and self._request.session_epoch != 0:
+                if not news and self._session_epoch != 0:
                     continue
             name = cached.key[0]
             if grouped and grouped[-1][0] == name:
@@ -559,7 +559,7 @@ class PendingFetch:
         is due again; a session that would begin with it does not.
         """
         session_id = self._session.id
-        if self._request.session_epoch <= 0:
+        if self._session_epoch <= 0:
             self._context.sessions.close(self._session)
             session_id = SESSIONLESS
         self._connection.mute(delay_ms, "fetch")

@@ -55,8 +55,8 @@ class Loop:
     def get_debug(self) -> bool:
         return False
 
-    def call_later(self, delay: float, callback):
-        timer = Given(at=self.now + delay, callback=callback)
+    def call_at(self, when: float, callback, *args):
+        timer = Given(at=when, callback=partial(callback, *args))
         timer.cancel = lambda: self.timers.remove(timer) if timer in self.timers else None
         self.timers.append(timer)
         return timer

@@ -295,6 +295,32 @@ class Partition(Replica):
         if started and self._waiters:
             self.wake()
 
+    def follower_has_all(  # noqa: PLR0917
+        self,
+        replica_id: int,
+        offset: int,
+        leader_epoch: int,
+        last_fetched_epoch: int,
+        now_ms: int,
+        broker_epoch: int,
+        log_start_offset: int,
+    ) -> bool:
+        """Whether a follower that asks from ``offset`` on in this leader epoch has all that is
+        here: that is noted then, as by :meth:`fetch`, which would find nothing. Raises
+        NotLeaderOrFollower.
+        """
+        log = self.log
+        if (
+            not self._leading
+            or leader_epoch != self.core.leader_epoch
+            or offset != log.written_end_offset
+            or last_fetched_epoch != self.latest_epoch
+        ):
+            return False
+        self._follower_fetched(replica_id, offset, now_ms, broker_epoch, log_start_offset)
+        # Whoever waited for it to be committed may have appended.
+        return offset == log.written_end_offset
+
     def follower_polled(self, replica_id: int, now_ms: int) -> None:
         """Until ``now_ms`` a follower's requests left out what they knew (KIP-227): it was there.
 

@@ -6,7 +6,7 @@ from struct import pack
 
 import pytest
 
-from kept.replication.events import BrokersChanged, ProposeIsr
+from kept.replication.events import UNKNOWN_OFFSET, BrokersChanged, ProposeIsr
 from kept.replication.partition import PLENTY, Partition
 from kept.storage.checkpoints import read_epochs
 from kept.storage.disk import Disk
@@ -621,3 +621,51 @@ def test_a_failed_read_takes_the_partition_offline(disk, partition) -> None:
     with pytest.raises(KafkaStorageError):
         partition.read_batches(0, 1000)
     assert partition.offline is not None
+
+
+@pytest.fixture
+def followed(tmp_path) -> Partition:
+    """Led here in epoch 3, with a record of it; broker 1 follows, with broker epoch 9."""
+    partition = Partition(tools.open_log(Disk(), str(tmp_path / "t-0")), 0)
+    ticket = partition.become_leader(3, 0, (0, 1), (0, 1), 0)
+    assert ticket is not None
+    ticket.run()
+    ticket.done()
+    partition.step(BrokersChanged(frozenset(), ((1, 9),)), 0)
+    tools.produce(partition)
+    return partition
+
+
+def test_a_follower_that_has_all_is_noted_as_by_a_fetch(followed) -> None:
+    assert followed.follower_has_all(1, 1, 3, 3, 50, 9, 0)
+    follower = followed.core.followers[1]
+    assert (followed.high_watermark, follower.log_end_offset, follower.caught_up_ms) == (1, 1, 50)
+    followed.check_invariants()
+
+
+@pytest.mark.parametrize(
+    ("offset", "leader_epoch", "last_fetched_epoch"),
+    [(0, 3, 3), (2, 3, 3), (1, 2, 3), (1, 4, 3), (1, -1, 3), (1, 3, 2), (1, 3, -1)],
+)
+def test_who_may_lack_something_is_not_taken_to_have_all(
+    followed, offset, leader_epoch, last_fetched_epoch
+) -> None:
+    assert not followed.follower_has_all(1, offset, leader_epoch, last_fetched_epoch, 50, 9, 0)
+    assert followed.high_watermark == 0
+    assert followed.core.followers[1].log_end_offset == UNKNOWN_OFFSET
+
+
+def test_nobody_has_all_of_what_is_not_led_here(followed) -> None:
+    followed.suspend()
+    assert not followed.follower_has_all(1, 1, 3, 3, 50, 9, 0)
+    followed.resume()
+    for replica, broker_epoch in ((1, 8), (2, 9)):
+        with pytest.raises(NotLeaderOrFollower):
+            followed.follower_has_all(replica, 1, 3, 3, 50, broker_epoch, 0)
+    assert followed.high_watermark == 0
+
+
+def test_who_waits_for_a_commit_and_appends_leaves_something_to_read(followed) -> None:
+    followed.when_committed(1, lambda _: tools.produce(followed) and None)
+    assert not followed.follower_has_all(1, 1, 3, 3, 50, 9, 0)
+    assert (followed.high_watermark, followed.log_end_offset) == (1, 2)

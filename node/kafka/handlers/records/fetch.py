@@ -183,6 +183,9 @@ class PendingFetch:
 
     def start(self) -> None:
         """Answer now, or park."""
+        if self._has_all() and self._context.sessions.park(self._session):
+            self._park()
+            return
         work = self._context.runtime.slices.run(self._read(), self._draws)
         if isinstance(work, SlicedTask):
             self._reply = self._connection.expect()
@@ -192,6 +195,39 @@ class PendingFetch:
             self._continue_in_slices(work, self._on_first_read)
         else:
             self._on_first_read(*work)
+
+    def _has_all(self) -> bool:
+        """Whether a follower has all that is due to it. That is noted then, and there is nothing to
+        read: so it is with nearly every request, which follows what its follower has appended.
+        """
+        session, context = self._session, self._context
+        if self._replica_id < 0 or session.id == SESSIONLESS or session.awaits_commits:
+            return False
+        if not 0 < len(session.due) <= IN_PLACE_STEPS:
+            return False
+        if self._max_wait_ms <= 0 or self._min_bytes <= 0:
+            return False
+        if perf_counter() >= context.lease.until:
+            context.lease.check()
+        now_ms, readable = monotonic_ms(), self._connection.session.readable
+        for cached in tuple(session.due.values()):
+            name, wanted = cached.key[0], cached.request
+            try:
+                partition = find(context.table, *cached.key, self._version).partition
+                if name not in readable or not partition.follower_has_all(
+                    self._replica_id,
+                    wanted.fetch_offset,
+                    wanted.current_leader_epoch,
+                    wanted.last_fetched_epoch,
+                    now_ms,
+                    self._broker_epoch,
+                    wanted.log_start_offset,
+                ):
+                    return False
+            except KeptError:
+                return False
+            cached.read_from(partition)
+        return True
 
     def _draws(self) -> ResponseMemory:
         if self._memory is None:
@@ -248,8 +284,11 @@ class PendingFetch:
             else:
                 self._answer(results)
             return
-        self._is_parked = True
         self._give_back()
+        self._park()
+
+    def _park(self) -> None:
+        self._is_parked = True
         if self._reply is None:
             self._reply = self._connection.expect()
         session, loop = self._session, self._context.runtime.loop

@@ -140,6 +140,7 @@ class Reader:
                 self.offsets[i],
                 random.choice((10, 1 << 20)),
                 world.partitions[i].leader_epoch if self.replica_id >= 0 else -1,
+                world.partitions[i].latest_epoch if self.replica_id >= 0 else -1,
             )
             for i in named
         ]
@@ -369,6 +370,26 @@ def test_what_rests_is_not_read(monkeypatch):
         follower.ask(random)
         world.loop.run()
     assert set(map(id, read)) == {id(world.partitions[2]), id(world.partitions[1])}
+
+
+def test_what_a_follower_has_is_noted_without_a_reading(monkeypatch):
+    world = World(monkeypatch)
+    steady = Given(random=lambda: 1.0, choice=max)
+    followers, partition = world.readers[:2], world.partitions[0]
+    for wait in (1, 0):
+        for follower in followers:
+            follower.ask(steady)
+        world.loop.now += wait
+        world.loop.run()
+    tools.produce(partition)
+    world.loop.run()
+    assert [follower.offsets[0] for follower in followers] == [1, 1]
+    assert partition.high_watermark == 0
+    monkeypatch.setattr(Partition, "fetch", None)
+    for follower in followers:
+        follower.ask(steady)
+    assert partition.high_watermark == 1
+    assert all(follower.waiting for follower in followers)
 
 
 def test_nobody_starves(monkeypatch):

@@ -31,7 +31,7 @@ function allSettings(list, prefill) {
     const part = box.value.toLowerCase();
     const fitting = list.filter((one) => `${one.name} ${one.documentation}`.toLowerCase().includes(part));
     place.replaceChildren(fitting.length
-      ? table("All settings of the topic", ["Setting", ["Value", "breaks"], ["Default", "breaks"], ["From", "short"], ""],
+      ? table("All settings of the topic", ["Setting", ["Value", "breaks"], ["Default", "breaks"], ["From", "short"], ["", "short"]],
         fitting.map((one) => [
           described(one), shown(one.value), one.source === "topic" ? shown(one.default) : ["the same", "quiet"], one.source,
           make("button", { type: "button", class: "plain", "aria-label": `change ${one.name}`, onclick: () => prefill(one) }, "change"),

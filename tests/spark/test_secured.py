@@ -160,6 +160,7 @@ def by_token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str
         }
 
 
+@pytest.mark.timeout(600)
 def test_a_stream_goes_on_while_its_tokens_expire(spark, by_token, tmp_path):
     topic = f"t-{uuid.uuid4().hex[:8]}"
     rows = spark.range(10).selectExpr("CAST(id AS STRING) AS value")
@@ -174,7 +175,7 @@ def test_a_stream_goes_on_while_its_tokens_expire(spark, by_token, tmp_path):
         **by_token, subscribe=topic, startingOffsets="earliest"
     )
     query = (
-        stream.load().writeStream.format("parquet").trigger(processingTime="500 milliseconds")
+        stream.load().writeStream.format("parquet").trigger(processingTime="2 seconds")
         .option("checkpointLocation", str(tmp_path / "state")).start(str(tmp_path / "rows"))
     )  # fmt: skip
     end, written = time.monotonic() + 3 * LIFE_S, 0

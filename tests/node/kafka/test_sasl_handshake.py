@@ -640,6 +640,9 @@ def test_a_login_under_way_ends_with_its_credential(secure) -> None:
         ("SCRAM-SHA-256", "sue", "wrong", False),
         ("SCRAM-SHA-256", "joe", "pencil", True),
         ("SCRAM-SHA-512", "joe", "pencil", False),
+        ("SCRAM-SHA-256", "tim", "pencil", True),
+        ("SCRAM-SHA-256", "tim", "another", False),
+        ("SCRAM-SHA-512", "tim", "another", True),
         ("SCRAM-SHA-256", "sue", "", False),
         ("SCRAM-SHA-256", "sue\0", "pencil", False),
         ("SCRAM-SHA-256", "nobody", "pencil", False),
@@ -650,8 +653,15 @@ def test_a_password_over_http_is_that_of_any_mechanism_that_is_enabled(
 ) -> None:
     keys = Issuer().write(tmp_path / "keys.json")
     lone = secure(sasl_enabled_mechanisms=mechanisms, sasl_oauthbearer_jwks_endpoint_url=keys)
-    joe = ScramCredentialRecord("joe", ScramMechanism.SCRAM_SHA_256, credential("pencil"))
-    lone.run(lone.node.parts.metadata.propose([joe]))  # of one mechanism alone
+    more = [  # a credential of one mechanism alone, and two of different passwords
+        ScramCredentialRecord(user, mechanism, credential(word, mechanism.text))
+        for user, mechanism, word in (
+            ("joe", ScramMechanism.SCRAM_SHA_256, "pencil"),
+            ("tim", ScramMechanism.SCRAM_SHA_256, "pencil"),
+            ("tim", ScramMechanism.SCRAM_SHA_512, "another"),
+        )
+    ]
+    lone.run(lone.node.parts.metadata.propose(more))
 
     async def go() -> None:
         async with Peer(lone) as peer:

@@ -204,7 +204,7 @@ def _description(described: Any) -> GroupDescription:
 
 
 def _assigned(assignment: bytes) -> list[TopicPartition]:
-    """None for an assignment that is not readable: what one member writes hides no other."""
+    """Nothing of an assignment that is not readable: what one member writes hides no other."""
     try:
         return decode_assignment(assignment)
     except CorruptMessage:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import datetime
 import io
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import MappingProxyType, NoneType, UnionType
@@ -475,11 +475,3 @@ def _nothing(hint: Any, kind: str) -> Any:
     if get_origin(hint) is tuple:
         return ()
     return {"string": "", "bytes": b"", "entity": {}}.get(kind, -1)
-
-
-def unknown_fields(api_key: int, kind: EntityType, names: Iterable[str]) -> set[str]:
-    """Those of ``names`` that no version of the message has at its top level: for tests."""
-    known: set[str] = set()
-    for version in versions(api_key):
-        known.update(f.name for f in fields(message_type(api_key, version, kind)))
-    return set(names) - known

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kept.cluster.security.acls import AclOperation
 from kept.node.admin.actions.cluster_actions import Caller
 from kept.node.admin.views.topic_view import MAX_SEGMENTS
 from kept.node.http.parameters import Parameters
@@ -70,6 +71,9 @@ async def _topic(node: RouteContext, p: Parameters) -> Any:
         partition=p.optional_number("partition"),
         limit=p.optional_number("limit"),
         segments=MAX_SEGMENTS if segments is None else max(1, min(segments, MAX_SEGMENTS)),
+        settings=p.request.session.may(
+            AclOperation.DESCRIBE_CONFIGS, *named_topic(p), audited=False
+        ),
     )
 
 

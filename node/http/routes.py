@@ -1,8 +1,54 @@
-"""What HTTP answers: which path and method is which operation of ``kept.node.admin``.
+"""What HTTP answers: which path and method is which operation of ``kept.node.admin``:
+:data:`TABLE` lists them.
 
-======  ============================================  ==============================================
+A key is text (``key=``) or base64 (``key_base64=``). With ``node=N`` that node of the cluster
+answers (``kept.node.admin.peer_http``); only streams do not travel. Compaction is requested of
+any node, which calls the leaders, and so are ``explain``, ``why-missing``, ``retry`` and the life
+of a key (``kept.node.admin.leader_router``). From ``topics/create`` on the list needs
+``kept.console.actions=true``; each does what a Kafka request does, with its rights.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from kept.cluster.controller.topics import MAX_TOPIC_NAME_LENGTH
+from kept.node.admin.topic_lookup import nearest_name
+from kept.node.http import (  # noqa: F401 - they fill the table
+    action_routes,
+    cluster_routes,
+    compaction_routes,
+    console,
+    record_routes,
+)
+from kept.node.http.console.events import EventStreams, Pulses
+from kept.node.http.messages import JSON, HttpRequest, HttpResponse, failure, plain_path
+from kept.node.http.parameters import Parameters
+from kept.node.http.route_access import (
+    DESCRIBE,
+    DESCRIBE_CLUSTER,
+    OPEN,
+    SHOWN_TOPICS,
+    in_pieces,
+    refusal,
+    shown,
+    while_allowed,
+)
+from kept.node.http.route_table import API, Route, RouteContext, find, route
+from kept.node.metrics.lazy_metrics import LazyMetrics, accepted_format
+from kept.node.security.access import CLUSTER, Known
+from kept.node.security.client_usage import Kind
+from kept.storage.errors import InvalidRequest, UnknownTopicOrPartition
+
+if TYPE_CHECKING:
+    from kept.node.admin.services import AdminServices
+
+STRAYS_SHOWN: Final = 20
+"""Logs set aside that ``/readyz`` names; ``kept_stray_logs`` counts all."""
+NO_ACTIONS: Final = "kept.console.actions is false: with kept.console.actions=true this is served"
+TABLE: Final = """\
 method  path                                          answers
-======  ============================================  ==============================================
 GET     /                                             this list, as text; a browser gets the console
 GET     /console/FILE                                 what the console is made of
 GET     /healthz                                      200 while the process runs
@@ -56,54 +102,7 @@ POST    /api/v1/produce                               {"topic": T, "key": K, "va
 POST    /api/v1/groups/reset-offsets                  {"group": G, "topic": T, "to": "earliest",
                                                       "dry_run": true}
 POST    /api/v1/brokers/config                        {"broker": N, "set": {…}, "delete": […]}
-======  ============================================  ==============================================
-
-A key is text (``key=``) or base64 (``key_base64=``). With ``node=N`` that node of the cluster
-answers (``kept.node.admin.peer_http``); only streams do not travel. Compaction is requested of
-any node, which calls the leaders, and so are ``explain``, ``why-missing``, ``retry`` and the life
-of a key (``kept.node.admin.leader_router``). From ``topics/create`` on the list needs
-``kept.console.actions=true``; each does what a Kafka request does, with its rights.
 """
-
-from __future__ import annotations
-
-import math
-from typing import TYPE_CHECKING, Final
-
-from kept.cluster.controller.topics import MAX_TOPIC_NAME_LENGTH
-from kept.node.admin.topic_lookup import nearest_name
-from kept.node.http import (  # noqa: F401 - they fill the table
-    action_routes,
-    cluster_routes,
-    compaction_routes,
-    console,
-    record_routes,
-)
-from kept.node.http.console.events import EventStreams, Pulses
-from kept.node.http.messages import JSON, HttpRequest, HttpResponse, failure, plain_path
-from kept.node.http.parameters import Parameters
-from kept.node.http.route_access import (
-    DESCRIBE,
-    DESCRIBE_CLUSTER,
-    OPEN,
-    SHOWN_TOPICS,
-    in_pieces,
-    refusal,
-    shown,
-    while_allowed,
-)
-from kept.node.http.route_table import API, Route, RouteContext, find, route
-from kept.node.metrics.lazy_metrics import LazyMetrics, accepted_format
-from kept.node.security.access import CLUSTER, Known
-from kept.node.security.client_usage import Kind
-from kept.storage.errors import InvalidRequest, UnknownTopicOrPartition
-
-if TYPE_CHECKING:
-    from kept.node.admin.services import AdminServices
-
-STRAYS_SHOWN: Final = 20
-"""Logs set aside that ``/readyz`` names; ``kept_stray_logs`` counts all."""
-NO_ACTIONS: Final = "kept.console.actions is false: with kept.console.actions=true this is served"
 
 
 class Routes:
@@ -240,9 +239,7 @@ def _console(name: str) -> HttpResponse:
 async def _index(_node: RouteContext, p: Parameters) -> HttpResponse:
     if "text/html" in p.request.accept:
         return _console("page.html")
-    table = (__doc__ or "").split("======\n", 1)[1].rsplit("======  ====", 1)[0]
-    lines = [line for line in table.splitlines() if not line.startswith("=")]
-    return HttpResponse(text="\n".join(["kept", "", *lines, ""]))
+    return HttpResponse(text=f"kept\n\n{TABLE}")
 
 
 @route("GET", "/console/{file}", access=Known())

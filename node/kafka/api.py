@@ -218,7 +218,7 @@ _WRITE_ID: Final = (Whole(Op.WRITE, resources.transactional_id),)
 _MARK: Final = (Whole(Op.ALTER, otherwise=Op.CLUSTER_ACTION),)
 _COMMIT: Final = (*_READ_GROUP, *_READ_TOPICS)
 _DELETE_OFFSETS: Final = (Whole(Op.DELETE, resources.group), *_READ_TOPICS)
-_WRITE_GROUP: Final = (*_WRITE_ID, *_READ_GROUP)
+_ADD_OFFSETS: Final = (*_WRITE_ID, *_READ_GROUP)
 _TXN_COMMIT: Final = (*_WRITE_ID, *_READ_GROUP, *_READ_TOPICS)
 _DESCRIBE_CLUSTER: Final = (Whole(Op.DESCRIBE),)
 _ALTER_CLUSTER: Final = (Whole(Op.ALTER),)
@@ -273,7 +273,7 @@ APIS: Final = (
     Api(ApiKey.INIT_PRODUCER_ID, 0, 5, "ProducerIdHandler", 2, _OWN),
     Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, "ListOffsetsHandler", 4, _EPOCHS),
     Api(ApiKey.ADD_PARTITIONS_TO_TXN, 0, 5, "TransactionsHandler", 3, _OWN),
-    Api(ApiKey.ADD_OFFSETS_TO_TXN, 0, 4, "TransactionsHandler", 3, _WRITE_GROUP),
+    Api(ApiKey.ADD_OFFSETS_TO_TXN, 0, 4, "TransactionsHandler", 3, _ADD_OFFSETS),
     Api(ApiKey.END_TXN, 0, 5, "TransactionsHandler", 3, _WRITE_ID, max_before=4),
     Api(ApiKey.WRITE_TXN_MARKERS, 1, 2, "WriteTxnMarkersHandler", 1, _MARK),
     Api(ApiKey.TXN_OFFSET_COMMIT, 0, 5, "GroupOffsetsHandler", 3, _TXN_COMMIT, max_before=4),

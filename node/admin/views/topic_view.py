@@ -115,13 +115,13 @@ class PartitionSummary(Struct, frozen=True):
 
 
 class TopicDetail(Struct, frozen=True):
-    """A topic with its settings and partitions."""
+    """A topic with its partitions, and its settings for who may see them."""
 
     INLINED: ClassVar = frozenset({"summary"})
 
     summary: TopicSummary
-    config: Mapping[str, str]
-    broker_defaults: Mapping[str, str]
+    config: Mapping[str, str] | Omitted
+    broker_defaults: Mapping[str, str] | Omitted
     partitions: list[PartitionSummary | Remote]
 
 
@@ -196,9 +196,11 @@ class TopicView:
         partition: int | None = None,
         limit: int | None = None,
         segments: int = MAX_SEGMENTS,
+        settings: bool = True,
     ) -> TopicDetail:
-        """One topic: settings in force, and each partition (or one, or the first ``limit``) with
-        its newest segments; with ``leaders`` as the leaders know. Raises UnknownTopicOrPartition.
+        """One topic: ``settings`` in force, and each partition (or one, or the first ``limit``)
+        with its newest segments; with ``leaders`` as the leaders know. Raises
+        UnknownTopicOrPartition.
         """
         topic = self.lookup.topic(name)
         wanted: Iterable[PartitionRecord] = topic.partitions[:limit]
@@ -217,8 +219,12 @@ class TopicView:
             described = await self._from_leaders(partitions, f"/api/v1/topics/{name}", query)
         return TopicDetail(
             summary=await self._summary(topic),
-            config=settings_given(self.metadata.image, ResourceType.TOPIC, name),
-            broker_defaults=self.config.current.topic_defaults(),
+            config=(
+                settings_given(self.metadata.image, ResourceType.TOPIC, name)
+                if settings
+                else OMITTED
+            ),
+            broker_defaults=self.config.current.topic_defaults() if settings else OMITTED,
             partitions=described,
         )
 

@@ -149,7 +149,7 @@ export const partition = {
       ];
     }
     const name = "min.cleanable.dirty.ratio";
-    const target = Number(found.config[name] || found.broker_defaults[name] || 0.5);
+    const target = Number((found.config || {})[name] || (found.broker_defaults || {})[name] || 0.5);
     const segments = one.segments.length + one.segments_left_out;
     return [
       ...head,

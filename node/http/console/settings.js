@@ -50,7 +50,7 @@ export const settings = {
     const path = "topics/" + encodeURIComponent(name);
     return Promise.all([
       api(path, { limit: 0 }),
-      // Who may not describe settings sees those that are set.
+      // Of who may not describe settings.
       api(path + "/config").catch((error) => ({ settings: [], error: error.message })),
       allowed(),
     ]);
@@ -58,7 +58,7 @@ export const settings = {
   render([found, all, actions], page) {
     const topic = found.name;
     const known = new Map(all.settings.map((one) => [one.name, one]));
-    const given = Object.entries(found.config).map(([setting, value]) => known.get(setting) || { name: setting, value });
+    const given = Object.entries(found.config || {}).map(([setting, value]) => known.get(setting) || { name: setting, value });
     const name = input("name", "", { required: true, list: "names" });
     const what = select("what", [["set", "set to"], ["delete", "back to the default"]], "set");
     const value = input("value", "");
@@ -100,7 +100,7 @@ export const settings = {
           make("code", {}, one.name), shown(one.value), known.has(one.name) ? shown(one.default) : "–",
           make("button", { type: "button", class: "plain", "aria-label": `change ${one.name}`, onclick: () => prefill(one) }, "change"),
         ]))
-        : quiet("All its settings are at their defaults."),
+        : quiet(found.config ? "All its settings are at their defaults." : "You may not see its settings (DescribeConfigs)."),
       make("datalist", { id: "names" }, all.settings.map((one) => make("option", { value: one.name }))),
       change,
       actionForm({

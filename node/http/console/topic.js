@@ -96,7 +96,7 @@ export const topic = {
   },
   render([found, history, groups], page) {
     const list = found.partitions;
-    const settings = Object.entries(found.config);
+    const settings = Object.entries(found.config || {});
     const samples = history ? history.samples : [];
     const now = samples[samples.length - 1];
     const more = found.partition_count - list.length;
@@ -112,8 +112,10 @@ export const topic = {
         ["Under-replicated", count(found.under_replicated_partitions), found.under_replicated_partitions ? "bad" : ""],
       ]),
       settings.length ? facts(settings) : "",
-      quiet(settings.length ? "The other settings are" : "All its settings are", " at ",
-        link(hash("settings", found.name), "their defaults"), "."),
+      found.config
+        ? quiet(settings.length ? "The other settings are" : "All its settings are", " at ",
+          link(hash("settings", found.name), "their defaults"), ".")
+        : quiet("You may not see its settings (DescribeConfigs)."),
       history ? [make("h2", {}, "Last hour"), throughput(history, "topic")] : "",
       empty(found),
       consumers(groups, found.name),

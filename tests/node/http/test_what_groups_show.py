@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -29,7 +30,9 @@ TOPIC, GROUP, ID = AclResourceType.TOPIC, AclResourceType.GROUP, AclResourceType
 SECRET = "payroll"
 
 
-def who_sees(*resources: tuple[AclResourceType, str]) -> Session:
+def who_sees(
+    *resources: tuple[AclResourceType, str], may: Sequence[AclOperation] = (AclOperation.DESCRIBE,)
+) -> Session:
     """User:ada, who may describe these; * is whatever there is of a type."""
     rules = [
         AclBinding(
@@ -38,10 +41,11 @@ def who_sees(*resources: tuple[AclResourceType, str]) -> Session:
             PatternType.LITERAL,
             "User:ada",
             "*",
-            AclOperation.DESCRIBE,
+            operation,
             AclPermission.ALLOW,
         )
         for kind, name in resources
+        for operation in may
     ]
     index = AclIndex().changed(rules, [])
     authorizer = StandardAuthorizer(lambda: index, ["User:admin"])
@@ -191,3 +195,12 @@ def test_a_transaction_shows_topics_that_may_be_described(guarded, monkeypatch):
     assert [one["topic"] for one in shown["partitions"]] == ["t"]
     everything = ask(guarded, who_sees((ID, "zz"), (TOPIC, "*")), "transactions/zz")
     assert [one["topic"] for one in everything["partitions"]] == [SECRET, "t"]
+
+
+def test_a_topic_shows_its_settings_to_who_may_describe_them(guarded):
+    described = ask(guarded, who_sees((TOPIC, "t")), "topics/t")
+    assert described["partitions"]
+    assert not {"config", "broker_defaults"} & described.keys()
+    both = (AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)
+    whole = ask(guarded, who_sees((TOPIC, "t"), may=both), "topics/t")
+    assert {"config", "broker_defaults"} <= whole.keys()

@@ -50,7 +50,7 @@ def test_a_bug_at_one_partition_takes_that_one_offline(
     assert 'event="partition offline"' in capsys.readouterr().err
 
 
-def test_the_node_serves_again_by_the_image_that_it_acts_on(lone) -> None:
+def test_the_node_serves_again_by_the_image_that_it_acts_on(lone, capsys) -> None:
     """It may resume while the roles of a newer image than it has acted on are being taken."""
     lone.create("whole")
     parts = lone.node.parts
@@ -65,6 +65,7 @@ def test_the_node_serves_again_by_the_image_that_it_acts_on(lone) -> None:
     lone.run(serve_again())
     partition = parts.table.partition(WHOLE)
     assert partition.is_leader and partition.leader_epoch == 5 and partition.offline is None
+    assert "later leader epoch" not in capsys.readouterr().err
 
 
 def test_partitions_are_told_of_the_brokers_by_one_event_until_they_change(lone) -> None:

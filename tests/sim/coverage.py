@@ -78,7 +78,7 @@ REQUIRED: Final = {
         "unclean elections", "manifests damaged", "manifests: Damaged", "leaders left alone",
         "slow builds", "devices that failed in a pass", "devices put in order",
         "leaders that died while a follower applied", "histories with early jobs",
-        "passes that ended with their device",
+        "passes that ended with their device", "directories that stayed offline",
     ),
     "kills": (
         "times all died", "times two went on", "generations applied", "batches given up",

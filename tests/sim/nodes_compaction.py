@@ -10,7 +10,9 @@ Each history has some of these: records that are deleted, by an operator and by
 disk, also under a process that needs them; unclean elections. With one of the last two there are
 two replicas, so that one node more than the other replica of a partition can be away.
 
-What works in a directory whose device fails must end (``device-in-pass``).
+What works in a directory whose device fails must end (``device-in-pass``). In some the device is
+there again at once, as one whose cable is loose: the process that has taken its directory offline
+goes on without it, and puts nothing into place there any more (``offline-written``).
 
 At the end of half of the histories one node stays down, once all else is well: the others must lose
 every tombstone that there was, and go on; then it returns with its old log (``tombstones``).
@@ -21,6 +23,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from random import Random
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 from uuid import UUID
@@ -55,6 +58,12 @@ BEHIND_TIMES: Final = 3
 PASS_FAILS: Final = "device in a pass"
 PASS_ENDS_S: Final = 5.0
 """A pass, and work on a manifest, end so soon with the device that they use."""
+OFFLINE_S: Final = 3.0
+"""How long a directory is looked at that is offline."""
+SETTLES_S: Final = 0.5
+"""What threads are at when it goes offline ends so soon."""
+UNPLACED: Final = (layout.CLEANED, layout.TEMPORARY)
+"""Names of what is not in place."""
 FORSAKEN_S: Final = 40.0
 """How long the tombstones of a cluster that misses a node may take to go."""
 
@@ -77,13 +86,15 @@ class NodesCompactionHistory(NodesHistory):
         forsakes: bool | None = None,
         large: bool | None = None,
         devices: bool | None = None,
+        loose: bool | None = None,
         **options: Any,
     ) -> None:
         """``moves`` (log starts do), ``rots``, ``unclean``, ``forsakes``, ``large`` (manifests are
-        built as slowly as for large logs), ``devices`` (fail while manifests are worked on): drawn
-        if None.
+        built as slowly as for large logs), ``devices`` (fail while manifests are worked on),
+        ``loose`` (those are there again at once): drawn if None.
         """
         self.devices = devices
+        self.loose = Random(f"devices {seed}").random() < 0.5 if loose is None else loose
         super().__init__(seed, **options)
         self.large = False
         self._cuts: dict[tuple[int, TopicPartition], tuple[int, int]] = {}
@@ -338,22 +349,38 @@ class NodesCompactionHistory(NodesHistory):
         self, machine: Machine, process: WatchedProcess, passes: LazyCleaner, replica: LocalReplica
     ) -> None:
         """Nothing goes on for ever that works in a directory whose device is gone: a pass that did
-        would have one of the cleaner's threads for itself. Raises Violation.
+        would have one of the cleaner's threads for itself. Nor is anything put into place there
+        once the directory is offline, though the device is back. Raises Violation.
         """
-        tp = replica.partition.topic_partition
-        deadline = self.loop.time() + PASS_ENDS_S
-        while process.alive and machine.troubled:
-            cleaner = passes._cleaner
-            if not works_on_manifest(replica) and (cleaner is None or tp not in cleaner.running):
-                self.world.counts["passes that ended with their device"] += 1
-                return
-            if process.stopped:
-                deadline = self.loop.time() + PASS_ENDS_S
-            if self.loop.time() > deadline:
-                raise Violation(
-                    "device-in-pass", f"n{machine.node_id} {tp}: a pass outlives its device"
-                )
-            await asyncio.sleep(0.05)
+        tp, directory = replica.partition.topic_partition, replica.directory
+        in_place = InPlace(machine, directory.directory.path)
+        deadline, ended = self.loop.time() + PASS_ENDS_S, False
+        machine.watched = True
+        try:
+            while process.alive and machine.troubled:
+                now_s, offline = self.loop.time(), directory.offline is not None
+                if self.loose and offline:
+                    machine.disk.broken.discard(in_place.path)
+                    if changed := in_place.changed(now_s):
+                        raise Violation("offline-written", f"n{machine.node_id} {tp}: {changed}")
+                cleaner = passes._cleaner
+                runs = cleaner is not None and tp in cleaner.running
+                if not ended and not runs and not works_on_manifest(replica):
+                    self.world.counts["passes that ended with their device"] += 1
+                    ended = True
+                if ended and (not (self.loose and offline) or in_place.was_seen(now_s)):
+                    return
+                waits = waits_for_others(replica) and not offline
+                if ended or waits or process.stopped:
+                    deadline = now_s + PASS_ENDS_S
+                if now_s > deadline:
+                    raise Violation(
+                        "device-in-pass", f"n{machine.node_id} {tp}: a pass outlives its device"
+                    )
+                await asyncio.sleep(0.05)
+        finally:
+            machine.watched = False
+            self.world.counts["directories that stayed offline"] += in_place.names is not None
 
     def _rot(self, machine: Machine) -> bool:
         """Manifests are damaged, but for those that a swap needs; False: there may be one."""
@@ -440,8 +467,48 @@ def observe_compacted(
 
 
 def works_on_manifest(replica: LocalReplica) -> bool:
-    """A pass of it computes, or its files are built or put into place."""
+    """A pass of it is not over, or files of a manifest are built or put into place."""
     manifests = replica.manifests
     assert isinstance(manifests, ReplicaManifests)
     files = manifests._opened_files
-    return bool(manifests._works) or (files is not None and files.computing is not None)
+    computes = files is not None and files.computing is not None
+    return bool(manifests._works) or computes or manifests._made is not None
+
+
+def waits_for_others(replica: LocalReplica) -> bool:
+    """What a pass of it made waits until others hold it: no file is used meanwhile."""
+    manifests = replica.manifests
+    assert isinstance(manifests, ReplicaManifests)
+    return manifests._made is not None and not manifests._works
+
+
+class InPlace:
+    """What is in place below a path, from soon after it went offline on: what threads were at then
+    is over. Names that a start would remove are not.
+    """
+
+    def __init__(self, machine: Machine, path: str) -> None:
+        self.path = path
+        self.names: dict[str, int] | None = None
+        """Name -> bytes."""
+        self._machine = machine
+        self._since_s = -1.0
+
+    def changed(self, now_s: float) -> list[str]:
+        """Names that came, went, or are of another size than when this was called before."""
+        if self._since_s < 0:
+            self._since_s = now_s
+        if now_s < self._since_s + SETTLES_S:
+            return []
+        before, self.names = self.names, {
+            name: len(inode.data)
+            for name, inode in self._machine.disk.files()
+            if name.startswith(f"{self.path}/") and not name.endswith(UNPLACED)
+        }  # fmt: skip
+        if before is None:
+            return []
+        return sorted({name for name, _ in before.items() ^ self.names.items()})
+
+    def was_seen(self, now_s: float) -> bool:
+        """Whether that was for long enough."""
+        return 0 <= self._since_s < now_s - OFFLINE_S

@@ -102,7 +102,7 @@ class Faults:
             elif machine.process is not None and machine.process.stopped:
                 machine.process.resume(history.loop)
                 history.note("links", f"{machine.node_id} goes on")
-            elif machine.troubled and random.random() < 0.7:
+            elif machine.troubled and not machine.watched and random.random() < 0.7:
                 self._repair(machine)
         if (network.cuts or network.delay_s != DELAY_S) and random.random() < 0.7:
             network.cuts.clear()

@@ -93,6 +93,8 @@ class Machine:
         self.clock_s = 0.0
         self.troubled = False
         """A device of it failed, or was full: its process may give up."""
+        self.watched = False
+        """A checker looks at what becomes of that: nobody mends it meanwhile."""
         self.loses_power = False
         """The death that comes takes what was not synced."""
         self._history = history
@@ -168,7 +170,7 @@ class Machine:
 
     def repair(self) -> None:
         """Its devices are there, and have room."""
-        self.troubled = False
+        self.troubled = self.watched = False
         self.disk.broken.clear()
         self.disk.capacity_bytes = None
 

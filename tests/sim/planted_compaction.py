@@ -14,6 +14,7 @@ from typing import Any
 
 from pyroaring import BitMap
 
+from kept.storage.errors import MachineError
 from tests.sim import batches
 from tests.sim.planted import plant
 from tests.sim.planted_replicas import returns
@@ -115,6 +116,16 @@ def not_missed(original: Any) -> Any:
     return job_for
 
 
+def unheard(original: Any) -> Any:
+    """A pass is not told that its directory is offline, and waits for its manifest."""
+
+    def _reject(self: Any, error: BaseException) -> bool:
+        told = not (self._closed or isinstance(error, MachineError))
+        return bool(told and original(self, error))
+
+    return _reject
+
+
 plant(
     "digest-of-its-own", STAGE, 1, "survivor-missing",
     "a replica that holds all survivors comes to the manifest's digests (17)",
@@ -170,4 +181,18 @@ plant(
     "a replica that lacks a survivor does not apply the manifest (15, 17)",
     (f"{FOLLOW}.job_for", not_missed),
     unclean=True, moves=False, rots=False, forsakes=False, devices=False,
+)  # fmt: skip
+plant(
+    "pass-outlives-its-device", STAGE, 4, "device-in-pass",
+    "a pass ends with the device that it works on",
+    ("kept.node.replicas.manifests.replica.ReplicaManifests._reject", unheard),
+    devices=True, rots=False, unclean=False, forsakes=False,
+)  # fmt: skip
+plant(
+    "pass-goes-on-offline", STAGE, 2, "offline-written device-in-pass",
+    "nothing is put into place in a directory that is offline, though its device is back",
+    ("kept.node.replicas.manifests.replica.ReplicaManifests.abandon", returns(None)),
+    ("kept.node.replicas.manifests.store.Files.check", returns(None)),
+    ("kept.node.compaction.cleaner.Cleaner.forget", returns(None)),
+    devices=True, loose=True, large=True, rots=False, unclean=False, forsakes=False,
 )  # fmt: skip

@@ -342,3 +342,20 @@ plant(
     ("kept.storage.producers.producer_states.ProducerStates.expire", open_ones_expire),
     expires=True, hangs=True,
 )  # fmt: skip
+
+
+def whatever_connection(_: Any) -> Any:
+    """Markers are served over a connection that their coordinator gave up, too."""
+
+    def admit(self: Any, client_id: Any, connection: Any) -> bool:
+        return True
+
+    return admit
+
+
+plant(
+    "transactions-late-marker", STAGE, 4, "markers aborted-read torn commit-lost",
+    "a marker over a connection that its coordinator gave up is not written (T25)",
+    ("kept.node.kafka.marker_connections.MarkerConnections.admit", whatever_connection),
+    late_markers=True, levels=(1,), lingers_s=0.3, compacts=False, hangs=False, moves=False,
+)  # fmt: skip

@@ -207,6 +207,8 @@ class Instance:
             tp = random.choice(history.written)
             await self.add(tp)
             await self.produce(transaction, tp, history.make_records(self.now_ms()))
+            if history.lingers_s:
+                await asyncio.sleep(history.rows.uniform(0, history.lingers_s))
             if random.random() < history.crash_share:
                 raise Over("it dies")
         if random.random() < 0.4:

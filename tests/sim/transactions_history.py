@@ -92,6 +92,7 @@ class TransactionsHistory(NodesHistory):
         expires: bool = False,
         naps: float = 0.03,
         levels: tuple[int, ...] = (1, 1, 2),
+        lingers_s: float = 0.0,
         **options: Any,
     ) -> None:
         """``holds``: how often an EndTxn is held; ``strikes``: how often a coordinator is struck
@@ -100,7 +101,8 @@ class TransactionsHistory(NodesHistory):
         makes passes of the topic; ``late_markers``: markers are held; drawn if None.
         ``recreates``: a topic is deleted and made anew; ``expires``: producers are forgotten that
         were silent for two seconds. ``naps``: how often a mover sleeps for longer than its session.
-        ``levels``: the versions of transactions that producers have.
+        ``levels``: the versions of transactions that producers have; ``lingers_s``: how long they
+        may wait after each of their batches.
         """
         self.rows = Random(f"compacts {seed}")
         """For what is in histories with passes, and no other."""
@@ -108,7 +110,8 @@ class TransactionsHistory(NodesHistory):
         self.compacts = drawn if compacts is None else compacts
         late = self.rows.random() < LATE_MARKERS
         self.late_markers = late if late_markers is None else late_markers
-        self.recreates, self.expires, self.levels = recreates, expires, levels
+        self.recreates, self.expires = recreates, expires
+        self.levels, self.lingers_s = levels, lingers_s
         super().__init__(seed, **options)
         random = self.random
         self.strikes = random.choice((0.0, 0.02, 0.1)) if strikes is None else strikes
@@ -269,15 +272,18 @@ class TransactionsHistory(NodesHistory):
         """
         while self.running and not self.faults.healed:
             await asyncio.sleep(self.rows.uniform(*PAUSE_S))
-            machine = self.rows.choice(self.machines)
-            if not machine.ready or machine.node is None:
-                continue
-            opened = list(machine.node.parts.marker_requests._connections.values())
-            for connection in opened:
-                if not connection.closed:
-                    self.hold(connection)
-                    connection._transport.arrives_whole = True
-                    self.world.counts["connections of markers held"] += 1
+            nodes = [one.node for one in self.machines if one.ready and one.node is not None]
+            opened = [
+                connection
+                for node in nodes
+                for connection in node.parts.marker_requests._connections.values()
+                if not connection.closed
+            ]
+            if opened:
+                connection = self.rows.choice(opened)
+                self.hold(connection)
+                connection._transport.arrives_whole = True
+                self.world.counts["connections of markers held"] += 1
 
     def make_clients(self) -> list[Any]:
         """See :meth:`NodesHistory.make_clients`."""

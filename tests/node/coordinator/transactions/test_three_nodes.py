@@ -360,6 +360,7 @@ def test_the_last_epoch_outlives_its_coordinator(kept_cluster: Callable[..., Clu
     assert (again.producer_id, again.producer_epoch) == new, "the answer to a retry"
     assert produce(cluster, "bank", topic, new) is ErrorCode.none
     assert bank.end(new) == (new[0], 1)
-    with cluster.client() as client:
+    with cluster.client() as client:  # an end is answered when it is decided, before its marker
+        cluster.wait_until(lambda: set(states(client)) == {"CompleteCommit"}, "the end")
         assert committed_values(client, topic, 1) == {b"v": 2}
     bank.leave()

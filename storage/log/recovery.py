@@ -320,6 +320,7 @@ def _durable(disk: Disk, directory: str, found: list[Segment]) -> int:
         if not segment.flushed:
             segment.fsync()
             segment.flushed = True
+            segment.close_file()
     if len(found) > 1:
         disk.fsync_dir(directory)
     return found[-1].base_offset if found else 0

@@ -82,7 +82,6 @@ class SegmentSwapper:
             raise InvariantViolation(f"{self._directory}: output {base} is gone") from error
         segment.mtime_ms = mtime_ms
         self._disk.set_mtime(segment.path(layout.LOG, layout.CLEANED), mtime_ms)
-        segment.flushed = True
         return segment
 
     def place_next(self, now_ms: int) -> bool:

@@ -108,6 +108,7 @@ class Segment:
 
     @file.setter
     def file(self, file: File) -> None:
+        """Whoever sets it closes it: :meth:`Disk.can_close` does not hear of it here."""
         self._file = file
 
     def close_file(self, *, deleted: bool = False) -> None:

@@ -48,7 +48,9 @@ def open_output(disk: Disk, directory: str, base_offset: int, index_interval_byt
     """Open the output ``<base>.log.cleaned`` with the indexes that lie beside it; without them, or
     when they are no good (rule 23), they are made and durable when this returns.
 
-    Runs anywhere: only ``.cleaned`` files are touched, all others stay.
+    The ``.log`` is closed again, and opens by its final name when that is first read: no output
+    keeps a descriptor that nobody uses. Runs anywhere: only ``.cleaned`` files are touched, all
+    others stay.
     """
     path = layout.segment_file(directory, base_offset, layout.LOG, layout.CLEANED)
     stat = disk.stat(path)
@@ -56,11 +58,13 @@ def open_output(disk: Disk, directory: str, base_offset: int, index_interval_byt
         disk, directory, base_offset, size_bytes=stat.size_bytes, mtime_ms=stat.mtime_ms,
         index_interval_bytes=index_interval_bytes, state=layout.CLEANED,
     )  # fmt: skip
-    segment.file = disk.open_append(path)
+    segment.file = disk.open_read(path)
     try:
         segment.open_closed()
     except (FileNotFoundError, DamagedData):
         _build_indexes(disk, segment)
+    segment.flushed = True
+    segment.close_file()
     segment.index.path = segment.path(layout.INDEX)
     segment.time_index.path = segment.path(layout.TIME_INDEX)
     return segment
@@ -134,7 +138,7 @@ def _next_offset(disk: Disk, directory: str, base: int) -> int:
     except FileNotFoundError:
         return base
     segment = Segment(disk, directory, base, size_bytes=stat.size_bytes, mtime_ms=0)
-    segment.file = disk.open_append(path)
+    segment.file = disk.open_read(path)
     end = base
     for batch in segment.walk(0, segment.size_bytes, SCAN_BYTES):
         end = batch[3] + 1

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from kept.storage import layout
+from kept.storage.disk import Disk
 from kept.storage.log.log import Log
 from kept.storage.segments.swap import SwapGroup, SwapPlan
 from kept.storage.types import LogConfig
-from kept.testing.simulated_disk import SimulatedDisk
 
 CONFIG = LogConfig(
     segment_bytes=900, index_interval_bytes=100, cleanup_policy=frozenset({"compact"})
 )
 
 
-def fill(kit, disk: SimulatedDisk):
+def fill(kit, disk: Disk, directory: str = "/d/t-0"):
     """A flushed log of seven segments or more."""
-    log = kit.open_log(disk, config=CONFIG)
+    log = kit.open_log(disk, directory, config=CONFIG)
     for n in range(30):
         kit.append(log, kit.batch(2, mark=n, size=60, pid=3, epoch=0, sequence=2 * n))
     log.flush()
@@ -23,7 +23,7 @@ def fill(kit, disk: SimulatedDisk):
     return log
 
 
-def clean(disk: SimulatedDisk, log) -> tuple[SwapPlan, set[int]]:
+def clean(disk: Disk, log) -> tuple[SwapPlan, set[int]]:
     """Write outputs that keep every third batch; the plan and the base offsets that survive.
 
     Three groups: two inputs to one output, one to one, three to two.
@@ -45,15 +45,27 @@ def clean(disk: SimulatedDisk, log) -> tuple[SwapPlan, set[int]]:
                     survivors.add(first)
                     outputs[base] += segment.read(position, size)
         for base, data in outputs.items():
-            path = layout.segment_file(log.directory, base, layout.LOG, layout.CLEANED)
-            file = disk.open_new(path)
-            if data:
-                disk.writev(file, [data], 0)
-            disk.fsync(file)
+            write_output(disk, log, base, data)
     end = log.segments[6].base_offset
     survivors |= {2 * n for n in range(30) if 2 * n >= end}
     disk.fsync_dir(log.directory)
     return SwapPlan(groups), survivors
+
+
+def copy(disk: Disk, log) -> SwapPlan:
+    """Write an output for each closed segment, which is as it was."""
+    closed = log.segments[:-1]
+    for segment in closed:
+        write_output(disk, log, segment.base_offset, segment.read(0, segment.size_bytes))
+    disk.fsync_dir(log.directory)
+    return SwapPlan(tuple(SwapGroup((s.base_offset,), (s.base_offset,)) for s in closed))
+
+
+def write_output(disk: Disk, log, base: int, data: bytes | bytearray) -> None:
+    file = disk.open_new(layout.segment_file(log.directory, base, layout.LOG, layout.CLEANED))
+    if data:
+        disk.writev(file, [data], 0)
+    disk.fsync(file)
 
 
 def replace_segments(log: Log, plan: SwapPlan, now_ms: int) -> None:

@@ -164,6 +164,7 @@ def test_the_first_record_that_differs(kit, replicas):
 
 def test_segments_that_are_not_there(replicas):
     segment = replicas[2].world.log.segments[0]
+    assert segment.first_timestamp >= 0, "this was looked at before"
     replicas[2].world.disk.unlink(segment.path(layout.LOG))
     found = verdict(replicas)
     assert found.equal is False

@@ -15,6 +15,7 @@ from kept.storage.log.log import Log
 from kept.storage.records import CheckRules, build_batch, check, headers
 from kept.storage.types import LogConfig, TopicPartition
 from kept.testing.simulated_disk import SimulatedDisk
+from tests.support.swap_plans import fill
 
 ROLL = ("index", "timeindex", "snapshot", "log")
 """What a roll opens, in its order."""
@@ -188,6 +189,16 @@ def test_closed_segments_are_closed_only_when_they_are_durable(tmp_path):
     assert first._file is None
     append(log)
     assert offsets(log) == [0, 1]
+
+
+def test_a_start_without_a_recovery_point_leaves_no_closed_segment_open(kit, tmp_path):
+    written = fill(kit, Disk({}), f"{tmp_path}/t-0")
+    disk = Disk({})
+    disk.max_reopenable = 2
+    before = len(os.listdir("/proc/self/fd"))
+    log = kit.open_log(disk, f"{tmp_path}/t-0", config=written.config)
+    assert len(log.segments) > 6 and all(segment.flushed for segment in log.segments[:-1])
+    assert len(os.listdir("/proc/self/fd")) <= before + 1 + 2, "the active one, and those read last"
 
 
 @pytest.mark.parametrize("name", ["open", "listdir"])

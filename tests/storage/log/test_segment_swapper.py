@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
 
 import pytest
 
 from kept.storage import layout
+from kept.storage.disk import Disk
 from kept.storage.errors import InvariantViolation
 from kept.storage.segments.segment import Segment
 from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
-from tests.support.swap_plans import CONFIG, bases_of, clean, fill
+from tests.support.swap_plans import CONFIG, bases_of, clean, copy, fill, replace_segments
 
 
 def states(disk, directory="/d/t-0"):
@@ -171,3 +173,18 @@ def test_the_indexes_of_the_cleaner_are_taken(kit, disk, monkeypatch) -> None:
         swap.finish()
         assert set(bases_of(kit, log)) == survivors
         assert log.segments[0].max_timestamp >= 0
+
+
+def test_passes_leave_no_file_open(kit, tmp_path) -> None:
+    """Each cleaned segment would keep a descriptor for as long as it is part of the log."""
+    disk = Disk({})
+    disk.max_reopenable = 0
+    log = fill(kit, disk, f"{tmp_path}/t-0")
+    before, contents = len(os.listdir("/proc/self/fd")), kit.contents(log)
+    for _ in range(5):
+        replace_segments(log, copy(disk, log), kit.NOW)
+        log.delete_expired(kit.NOW + 60_000)
+        assert len(os.listdir("/proc/self/fd")) == before
+    assert kit.contents(log) == contents
+    for segment in log.segments:
+        assert segment.file.path == segment.path(layout.LOG), "errors name a file that is there"

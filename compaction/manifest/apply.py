@@ -1,14 +1,21 @@
 """Putting a finished pass into place, and finding out after a crash how far that came (rules 11 to
 13).
 
-:func:`apply` does, in this order, each step durable before the next:
+The steps, each durable before the next:
 
-1. ``removals-…`` and ``manifest-…`` lose their ``.tmp``: from now on the pass can be completed;
-2. the segments of the manifest's plan are swapped (:mod:`kept.storage.log.segment_swapper`);
-3. the mark ``manifest-applied`` names the generation; older manifests go.
+1. :func:`commit_files`: ``removals-…`` and ``manifest-…`` lose their ``.tmp``: from now on the pass
+   can be completed;
+2. :func:`begin`, and the steps of a :class:`kept.storage.log.segment_swapper.SegmentSwapper`: the
+   segments of the manifest's plan are swapped. Until the first group is placed :func:`withdraw`
+   takes all of it back;
+3. :func:`conclude`: the mark ``manifest-applied`` names the generation; older manifests go.
 
-Only then may ``clean_to`` be written to Kafka's ``cleaner-offset-checkpoint``. Before step 2 the
-high watermark must have been raised to ``end_offset`` and checkpointed: that is the caller's.
+:mod:`kept.node.replicas.manifests.install` takes them. :func:`begin` and ``place_next`` belong to
+the log's thread; all others touch nothing that is in use and run in a pool. Before step 1 the
+closed segments are durable, those that stay as they are, too, and so is a recovery point above
+them: once a manifest is applied a start takes a gap below its end for the work of compaction. The
+high watermark has been raised to ``end_offset`` and checkpointed. Only after step 3 may
+``clean_to`` be written to Kafka's ``cleaner-offset-checkpoint``.
 
 :func:`load_state` reads it back. A manifest newer than the mark is one whose swap may not have
 ended:
@@ -81,55 +88,23 @@ def state_of(found: Manifest, unfinished: SwapPlan | None = None) -> CompactionS
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class Installable:
     """A manifest that is durable under its own name, and the swap it asks for."""
 
     manifest: Manifest
     plan: SwapPlan
 
 
-def apply(
-    log: Log,
-    result: Result,
-    expected: Generation | None,
-    now_ms: int,
-    *,
-    history_bytes: int = DEFAULT_HISTORY_BYTES,
-) -> CompactionState:
-    """Put the files of a pass into place; returns the new state.
+def commit_files(
+    directory: str, disk: Disk, result: Result, based_on: Generation | None
+) -> Installable:
+    """Step 1: from now on the pass can be completed after a crash.
 
-    ``expected`` is the generation that was applied when the pass began: if it is not any more the
-    pass is thrown away (InvariantViolation). Raises MachineError when the disk fails, after which
-    the log's directory is to go offline: the next start completes or undoes the swap.
-
-    The log is made durable first: segments that stay as they are may lie between others, and once a
-    manifest is applied a start takes a gap below its end for the work of compaction.
-
-    A node takes the same steps itself: :func:`publish`, :meth:`SegmentSwapper.prepare` and
-    ``finish``, :func:`conclude` and :func:`withdraw` touch nothing that is in use and run in a
-    pool; :func:`begin` and :meth:`SegmentSwapper.place_next` belong to the log's thread.
+    ``based_on`` is the generation that was applied when the pass began: if it is not any more the
+    pass is thrown away. Raises InvariantViolation then, and when a file of the pass is missing;
+    DamagedData, MachineError.
     """
-    log.flush()
-    published = publish(log.directory, log.disk, result, expected)
-    replacement = None
-    try:
-        replacement = begin(log, published)
-        replacement.prepare()
-        while replacement.place_next(now_ms):
-            pass
-        replacement.finish()
-    except (InvariantViolation, DamagedData):
-        withdraw(log.directory, log.disk, published, replacement)
-        raise
-    finally:
-        if replacement is not None:
-            replacement.end()
-    return conclude(log.directory, log.disk, published, history_bytes=history_bytes)
-
-
-def publish(directory: str, disk: Disk, result: Result, expected: Generation | None) -> Published:
-    """Step 1: from now on the pass can be completed after a crash."""
-    if read_mark(directory, disk) != expected:
+    if read_mark(directory, disk) != based_on:
         discard(directory, disk)
         raise InvariantViolation(f"{directory}: another generation was applied meanwhile")
     removals = removal_log.find(directory, disk, result.generation, layout.TEMPORARY)
@@ -145,30 +120,34 @@ def publish(directory: str, disk: Disk, result: Result, expected: Generation | N
     disk.rename(path + layout.TEMPORARY, path)
     disk.fsync_dir(directory)
     disk.reach("compaction.manifest")
-    return Published(manifest_read, plan)
+    return Installable(manifest_read, plan)
 
 
-def begin(log: Log, published: Published) -> SegmentSwapper:
+def begin(log: Log, installable: Installable) -> SegmentSwapper:
     """Start of step 2. A plan that does not fit the log raises InvariantViolation."""
-    check_fits(log, published.manifest, published.plan)
-    return log.begin_replacement(published.plan)
+    check_fits(log, installable.manifest, installable.plan)
+    return log.begin_replacement(installable.plan)
 
 
 def conclude(
-    directory: str, disk: Disk, published: Published, *, history_bytes: int = DEFAULT_HISTORY_BYTES
+    directory: str,
+    disk: Disk,
+    installable: Installable,
+    *,
+    history_bytes: int = DEFAULT_HISTORY_BYTES,
 ) -> CompactionState:
     """Step 3: the mark; older manifests and the journal's surplus go."""
-    generation = published.manifest.generation
+    generation = installable.manifest.generation
     disk.reach("compaction.swapped")
     write_mark(directory, disk, generation)
     disk.reach("compaction.marked")
     _remove_older(directory, disk, generation)
     removal_log.trim(directory, disk, history_bytes)
-    return state_of(published.manifest)
+    return state_of(installable.manifest)
 
 
 def withdraw(
-    directory: str, disk: Disk, published: Published, replacement: SegmentSwapper | None = None
+    directory: str, disk: Disk, installable: Installable, replacement: SegmentSwapper | None = None
 ) -> None:
     """Take back a manifest of which nothing was placed, and its outputs.
 
@@ -177,7 +156,7 @@ def withdraw(
     """
     if replacement is not None:
         replacement.withdraw()
-    _forget(directory, disk, published.manifest.generation)
+    _forget(directory, disk, installable.manifest.generation)
     discard(directory, disk)
 
 

@@ -152,8 +152,8 @@ def _position(segment: Segment, offset: int) -> int:
 
 
 def follow(job: FollowJob, disk: Disk, progress: Progress = quiet) -> Result:
-    """Build what the manifest says; :func:`kept.compaction.manifest.apply.publish` goes on from
-    there.
+    """Build what the manifest says; :func:`kept.compaction.manifest.apply.commit_files` goes on
+    from there.
 
     Runs anywhere, creates files only, and leaves them for ``discard`` on an error. Raises
     LogsDiffer, CheckFailed, DamagedData, NoSpace, MachineError.

@@ -15,12 +15,14 @@ from kept.compaction.cleaner import job_builder, log_snapshot, planner
 from kept.compaction.cleaner.cleaner_run import discard, run_pass
 from kept.compaction.kernels import kernel
 from kept.compaction.manifest import apply as applying
+from kept.storage.directory import Checkpoint
 from kept.storage.log.log import Log
 from kept.storage.records import CheckRules, build_batch, check, headers, records
 from kept.storage.records import filter as records_filter
 from kept.storage.types import MAX_INT64, Codec, LogConfig, TimestampType, TopicPartition
 from kept.testing.simulated_disk import SimulatedDisk
 from tests.reference import offset_map, rule_map, segment_filter
+from tests.support.installing import install, log_directory
 from tests.tools.needs import need
 
 try:
@@ -79,11 +81,16 @@ class World:
         state = applying.load_state(DIRECTORY, self.disk)
         self.log = Log.open(
             DIRECTORY, TP, TOPIC_ID, self.config, self.disk, now_ms=self.now,
+            recovery_point=self.checkpointed(Checkpoint.RECOVERY_POINTS),
             unfinished_swap=state.unfinished, compacted_to=state.end_offset if state.applied else
             None,
         )  # fmt: skip
         self.state = applying.complete_swap(DIRECTORY, self.disk, state)
         return self
+
+    def checkpointed(self, kind):
+        """What a checkpoint on disk says of the log; None: nothing."""
+        return log_directory(DIRECTORY, self.disk).checkpoints[kind].get(TP)
 
     def append(self, *rows, codec=Codec.NONE, pid=-1, epoch=0, sequence=-1, transactional=False):
         """One batch of (key, value) or (key, value, timestamp[, headers]); returns its base."""
@@ -148,7 +155,7 @@ class World:
         discard(DIRECTORY, self.disk)
         job = self.job(made, **limits)
         self.result = run_pass(job, self.disk)
-        self.state = applying.apply(self.log, self.result, self.state.applied, self.now)
+        self.state = install(self.log, self.result, self.state.applied, self.now)
         self.log.check_invariants()
         return self.result
 

@@ -1,12 +1,19 @@
-"""A crash at every call of a pass and its swap, killed or with the power cut, recovers to a log
-that reads as before the pass or as after it, and the state on disk agrees with it."""
+"""A crash at every call of a pass and of all that puts it into place, killed or with the power cut,
+recovers to a log that reads as before the pass or as after it, and the state on disk agrees with
+it. Checkpoints and swap are the node's own (``tests/support/installing.py``)."""
 
 import pytest
 
+from kept.compaction.manifest import manifest
 from kept.storage import layout
+from kept.storage.directory import Checkpoint
 from kept.storage.types import Generation
 from kept.testing.simulated_disk import SimulatedCrash
+from tests.support.installing import install, log_directory
 from tests.support.slow import rest_slow
+
+OLD, NEW = 1, 2
+"""The generation that the log has, and the one that the pass makes."""
 
 
 def prepared(world):
@@ -50,50 +57,67 @@ def reopened(world, w, disk):
     return again.open()
 
 
-def check_recovered(again, before, after):
-    found = everything(again)
+def check_committed(w, disk):
+    """Once a start would complete the pass, the checkpoints say of all of it that it is durable and
+    committed: a gap that it left is not taken for a power cut's, and no replica takes part of it
+    back.
+    """
+    path = layout.manifest_file("/t-0", 0, NEW)
+    if not disk.exists(path):
+        return
+    end = manifest.decode(path, disk.read(path))[0].end_offset
+    checkpoints = log_directory("/t-0", disk).checkpoints
+    tp = w.log.topic_partition
+    assert checkpoints[Checkpoint.RECOVERY_POINTS][tp] >= end
+    assert checkpoints[Checkpoint.HIGH_WATERMARKS][tp] >= end
+
+
+def check_recovered(again, expected):
+    """``expected``: what the log is at each generation."""
     generation = again.state.applied.number
-    assert generation in (1, 2)
-    assert found == (after if generation == 2 else before)
+    assert everything(again) == expected[generation]
     names = again.disk.listdir("/t-0")
     assert not [n for n in names if n.endswith((".swap", ".cleaned", ".tmp"))]
     manifests = [n for n in names if n.startswith("manifest-") and n != "manifest-applied"]
     assert manifests == [f"manifest-0-{generation}"]
     again.log.check_invariants()
     again.clean()
-    assert everything(again) == after or generation == 2
+    assert everything(again) == expected[NEW], "the next pass does what this one did, or nothing"
     offset = again.append((b"new", b"1"), pid=4, sequence=20)
     assert again.offsets()[-1] == offset
     return generation
 
 
 def reference(world):
+    """What the log is at each generation."""
     w = prepared(world)
     before = everything(w)
     w.clean()
-    return before, everything(w)
+    after = everything(w)
+    assert before != after
+    return {OLD: before, NEW: after}
 
 
 @pytest.mark.parametrize("how", rest_slow(["power", "kill"], 1))
 def test_a_crash_at_every_call_recovers(world, how):
-    before, after = reference(world)
-    assert before != after
+    expected = reference(world)
     generations = []
     for call in range(1, 10_000):
         w = crashing_at(world, call)
         if w is None:
             break
         disk = w.disk.after_kill() if how == "kill" else w.disk.after_power_loss(call)
-        generations.append(check_recovered(reopened(world, w, disk), before, after))
+        check_committed(w, disk)
+        generations.append(check_recovered(reopened(world, w, disk), expected))
     assert call > 50, "the pass makes more calls than that"
-    assert set(generations) == {1, 2}
+    assert set(generations) == {OLD, NEW}
     if how == "kill":
         assert generations == sorted(generations), "once it counts as applied it stays applied"
 
 
 @pytest.mark.slow
 def test_a_second_crash_during_recovery_recovers(world):
-    before, after = reference(world)
+    expected = reference(world)
     for call in range(1, 10_000, 3):
         w = crashing_at(world, call)
         if w is None:
@@ -104,7 +128,7 @@ def test_a_second_crash_during_recovery_recovers(world):
             try:
                 reopened(world, w, disk)
             except SimulatedCrash:
-                check_recovered(reopened(world, w, disk.after_kill()), before, after)
+                check_recovered(reopened(world, w, disk.after_kill()), expected)
             else:
                 break
 
@@ -150,8 +174,7 @@ def test_disk_that_is_nearly_full_stops_the_pass_by_itself(world, monkeypatch):
     assert plan.reason.startswith("needs ") and plan.reason.endswith("1000 are free")
 
 
-def test_an_old_generation_is_not_applied_twice(world):
-    from kept.compaction.manifest import apply as applying
+def test_a_pass_based_on_what_is_not_applied_any_more_is_thrown_away(world):
     from kept.storage.errors import InvariantViolation
 
     w = prepared(world)
@@ -160,7 +183,7 @@ def test_an_old_generation_is_not_applied_twice(world):
     from kept.compaction.cleaner.cleaner_run import run_pass
 
     result = run_pass(w.job(made), w.disk)
-    with pytest.raises(InvariantViolation):
-        applying.apply(w.log, result, Generation(0, 77), w.now)
+    with pytest.raises(InvariantViolation, match="another generation was applied meanwhile"):
+        install(w.log, result, Generation(0, 77), w.now)
     assert everything(w) == before
     assert not [n for n in w.disk.listdir("/t-0") if layout.CLEANED in n or ".tmp" in n]

@@ -1,4 +1,5 @@
-"""A crash at every call of all that a replica does with a manifest: persist, publish, swap, mark.
+"""A crash at every call of all that a replica does with a manifest: store it, write checkpoints,
+commit the files of the pass, swap, mark.
 
 As leader of its own pass, as follower of another's manifest, and as a leader that begins anew. A
 start, by the node's own code, finds what was acknowledged, and the log is at the generation that
@@ -18,9 +19,11 @@ from kept.compaction.manifest import apply as applying
 from kept.compaction.manifest import follow, manifest, manifest_store
 from kept.node.replicas.manifests import recover
 from kept.storage import layout
+from kept.storage.directory import Checkpoint
 from kept.storage.log.log import Log
 from kept.storage.types import Generation
 from kept.testing.simulated_disk import SimulatedCrash
+from tests.support.installing import install
 from tests.support.slow import rest_slow
 
 OLD, NEW, BASE = Generation(0, 1), Generation(0, 2), Generation(3, 0)
@@ -54,8 +57,7 @@ def as_leader(w, said) -> None:
     path = layout.manifest_file(w.path, *result.generation) + layout.TEMPORARY
     manifest_store.store(w.path, w.disk, manifest.decode(path, w.disk.read(path))[0], None)
     said.held = True
-    w.state = applying.apply(w.log, result, w.state.applied, w.now)
-    manifest_store.applied(w.path, w.disk, w.state.applied)
+    w.state = install(w.log, result, w.state.applied, w.now)
 
 
 def as_follower(w, said) -> None:
@@ -66,8 +68,7 @@ def as_follower(w, said) -> None:
     body = manifest_store.body(w.path, w.disk, NEW)
     discard(w.path, w.disk)
     result = follow.follow(follow.job_for(w.log, body, None, w.now), w.disk)
-    w.state = applying.apply(w.log, result, w.state.applied, w.now)
-    manifest_store.applied(w.path, w.disk, NEW)
+    w.state = install(w.log, result, w.state.applied, w.now)
 
 
 def anew(w, said) -> None:
@@ -76,7 +77,7 @@ def anew(w, said) -> None:
     said.held = True
     discard(w.path, w.disk)
     job = job_builder.base_job(w.log, BASE, now_ms=w.now, limits=planner.Limits())
-    w.state = applying.apply(w.log, run_pass(job, w.disk), None, w.now)
+    w.state = install(w.log, run_pass(job, w.disk), None, w.now)
     manifest_store.begun(w.path, w.disk, BASE)
 
 
@@ -86,6 +87,7 @@ def start(w, disk):
     state, known = recover.before(w.path, disk, False)
     w.log = Log.open(
         w.path, w.log.topic_partition, w.log.topic_id, w.config, disk, now_ms=w.now,
+        recovery_point=w.checkpointed(Checkpoint.RECOVERY_POINTS),
         unfinished_swap=None if state is None else state.unfinished,
         compacted_to=None if state is None or state.applied is None else state.end_offset,
     )  # fmt: skip

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kept.compaction.cleaner.cleaner_run import discard, read_manifest
-from kept.compaction.manifest import apply as applying
 from kept.compaction.manifest import follow
 from kept.storage.types import MAX_INT32, Codec
+from tests.support.installing import install
 
 HOUR_MS = 3_600_000
 
@@ -50,7 +50,7 @@ class Pair:
         """The follower comes to the leader's generation; returns the result."""
         world = self.follower
         result = self.build()
-        world.state = applying.apply(world.log, result, world.state.applied, world.now)
+        world.state = install(world.log, result, world.state.applied, world.now)
         world.log.check_invariants()
         self.check()
         return result

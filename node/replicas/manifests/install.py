@@ -1,4 +1,4 @@
-"""Putting finished outputs into place: the steps of :func:`kept.compaction.manifest.apply.apply`.
+"""Putting finished outputs into place: the steps of :mod:`kept.compaction.manifest.apply`.
 
 The same for what a pass here made and for what was built from another replica's manifest. The loop
 does the renames of one group of segments at a time; all that blocks longer runs in the directory's
@@ -29,19 +29,25 @@ from kept.storage.errors import (
 
 if TYPE_CHECKING:
     from kept.compaction.cleaner.cleaner_run import Result
-    from kept.compaction.manifest.apply import CompactionState, Published
+    from kept.compaction.manifest.apply import CompactionState, Installable
     from kept.node.replicas.local_replica import LocalReplica
     from kept.node.replicas.manifests.context import ManifestContext
     from kept.storage.log.segment_swapper import SegmentSwapper
-    from kept.storage.types import TopicPartition
+    from kept.storage.types import Generation, TopicPartition
 
 
 async def place(
-    context: ManifestContext, hosted: LocalReplica, result: Result, check: Callable[[], None]
-) -> Published:
+    context: ManifestContext,
+    hosted: LocalReplica,
+    result: Result,
+    based_on: Generation | None,
+    check: Callable[[], None],
+) -> Installable:
     """Make the manifest recoverable and swap the segments.
 
-    ``check`` raises while all can be taken back and is to be; then nothing was placed.
+    ``based_on`` was applied when the outputs were begun: if it is not any more they are thrown away
+    (InvariantViolation). ``check`` raises while all can be taken back and is to be; then nothing
+    was placed.
     """
     pool, log_ = hosted.directory.pool, hosted.partition.log
     await _make_durable(hosted, result.end_offset, check)
@@ -49,16 +55,15 @@ async def place(
     offsets: dict[TopicPartition, int] = {}
     await in_slices(collect_in_steps(context.table, hosted.directory, high_watermark, offsets))
     await _checkpoint(hosted, Checkpoint.HIGH_WATERMARKS, offsets, changes)
-    expected = await pool.run(applying.read_mark, log_.directory, context.runtime.disk)
-    published: Published = await pool.run(
-        applying.publish, log_.directory, context.runtime.disk, result, expected
+    installable: Installable = await pool.run(
+        applying.commit_files, log_.directory, context.runtime.disk, result, based_on
     )
-    await _swap(context, hosted, published, check)
-    return published
+    await _swap(context, hosted, installable, check)
+    return installable
 
 
 async def conclude(
-    context: ManifestContext, hosted: LocalReplica, published: Published
+    context: ManifestContext, hosted: LocalReplica, installable: Installable
 ) -> CompactionState:
     """Make the mark name it; a copy of the manifest that is held is not needed any more."""
     pool, directory = hosted.directory.pool, hosted.partition.log.directory
@@ -67,12 +72,12 @@ async def conclude(
             applying.conclude,
             directory,
             context.runtime.disk,
-            published,
+            installable,
             history_bytes=context.config.current.compaction_history_bytes,
         )
     )
     await pool.run(
-        manifest_store.applied, directory, context.runtime.disk, published.manifest.generation
+        manifest_store.applied, directory, context.runtime.disk, installable.manifest.generation
     )
     return state
 
@@ -116,7 +121,10 @@ async def _checkpoint(
 
 
 async def _swap(
-    context: ManifestContext, hosted: LocalReplica, published: Published, check: Callable[[], None]
+    context: ManifestContext,
+    hosted: LocalReplica,
+    installable: Installable,
+    check: Callable[[], None],
 ) -> None:
     """Prepare in a thread, place group by group here. Until the first group is placed, a plan that
     does not fit any more is withdrawn; after that all of it is placed.
@@ -126,7 +134,7 @@ async def _swap(
     try:
         try:
             check()
-            replacement = applying.begin(log_, published)
+            replacement = applying.begin(log_, installable)
             await directory.pool.run(replacement.prepare)
             check()
             more = replacement.place_next(context.runtime.now_ms())
@@ -135,7 +143,11 @@ async def _swap(
                 raise
             if directory.offline is None:
                 await directory.pool.run(
-                    applying.withdraw, log_.directory, context.runtime.disk, published, replacement
+                    applying.withdraw,
+                    log_.directory,
+                    context.runtime.disk,
+                    installable,
+                    replacement,
                 )
             raise
         while more:

@@ -519,7 +519,10 @@ class ReplicaManifests:
         self._pass_ms = monotonic_ms() - self._pass_began_ms
         if self._closed:
             raise NotLeaderOrFollower(f"{self._partition}: it is closed")
-        self._made = made = self._files.keep(new, result, truncations, begins_at)
+        before = None if based_on is None else based_on.generation
+        self._made = made = self._files.keep(
+            new, result, before, truncations=truncations, begins_at=begins_at
+        )
         self.step(ev.PassDone(made.ref, leader_epoch, based_on))
         await made.outcome
 

@@ -20,6 +20,7 @@ from kept.compaction.cleaner import job as jobs
 from kept.compaction.cleaner.cleaner_run import Result, discard
 from kept.compaction.cleaner.job_builder import base_job
 from kept.compaction.cleaner.worker import COMMAND
+from kept.compaction.manifest import apply as applying
 from kept.compaction.manifest import follow, follow_worker, manifest, manifest_store
 from kept.compaction.manifest.manifest import Manifest
 from kept.node.replicas.manifests import install
@@ -52,11 +53,13 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class Made:
     """A pass made it here: its outputs are in the directory, and the log began at ``begins_at`` and
-    had been cut ``truncations`` times. ``outcome`` is for who asked.
+    had been cut ``truncations`` times; ``based_on`` was applied when it began. ``outcome`` is for
+    who asked.
     """
 
     ref: ManifestRef
     result: Result
+    based_on: Generation | None
     truncations: int
     begins_at: int
     outcome: asyncio.Future[None]
@@ -147,14 +150,23 @@ class Files:
         decoded: Manifest = await self._hosted.directory.pool.run(read)
         return decoded
 
-    def keep(self, new: Manifest, result: Result, truncations: int, begins_at: int) -> Made:
+    def keep(
+        self,
+        new: Manifest,
+        result: Result,
+        based_on: Generation | None,
+        *,
+        truncations: int,
+        begins_at: int,
+    ) -> Made:
         """The outputs of a pass over a log that began at ``begins_at``, and had been cut
         ``truncations`` times, with their manifest, until they are stored; beside what came from a
         leader, if this node led no more.
         """
         ref = ref_of(new)
         self.bodies[ref] = new
-        return Made(ref, result, truncations, begins_at, self._context.runtime.loop.create_future())
+        outcome = self._context.runtime.loop.create_future()
+        return Made(ref, result, based_on, truncations, begins_at, outcome)
 
     def begin_computing(self, work: Work) -> None:
         """A pass uses the directory from now on."""
@@ -207,10 +219,10 @@ class Files:
             try:
                 while True:
                     self.check(work)
-                    result = await self._result(work, ref, made)
+                    result, based_on = await self._outputs(work, ref, made)
                     begins_at = log_.segments[0].base_offset
                     try:
-                        return await self._place(result, lambda: self.check(work))
+                        return await self._place(result, based_on, lambda: self.check(work))
                     except InvariantViolation:
                         # Retention took the oldest just before; then nothing was placed.
                         if log_.segments[0].base_offset == begins_at:
@@ -219,15 +231,19 @@ class Files:
             finally:
                 log_.holds_segments = False
 
-    async def _result(self, work: Work, ref: ManifestRef, made: Made | None) -> Result:
-        """Outputs of the segments that there are: it begins anew when the oldest were deleted."""
+    async def _outputs(
+        self, work: Work, ref: ManifestRef, made: Made | None
+    ) -> tuple[Result, Generation | None]:
+        """Outputs of the segments that there are, and the generation that was applied when they
+        were begun: it begins anew when the oldest segments were deleted.
+        """
         log_ = self._hosted.partition.log
         while True:
             begins_at = log_.segments[0].base_offset
             if made is not None and made.fits(ref, log_):
-                return made.result
+                return made.result, made.based_on
             try:
-                result = await self._build(work, ref)
+                outputs = await self._build(work, ref)
             except MachineError:
                 raise
             except (KeptError, OSError):
@@ -235,25 +251,38 @@ class Files:
                     raise
             else:
                 if log_.segments[0].base_offset == begins_at:
-                    return result
+                    return outputs
             log_.holds_segments = True
             self.check(work)
 
-    async def _place(self, result: Result, check: Callable[[], None]) -> CompactionState:
+    async def _place(
+        self, result: Result, based_on: Generation | None, check: Callable[[], None]
+    ) -> CompactionState:
         check()
         self.placing = True
         try:
-            published = await install.place(self._context, self._hosted, result, check)
+            installable = await install.place(self._context, self._hosted, result, based_on, check)
             async with self._lock:
-                return await install.conclude(self._context, self._hosted, published)
+                return await install.conclude(self._context, self._hosted, installable)
         finally:
             self.placing = False
 
-    async def _build(self, work: Work, ref: ManifestRef) -> Result:
-        """Build the outputs from the manifest: a worker does, or for a small log a thread."""
+    def _begin_build(self) -> Generation | None:
+        """Remove what was built before and not placed; what is applied, as the mark says. Blocks.
+
+        Not what this replica takes for applied: a mark that was written before an error is ahead.
+        """
+        disk = self._context.runtime.disk
+        discard(self._directory, disk)
+        return applying.read_mark(self._directory, disk)
+
+    async def _build(self, work: Work, ref: ManifestRef) -> tuple[Result, Generation | None]:
+        """Build the outputs from the manifest: a worker does, or for a small log a thread. Beside
+        the result is what was applied when it began.
+        """
         context, log_ = self._context, self._hosted.partition.log
         await self.no_pass()
-        await context.runtime.in_thread(discard, log_.directory, context.runtime.disk)
+        based_on: Generation | None = await context.runtime.in_thread(self._begin_build)
         async with self._lock:
             body = await context.runtime.in_thread(self.readable, ref)
         self.check(work)
@@ -262,18 +291,16 @@ class Files:
             check_keys=context.config.current.compaction_check_keys,
             check_seed=os.urandom(jobs.HASH_KEY_BYTES),
         )
-        state = self._hosted.compaction
-        previous = None if state is None else state.applied
         if follow_worker.source_bytes(job) <= SMALL_BYTES:
             result: Result = await context.runtime.in_thread(
-                follow_worker.run_here, job, previous, context.runtime.disk
+                follow_worker.run_here, job, based_on, context.runtime.disk
             )
-            return result
+            return result, based_on
         limit = context.config.current.log_cleaner_io_max_bytes_per_second
         threads = max(context.config.current.log_cleaner_threads, 1)
-        question = follow_worker.encode(job, previous, limit / threads)
+        question = follow_worker.encode(job, based_on, limit / threads)
         try:
-            return await work.run(follow_worker.COMMAND, question)
+            return await work.run(follow_worker.COMMAND, question), based_on
         finally:
             context.kernels.worker_lacks(work.uncompiled)
 
@@ -316,7 +343,7 @@ class Files:
             result = await work.run(COMMAND, jobs.encode(job))
             check()
             hosted.partition.raise_high_watermark(result.end_offset)
-            state = await self._place(result, check)
+            state = await self._place(result, None, check)  # nothing is applied: see above
             async with self._lock:
                 await hosted.directory.pool.run(
                     manifest_store.begun, log_.directory, context.runtime.disk, state.applied

@@ -17,6 +17,7 @@ from kept.compaction.cleaner.cleaner_run import run_pass
 from kept.compaction.manifest import manifest
 from kept.storage.disk import Disk
 from kept.storage.log.log import Log
+from tests.support.installing import install
 
 
 @pytest.fixture
@@ -78,9 +79,7 @@ def test_the_process_does_what_the_twin_does(on_disk):
         w.disk.unlink(f"{w.log.directory}/{name}")
     assert run_pass(job, w.disk) == result
     assert {n: w.disk.read(f"{w.log.directory}/{n}") for n in names} == theirs
-    from kept.compaction.manifest import apply as applying
-
-    w.state = applying.apply(w.log, result, None, w.now)
+    w.state = install(w.log, result, None, w.now)
     assert w.offsets() == list(range(23, 30))
     assert isinstance(w.log, Log)
     path = f"{w.log.directory}/manifest-0-1"

@@ -13,7 +13,6 @@ import pytest
 from pyroaring import BitMap
 
 from kept.compaction.cleaner import removal_log
-from kept.compaction.manifest import apply as applying
 from kept.compaction.manifest import follow
 from kept.compaction.manifest.manifest import Manifest, OutputSegment
 from kept.storage import layout
@@ -21,6 +20,7 @@ from kept.storage.errors import InvariantViolation
 from kept.storage.types import Codec, Generation
 from kept.testing.simulated_disk import SimulatedCrash
 from tests.support.follower_pair import HOUR_MS, Pair, fill, write
+from tests.support.installing import install
 from tests.support.parts import Given
 from tests.support.slow import rest_slow
 
@@ -345,7 +345,7 @@ def test_a_crash_at_every_call_recovers(pair, how: str) -> None:
         world.disk.crash_at(world.disk.calls + call)
         try:
             result = both.build()
-            applying.apply(world.log, result, world.state.applied, world.now)
+            install(world.log, result, world.state.applied, world.now)
             break
         except SimulatedCrash:
             world.disk = (

@@ -15,6 +15,7 @@ from kept.compaction.manifest.manifest import Manifest, OutputSegment
 from kept.storage.errors import DamagedData, InvariantViolation
 from kept.storage.types import Codec, Generation
 from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
+from tests.support.installing import install
 
 DIRECTORY = "/t-0"
 
@@ -160,7 +161,7 @@ def test_generations_need_not_ascend_over_epochs(world) -> None:
     w.append((b"a", b"x"))
     job = job_builder.base_job(w.log, Generation(5, 0), now_ms=w.now, limits=planner.Limits())
     result = run_pass(job, w.disk)
-    applying.publish(DIRECTORY, w.disk, result, w.state.applied)
+    applying.commit_files(DIRECTORY, w.disk, result, w.state.applied)
     w.open()  # as after a crash before the mark
     assert w.state.applied == Generation(5, 0)
 
@@ -186,7 +187,7 @@ def test_in_a_base_generation_everything_survives(world) -> None:
     job = job_builder.base_job(w.log, Generation(7, 0), now_ms=w.now, limits=planner.Limits())
     result = run_pass(job, w.disk)
     assert result.bytes_after == 0
-    w.state = applying.apply(w.log, result, w.state.applied, w.now)
+    w.state = install(w.log, result, w.state.applied, w.now)
     assert w.pairs() == before
     assert [data for _, data in w.read()] == bytes_before
     found = read_manifest(DIRECTORY, Generation(7, 0), w.disk)
@@ -207,10 +208,10 @@ def test_a_follower_of_an_unclean_leader_is_compared_with_its_base(world) -> Non
     job = job_builder.base_job(
         leader.log, Generation(7, 0), now_ms=leader.now, limits=planner.Limits()
     )
-    leader.state = applying.apply(leader.log, run_pass(job, leader.disk), None, leader.now)
+    leader.state = install(leader.log, run_pass(job, leader.disk), None, leader.now)
     base = read_manifest(DIRECTORY, Generation(7, 0), leader.disk)
     result = follow.follow(follow.job_for(follower.log, base, None, 0), follower.disk)
-    assert applying.apply(follower.log, result, None, 0).applied == Generation(7, 0)
+    assert install(follower.log, result, None, 0).applied == Generation(7, 0)
     with pytest.raises(follow.LogsDiffer) as error:
         follow.follow(follow.job_for(other.log, base, None, 0), other.disk)
     assert error.value.offset == base.segments[-1].base_offset

@@ -21,6 +21,7 @@ from kept.storage import layout
 from kept.storage.errors import KeptError
 from kept.storage.records import crc32c
 from kept.storage.types import Codec
+from tests.support.installing import install
 
 ROWS = 400
 HEADER = 61
@@ -102,9 +103,7 @@ def replicas(kit, request):
     leader.clean()
     found = read_manifest(kit.DIRECTORY, leader.state.applied, leader.disk)
     result = follow.follow(follow.job_for(follower.log, found, None, follower.now), follower.disk)
-    from kept.compaction.manifest import apply
-
-    follower.state = apply.apply(follower.log, result, follower.state.applied, follower.now)
+    follower.state = install(follower.log, result, follower.state.applied, follower.now)
     assert found.end_offset < leader.log.log_end_offset
     return {1: Replica(kit, leader), 2: Replica(kit, follower)}
 

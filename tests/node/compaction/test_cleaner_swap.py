@@ -219,11 +219,11 @@ def test_what_could_not_be_put_into_place_is_built_again_from_the_manifest(fille
     monkeypatch.setattr(retry, "RETRY_S", 1000.0)
     begin, refused = applying.begin, []
 
-    def refuse(log, published):
+    def refuse(log, installable):
         if not refused:
-            refused.append(published)
+            refused.append(installable)
             raise InvariantViolation("an input is gone")
-        return begin(log, published)
+        return begin(log, installable)
 
     monkeypatch.setattr(applying, "begin", refuse)
 

@@ -49,10 +49,10 @@ def watched(lone, monkeypatch):
     seen = []
     real = applying.begin
 
-    def begin(log, published):
+    def begin(log, installable):
         partition = lone.node.parts.table.hosted[TP].partition
-        seen.append((partition.high_watermark, checkpointed(lone), published.manifest.end_offset))
-        return real(log, published)
+        seen.append((partition.high_watermark, checkpointed(lone), installable.manifest.end_offset))
+        return real(log, installable)
 
     monkeypatch.setattr(applying, "begin", begin)
     return seen

@@ -60,8 +60,8 @@ class Swap:
         monkeypatch.setattr(install.applying, "withdraw", lambda *_: self.done.append("withdraw"))
         context: Any = Given(runtime=Given(now_ms=lambda: 7, disk=None))
         hosted: Any = Given(directory=self.directory, partition__log=Given(directory="/t-0"))
-        published: Any = None
-        asyncio.run(install._swap(context, hosted, published, lambda: self._step("check")))
+        installable: Any = None
+        asyncio.run(install._swap(context, hosted, installable, lambda: self._step("check")))
         return self.done
 
 

@@ -384,7 +384,7 @@ def test_a_failure_is_told_to_who_waits_and_tried_again(
     async def go() -> None:
         outcome = asyncio.get_running_loop().create_future()
         if waits:
-            replica._made = Made(OLDER, RESULT, 0, 0, outcome)
+            replica._made = Made(OLDER, RESULT, None, 0, 0, outcome)
         replica._failed("w", OLDER, error)
         assert outcome.done() is waits and replica._made is None
         if waits:

@@ -60,6 +60,7 @@ class Site:
 
     def made(self, **changes: Any) -> Made:
         given: dict[str, Any] = {"ref": REF, "truncations": 3, "begins_at": 0, **changes}
+        given.setdefault("based_on", OTHER.generation)
         return Made(result="made", outcome=None, **given)  # type: ignore[arg-type]
 
 
@@ -142,17 +143,18 @@ def building(site: Site, monkeypatch: Any, *outcomes: Any) -> None:
         site.first.base_offset += moved
         if isinstance(outcome, Exception):
             raise outcome
-        return outcome
+        return outcome, OTHER.generation
 
     monkeypatch.setattr(Files, "_build", build)
 
 
-def placing(site: Site, monkeypatch: Any, *outcomes: Any) -> None:
-    """The same for each placing."""
+def placing(site: Site, monkeypatch: Any, *outcomes: Any, based_on: Any = OTHER) -> None:
+    """The same for each placing, of outputs that were begun when ``based_on`` was applied."""
     left = list(outcomes) or [("state", 0)]
 
-    async def place(node: Any, hosted: Any, result: Any, check: Any) -> Any:
+    async def place(node: Any, hosted: Any, result: Any, before: Any, check: Any) -> Any:
         assert site.files.placing
+        assert before == (based_on and based_on.generation)
         site.calls.append(("place", result))
         outcome, moved = left.pop(0)
         site.first.base_offset += moved
@@ -216,12 +218,12 @@ def test_retention_waits_for_a_build_that_begins_anew(site, monkeypatch, error) 
     held: list[bool] = []
     log_ = site.files._hosted.partition.log
 
-    async def build(*_: Any) -> str:
+    async def build(*_: Any) -> Any:
         held.append(log_.holds_segments)
         site.first.base_offset += 10 * (len(held) == 1)
         if error is not None and len(held) == 2:
             raise error
-        return "built"
+        return "built", OTHER.generation
 
     log_.holds_segments = False
     monkeypatch.setattr(Files, "_build", build)
@@ -320,6 +322,7 @@ def test_small_logs_are_built_from_in_a_thread(
         return ran("worker", *given)
 
     monkeypatch.setattr(store, "discard", lambda *given: site.calls.append(("discard", *given)))
+    monkeypatch.setattr(store.applying, "read_mark", lambda *_: OTHER.generation)
     monkeypatch.setattr(Files, "readable", lambda _, ref: ("manifest", ref))
     monkeypatch.setattr(store, "replace", lambda job, **more: (job, more["check_keys"]))
     monkeypatch.setattr(store.follow, "job_for", lambda *given: ("job", *given[1:]))
@@ -327,7 +330,7 @@ def test_small_logs_are_built_from_in_a_thread(
     monkeypatch.setattr(store.follow_worker, "run_here", lambda *given: ran("thread", *given))
     monkeypatch.setattr(store.follow_worker, "encode", lambda *given: given)
     monkeypatch.setattr(work, "run", run)
-    site.hosted.compaction = CompactionState(OTHER.generation)
+    site.hosted.compaction = CompactionState(REF.generation)  # the mark is ahead
     job = (("job", ("manifest", REF), None, 7), 11)
     expected: list[Any] = [("discard", "/d/t-0", "disk")]
     if where == "thread":
@@ -341,7 +344,7 @@ def test_small_logs_are_built_from_in_a_thread(
         with pytest.raises(NotLeaderOrFollower):
             asyncio.run(site.files._build(work, REF))
     else:
-        assert asyncio.run(site.files._build(work, REF)) == "result"
+        assert asyncio.run(site.files._build(work, REF)) == ("result", OTHER.generation)
     assert site.calls == expected
 
 
@@ -373,7 +376,7 @@ def test_a_base_is_committed_before_it_is_placed_and_ends_when_it_is_not_wanted(
     monkeypatch.setattr(store, "pass_limits", lambda *_: "limits")
     monkeypatch.setattr(Work, "run", run)
     state = CompactionState(REF.generation)
-    placing(site, monkeypatch, (state, 0))
+    placing(site, monkeypatch, (state, 0), based_on=None)
     site.hosted.compaction = "state"
     lose = ("lose", "/d/t-0", "disk")
     compute = ("compute", store.COMMAND, ("job", (3, 0), {"now_ms": 7, "limits": "limits"}))

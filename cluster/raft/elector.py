@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from kept.cluster.metadata.wal import NO_VOTE
 from kept.cluster.raft.message_guard import MAX_TERM
 from kept.cluster.raft.messages import NO_NODE, PreVote, PreVoteReply, TimeoutNow, Vote, VoteReply
 from kept.cluster.raft.ready import Role
@@ -233,7 +234,7 @@ class Elector:
         if not self.may_vote:
             return
         mine = (state.vote, state.vote_directory)
-        free = state.vote == NO_NODE and state.leader_id == NO_NODE
+        free = state.vote == NO_VOTE and state.leader_id == NO_NODE
         granted = (
             request.term == state.term
             and (free or mine == (request.sender, request.directory_id))

@@ -8,7 +8,7 @@ it was asked for, and only by a leader that has committed an entry of its term (
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from kept.cluster.metadata.records import NoOpRecord, encode_batch
 from kept.cluster.metadata.voters import Voter
@@ -386,16 +386,22 @@ class Replicator:
     @property
     def successor(self) -> int:
         """Of the other voters that seem alive, the one that has most of the log; NO_NODE: none."""
-        state = self.state
-        alive = filter(state.is_alive, state.voter_set.ids)
-        return max(alive, key=lambda n: state.progress[n].match_index, default=NO_NODE)
+        return self._longest_log(filter(self.state.is_alive, self.state.voter_set.ids))
+
+    def _longest_log(self, node_ids: Iterable[int]) -> int:
+        """The follower that has most of the log; NO_NODE where there is none."""
+        progress = self.state.progress
+        return max(node_ids, key=lambda n: progress[n].match_index, default=NO_NODE)
 
     def hand_over(self) -> None:
-        """Stop leading; the best of the other voters takes over."""
+        """Stop leading; the best of the other voters that seem alive takes over. Where none does,
+        the best of all is told: the evidence may be wrong, and a dead one loses nothing by it.
+        """
         state = self.state
-        follows = [v.node_id for v in state.voter_set.voters if v.node_id in state.progress]
-        if follows:
-            best = max(follows, key=lambda node_id: state.progress[node_id].match_index)
+        best = self.successor
+        if best == NO_NODE:
+            best = self._longest_log(n for n in state.voter_set.ids if n in state.progress)
+        if best != NO_NODE:
             state.send(TimeoutNow(**state.head(best)))
         state.become_follower(state.term, NO_NODE)
 

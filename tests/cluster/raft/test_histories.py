@@ -162,6 +162,11 @@ class History:
         self.trial.core(int(node)).transfer(int(to))
         self.trial.deliver()
 
+    def do_resign(self, node: str) -> None:
+        """Its disk takes nothing."""
+        self.trial.core(int(node)).resign()
+        self.trial.deliver()
+
     def do_voters(self, node: str, *ids: str) -> None:
         """``voters 0 0 1 2``; a replaced disk is ``2/1``."""
         voters = []

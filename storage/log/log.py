@@ -378,8 +378,7 @@ class Log:
         self.failed = error
         self.tail.drop_staged()
         active = self.tail.active
-        self.disk.truncate(active.file, active.size_bytes)
-        truncation.reopen(active)
+        active.cut(active.size_bytes)
         self.producer_state.rebuild(self.log_start_offset, self.log_end_offset)
         self.failed = None
 

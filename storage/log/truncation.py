@@ -1,4 +1,19 @@
-"""Cutting a log at its end (rules 19, 27, 28), and all that follows from the batches."""
+"""Cutting a log at its end (rules 19, 27, 28), and all that follows from the batches.
+
+A cut blocks, on the loop that appends, so it reads no more than it must and syncs nothing twice.
+What must be durable before what:
+
+1. the names of later segments and of producer snapshots above the cut are gone (one fsync of the
+   directory, where there were any) before the segment that stays is cut: a log whose middle is gone
+   would read as compacted, and a snapshot that came back would vouch for other records;
+2. the segment is cut (its fsync) before its epochs are forgotten: records that came back without
+   their epochs could not be told from their leader's;
+3. the epochs that are left, where some went, before anything is appended. Recovery point and high
+   watermark follow (:mod:`kept.replication.follower_replica`).
+
+Nothing else needs the disk: the indexes of an active segment are in memory, a crash has them made
+anew from the batches, and a stray snapshot below the end is removed by the next start.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +24,7 @@ from typing import TYPE_CHECKING
 from kept.storage import layout
 from kept.storage.disk import Disk
 from kept.storage.errors import OffsetOutOfRange, ResourceExhausted
-from kept.storage.segments.segment import SCAN_BYTES, Segment
+from kept.storage.segments.segment import Segment
 
 if TYPE_CHECKING:
     from kept.storage.log.log import Log
@@ -51,21 +66,18 @@ def _truncate_to(log: Log, offset: int) -> None:
         _start_at(log, offset)
         return
     logger.info("%s: truncating to %d", log, offset)
-    log.producer_state.remove_snapshots_above(offset)
+    names_gone = log.producer_state.remove_snapshots_above(offset)
     gone = [s for s in log.segments if s.base_offset > offset]
     remaining = log.segments[: len(log.segments) - len(gone)]
     active = remaining[-1]
     log.segments.remove(gone)
     for segment in reversed(gone):
         unlink_segments(log.disk, [segment])
-    if gone:
+    if gone or names_gone:
         log.disk.fsync_dir(log.directory)
     batch = active.locate(offset)
-    if batch is not None:
-        log.disk.truncate(active.file, batch[0])
-        active.size_bytes = batch[0]
+    active.cut(active.size_bytes if batch is None else batch[0])
     log.disk.fsync(active.file)
-    reopen(active)
     end_offset = active.next_offset
     if end_offset < log.log_start_offset:
         _start_at(log, log.log_start_offset)
@@ -75,17 +87,6 @@ def _truncate_to(log: Log, offset: int) -> None:
     log.leader_epochs.truncate_from_end(end_offset)
     log.leader_epochs.save()
     log.producer_state.rebuild(log.log_start_offset, end_offset)
-    log.disk.fsync_dir(log.directory)
-
-
-def reopen(segment: Segment) -> None:
-    """Derive everything from the batches again: the index files of the active segment are stale."""
-    segment.reset_indexes()
-    for batch in segment.walk(0, segment.size_bytes, SCAN_BYTES):
-        segment.note(batch)
-    segment.flushed = False
-    segment.reset_aborted([e for e in segment.aborted if e.last_offset < segment.next_offset])
-    segment.save_aborted()
 
 
 def start_at(log: Log, offset: int) -> None:

@@ -104,7 +104,11 @@ class ProducerStateManager:
         return unsynced
 
     def rebuild(self, log_start_offset: int, end_offset: int) -> None:
-        """After a cut: make the state anew from what the segments and snapshots hold."""
+        """After a cut: make the state anew from the newest snapshot below it and the batches after
+        that. Without producers nothing is read: a cut brings none back that were forgotten.
+        """
+        if self.states.is_empty:
+            return
         self.load(end_offset)
         self.states.truncate_from_start(log_start_offset)
 
@@ -138,9 +142,11 @@ class ProducerStateManager:
             with suppress(FileNotFoundError):
                 self._disk.unlink(self._path(offset))
 
-    def remove_snapshots_above(self, offset: int) -> None:
-        """Before the records are cut that they are proof of."""
-        self.remove_snapshots([o for o in self.snapshot_offsets() if o > offset])
+    def remove_snapshots_above(self, offset: int) -> bool:
+        """Before the records are cut that they are proof of. Whether there were any."""
+        above = [o for o in self.snapshot_offsets() if o > offset]
+        self.remove_snapshots(above)
+        return bool(above)
 
 
 def known_at(disk: Disk, directory: str, end_offset: int) -> list[tuple[int, ProducerState]]:

@@ -146,6 +146,11 @@ class ProducerStates:
     def __len__(self) -> int:
         return len(self._states)
 
+    @property
+    def is_empty(self) -> bool:
+        """No producer is known, nor a transaction whose marker may not be committed."""
+        return not self._states and not self._ended
+
     def __contains__(self, producer_id: int) -> bool:
         return producer_id in self._states
 

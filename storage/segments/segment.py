@@ -271,7 +271,7 @@ class Segment:
     def note(self, batch: Batch) -> None:
         """A batch is the segment's next one: index entries as ``LogSegment.append`` makes them."""
         position, size, _, last_offset, timestamp = batch
-        if self._first_timestamp is None:
+        if not position:
             self._first_timestamp = timestamp
         if timestamp > self.max_timestamp:
             self.max_timestamp, self.max_timestamp_offset = timestamp, last_offset
@@ -282,6 +282,51 @@ class Segment:
             self.bytes_since_index = 0
         self.bytes_since_index += size
         self.next_offset = last_offset + 1
+
+    def cut(self, size_bytes: int) -> None:
+        """Cut the file where a batch begins (not durably): the segment is active then.
+
+        What follows from the batches is derived from the last entry of the offset index below the
+        cut on; from all of them where there is none, or it does not lead to its batch (rule 23).
+        The index files are stale from now on.
+        """
+        self.load_index()
+        self.load_time_index()
+        self._disk.truncate(self.file, size_bytes)
+        self.size_bytes = size_bytes
+        self.flushed = False
+        self.index.truncate(size_bytes)
+        if not self._resume_at_last_entry():
+            self.reset_indexes()
+            for batch in self.walk(0, size_bytes, SCAN_BYTES):
+                self.note(batch)
+        left = [entry for entry in self.aborted if entry.last_offset < self.next_offset]
+        if len(left) < len(self.aborted):
+            self.reset_aborted(left)
+            self.save_aborted()
+
+    def _resume_at_last_entry(self) -> bool:
+        """Be as if the batches were noted one by one, from the indexes and the batches after the
+        last entry; False: they do not tell. Entries of the time index are of batches up to those
+        that the offset index's are of, and the last one has the largest timestamp up to there.
+        """
+        if not self.index.positions:
+            return False
+        batches = self.walk(self.index.positions[-1], self.size_bytes)
+        last_offset = self.base_offset + self.index.offsets[-1]
+        try:
+            _, size, _, found, _ = next(batches)
+        except DamagedData:
+            return False
+        if found != last_offset:
+            return False
+        self.time_index.truncate(last_offset + 1)
+        self.max_timestamp, self.max_timestamp_offset = self.time_index.last_entry
+        self.bytes_since_index = size
+        self.next_offset = last_offset + 1
+        for batch in batches:
+            self.note(batch)
+        return True
 
     def close_indexes(self) -> None:
         """Write the indexes as they are left on disk: the time index ends with the maximum."""

@@ -108,6 +108,13 @@ class TimeIndex:
             self.timestamps.append(timestamp)
             self.offsets.append(offset - self.base_offset)
 
+    @property
+    def last_entry(self) -> tuple[int, int]:
+        """(timestamp, offset) of the last one; (-1, base offset) stands for none."""
+        if not self.timestamps:
+            return NO_TIMESTAMP, self.base_offset
+        return self.timestamps[-1], self.base_offset + self.offsets[-1]
+
     def floor_offset(self, timestamp: int) -> int:
         """Offset of the last entry whose timestamp is below ``timestamp``; the base if there is
         none.

@@ -99,7 +99,7 @@ def test_a_cut_that_stops_half_way_is_a_failure():
     log = opened(disk)
     for _ in range(3):
         append(log)
-    disk.fail("fsync_dir", "/log/t-0", errno.EMFILE)
+    disk.fail("fsync", "/log/t-0", errno.EMFILE)
     with pytest.raises(MachineError) as failed:
         log.truncate_to(1)
     assert not isinstance(failed.value, ResourceExhausted)

@@ -1,0 +1,148 @@
+"""A cut reads little, syncs in the order that must hold, and leaves what a full read would."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from kept.storage import layout
+from kept.storage.disk import File
+from kept.storage.segments.segment import Segment
+from kept.storage.types import LogConfig
+from kept.testing.simulated_disk import SimulatedDisk
+
+
+class CountingDisk(SimulatedDisk):
+    """``log_bytes``: how much of ``.log`` files was read."""
+
+    log_bytes = 0
+
+    def pread(self, file: File, position: int, size: int) -> bytes:
+        data = super().pread(file, position, size)
+        if file.path.endswith(layout.LOG):
+            self.log_bytes += len(data)
+        return data
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_cut_reads_from_the_last_index_entry_on(kit, closed) -> None:
+    """``closed``: in a segment that was rolled before, whose indexes are on disk."""
+    disk = CountingDisk()
+    log = kit.open_log(disk, config=LogConfig(segment_bytes=1 << 20))
+    for n in range(200):
+        kit.append(log, kit.batch(1, mark=n, size=2000))
+    if closed:
+        log.roll(kit.NOW)
+        kit.append(log, kit.batch(1))
+        log.segments[0].index.unload()
+        log.segments[0].time_index.unload()
+    assert log.segments[0].size_bytes > 400_000
+    disk.log_bytes = 0
+    log.truncate_to(195)
+    assert disk.log_bytes < 64_000
+    assert [s.base_offset for s in log.segments] == [0] and log.log_end_offset == 195
+    kit.append(log, kit.batch(1))
+    assert [base for base, _, _ in kit.contents(log)] == list(range(196))
+
+
+def derived(segment: Segment) -> dict[str, object]:
+    return {
+        "index": (list(segment.index.offsets), list(segment.index.positions)),
+        "times": list(zip(segment.time_index.timestamps, segment.time_index.offsets, strict=True)),
+        "largest": (segment.max_timestamp, segment.max_timestamp_offset),
+        "first": segment.first_timestamp,
+        "since": segment.bytes_since_index,
+        "end": (segment.next_offset, segment.size_bytes),
+    }
+
+
+def read_anew(disk: SimulatedDisk, segment: Segment) -> dict[str, object]:
+    fresh = Segment(
+        disk, segment.directory, segment.base_offset, size_bytes=segment.size_bytes, mtime_ms=0,
+        index_interval_bytes=segment.index_interval_bytes, loaded=True,
+    )  # fmt: skip
+    for batch in fresh.walk(0, fresh.size_bytes):
+        fresh.note(batch)
+    return derived(fresh)
+
+
+@pytest.mark.parametrize("damage", ["", "an entry", "a file"])
+@pytest.mark.parametrize("reopened", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_what_follows_from_the_batches_is_as_if_all_were_read(kit, seed, reopened, damage) -> None:
+    random = Random(seed)
+    for _ in range(12):
+        disk = SimulatedDisk()
+        log = kit.open_log(disk)
+        for n in range(40):
+            timestamp = kit.NOW + random.randrange(1000)
+            data = kit.batch(2, mark=n, timestamp=timestamp, size=random.randrange(150))
+            kit.append(log, data)
+            if reopened and n == 20:
+                log.close(kit.NOW)
+                log = kit.open_log(disk, clean=True, recovery_point=42)
+        to = random.randrange(80)
+        active = log.segments[log.segments.floor(to)]
+        if damage == "a file" and active is not log.active_segment:
+            disk.write_file(active.time_index.path, disk.read(active.time_index.path)[:-1])
+            active.time_index.unload()
+        elif damage == "an entry" and active.index.loaded and active.index.offsets:
+            active.index.offsets[-1] += 1
+        log.truncate_to(to)
+        log.check_invariants()
+        found, wanted = derived(log.active_segment), read_anew(disk, log.active_segment)
+        # A clean stop leaves one entry more in the time index.
+        assert set(wanted["times"]) <= set(found.pop("times"))
+        assert len(found) == 5 and found == {name: wanted[name] for name in found}
+        assert log.log_end_offset == to - to % 2
+
+
+def steps(disk: SimulatedDisk, since: int) -> list[str]:
+    """What was done that could be lost: operations with the kind of file."""
+    return [f"{line.split()[0]} {line.rpartition('/')[2]}" for line in disk.trace[since:]]
+
+
+def test_a_cut_in_the_active_segment_is_one_fsync(kit) -> None:
+    disk = SimulatedDisk()
+    log = kit.open_log(disk)
+    for n in range(5):
+        kit.append(log, kit.batch(2, mark=n))
+    name = f"{0:020d}.log"
+    before = disk.calls
+    log.truncate_to(6)
+    assert steps(disk, before) == [f"truncate {name}", f"fsync {name}"]
+
+
+def test_names_go_then_records_then_their_epochs(kit) -> None:
+    disk = SimulatedDisk()
+    log = kit.open_log(disk)
+    for n in range(40):
+        data = kit.batch(2, mark=n, pid=7, epoch=0, sequence=2 * n)
+        kit.append(log, data, leader_epoch=n // 10)
+    assert len(log.segments) > 2
+    log.flush()
+    before = disk.calls
+    log.truncate_to(6)
+    done = steps(disk, before)
+    last_unlink = max(i for i, step in enumerate(done) if step.startswith("unlink"))
+    cut, synced = (done.index(f"{what} {0:020d}.log") for what in ("truncate", "fsync"))
+    names = [i for i, step in enumerate(done) if step == "fsync_dir t-0"]
+    epochs = done.index(f"rename {layout.LEADER_EPOCHS}.tmp")
+    assert last_unlink < names[0] < cut < synced < epochs < names[1] and len(names) == 2
+
+
+def test_no_snapshot_above_a_cut_comes_back(kit) -> None:
+    """It would vouch for producers whose records are others by then."""
+    disk = SimulatedDisk()
+    log = kit.open_log(disk)
+    for n in range(5):
+        kit.append(log, kit.batch(2, mark=n, pid=7, epoch=0, sequence=2 * n))
+    log.close(kit.NOW)
+    log = kit.open_log(disk, clean=True, recovery_point=10)
+    assert log.producer_state.snapshot_offsets() == [10] and len(log.segments) == 1
+    log.truncate_to(6)
+    for seed in range(20):
+        left = map(layout.parse_segment_file, disk.after_power_loss(seed).listdir("/d/t-0"))
+        assert layout.SNAPSHOT not in {parsed.kind for parsed in left if parsed is not None}
+    assert log.producers.get(7).last_offset == 5

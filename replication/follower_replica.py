@@ -133,7 +133,7 @@ class FollowerReplica:
         if moved:
             log.producers.committed_to(committed)
         if leader_log_start > start:  # rule 43: the leader moved the start of its log
-            log.advance_log_start(min(leader_log_start, log.written_end_offset), now_ms)
+            log.advance_log_start(min(leader_log_start, log.written_end_offset))
             moved = core.commit_known(log.log_start_offset) or moved
         if moved or log.log_start_offset != start:
             self.replica.wake()

@@ -442,7 +442,7 @@ class Partition(Replica):
     # Maintenance. Only the leader decides what goes (rule 43); a follower removes the segments
     # that lie wholly below the log start that its leader told.
 
-    def delete_records(self, offset: int, now_ms: int) -> int:
+    def delete_records(self, offset: int) -> int:
         """Move the log start up to ``offset`` (-1: to HW); returns the low watermark.
 
         Raises PolicyViolation for a topic that is only compacted, OffsetOutOfRange below 0 or above
@@ -462,7 +462,7 @@ class Partition(Replica):
                 f"{self.topic_partition}: cannot delete up to {offset}, "
                 f"the high watermark is {self.core.high_watermark}"
             )
-        self._advance_start(offset, now_ms)
+        self._advance_start(offset)
         return self.log.log_start_offset
 
     def low_watermark(self, live: Collection[int]) -> int:
@@ -475,10 +475,10 @@ class Partition(Replica):
         starts = (followers[replica].log_start_offset for replica in followers if replica in live)
         return min((self.log.log_start_offset, *starts))
 
-    def _advance_start(self, offset: int, now_ms: int) -> None:
+    def _advance_start(self, offset: int) -> None:
         if offset > self.log.log_start_offset:
             try:
-                self.log.advance_log_start(offset, now_ms)
+                self.log.advance_log_start(offset)
             except MachineError as error:
                 self.failed(error)
             self.wake()

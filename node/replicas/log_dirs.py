@@ -160,8 +160,7 @@ class LogDirs:
         replicas = [r for r in self._table.hosted.values() if r.directory is local]
         clean = local.offline is None
         if clean:
-            now_ms = self._runtime.now_ms()
-            closing = [local.pool.run(replica.partition.log.close, now_ms) for replica in replicas]
+            closing = [local.pool.run(replica.partition.log.close) for replica in replicas]
             for outcome in await asyncio.gather(*closing, return_exceptions=True):
                 if isinstance(outcome, BaseException):
                     clean = False

@@ -124,9 +124,9 @@ class Log:
         self._epoch = -1
         """The leader epoch of the last append that is saved; -1: the next one saves its own."""
         self.replacement: segment_swapper.SegmentSwapper | None = None
+        """Segments that are being replaced: meanwhile retention takes none."""
         self.holds_segments = False
         """Whoever builds from the segments lost some to retention, and begins anew: it waits."""
-        """Segments that are being replaced: meanwhile retention takes none."""
         self.is_idle = False
         """Nothing happened since whoever looks at logs on a clock has looked, who wants to know by
         ``on_dirty`` of the next change."""
@@ -498,7 +498,7 @@ class Log:
 
     # Start and end.
 
-    def advance_log_start(self, offset: int, now_ms: int) -> None:  # noqa: ARG002 (the seam's)
+    def advance_log_start(self, offset: int) -> None:
         """Records below ``offset`` are gone (DeleteRecords, retention); it never goes back.
 
         Segments wholly below it leave with :meth:`delete_old_segments`.
@@ -539,7 +539,7 @@ class Log:
         if len(due) == len(self.segments):
             self.roll(now_ms)
         gone = self.segments[: len(due)]
-        self.advance_log_start(self.segments[len(due)].base_offset, now_ms)
+        self.advance_log_start(self.segments[len(due)].base_offset)
         self.segments.remove(gone)
         self.retire(gone, now_ms)
         self.producer_state.remove_snapshots([segment.base_offset for segment in gone])
@@ -620,7 +620,7 @@ class Log:
         self.replacement = segment_swapper.SegmentSwapper(self, plan)
         return self.replacement
 
-    def close(self, now_ms: int) -> None:  # noqa: ARG002 (the seam's)
+    def close(self) -> None:
         """Flush, write snapshot and indexes: the log is clean. Do not use it any more."""
         self.write()
         self.delete_expired(MAX_INT64)

@@ -74,7 +74,7 @@ def test_dump_log_segments_accepts_cleaned_files(kit, kafka_dist, tmp_path, monk
         w.clean()
         assert w.state.applied.number == generation + 1
     found, expected = w.headers(), w.offsets()
-    w.log.close(w.now)
+    w.log.close()
     logs = sorted(directory.glob("*.log"))
     output = kafka_dist.dump(logs, "--deep-iteration", "--print-data-log")
     assert not faults(output), output[:3000]
@@ -164,7 +164,7 @@ def random_log(kit, monkeypatch, directory, seed):
         w.now += 600
         w.roll()
         w.clean()
-    w.log.close(w.now)
+    w.log.close()
 
 
 def test_time_indexes_of_random_logs(kit, kafka_dist, tmp_path, monkeypatch):
@@ -320,7 +320,7 @@ def test_kafkas_cleaner_keeps_the_same(kit, kafka_dist, cleaned_by_kafka, tmp_pa
     assert (
         bases[0] == theirs.segments[0].base_offset and bases[-1] == theirs.segments[-1].base_offset
     )
-    w.log.close(w.now)
+    w.log.close()
     assert not faults(kafka_dist.dump(sorted(directory.glob("*.log")), "--deep-iteration"))
     shutil.copytree(after, closed := tmp_path / "theirs-0")
     assert check_indexes(kafka_dist, directory) and check_indexes(kafka_dist, closed)

@@ -92,7 +92,7 @@ def run(world, history, strategy, append_time, segment_bytes):
         elif kind == "roll":
             w.roll()
         elif kind == "reopen":
-            w.log.close(w.now)
+            w.log.close()
             w.open()
         else:
             w.now += args[0]

@@ -89,7 +89,7 @@ def play(w, seed: int) -> None:
             w.clean(lso=stable_offset(w))
             assert committed_view(w) == model.view(stable_offset(w)), n
     assert committed_view(w) == model.view(stable_offset(w))
-    w.log.close(w.now)
+    w.log.close()
     assert [str(f) for f in check_partition(w.log.directory, w.disk) if f.damaged] == []
 
 

@@ -272,7 +272,7 @@ def test_the_last_batch_of_an_active_producer_stays_empty(world):
     assert (kept.producer_id, kept.base_sequence, kept.size_bytes) == (5, 2, 61)
     assert (kept.base_timestamp, kept.max_timestamp) == (-1, old.max_timestamp)
     assert w.offsets() == [4, 5, 6]
-    w.log.close(w.now)
+    w.log.close()
     w.open()
     assert w.append((b"q", b"1"), pid=5, sequence=4) == 7, "the sequence goes on after a restart"
 
@@ -363,7 +363,7 @@ def test_records_below_log_start_go(world):
     w.append((b"a", b"1"), (b"b", b"1"), (b"c", b"1"))
     w.roll()
     w.append((b"d", b"1"))
-    w.log.advance_log_start(2, w.now)
+    w.log.advance_log_start(2)
     w.state = type(w.state)()
     result = w.clean()
     assert result.removed == {"below log start": 2}

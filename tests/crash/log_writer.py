@@ -90,7 +90,7 @@ def main(path: str, batches: int) -> None:
     replacement.end()
     say("swapped")
     log.delete_expired(NOW)
-    log.close(NOW)
+    log.close()
     directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, {TP: log.recovery_point})
     directory.close()
     say("closed")

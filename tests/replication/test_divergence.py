@@ -209,7 +209,7 @@ def test_a_replica_that_was_away_for_long_starts_where_the_leader_does(nodes) ->
     tools.produce(a.partition, 40)
     a.partition.log.roll(tools.NOW)
     tools.produce(a.partition, 2)
-    a.partition.delete_records(43, 0)
+    a.partition.delete_records(43)
     b.fetch(a, rounds=4)
     assert b.batches() == [(43, 45, 1)]
     assert (b.partition.log_start_offset, b.partition.high_watermark) == (43, 45)
@@ -222,7 +222,7 @@ def test_a_log_that_starts_inside_the_leaders_first_batch_takes_it_whole(nodes) 
     a.lead(1, r, (A,))
     b.follow(A, 1, r, (A,))
     tools.produce(a.partition, 10)
-    a.partition.delete_records(4, 0)
+    a.partition.delete_records(4)
     b.fetch(a, rounds=4)
     assert b.batches() == [(0, 10, 1)]
     assert (b.partition.log_start_offset, b.partition.high_watermark) == (4, 10)
@@ -364,6 +364,6 @@ def test_a_leader_whose_log_starts_behind_our_end_lost_what_we_have(nodes) -> No
     tools.produce(b.partition, 40)
     b.partition.log.roll(tools.NOW)
     tools.produce(b.partition, 2)
-    b.partition.delete_records(44, 0)
+    b.partition.delete_records(44)
     assert spans(cut(a, b, 2, 2)) == [(0, 12, 5)]
     assert a.partition.log_start_offset == 44

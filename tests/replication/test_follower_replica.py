@@ -347,7 +347,7 @@ def test_a_suspended_leader_serves_nobody_until_it_is_resumed(replicated) -> Non
         lambda: replicated.fetch(0, 100),
         lambda: replicated.fetch(0, 100, replica_id=1),
         lambda: replicated.list_offset(-1),
-        lambda: replicated.delete_records(0, 0),
+        lambda: replicated.delete_records(0),
     )
     for call in calls:
         with pytest.raises(NotLeaderOrFollower):

@@ -37,7 +37,7 @@ def test_latest_is_the_last_stable_offset_for_read_committed(filled) -> None:
 
 def test_earliest(filled) -> None:
     assert filled.list_offset(EARLIEST) == filled.list_offset(EARLIEST_LOCAL) == (-1, 0, 0)
-    filled.delete_records(7, tools.NOW)
+    filled.delete_records(7)
     assert filled.list_offset(EARLIEST) == filled.list_offset(EARLIEST_LOCAL) == (-1, 7, 0)
 
 
@@ -54,7 +54,7 @@ def test_by_timestamp_is_the_first_record_not_older(filled) -> None:
     assert filled.list_offset(0) == (tools.NOW, 0, 0)
     assert filled.list_offset(tools.NOW + 3) == (tools.NOW + 3, 3, 0)
     assert filled.list_offset(tools.NOW + 5) == NOTHING
-    filled.delete_records(5, tools.NOW)
+    filled.delete_records(5)
     assert filled.list_offset(tools.NOW - 999) == (tools.NOW - 999, 6, 0)
 
 
@@ -81,7 +81,7 @@ def test_not_available_until_the_epochs_start_is_committed(disk) -> None:
     tools.lead(partition, 0)
     tools.produce(partition, 4, timestamp=tools.NOW)
     tools.produce(partition, 4, timestamp=tools.NOW + 100)
-    partition.log.close(tools.NOW)
+    partition.log.close()
     new = Partition(tools.open_log(disk, clean=True), 0, high_watermark=4)
     tools.lead(new, 1, (0, 1), (0, 1), 1)
     for timestamp in (LATEST, MAX, tools.NOW + 100, tools.NOW + 1000):
@@ -98,20 +98,20 @@ def test_not_available_until_the_epochs_start_is_committed(disk) -> None:
 
 
 def test_delete_records(filled) -> None:
-    assert filled.delete_records(3, tools.NOW) == 3
-    assert filled.delete_records(1, tools.NOW) == 3, "it never goes back"
-    assert filled.delete_records(-1, tools.NOW) == 10
+    assert filled.delete_records(3) == 3
+    assert filled.delete_records(1) == 3, "it never goes back"
+    assert filled.delete_records(-1) == 10
     for offset in (-2, 11):
         with pytest.raises(OffsetOutOfRange):
-            filled.delete_records(offset, tools.NOW)
+            filled.delete_records(offset)
     assert filled.log_start_offset == 10
 
 
 def test_not_above_the_high_watermark(replicated) -> None:
     tools.produce(replicated, 3)
     with pytest.raises(OffsetOutOfRange, match="high watermark is 0"):
-        replicated.delete_records(1, tools.NOW)
-    assert replicated.delete_records(-1, tools.NOW) == 0
+        replicated.delete_records(1)
+    assert replicated.delete_records(-1) == 0
 
 
 @pytest.mark.parametrize(
@@ -121,10 +121,10 @@ def test_not_above_the_high_watermark(replicated) -> None:
 def test_a_topic_that_is_only_compacted_keeps_its_records(filled, policy, allowed) -> None:
     filled.update_config(LogConfig(cleanup_policy=frozenset(policy)))
     if allowed:
-        assert filled.delete_records(3, tools.NOW) == 3
+        assert filled.delete_records(3) == 3
     else:
         with pytest.raises(PolicyViolation):
-            filled.delete_records(3, tools.NOW)
+            filled.delete_records(3)
 
 
 # Upkeep.

@@ -41,7 +41,7 @@ def test_what_is_written_is_committed_and_read(tmp_path) -> None:
     assert tools.offsets(partition, fetched) == [0, 1, 2, 3, 4]
     assert fetched[1:] == (5, 5, 0, None, None)
     partition.check_invariants()
-    partition.log.close(tools.NOW)
+    partition.log.close()
 
 
 def test_staged_batches_are_not_read_before_write(partition) -> None:
@@ -73,7 +73,7 @@ def test_offsets_out_of_range(partition) -> None:
     for offset in (-1, 6):
         with pytest.raises(OffsetOutOfRange):
             partition.fetch(offset, 1000)
-    partition.delete_records(3, tools.NOW)
+    partition.delete_records(3)
     for read in (partition.fetch, partition.read_batches):
         with pytest.raises(OffsetOutOfRange, match="below the log start 3"):
             read(0, 1000)
@@ -163,12 +163,12 @@ def test_the_last_stable_offset_is_not_below_the_log_start(partition) -> None:
     partition.write()
     tools.produce(partition)
     assert (partition.last_stable_offset, partition.high_watermark) == (0, 5)
-    partition.delete_records(3, tools.NOW)
+    partition.delete_records(3)
     fetched = partition.fetch(3, 1000, isolation=COMMITTED)
     assert fetched.slice is None and fetched.aborted == []
     assert fetched.last_stable_offset == partition.last_stable_offset == 3
     assert partition.list_offset(-1, COMMITTED).offset == 3
-    partition.delete_records(4, tools.NOW)
+    partition.delete_records(4)
     assert partition.last_stable_offset == 5, "nothing is left of the transaction"
 
 
@@ -317,7 +317,7 @@ def test_a_reader_that_diverged_is_told_where(disk) -> None:
     assert fetch(10, 1000, last_fetched_epoch=4).diverging is None
     with pytest.raises(OffsetOutOfRange, match="epoch 5 is not known"):
         fetch(5, 1000, last_fetched_epoch=5)
-    partition.delete_records(6, tools.NOW)
+    partition.delete_records(6)
     with pytest.raises(OffsetOutOfRange, match="below the log start"):
         fetch(5, 1000, last_fetched_epoch=1)
 
@@ -345,8 +345,8 @@ def test_waiters_hear_until_removed(partition) -> None:
     partition.add_waiter(wake)
     tools.produce(partition)
     tools.produce(partition)
-    partition.delete_records(1, tools.NOW)
-    partition.delete_records(1, tools.NOW)
+    partition.delete_records(1)
+    partition.delete_records(1)
     assert heard == [1, 2, 2]
     partition.remove_waiter(wake)
     partition.remove_waiter(wake)
@@ -491,7 +491,7 @@ def test_high_watermark_after_a_restart(disk) -> None:
     tools.lead(partition)
     tools.produce(partition, 9)
     tools.produce(partition, 1)
-    partition.log.close(tools.NOW)
+    partition.log.close()
 
     def restored(**known) -> Partition:
         return Partition(tools.open_log(disk, clean=True), 0, **known)
@@ -545,7 +545,7 @@ def test_a_failed_write_takes_the_partition_offline(disk) -> None:
         lambda: partition.append(tools.checked(), tools.NOW),
         lambda: partition.fetch(0, 1000),
         lambda: partition.list_offset(-1),
-        lambda: partition.delete_records(0, tools.NOW),
+        lambda: partition.delete_records(0),
         lambda: partition.producers(),
         lambda: partition.become_leader(1, 1, (0,), (0,), 0),
         lambda: partition.read_batches(0, 1000),
@@ -573,7 +573,7 @@ def test_a_write_that_fails_before_a_change_takes_the_partition_offline(disk, ch
         if change == "follow":
             partition.become_follower(1, 1, 1, (0, 1), (0, 1), tools.NOW)
         else:
-            partition.delete_records(1, tools.NOW)
+            partition.delete_records(1)
     assert [str(error) for error in listener.errors] == [partition.offline]
     assert [type(error) for error in told] == [KafkaStorageError]
     assert not partition.is_leader and partition.log_start_offset == 0

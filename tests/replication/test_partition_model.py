@@ -98,7 +98,7 @@ def test_a_lone_partition(actions, seed) -> None:
                 assert (info.base_offset, info.last_offset + 1) == model.batches[-1][:2]
             case "delete" if value <= model.end:
                 model.start = max(model.start, value)
-                assert partition.delete_records(value, tools.NOW) == model.start
+                assert partition.delete_records(value) == model.start
             case "elect":
                 model.epoch += value
                 tools.lead(partition, model.epoch)
@@ -124,7 +124,7 @@ def restart(disk: SimulatedDisk, partition: Partition, how: str) -> Partition:
     }
     high_watermark = partition.high_watermark
     if how == "clean":
-        partition.log.close(tools.NOW)
+        partition.log.close()
         known["recovery_point"] = partition.log.recovery_point
     else:
         disk = disk.after_kill()

@@ -164,7 +164,7 @@ def test_records_are_deleted_through_an_open_transaction_which_may_go_on(partiti
     partition.add_waiter(lambda: woken.append(partition.last_stable_offset))
     send(partition, count=2, guard=verified(partition))
     tools.produce(partition)
-    partition.delete_records(2, tools.NOW)
+    partition.delete_records(2)
     assert woken[-1] == partition.last_stable_offset == 3, "its records are gone"
     with pytest.raises(InvalidTxnState):
         send(partition, 2)

@@ -200,9 +200,9 @@ def starts_with_the_epoch(original: Any) -> Any:
 def deletes_what_is_there(_: Any) -> Any:
     """Records are deleted up to the end of the log, whatever is asked for."""
 
-    def delete_records(self: Any, offset: int, now_ms: int) -> int:
+    def delete_records(self: Any, offset: int) -> int:
         self._check_leader()
-        self._advance_start(self.log.log_end_offset, now_ms)
+        self._advance_start(self.log.log_end_offset)
         return int(self.log.log_start_offset)
 
     return delete_records

@@ -146,7 +146,7 @@ def test_checkpoints_survive_and_damage_costs_only_a_scan(kit, disk) -> None:
     tp = TopicPartition("t", 0)
     log = create_log(directory, tp, kit.TOPIC_ID, LogConfig(), now_ms=kit.NOW)
     kit.append(log, kit.batch(5))
-    log.close(kit.NOW)
+    log.close()
     for kind, value in zip(Checkpoint, (5, 4, 1, 3), strict=True):
         directory.write_checkpoints(kind, {tp: value})
     directory.close(broker_epoch=2)
@@ -234,7 +234,7 @@ def test_a_crash_anywhere_while_a_directory_is_opened_and_closed(kit) -> None:
         tp = TopicPartition("t", 0)
         log = create_log(directory, tp, kit.TOPIC_ID, LogConfig(), now_ms=kit.NOW)
         kit.append(log, kit.batch(3))
-        log.close(kit.NOW)
+        log.close()
         directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, {tp: 3})
         directory.close()
         opened(disk)

@@ -214,7 +214,7 @@ def test_what_we_derive_is_what_kafka_derived(written, tmp_path, topic) -> None:
     """Indexes rebuilt from the batches alone are byte for byte those that Kafka wrote."""
     source = written[True] / f"{topic}-0"
     log = open_copy(written[False], tmp_path, topic, clean=False)
-    log.close(0)
+    log.close()
     compared = 0
     for path in sorted(source.glob("*.log")):
         for kind in (layout.INDEX, layout.TIME_INDEX, layout.TXN_INDEX):

@@ -173,7 +173,7 @@ def test_segments_that_are_not_there(replicas):
 def test_a_log_start_within_a_segment(replicas):
     """Below it nobody need have anything."""
     for replica, start in zip(replicas.values(), (25, 33), strict=True):
-        replica.world.log.advance_log_start(start, replica.world.now)
+        replica.world.log.advance_log_start(start)
     at = next(o for o in replicas[1].world.offsets() if o > 40)
     damage(replicas[1], 24, 3)
     found = verdict(replicas)

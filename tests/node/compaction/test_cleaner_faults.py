@@ -122,7 +122,7 @@ def test_a_torn_manifest_at_start_is_given_up_and_the_log_cleaned_anew(lone_node
 def begin_at(lone, offset):
     """As DeleteRecords and retention do it."""
     log = lone.node.parts.table.hosted[TP].partition.log
-    log.advance_log_start(offset, lone.node.parts.runtime.now_ms())
+    log.advance_log_start(offset)
     log.delete_old_segments(lone.node.parts.runtime.now_ms(), log.log_end_offset)
     log.delete_expired(1 << 60)
 

@@ -142,7 +142,7 @@ def test_segments_that_retention_takes_just_before_the_swap(filled):
     async def go():
         asked = lone.node.parts.cleaner.started.request(TP)
         await gate.until_reached()
-        log.advance_log_start(middle, lone.node.parts.runtime.now_ms())
+        log.advance_log_start(middle)
         assert log.delete_old_segments(lone.node.parts.runtime.now_ms(), log.log_end_offset)
         gate.open.set()
         return await asyncio.wait_for(asked, WAIT_S)

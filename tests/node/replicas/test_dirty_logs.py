@@ -239,7 +239,7 @@ def test_files_that_wait_and_logs_that_are_cut_are_noticed_at_rest(kit):
     kit.all_jobs()
 
     async def delete():
-        log.advance_log_start(2, kit.node.parts.runtime.now_ms())
+        log.advance_log_start(2)
         log.delete_old_segments(kit.node.parts.runtime.now_ms(), 3)
 
     kit.lone.run(delete())

@@ -100,7 +100,7 @@ def test_checkpoints_say_what_is_and_are_written_when_it_changed(kit):
     found = checkpoint(kit, "recovery-point-offset-checkpoint")
     assert found[TopicPartition("first", 0)] == 0, "nothing was flushed"
     log = kit.hosted("first").partition.log
-    kit.on_loop(lambda: log.advance_log_start(2, kit.node.parts.runtime.now_ms()))
+    kit.on_loop(lambda: log.advance_log_start(2))
     kit.on_loop(kit.timers.checkpoint_log_starts)
     kit.drain()
     found = checkpoint(kit, "log-start-offset-checkpoint")

@@ -35,14 +35,14 @@ def written(tmp_path_factory, kit) -> Path:
             n % 5 + 1, mark=n, size=n % 90, codec=Codec(n % 5), timestamp=kit.NOW + n % 77,
             pid=40 + n % 3, epoch=2, sequence=sum(m % 5 + 1 for m in range(n % 3, n, 3)),
         ), leader_epoch=n // 100)  # fmt: skip
-    log.close(kit.NOW)
+    log.close()
     assert len(log.segments) > 3
     log = kit.open_log(Disk({}), str(path), config=config, clean=True)
     for n in range(100):
         kit.append(log, kit.batch(2, mark=n, timestamp=kit.NOW + n), leader_epoch=5)
     log.roll(kit.NOW)
     kit.append(log, kit.batch(2, pid=40, epoch=3, sequence=0), leader_epoch=5)
-    log.close(kit.NOW)
+    log.close()
     return path
 
 

@@ -60,7 +60,7 @@ def run(kit, disk: SimulatedDisk, operations: list[str], history: History) -> No
         elif operation == "checkpoint":
             history.checkpoint = log.recovery_point
         elif operation == "close":
-            log.close(kit.NOW)
+            log.close()
             history.synced = log.recovery_point
             return
 
@@ -87,7 +87,7 @@ def usable(kit, disk: SimulatedDisk, log, found) -> None:
     end = log.log_end_offset
     info = kit.append(log, kit.batch(2, pid=9, epoch=0, sequence=end), leader_epoch=99)
     assert info.base_offset == end and not info.duplicate
-    log.close(kit.NOW)
+    log.close()
     again = kit.open_log(disk, config=CONFIG, recovery_point=log.recovery_point, clean=True)
     assert kit.contents(again)[:-1] == found
     assert again.log_end_offset == end + 2

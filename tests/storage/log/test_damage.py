@@ -31,7 +31,7 @@ def written(kit, *, close: bool = True) -> tuple[SimulatedDisk, list]:
         )  # fmt: skip
     contents = kit.contents(log)
     if close:
-        log.close(kit.NOW)
+        log.close()
     return disk, contents
 
 
@@ -104,7 +104,7 @@ def test_large_batches_are_found_by_their_own_entry_or_without_it(kit, caplog, i
     for n in range(60):
         kit.append(log, kit.batch(1 + n % 3, size=(n * 7919) % 13_000))
     starts = [(first, last) for first, last, _ in kit.contents(log)]
-    log.close(kit.NOW)
+    log.close()
     if wrong is not None:
         (path,) = files(disk, ".index")
         data = bytearray(disk.read(path))

@@ -114,7 +114,7 @@ def test_a_log_start_that_goes_back_gets_its_epochs_again(disk) -> None:
     log = open_log(disk)
     log.append_as_follower(batch(0, 3, 1) + batch(3, 3, 2) + batch(6, 3, 4), NOW)
     log.write()
-    log.advance_log_start(7, NOW)
+    log.advance_log_start(7)
     log.flush()
     assert read_epochs(disk, EPOCHS) == [(4, 7)]
     again = open_log(disk.after_kill(), log_start_offset=1, recovery_point=9)

@@ -139,7 +139,7 @@ def test_reopening_knows_the_five_last_batches(kit, disk, clean) -> None:
     sent = [kit.batch(2, pid=7, epoch=0, sequence=2 * n) for n in range(6)]
     first = [kit.append(log, bytearray(data)) for data in sent]
     if clean:
-        log.close(kit.NOW)
+        log.close()
     log = kit.open_log(disk, clean=clean, recovery_point=12 if clean else 0)
     again = [kit.append(log, data) for data in sent[1:]]
     assert [i[:2] for i in again] == [i[:2] for i in first[1:]] and all(i[4] for i in again)
@@ -162,7 +162,7 @@ def test_timestamps_are_found(kit, make_log) -> None:
     assert log.offset_for_timestamp(kit.NOW - 5).offset == 0
     assert log.offset_for_timestamp(kit.NOW + 993) is None
     assert log.offset_of_max_timestamp()[:2] == (kit.NOW + 992, 299)
-    log.advance_log_start(100, kit.NOW)
+    log.advance_log_start(100)
     assert log.offset_for_timestamp(0).offset == 100
 
 
@@ -294,7 +294,7 @@ def test_the_flush_ticket_moves_the_recovery_point(kit, disk, make_log) -> None:
 def test_a_segment_that_was_clean_is_synced_again_after_an_append(kit, disk) -> None:
     log = kit.open_log(disk)
     kit.append(log, kit.batch(2))
-    log.close(kit.NOW)
+    log.close()
     log = kit.open_log(disk, clean=True, recovery_point=2)
     kit.append(log, kit.batch(2))
     log.roll(kit.NOW)
@@ -333,10 +333,10 @@ def test_closing_an_untouched_log_again_writes_nothing(kit, disk) -> None:
     log = kit.open_log(disk)
     for n in range(60):
         kit.append(log, kit.batch(2, mark=n, pid=1, epoch=0, sequence=2 * n))
-    log.close(kit.NOW)
+    log.close()
     log = kit.open_log(disk, clean=True, recovery_point=120)
     calls = disk.calls
-    log.close(kit.NOW)
+    log.close()
     assert disk.calls == calls
     assert kit.open_log(disk, clean=True, recovery_point=120).log_end_offset == 120
 
@@ -367,9 +367,9 @@ def test_a_clean_start_and_stop_of_an_idle_log_change_nothing(kit, disk, make_lo
         kit.append(log, kit.batch(1, mark=n), leader_epoch=3)
     log.leader_epochs.assign(4, records)  # led, and appended nothing
     log.leader_epochs.save()
-    log.close(kit.NOW)
+    log.close()
     disk = disk.after_kill()
     again = kit.open_log(disk, clean=True, recovery_point=records)
     assert again.leader_epochs.latest == 4
-    again.close(kit.NOW)
+    again.close()
     assert disk.trace == []

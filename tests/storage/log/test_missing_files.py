@@ -29,7 +29,7 @@ class Site:
         self.bases = list(log.segments.bases)
         assert len(self.bases) > 3
         if clean:
-            log.close(kit.NOW)
+            log.close()
             directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, {TP: log.recovery_point})
         if checkpointed:
             directory.write_checkpoints(Checkpoint.HIGH_WATERMARKS, {TP: RECORDS})
@@ -153,7 +153,7 @@ def script(kit, directory: LogDirectory) -> None:
 
     fill(30, 0)
     log.flush()
-    log.advance_log_start(log.segments.bases[2], kit.NOW)
+    log.advance_log_start(log.segments.bases[2])
     log.delete_old_segments(kit.NOW, 60)
     log.delete_expired(kit.NOW + 10**9)
     log.truncate_to(log.segments.bases[-2] - 1)
@@ -162,7 +162,7 @@ def script(kit, directory: LogDirectory) -> None:
     log.truncate_fully_and_start_at(7)
     sequence = 0
     fill(10, 2)
-    log.close(kit.NOW)
+    log.close()
 
 
 def test_a_crash_at_any_call_is_no_alarm(kit, caplog) -> None:

@@ -89,7 +89,7 @@ class Model(RuleBasedStateMachine):
     @rule(ahead=st.integers(0, 10))
     def delete_records(self, ahead) -> None:
         self.start = min(self.start + ahead, self.end)
-        self.log.advance_log_start(self.start, self.now)
+        self.log.advance_log_start(self.start)
 
     @rule(wait=st.sampled_from([0, 1000, 9000]))
     def retain(self, wait) -> None:
@@ -128,7 +128,7 @@ class Model(RuleBasedStateMachine):
     def reopen(self, clean) -> None:
         self.log.write()
         if clean:
-            self.log.close(self.now)
+            self.log.close()
         else:
             self.log.leader_epochs.save()
         self.disk = self.disk.after_kill()

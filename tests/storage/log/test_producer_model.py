@@ -120,7 +120,7 @@ class World:
         start, end = self.leader.log_start_offset, self.leader.log_end_offset
         offset = self.random.randint(start, min(end, start + 30))
         for log in self.logs:
-            log.advance_log_start(offset, self.kit.NOW)
+            log.advance_log_start(offset)
             log.delete_old_segments(self.kit.NOW, end)
         for p in self.producers:
             if 0 <= p.first < offset:
@@ -134,7 +134,7 @@ class World:
         log.write()
         start = log.log_start_offset
         if is_clean:
-            log.close(self.kit.NOW)
+            log.close()
         self.logs[place] = self.kit.open_log(
             self.disks[place], config=CONFIG, clean=is_clean, log_start_offset=start
         )

@@ -52,7 +52,7 @@ def test_a_crash_after_delete_records_is_no_alarm(kit, disk, make_log, caplog) -
     """The start was checkpointed, the leader epochs were not: no segment is missing."""
     log = fill(kit, make_log)
     log.flush()
-    log.advance_log_start(5, kit.NOW)
+    log.advance_log_start(5)
     disk = disk.after_kill()
     assert kit.open_log(disk, log_start_offset=5).log_start_offset == 5
     assert "records may be lost" not in caplog.text
@@ -87,7 +87,7 @@ def test_by_size(kit, make_log) -> None:
 def test_compacted_topics_keep_everything(kit, make_log) -> None:
     log = fill(kit, make_log, retention_ms=1, cleanup_policy=frozenset({"compact"}))
     assert log.delete_old_segments(kit.NOW + 100 * HOUR, 20) == []
-    log.advance_log_start(5, kit.NOW)
+    log.advance_log_start(5)
     assert log.delete_old_segments(kit.NOW, 20) == [
         (0, "below log start offset"), (2, "below log start offset")
     ]  # fmt: skip
@@ -95,12 +95,12 @@ def test_compacted_topics_keep_everything(kit, make_log) -> None:
 
 def test_delete_records(kit, disk, make_log) -> None:
     log = fill(kit, make_log)
-    log.advance_log_start(7, kit.NOW)
-    log.advance_log_start(3, kit.NOW)
+    log.advance_log_start(7)
+    log.advance_log_start(3)
     assert log.log_start_offset == 7
     assert [o for o, *_ in kit.values(log)] == list(range(7, 20))
     with pytest.raises(OffsetOutOfRange):
-        log.advance_log_start(21, kit.NOW)
+        log.advance_log_start(21)
     log.delete_old_segments(kit.NOW, 20)
     assert log.segments[0].base_offset == 6
     again = kit.open_log(disk.after_kill(), log_start_offset=7)
@@ -165,7 +165,7 @@ def test_a_power_cut_does_not_forget_a_producer_whose_records_are_gone(
     log = make_log(config=LogConfig(segment_bytes=1000))
     silent_producer(kit, log)
     log.flush()
-    log.advance_log_start(3, kit.NOW)
+    log.advance_log_start(3)
     assert log.delete_old_segments(kit.NOW, 6) == [(0, "below log start offset")]
     log.delete_expired(2 * kit.NOW)
     recovery_point = 6 if start_known else 0
@@ -190,7 +190,7 @@ def test_a_start_makes_snapshots_durable(kit, disk, make_log, became) -> None:
     again = kit.open_log(left)
     assert left.exists(layout.segment_file("/d/t-0", 2, layout.SNAPSHOT))
     again.flush()
-    again.advance_log_start(3, kit.NOW)
+    again.advance_log_start(3)
     again.delete_old_segments(kit.NOW, 6)
     again.delete_expired(2 * kit.NOW)
     for seed in range(20):

@@ -48,7 +48,7 @@ def test_retention_waits_for_the_end(kit, disk) -> None:
     log = fill(kit, disk)
     plan, _ = clean(disk, log)
     swap = log.begin_replacement(plan)
-    log.advance_log_start(50, kit.NOW)
+    log.advance_log_start(50)
     assert log.delete_old_segments(kit.NOW, 60) == []
     swap.prepare()
     while swap.place_next(kit.NOW):

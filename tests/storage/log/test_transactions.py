@@ -76,7 +76,7 @@ def test_aborted_transactions_are_known(kit, disk, reopen) -> None:
     assert len(log.segments) > 4
     if reopen != "no":
         if reopen == "clean":
-            log.close(kit.NOW)
+            log.close()
         log = kit.open_log(disk, config=CONFIG, clean=reopen == "clean")
     end = log.log_end_offset
     assert log.aborted_transactions(0, end) == expected
@@ -103,7 +103,7 @@ def test_truncation_opens_a_transaction_again(kit, disk) -> None:
 def test_apache_kafka_reads_the_index(kit, kafka_dist, tmp_path) -> None:
     log = kit.open_log(Disk({}), str(tmp_path / "t-0"), config=CONFIG)
     expected = fill(kit, log)
-    log.close(kit.NOW)
+    log.close()
     files = sorted(Path(log.directory).glob("*.txnindex"))
     output = kafka_dist.dump(files)
     found = re.findall(
@@ -146,13 +146,13 @@ def test_a_transaction_whose_records_are_gone_is_forgotten_after_a_restart_too(
         log.append_as_follower(feed.data(3), kit.NOW)
         log.append_as_follower(feed.marker(3, COMMIT), kit.NOW)
     log.write()
-    log.advance_log_start(3, kit.NOW)
+    log.advance_log_start(3)
     assert log.first_unstable_offset == 2, "half of the second one's is there"
-    log.advance_log_start(4, kit.NOW)
+    log.advance_log_start(4)
     assert log.first_unstable_offset is None
     start = log.log_start_offset
     if clean:
-        log.close(kit.NOW)
+        log.close()
     log = kit.open_log(disk, config=CONFIG, clean=clean, log_start_offset=start)
     assert log.log_start_offset == start and log.first_unstable_offset is None
     log.append_as_follower(feed.data(3), kit.NOW)
@@ -164,7 +164,7 @@ def test_a_transaction_whose_records_are_gone_is_forgotten_after_a_restart_too(
 def test_a_check_compares_the_index_with_the_markers(kit, disk) -> None:
     log = kit.open_log(disk, config=CONFIG)
     expected = fill(kit, log)
-    log.close(kit.NOW)
+    log.close()
     disk.write_file("/d/.kafka_cleanshutdown", b'{"version":0,"brokerEpoch":1}')
     assert check_partition(log.directory, disk) == []
     (path, entries) = next(

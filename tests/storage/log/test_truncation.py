@@ -80,7 +80,7 @@ def test_what_follows_from_the_batches_is_as_if_all_were_read(kit, seed, reopene
             data = kit.batch(2, mark=n, timestamp=timestamp, size=random.randrange(150))
             kit.append(log, data)
             if reopened and n == 20:
-                log.close(kit.NOW)
+                log.close()
                 log = kit.open_log(disk, clean=True, recovery_point=42)
         to = random.randrange(80)
         active = log.segments[log.segments.floor(to)]
@@ -138,7 +138,7 @@ def test_no_snapshot_above_a_cut_comes_back(kit) -> None:
     log = kit.open_log(disk)
     for n in range(5):
         kit.append(log, kit.batch(2, mark=n, pid=7, epoch=0, sequence=2 * n))
-    log.close(kit.NOW)
+    log.close()
     log = kit.open_log(disk, clean=True, recovery_point=10)
     assert log.producer_state.snapshot_offsets() == [10] and len(log.segments) == 1
     log.truncate_to(6)

@@ -36,7 +36,7 @@ def test_a_swap_replaces_what_is_read(kit, disk) -> None:
     again = kit.open_log(disk.after_kill(), config=CONFIG, recovery_point=log.recovery_point)
     assert set(bases_of(kit, again)) == survivors
     assert again.producers.get(3).last_offset == 59
-    log.close(kit.NOW)
+    log.close()
     assert set(bases_of(kit, kit.open_log(disk, config=CONFIG, clean=True))) == survivors
 
 
@@ -92,7 +92,7 @@ def test_a_crash_at_every_call_of_a_swap(kit, with_plan) -> None:
             names = [layout.parse_segment_file(n) for n in survivor.listdir("/d/t-0")]
             assert not [n for n in names if n is not None and n.state]
             kit.append(again, kit.batch(2, pid=3, epoch=0, sequence=60))
-            again.close(kit.NOW)
+            again.close()
     assert begin > start and {len(before), len(survivors)} <= outcomes
 
 

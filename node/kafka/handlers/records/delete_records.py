@@ -39,7 +39,7 @@ class _Deletion:
     low_watermark: int = -1
     code: int = 0
 
-    def begin(self, table: ReplicaTable, offset: int, now_ms: int) -> None:
+    def begin(self, table: ReplicaTable, offset: int) -> None:
         """Move the leader's log start."""
         try:
             if self.tp.topic in INTERNAL_TOPICS:
@@ -47,7 +47,7 @@ class _Deletion:
                     f"Cannot delete records of internal topic {self.tp.topic}"
                 )
             self.partition = table.partition(self.tp)
-            self.wanted = self.partition.delete_records(offset, now_ms)
+            self.wanted = self.partition.delete_records(offset)
         except KeptError as error:
             self._fail(error)
 
@@ -79,7 +79,7 @@ class DeleteRecordsHandler:
             for entry in topic.partitions:
                 yield
                 deletion = _Deletion(TopicPartition(topic.name, entry.partition_index))
-                deletion.begin(self.table, entry.offset, self.runtime.now_ms())
+                deletion.begin(self.table, entry.offset)
                 deletions.append(deletion)
         if not (yield from self._unfinished(deletions)):
             return _answer(deletions)

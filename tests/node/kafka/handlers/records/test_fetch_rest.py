@@ -279,7 +279,7 @@ class World:
 
     def cut_start(self, random: Random, index: int) -> None:
         partition = self.partitions[index]
-        partition.delete_records(random.randint(0, partition.high_watermark), tools.NOW)
+        partition.delete_records(random.randint(0, partition.high_watermark))
 
     def step(self, random: Random) -> None:
         index = random.randrange(COUNT)

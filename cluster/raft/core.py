@@ -302,22 +302,19 @@ class RaftCore:
         if self._outstanding is not None:
             raise InvariantViolation("a second Ready before the first was advanced")
         snapshot, cut, entries = self.log.next_write()
-        commit = min(self.log.commit_index, self.log.last_index)
         ready = Ready(
             hard_state=state.hard_state if state.hard_state != state.durable else None,
             snapshot=snapshot,
             truncate_from=cut,
             entries=entries,
             messages=(*self.drain_messages(), *state.sendable_after_write),
-            committed_to=commit,
             reads=tuple(state.reads.confirmed),
             lost_reads=tuple(state.reads.lost),
-            role=self.role,
-            leader_id=state.leader_id,
         )
         state.sendable_after_write.clear()
         state.reads.confirmed.clear()
         state.reads.lost.clear()
+        commit = min(self.log.commit_index, self.log.last_index)
         self._announced = (commit, self.role, state.leader_id)
         self._outstanding = ready
         return ready

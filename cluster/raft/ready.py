@@ -64,8 +64,10 @@ class Ready(Struct, frozen=True):
     2. ``snapshot``: write it, then forget the whole log: it goes on after the snapshot;
     3. ``truncate_from``: forget the entries from there on; then append ``entries``, durably;
     4. send ``messages``, in order; call ``advance`` with this value;
-    5. apply the entries up to ``committed_to``; answer ``reads``, (token, index) each, once
-       the image has reached their index, and refuse ``lost_reads`` (tokens).
+    5. apply the entries up to the core's ``committed_to``; answer ``reads``, (token, index) each,
+       once the image has reached their index, and refuse ``lost_reads`` (tokens).
+
+    Role and leader are the core's, too: a Ready with nothing in it says that one of these moved.
     """
 
     hard_state: HardState | None
@@ -73,11 +75,8 @@ class Ready(Struct, frozen=True):
     truncate_from: int | None
     entries: tuple[Entry, ...]
     messages: tuple[Message, ...]
-    committed_to: int
     reads: tuple[tuple[object, int], ...]
     lost_reads: tuple[object, ...]
-    role: Role
-    leader_id: int
 
     @property
     def blocks(self) -> bool:

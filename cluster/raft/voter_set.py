@@ -106,12 +106,6 @@ class VoterSet:
         while len(self._changes) > 1 and self._changes[1][0] <= index:
             del self._changes[0]
 
-    def at(self, index: int) -> tuple[Voter, ...]:
-        """Who voted after the entry ``index``, which is not older than the last committed one."""
-        return next(
-            v for at, v in reversed(self._changes) if at <= index or at == self._changes[0][0]
-        )
-
     def restore(self, snapshot: Snapshot) -> None:
         """A snapshot replaces everything."""
         self._changes = [(snapshot.index, snapshot.voters)]

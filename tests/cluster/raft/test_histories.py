@@ -178,9 +178,8 @@ class History:
 
     def do_compact(self, node: str) -> None:
         one = self.trial.nodes[int(node)]
-        voters = one.core.state.voter_set.at(one.applied_to)
         one.core.compact(one.applied_to)
-        one.stored.compact(one.applied_to, voters)
+        one.stored.compact(one.applied_to)
 
     def do_read(self, node: str, token: str) -> None:
         self.trial.core(int(node)).read_barrier(token)

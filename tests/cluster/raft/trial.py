@@ -17,6 +17,7 @@ from kept.cluster.metadata.wal import Entry, HardState
 from kept.cluster.raft.core import RaftCore
 from kept.cluster.raft.messages import Append, Message
 from kept.cluster.raft.ready import RaftSettings, Ready, Role, Snapshot
+from kept.cluster.raft.voter_set import voters_in
 
 SETTINGS = RaftSettings(max_append_bytes=200, max_inflight=4)
 
@@ -62,11 +63,17 @@ class Stored:
             assert entry.index == self.base_index + len(self.log) + 1
             self.log.append(entry)
 
-    def compact(self, index: int, voters: tuple[Voter, ...]) -> None:
+    def voters_at(self, index: int) -> tuple[Voter, ...]:
+        """Who votes after an entry that is here."""
+        set_by = [voters_in(entry.data) for entry in self.log if entry.index <= index]
+        return next((voters for voters in reversed(set_by) if voters is not None), self.voters)
+
+    def compact(self, index: int) -> None:
         if index > self.base_index:
+            self.voters = self.voters_at(index)
             self.base_term = self.log[index - self.base_index - 1].term
             del self.log[: index - self.base_index]
-            self.base_index, self.voters = index, voters
+            self.base_index = index
 
 
 class Node:
@@ -95,7 +102,7 @@ class Node:
         assert term is not None
         return Snapshot(
             self.applied_to, term, b"image %d" % self.applied_to,
-            self.core.state.voter_set.at(self.applied_to),
+            self.stored.voters_at(self.applied_to),
         )  # fmt: skip
 
     def pump(self) -> list[Message]:

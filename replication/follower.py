@@ -63,7 +63,7 @@ AGREED: Final = (-1, -1)
 
 
 class FollowerLog(Protocol):
-    """What the core reads of its replica; :class:`kept.replication.partition.Partition` is one."""
+    """What the core reads of its replica; :class:`.follower_replica.FollowerReplica` is one."""
 
     @property
     def log_start_offset(self) -> int:

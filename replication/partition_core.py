@@ -79,7 +79,8 @@ _MOVED: Final = (HIGH_WATERMARK_MOVED,)
 
 @dataclass(slots=True)
 class PartitionCore:
-    """One partition's leader. Fields are read by the shell and moved only by events.
+    """One partition's replica here, whether it leads or follows. Fields are read by the shell and
+    moved only by events.
 
     ``alone``: it leads, and there is no other replica: HW is LEO. ``pending_epochs``: the broker
     epochs of the members proposed, as they were then: what was known of a member that has restarted

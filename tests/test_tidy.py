@@ -1,14 +1,18 @@
-"""The rules of the house that a program can check (docs/architecture.md, "House rules")."""
+"""The rules of the house that a program can check (docs/architecture.md, at its end)."""
 
 from __future__ import annotations
 
 import ast
+import builtins
 import functools
 import os
 import re
 import subprocess
+import sys
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,19 +62,77 @@ def functions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
     """All functions below a node. Expressions, the most of a tree, are passed over."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         yield node
-    for block in ("body", "orelse", "handlers", "finalbody", "cases"):
+    for block in BLOCKS:
         for inner in getattr(node, block, ()):
             yield from functions(inner)
 
 
+@dataclass
+class Scope:
+    """The names in a module (also what it imports) or in a class, whose ``bases`` have more."""
+
+    names: set[str] = field(default_factory=set)
+    bases: list[str] = field(default_factory=list)
+    classes: dict[str, Scope] = field(default_factory=dict)
+
+    def collect(self, node: ast.AST) -> None:
+        """Add the names that the statements of a module or of a class make."""
+        for block in BLOCKS:
+            for inner in getattr(node, block, ()):
+                if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
+                    self.names.add(inner.name)
+                    self.collect_attributes(inner)
+                elif isinstance(inner, ast.ClassDef):
+                    bases = [ast.unparse(base).split("[")[0] for base in inner.bases]
+                    scope = Scope(bases=[base.rpartition(".")[2] for base in bases])
+                    scope.collect(inner)
+                    self.names.add(inner.name)
+                    self.classes[inner.name] = scope
+                else:
+                    self.names.update(names_made(inner))
+                    self.collect(inner)
+
+    def collect_attributes(self, node: ast.AST) -> None:
+        """What a function imports, and what a method sets in its object."""
+        for block in BLOCKS:
+            for inner in getattr(node, block, ()):
+                self.names.update(names_made(inner, of_self=True))
+                self.collect_attributes(inner)
+
+
+BLOCKS = ("body", "orelse", "handlers", "finalbody", "cases")
+
+
+def names_made(node: ast.AST, *, of_self: bool = False) -> Iterator[str]:
+    """What one statement imports or assigns; ``of_self``: assigned to attributes of it only."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        yield from (alias.asname or alias.name.split(".")[0] for alias in node.names)
+    targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
+    while targets:
+        target = targets.pop()
+        if isinstance(target, ast.Tuple):
+            targets += target.elts
+        elif isinstance(target, ast.Attribute) and getattr(target.value, "id", "") == "self":
+            yield target.attr
+        elif isinstance(target, ast.Name) and not of_self:
+            yield target.id
+    alias = getattr(node, "name", None)
+    if isinstance(alias, ast.Name):  # type X = ...
+        yield alias.id
+
+
 @functools.cache
-def parsed(path: Path) -> tuple[list[tuple[str, int, int]], list[str]]:
-    """Name, first line and length of each function, and the public names without a docstring."""
+def parsed(path: Path) -> tuple[list[tuple[str, int, int]], list[str], Scope]:
+    """Name, first line and length of each function, the public names without a docstring, and all
+    names.
+    """
     tree = ast.parse(text_of(path))
     lengths = [(f.name, f.lineno, (f.end_lineno or 0) - f.lineno + 1) for f in functions(tree)]
     things = [("the module", tree), *public_things(tree)]
     bare = [name for name, node in things if not ast.get_docstring(node)]  # type: ignore[arg-type]
-    return lengths, bare
+    scope = Scope()
+    scope.collect(tree)
+    return lengths, bare, scope
 
 
 def test_modules_are_small() -> None:
@@ -316,3 +378,101 @@ def test_what_the_code_cites_is_there() -> None:
             dangling += [f"{where}: C{n}" for n in cited if n not in COUNTEREXAMPLES]
         dangling += [f"{where}: {page}" for page in PAGES.findall(text)]
     assert not dangling, dangling
+
+
+NAMED_FILE = re.compile(r"``([\w/]+\.py)``")
+ROLE = re.compile(r":(?:class|mod|func|meth|attr|data|exc):`~?([\w.\s]+)`")
+MEMBER = re.compile(r"``([A-Z]\w*\.(?!scala|java)[a-z_0-9]+)``")
+"""Apache Kafka's members, which are cited beside ours, have capitals; so do its files."""
+
+
+def module_of(path: Path) -> str:
+    """``kept.storage.disk``, ``tests.sim.world``."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    package = ("kept",) if parts[0] in PARTS else ()
+    return ".".join((*package, *(part for part in parts if part != "__init__")))
+
+
+class Names:
+    """All names that a docstring or a comment may mean."""
+
+    def __init__(self) -> None:
+        paths = [p for p in tracked("*.py", "*.pyi") if not p.name.endswith("_pb2.pyi")]
+        self.scopes = {module_of(path): parsed(path)[2] for path in paths}
+        for path in tracked("*.pyx"):
+            self.scopes.setdefault(module_of(path), Scope())
+        for path in paths:
+            self.scopes.setdefault(module_of(path.parent), Scope())
+        self.classes: dict[str, list[Scope]] = defaultdict(list)
+        for scope in self.scopes.values():
+            for name, inner in scope.classes.items():
+                self.classes[name].append(inner)
+        self.modules: dict[str, list[str]] = defaultdict(list)
+        """Full names by their last part."""
+        for name in self.scopes:
+            self.modules[name.rpartition(".")[2]].append(name)
+
+    def has_member(self, class_name: str, member: str) -> bool:
+        """A class of that name has it, or a base of it that is not ours may have it."""
+        for scope in self.classes.get(class_name, ()):
+            if member in scope.names or member in scope.classes:
+                return True
+            for base in scope.bases:
+                ours = base in self.classes and base != class_name
+                if self.has_member(base, member) if ours else hasattr(builtins, base):
+                    return True
+        return False
+
+    def inside(self, module: str, rest: list[str]) -> bool:
+        """Whether a module has ``rest``: a name, or a class and its member."""
+        if not rest:
+            return True
+        scope = self.scopes[module]
+        if rest[0] not in scope.names:
+            return False
+        is_class = rest[0] in self.classes
+        return len(rest) == 1 or not is_class or self.has_member(rest[0], rest[1])
+
+    def resolves(self, target: str, module: str) -> bool:
+        """Whether what ``module`` names is there: by its full name or the end of it, or as the
+        module itself would say it.
+        """
+        first, *rest = parts = target.lstrip(".").split(".")
+        for cut in range(len(parts), 0, -1):
+            end = "." + ".".join(parts[:cut])
+            for name in self.modules.get(parts[cut - 1], ()):
+                if f".{name}".endswith(end) and self.inside(name, parts[cut:]):
+                    return True
+        scope = self.scopes[module]
+        if not rest:
+            return (
+                first in scope.names
+                or any(self.has_member(name, first) for name in scope.classes)
+                or hasattr(builtins, first)
+            )
+        if first in self.classes:
+            return self.has_member(first, rest[0])
+        return first in scope.names or first in sys.stdlib_module_names
+
+
+def test_what_comments_name_is_there() -> None:
+    """Files, and names of ours: by a role, or as ``Class.member``. Of Python's modules only."""
+    names = Names()
+    files = {path.relative_to(ROOT) for path in SOURCES}
+    dangling = []
+    for path in MODULES:
+        where, text, module = path.relative_to(ROOT), text_of(path), module_of(path)
+        for named in NAMED_FILE.findall(text):
+            near = [f for f in files if f.parts[0] == where.parts[0] and f.name == named]
+            known = near or Path(named) in files or where.parent / named in files
+            if not known and named.removesuffix(".py") not in sys.stdlib_module_names:
+                dangling.append(f"{where}: {named}")
+        for found in ROLE.findall(text):
+            target = re.sub(r"\s+", "", found)
+            if not names.resolves(target, module):
+                dangling.append(f"{where}: {target}")
+        for found in MEMBER.findall(text):
+            class_name, member = found.split(".")
+            if class_name in names.classes and not names.has_member(class_name, member):
+                dangling.append(f"{where}: {found}")
+    assert not dangling, "\n".join(dangling)

@@ -4,7 +4,7 @@ Rule 36: the leader is the first live member of the ISR in replica order; outsid
 where unclean election is allowed, and then the partition stays marked until its leader has
 published a base generation (rule 19). Rule 35: ISR changes are compare-and-set on the partition
 epoch. A new leader means a new leader epoch, a new record a new partition epoch
-(``PartitionChangeBuilder``). Who leads when a whole ISR restarted unclean: ``recovery``.
+(``PartitionChangeBuilder``). Who leads when a whole ISR restarted unclean: ``unclean_recovery``.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 A reassignment goes in steps that are all in the partition's record. It begins with the target and
 the replicas that shall go, together, as ``replicas``; ``adding`` and ``removing`` say which is
 which. The new ones fetch. When all of them are in the ISR, the record without ``removing``
-replaces it (``election.completed``: in the very decision that lets the last one in), and the lead
-leaves a removed replica. Cancelling takes the added ones out again. Whoever is not in ``replicas``
-any more deletes its files.
+replaces it (:func:`.partition_election.completed`: in the very decision that lets the last one in),
+and the lead leaves a removed replica. Cancelling takes the added ones out again. Whoever is not in
+``replicas`` any more deletes its files.
 
 After ``PartitionReassignmentReplicas`` and ``PartitionReassignmentRevert``.
 """

@@ -1,13 +1,13 @@
 """The files of one node's metadata, together: opening them, and writing what the core asks for.
 
-==================  ================================================================================
-``metadata.wal``    the entries (:mod:`kept.cluster.metadata.wal`)
-``hard-state``      term and vote
-``identity``        which disk this is; written last, so where it is the others were
-``snapshot-*``      the image, instead of the entries before it
-(:mod:`kept.cluster.metadata.snapshot`) ``replica-history`` what else to remember of them
-(:mod:`kept.cluster.metadata.replica_history`)
-==================  ================================================================================
+===================  ===============================================================================
+``metadata.wal``     the entries (:mod:`kept.cluster.metadata.wal`)
+``hard-state``       term and vote
+``identity``         which disk this is; written last, so where it is the others were
+``snapshot-*``       the image, instead of the entries before it
+                     (:mod:`kept.cluster.metadata.snapshot`)
+``replica-history``  what else to remember of them (:mod:`kept.cluster.metadata.replica_history`)
+===================  ===============================================================================
 
 Order: the hard state before the entries of its term; the history before the snapshot that takes the
 place of the entries that it follows from; a snapshot before the log that begins after it. Each step
@@ -37,7 +37,6 @@ from kept.cluster.metadata.wal import (
     HardState,
     Identity,
     WriteAheadLog,
-    make_directory,
     read_hard_state,
     read_identity,
     write_hard_state,
@@ -82,8 +81,7 @@ def open_files(directory: str, disk: Disk, directory_id: UUID, node_id: int = -1
     ``node_id`` is whose history counts. Raises DamagedData (path, position), DirectoryRefused for
     what a newer kept wrote, MachineError.
     """
-    make_directory(disk, directory)
-    disk.fsync_dir(directory)  # a killed process may have left names that it had not synced
+    disk.ensure_data_directory(directory)
     identity = read_identity(disk, directory)
     hard_state = read_hard_state(disk, directory)
     image, term, snapshot_bytes = load_snapshot(disk, directory)

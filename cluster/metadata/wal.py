@@ -159,16 +159,6 @@ def write_identity(disk: Disk, directory: str, identity: Identity) -> None:
     disk.write_atomic(f"{directory}/{IDENTITY_NAME}", with_crc(body))
 
 
-def make_directory(disk: Disk, path: str) -> None:
-    """Make a directory and its parents, durably."""
-    parent = path.rstrip("/").rpartition("/")[0] or ("/" if path.startswith("/") else ".")
-    if not disk.exists(path):
-        if parent not in ("/", "."):
-            make_directory(disk, parent)
-        disk.mkdir(path)
-    disk.fsync_dir(parent)
-
-
 def with_crc(body: bytes) -> bytes:
     """``body`` and its CRC32C."""
     return body + _LENGTH.pack(crc32c(body))
@@ -220,7 +210,7 @@ class WriteAheadLog:
         try:
             data = disk.read(path)
         except FileNotFoundError:
-            make_directory(disk, directory)
+            disk.ensure_data_directory(directory)
             disk.write_atomic(path, _header(0, 0))
             data = disk.read(path)
         log = cls(disk, path, disk.open_append(path), read_header(path, data))

@@ -1,11 +1,11 @@
 """A new cluster's founders find each other; a node with an empty disk finds out that it is none.
 
 ``controller.quorum.voters`` is read only while the metadata log is empty. A listed node with an
-empty log asks every other listed node (:class:`Observe`, :class:`LeaderHint`). If one of them has a
-log, the cluster exists: this node follows it without a vote, unless the log says that this very
-disk votes. If all of them answered, all have empty logs and the same list, they are the founders,
-and each knows the disk that each of the others votes from: a first start needs every voter. From
-the first entry on the voters are in the log.
+empty log asks every other listed node (:class:`.messages.Observe`, :class:`LeaderHint`). If one of
+them has a log, the cluster exists: this node follows it without a vote, unless the log says that
+this very disk votes. If all of them answered, all have empty logs and the same list, they are the
+founders, and each knows the disk that each of the others votes from: a first start needs every
+voter. From the first entry on the voters are in the log.
 
 Why all and not a majority: the answers of some cannot tell a first start from the loss of a disk.
 """

@@ -1,9 +1,9 @@
 """The state that all parts of the core work on: term, vote, role, clock, and what is to be sent.
 
 Messages leave in one of two ways. What depends on something that is not on disk yet (a vote, a
-term, entries that an answer acknowledges) waits for the next :class:`Ready` and leaves after it was
-written. Everything else may leave at once, even while the shell is busy writing: a disk that takes
-a second to sync must not look like a dead leader, or like a dead follower.
+term, entries that an answer acknowledges) waits for the next :class:`.ready.Ready` and leaves after
+it was written. Everything else may leave at once, even while the shell is busy writing: a disk that
+takes a second to sync must not look like a dead leader, or like a dead follower.
 """
 
 from __future__ import annotations

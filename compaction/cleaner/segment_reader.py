@@ -1,7 +1,7 @@
 """Single records of a segment that is at rest, by offset or by position, through its index.
 
-For the check of a pass (``check.py``): it shares nothing with the scan and the copy that it is to
-judge. The index is not trusted: where it leads nowhere, the segment is read from its start.
+For the check of a pass (``self_check.py``): it shares nothing with the scan and the copy that it is
+to judge. The index is not trusted: where it leads nowhere, the segment is read from its start.
 """
 
 from __future__ import annotations

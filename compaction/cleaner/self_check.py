@@ -1,8 +1,8 @@
 """The check of a pass, before anything is put into place: sampled keys, and what became of them.
 
 :func:`draw` takes records of the log at random, straight from its files. While the survey scans
-the log it notes where the records of their keys are (``watch.py``). Once the outputs are built,
-:func:`check` proves for each key, from the files alone:
+the log it notes where the records of their keys are (``key_tracker.py``). Once the outputs are
+built, :func:`check` proves for each key, from the files alone:
 
 - the scan saw the record that was drawn, and saw no record of another key or of an aborted
   transaction;

@@ -6,9 +6,10 @@ stdout::
 
     {"uncompiled": ["compaction.kernels._kernel", ...]}   kernels that run as plain Python, if any
     {"progress": bytes read and written so far, "total": bytes of the segments}
-    {"result": {...}}                      the pass is done; see
-    ``kept.compaction.cleaner.cleaner_run.Result`` {"error": "...", "kind": "MachineError"}   it
-    failed
+    {"result": {...}}                                     the pass is done
+    {"error": "...", "kind": "MachineError"}              it failed
+
+The result is a :class:`kept.compaction.cleaner.cleaner_run.Result`.
 
 It stops when its stdin ends (the node is gone, or has changed its mind) and is killed with its
 parent; Ctrl-C is the node's business. It is niced, takes only what the processors have left over

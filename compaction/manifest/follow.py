@@ -70,7 +70,7 @@ class Piece:
 class FollowJob:
     """What applying needs. ``previous`` is the manifest applied before; ``aborted`` the aborted
     transactions beyond the manifest's end in the segment that is split. ``check_keys`` records are
-    checked at the end (``check.py``), which ones ``check_seed`` says.
+    checked at the end (``self_check.py``), which ones ``check_seed`` says.
     """
 
     directory: str

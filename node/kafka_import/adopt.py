@@ -22,7 +22,6 @@ from kept.cluster.metadata.voters import Voter
 from kept.cluster.metadata.wal import (
     Identity,
     WriteAheadLog,
-    make_directory,
     write_hard_state,
     write_identity,
 )
@@ -223,7 +222,7 @@ def _missing(config: NodeConfig, imports: Sequence[Found], begun: Begun) -> list
 def _write(config: NodeConfig, disk: Disk, imports: Sequence[Found], begun: Begun) -> None:
     metadata = config.metadata_log_dir
     cluster_id = imports[0].cluster_id
-    make_directory(disk, metadata)
+    disk.ensure_data_directory(metadata)
     disk.write_atomic(f"{metadata}/{NOTE}", b"")
     for name in disk.listdir(metadata):
         if name != NOTE:

@@ -1,7 +1,7 @@
 """The clock of everything that is measured: sessions, lag of replicas, back-off, lives.
 
 It never jumps, and means nothing outside of this process; timestamps in logs are the wall clock's
-(:meth:`kept.node.node.Node.now_ms`).
+(:meth:`kept.node.runtime.runtime.Runtime.now_ms`).
 """
 
 from __future__ import annotations

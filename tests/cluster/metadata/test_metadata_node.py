@@ -29,7 +29,6 @@ from kept.cluster.metadata.wal import (
     Entry,
     HardState,
     WriteAheadLog,
-    make_directory,
     read_hard_state,
     read_identity,
     write_hard_state,
@@ -165,7 +164,7 @@ def test_what_contradicts_the_image_is_not_written(disk) -> None:
 
 def test_the_metadata_of_0_1_0_goes_on(disk) -> None:
     """Without voters, identity, or an entry of the last term."""
-    make_directory(disk, DIR)
+    disk.ensure_data_directory(DIR)
     write_hard_state(disk, DIR, HardState(1, 0, UUID(int=7)))
     batches = [[ClusterRecord("a-cluster-of-old-times")], setting(0)]
     entries = [Entry(1, n + 1, encode_batch(batch)) for n, batch in enumerate(batches)]

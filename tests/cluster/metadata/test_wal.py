@@ -12,7 +12,6 @@ from kept.cluster.metadata.wal import (
     Entry,
     HardState,
     WriteAheadLog,
-    make_directory,
     read_hard_state,
     write_hard_state,
 )
@@ -278,7 +277,7 @@ def test_a_full_disk_while_dropping_the_prefix_changes_nothing(disk, log) -> Non
 
 
 def test_hard_state_survives(disk) -> None:
-    make_directory(disk, DIR)
+    disk.ensure_data_directory(DIR)
     assert read_hard_state(disk, DIR) == HardState()
     state = HardState(7, 3, UUID(int=5))
     write_hard_state(disk, DIR, state)
@@ -299,7 +298,7 @@ def test_damaged_hard_state_is_refused(disk, position) -> None:
 def test_an_open_makes_the_names_that_a_kill_left_durable(monkeypatch) -> None:
     """The process was killed after the rename of the first log, before the directory was synced."""
     disk = SimulatedDisk()
-    make_directory(disk, DIR)
+    disk.ensure_data_directory(DIR)
     with monkeypatch.context() as killed:
         killed.setattr(disk, "fsync_dir", lambda path: None)
         open_log(disk)

@@ -50,7 +50,7 @@ from kept.storage.errors import DamagedData, DirectoryRefused, MachineError, Res
 
 
 @dataclass(slots=True)
-class Files:
+class MetadataFiles:
     """The open files of a metadata directory."""
 
     directory: str
@@ -75,7 +75,7 @@ class Files:
         return (me,)
 
 
-def open_files(directory: str, disk: Disk, directory_id: UUID, node_id: int = -1) -> Files:
+def open_files(directory: str, disk: Disk, directory_id: UUID, node_id: int = -1) -> MetadataFiles:
     """Open a metadata directory, created when absent; it is ``directory_id`` unless it has an id.
 
     ``node_id`` is whose history counts. Raises DamagedData (path, position), DirectoryRefused for
@@ -102,7 +102,7 @@ def open_files(directory: str, disk: Disk, directory_id: UUID, node_id: int = -1
         alone = wal.last_index > 0 and not _names_voters(image, wal)
         identity = Identity(directory_id, began_alone=alone)
         write_identity(disk, directory, identity)
-    return Files(directory, disk, identity, wal, hard_state, image, snapshot_bytes, history)
+    return MetadataFiles(directory, disk, identity, wal, hard_state, image, snapshot_bytes, history)
 
 
 def _refuse_impossible_term(directory: str, term: int) -> None:
@@ -128,7 +128,7 @@ class Work:
 
     def __init__(
         self,
-        files: Files,
+        files: MetadataFiles,
         ready: Ready,
         snapshot: tuple[Image, int] | None,
         image: Image,
@@ -216,7 +216,7 @@ class Work:
 class HistoryWrite(Struct, frozen=True):
     """A history that is to be durable without a snapshot."""
 
-    files: Files
+    files: MetadataFiles
     history: ReplicaHistory
 
     def run(self) -> None:

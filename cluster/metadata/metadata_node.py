@@ -2,12 +2,12 @@
 
 Nothing here waits, starts threads or reads clocks. The shell owns the loop::
 
-    member = MetadataMember.open(...)
+    node = MetadataNode.open(...)
     after every tick(), receive(), peer_down(), propose()...:
-        send(member.drain_messages())            # never waits for the disk
-        if (work := member.work()) is not None: # one outstanding at a time
+        send(node.drain_messages())             # never waits for the disk
+        if (work := node.work()) is not None:   # one outstanding at a time
             work.run()                          # blocks if work.blocks; any thread
-            outcome = member.done(work)         # on the loop's thread again
+            outcome = node.done(work)           # on the loop's thread again
             send(outcome.messages); act on the rest; ask for work() again
 
 The shell's duties, on top of those of :mod:`kept.cluster.raft`:
@@ -41,7 +41,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kept.cluster.metadata.image import Delta, Image
-from kept.cluster.metadata.metadata_files import Files, HistoryWrite, Work, open_files
+from kept.cluster.metadata.metadata_files import HistoryWrite, MetadataFiles, Work, open_files
 from kept.cluster.metadata.records import (
     ClusterRecord,
     MetadataRecord,
@@ -115,7 +115,7 @@ class MetadataNode:
 
     def __init__(
         self,
-        files: Files,
+        files: MetadataFiles,
         *,
         node_id: int,
         listed: tuple[Voter, ...],

@@ -10,7 +10,7 @@ from uuid import UUID
 from kept.storage.errors import InvariantViolation
 
 
-class Pace(Enum):
+class ProgressState(Enum):
     """How the leader sends to a follower."""
 
     PROBE = "probe"
@@ -33,7 +33,7 @@ class Progress:
     """The tick of its last answer."""
     match_index: int = 0
     """Its durable log equals the leader's up to here; never falls."""
-    pace: Pace = Pace.PROBE
+    state: ProgressState = ProgressState.PROBE
     paused: bool = False
     """A probe is on its way; the next heartbeat sends another."""
     round: int = 0
@@ -47,14 +47,14 @@ class Progress:
 
     def probe(self, next_index: int) -> None:
         """Find out where the logs meet, beginning with the entry before ``next_index``."""
-        self.pace = Pace.PROBE
+        self.state = ProgressState.PROBE
         self.paused = False
         self.inflight.clear()
         self.next_index = max(next_index, self.match_index + 1)
 
     def sent(self, last_index: int) -> None:
         """Entries up to ``last_index`` are on their way."""
-        if self.pace is Pace.REPLICATE:
+        if self.state is ProgressState.REPLICATE:
             self.inflight.append(last_index)
             self.next_index = last_index + 1
 
@@ -68,10 +68,10 @@ class Progress:
         self.next_index = max(self.next_index, self.match_index + 1)
         while self.inflight and self.inflight[0] <= self.match_index:
             self.inflight.popleft()
-        if self.pace is Pace.PROBE or (
-            self.pace is Pace.SNAPSHOT and self.match_index >= base_index
+        if self.state is ProgressState.PROBE or (
+            self.state is ProgressState.SNAPSHOT and self.match_index >= base_index
         ):
-            self.pace = Pace.REPLICATE
+            self.state = ProgressState.REPLICATE
             self.paused = False
             self.inflight.clear()
             news = True
@@ -82,12 +82,12 @@ class Progress:
 
         ``next_index`` is where to look next. An answer to an older append is not news.
         """
-        if self.pace is Pace.REPLICATE:
+        if self.state is ProgressState.REPLICATE:
             if prev_index <= self.match_index:
                 return False
             self.probe(self.match_index + 1)
             return True
-        if self.pace is Pace.SNAPSHOT or prev_index != self.next_index - 1:
+        if self.state is ProgressState.SNAPSHOT or prev_index != self.next_index - 1:
             return False
         self.probe(min(prev_index, next_index))
         if self.next_index > prev_index:
@@ -99,5 +99,5 @@ class Progress:
         """Raises InvariantViolation where it contradicts itself."""
         if self.next_index <= self.match_index:
             raise InvariantViolation(f"next {self.next_index}, but {self.match_index} match")
-        if self.inflight and self.pace is not Pace.REPLICATE:
-            raise InvariantViolation(f"{len(self.inflight)} appends in flight in {self.pace}")
+        if self.inflight and self.state is not ProgressState.REPLICATE:
+            raise InvariantViolation(f"{len(self.inflight)} appends in flight in {self.state}")

@@ -24,7 +24,7 @@ from kept.cluster.raft.messages import (
     SnapshotReply,
     TimeoutNow,
 )
-from kept.cluster.raft.progress import Pace, Progress
+from kept.cluster.raft.progress import Progress, ProgressState
 from kept.cluster.raft.ready import Role, Snapshot
 from kept.cluster.raft.state import RaftState
 from kept.cluster.raft.voter_set import check_change, voters_entry
@@ -142,7 +142,7 @@ class Replicator:
             if (
                 follows is None
                 or follows.directory_id != voter.directory_id
-                or follows.pace is not Pace.REPLICATE
+                or follows.state is not ProgressState.REPLICATE
             ):
                 raise InvalidRequest(
                     f"Node {voter.node_id} (directory {voter.directory_id}) does not follow the "
@@ -254,7 +254,7 @@ class Replicator:
         """Send the next entries, or a snapshot; returns whether anything was sent."""
         state = self.state
         progress = state.progress[to]
-        if progress.pace is Pace.SNAPSHOT:
+        if progress.state is ProgressState.SNAPSHOT:
             return even_empty and self._send_while_snapshot(to, progress)
         if progress.paused:
             return False
@@ -281,7 +281,7 @@ class Replicator:
             )
         )
         progress.sent_commit = state.log.commit_index
-        progress.paused = progress.pace is Pace.PROBE
+        progress.paused = progress.state is ProgressState.PROBE
         if entries:
             progress.sent(entries[-1].index)
         return True
@@ -289,7 +289,7 @@ class Replicator:
     def _send_snapshot(self, to: int, progress: Progress) -> bool:
         state = self.state
         snapshot = self.take_snapshot()
-        progress.pace = Pace.SNAPSHOT
+        progress.state = ProgressState.SNAPSHOT
         progress.inflight.clear()
         progress.next_index = snapshot.index + 1
         progress.snapshot_at = state.ticks
@@ -411,7 +411,7 @@ class Replicator:
         progress = state.progress.get(message.sender)
         if progress is not None and progress.directory_id == message.directory_id:
             progress.last_contact = state.ticks
-            if progress.pace is Pace.SNAPSHOT:
+            if progress.state is ProgressState.SNAPSHOT:
                 return
             progress.probe(min(progress.next_index, message.last_index + 1))
         elif self._refuses_observer(message.sender, progress):

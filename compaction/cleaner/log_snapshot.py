@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentView:
+class SegmentSnapshot:
     """A segment: ``end_offset`` is the next segment's base (the log's end for the active one).
 
     ``largest_timestamp`` is the file's mtime where there is no timestamp; ``first_timestamp`` is
@@ -39,7 +39,7 @@ class LogSnapshot:
     topic_partition: TopicPartition
     topic_id: uuid.UUID
     directory: str
-    segments: tuple[SegmentView, ...]
+    segments: tuple[SegmentSnapshot, ...]
     log_start_offset: int
     log_end_offset: int
     last_stable_offset: int
@@ -48,7 +48,7 @@ class LogSnapshot:
     uncleanable: str | None = None
 
     @property
-    def active(self) -> SegmentView:
+    def active(self) -> SegmentSnapshot:
         """The segment that is appended to."""
         return self.segments[-1]
 
@@ -73,8 +73,8 @@ def view(
     )
 
 
-def _segment(segment: Segment, end_offset: int) -> SegmentView:
-    return SegmentView(
+def _segment(segment: Segment, end_offset: int) -> SegmentSnapshot:
+    return SegmentSnapshot(
         segment.base_offset, end_offset, segment.size_bytes, segment.largest_timestamp,
         segment.first_timestamp, segment.mtime_ms,
     )  # fmt: skip

@@ -21,7 +21,7 @@ from kept.compaction.cleaner.job import (
     DEFAULT_CHECK_KEYS,
     DEFAULT_LOAD_FACTOR,
 )
-from kept.compaction.cleaner.log_snapshot import LogSnapshot, SegmentView
+from kept.compaction.cleaner.log_snapshot import LogSnapshot, SegmentSnapshot
 from kept.storage.types import MAX_INT64, Generation, TopicPartition
 
 RETRY_BASE_MS: Final = 15_000
@@ -62,7 +62,7 @@ class Plan:
     first_dirty: int
     end_offset: int
     bound: str
-    segments: tuple[SegmentView, ...]
+    segments: tuple[SegmentSnapshot, ...]
     clean_bytes: int
     cleanable_bytes: int
     why: str

@@ -49,7 +49,7 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class ReplicaFiles:
     """The segments of one replica, as they were when somebody asked."""
 
     directory: str
@@ -64,7 +64,7 @@ class Files:
         return there[0].base_offset, max(end, there[-1].end_offset)
 
 
-def covered(files: Files, manifest: Manifest, start: int) -> Iterator[Range]:
+def covered(files: ReplicaFiles, manifest: Manifest, start: int) -> Iterator[Range]:
     """The segments of an applied manifest that reach above ``start``, the highest log start."""
     by_base = {source.base_offset: source for source in files.sources}
     for output in manifest.segments:
@@ -83,7 +83,7 @@ def covered(files: Files, manifest: Manifest, start: int) -> Iterator[Range]:
             yield _segment(files, source, output)
 
 
-def _segment(files: Files, source: Source, output: OutputSegment) -> Range:
+def _segment(files: ReplicaFiles, source: Source, output: OutputSegment) -> Range:
     """Read a whole segment, and compare it with what the manifest says of it."""
     whole = Range(output.base_offset, output.end_offset, "", len(output.survivors))
     group = Group((source,), replace(output, digest=b""), changed=False)
@@ -100,7 +100,7 @@ def _segment(files: Files, source: Source, output: OutputSegment) -> Range:
     return whole
 
 
-def _part(files: Files, start: int, end: int) -> Range:
+def _part(files: ReplicaFiles, start: int, end: int) -> Range:
     """The part of a segment above the log start: of its records alone."""
     hash_, count = hashlib.blake2b(digest_size=DIGEST_BYTES), 0
     try:
@@ -112,7 +112,7 @@ def _part(files: Files, start: int, end: int) -> Range:
     return Range(start, end, hash_.hexdigest(), count)
 
 
-def tail(files: Files, start: int, end: int) -> Iterator[Range]:
+def tail(files: ReplicaFiles, start: int, end: int) -> Iterator[Range]:
     """The batches of ``start..end`` as they are, window by window; every CRC is checked."""
     window: Range | None = None
     hash_ = hashlib.blake2b(digest_size=DIGEST_BYTES)
@@ -137,7 +137,7 @@ def tail(files: Files, start: int, end: int) -> Iterator[Range]:
         yield window
 
 
-def _batches(files: Files, start: int, end: int) -> Iterator[tuple[BatchHeader, memoryview]]:
+def _batches(files: ReplicaFiles, start: int, end: int) -> Iterator[tuple[BatchHeader, memoryview]]:
     """Whole batches that lie in ``start..end``."""
     for source in files.sources:
         if source.end_offset <= start or source.base_offset >= end:
@@ -163,7 +163,7 @@ class Bucket:
     first_offset: int
 
 
-def buckets(files: Files, start: int, end: int, parts: int) -> list[Bucket]:
+def buckets(files: ReplicaFiles, start: int, end: int, parts: int) -> list[Bucket]:
     """The records of ``start..end`` in ``parts`` parts of as many offsets; empty ones are left out.
 
     Raises DamagedData, CorruptMessage.
@@ -182,7 +182,7 @@ def buckets(files: Files, start: int, end: int, parts: int) -> list[Bucket]:
     return filled
 
 
-def _entries(files: Files, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+def _entries(files: ReplicaFiles, start: int, end: int) -> Iterator[tuple[int, bytes]]:
     """(offset, digest) of every record in ``start..end``; a control batch counts as one."""
     low, high = files.reach(start, end)
     for header, batch in _batches(files, low, high):
@@ -219,7 +219,7 @@ def _digest(*fields: bytes) -> bytes:
 def digest_ranges(question: Mapping[str, Any], disk: Disk) -> dict[str, Any]:
     """What :mod:`kept.node.compaction.replica_digests` asks for. Raises KeptError, OSError."""
     sources = tuple(Source(**source) for source in question["sources"])
-    files = Files(question["directory"], disk, sources)
+    files = ReplicaFiles(question["directory"], disk, sources)
     start, end = question["start"], question["end"]
     if (parts := question["parts"]) is not None:
         return {

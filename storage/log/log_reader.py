@@ -65,7 +65,7 @@ def end_position(segment: Segment, end_offset: int) -> int:
     return segment.size_bytes if batch is None else batch[0]
 
 
-def whole_batches(segment: Segment, start: Batch, limit: int, max_bytes: int) -> int:
+def end_of_whole_batches(segment: Segment, start: Batch, limit: int, max_bytes: int) -> int:
     """End of as many whole batches from ``start`` as fit ``max_bytes``; ``start``'s position if
     none.
 
@@ -102,7 +102,7 @@ def read_slice(
             position = start[0]
             if position >= limit:
                 return None
-            end = whole_batches(segment, start, limit, max_bytes)
+            end = end_of_whole_batches(segment, start, limit, max_bytes)
             if end == position:
                 if not at_least_one:
                     return None

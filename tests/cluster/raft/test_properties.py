@@ -12,7 +12,7 @@ from kept.cluster.metadata.wal import Entry
 from kept.cluster.raft.core import RaftCore
 from kept.cluster.raft.log import RaftLog
 from kept.cluster.raft.messages import NO_NODE, Append, InstallSnapshot
-from kept.cluster.raft.progress import Pace, Progress
+from kept.cluster.raft.progress import Progress, ProgressState
 from kept.cluster.raft.ready import RaftSettings, Role, Snapshot
 from kept.cluster.raft.voter_set import VoterSet, check_change, voters_entry, voters_in
 from kept.storage.errors import InvalidRequest, InvariantViolation, KeptError
@@ -284,11 +284,11 @@ def test_a_snapshot_is_acknowledged_when_it_is_written() -> None:
 
 def test_a_refusal_of_what_was_accepted_since_is_old_news() -> None:
     progress = Progress(directory(1), 11, 0)
-    assert progress.accepted(10, 0) and progress.pace is Pace.REPLICATE
+    assert progress.accepted(10, 0) and progress.state is ProgressState.REPLICATE
     progress.sent(20)
     assert not progress.refused(5, 3) and progress.next_index == 21
     assert progress.refused(20, 3) and progress.next_index == 11
-    assert progress.pace is Pace.PROBE and not progress.refused(8, 3)
+    assert progress.state is ProgressState.PROBE and not progress.refused(8, 3)
     assert not progress.refused(10, 3), "it has that: it forgot, and is asked once a heartbeat"
     assert progress.next_index == 11 and progress.paused
     progress.check_invariants()

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kept.compaction.cleaner import planner
-from kept.compaction.cleaner.log_snapshot import LogSnapshot, SegmentView
+from kept.compaction.cleaner.log_snapshot import LogSnapshot, SegmentSnapshot
 from kept.compaction.cleaner.planner import (
     Failures,
     Limits,
@@ -30,7 +30,7 @@ def log(*bases, end=100, state=None, lso=None, start=0, config=COMPACT, stamps=N
     ends = [*bases[1:], end]
     stamps = stamps or [(1, 1)] * len(bases)
     segments = tuple(
-        SegmentView(b, e, size, largest, first, 0)
+        SegmentSnapshot(b, e, size, largest, first, 0)
         for b, e, (first, largest) in zip(bases, ends, stamps, strict=True)
     )
     return LogSnapshot(

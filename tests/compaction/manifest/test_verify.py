@@ -219,7 +219,7 @@ def test_records_that_are_not_the_generations_are_told(kit):
     world.roll()
     world.clean()
     found = digests.read_manifest(kit.DIRECTORY, world.state.applied, world.disk)
-    files = digests.Files(kit.DIRECTORY, world.disk, tuple(sources(world.log)))
+    files = digests.ReplicaFiles(kit.DIRECTORY, world.disk, tuple(sources(world.log)))
     assert [one.wrong for one in digests.covered(files, found, 0)] == [None]
     other = found.with_segments([replace(s, digest=bytes(16)) for s in found.segments])
     (one,) = digests.covered(files, other, 0)

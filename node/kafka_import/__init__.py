@@ -8,7 +8,7 @@ are opened as they are. Kafka's own files of metadata are only read.
 ============================  ====================================================================
 :mod:`.kafka_records`         Kafka's metadata records: bytes to dataclasses (pure)
 :mod:`.translate`             those to kept's metadata records (pure)
-:mod:`.metadata_log`          ``__cluster_metadata-0``: checkpoint, segments, who voted
+:mod:`.adopted_metadata`      ``__cluster_metadata-0``: checkpoint, segments, who voted
 :mod:`.directories`           the log directories: what is refused, and the mark
 :mod:`.adopt`                 all of it, in an order that a crash cannot harm
 ============================  ====================================================================

@@ -19,15 +19,10 @@ from msgspec.structs import replace
 
 from kept.cluster.metadata.snapshot import write_snapshot
 from kept.cluster.metadata.voters import Voter
-from kept.cluster.metadata.wal import (
-    Identity,
-    WriteAheadLog,
-    write_hard_state,
-    write_identity,
-)
-from kept.node.kafka_import import directories, metadata_log
+from kept.cluster.metadata.wal import Identity, WriteAheadLog, write_hard_state, write_identity
+from kept.node.kafka_import import adopted_metadata, directories
+from kept.node.kafka_import.adopted_metadata import Begun
 from kept.node.kafka_import.directories import Found, Owner
-from kept.node.kafka_import.metadata_log import Begun
 from kept.node.metadata import directory_ids
 from kept.node.runtime.logging import log
 from kept.storage import layout
@@ -146,7 +141,7 @@ def _read(
             f"{layout.METADATA_LOG} is in {len(there)} of {', '.join(places)}, and must be in one: "
             "name Apache Kafka's metadata.log.dir with --kafka-metadata"
         )
-    return metadata_log.read(
+    return adopted_metadata.read(
         disk, there[0], cluster_id=cluster_id, node_id=config.node_id,
         voters=voters(config, cluster_id),
     )  # fmt: skip

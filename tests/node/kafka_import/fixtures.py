@@ -16,9 +16,9 @@ from pathlib import Path
 
 from kept.cluster.metadata.voters import Voter
 from kept.node.config.node_config import NodeConfig
-from kept.node.kafka_import import directories, metadata_log
+from kept.node.kafka_import import adopted_metadata, directories
 from kept.node.kafka_import.adopt import voters
-from kept.node.kafka_import.metadata_log import Begun
+from kept.node.kafka_import.adopted_metadata import Begun
 from kept.storage import checkpoints, layout
 from kept.storage.disk import Disk
 from kept.storage.types import TopicPartition
@@ -46,7 +46,7 @@ def read(name: str, listed: tuple[Voter, ...] = ()) -> Begun:
     node_id = 0 if name == "one" else int(name[1])
     found = directories.read(Disk(), str(path), node_id)
     alone = name == "one"
-    return metadata_log.read(
+    return adopted_metadata.read(
         Disk(), str(path / layout.METADATA_LOG), cluster_id=found.cluster_id, node_id=node_id,
         voters=listed or voters(config(path, node_id, alone=alone), found.cluster_id),
     )  # fmt: skip

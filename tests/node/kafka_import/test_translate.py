@@ -28,7 +28,7 @@ from kept.cluster.security.acls import (
 )
 from kept.cluster.security.credentials import ScramMechanism
 from kept.node.kafka_import import kafka_records
-from kept.node.kafka_import.metadata_log import Begun, _records
+from kept.node.kafka_import.adopted_metadata import Begun, _records
 from kept.node.kafka_import.translate import Translation
 from kept.storage.errors import CorruptMessage, UnsupportedVersion
 from kept.storage.records import headers

@@ -126,8 +126,7 @@ def build(cls: Any, values: Values) -> Any:
     """An instance of a kio class from plain values (see :data:`Values`).
 
     A field absent from ``values`` takes the schema's default, false or no throttling; one without
-    is a bug: InvariantViolation. A name that this version lacks is left out (:func:`unknown_fields`
-    lets a test find names that no version has).
+    is a bug: InvariantViolation. A name that this version lacks is left out.
     """
     out: dict[str, Any] = {}
     for name, kind, convert, default in _plan(cls):

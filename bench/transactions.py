@@ -6,6 +6,8 @@ A transaction is one record of 100 bytes to each of its partitions; ``linger.ms`
 else as librdkafka, which speaks version 1 of transactions, has it by default. *Each* is the time
 from one commit to the next. On three nodes a lone producer's coordinator is another node than the
 leader of its first partition, as it is for two ids of three: they ask each other twice then.
+*Requests alone* are librdkafka's, sent by one thread, each when the one before is answered: the
+rest of a commit is what librdkafka's threads take to wake one another.
 """
 
 from __future__ import annotations

@@ -120,11 +120,14 @@ class ManifestHeld(Struct, frozen=True):
     """A replica acknowledged a manifest in the leader's epoch.
 
     ``broker_epoch``: of the process that said so; it counts for that process only (KIP-903).
+    ``complete``: its log agrees with the leader's, and had everything below the manifest's end
+    before anybody acted on that.
     """
 
     replica_id: int
     generation: Generation | None
     broker_epoch: int = -1
+    complete: bool = False
 
 
 class ManifestApplied(Struct, frozen=True):

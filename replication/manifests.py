@@ -20,6 +20,10 @@ answers, and tests/replication/manifests plays them:
   log end >= b (C6, C10). That the *request* must say so, and not the time of the answer, matters:
   only then has everything below b come from a leader that had applied nothing newer.
 - It keeps two: the newest it holds, and the newest told, so that a pending one stops nothing.
+- *Complete*: when it asked for what it holds, its log reached the end of that, had applied what its
+  leader had (or was complete for it), and the leader, which had made the manifest in this epoch,
+  had not published it. So nothing below that end went before it was here. Such a replica enters
+  the ISR before it has applied the manifest (C16). A cut below the end takes that away.
 - The high watermark is raised to b before anything is applied (C13).
 - *Lost*: a replica whose file of what it holds is damaged (at a start, or when it is to be applied)
   asks its leader. As leader it offers
@@ -56,6 +60,7 @@ from kept.replication.manifests_events import (
     BaseMade,
     CancelApply,
     ClearApplied,
+    ClearComplete,
     Cut,
     CutLog,
     Damaged,
@@ -106,9 +111,10 @@ class ManifestCore:
     """One replica. Fields are read by the shell and moved only by events.
 
     ``held`` and ``applied`` are durable, and come from the disk at a start; ``lost``: they could
-    not be read. ``published``: by this leader in this epoch; ``leader_published``: by the leader
-    that is followed, to be applied. ``has_offered``: this leader has offered what it holds.
-    ``in_flight``: the pull that has no response yet. ``cut_to``:
+    not be read. ``complete``, durable, too: the log had everything below the end of ``held``, which
+    is not applied yet, before anybody acted on that. ``published``: by this leader in this epoch;
+    ``leader_published``: by the leader that is followed, to be applied. ``has_offered``: this
+    leader has offered what it holds. ``in_flight``: the pull that has no response yet. ``cut_to``:
     lowest end of the log since the apply under way began. ``replaces``: of this epoch, and lost:
     the base that is made gets another name.
     """
@@ -117,6 +123,7 @@ class ManifestCore:
     held: ManifestRef | None = None
     applied: ManifestRef | None = None
     lost: bool = False
+    complete: bool = False
     role: Role = Role.NONE
     leader_epoch: int = -1
     published: ManifestRef | None = None
@@ -135,6 +142,7 @@ class ManifestCore:
     cut_to: int = UNCUT
     pulls: int = 0
     _published_after_store: ManifestRef | None = None
+    _cut_while_storing: int = UNCUT
 
     def step(self, event: Event, now_ms: int) -> Effects:  # noqa: ARG002
         """Take one event; returns what the shell must do, in order."""
@@ -220,7 +228,7 @@ class ManifestCore:
             return ()
         if (self.unclean or self.lost) and not self._made_in_this_epoch():
             self.making_base = True
-            self.held = self.applied = None
+            self._hold_nothing()
             return (MakeBase(self.leader_epoch, self.replaces),)
         self.has_offered = True
         if self.held == self.applied:
@@ -256,8 +264,7 @@ class ManifestCore:
             return (Discard(event.manifest),)
         if self.applied is not None and event.manifest.end_offset < self.applied.end_offset:
             raise InvariantViolation(f"{event.manifest} ends below {self.applied}")
-        self.storing = Store(event.manifest, None)
-        return (self.storing,)
+        return self._store(Store(event.manifest, None, complete=True))
 
     def _published(self, event: Published) -> Effects:
         held = self.held
@@ -284,13 +291,25 @@ class ManifestCore:
             applied = None if request.applied is None else request.applied.generation
             effects = (NoteManifest(ManifestApplied(replica, applied, broker_epoch)),)
         held = None if request.held is None else request.held.generation
-        return (*effects, NoteManifest(ManifestHeld(replica, held, broker_epoch)))
+        complete = request.complete and request.synced
+        return (*effects, NoteManifest(ManifestHeld(replica, held, broker_epoch, complete)))
 
     def pull_response(self, request: PullRequest) -> PullResponse:
         """The response to a request that was counted by :meth:`receive_pull`."""
         published = self.published if _covers(request, self.published) else None
         sent = dict.fromkeys(m for m in (self.held, published) if m and m not in request.has)
-        return PullResponse(self.held, published, tuple(sent))
+        return PullResponse(self.held, published, tuple(sent), self._is_complete(request))
+
+    def _is_complete(self, request: PullRequest) -> bool:
+        """Whether a replica has everything below the end of what is held here, and nobody has acted
+        on that: it was made in this epoch, so that no other leader has, and is not published.
+        """
+        held = self.held
+        if held is None or held == self.published or held.leader_epoch != self.leader_epoch:
+            return False
+        before = request.applied == self.applied
+        before = before or (request.complete and request.held == self.applied)
+        return before and request.synced and request.log_end_offset >= held.end_offset
 
     # Follower.
 
@@ -307,6 +326,7 @@ class ManifestCore:
             self.node_id, broker_epoch, self.leader_epoch, self.pulls,
             self.held if self.missing is None else None,
             self.applied, self.synced, log_end_offset, tuple(has),
+            self.complete and self.missing is None,
         )  # fmt: skip
         return self.in_flight
 
@@ -323,8 +343,11 @@ class ManifestCore:
             self.leader_published = published
             return self._apply_next()
         self.leader_published, self._published_after_store = None, published
-        self.storing = Store(held, None if published in (held, self.applied) else published)
-        return (self.storing,)
+        complete = self.complete
+        if accepts:
+            complete = response.complete and not self.lost and self.missing is None
+        beside = None if published in (held, self.applied) else published
+        return self._store(Store(held, beside, complete))
 
     def _accepts_published(self, request: PullRequest, response: PullResponse) -> bool:
         return _covers(request, response.published)
@@ -332,13 +355,32 @@ class ManifestCore:
     def _accepts_held(self, offered: ManifestRef | None) -> bool:
         return offered != self.held or self.lost
 
+    def _store(self, effect: Store) -> Effects:
+        self.storing, self._cut_while_storing = effect, UNCUT
+        return (effect,)
+
     def _stored(self, held: ManifestRef | None) -> Effects:
+        complete = self.storing is not None and self.storing.complete
+        self.complete = complete and held != self.applied
         self.storing = None
         self.held, self.lost = held, False
+        effects = self._clear_complete(self._cut_while_storing)
         if self.has_offered:
-            return (self._offer(),)
+            return (*effects, self._offer())
         self.leader_published, self._published_after_store = self._published_after_store, None
-        return self._offer_if_known() or self._apply_next()
+        return effects + (self._offer_if_known() or self._apply_next())
+
+    def _clear_complete(self, log_end_offset: int) -> Effects:
+        """The log was cut: what comes below the end of what is held may have gaps from now on."""
+        held = self.held
+        if not self.complete or held is None or log_end_offset >= held.end_offset:
+            return ()
+        self.complete = False
+        return (ClearComplete(held),)
+
+    def _hold_nothing(self) -> None:
+        self.held = self.applied = None
+        self.complete = False
 
     def _synced(self, event: Synced) -> Effects:
         if self.role is Role.FOLLOWER and event.leader_epoch == self.leader_epoch:
@@ -351,10 +393,11 @@ class ManifestCore:
         self._void_pulls()
         if self.missing is not None and log_end_offset <= self.missing:
             self.missing = None
-        effects: Effects = ()
+        self._cut_while_storing = min(self._cut_while_storing, log_end_offset)
+        effects = self._clear_complete(log_end_offset)
         if self.applying is not None:
             self.cut_to = min(self.cut_to, log_end_offset)
-            effects = (CancelApply(self.applying),)
+            effects += (CancelApply(self.applying),)
         applied = self.applied
         if applied is not None and log_end_offset < applied.end_offset:
             self.applied = None
@@ -380,6 +423,8 @@ class ManifestCore:
             self.applied = None
             return (ClearApplied(manifest), *self._offer_if_known())
         self.applied = manifest
+        if self.held == manifest:
+            self.complete = False
         return self._offer_if_known() or self._apply_next()
 
     def _apply_ended(self, event: ApplyEnded) -> Effects:
@@ -398,7 +443,7 @@ class ManifestCore:
             return ()
         if self.role is not Role.LEADER:
             self.leader_published = self._published_after_store = self.in_flight = None
-            self.held = self.applied = None
+            self._hold_nothing()
             self.lost = True
             return (MarkLost(),)
         if not (event.alone and self.has_offered and self.held != self.applied):
@@ -437,6 +482,9 @@ class ManifestCore:
                 self.has_offered and self.applying is not None and self.applying != self.published
             ),
             "offered while a base is made": self.has_offered and self.making_base,
+            "complete for what it does not hold, or has applied": (
+                self.complete and self.held in (None, self.applied)
+            ),
         }
         broken = [name for name, is_so in wrong.items() if is_so]
         if broken:

@@ -37,7 +37,8 @@ class PullRequest(Struct, frozen=True):
 
     ``synced``: a fetch in this epoch did not diverge; only then do ``applied`` and what the leader
     says of publication count. ``log_end_offset``: as it was when this was sent. ``has``: manifests
-    whose bodies need not be sent.
+    whose bodies need not be sent. ``complete``: the log had everything below the end of ``held``
+    before anybody acted on that.
     """
 
     replica_id: int
@@ -49,17 +50,20 @@ class PullRequest(Struct, frozen=True):
     synced: bool
     log_end_offset: int
     has: tuple[ManifestRef, ...]
+    complete: bool = False
 
 
 class PullResponse(Struct, frozen=True):
     """``held``: the leader's newest; ``published``: its newest published in this epoch.
 
-    ``bodies``: which of the two come with it.
+    ``bodies``: which of the two come with it. ``complete``: the log of whoever asked has everything
+    below the end of ``held``, on which nobody had acted when the leader answered.
     """
 
     held: ManifestRef | None
     published: ManifestRef | None
     bodies: tuple[ManifestRef, ...]
+    complete: bool = False
 
 
 # Events.
@@ -121,7 +125,7 @@ class PullFailed(Struct, frozen=True):
 
 
 class Stored(Struct, frozen=True):
-    """:class:`Store` was done, durably."""
+    """:class:`Store` was done, durably, as the last one asked for it."""
 
     held: ManifestRef | None
 
@@ -217,12 +221,13 @@ class Store(Struct, frozen=True):
     """Make ``held`` durable, and keep the body of ``published`` beside it.
 
     Their bodies are in the response, from a pass, or here already. ``published`` is written first,
-    then ``held`` by one rename: a crash leaves what was held before or this. :class:`Stored`
-    follows.
+    then ``held`` by one rename, and with it whether the log is ``complete`` for it: a crash leaves
+    what was held before or this. :class:`Stored` follows.
     """
 
     held: ManifestRef | None
     published: ManifestRef | None
+    complete: bool = False
 
 
 class Discard(Struct, frozen=True):
@@ -263,6 +268,12 @@ class ClearApplied(Struct, frozen=True):
     manifest: ManifestRef
 
 
+class ClearComplete(Struct, frozen=True):
+    """The log was cut below the end of ``manifest``, which is held: durably, it is not complete."""
+
+    manifest: ManifestRef
+
+
 class MarkLost(Struct, frozen=True):
     """Durably, nothing is applied, and what is held is not known: the leader is to be asked."""
 
@@ -289,6 +300,7 @@ Effect = (
     | CancelApply
     | MakeBase
     | ClearApplied
+    | ClearComplete
     | MarkLost
     | ReportMissing
     | CutLog

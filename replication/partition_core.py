@@ -17,8 +17,8 @@ What holds (semantics.md, rules 14, 15, 30, 33; ``Partition.scala``):
 - A proposed ISR counts in both directions until it is decided: the maximal ISR is the union of the
   confirmed and the proposed one. An unknown outcome stays proposed.
 - A replica enters the ISR with LEO >= HW and >= start of the leader's epoch, as an unfenced broker
-  with the right broker epoch, having applied the manifest that the leader last published in this
-  epoch.
+  with the right broker epoch. It has applied the manifest that the leader last published in this
+  epoch; or it holds that one, with a log that is complete for it (rule 15).
 - A member leaves when it was not caught up, or did not acknowledge the manifest offered, for
   ``replica.lag.time.max.ms``.
 - Manifests are generations only here; None until there are any.
@@ -314,7 +314,8 @@ class PartitionCore:
         if replica not in self.eligible or not self.all_published:
             return False
         follower = self.followers[replica]
-        if follower.applied != self.published or not follower.follows:
+        complete = follower.complete and follower.held == self.published
+        if not (follower.applied == self.published or complete) or not follower.follows:
             return False
         known = self.broker_epochs.get(replica, -1)
         return -1 in (known, follower.broker_epoch) or known == follower.broker_epoch
@@ -437,10 +438,11 @@ class PartitionCore:
         follower = self.followers.get(event.replica_id)
         if follower is None or event.broker_epoch != follower.broker_epoch:
             return ()
+        follower.held = event.generation
         if isinstance(event, ManifestHeld):
-            follower.held = event.generation
-            return self._advance()
-        follower.held = follower.applied = event.generation
+            follower.complete = event.complete
+        else:
+            follower.applied = event.generation
         if event.replica_id in self.isr:
             return self._advance()
         # Its next fetch may be a long way off: one that has everything asks for nothing (KIP-227).

@@ -24,6 +24,7 @@ class Follower:
     last had all that the leader had at that time. ``log_start_offset``: as it told with its last
     fetch. ``broker_epoch``: of the process that fetched last (KIP-903), -1 when it did not say.
     ``follows``: it has not said since that it follows no more, so what is known of it still holds.
+    ``complete``: its log had everything below the end of ``held`` before anybody acted on that.
     """
 
     log_end_offset: int = UNKNOWN_OFFSET
@@ -35,6 +36,7 @@ class Follower:
     broker_epoch: int = -1
     log_start_offset: int = UNKNOWN_OFFSET
     follows: bool = True
+    complete: bool = False
 
     def fetched(
         self, log_end_offset: int, leader_end_offset: int, now_ms: int, broker_epoch: int
@@ -46,6 +48,7 @@ class Follower:
         if broker_epoch != self.broker_epoch:
             if self.broker_epoch != -1:  # another life: its disk may be another, too
                 self.held = self.applied = None
+                self.complete = False
             self.broker_epoch = broker_epoch
         if log_end_offset >= leader_end_offset:
             self.caught_up_ms = max(self.caught_up_ms, now_ms)

@@ -13,7 +13,8 @@ On disk it is the file ``manifest-<epoch>-<generation>`` in the partition's dire
 
 Section ``MANI`` is the manifest and may travel; ``PLAN`` says which local segments the swap
 replaces, so that recovery never has to guess; ``TOMB`` where the tombstones are that wait for their
-horizon, if there are any. Big-endian. A newer version is refused, damage is told by the CRC.
+horizon, if there are any; ``FULL``, empty, that the log of a replica which holds it is complete for
+it (rule 15). Big-endian. A newer version is refused, damage is told by the CRC.
 """
 
 from __future__ import annotations
@@ -220,12 +221,14 @@ def encode_tombstones(manifest: Manifest) -> bytes:
     )
 
 
-def encode(manifest: Manifest, plan: SwapPlan) -> bytes:
-    """The file's bytes."""
+def encode(manifest: Manifest, plan: SwapPlan, *, complete: bool = False) -> bytes:
+    """The file's bytes; ``complete`` says so of the log beside it."""
     sections = {b"MANI": encode_manifest(manifest), b"PLAN": encode_plan(plan)}
     tombstones = encode_tombstones(manifest)
     if tombstones:
         sections[b"TOMB"] = tombstones
+    if complete:
+        sections[b"FULL"] = b""
     return encode_sections(MAGIC, VERSION, sections)
 
 
@@ -374,6 +377,11 @@ def decode_tombstones(path: str, data: memoryview) -> dict[int, BitMap]:
         base = reader.number("q")
         horizons[base] = reader.bitmap()
     return horizons
+
+
+def is_log_complete(path: str, data: bytes) -> bool:
+    """Whether a manifest's file says that of the log beside it. Raises as :func:`decode`."""
+    return b"FULL" in decode_sections(path, data, MAGIC, VERSION)
 
 
 def decode(path: str, data: bytes) -> tuple[Manifest, SwapPlan]:

@@ -1,7 +1,7 @@
 """The manifests that a replica has and has not applied (rule 14), as files.
 
-- ``held-manifest``: the newest that it holds, and has acknowledged. Without the file it holds the
-  one that it has applied.
+- ``held-manifest``: the newest that it holds, and has acknowledged, and whether the log is complete
+  for it. Without the file it holds the one that it has applied.
 - ``told-manifest``: one that the leader called published, while a newer one is held. Nothing
   depends on it after a start: the replica asks again.
 
@@ -51,9 +51,17 @@ def decode(where: str, data: bytes) -> Manifest:
     return manifest.decode(where, data)[0]
 
 
-def store(directory: str, disk: Disk, held: Manifest | None, reported: Manifest | None) -> None:
-    """Make ``held`` what this replica holds, durably, before an acknowledgement of it leaves;
-    ``reported``, what the leader was told, is kept too. What is applied needs no file. Blocks.
+def store(
+    directory: str,
+    disk: Disk,
+    held: Manifest | None,
+    reported: Manifest | None,
+    *,
+    complete: bool = False,
+) -> None:
+    """Make ``held`` what this replica holds, durably, before an acknowledgement of it leaves, and
+    with it whether the log is ``complete`` for it; ``reported``, what the leader was told, is kept
+    too. What is applied needs no file. Blocks.
     """
     _put(directory, disk, TOLD, reported)
     disk.reach("held.told")
@@ -62,14 +70,16 @@ def store(directory: str, disk: Disk, held: Manifest | None, reported: Manifest 
         held = None
     elif held is None and applied is not None:
         raise InvariantViolation(f"{directory}: {applied} is applied, so something is held")
-    _put(directory, disk, HELD, held)
+    _put(directory, disk, HELD, held, complete=complete)
     disk.reach("held.held")
 
 
-def _put(directory: str, disk: Disk, name: str, found: Manifest | None) -> None:
+def _put(
+    directory: str, disk: Disk, name: str, found: Manifest | None, *, complete: bool = False
+) -> None:
     path = f"{directory}/{name}"
     if found is not None:
-        disk.write_atomic(path, encode(found))
+        disk.write_atomic(path, manifest.encode(found, SwapPlan(()), complete=complete))
     elif disk.exists(path):
         disk.unlink(path)
         disk.fsync_dir(directory)
@@ -90,6 +100,28 @@ def load(directory: str, disk: Disk) -> Manifest | None:
     if not data:
         raise GivenUp(path)
     return decode(path, data)
+
+
+def is_complete(directory: str, disk: Disk) -> bool:
+    """Whether the log has everything below the end of what is held and not applied, because it had
+    that before anybody acted on it (rule 15). Raises DamagedData, DirectoryRefused.
+    """
+    path = f"{directory}/{HELD}"
+    try:
+        data = disk.read(path)
+    except FileNotFoundError:
+        return False
+    return manifest.is_log_complete(path, data)
+
+
+def clear_complete(directory: str, disk: Disk) -> None:
+    """The log was cut below the end of what is held: what comes there next may have gaps. Blocks.
+
+    A file that is damaged says nothing, and stays.
+    """
+    path = f"{directory}/{HELD}"
+    with suppress(FileNotFoundError, DamagedData):
+        _put(directory, disk, HELD, decode(path, disk.read(path)))
 
 
 def _applied(directory: str, disk: Disk) -> Manifest | None:

@@ -23,6 +23,7 @@ class ManifestPull(Struct, frozen=True):
     synced: bool
     log_end_offset: int
     has: tuple[ManifestRef, ...]
+    complete: bool = False
 
 
 class PullManifestsRequest(Struct, frozen=True):
@@ -49,6 +50,7 @@ class ManifestAnswer(Struct, frozen=True):
     held: ManifestRef | None = None
     published: ManifestRef | None = None
     bodies: tuple[ManifestBody, ...] = ()
+    complete: bool = False
 
 
 class PullManifestsReply(Struct, frozen=True):

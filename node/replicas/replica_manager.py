@@ -376,7 +376,9 @@ class ReplicaManager:
             high_watermark=high_watermark,
             applied_end=0 if state is None else state.end_offset,
             lag_time_max_ms=self._config.current.replica_lag_time_max_ms,
-            manifests=ManifestCore(self._identity.node_id, known.held, known.applied, known.lost),
+            manifests=ManifestCore(
+                self._identity.node_id, known.held, known.applied, known.lost, known.complete
+            ),
         )
         hosted = partition.listener = LocalReplica(partition, opening.directory, self)
         hosted.compaction = state

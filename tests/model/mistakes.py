@@ -37,6 +37,9 @@ STARTS = {
     "away, two passes": starts.away(budget=(0, 2, 0, 2)),
     "returning, two changes of the ISR": starts.returning(budget=(0, 1, 0, 2)),
     "diverged": starts.diverged(),
+    "away, and has nothing": starts.away(0),
+    "away, two passes and a record": starts.away(budget=(1, 2, 0, 2)),
+    "diverged, a disk is wiped": starts.diverged((0, 1, 1, 3)),
 }
 
 

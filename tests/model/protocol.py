@@ -54,7 +54,13 @@ class Mistake(Enum):
     KEEPS_APPLIED = "truncating below an applied manifest leaves the mark"
     WAIT_FOR_ALL = "publication waits for every replica"
     NO_ENTRY_GATE = "the ISR admits whoever has the log's end"
-    HELD_ENTERS = "the ISR admits who holds the manifest, not only who applied it"
+    HELD_ENTERS = "the ISR admits who holds the manifest, not only who applied it (C16)"
+    GAPLESS_ENTERS = "the ISR admits who holds it, if no gap is above what it applied (C16)"
+    COMPLETE_ONCE_PUBLISHED = "complete is also who takes a manifest that is published (C16)"
+    COMPLETE_OF_EARLIER_EPOCH = "complete is also who takes an earlier leader's manifest (C16)"
+    COMPLETE_BELOW_END = "complete is also who ends below the manifest's end (C16)"
+    COMPLETE_WITHOUT_APPLIED = "complete is also who lacks what the leader has applied (C16)"
+    COMPLETE_AFTER_CUT = "complete is also who was cut below the manifest's end (C16)"
     BEYOND_HW = "a pass covers records above the high watermark"
     LATE_PASS = "the result of a pass is kept although the generation has moved"
     LAST_NOT_KEPT = "the last record of the cleaned range leaves no empty batch"
@@ -150,6 +156,8 @@ class Leadership(NamedTuple):
     holders: int
     """Who acknowledged the manifest that this leader holds, in this epoch."""
     published: Manifest | None
+    complete: int = 0
+    """Who said in this epoch that it holds what this leader holds, and is complete."""
 
 
 class Replica(NamedTuple):
@@ -172,6 +180,8 @@ class Replica(NamedTuple):
     """A swap is half done."""
     computed: Manifest | None
     """The result of a pass that has not been handed in yet."""
+    complete: bool = False
+    """It had everything below the end of ``held`` before anybody acted on that."""
 
 
 class Controller(NamedTuple):
@@ -459,7 +469,35 @@ class Model:
             return leads.published is replica.held and bool(leads.holders >> other & 1)
         if self.mistake in (Mistake.ADMIT_EARLY, Mistake.CLEAN_FIRST, Mistake.CLEAN_TO_OF_HELD):
             return self.same(leads.applied[other], replica.applied)
-        return leads.published is not None and self.same(leads.applied[other], leads.published)
+        if leads.published is None:
+            return False
+        if leads.published is replica.held and leads.complete >> other & 1:
+            return True
+        return self.same(leads.applied[other], leads.published)
+
+    def _is_complete(self, replica: Replica, leader: Replica) -> bool:
+        """Whether a replica that takes what its leader holds has everything below its end.
+
+        Its leader made the manifest and has not published it, so nobody has acted on it; and what
+        was acted on before is what the replica has applied, or was complete for.
+        """
+        held, leads, mistake = leader.held, leader.leads, self.mistake
+        assert leads is not None
+        before = replica.applied is leader.applied
+        before = before or (replica.complete and replica.held is leader.applied)
+        return (
+            replica.synced
+            and (leads.published is not held or mistake is Mistake.COMPLETE_ONCE_PUBLISHED)
+            and (held.epoch == leader.epoch or mistake is Mistake.COMPLETE_OF_EARLIER_EPOCH)
+            and (log_end(replica.log) >= held.end or mistake is Mistake.COMPLETE_BELOW_END)
+            and (before or mistake is Mistake.COMPLETE_WITHOUT_APPLIED)
+        )
+
+    def _reports_complete(self, replica: Replica) -> bool:
+        if self.mistake is Mistake.GAPLESS_ENTERS:
+            there = {record.offset for record in replica.log if record.key >= 0}
+            return there.issuperset(range(replica.applied.end, replica.held.end))
+        return replica.complete
 
     def filtered(
         self, replica: Replica, manifest: Manifest, low: int, high: int
@@ -569,7 +607,7 @@ class Model:
             leads=None,
         )  # fmt: skip
         if self.mistake is Mistake.VOLATILE_ACK:
-            replica = replica._replace(held=replica.applied)
+            replica = replica._replace(held=replica.applied, complete=False)
         budget = state.budget._replace(crashes=state.budget.crashes - 1)
         return self._put(state, i, replica)._replace(budget=budget)
 
@@ -587,6 +625,7 @@ class Model:
                     ends=put(leads.ends, i, -1),
                     applied=put(leads.applied, i, NONE),
                     holders=leads.holders & ~(1 << i),
+                    complete=leads.complete & ~(1 << i),
                 )
                 state = self._put(state, j, other._replace(leads=forgotten))
         budget = state.budget._replace(crashes=state.budget.crashes - 1)
@@ -616,7 +655,7 @@ class Model:
         elif self.mistake is Mistake.DISCARD_HELD and (
             replica.held is not replica.applied and state.replicas[i].published is not replica.held
         ):
-            replica = replica._replace(held=replica.applied)
+            replica = replica._replace(held=replica.applied, complete=False)
         published = None
         if replica.held is replica.applied or self.mistake is Mistake.TRUST_HELD:
             published = replica.held  # what is applied had been published
@@ -638,7 +677,7 @@ class Model:
             clean_to = end if self.mistake is Mistake.UNCLEAN_KEEPS_CLEAN_TO else 0
             survivors = [(r.offset, act_of(r)) for r in replica.log]
             base = Manifest.of(epoch, 0, end, clean_to, survivors=survivors)
-        return replica._replace(held=base, applied=base)
+        return replica._replace(held=base, applied=base, complete=False)
 
     def _learn_isr(self, state: State, action: Action) -> State:
         i = action.replica
@@ -687,9 +726,9 @@ class Model:
         i, replica = action.replica, state.replicas[action.replica]
         assert replica.leads is not None
         manifest = self._survey(replica, action.x, expire=action.y)
-        leads = replica.leads._replace(holders=0)
+        leads = replica.leads._replace(holders=0, complete=0)
         budget = state.budget._replace(passes=state.budget.passes - 1)
-        replica = replica._replace(held=manifest, leads=leads)
+        replica = replica._replace(held=manifest, leads=leads, complete=True)
         return self._put(state, i, replica)._replace(budget=budget)
 
     def _compute(self, state: State, action: Action) -> State:
@@ -705,7 +744,8 @@ class Model:
         current = computed.epoch == replica.epoch
         current = current and computed.generation == replica.held.generation + 1
         if current or self.mistake is Mistake.LATE_PASS:
-            replica = replica._replace(held=computed, leads=leads._replace(holders=0))
+            leads = leads._replace(holders=0, complete=0)
+            replica = replica._replace(held=computed, leads=leads, complete=True)
         budget = state.budget._replace(passes=state.budget.passes - 1)
         return self._put(state, i, replica._replace(computed=None))._replace(budget=budget)
 
@@ -799,10 +839,14 @@ class Model:
         applied = replica.applied
         if end < applied.end and self.mistake is not Mistake.KEEPS_APPLIED:
             applied = NONE
+        complete = replica.complete
+        if end < replica.held.end and self.mistake is not Mistake.COMPLETE_AFTER_CUT:
+            complete = False
         high_watermark = min(replica.high_watermark, offset, end)
         return replica._replace(
-            log=log, epochs=epochs, applied=applied, high_watermark=high_watermark
-        )
+            log=log, epochs=epochs, applied=applied, high_watermark=high_watermark,
+            complete=complete,
+        )  # fmt: skip
 
     def _fetch(self, state: State, action: Action) -> State:
         """One fetch: the follower is cut where it diverges, or gets one record."""
@@ -848,8 +892,11 @@ class Model:
         synced = replica.synced or self.mistake is Mistake.APPLY_BEFORE_TRUNCATING
         if current and synced:
             leads = leads._replace(applied=put(leads.applied, i, replica.applied))
+            if replica.held is leader.held and self._reports_complete(replica):
+                leads = leads._replace(complete=leads.complete | 1 << i)
         if self._takes(replica.held, leader.held):
-            replica = replica._replace(held=leader.held)
+            complete = current and self._is_complete(replica, leader)
+            replica = replica._replace(held=leader.held, complete=complete)
         if current:
             published = leads.published
             reaches = published is not None and synced

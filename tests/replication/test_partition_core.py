@@ -77,7 +77,8 @@ def event_of(name: str, given: dict[str, str], words: list[str]):
         case "loses":
             return core.ManifestLost()
         case "holds":
-            return core.ManifestHeld(int(given["by"]), generation(plain[0]))
+            complete = "complete" in plain
+            return core.ManifestHeld(int(given["by"]), generation(plain[0]), complete=complete)
         case "applies":
             return core.ManifestApplied(int(given["by"]), generation(plain[0]))
         case "resigned":

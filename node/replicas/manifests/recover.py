@@ -56,6 +56,7 @@ def after(
             manifest_store.applied(path, disk, state.applied)
             applied = ref_of(manifest_store.body(path, disk, state.applied))
         newest = manifest_store.load(path, disk)
+        complete = manifest_store.is_complete(path, disk)
     except manifest_store.GivenUp:
         log.info(
             "manifest awaited",
@@ -67,7 +68,8 @@ def after(
     except DamagedData as error:
         log.error("manifest given up", path=path, error=str(error))
         return None, _lost(path, disk, alone)
-    status = ManifestStatus(None if newest is None else ref_of(newest), applied)
+    held = None if newest is None else ref_of(newest)
+    status = ManifestStatus(held, applied, complete=complete and held != applied)
     to = max((ref.end_offset for ref in (status.held, applied) if ref is not None), default=0)
     if to > log_end_offset:
         log.warning(

@@ -295,6 +295,8 @@ class ReplicaManifests:
                 self._discarded(ref)
             case ev.ClearApplied():
                 self._forget_applied(self._files.clear_applied)
+            case ev.ClearComplete():
+                self._change(self._files.clear_complete)
             case ev.MarkLost():
                 self._forget_applied(self._files.lose)
             case ev.ReportMissing(ref, offset):
@@ -314,13 +316,17 @@ class ReplicaManifests:
             log.exception("manifest work failed", error)
 
     def _forget_applied(self, change: Callable[[], None]) -> None:
-        """Nothing is applied any more; no file is in use (:meth:`check_cut`)."""
+        """Nothing is applied any more."""
+        self._change(change)
+        self._hosted.compaction = None
+        self._partition.applied_end = 0
+
+    def _change(self, change: Callable[[], None]) -> None:
+        """Blocks; no file is in use (:meth:`check_cut`)."""
         try:
             change()
         except MachineError as error:
             self._context.failures.fail(self._hosted.directory, error.as_failure())
-        self._hosted.compaction = None
-        self._partition.applied_end = 0
 
     def _cut_log(self, offset: int) -> None:
         if self._closed or self.core.missing != offset or self.core.in_isr:
@@ -347,7 +353,7 @@ class ReplicaManifests:
 
     async def _store(self, effect: ev.Store) -> None:
         try:
-            await self._files.store(effect.held, effect.published)
+            await self._files.store(effect.held, effect.published, complete=effect.complete)
         # A bug of ours must not leave the core waiting.
         except Exception as error:  # noqa: BLE001
             if is_bug(error):

@@ -61,7 +61,7 @@ def pull_message(topic_id: UUID, partition: int, request: ev.PullRequest) -> cal
     """A request of the core as it travels."""
     return calls.ManifestPull(
         topic_id, partition, request.leader_epoch, request.number, request.held, request.applied,
-        request.synced, request.log_end_offset, request.has,
+        request.synced, request.log_end_offset, request.has, request.complete,
     )  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def pull_request(message: calls.PullManifestsRequest, pull: calls.ManifestPull) 
     """What :func:`pull_message` made."""
     return ev.PullRequest(
         message.replica_id, message.broker_epoch, pull.leader_epoch, pull.number, pull.held,
-        pull.applied, pull.synced, pull.log_end_offset, pull.has,
+        pull.applied, pull.synced, pull.log_end_offset, pull.has, pull.complete,
     )  # fmt: skip
 
 
@@ -185,7 +185,9 @@ class ManifestReplicator:
             except KeptError as error:
                 self._refused(hosted, request, error)
                 continue
-            response = ev.PullResponse(answer.held, answer.published, tuple(bodies))
+            response = ev.PullResponse(
+                answer.held, answer.published, tuple(bodies), answer.complete
+            )
             hosted.manifests.pulled(request, response, bodies)
 
     def _refused(self, hosted: LocalReplica, request: ev.PullRequest, error: KeptError) -> None:
@@ -277,7 +279,9 @@ class PullServer:
                 answers.append(calls.ManifestAnswer(failure_of(error)))
                 continue
             answers.append(
-                calls.ManifestAnswer(None, response.held, response.published, tuple(bodies))
+                calls.ManifestAnswer(
+                    None, response.held, response.published, tuple(bodies), response.complete
+                )
             )
         return calls.PullManifestsReply(tuple(answers))
 

@@ -29,11 +29,15 @@ or so many times as long as its pass took."""
 
 
 class ManifestStatus(Struct, frozen=True):
-    """What a start found: manifests held and applied; ``lost``: they could not be read."""
+    """What a start found: manifests held and applied; ``lost``: they could not be read.
+
+    ``complete``: the log is so for what is held and not applied.
+    """
 
     held: ManifestRef | None = None
     applied: ManifestRef | None = None
     lost: bool = False
+    complete: bool = False
 
 
 def leads(

@@ -124,12 +124,17 @@ class Files:
         manifest_store.lose(self._directory, self._context.runtime.disk)
         self.bodies.clear()
 
-    async def store(self, newest: ManifestRef | None, told: ManifestRef | None) -> None:
-        """Make ``newest`` what this replica holds, durably. Raises KeptError, OSError."""
+    async def store(
+        self, newest: ManifestRef | None, told: ManifestRef | None, *, complete: bool
+    ) -> None:
+        """Make ``newest`` what this replica holds, durably, and whether the log is complete for it.
+        Raises KeptError, OSError.
+        """
         disk = self._context.runtime.disk
 
         def work() -> None:
-            manifest_store.store(self._directory, disk, self.body(newest), self.body(told))
+            held, reported = self.body(newest), self.body(told)
+            manifest_store.store(self._directory, disk, held, reported, complete=complete)
 
         async with self._lock:
             await self._hosted.directory.pool.run(work)
@@ -138,6 +143,10 @@ class Files:
     def clear_applied(self) -> None:
         """The log was cut below what was applied; blocks. No other work may be under way."""
         manifest_store.clear_applied(self._directory, self._context.runtime.disk)
+
+    def clear_complete(self) -> None:
+        """The log was cut below the end of what is held; blocks. No other work may be under way."""
+        manifest_store.clear_complete(self._directory, self._context.runtime.disk)
 
     async def made(self, result: Result) -> Manifest:
         """The manifest of a pass that was computed here. Raises DamagedData, MachineError."""

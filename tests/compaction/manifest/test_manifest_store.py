@@ -10,7 +10,7 @@ from pyroaring import BitMap
 from kept.compaction.cleaner import job_builder, planner
 from kept.compaction.cleaner.cleaner_run import discard, read_manifest, run_pass
 from kept.compaction.manifest import apply as applying
-from kept.compaction.manifest import follow, manifest_store
+from kept.compaction.manifest import follow, manifest, manifest_store
 from kept.compaction.manifest.manifest import Manifest, OutputSegment
 from kept.storage.errors import DamagedData, InvariantViolation
 from kept.storage.types import Codec, Generation
@@ -135,6 +135,43 @@ def test_a_cut_below_its_end_leaves_it_held(world) -> None:
     assert manifest_store.load(DIRECTORY, w.disk) == applied
     manifest_store.forget(DIRECTORY, w.disk)
     assert manifest_store.load(DIRECTORY, w.disk) is None
+
+
+def test_it_is_held_with_whether_the_log_is_complete(disk) -> None:
+    manifest_store.store(DIRECTORY, disk, made(1), None, complete=True)
+    for seed in range(20):
+        assert manifest_store.is_complete(DIRECTORY, disk.after_power_loss(seed))
+    assert manifest_store.load(DIRECTORY, disk) == made(1)
+    travels = manifest_store.encode(manifest_store.load(DIRECTORY, disk))
+    assert not manifest.is_log_complete("there", travels), "what is said of a log stays beside it"
+    manifest_store.store(DIRECTORY, disk, made(2), made(1))
+    assert not manifest_store.is_complete(DIRECTORY, disk)
+
+
+def test_after_a_cut_it_is_held_and_not_complete(disk) -> None:
+    manifest_store.clear_complete(DIRECTORY, disk)
+    assert not manifest_store.is_complete(DIRECTORY, disk), "nothing is held"
+    manifest_store.store(DIRECTORY, disk, made(1), made(3), complete=True)
+    manifest_store.clear_complete(DIRECTORY, disk)
+    for seed in range(20):
+        assert not manifest_store.is_complete(DIRECTORY, disk.after_power_loss(seed))
+    assert manifest_store.load(DIRECTORY, disk) == made(1)
+    assert manifest_store.body(DIRECTORY, disk, Generation(1, 3)) == made(3)
+    manifest_store.lose(DIRECTORY, disk)
+    manifest_store.clear_complete(DIRECTORY, disk)
+    with pytest.raises(DamagedData, match="was given up"):
+        manifest_store.load(DIRECTORY, disk)
+
+
+def test_what_was_applied_and_is_cut_is_not_complete(world) -> None:
+    w = world()
+    w.append((b"a", b"1"))
+    w.append((b"a", b"2"))
+    w.roll()
+    w.clean()
+    manifest_store.clear_applied(DIRECTORY, w.disk)
+    assert w.disk.exists(f"{DIRECTORY}/{manifest_store.HELD}")
+    assert not manifest_store.is_complete(DIRECTORY, w.disk)
 
 
 def test_a_pass_leaves_the_held_ones_alone(world) -> None:

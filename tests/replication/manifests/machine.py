@@ -42,6 +42,7 @@ class StoreJob:
     held: Body | None
     told: Body | None
     base: bool = False
+    complete: bool = False
 
 
 @dataclass
@@ -60,6 +61,8 @@ class Disk:
     held: Body | None = None
     applied: Body | None = None
     swapping: ApplyJob | None = None
+    complete: bool = False
+    """It is so for what is held and not applied."""
 
 
 class Machine:
@@ -90,7 +93,11 @@ class Machine:
         self.follower = fol.FollowerCore(self)
         held = None if disk.held is None else disk.held.ref
         applied = None if disk.applied is None else disk.applied.ref
-        self.manifests: Any = world.manifest_core(self.id, held, applied, lost=self.torn)
+        self.manifests: Any = world.manifest_core(
+            self.id, held, applied, lost=self.torn, complete=disk.complete
+        )
+        if disk.complete:
+            world.saw("started complete")
         self.leader.manifests = self.manifests
         if disk.applied is not None:
             self.leader.high_watermark = min(disk.applied.end_offset, self.log_end_offset)
@@ -148,8 +155,8 @@ class Machine:
     def perform(self, effects: Effects) -> None:
         for effect in effects:
             match effect:
-                case ev.Store(held, told):
-                    self.store = StoreJob(self.body(held), self.body(told))
+                case ev.Store(held, told, complete):
+                    self.store = StoreJob(self.body(held), self.body(told), complete=complete)
                 case ev.Apply(ref):
                     body = self.body(ref)
                     assert body is not None
@@ -164,8 +171,11 @@ class Machine:
                     generation = 0 if replaces is None else replaces.generation.number + 1
                     self.store = StoreJob(self.base(epoch, generation), None, base=True)
                     self.disk.held = self.disk.applied = self.told = None
+                    self.disk.complete = False
                 case ev.ClearApplied():
                     self.disk.applied = None
+                case ev.ClearComplete():
+                    self.disk.complete = False
                 case ev.MarkLost():
                     self.tear()
                 case ev.CutLog(offset):
@@ -214,7 +224,7 @@ class Machine:
         if job is None:
             return False
         self.torn = False
-        self.disk.held = job.held
+        self.disk.held, self.disk.complete = job.held, job.complete
         self.told = job.told
         if job.base:
             self.disk.applied = job.held
@@ -256,6 +266,8 @@ class Machine:
 
     def mark(self, body: Body) -> None:
         self.disk.applied = body
+        if self.disk.held is not None and self.disk.held.ref == body.ref:
+            self.disk.complete = False
 
     def compute(self, end: int, *, expire: bool) -> Body | None:
         """A pass as leader; None when there is nothing to do."""
@@ -281,7 +293,7 @@ class Machine:
     def crash(self) -> None:
         self.up = False
         if self.world.bug("volatile"):
-            self.disk.held = self.disk.applied
+            self.disk.held, self.disk.complete = self.disk.applied, False
 
     def restart(self) -> None:
         self.up = True
@@ -294,6 +306,7 @@ class Machine:
 
     def tear(self) -> None:
         self.disk.held = self.disk.applied = None
+        self.disk.complete = False
         self.torn = True
 
     # Fetching.

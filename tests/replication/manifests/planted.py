@@ -124,6 +124,36 @@ class Broken(ManifestCore):
         pass
 
 
+class CompleteOncePublished(Broken):
+    def _is_complete(self, request: Any) -> bool:
+        published, self.published = self.published, None
+        try:
+            return super()._is_complete(request)
+        finally:
+            self.published = published
+
+
+class CompleteOfEarlierEpoch(Broken):
+    def _is_complete(self, request: Any) -> bool:
+        epoch = self.leader_epoch
+        if self.held is not None:
+            self.leader_epoch = self.held.leader_epoch
+        try:
+            return super()._is_complete(request)
+        finally:
+            self.leader_epoch = epoch
+
+
+class CompleteBelowEnd(Broken):
+    def _is_complete(self, request: Any) -> bool:
+        return super()._is_complete(replace(request, log_end_offset=1 << 60))
+
+
+class CompleteWithoutApplied(Broken):
+    def _is_complete(self, request: Any) -> bool:
+        return super()._is_complete(replace(request, applied=self.applied))
+
+
 class Trusts(Broken):
     def _offer_if_known(self) -> Any:
         before = self.has_offered
@@ -298,7 +328,11 @@ PLANTED: dict[str, Planted] = {
     "clean first (C5)": manifests(CleansFirst, seed=7, breaks="BODY"),
     "checkpoint of held (C5)": manifests(CleansFirst, "checkpoint-of-held", seed=1, breaks="S1"),
     "no entry gate": leader(NoGate, seed=297, breaks="L2"),
-    "held only": leader(HeldOnly, seed=602, breaks="S1"),
+    "held only (C16)": leader(HeldOnly, seed=602, breaks="S1"),
+    "complete once published (C16)": manifests(CompleteOncePublished),
+    "complete of an earlier epoch (C16)": manifests(CompleteOfEarlierEpoch),
+    "complete below the end (C16)": manifests(CompleteBelowEnd),
+    "complete without what was applied (C16)": manifests(CompleteWithoutApplied),
     "below LEO (C6)": manifests(BelowLogEnd, "below-leo", seed=957, breaks="S3"),
     "adopt (C7)": shell("adopt"),
     "dirty range (C8)": shell("dirty", seed=0, breaks="S3"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from kept.replication import manifests_events as ev
+from kept.replication.events import ManifestHeld
 from kept.replication.manifests import ManifestCore
 from kept.storage.errors import InvariantViolation
 from kept.storage.types import Generation
@@ -84,7 +86,7 @@ def test_a_pass_ends_no_lower_than_the_one_before():
     core.step(ev.Leads(2), NOW)
     with pytest.raises(InvariantViolation, match="ends below"):
         core.step(ev.PassDone(ev.ManifestRef(Generation(2, 2), 49), 2, OLD), NOW)
-    assert core.step(ev.PassDone(NEW, 2, OLD), NOW) == (ev.Store(NEW, None),)
+    assert core.step(ev.PassDone(NEW, 2, OLD), NOW) == (ev.Store(NEW, None, complete=True),)
 
 
 def test_a_cut_below_the_end_of_what_is_applied_clears_the_mark():
@@ -94,3 +96,115 @@ def test_a_cut_below_the_end_of_what_is_applied_clears_the_mark():
     assert core.applied == OLD
     assert core.step(ev.Cut(OLD.end_offset - 1), NOW) == (ev.ClearApplied(OLD),)
     assert core.applied is None
+
+
+# Complete: who had everything below the end of what it holds before anybody acted on it (C16).
+
+
+def leader(published: ev.ManifestRef = OLD) -> ManifestCore:
+    """It has applied OLD, and made NEW in its epoch 2."""
+    core = ManifestCore(0, held=OLD, applied=OLD)
+    core.step(ev.Leads(2), NOW)
+    core.step(ev.PassDone(NEW, 2, OLD), NOW)
+    core.step(ev.Stored(NEW), NOW)
+    core.published = published
+    return core
+
+
+def pull(**changes: object) -> ev.PullRequest:
+    asked = ev.PullRequest(1, -1, 2, 1, OLD, OLD, True, NEW.end_offset, ())
+    return replace(asked, **changes)
+
+
+@pytest.mark.parametrize(
+    ("asked", "complete"),
+    [
+        (pull(), True),
+        (pull(synced=False), False),
+        (pull(log_end_offset=NEW.end_offset - 1), False),
+        (pull(applied=None), False),
+        (pull(applied=None, complete=True), True),
+        (pull(applied=None, held=None, complete=True), False),
+    ],
+)
+def test_a_leader_says_who_is_complete(asked: ev.PullRequest, complete: bool) -> None:
+    assert leader().pull_response(asked).complete is complete
+
+
+def test_nobody_is_complete_for_what_may_have_been_acted_on() -> None:
+    assert not leader(NEW).pull_response(pull()).complete
+    after = ManifestCore(0, held=NEW, applied=OLD)
+    after.step(ev.Leads(3), NOW)
+    assert not after.pull_response(pull(leader_epoch=3)).complete, "its leader may have"
+    empty = ManifestCore(0)
+    empty.step(ev.Leads(2), NOW)
+    assert not empty.pull_response(pull(applied=None)).complete
+
+
+def taken(core: ManifestCore, *, complete: bool = True) -> ev.Store:
+    """The leader offers NEW; what is to be stored."""
+    asked = core.pull(100)
+    answer = ev.PullResponse(NEW, None, (NEW,), complete)
+    (store,) = core.step(ev.Pulled(asked, answer), NOW)
+    assert isinstance(store, ev.Store)
+    return store
+
+
+def test_it_is_stored_with_what_is_held_and_said_with_every_pull() -> None:
+    core = follower(OLD)
+    assert not core.pull(100).complete
+    core.step(ev.PullFailed(core.in_flight), NOW)
+    assert taken(core) == ev.Store(NEW, None, complete=True)
+    assert not core.complete, "it is not durable yet"
+    core.step(ev.Stored(NEW), NOW)
+    assert core.pull(100).complete
+    core.check_invariants()
+
+
+def test_who_takes_it_otherwise_is_not() -> None:
+    core = follower(OLD)
+    assert taken(core, complete=False) == ev.Store(NEW, None)
+    core.step(ev.Stored(NEW), NOW)
+    assert not core.pull(100).complete
+    assert taken(follower(lost=True)) == ev.Store(NEW, None), "what it had is not known"
+
+
+def test_what_is_told_beside_it_changes_nothing() -> None:
+    core = ManifestCore(1, held=NEW, applied=None, complete=True)
+    core.step(ev.Follows(2, in_isr=False), NOW)
+    core.step(ev.Synced(2, agreed=True), NOW)
+    asked = core.pull(100)
+    (store,) = core.step(ev.Pulled(asked, ev.PullResponse(NEW, OLD, (OLD,))), NOW)
+    assert store == ev.Store(NEW, OLD, complete=True)
+
+
+@pytest.mark.parametrize(("end", "complete"), [(NEW.end_offset, True), (NEW.end_offset - 1, False)])
+@pytest.mark.parametrize("stored", [True, False], ids=["stored", "while it is stored"])
+def test_a_cut_below_its_end_takes_that_away(end: int, *, complete: bool, stored: bool) -> None:
+    """What comes there next may be compacted by then."""
+    core = follower(OLD)
+    taken(core)
+    effects: tuple[object, ...] = ()
+    for event in (ev.Stored(NEW), ev.Cut(end)) if stored else (ev.Cut(end), ev.Stored(NEW)):
+        effects += core.step(event, NOW)
+    assert (ev.ClearComplete(NEW) in effects) is not complete
+    assert core.complete is complete
+    core.check_invariants()
+
+
+def test_what_is_applied_needs_it_no_more() -> None:
+    core = follower(OLD)
+    taken(core)
+    core.step(ev.Stored(NEW), NOW)
+    asked = core.pull(100)
+    assert ev.Apply(NEW) in core.step(ev.Pulled(asked, ev.PullResponse(NEW, NEW, ())), NOW)
+    core.step(ev.Applied(NEW), NOW)
+    assert not core.complete
+    core.check_invariants()
+
+
+@pytest.mark.parametrize("synced", [True, False])
+def test_it_counts_for_a_log_that_agrees_with_the_leaders(*, synced: bool) -> None:
+    said = leader().receive_pull(pull(held=NEW, complete=True, synced=synced))
+    (held,) = (e.event for e in said if isinstance(e.event, ManifestHeld))
+    assert held == ManifestHeld(1, NEW.generation, complete=synced)

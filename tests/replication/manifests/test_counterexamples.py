@@ -178,6 +178,30 @@ SCRIPTS = {
         compute 1 3 keep; end_pass 1            # a later epoch's, which nobody else hears of
         elect 0; learn 0; elect 1; compute 0 1; end_pass 0
         """),
+    "held only (C16)": ("S1", AWAY + """
+        pass 0 3; pull 1; pull 1; swap 0; restart 2; learn
+        fetch 2 4; pull 2; pull 2; decide 0     # over the tombstone; now it holds what went over it
+        """),
+    "complete once published (C16)": ("S1", AWAY + """
+        pass 0 3; pull 1; pull 1; part 0 3      # in place, and not marked as applied
+        restart 2; learn; fetch 2 4; pull 2; pull 2; decide 0
+        """),
+    "complete of an earlier epoch (C16)": ("S1", AWAY + """
+        pass 0 3; pull 1; ask 1; heard 1; swap 0; restart 2; learn; fetch 2 3
+        elect 1; learn; fetch 2; pull 2         # 1 has not published it, and 0 had
+        fetch 0; pull 0; pull 2; decide 1; learn
+        """),
+    "complete below the end (C16)": ("S1", """
+        learn; put 0 b; fetch 1 2; crash 2; fence 2; learn
+        put 0 a; del 0 a; put 0 b; fetch 1 4
+        restart 2; learn; fetch 2 2             # b and a
+        pass 0 4; pull 2; pull 1; pull 1; swap 0; fetch 2 3; pull 2; decide 0
+        """),
+    "complete without what was applied (C16)": ("S1", AWAY + """
+        pass 0 3; pull 1; pull 1; swap 0; restart 2; learn; fetch 2 3   # over the tombstone
+        put 0 b; fetch 1 2; fetch 2 2
+        pass 0 4; pull 2; pull 1; pull 1; swap 0; pull 2; decide 0
+        """),
     "admits while it is lost": ("S5", """
         learn; put 0 a; fetch 1 2; fetch 2 2; crash 2; fence 2; learn
         put 0 a; put 0 b; late; decide 0; learn # 1 is asked no more: 0 is alone
@@ -207,7 +231,8 @@ def test_every_counterexample_of_the_model_has_a_scenario() -> None:
     known = {name for name in PLANTED if "(C" in name}
     assert known <= SCRIPTS.keys()
     letters = {name.rpartition("(")[2].rstrip(")") for name in known}
-    assert letters == {*(f"C{i}" for i in range(1, 15)), *(f"C15{x}" for x in "abcde")}
+    wanted = {*(f"C{i}" for i in range(1, 15)), *(f"C15{x}" for x in "abcde"), "C16"}
+    assert letters == wanted
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -230,3 +255,40 @@ def test_without_the_rule(name: str) -> None:
         run(world, script)
         if not breaks.startswith("S"):
             check_liveness(world)
+
+
+ALL_DIED = """
+    crash 1; crash 0; restart 0; elect 0; fence 1; fence 2; learn; restart 1; learn
+    fetch 1 2
+    """
+
+
+def test_who_had_everything_enters_before_it_has_applied_what_it_holds() -> None:
+    """All nodes die between publication and its build; two come back (rule 15)."""
+    world = World()
+    run(world, AWAY + "pass 0 3; pull 1; pull 1" + ALL_DIED + "pull 1; decide 0")
+    first, second = world.machines[:2]
+    assert world.image.isr == (0, 1)
+    assert second.disk.held is first.disk.held is not None
+    assert first.disk.applied is second.disk.applied is None
+    check_liveness(world)
+
+
+def test_it_goes_on_if_there_was_another_pass_before_it_had_applied_the_first() -> None:
+    world = World()
+    run(world, AWAY + "pass 0 2 keep; pull 1; pull 1; swap 0; pass 0 3; pull 1; pull 1" + ALL_DIED)
+    second = world.machines[1]
+    assert second.disk.applied is None and second.disk.held is world.machines[0].disk.held
+    run(world, "pull 1; decide 0")
+    assert world.image.isr == (0, 1)
+    check_liveness(world)
+
+
+def test_who_took_it_after_a_leader_had_published_it_enters_when_it_has_applied_it() -> None:
+    world = World()
+    run(world, AWAY + "restart 2; learn; fetch 2 3; late; pass 0 3; pull 1; pull 1; pull 2")
+    assert world.machines[2].disk.held is world.machines[0].disk.held
+    run(world, "fetch 2; pull 2; decide 0")
+    assert 2 not in world.image.isr
+    run(world, "swap 2; pull 2; decide 0")
+    assert 2 in world.image.isr

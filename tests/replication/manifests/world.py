@@ -154,6 +154,8 @@ class World:
             machine.step(IsrRefused(image.partition_epoch))
             return True
         self.saw("joined" if new else "left")
+        if any(core.followers[member].applied != core.published for member in new):
+            self.saw("joined before it had applied")
         self.change(isr=core.pending_isr, unclean=unclean)
         return True
 
@@ -193,8 +195,9 @@ class World:
             )
         )  # fmt: skip
         if self.bug("discard"):
-            machine.disk.held = machine.disk.applied
+            machine.disk.held, machine.disk.complete = machine.disk.applied, False
             machine.manifests.held = machine.manifests.applied
+            machine.manifests.complete = False
         machine.step(self._leads(machine))
 
     def _leads(self, machine: Machine) -> ev.Leads:

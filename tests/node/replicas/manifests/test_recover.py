@@ -74,3 +74,19 @@ def test_what_is_applied_or_held_counts_up_to_the_logs_end(disk, monkeypatch, fo
     assert status == (ManifestStatus(lost=True) if lost else ManifestStatus(held, applied))
     assert left is (None if lost or applied is None else state)
     assert marked == ([] if applied is None else [applied.generation])
+
+
+@pytest.mark.parametrize(
+    ("applied", "log_end", "complete"), [(OLD, 200, True), (NEW, 200, False), (OLD, 199, False)]
+)
+def test_whether_the_log_is_complete_is_known_of_what_is_held_and_not_applied(
+    disk, monkeypatch, applied, log_end, complete
+):
+    state: Any = Given(applied=applied.generation)
+    monkeypatch.setattr(apply, "complete_swap", lambda *_: state)
+    monkeypatch.setattr(manifest_store, "applied", lambda *_: None)
+    monkeypatch.setattr(manifest_store, "body", lambda *_: applied)
+    monkeypatch.setattr(manifest_store, "load", lambda *_: NEW)
+    monkeypatch.setattr(manifest_store, "is_complete", lambda *_: True)
+    _, status = recover.after(PATH, disk, state, False, log_end)
+    assert status.complete is complete

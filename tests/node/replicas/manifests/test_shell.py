@@ -423,6 +423,29 @@ def test_what_failed_is_tried_again(replica, calls, *, monkeypatch, core, count,
     assert not replica.retry()
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_log_that_was_cut_is_not_complete_on_disk_either(replica, calls, *, fails) -> None:
+    def clear_complete() -> None:
+        calls.append(("cleared",))
+        if fails:
+            raise MachineError("/d", "write", OSError(5, "EIO"))
+
+    opened(replica, clear_complete=clear_complete)
+    replica.perform(ev.ClearComplete(NEWER))
+    assert calls == [("cleared",), *[("fail",)] * fails]
+    assert replica._hosted.compaction is not None, "what was applied still is"
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_it_is_stored_with_whether_the_log_is_complete(replica, calls, *, complete) -> None:
+    async def store(*given: Any, **more: Any) -> None:
+        calls.append((*given, more))
+
+    opened(replica, store=store)
+    asyncio.run(replica._store(ev.Store(NEWER, OLDER, complete)))
+    assert calls == [(NEWER, OLDER, {"complete": complete}), ev.Stored(NEWER), ("pull",)]
+
+
 @pytest.mark.parametrize("disk", [True, False])
 def test_what_was_applied_is_forgotten_even_if_the_disk_cannot(replica, calls, *, disk) -> None:
     def change() -> None:

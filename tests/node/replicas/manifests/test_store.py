@@ -100,19 +100,23 @@ def test_a_manifest_that_cannot_be_read_is_told_from_a_disk(site, monkeypatch, e
 
 
 def test_what_is_stored_or_lost_is_not_kept_in_memory(site, monkeypatch) -> None:
-    for name in ("store", "lose", "clear_applied"):
-        monkeypatch.setattr(
-            store.manifest_store, name, lambda *given, name=name: site.calls.append((name, *given))
-        )
+    for name in ("store", "lose", "clear_applied", "clear_complete"):
+
+        def call(*given: Any, name: str = name, **more: Any) -> None:
+            site.calls.append((name, *given, *more.values()))
+
+        monkeypatch.setattr(store.manifest_store, name, call)
     site.files.bodies = {REF: "told", OTHER: "newest"}
-    asyncio.run(site.files.store(OTHER, REF))
-    assert site.calls == [("store", "/d/t-0", "disk", "newest", "told")]
+    asyncio.run(site.files.store(OTHER, REF, complete=True))
+    assert site.calls == [("store", "/d/t-0", "disk", "newest", "told", True)]
     assert site.files.bodies == {}
     site.files.bodies = {REF: "told"}
     site.files.lose()
     assert site.calls[1:] == [("lose", "/d/t-0", "disk")] and site.files.bodies == {}
     site.files.clear_applied()
     assert site.calls[2:] == [("clear_applied", "/d/t-0", "disk")]
+    site.files.clear_complete()
+    assert site.calls[3:] == [("clear_complete", "/d/t-0", "disk")]
 
 
 # Applying.

@@ -7,7 +7,9 @@ import os
 import pytest
 
 from kept.client.admin import cluster as operations
-from tests.node.replicas.manifests.trio import trio
+from kept.storage.errors import KeptError
+from kept.storage.layout import HELD_MANIFEST as HELD
+from tests.node.replicas.manifests.trio import Trio, trio
 
 pytestmark = pytest.mark.slow
 
@@ -114,6 +116,43 @@ def test_after_an_unclean_election_a_base_generation_makes_both_equal(compacted)
         assert "is missing here" in three.cluster.log(first)
         reports = [name for name in os.listdir(three.directory(first)) if "lost-" in name]
         assert len(reports) == 1, "what is fetched again is not lost"
+
+
+def test_two_of_three_go_on_before_they_have_applied_what_they_hold():
+    """All are killed while a follower builds segments at 20 kB a second, minutes before its end."""
+    config = {"min.insync.replicas": "2", "segment.bytes": "1000000"}
+    with trio(config) as three:
+        first = three.leader
+        slow = [node for node in range(3) if node != first]
+        for node in slow:
+            three.cluster.stop(node)
+            three.cluster.start(node, log_cleaner_io_max_bytes_per_second=20_000)
+        three.until_in_sync(0, 1, 2)
+        for i in range(80):
+            three.put((b"k%d" % (i % 40), b"%06d" % i * 10_000))
+        three.put((b"k0", None))
+        three.clean()
+        held = [os.path.join(three.directory(node), HELD) for node in slow]
+        three.until(lambda: all(map(os.path.exists, held)), "the followers hold it")
+        for node in range(3):
+            three.cluster.kill(node)
+        three.cluster.start(first, wait=False)
+        three.cluster.start(slow[0])
+        three.until(lambda: written(three, (b"k1", b"back")), "two acknowledge a record")
+        assert sorted(three.partition().isr) == sorted((first, slow[0]))
+        assert os.path.exists(held[0]), "it has not applied it"
+        assert three.status(slow[0])["generation"] != three.status(first)["generation"]
+        live = three.live()
+        assert live.keys() == {b"k%d" % i for i in range(1, 40)} and live[b"k1"] == b"back"
+
+
+def written(three: Trio, row: tuple[bytes, bytes]) -> bool:
+    """Whether all that must have acknowledged a record did."""
+    try:
+        three.put(row)
+    except (KeptError, OSError):
+        return False
+    return True
 
 
 def test_a_log_whose_start_has_moved_meanwhile():

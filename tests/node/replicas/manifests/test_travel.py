@@ -52,13 +52,14 @@ class LeaderShell:
         self.error: Exception | None = None
         self.reads = 0
         self.core = ManifestCore(LEADER)
+        self.says_complete = False
 
     def receive_pull(self, request: ev.PullRequest) -> ev.PullResponse:
         if self.error is not None:
             raise self.error
         self.asked.append(request)
         newest = next(iter(self.bodies))
-        return ev.PullResponse(newest, None, tuple(self.bodies))
+        return ev.PullResponse(newest, None, tuple(self.bodies), self.says_complete)
 
     async def encoded(self, ref: ManifestRef) -> bytes:
         self.reads += 1
@@ -73,15 +74,20 @@ class FollowerShell:
         self.told: list[ev.Event] = []
         self.bodies: dict[ManifestRef, Manifest] = {}
         self.numbers = iter(range(1, 100))
+        self.complete = False
+        self.answers: list[ev.PullResponse] = []
         self.done = asyncio.Event()
 
     def pull(self) -> ev.PullRequest:
-        self.core.in_flight = ev.PullRequest(2, 5, 3, next(self.numbers), None, None, True, 400, ())
+        self.core.in_flight = ev.PullRequest(
+            2, 5, 3, next(self.numbers), None, None, True, 400, (), self.complete
+        )
         return self.core.in_flight
 
     def pulled(self, asked, answer, bodies) -> None:
         assert asked == self.core.in_flight
         self.core.in_flight = None
+        self.answers.append(answer)
         self.bodies = bodies
         self.done.set()
 
@@ -159,6 +165,15 @@ def test_small_bodies_come_with_the_answer():
     assert {ref: found.generation for ref, found in pair.follower.bodies.items()} == {
         ref_of(one): one.generation, ref_of(two): two.generation,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_who_is_complete_is_said_both_ways(*, complete: bool):
+    leader = LeaderShell(manifest(1))
+    leader.says_complete = complete
+    pair = run(leader, lambda pair: setattr(pair.follower, "complete", complete))
+    assert [asked.complete for asked in leader.asked] == [complete]
+    assert [answer.complete for answer in pair.follower.answers] == [complete]
 
 
 def test_larger_ones_come_in_pieces_and_are_read_once(monkeypatch):

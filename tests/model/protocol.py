@@ -60,7 +60,6 @@ class Mistake(Enum):
     COMPLETE_OF_EARLIER_EPOCH = "complete is also who takes an earlier leader's manifest (C16)"
     COMPLETE_BELOW_END = "complete is also who ends below the manifest's end (C16)"
     COMPLETE_WITHOUT_APPLIED = "complete is also who lacks what the leader has applied (C16)"
-    COMPLETE_AFTER_CUT = "complete is also who was cut below the manifest's end (C16)"
     BEYOND_HW = "a pass covers records above the high watermark"
     LATE_PASS = "the result of a pass is kept although the generation has moved"
     LAST_NOT_KEPT = "the last record of the cleaned range leaves no empty batch"
@@ -839,9 +838,7 @@ class Model:
         applied = replica.applied
         if end < applied.end and self.mistake is not Mistake.KEEPS_APPLIED:
             applied = NONE
-        complete = replica.complete
-        if end < replica.held.end and self.mistake is not Mistake.COMPLETE_AFTER_CUT:
-            complete = False
+        complete = replica.complete and end >= replica.held.end
         high_watermark = min(replica.high_watermark, offset, end)
         return replica._replace(
             log=log, epochs=epochs, applied=applied, high_watermark=high_watermark,

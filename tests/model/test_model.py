@@ -7,6 +7,7 @@ import pytest
 from tests.model import starts
 from tests.model.explore import breadth_first, histories
 from tests.model.mistakes import recorded, replayed
+from tests.model.properties import check, check_liveness
 from tests.model.protocol import Mistake, Model
 
 
@@ -44,6 +45,25 @@ def test_the_protocol_holds_in_random_histories(model: Model, start: starts.AtRa
     result = histories(model, start, range(12), 160)
     assert not result.violation, result
     assert result.histories == 12
+
+
+def test_who_is_complete_enters_before_it_has_applied_what_it_holds() -> None:
+    """Without the rule that it refutes mistakes in, the exploration would show nothing."""
+    steps = (
+        "fetch 1; pull 1 0; publish 0; pass 0 3 True; pull 1 0; publish 0; "
+        "propose 0 1; accept; learn_isr 0; pull 1 0; propose 0 3; accept"
+    )
+    model, state = Model(delayed=False), starts.away()
+    for step in steps.split("; "):
+        action = next(action for action in model.actions(state) if str(action) == step)
+        after = model.step(state, action)
+        assert after is not None, step
+        state = after
+        check(model, state)
+    assert state.controller.isr == 0b011
+    assert state.replicas[1].held is not state.replicas[1].applied
+    for down in (None, *range(model.replicas)):
+        check_liveness(model, state, down)
 
 
 def test_one_seed_is_one_history() -> None:

@@ -9,6 +9,7 @@ pass must keep is shown by ``tests/compaction/test_rules.py``, where it must end
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -126,6 +127,19 @@ def unheard(original: Any) -> Any:
     return _reject
 
 
+def joins_as(complete: bool) -> Callable[[Any], Any]:
+    """Whose log is complete is forgotten, or taken for granted of who holds a manifest."""
+
+    def make(original: Any) -> Any:
+        def may_join(self: Any, replica: int) -> Any:
+            self.followers[replica].complete = complete
+            return original(self, replica)
+
+        return may_join
+
+    return make
+
+
 plant(
     "digest-of-its-own", STAGE, 1, "survivor-missing",
     "a replica that holds all survivors comes to the manifest's digests (17)",
@@ -195,4 +209,15 @@ plant(
     ("kept.node.replicas.manifests.store.Files.check", returns(None)),
     ("kept.node.compaction.cleaner.Cleaner.forget", returns(None)),
     devices=True, loose=True, large=True, rots=False, unclean=False, forsakes=False,
+)  # fmt: skip
+plant(
+    "held-enters", STAGE, 3, "resurrection value-lost prefix",
+    "a replica that comes over a gap enters the ISR when it has applied what is published (15)",
+    ("kept.replication.partition_core.PartitionCore._may_join", joins_as(complete=True)),
+)  # fmt: skip
+plant(
+    "only-applied-enters", "kills", 1, "slow-return",
+    "a replica that had everything before it was published enters at once (15)",
+    ("kept.replication.partition_core.PartitionCore._may_join", joins_as(complete=False)),
+    large=True,
 )  # fmt: skip

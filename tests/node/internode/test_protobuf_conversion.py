@@ -96,17 +96,19 @@ CALL_VALUES = [
     manifests.PullManifestsRequest(3, 5, (
         manifests.ManifestPull(ID, 4, 2, 9, NAME, None, True, 6000, (NAME,)),
         manifests.ManifestPull(ID, 0, 2, 1, None, NAME, False, 0, ()),
-        manifests.ManifestPull(ID, 0, 2, 1, NAME, None, True, 6000, (NAME,), True),
     )),
     manifests.PullManifestsReply((
         manifests.ManifestAnswer(None, NAME, None, (manifests.ManifestBody(NAME, 4, 5, b"body"),)),
         manifests.ManifestAnswer(Failure("FencedLeaderEpoch", "epoch 2, now it is 3")),
-        manifests.ManifestAnswer(None, NAME, complete=True),
     )),
     manifests.ManifestChunkRequest(ID, 4, 2, NAME, 1 << 20),
     manifests.ManifestChunkReply(b"piece", 0xFFFFFFFF),
     manifests.ManifestNewsRequest(3, (manifests.ManifestNews(ID, 4, 2),)),
     manifests.ManifestNewsReply(),
+    manifests.PullManifestsRequest(3, 5, (
+        manifests.ManifestPull(ID, 0, 2, 1, NAME, None, True, 6000, (NAME,), complete=True),
+    )),
+    manifests.PullManifestsReply((manifests.ManifestAnswer(None, NAME, complete=True),)),
 ]  # fmt: skip
 
 HELLOS = [

@@ -355,7 +355,7 @@ PLANTED: dict[str, Planted] = {
     "no epoch fence": manifests(NoFence),
     "acknowledge before durable": shell("volatile", seed=39, breaks="L2"),
     "elected while it stores": manifests(StoresLate, seed=45, breaks="L2"),
-    "joins before it is said what is held": leader(DoesNotSettle, seed=814, breaks="L2"),
+    "joins before it is said what is held": leader(DoesNotSettle, seed=2192, breaks="S5"),
     "another life's acknowledgement": leader(ForgetsLives),
     "held kept (C15a)": Planted(
         cores={"leader_core": Unchecked, "manifest_core": KeepsHeld},

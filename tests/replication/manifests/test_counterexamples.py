@@ -286,7 +286,7 @@ def test_it_goes_on_if_there_was_another_pass_before_it_had_applied_the_first() 
 
 def test_who_took_it_after_a_leader_had_published_it_enters_when_it_has_applied_it() -> None:
     world = World()
-    run(world, AWAY + "restart 2; learn; fetch 2 3; late; pass 0 3; pull 1; pull 1; pull 2")
+    run(world, AWAY + "pass 0 3; pull 1; pull 1; restart 2; learn; fetch 2 4; pull 2")
     assert world.machines[2].disk.held is world.machines[0].disk.held
     run(world, "fetch 2; pull 2; decide 0")
     assert 2 not in world.image.isr

@@ -305,4 +305,5 @@ class Connection(asyncio.Protocol):
         self._long.clear()
         self._long_waiting.clear()
         self.queued_bytes = 0
+        self._reader = FrameReader()  # bodies that came in part: up to 65 MiB
         self._handler.connection_lost()

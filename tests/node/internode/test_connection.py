@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 import uuid
+import weakref
 
 import pytest
 
@@ -15,7 +17,7 @@ from kept.node.internode.controller_rpc import (
     ForwardReply,
     ForwardRequest,
 )
-from kept.node.internode.frames import Kind, encode
+from kept.node.internode.frames import CHUNK_BYTES, MORE, FrameReader, Kind, encode
 from kept.node.internode.hello import PREFACE, packed
 from kept.node.internode.identity import Hello
 from kept.node.internode.protobuf_conversion import METHODS, codecs
@@ -64,6 +66,36 @@ async def test_a_silent_side_is_asked_and_then_given_up(net, monkeypatch, capsys
         await raw.closed()
     await until(lambda: one.peers._connections[9] == {})
     assert "no sign of life" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("end", ["closed", "refused"])
+async def test_what_came_in_part_is_forgotten_with_its_connection(net, monkeypatch, end):
+    """At once, not when garbage is collected: it may be 65 MiB, and others come."""
+    made = []
+
+    class Noted(FrameReader):
+        def __init__(self, **more):
+            super().__init__(**more)
+            made.append(weakref.ref(self))
+
+    def held():
+        return sum(reader._partial_bytes for note in made if (reader := note()) is not None)
+
+    monkeypatch.setattr(connection, "FrameReader", Noted)
+    one = await net.node(1)
+    gc.disable()
+    try:
+        async with await RawConnection.to(one.port) as raw:
+            await raw.open(PEER)
+            for _ in range(4):
+                raw.writer.write(encode(Kind.REQUEST | MORE, 7, body=bytes(CHUNK_BYTES)))
+            await until(lambda: held() == 4 * CHUNK_BYTES)
+            if end == "refused":
+                raw.writer.write(b"\xff" * 11)
+                await raw.closed()
+        await until(lambda: held() == 0)
+    finally:
+        gc.enable()
 
 
 async def test_a_node_that_greets_and_says_nothing_more_is_given_up(net, monkeypatch):

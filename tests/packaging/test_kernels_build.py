@@ -162,3 +162,21 @@ def test_each_header_compiles_alone(tmp_path, compiler):
              "-Wno-unused-function", source],
             check=True,
         )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.clang
+def test_clang_compiles_every_kernel(tmp_path):
+    """A build with it leaves none out."""
+    places = (f"--build-lib={tmp_path}/lib", f"--build-temp={tmp_path}/temp")
+    done = subprocess.run(
+        [sys.executable, "-c", "from setuptools import setup; setup()", "-q", "build_ext", *places],
+        cwd=ROOT, env={**os.environ, "CC": "clang", "KEPT_REQUIRE_KERNELS": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    made = {
+        ".".join(path.relative_to(tmp_path / "lib").parts).partition(".abi3")[0]
+        for path in (tmp_path / "lib").rglob("*.so")
+    }
+    assert made == {kernels.PACKAGE + name for name in kernels.NAMES}

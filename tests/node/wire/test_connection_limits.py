@@ -168,7 +168,14 @@ def test_who_waits_on_the_node_port_is_closed(three: Cluster, held: Any) -> None
 
 def test_clients_and_strangers_keep_no_node_from_the_others(three: Cluster) -> None:
     """All places of clients are taken, and strangers sit on the ports between nodes: a follower
-    that is killed comes back, and joins the ISR."""
+    that is killed comes back, and joins the ISR. Nobody is closed for being silent meanwhile."""
+    patience = dict.fromkeys(
+        ("connections_max_idle_ms", "kept_request_receive_ms", "kept_silent_ms",
+         "kept_http_idle_ms"), HOUR_MS,
+    )  # fmt: skip
+    for node in (0, 1):
+        three.stop(node)
+        three.start(node, **patience)
     topic = three.create_topic()
     await_isr(three, topic, 0, 3)
     hold: list[socket.socket] = []

@@ -51,9 +51,11 @@ class _Termination:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
     def end(self) -> None:
-        """Leave TERM to what had it before, unless it came: what is left is to exit."""
-        if self._before is not None and not self.came:
-            signal.signal(signal.SIGTERM, self._before)
+        """Leave TERM to what had it before. Where it came, what is left is to exit, and another one
+        is ignored: Python gives handlers up before its end, and the status would be another.
+        """
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN if self.came else self._before)
 
     def _handle(self, _number: int, _frame: object) -> None:
         if not self.came:

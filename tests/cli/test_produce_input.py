@@ -13,6 +13,7 @@ import time
 import pytest
 
 from kept.cli.commands.produce import _bounded, _Shape
+from kept.cli.run import _Termination
 from kept.cli.shell import Failure
 from kept.client.partitioner import partition_for_key
 
@@ -158,6 +159,21 @@ def test_an_interrupted_run_says_how_far_it_came(kept, kept_broker, number, stat
         "kept: interrupted: lines 1 to 2 are written; go on with line 3: tail -n +3\n",
         "kept: interrupted: of lines 1 to 2 some may be written\n",  # the answer was on its way
     )
+
+
+@pytest.mark.parametrize("came", [False, True])
+def test_a_late_term_does_not_change_the_status(came):
+    before = signal.getsignal(signal.SIGTERM)
+    termination = _Termination()
+    try:
+        termination.begin()
+        if came:
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGTERM)
+        termination.end()
+        assert signal.getsignal(signal.SIGTERM) == (signal.SIG_IGN if came else before)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_term_aborts_the_transaction(kept, kept_broker):

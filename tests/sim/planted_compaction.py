@@ -203,12 +203,13 @@ plant(
     devices=True, rots=False, unclean=False, forsakes=False,
 )  # fmt: skip
 plant(
-    "pass-goes-on-offline", STAGE, 2, "offline-written device-in-pass",
+    "pass-goes-on-offline", STAGE, 6, "offline-written device-in-pass",
     "nothing is put into place in a directory that is offline, though its device is back",
     ("kept.node.replicas.manifests.replica.ReplicaManifests.abandon", returns(None)),
     ("kept.node.replicas.manifests.store.Files.check", returns(None)),
     ("kept.node.compaction.cleaner.Cleaner.forget", returns(None)),
     devices=True, loose=True, large=True, rots=False, unclean=False, forsakes=False,
+    suffer_s=4.0,
 )  # fmt: skip
 plant(
     "held-enters", STAGE, 3, "resurrection value-lost prefix",

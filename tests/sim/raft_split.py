@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from kept.cluster.metadata.voters import Voter
-from kept.cluster.raft.progress import Pace
+from kept.cluster.raft.progress import ProgressState
 from tests.sim.world import MS
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Split:
         following = [
             node_id
             for node_id, progress in sorted(app.member.progress.items())
-            if node_id not in ids and progress.pace is Pace.REPLICATE
+            if node_id not in ids and progress.state is ProgressState.REPLICATE
         ]
         if len(ids) > VOTERS:
             gone = max(ids - {leader.node_id})

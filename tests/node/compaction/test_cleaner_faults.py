@@ -83,7 +83,7 @@ def test_a_bug_of_ours_while_a_manifest_is_stored_keeps_nobody_waiting(lone_node
     hosted = filled(lone)
     expected = newest(hosted)
 
-    async def broken(self, newest, told):
+    async def broken(self, newest, told, *, complete):
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(store.Files, "store", broken)

@@ -108,7 +108,7 @@ def test_local_writes_what_makes_nodes_a_cluster(local_dir, monkeypatch, capsys)
     from kept.cli.run import run
 
     started = []
-    monkeypatch.setattr(local, "_start", started.extend)
+    monkeypatch.setattr(local, "_start", lambda members: started.extend(members) or [])
     port = free_port()
     arguments = ["local", "up", "--nodes", "3", "--port", str(port), "--dir", str(local_dir)]
     assert run([*arguments, "--set", "min.insync.replicas=1"]) == 0
@@ -129,7 +129,7 @@ def test_up_again_keeps_ports_and_what_kept_yaml_says(local_dir, monkeypatch, ca
     from kept.cli.commands import local
     from kept.cli.run import run
 
-    monkeypatch.setattr(local, "_start", lambda members: None)
+    monkeypatch.setattr(local, "_start", lambda members: [])
     paths = [local_dir / f"node-{number}" / "kept.yaml" for number in range(3)]
 
     def up(*arguments: object) -> list[NodeConfig]:
@@ -178,7 +178,7 @@ def test_up_writes_no_setting_that_keeps_nodes_from_starting(local_dir, monkeypa
     from kept.cli.commands import local
     from kept.cli.run import run
 
-    monkeypatch.setattr(local, "_start", lambda members: None)
+    monkeypatch.setattr(local, "_start", lambda members: [])
     up = ["local", "up", "--dir", str(local_dir)]
     wrong = [*up, "--set", "log.retention.ms=abc"]
     assert run([*wrong, "--nodes", "2", "--secure"]) == 1
@@ -197,12 +197,34 @@ def test_up_writes_no_setting_that_keeps_nodes_from_starting(local_dir, monkeypa
     assert paths[0].read_text() == before[0]
 
 
+@pytest.mark.parametrize("error", [BrokenPipeError, KeyboardInterrupt])
+def test_nodes_that_are_up_stay_when_nobody_reads_that_they_are(local_dir, monkeypatch, error):
+    from kept.cli.commands import local
+    from kept.cli.run import run
+
+    def echo(message):
+        raise error(message)
+
+    monkeypatch.setattr(local.LocalNode, "launch", lambda node: None)
+    monkeypatch.setattr(local, "_await_ready", lambda started: ["ready"] * len(started))
+    monkeypatch.setattr(local, "_await_cluster", lambda members: None)
+    up = ["local", "up", "--dir", str(local_dir)]
+    with monkeypatch.context() as unread:
+        unread.setattr(local, "echo", echo)
+        run([*up, "--nodes", "2", "--secure"])
+        assert {path.name for path in local_dir.iterdir()} == {"node-0", "node-1", "security"}
+        run([*up, "--set", "num.partitions=5"])
+    for number in range(2):
+        config = NodeConfig.load(str(local_dir / f"node-{number}" / "kept.yaml"), {}, {})
+        assert config.num_partitions == 5
+
+
 def test_a_node_without_a_majority_is_not_waited_for(offline, local_dir, monkeypatch, capsys):
     from kept.cli.commands import local
     from kept.cli.run import run
 
     launched = []
-    monkeypatch.setattr(local, "_start", lambda members: None)
+    monkeypatch.setattr(local, "_start", lambda members: [])
     assert run(["local", "up", "--nodes", "3", "--dir", str(local_dir)]) == 0
     monkeypatch.setattr(local.LocalNode, "launch", lambda node: launched.append(node.number))
     assert run(["local", "start", "1", "--dir", str(local_dir)]) == 0

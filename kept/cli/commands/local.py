@@ -147,7 +147,9 @@ def up(
         for node, tree in zip(members, trees, strict=True):
             node.configure(tree)
         configs = {} if security is None else {u: security.command_config(u) for u in USERS}
-        _start(members)
+        lines = _start(members)
+    for line in lines:  # out of the block: the nodes are up, and stay when this cannot be printed
+        echo(line)
     for user, path in configs.items():
         echo(f"{user} connects with --command-config {os.path.relpath(path)}")
 
@@ -227,7 +229,7 @@ def _ports(members: Sequence[LocalNode], first: int | None) -> list[int]:
     return [first + n if port is None else port for n, port in enumerate(before)]
 
 
-def _start(members: Sequence[LocalNode]) -> None:
+def _start(members: Sequence[LocalNode]) -> list[str]:
     """Start nodes side by side; each one's ready line. What started is ended when one does not."""
     started: list[tuple[LocalNode, Launched]] = []
     try:
@@ -243,8 +245,7 @@ def _start(members: Sequence[LocalNode]) -> None:
             if launched.process.returncode is None:
                 launched.process.wait()
         raise
-    for line in lines:
-        echo(line)
+    return lines
 
 
 def _await_ready(started: Sequence[tuple[LocalNode, Launched]]) -> list[str]:
@@ -384,9 +385,11 @@ def start(*, numbers: tuple[int, ...], directory: str) -> None:
     running = len(nodes) + sum(member.pid() is not None for member in members)
     if 2 * running > len(members):
         try:
-            _start(nodes)
+            lines = _start(nodes)
         except NodeNotReady as error:
             raise Failure(_located(error, {})) from error
+        for line in lines:
+            echo(line)
         return
     for node in nodes:
         node.launch()

@@ -33,6 +33,16 @@ _END_VERSION: Final = 4
 _NOT_ATTEMPTED: Final = 55
 
 
+class TransactionEnded(InvalidTxnState):
+    """The transaction could not be ended so, since an end whose answer was lost had ended it the
+    other way: ``committed`` says which. The next ``produce`` begins another one.
+    """
+
+    def __init__(self, message: str, *, committed: bool) -> None:
+        super().__init__(message)
+        self.committed = committed
+
+
 class TransactionalProducer:
     """Fences the producers before it that had this id, and ends what they left open.
 
@@ -52,9 +62,13 @@ class TransactionalProducer:
         self._sequences: dict[TopicPartition, int] = {}
         self._joined: set[TopicPartition] = set()
         self._failed = False
-        """An error has left open what of this transaction was written."""
+        """An error has left open what of this transaction was written, or whether it is aborted."""
+        self._commit_in_doubt = False
+        """A commit got no answer: the transaction is open, or it was committed."""
         self._needs_epoch = False
-        """Nobody knows which sequences the partitions await: a new epoch begins at 0."""
+        """Nobody knows which sequences the partitions await, or an end without an answer may be on
+        its way and would end the next transaction: a new epoch begins at 0, and fences it.
+        """
 
     def __enter__(self) -> Self:
         return self
@@ -76,8 +90,14 @@ class TransactionalProducer:
     ) -> list[Produced]:
         """Write records in the transaction, which the first of them begins, and wait for all
         replicas in sync. After an error only :meth:`abort` is possible; then the next transaction.
+        Raises InvalidTxnState, too, while nobody knows whether the last one was committed.
         """
         self._refuse_if_failed()
+        if self._commit_in_doubt:
+            raise InvalidTxnState(
+                f"transaction of {self.transactional_id}: its commit got no answer, so it may be "
+                "committed or not; call commit() again, or abort()"
+            )
         if self._needs_epoch:
             self._renew()
         try:
@@ -104,14 +124,18 @@ class TransactionalProducer:
         )  # fmt: skip
 
     def commit(self) -> None:
-        """End the transaction; nothing to do where none has begun. An error without an answer
-        leaves open which of both it became. Raises InvalidTxnState where a ``produce`` failed.
+        """End the transaction; nothing to do where none has begun. Raises InvalidTxnState where a
+        ``produce`` failed. Any other error leaves open whether it is committed: then ``commit``
+        again finishes it, and :meth:`abort` aborts it or says that it was committed.
         """
         self._refuse_if_failed()
         self._end(committed=True)
 
     def abort(self) -> None:
-        """End the transaction without its records."""
+        """End the transaction without its records; nothing to do where none has begun. Raises
+        TransactionEnded where a ``commit`` before it got no answer, but has committed them. After
+        any other error only ``abort`` is possible again, or ``commit`` where that is in doubt.
+        """
         self._end(committed=False)
 
     def _end(self, *, committed: bool) -> None:
@@ -122,17 +146,38 @@ class TransactionalProducer:
         call = self._call(ApiKey.END_TXN, values, what, _END_VERSION, lambda r: int(r.error_code))
         try:
             self.client.call(call)
-        except InvalidTxnState:
+        except InvalidTxnState as error:
+            if self._commit_in_doubt:
+                self._ended()
+                raise self._ended_otherwise(committed=not committed) from error
             if self._joined:
                 raise  # else the request that was to begin it had no effect
+        except BaseException:
+            if committed:
+                self._commit_in_doubt = True
+            elif not self._commit_in_doubt:
+                self._failed = True
+            raise
+        self._ended()
+
+    def _ended(self) -> None:
         self._joined.clear()
-        self._needs_epoch |= self._failed
-        self._failed = False
+        self._needs_epoch |= self._failed or self._commit_in_doubt
+        self._failed = self._commit_in_doubt = False
+
+    def _ended_otherwise(self, *, committed: bool) -> TransactionEnded:
+        end, wanted = ("committed", "aborted") if committed else ("aborted", "committed")
+        return TransactionEnded(
+            f"transaction of {self.transactional_id}: it was {end}, by a request that got no "
+            f"answer, and cannot be {wanted} any more",
+            committed=committed,
+        )
 
     def _refuse_if_failed(self) -> None:
         if self._failed:
             raise InvalidTxnState(
-                f"transaction of {self.transactional_id}: a produce failed, it can only be aborted"
+                f"transaction of {self.transactional_id}: a produce or an abort failed, "
+                "it can only be aborted"
             )
 
     def _renew(self) -> None:

@@ -16,13 +16,13 @@ from kept.client.client import BadAddress, Client, OutRecord
 from kept.client.consume.consumer import Consumer, GroupConsumer
 from kept.client.consume.fetch import FetchLimits
 from kept.client.consume.positions import EARLIEST, LATEST, MAX_TIMESTAMP
-from kept.client.core.broker_errors import ConnectionFailed, NoNodeAnswers, NotKafka
+from kept.client.core.broker_errors import ConnectionFailed, NoNodeAnswers, NoResponse, NotKafka
 from kept.client.core.calls import ToCoordinator
 from kept.client.core.metadata import Endpoint
 from kept.client.json_api import HttpFailed, JsonApi
 from kept.client.protocol.api_keys import ApiKey
 from kept.client.sockets import Sockets
-from kept.client.transactional_producer import TransactionalProducer
+from kept.client.transactional_producer import TransactionalProducer, TransactionEnded
 from kept.storage import errors
 from kept.storage.errors import NoNode, PeerError
 from kept.storage.types import Codec, IsolationLevel, TopicPartition
@@ -54,10 +54,15 @@ def rows(count: int, start: int = 0) -> list[OutRecord]:
 
 
 def eventually(read: Callable[[], object], wanted: object) -> None:
-    """Apache Kafka's brokers follow its controller a moment later."""
+    """Apache Kafka's brokers follow its controller a moment later, markers follow their commit."""
     deadline = time.monotonic() + 60
     while (found := read()) != wanted:
         assert time.monotonic() < deadline, (found, wanted)
+
+
+def committed_values(client: Client, topic: str) -> list[bytes | None]:
+    """Of the records below the last stable offset, which the markers of a commit move later."""
+    return [r.value for r in client.read(topic, isolation=IsolationLevel.READ_COMMITTED)]
 
 
 def test_topics_live_and_die(client):
@@ -141,8 +146,7 @@ def test_a_transactional_producer_goes_on_after_a_batch_that_was_refused(client)
     producer.abort()
     with producer:
         producer.produce(topic, rows(1, 2))
-    committed = client.read(topic, isolation=IsolationLevel.READ_COMMITTED)
-    assert [r.value for r in committed] == [b"v0", b"v2"]
+    eventually(lambda: committed_values(client, topic), [b"v0", b"v2"])
 
 
 def test_a_transaction_whose_first_request_failed_is_aborted(client):
@@ -154,8 +158,26 @@ def test_a_transaction_whose_first_request_failed_is_aborted(client):
     topic = small(client)
     with producer:
         producer.produce(topic, rows(1))
-    committed = client.read(topic, isolation=IsolationLevel.READ_COMMITTED)
-    assert [r.value for r in committed] == [b"v0"]
+    eventually(lambda: committed_values(client, topic), [b"v0"])
+
+
+def test_abort_after_a_commit_without_an_answer_says_that_it_was_committed(client, monkeypatch):
+    topic = small(client)
+    producer = TransactionalProducer(client, f"id-{time.time_ns()}")
+    producer.produce(topic, rows(1))
+
+    def lose_answer(call):
+        Client.call(client, call)
+        raise NoResponse("no answer")
+
+    with monkeypatch.context() as patched, pytest.raises(NoResponse):
+        patched.setattr(client, "call", lose_answer)
+        producer.commit()
+    with pytest.raises(TransactionEnded, match="it was committed"):
+        producer.abort()
+    with producer:
+        producer.produce(topic, rows(1, 1))
+    eventually(lambda: committed_values(client, topic), [b"v0", b"v1"])
 
 
 def test_a_key_goes_to_its_partition_among_those_that_came_later(client, monkeypatch):

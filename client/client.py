@@ -446,7 +446,7 @@ class Client:
         silent_ms: int = record_operations.SILENT_MS,
     ) -> list[Fetched]:
         """Batches of these partitions from these offsets on; errors come with their partition. A
-        leader that has not answered ``silent_ms`` after ``max_wait_ms`` is not waited for.
+        leader that says nothing for ``silent_ms`` after ``max_wait_ms`` is not waited for.
         """
         missing = [
             tp.topic

@@ -17,7 +17,7 @@ from kept.client.core.broker_errors import NoResponse, RetriableBrokerError, fai
 from kept.client.core.calls import Call
 from kept.client.core.client_core import NOTICE_MS
 from kept.client.core.leader_errors import offline_grace_ms, why_no_leader
-from kept.client.core.metadata import METADATA_MAX_AGE_S
+from kept.client.core.metadata import METADATA_MAX_AGE_S, Endpoint
 from kept.storage.errors import KafkaStorageError, KeptError, OffsetOutOfRange, RetriableError
 from kept.storage.records import headers, records
 from kept.storage.types import IsolationLevel, TopicPartition
@@ -33,8 +33,11 @@ RETRY_PAUSE_S: Final = 0.1
 LEADERLESS_DEADLINE_S: Final = 60.0
 """So long all partitions may be without a leader, or its node away, before reading gives up."""
 SILENT_MS: Final = 3_000
-"""A leader that has not answered a Fetch so long after its time is up is not waited for."""
-SILENT_MAX_MS: Final = 30_000
+"""A leader that says nothing for so long after the time of a Fetch is up is not waited for."""
+LEFT_OUT_S: Final = 10.0
+"""So long other leaders are asked without it, unless its partitions get another one."""
+RECOUNT_S: Final = 5.0
+"""After so long the leader of a group counts partitions again where a topic was not known."""
 _MEMBER_ID_REQUIRED: Final = 79
 
 
@@ -64,6 +67,14 @@ class _Away(NamedTuple):
         return now - self.since > patience
 
 
+class _Silent(NamedTuple):
+    """A leader that has said nothing, and until when it is left out."""
+
+    leader: Endpoint | None
+    until: float
+    why: KeptError
+
+
 class Consumer:
     """Reads partitions from given positions on; EARLIEST and LATEST are looked up at first use.
 
@@ -71,7 +82,8 @@ class Consumer:
     The client's ``on_wait`` is told why. When none can be read for long, ``poll`` raises why.
 
     ``isolation`` READ_COMMITTED leaves out records of aborted transactions. An offset that has left
-    the log (retention, DeleteRecords) goes on at ``reset``: EARLIEST, the log start, or LATEST.
+    the log (retention, DeleteRecords) goes on at ``reset``: EARLIEST, the log start, or LATEST; one
+    above its end (what was there is lost) at the end. ``on_wait`` is told of what is left out.
     """
 
     def __init__(
@@ -88,7 +100,7 @@ class Consumer:
         self.positions = dict(positions)
         self.high_watermarks: dict[TopicPartition, int] = {}
         self._away: dict[TopicPartition, _Away] = {}
-        self._silent_ms = SILENT_MS
+        self._silent: dict[TopicPartition, _Silent] = {}
         self._refused: KeptError | None = None
 
     def poll(self, max_wait_ms: int | None = None) -> list[ConsumedRecord]:
@@ -108,9 +120,12 @@ class Consumer:
         out: list[ConsumedRecord] = []
         moved: dict[TopicPartition, int] = {}
         refused: KeptError | None = None
-        fetched = self.client.fetch(self.positions, limits, self._silent_ms)
-        missing = self.positions.keys() - {batch.topic_partition for batch in fetched}
-        troubles = {tp: self._why_missing(tp) for tp in missing}
+        left_out = self._left_out()
+        asked = {tp: at for tp, at in self.positions.items() if tp not in left_out}
+        fetched = self.client.fetch(asked, limits, SILENT_MS)
+        troubles = {tp: self._silent[tp].why for tp in left_out}
+        for tp in asked.keys() - {batch.topic_partition for batch in fetched}:
+            troubles[tp] = self._why_missing(tp)
         for batch in fetched:
             tp = batch.topic_partition
             if batch.error is None:
@@ -122,11 +137,11 @@ class Consumer:
                 troubles[tp] = batch.error
             else:
                 refused = refused or self.client.named(batch.error)
+        self._note_silent(asked, troubles)
         for tp in troubles:
             self.client.view.forget_topic(tp.topic)
-        if any(isinstance(why, NoResponse) for why in troubles.values()):
-            self._silent_ms = min(2 * self._silent_ms, SILENT_MAX_MS)  # it may only be slow
         if refused is not None and not out:
+            self.positions.update(moved)
             raise refused
         self._note_away(troubles)
         if troubles and not out:
@@ -162,8 +177,8 @@ class Consumer:
             if not self.positions:
                 return
             batch = self.poll()
-            self._give_up(any)
             yield [r for r in batch if r.offset < ends[TopicPartition(r.topic, r.partition)]]
+            self._give_up(any)
 
     def _resolve_positions(self) -> None:
         symbolic = {tp: p for tp, p in self.positions.items() if p < 0}
@@ -171,12 +186,42 @@ class Consumer:
             for tp, at in self.client.list_offsets(symbolic, self.limits.isolation).items():
                 self.positions[tp] = at.offset
 
+    def _left_out(self) -> set[TopicPartition]:
+        """Partitions that are not asked for now: their leader was silent a moment ago and still
+        leads, and there are others.
+        """
+        now = time.monotonic()
+        recent = {tp for tp, silent in self._silent.items() if now < silent.until}
+        recent &= self.positions.keys()
+        if not recent or recent == self.positions.keys():
+            return set()
+        view = self.client.metadata(sorted({tp.topic for tp in recent}))
+        return {tp for tp in recent if view.leader(*tp) in (None, self._silent[tp].leader)}
+
+    def _note_silent(
+        self, asked: Iterable[TopicPartition], troubles: Mapping[TopicPartition, KeptError]
+    ) -> None:
+        """Which of the partitions that were asked for have a silent leader now."""
+        until = time.monotonic() + LEFT_OUT_S
+        for tp in asked:
+            why = troubles.get(tp)
+            if isinstance(why, NoResponse):
+                self._silent[tp] = _Silent(self.client.view.leader(*tp), until, why)
+            else:
+                self._silent.pop(tp, None)
+
     def _reset(self, tp: TopicPartition) -> int:
         """Where to go on, since the position is not in the log."""
+        position = self.positions[tp]
         start = self.client.list_offsets({tp: EARLIEST})[tp].offset
-        if self.reset == EARLIEST and self.positions[tp] < start:
-            return start
-        return self.client.list_offsets({tp: LATEST}, self.limits.isolation)[tp].offset
+        end = self.client.list_offsets({tp: LATEST}, self.limits.isolation)[tp].offset
+        if start <= position <= end:
+            return position
+        to = start if self.reset == EARLIEST and position < start else end
+        if self.client.on_wait is not None:
+            why = f"offset {position} of {tp} is not in its log any more; reading on from {to}"
+            self.client.on_wait(OffsetOutOfRange(why))
+        return to
 
     def _why_missing(self, tp: TopicPartition) -> KeptError:
         what = f"Fetch of {tp}"
@@ -290,12 +335,7 @@ class GroupConsumer:
             self._count_partitions()
         if self.generation < 0:
             return []
-        before = dict(self.consumer.positions)
-        try:
-            return self.consumer.poll(max_wait_ms)
-        except BaseException:
-            self.consumer.positions = before
-            raise
+        return self.consumer.poll(max_wait_ms)
 
     def commit(self) -> None:
         """Commit the positions, if they have moved.
@@ -345,11 +385,11 @@ class GroupConsumer:
 
     def _count_partitions(self) -> None:
         """The leader of a group has it share anew when one of its topics has grown."""
-        now = time.monotonic()
-        if self._shared is None or self.generation < 0 or now < self._next_count:
+        before = self._shared
+        if before is None or self.generation < 0 or time.monotonic() < self._next_count:
             return
-        self._next_count = now + METADATA_MAX_AGE_S
-        if self._counts(self._shared) != self._shared:
+        counts = self._counts(before)
+        if any(count > before[topic] for topic, count in counts.items()):
             self.generation = -1
 
     def _heartbeat(self) -> None:
@@ -413,17 +453,21 @@ class GroupConsumer:
     def _share(self, joined: Any) -> dict[str, bytes]:
         wishes = {m.member_id: groups.decode_subscription(m.metadata) for m in joined.members}
         counts = self._counts({t for wish in wishes.values() for t in wish})
-        self._shared, self._next_count = counts, time.monotonic() + METADATA_MAX_AGE_S
+        self._shared = counts
         shares = groups.range_assignment(wishes, lambda t: counts[t])
         return {member: groups.encode_assignment(tps) for member, tps in shares.items()}
 
     def _counts(self, topics: Iterable[str]) -> dict[str, int]:
         """How many partitions these topics have now; 0 where there is none."""
         view = self.client.metadata(sorted(topics))
-        return {t: len(view.topics[t].partitions) if t in view.topics else 0 for t in topics}
+        counts = {t: len(view.topics[t].partitions) if t in view.topics else 0 for t in topics}
+        pause_s = METADATA_MAX_AGE_S if all(counts.values()) else RECOUNT_S
+        self._next_count = time.monotonic() + pause_s
+        return counts
 
     def _begin(self, assigned: list[TopicPartition]) -> None:
         committed = self.client.committed(self.group, assigned) if assigned else {}
         self._committed = dict(committed)
-        self.consumer.positions = {tp: committed.get(tp, self.reset) for tp in assigned}
+        positions = {tp: committed.get(tp, self.reset) for tp in assigned}
+        self.consumer = Consumer(self.client, positions, self.consumer.limits, reset=self.reset)
         self._next_heartbeat = time.monotonic() + HEARTBEAT_MS / 1000

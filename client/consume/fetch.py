@@ -212,8 +212,8 @@ def fetch(
     """Fetch from these partitions at these offsets: one request to each leader.
 
     The leaders must be known (:func:`kept.client.admin.topics.metadata`); partitions without
-    one are left out. Errors come with their partition, those of a leader that is not there, or has
-    not answered ``silent_ms`` after the time it may take, with each of its partitions.
+    one are left out. Errors come with their partition, those of a leader that is not there, or says
+    nothing for ``silent_ms`` after the time it may take, with each of its partitions.
     """
     by_node: dict[int, list[TopicPartition]] = {}
     for tp in positions:
@@ -226,7 +226,7 @@ def fetch(
     ]
     for call in calls:
         call.patient, call.optional = False, True
-        call.timeout_ms = limits.max_wait_ms + silent_ms
+        call.timeout_ms, call.while_heard = limits.max_wait_ms + silent_ms, True
     responses = yield calls
     out: list[Fetched] = []
     for response, tps in zip(responses, by_node.values(), strict=True):

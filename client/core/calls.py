@@ -87,6 +87,7 @@ class Call:
     ``timeout_ms``. Not ``patient``: it ends when its node is not there, and whoever asked finds
     another way. ``optional``: whoever asked does without the answer; the last RetriableError comes
     in its place. ``at_most_once``: it goes again only after an error of :data:`NOT_EXECUTED`.
+    ``while_heard``: its time begins anew with whatever comes over its connection.
     """
 
     api_key: int
@@ -99,6 +100,7 @@ class Call:
     patient: bool = True
     optional: bool = False
     at_most_once: bool = False
+    while_heard: bool = False
     expects_response: bool = True
     max_version: int = 32767
     needed_for: tuple[object, ...] | None = None

@@ -90,6 +90,12 @@ class Connection:
         if not self.in_flight:
             self.last_response_ms = now_ms
 
+    def heard(self, now_ms: int) -> None:
+        """Bytes have come."""
+        for call in self.in_flight.values():
+            if call is not None and call.while_heard:
+                call.deadline_ms = now_ms + call.timeout_ms
+
     def response_received(self, now_ms: int) -> bool:
         """An answer has come; whether after it was doubted that one would."""
         doubted = self.ready and self.doubts > 0

@@ -33,7 +33,7 @@ from kept.client.client import Client
 from kept.client.consume import positions
 from kept.client.consume.consumer import ConsumedRecord, Consumer, GroupConsumer
 from kept.client.consume.fetch import FetchLimits
-from kept.storage.errors import KeptError
+from kept.storage.errors import KeptError, RetriableError
 from kept.storage.types import IsolationLevel, TopicPartition
 
 Batches = Generator[list[ConsumedRecord], None, None]
@@ -338,8 +338,11 @@ def _of_group(client: Client, group: str, reading: _Reading) -> Batches:
         try:
             member.close()
         except KeptError as error:
+            doubtful = isinstance(error, RetriableError)
+            what = "may not be" if doubtful else "is not"
+            more = "may" if doubtful else "will"
             echo(
-                f"kept: what was printed last is not committed and will be read again: {error}",
+                f"kept: what was printed last {what} committed and {more} be read again: {error}",
                 err=True,
             )
 

@@ -35,12 +35,10 @@ class Answers(FakeClient):
     def __init__(self, *answers: list[Fetched] | BaseException) -> None:
         super().__init__()
         self.answers = list(answers)
-        self.silences_ms: list[int] = []
         self.committed_offsets: list[dict[TopicPartition, int]] = []
         self.refuse: BaseException | None = None
 
     def fetch(self, positions, limits=None, silent_ms=0):
-        self.silences_ms.append(silent_ms)
         answer = self.answers.pop(0)
         if isinstance(answer, BaseException):
             raise answer
@@ -120,13 +118,68 @@ def test_an_offset_that_is_not_there_goes_on_where_it_was_asked_to(reset, positi
     assert consumer.positions == {A: goes_on}
 
 
-def test_a_leader_that_is_late_is_waited_for_longer_each_time():
-    late = batch(B, error=NoResponse("late"))
-    client = Answers(*[[batch(A, at), late] for at in range(6)])
+class Led(Answers):
+    """Its leaders are asked for anew whenever a topic was forgotten. ``asked``: of each Fetch."""
+
+    def __init__(self, *answers: list[Fetched]) -> None:
+        super().__init__(*answers)
+        self.led = {n: PartitionView(n, 0, 1, (0, 1), (0, 1)) for n in (0, 1)}
+        self.asked: list[list[TopicPartition]] = []
+        self.view.nodes = {n: Endpoint("node", n) for n in (0, 1)}
+
+    def metadata(self, topics=None, *, auto_create=False):
+        self.view.topics["t"] = TopicView("t", None, False, dict(self.led))
+        return self.view
+
+    def fetch(self, positions, limits=None, silent_ms=0):
+        self.metadata()
+        self.asked.append(sorted(positions))
+        return super().fetch(positions, limits, silent_ms)
+
+
+def test_a_silent_leader_is_left_out_until_its_time_comes_or_another_leads(monkeypatch):
+    """So its silence costs one poll, and not each."""
+    clock = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    silent = batch(B, error=NoResponse("silent"))
+    client = Led(
+        [batch(A, 0), silent], [batch(A, 1)], [batch(A, 2), silent],
+        [batch(A, 3), batch(B, 0)], [batch(A, 4), batch(B, 1)],
+    )  # fmt: skip
     consumer = Consumer(client, {A: 0, B: 0})
-    for at in range(6):
-        assert offsets(consumer.poll()) == [(0, at)], "the other one is read meanwhile"
-    assert client.silences_ms == [3_000, 6_000, 12_000, 24_000, 30_000, 30_000]
+    assert offsets(consumer.poll()) == [(0, 0)]
+    assert offsets(consumer.poll()) == [(0, 1)]
+    clock[0] = module.LEFT_OUT_S
+    assert offsets(consumer.poll()) == [(0, 2)]
+    client.led[1] = PartitionView(1, 1, 2, (0, 1), (0, 1))
+    assert offsets(consumer.poll()) == [(0, 3), (1, 0)]
+    assert offsets(consumer.poll()) == [(0, 4), (1, 1)]
+    assert client.asked == [[A, B], [A], [A, B], [A, B], [A, B]]
+
+
+def test_what_is_passed_over_stays_so_though_another_partition_is_refused():
+    """Markers and aborted batches bring no records, and must not be fetched for ever."""
+    marker = build_batch([(1, b"k", b"v", ())], base_offset=3, is_control=True)
+    only = Fetched(A, None, marker, HIGH_WATERMARK, LAST_STABLE, 0, ())
+    consumer = Consumer(Answers([only, batch(B, error=BrokerError("no"))]), {A: LATEST, B: 0})
+    consumer.positions[A] = 3
+    with pytest.raises(BrokerError, match="no"):
+        consumer.poll()
+    assert consumer.positions == {A: 4, B: 0}
+
+
+def test_a_position_that_is_in_the_log_again_is_kept():
+    consumer = Consumer(Answers([batch(A, error=OffsetOutOfRange("was cut"))]), {A: 7})
+    assert consumer.poll() == []
+    assert consumer.positions == {A: 7}
+
+
+def test_what_was_read_is_given_before_waiting_is_given_up(monkeypatch):
+    monkeypatch.setattr(module, "LEADERLESS_DEADLINE_S", -1.0)
+    given = Consumer(Answers([batch(A, 0)]), {A: 0, B: 0}).batches_until({A: 2, B: 2})
+    assert offsets(next(given)) == [(0, 0)]
+    with pytest.raises(KeptError, match="t-1"):
+        next(given)
 
 
 def test_each_leader_is_asked_for_itself():

@@ -452,3 +452,20 @@ def test_bootstrap_addresses(text, endpoints):
 def test_bootstrap_addresses_that_are_none(text):
     with pytest.raises(ValueError, match=r"host:port|bootstrap"):
         parse_bootstrap(text)
+
+
+def test_a_call_that_lasts_while_it_is_heard_of_ends_when_no_byte_comes_any_more():
+    """A large answer over a slow line is no silence."""
+    world = World()
+    assert world.result(offsets(world)) is not None
+    world.mute.add(A)
+    began = world.now
+    call = offsets(world, timeout_ms=1_000, while_heard=True, patient=False)
+    for piece in (struct.pack(">i", 100), b"a", b"b", b"c", b"d"):
+        world.now += 900
+        world.step(Received(1, piece))
+        world.tick()
+    assert call.id not in world.finished
+    world.run(until_ms=world.now + 1_001)
+    assert isinstance(world.finished[call.id].error, NoResponse)
+    assert world.now - began == 5_500

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from kept.cluster.security.acls import AclOperation
 from kept.node.admin.actions.cluster_actions import Caller
 from kept.node.admin.views.topic_view import MAX_SEGMENTS
 from kept.node.http.parameters import Parameters
@@ -14,6 +13,7 @@ from kept.node.http.route_access import (
     DESCRIBE_CLUSTER,
     DESCRIBE_CLUSTER_CONFIGS,
     DESCRIBE_GROUP,
+    DESCRIBE_NAMED_TOPIC,
     DESCRIBE_NAMED_TOPIC_CONFIGS,
     SHOWN_GROUPS,
     SHOWN_TOPICS,
@@ -61,7 +61,7 @@ async def _all_topics(node: RouteContext, _p: Parameters) -> Any:
     "limit",
     "segments",
     large=True,
-    access=Whole(DESCRIBE, named_topic),
+    access=DESCRIBE_NAMED_TOPIC,
 )
 async def _topic(node: RouteContext, p: Parameters) -> Any:
     segments = p.optional_number("segments")
@@ -71,9 +71,6 @@ async def _topic(node: RouteContext, p: Parameters) -> Any:
         partition=p.optional_number("partition"),
         limit=p.optional_number("limit"),
         segments=MAX_SEGMENTS if segments is None else max(1, min(segments, MAX_SEGMENTS)),
-        settings=p.request.session.may(
-            AclOperation.DESCRIBE_CONFIGS, *named_topic(p), audited=False
-        ),
     )
 
 

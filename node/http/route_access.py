@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from kept.cluster.security.acls import ANONYMOUS, AclOperation, AclResourceType
@@ -59,6 +60,15 @@ class Shown(Struct, frozen=True):
         return await describable(session, self.resource_type, items, name_of)
 
 
+class ShownFields(Struct, frozen=True):
+    """The ``fields`` of the result are shown to who is allowed what ``question`` asks; the answer
+    to others has none of them.
+    """
+
+    fields: tuple[str, ...]
+    question: Whole
+
+
 class OnTopicOrCluster(Struct, frozen=True):
     """A question about the topic that a request names; who may do the same on the cluster is not
     asked (``Create``).
@@ -70,10 +80,10 @@ class OnTopicOrCluster(Struct, frozen=True):
 class Every(Struct, frozen=True):
     """All of these questions; the first that is refused refuses the request."""
 
-    parts: tuple[Whole | Shown, ...]
+    parts: tuple[Whole | Shown | ShownFields, ...]
 
 
-Access = Open | Known | Whole | Shown | OnTopicOrCluster | Every
+Access = Open | Known | Whole | Shown | ShownFields | OnTopicOrCluster | Every
 
 
 def named_topic(p: Parameters) -> Resource:
@@ -105,6 +115,12 @@ DESCRIBE_CLUSTER_CONFIGS: Final = Whole(AclOperation.DESCRIBE_CONFIGS)
 ALTER_CLUSTER_CONFIGS: Final = Whole(AclOperation.ALTER_CONFIGS)
 DESCRIBE_TOPIC: Final = Whole(DESCRIBE, _topic_of)
 DESCRIBE_NAMED_TOPIC_CONFIGS: Final = Whole(AclOperation.DESCRIBE_CONFIGS, named_topic)
+DESCRIBE_NAMED_TOPIC: Final = Every(
+    (
+        Whole(DESCRIBE, named_topic),
+        ShownFields(("config", "broker_defaults"), DESCRIBE_NAMED_TOPIC_CONFIGS),
+    )
+)
 READ_TOPIC: Final = Whole(AclOperation.READ, _topic_of)
 WRITE_TOPIC: Final = Whole(AclOperation.WRITE, _topic_of)
 ALTER_TOPIC: Final = Whole(AclOperation.ALTER, _topic_of)
@@ -200,14 +216,43 @@ def login_wanted(schemes: Collection[str], why: str = "") -> HttpResponse:
 
 def shown_part(access: Access) -> Shown | None:
     """What filters the list of a result, if something does."""
-    parts = access.parts if isinstance(access, Every) else (access,)
-    return next((part for part in parts if isinstance(part, Shown)), None)
+    return next((part for part in _parts(access) if isinstance(part, Shown)), None)
+
+
+def hidden_fields(access: Access, request: HttpRequest) -> list[str]:
+    """The fields of a result that are not for who makes the request."""
+    return [
+        field
+        for part in _parts(access)
+        if isinstance(part, ShownFields)
+        and refusal(request.session, part.question, request, audited=False) is not None
+        for field in part.fields
+    ]
+
+
+def _parts(access: Access) -> tuple[Access, ...]:
+    return access.parts if isinstance(access, Every) else (access,)
 
 
 async def in_pieces(body: bytes) -> AsyncIterator[bytes]:
     """An answer of another node, passed on as it came."""
     for start in range(0, len(body), PIECE_BYTES):
         yield body[start : start + PIECE_BYTES]
+
+
+async def without_hidden(
+    access: Access, request: HttpRequest, response: HttpResponse
+) -> HttpResponse:
+    """Another node's answer without :func:`hidden_fields`: that node sends all of them."""
+    hidden = hidden_fields(access, request)
+    if not hidden or response.status != HTTPStatus.OK or response.chunks is None:
+        return response
+    body = b"".join([piece async for piece in response.chunks])
+    members = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    kept = {name: value for name, value in members.items() if name not in hidden}
+    return HttpResponse(
+        chunks=in_pieces(msgspec.json.encode(kept)), content_type=response.content_type
+    )
 
 
 async def shown(access: Access, session: Session, response: HttpResponse) -> HttpResponse:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from msgspec import structs
 
+from kept.node.admin.results import OMITTED
 from kept.node.http import json_results
 from kept.node.http.messages import HttpRequest, HttpResponse
 from kept.node.http.parameters import Parameters
-from kept.node.http.route_access import Access, shown_part
+from kept.node.http.route_access import Access, hidden_fields, shown_part
 from kept.node.security.client_usage import Kind
 
 if TYPE_CHECKING:
@@ -96,11 +97,8 @@ def route(
             result = await handler(context, parameters)
             if isinstance(result, HttpResponse):
                 return result
-            part = shown_part(served.access_to(request))
-            if part is not None and not request.session.is_unrestricted:
-                name_of, items = attrgetter(part.name), getattr(result, part.field)
-                shown = await part.of(request.session, items, name_of)
-                result = structs.replace(result, **{part.field: shown})
+            if not request.session.is_unrestricted:
+                result = await _for_who_asks(served.access_to(request), request, result)
             return (
                 HttpResponse(chunks=json_results.chunks(result)) if large else HttpResponse(result)
             )
@@ -110,6 +108,17 @@ def route(
         return handler
 
     return add
+
+
+async def _for_who_asks(access: Access, request: HttpRequest, result: Any) -> Any:
+    """A result without the items and fields that are not for who makes the request."""
+    part = shown_part(access)
+    if part is not None:
+        name_of, items = attrgetter(part.name), getattr(result, part.field)
+        shown = await part.of(request.session, items, name_of)
+        result = structs.replace(result, **{part.field: shown})
+    hidden = hidden_fields(access, request)
+    return structs.replace(result, **dict.fromkeys(hidden, OMITTED)) if hidden else result
 
 
 def find(path: str) -> dict[str, tuple[Route, str]]:

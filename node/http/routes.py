@@ -34,6 +34,7 @@ from kept.node.http.route_access import (
     refusal,
     shown,
     while_allowed,
+    without_hidden,
 )
 from kept.node.http.route_table import API, Route, RouteContext, find, route
 from kept.node.metrics.lazy_metrics import LazyMetrics, accepted_format
@@ -158,6 +159,7 @@ class Routes:
             response = await self._forward(node_id, request, route.draws_on)
             if access is not OPEN:
                 response = await shown(access, request.session, response)
+                response = await without_hidden(access, request, response)
         else:
             response = await self._serve(route, request)
         self._record(route, request, response)

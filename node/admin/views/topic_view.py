@@ -196,11 +196,9 @@ class TopicView:
         partition: int | None = None,
         limit: int | None = None,
         segments: int = MAX_SEGMENTS,
-        settings: bool = True,
     ) -> TopicDetail:
-        """One topic: ``settings`` in force, and each partition (or one, or the first ``limit``)
-        with its newest segments; with ``leaders`` as the leaders know. Raises
-        UnknownTopicOrPartition.
+        """One topic: settings in force, and each partition (or one, or the first ``limit``) with
+        its newest segments; with ``leaders`` as the leaders know. Raises UnknownTopicOrPartition.
         """
         topic = self.lookup.topic(name)
         wanted: Iterable[PartitionRecord] = topic.partitions[:limit]
@@ -219,12 +217,8 @@ class TopicView:
             described = await self._from_leaders(partitions, f"/api/v1/topics/{name}", query)
         return TopicDetail(
             summary=await self._summary(topic),
-            config=(
-                settings_given(self.metadata.image, ResourceType.TOPIC, name)
-                if settings
-                else OMITTED
-            ),
-            broker_defaults=self.config.current.topic_defaults() if settings else OMITTED,
+            config=settings_given(self.metadata.image, ResourceType.TOPIC, name),
+            broker_defaults=self.config.current.topic_defaults(),
             partitions=described,
         )
 

@@ -20,8 +20,9 @@ from kept.cluster.security.acls import (
 from kept.node.admin.peer_http import PeerHttp
 from kept.node.admin.views import consumer_lag, transactions_view
 from kept.node.config.checks import STANDARD_AUTHORIZER
+from kept.node.http import peer_requests
 from kept.node.http.messages import HttpRequest
-from kept.node.internode.controller_rpc import PeerHttpReply
+from kept.node.internode.controller_rpc import PeerHttpReply, PeerHttpRequest
 from kept.node.security.authorizer import StandardAuthorizer
 from kept.node.security.session import Session, node_session
 from kept.storage.types import TopicPartition
@@ -197,10 +198,24 @@ def test_a_transaction_shows_topics_that_may_be_described(guarded, monkeypatch):
     assert [one["topic"] for one in everything["partitions"]] == [SECRET, "t"]
 
 
-def test_a_topic_shows_its_settings_to_who_may_describe_them(guarded):
-    described = ask(guarded, who_sees((TOPIC, "t")), "topics/t")
-    assert described["partitions"]
-    assert not {"config", "broker_defaults"} & described.keys()
+@pytest.mark.parametrize("query", [{}, {"node": "7"}], ids=["here", "of another node"])
+def test_a_topic_shows_its_settings_to_who_may_describe_them(guarded, monkeypatch, query):
+    async def answer(
+        _: PeerHttp, _node: int, method: str, path: str, *, query: Any, body: Any
+    ) -> PeerHttpReply:
+        asked.append(path)
+        request = PeerHttpRequest(method, path, json.dumps(query), json.dumps(body))
+        return await peer_requests.respond(routes, request)
+
+    asked: list[str] = []
+    routes = guarded.node.parts.http._started().routes
+    routes.alone = False
+    monkeypatch.setattr(PeerHttp, "request", answer)
+    described = ask(guarded, who_sees((TOPIC, "t")), "topics/t", **query)
     both = (AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)
-    whole = ask(guarded, who_sees((TOPIC, "t"), may=both), "topics/t")
-    assert {"config", "broker_defaults"} <= whole.keys()
+    whole = ask(guarded, who_sees((TOPIC, "t"), may=both), "topics/t", **query)
+    hidden = {"config", "broker_defaults"}
+    assert hidden <= whole.keys()
+    assert described == {name: whole[name] for name in whole if name not in hidden}
+    assert described["partitions"]
+    assert len(asked) == 2 * len(query)

@@ -17,7 +17,7 @@ from kept.client.bootstrap import Bootstrap
 from kept.client.core.metadata import Endpoint, parse_bootstrap
 from kept.client.security.access_tokens import NoAccessToken
 from kept.client.security.security import PLAINTEXT, Security
-from kept.client.security.tls_errors import tls_failure
+from kept.client.security.tls_errors import TlsFailure, tls_failure
 from kept.storage.errors import KeptError, NoNode
 
 _T = TypeVar("_T")
@@ -104,14 +104,18 @@ class JsonApi:
             connection.request(method, url, body, headers)
             answer = connection.getresponse()
             data = answer.read(MAX_ANSWER_BYTES + 1)
+            if answer.length and len(data) <= MAX_ANSWER_BYTES:
+                raise http.client.IncompleteRead(data, answer.length)
         except (OSError, http.client.HTTPException) as error:
+            may_be_done = connected and body is not None and not self._is_mistrusted(error)
             if connected:
                 why = self._why_no_answer(error)
             else:
                 why = self._why_no_connection(error, connect_s)
+            if may_be_done:
+                why += "; it may have been done"
             raise HttpFailed(
-                f"{self.endpoint}: {method} {url}: {why}",
-                may_be_done=connected and body is not None,
+                f"{self.endpoint}: {method} {url}: {why}", may_be_done=may_be_done
             ) from error
         finally:
             connection.close()
@@ -126,20 +130,30 @@ class JsonApi:
         if isinstance(error, socket.gaierror):
             return f"{self.endpoint.host} is not a known host ({error.strerror})"
         if isinstance(error, ssl.SSLError):
-            return self._why_no_tls(error)
+            return self._tls_failure(error).why
         text = (isinstance(error, OSError) and error.strerror) or str(error)
         return text[:1].lower() + text[1:]
 
     def _why_no_answer(self, error: Exception) -> str:
         if isinstance(error, TimeoutError):
             return f"no answer within {self.timeout_s:.3g} s"
-        if isinstance(error, ssl.SSLError):
-            return self._why_no_tls(error)
+        if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+            return self._tls_failure(error).why
+        if isinstance(error, http.client.IncompleteRead):
+            return "the connection broke within the answer"
+        if isinstance(error, OSError):
+            return "the connection broke before an answer (is it a node of kept?)"
         return "no answer in HTTP: this needs a node of kept"
 
-    def _why_no_tls(self, error: ssl.SSLError) -> str:
+    def _is_mistrusted(self, error: Exception) -> bool:
+        """Whether the other side refused this side's certificate, in place of reading a request:
+        with TLS 1.3 it does so after the handshake.
+        """
+        return isinstance(error, ssl.SSLError) and self._tls_failure(error).lasting
+
+    def _tls_failure(self, error: ssl.SSLError) -> TlsFailure:
         tls = self.security.tls
-        return tls_failure(error, has_certificate=tls is not None and tls.keys is not None).why
+        return tls_failure(error, has_certificate=tls is not None and tls.keys is not None)
 
     def _judge(self, method: str, url: str, status: int, data: bytes) -> Any:
         try:

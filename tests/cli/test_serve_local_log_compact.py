@@ -365,4 +365,4 @@ def test_compact_says_when_the_other_side_is_not_kept(offline):
     ran = offline("compact", "status", "--bootstrap", f"127.0.0.1:{port}", status=1)
     thread.join()
     listener.close()
-    assert "needs a node of kept" in ran.err
+    assert "is it a node of kept?" in ran.err

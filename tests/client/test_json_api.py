@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -13,7 +14,9 @@ import pytest
 from kept.client import json_api as http
 from kept.client.core.metadata import Endpoint
 from kept.client.json_api import HttpFailed, JsonApi, each_node, nodes_away, request_any
+from kept.client.security.security import Security
 from kept.testing.ports import free_port
+from tests.support.certificates import Authority
 
 
 class Node(BaseHTTPRequestHandler):
@@ -51,6 +54,34 @@ def hangs() -> Iterator[str]:
         yield "{}:{}".format(*server.getsockname())
 
 
+@pytest.fixture
+def says() -> Iterator[Callable[[bytes], str]]:
+    """The address of one that reads a request, says these bytes, and closes the connection."""
+    stopped: list[Callable[[], object]] = []
+
+    def start(said: bytes) -> str:
+        server = socket.create_server(("127.0.0.1", 0))
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection, connection.makefile("rb") as lines:
+                length = 0
+                while (line := lines.readline().strip()) != b"":
+                    name, _, value = line.partition(b": ")
+                    length = int(value) if name == b"Content-Length" else length
+                lines.read(length)
+                connection.sendall(said)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        stopped.extend((thread.join, server.close))
+        return "{}:{}".format(*server.getsockname())
+
+    yield start
+    for stop in stopped:
+        stop()
+
+
 def test_one_that_stands_still_is_passed_over(alive, hangs, monkeypatch):
     monkeypatch.setattr(http, "PRESENT_S", 0.2)
     found: list[object] = []
@@ -72,9 +103,64 @@ def test_the_last_one_says_why_nobody_answers(hangs, monkeypatch):
 
 def test_a_change_without_an_answer_is_asked_of_no_other_node(alive, hangs, monkeypatch):
     monkeypatch.setattr(JsonApi, "is_there", lambda _: True)
-    with pytest.raises(HttpFailed, match=f"{hangs}: POST /api/v1/cluster: no answer") as failed:
+    with pytest.raises(
+        HttpFailed, match=f"{hangs}: POST /api/v1/cluster: no answer within .*; it may have"
+    ) as failed:
         request_any(f"{hangs},{alive}", lambda api: api.post("cluster"), 0.3)
     assert failed.value.may_be_done
+
+
+BROKE = "the connection broke before an answer (is it a node of kept?)"
+CUT = "the connection broke within the answer"
+NOT_HTTP = "no answer in HTTP: this needs a node of kept"
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (b"", BROKE),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n{", CUT),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{", CUT),
+        (b"\0\0\0\4\0\0\0\0", NOT_HTTP),
+    ],
+)
+def test_an_answer_that_does_not_come_whole_says_why(says, said, why):
+    where = says(said)
+    with pytest.raises(HttpFailed) as failed:
+        request_any(where, lambda api: api.get("cluster"))
+    assert str(failed.value) == f"{where}: GET /api/v1/cluster: {why}"
+    where = says(said)
+    with pytest.raises(HttpFailed) as failed:
+        request_any(where, lambda api: api.post("cluster"))
+    assert str(failed.value) == f"{where}: POST /api/v1/cluster: {why}; it may have been done"
+    assert failed.value.may_be_done
+
+
+def test_a_change_of_whom_the_other_side_does_not_trust_is_not_done(tmp_path):
+    """With TLS 1.3 the refusal comes after the handshake, as if it were the answer."""
+    authority = Authority(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority.ca)
+    context.load_cert_chain(authority.issue("node", "localhost"))
+    context.verify_mode = ssl.CERT_REQUIRED
+
+    def refuse() -> None:
+        accepted, _ = server.accept()
+        with context.wrap_socket(accepted, True, do_handshake_on_connect=False) as secured:
+            with pytest.raises(ssl.SSLError):
+                secured.do_handshake()
+            with socket.socket(fileno=secured.detach()) as connection:
+                while connection.recv(1000):  # a reset would overtake the alert
+                    pass
+
+    security = Security({"security.protocol": "SSL", "ssl.truststore.location": authority.ca})
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        api = JsonApi(Endpoint("localhost", server.getsockname()[1]), 60.0, security)
+        with pytest.raises(HttpFailed, match=r"and there is none$") as failed:
+            api.post("cluster")
+        thread.join()
+    assert not failed.value.may_be_done
 
 
 def test_a_change_that_nobody_got_is_asked_of_the_next_node(alive, monkeypatch):

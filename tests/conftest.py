@@ -19,6 +19,7 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from kept.node.runtime.fd_quota import raise_file_limit
 from kept.testing.ports import free_port
 from tests.tools.needs import SAID, TOOLS, need
 
@@ -28,6 +29,10 @@ hypothesis.settings.register_profile(
     derandomize=os.environ.get("REQUIRE_ALL") == "1",
 )  # fmt: skip
 hypothesis.settings.load_profile("kept")
+
+
+# A node raises its limit of open files; those within a test have the shell's, which is often 1024.
+raise_file_limit()
 
 
 # Nodes that tests start would compile every module again.

@@ -111,7 +111,7 @@ def test_users_of_plain_have_names_and_passwords_that_its_message_can_hold(
     text = f'{PLAIN_MODULE} required "{option}"="{password}";'
     given = {"sasl__enabled__mechanisms": "PLAIN", "plain__sasl__jaas__config": text}
     if is_taken:
-        found = sasl_settings(load(**given).of_listener("SASL_PLAINTEXT")).plain_users
+        found = sasl_settings(load(**given), "SASL_PLAINTEXT").plain_users
         assert found == {option.removeprefix("user_"): password}
         return
     with pytest.raises(ConfigurationError, match="must have 1 to 255 bytes and no NUL"):
@@ -124,9 +124,7 @@ def test_where_keys_may_be(url: str) -> None:
         f"sasl__oauthbearer__jwks__endpoint__retry__backoff__{name}": "700"
         for name in ("ms", "max__ms")
     }
-    tokens = sasl_settings(
-        load(**OAUTH | {JWKS: url} | backoffs).of_listener("SASL_PLAINTEXT")
-    ).tokens
+    tokens = sasl_settings(load(**OAUTH | {JWKS: url} | backoffs), "SASL_PLAINTEXT").tokens
     assert tokens is not None and tokens.jwks_url == url
     assert tokens.retry_backoff_ms == tokens.retry_backoff_max_ms, "as long each time"
 
@@ -137,7 +135,7 @@ def test_where_no_login_by_sasl_is_asked_for_http_takes_the_users_of_plain() -> 
         plain__sasl__jaas__config=USERS,
         kept__sasl__plain__users="scram",
     )
-    settings = sasl_settings(config.of_listener("PLAINTEXT"))
+    settings = sasl_settings(config, "PLAINTEXT")
     assert (settings.plain_users, settings.stored_passwords) == ({"ada": "hush"}, True)
 
 

@@ -232,6 +232,16 @@ class Session:
         if self._timer is None or ends_at < self._timer_at:
             self._set_timer(loop)
 
+    def wait_ended(self, on_time_up: Callable[[], None]) -> None:
+        """The request that waits so is answered, or its connection is gone: a session that was
+        closed meanwhile needs no timer any more, and would live as long as one.
+        """
+        if self.on_time_up != on_time_up:
+            return
+        self.on_time_up = None
+        if self.closed:
+            self._cancel_timer()
+
     def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
         self._cancel_timer()
         self._timer_at = self._wait_ends_at

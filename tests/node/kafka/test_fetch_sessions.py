@@ -488,8 +488,7 @@ class Parked:
         self.ended_at = self.clock.now
 
     def answer(self):
-        if self.session.on_time_up == self.time_up:
-            self.session.on_time_up = None
+        self.session.wait_ended(self.time_up)
 
 
 def test_requests_answered_before_their_time_share_a_timer_and_the_last_has_its_own_time():
@@ -533,3 +532,13 @@ def test_a_session_that_is_closed_lets_what_is_parked_wait_and_has_no_timer_else
     assert clock.armed == ([0.5] if parked else [])
     clock.advance(0.5)
     assert request.ended_at == (0.5 if parked else None)
+
+
+def test_a_wait_that_was_replaced_does_not_end_the_one_after_it():
+    clock, session = Clock(), fs.Session(7, named(1), False, 0)
+    first, second = Parked(session, clock, 0.5), Parked(session, clock, 0.6)
+    session.close()
+    first.answer()
+    assert clock.armed == [0.5], "of the second one, which moves it"
+    second.answer()
+    assert not clock.armed

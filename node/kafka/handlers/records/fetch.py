@@ -420,8 +420,7 @@ class PendingFetch:
         if self._work is not None:
             self._work.cancel()
         session = self._session
-        if session.on_time_up == self._finish:
-            session.on_time_up = None
+        session.wait_ended(self._finish)
         if session.id == SESSIONLESS:
             session.close()
         elif session.on_news == self._wake:

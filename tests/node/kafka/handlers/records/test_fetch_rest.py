@@ -7,12 +7,15 @@ there is to tell, and a follower that was at the end is known to have been there
 
 from __future__ import annotations
 
+import gc
+import weakref
 from functools import partial
 from random import Random
 from typing import Any
 
 import pytest
 
+from kept.node.kafka import fetch_sessions
 from kept.node.kafka.codec.fetch import FetchPartition, FetchRequest
 from kept.node.kafka.fetch_sessions import FetchSessions
 from kept.node.kafka.handlers.records import fetch as handler
@@ -420,3 +423,32 @@ def test_a_session_that_is_closed_watches_nothing(monkeypatch):
         request = FetchRequest(reader.replica_id, 0, 1, 1, 0, reader.session_id, -1, [], [], b"", 7)
         world.sessions.open(request, True, world.now_ms())
     assert not any(partition._end_waiters or partition._waiters for partition in world.partitions)
+
+
+class WatchedSession(fetch_sessions.Session):
+    """One that may be referred to weakly."""
+
+
+@pytest.mark.parametrize("end", ["its connection is gone", "it is answered"])
+def test_a_session_that_was_closed_is_gone_once_its_request_does_not_wait(monkeypatch, end):
+    monkeypatch.setattr(fetch_sessions, "Session", WatchedSession)
+    world = World(monkeypatch)
+    follower = world.readers[0]
+    for _ in range(2):  # the first one is answered
+        follower.ask(Given(random=lambda: 1.0, choice=max))
+    (session,) = map(weakref.ref, world.sessions._sessions.values())
+    (waiting,) = follower.parked
+    world.sessions.close(session())
+    assert len(world.loop.timers) == 1, "it is answered when its time is up"
+    if end == "it is answered":
+        tools.produce(world.partitions[0])
+        waiting.access_changed()
+        world.loop.turn()
+        assert not follower.waiting
+    else:
+        waiting.cancel()
+        follower.parked.clear()
+    assert not world.loop.timers
+    del waiting
+    gc.collect()
+    assert session() is None

@@ -18,7 +18,8 @@ What holds (semantics.md, rules 14, 15, 30, 33; ``Partition.scala``):
   confirmed and the proposed one. An unknown outcome stays proposed.
 - A replica enters the ISR with LEO >= HW and >= start of the leader's epoch, as an unfenced broker
   with the right broker epoch. It has applied the manifest that the leader last published in this
-  epoch; or it holds that one, with a log that is complete for it (rule 15).
+  epoch; or it holds that one, with a log that is complete for it and was not cut in this epoch
+  (rule 15).
 - A member leaves when it was not caught up, or did not acknowledge the manifest offered, for
   ``replica.lag.time.max.ms``.
 - Manifests are generations only here; None until there are any.
@@ -440,7 +441,7 @@ class PartitionCore:
             return ()
         follower.held = event.generation
         if isinstance(event, ManifestHeld):
-            follower.complete = event.complete
+            follower.complete = event.complete and not follower.went_back
         else:
             follower.applied = event.generation
         if event.replica_id in self.isr:

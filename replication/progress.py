@@ -25,6 +25,8 @@ class Follower:
     fetch. ``broker_epoch``: of the process that fetched last (KIP-903), -1 when it did not say.
     ``follows``: it has not said since that it follows no more, so what is known of it still holds.
     ``complete``: its log had everything below the end of ``held`` before anybody acted on that.
+    ``went_back``: its log was cut since it first fetched in this epoch. What it fetched there again
+    may have gaps, so it is complete no more, and a pull from before the cut may come late.
     """
 
     log_end_offset: int = UNKNOWN_OFFSET
@@ -37,6 +39,7 @@ class Follower:
     log_start_offset: int = UNKNOWN_OFFSET
     follows: bool = True
     complete: bool = False
+    went_back: bool = False
 
     def fetched(
         self, log_end_offset: int, leader_end_offset: int, now_ms: int, broker_epoch: int
@@ -48,8 +51,11 @@ class Follower:
         if broker_epoch != self.broker_epoch:
             if self.broker_epoch != -1:  # another life: its disk may be another, too
                 self.held = self.applied = None
-                self.complete = False
+                self.complete = self.went_back = False
+                self.log_end_offset = UNKNOWN_OFFSET
             self.broker_epoch = broker_epoch
+        if log_end_offset < self.log_end_offset:
+            self.complete, self.went_back = False, True
         if log_end_offset >= leader_end_offset:
             self.caught_up_ms = max(self.caught_up_ms, now_ms)
         elif self.end_at_fetch != UNKNOWN_OFFSET and log_end_offset >= self.end_at_fetch:

@@ -22,7 +22,8 @@ answers, and tests/replication/manifests plays them:
 - It keeps two: the newest it holds, and the newest told, so that a pending one stops nothing.
 - *Complete*: when it asked for what it holds, its log reached the end of that, had applied what its
   leader had (or was complete for it), and the leader, which had made the manifest in this epoch,
-  had not published it. So nothing below that end went before it was here. Such a replica enters
+  had not published it. So nothing below that end went before it was here. Where nothing is applied
+  yet that is not known of a log that Apache Kafka compacted. Such a replica enters
   the ISR before it has applied the manifest (C16). A cut below the end takes that away.
 - The high watermark is raised to b before anything is applied (C13).
 - *Lost*: a replica whose file of what it holds is damaged (at a start, or when it is to be applied)
@@ -112,7 +113,8 @@ class ManifestCore:
 
     ``held`` and ``applied`` are durable, and come from the disk at a start; ``lost``: they could
     not be read. ``complete``, durable, too: the log had everything below the end of ``held``, which
-    is not applied yet, before anybody acted on that. ``published``: by this leader in this epoch;
+    is not applied yet, before anybody acted on that. ``adopted``: the log directory was Apache
+    Kafka's, which compacted each replica on its own. ``published``: by this leader in this epoch;
     ``leader_published``: by the leader that is followed, to be applied. ``has_offered``: this
     leader has offered what it holds. ``in_flight``: the pull that has no response yet. ``cut_to``:
     lowest end of the log since the apply under way began. ``replaces``: of this epoch, and lost:
@@ -124,6 +126,7 @@ class ManifestCore:
     applied: ManifestRef | None = None
     lost: bool = False
     complete: bool = False
+    adopted: bool = False
     role: Role = Role.NONE
     leader_epoch: int = -1
     published: ManifestRef | None = None
@@ -307,9 +310,14 @@ class ManifestCore:
         held = self.held
         if held is None or held == self.published or held.leader_epoch != self.leader_epoch:
             return False
-        before = request.applied == self.applied
+        before = request.applied == self.applied and not self._compacted_alone
         before = before or (request.complete and request.held == self.applied)
         return before and request.synced and request.log_end_offset >= held.end_offset
+
+    @property
+    def _compacted_alone(self) -> bool:
+        """No manifest was applied to the log yet, and it may have been compacted all the same."""
+        return self.adopted and self.applied is None
 
     # Follower.
 
@@ -345,7 +353,8 @@ class ManifestCore:
         self.leader_published, self._published_after_store = None, published
         complete = self.complete
         if accepts:
-            complete = response.complete and not self.lost and self.missing is None
+            sound = not (self.lost or self._compacted_alone) and self.missing is None
+            complete = response.complete and sound
         beside = None if published in (held, self.applied) else published
         return self._store(Store(held, beside, complete))
 

@@ -377,7 +377,12 @@ class ReplicaManager:
             applied_end=0 if state is None else state.end_offset,
             lag_time_max_ms=self._config.current.replica_lag_time_max_ms,
             manifests=ManifestCore(
-                self._identity.node_id, known.held, known.applied, known.lost, known.complete
+                self._identity.node_id,
+                known.held,
+                known.applied,
+                known.lost,
+                known.complete,
+                adopted=opening.directory.directory.adopted,
             ),
         )
         hosted = partition.listener = LocalReplica(partition, opening.directory, self)

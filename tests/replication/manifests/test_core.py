@@ -141,6 +141,24 @@ def test_nobody_is_complete_for_what_may_have_been_acted_on() -> None:
     assert not empty.pull_response(pull(applied=None)).complete
 
 
+@pytest.mark.parametrize("adopted", [True, False])
+def test_nobody_is_complete_by_what_kafka_compacted_on_each_replica_alone(*, adopted: bool) -> None:
+    first = ManifestCore(0, adopted=adopted)
+    first.step(ev.Leads(2), NOW)
+    first.step(ev.PassDone(NEW, 2, None), NOW)
+    first.step(ev.Stored(NEW), NOW)
+    asked = pull(held=None, applied=None)
+    assert first.pull_response(asked).complete is not adopted
+    core = follower(adopted=adopted)
+    taken(core)
+    core.step(ev.Stored(NEW), NOW)
+    assert core.complete is not adopted
+    core = follower(OLD, adopted=adopted)
+    taken(core)
+    core.step(ev.Stored(NEW), NOW)
+    assert core.complete, "what was applied had made them equal"
+
+
 def taken(core: ManifestCore, *, complete: bool = True) -> ev.Store:
     """The leader offers NEW; what is to be stored."""
     asked = core.pull(100)

@@ -514,8 +514,9 @@ class Partition(Replica):
         self.step(CommitKnown(offset), 0)
 
     def maybe_roll(self, now_ms: int) -> bool:
-        """Roll an active segment that is too old, also of an idle log (rule 3)."""
-        self.check_online()
+        """Roll an active segment that is too old, also of an idle log (rule 3): whether it did."""
+        if self.offline is not None:
+            return False
         try:
             return self.log.maybe_roll(now_ms)
         except MachineError as error:

@@ -452,13 +452,15 @@ class Replica:
             self.step(IsrRefused(core.partition_epoch, REFUSED_PAUSE_MS), 0)
 
     def mark_offline(self, reason: str) -> None:
-        """The log directory failed: from now on every call raises KafkaStorageError(reason)."""
+        """The log directory failed, or a bug left the replica in no role: from now on every call of
+        a client or a replica raises KafkaStorageError(reason).
+        """
         if self.offline is None:
             self.offline = reason
             self._stop_leading(KafkaStorageError)
 
     def check_online(self) -> None:
-        """Raises KafkaStorageError once the log directory failed."""
+        """Raises KafkaStorageError once :meth:`mark_offline` was called."""
         if self.offline is not None:
             raise KafkaStorageError(f"{self.topic_partition}: {self.offline}")
 

@@ -461,6 +461,7 @@ class ReplicaManager:
                 closed.directory.count -= 1
             self.changes.forget(tp, self.image.index)
             return
+        topic.offline.pop(tp.partition, None)  # its role could not be changed
         del self._table.partitions[tp], self._table.hosted[tp]
         self.dirty_logs.end(hosted)
         hosted.directory.count -= 1

@@ -80,10 +80,14 @@ class RoleChanges:
         """Make this node leader or follower of a partition, as ``record`` says.
 
         A bug of ours takes this replica offline: what it did before is over, and no other partition
-        is to wait for it.
+        is to wait for it. It leaves the ISR as often as an image has it there.
         """
         partition = hosted.partition
-        if not self.serving or partition.offline is not None:
+        tp = partition.topic_partition
+        if not self.serving:
+            return
+        if partition.offline is not None:
+            self.lost(tp, record)
             return
         if self.suspended:
             partition.suspend()
@@ -95,11 +99,13 @@ class RoleChanges:
             else:
                 self._lead(hosted, record)
         except Exception as error:  # noqa: BLE001
-            if hosted.partition.offline is not None:  # its directory is, too, and has been told
+            if hosted.partition.offline is not None:  # its directory failed, which has been told
                 return
-            tp = partition.topic_partition
             log.exception("partition offline", error, topic=tp.topic, partition=tp.partition)
-            partition.mark_offline(f"its role could not be changed: {error}")
+            why = f"its role could not be changed: {error}"
+            self._table.by_name[tp.topic.encode()].offline[tp.partition] = why
+            hosted.manifests.abandon()
+            partition.mark_offline(why)
             self.lost(tp, record)
 
     def _await_later_epoch(self, hosted: LocalReplica, record: PartitionRecord) -> None:

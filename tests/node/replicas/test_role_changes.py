@@ -50,6 +50,32 @@ def test_a_bug_at_one_partition_takes_that_one_offline(
     assert 'event="partition offline"' in capsys.readouterr().err
 
 
+def test_what_a_bug_took_offline_leaves_the_isr_as_often_as_it_is_there(lone, monkeypatch) -> None:
+    lone.create(BROKEN.topic)
+    parts = lone.node.parts
+    hosted, record = parts.table.hosted[BROKEN], parts.metadata.image.partition(BROKEN.topic, 0)
+    resigned: list[tuple[int, ...]] = []
+    monkeypatch.setattr(
+        parts.roles._alter_partition, "resign", lambda _, record: resigned.append(record.isr)
+    )
+
+    def fail(*_: object) -> None:
+        raise InvariantViolation("leader epoch 3 after 4")
+
+    monkeypatch.setattr(RoleChanges, "_follow", fail)
+    record = replace(record, leader=1, replicas=(0, 1), isr=(0, 1))
+
+    async def change() -> None:
+        parts.roles.apply(hosted, record)
+        parts.roles.apply(hosted, replace(record, isr=(1,)))
+        parts.roles.apply(hosted, replace(record, isr=(1, 0)))
+
+    lone.run(change())
+    assert resigned == [(0, 1), (1, 0)]
+    assert parts.table.is_offline(BROKEN.topic, 0)
+    assert not hosted.partition.maybe_roll(1 << 60), "and nobody is told every few seconds"
+
+
 def test_the_node_serves_again_by_the_image_that_it_acts_on(lone, capsys) -> None:
     """It may resume while the roles of a newer image than it has acted on are being taken."""
     lone.create("whole")

@@ -56,7 +56,7 @@ _T = TypeVar("_T")
 
 TIMEOUT_MS: Final = 30_000
 SILENT_MS: Final = 3_000
-"""Who says nothing for so long may be done without, where something can be told all the same."""
+"""How long an answer waits for a node that says nothing, where it can do without that node."""
 
 
 class BadAddress(PeerError):
@@ -75,8 +75,11 @@ class OutRecord(NamedTuple):
 
 @dataclass(slots=True)
 class IdempotentProducer:
-    """Of whom a broker writes no batch twice, however often it is sent; made by
-    :meth:`Client.init_producer`. ``sequences``: the number of the next record, by partition.
+    """A producer id for :meth:`Client.produce`, made by :meth:`Client.init_producer`.
+
+    Retries within one ``produce`` are written once; after an error a second ``produce`` may write
+    the records again, since ``id`` is -1 then, and the next ``produce`` gets a new one.
+    ``sequences``: the sequence number of the next record, by partition.
     """
 
     id: int
@@ -115,7 +118,9 @@ class Client:
         self.core.reached = known
         self.on_wait = on_wait
         self._count_at: dict[str, float] = {}
-        """When the partitions of a topic that is written to are to be asked for again."""
+        """By topic that is written to: the time.monotonic() at which its partitions are counted
+        again.
+        """
         self._sockets = Sockets(self.core, on_wait)
 
     def __enter__(self) -> Self:
@@ -301,8 +306,9 @@ class Client:
         """Write records, one batch a partition, and wait for the acknowledgements.
 
         Records without a partition go where Java's client would put their key; those without a key
-        share one partition that has a leader, drawn anew for each call. After an error some may be
-        written. A ``producer`` goes on with a new id then, since nobody knows its sequences.
+        share one partition that has a leader, drawn anew for each call. After an error some records
+        may be written. A ``producer`` gets a new id then, because the sequence numbers that the
+        brokers expect of the old one are not known.
         """
         if producer is not None and producer.id < 0:
             producer.id, producer.epoch = self._producer_id()
@@ -339,8 +345,8 @@ class Client:
         is_transactional: bool = False,
         auto_create: bool = False,
     ) -> dict[int, bytes]:
-        """The batches that :meth:`produce` writes, by partition. The sequences of ``producer`` are
-        moved on.
+        """The batches that :meth:`produce` writes, by partition. Their records count in the
+        sequences of ``producer`` from then on.
         """
         view = self.view.topics.get(topic)
         if view is None or not view.partitions:
@@ -392,8 +398,8 @@ class Client:
         return self.topic(topic)
 
     def _counted_again(self, view: TopicView) -> TopicView:
-        """A topic that may have got partitions since it was asked for: a key goes to its partition
-        among all that there are. What else may be wrong with it now the write itself finds out.
+        """The topic with the partitions that it has now, since the partition of a key depends on
+        their number. The known ``view`` where Metadata shows none: the write says what is wrong.
         """
         self._count_at[view.name] = time.monotonic() + METADATA_MAX_AGE_S
         found = self.metadata([view.name]).topics.get(view.name)

@@ -185,8 +185,9 @@ class JsonApi:
 def request_any(
     bootstrap: str | Bootstrap, request: Callable[[JsonApi], _T], timeout_s: float = TIMEOUT_S
 ) -> _T:
-    """Ask the first node of a bootstrap list that is there, and the next one where nothing can have
-    been changed. Raises HttpFailed.
+    """What ``request`` returns for the first node of a bootstrap list that answers. After a request
+    without an answer the next node is asked only where nothing can have been changed. Raises
+    HttpFailed.
     """
     where = Bootstrap.of(bootstrap)
     endpoints = parse_bootstrap(where.servers)

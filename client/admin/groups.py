@@ -51,11 +51,11 @@ STATES: Final = (
 
 
 NOT_A_MEMBER: Final = frozenset({22, 25, 27})
-"""ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS: who gets one joins again."""
+"""ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS: the member has to join again."""
 
 
 class NotAMember(PeerError):
-    """The group counts the sender no more as a member of that generation."""
+    """The sender is no member of the group's present generation, so its commit was refused."""
 
 
 class GroupListing(NamedTuple):
@@ -204,7 +204,9 @@ def _description(described: Any) -> GroupDescription:
 
 
 def _assigned(assignment: bytes) -> list[TopicPartition]:
-    """Nothing of an assignment that is not readable: what one member writes hides no other."""
+    """The partitions of an assignment. None where it cannot be decoded: what one member wrote must
+    not hide the other members.
+    """
     try:
         return decode_assignment(assignment)
     except CorruptMessage:

@@ -21,8 +21,7 @@ EARLIEST: Final = positions.EARLIEST
 MAX_TIMESTAMP: Final = positions.MAX_TIMESTAMP
 
 SILENT_MS: Final = 30_000
-"""So long after its time is up the answer to a Fetch is waited for, unless somebody says otherwise.
-"""
+"""How long past its ``max_wait_ms`` the answer to a Fetch is waited for by default."""
 TRANSACTION_TIMEOUT_MS: Final = 60_000
 """After so long its coordinator aborts a transaction, unless the producer says otherwise."""
 _NO_TRANSACTIONS_V2: Final = 11
@@ -212,8 +211,8 @@ def fetch(
     """Fetch from these partitions at these offsets: one request to each leader.
 
     The leaders must be known (:func:`kept.client.admin.topics.metadata`); partitions without
-    one are left out. Errors come with their partition, those of a leader that is not there, or says
-    nothing for ``silent_ms`` after the time it may take, with each of its partitions.
+    one are left out. An error comes with its partition. Where a leader is not there, or says
+    nothing for ``silent_ms`` after ``max_wait_ms``, each of its partitions comes with that error.
     """
     by_node: dict[int, list[TopicPartition]] = {}
     for tp in positions:

@@ -9,6 +9,7 @@ know.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from kept.node.internode import controller_rpc
@@ -37,12 +38,21 @@ MAX_CHANGES: Final = 1000
 
 
 class _Change:
-    """A change that no leader's core proposes: it is asked for like those, once."""
+    """A change that no leader's core proposes: it is asked for like those, until the first answer.
+
+    ``answered`` is called then, whatever it says.
+    """
 
     def __init__(
-        self, tp: TopicPartition, record: PartitionRecord, isr: Iterable[int], last_epoch: int = 0
+        self,
+        tp: TopicPartition,
+        record: PartitionRecord,
+        isr: Iterable[int],
+        last_epoch: int = 0,
+        answered: Callable[[], None] | None = None,
     ) -> None:
         self.topic_partition = tp
+        self._answered = answered
         self._item: AlterIsrItem | None = AlterIsrItem(
             record.topic_id,
             tp.partition,
@@ -60,6 +70,8 @@ class _Change:
     def alter_isr_completed(self, _: AlterIsrItem, __: KeptError | None) -> None:
         """What the image says then is of another epoch, for another request."""
         self._item = None
+        if self._answered is not None:
+            self._answered()
 
 
 Replica: TypeAlias = "Partition | _Change"
@@ -87,6 +99,9 @@ class AlterPartitionQueue:
         self._requests = Batcher(runtime.loop, self._send, max_batch=MAX_CHANGES, backoff_s=RETRY_S)
         self._resigned_at: dict[TopicPartition, float] = {}
         self._later: dict[TopicPartition, asyncio.TimerHandle] = {}
+        self.on_later_epoch_answered: Callable[[TopicPartition, PartitionRecord | None], None]
+        """Called a while after a request for a later epoch was answered, maybe with a refusal."""
+        self._epoch_later: dict[TopicPartition, asyncio.TimerHandle] = {}
 
     def submit(self, partition: Replica) -> None:
         """A partition wants another ISR; it says which when the call is made."""
@@ -99,9 +114,7 @@ class AlterPartitionQueue:
         again when the next fetch must have told it.
         """
         loop = self._runtime.loop
-        due = (
-            self._resigned_at.get(tp, -1.0) + self._config.current.replica_fetch_wait_max_ms / 1000
-        )
+        due = self._resigned_at.get(tp, -1.0) + self._pause_s
         if loop.time() >= due:
             self._resigned_at[tp] = loop.time()
             others = [member for member in record.isr if member != self._identity.node_id]
@@ -112,8 +125,29 @@ class AlterPartitionQueue:
     def request_later_epoch(
         self, tp: TopicPartition, record: PartitionRecord, last_epoch: int
     ) -> None:
-        """The log of a partition that this node is to lead is of an epoch above ``record``'s."""
-        self.submit(_Change(tp, record, record.isr, last_epoch))
+        """The log of a partition that this node is to lead is of an epoch above ``record``'s.
+
+        A refusal must not end it, nor a controller of an older version, which does not know what
+        is asked: :attr:`on_later_epoch_answered` asks again as long as it has to.
+        """
+        answered = partial(self._later_epoch_answered, tp)
+        self.submit(_Change(tp, record, record.isr, last_epoch, answered))
+
+    def _later_epoch_answered(self, tp: TopicPartition) -> None:
+        if tp not in self._epoch_later:
+            self._epoch_later[tp] = self._runtime.loop.call_later(
+                self._pause_s, self._later_epoch_again, tp
+            )
+
+    def _later_epoch_again(self, tp: TopicPartition) -> None:
+        del self._epoch_later[tp]
+        record = self._metadata.image.partition(tp.topic, tp.partition)
+        self.on_later_epoch_answered(tp, record)
+
+    @property
+    def _pause_s(self) -> float:
+        """Between two requests of the same: when the next fetch must have told the leader."""
+        return self._config.current.replica_fetch_wait_max_ms / 1000
 
     def _resign_again(self, tp: TopicPartition) -> None:
         del self._later[tp]
@@ -121,7 +155,7 @@ class AlterPartitionQueue:
 
     async def close(self) -> None:
         """Ask for nothing more."""
-        for handle in self._later.values():
+        for handle in (*self._later.values(), *self._epoch_later.values()):
             handle.cancel()
         await self._requests.close()
 

@@ -66,6 +66,7 @@ class RoleChanges:
         self._fetchers = fetchers
         self._alter_partition = alter_partition
         self._alter_partition.on_still_lost = self.lost
+        self._alter_partition.on_later_epoch_answered = self._request_later_epoch
         self._notifier = notifier
         self.on_roles_taken: list[Callable[[Image], None]] = []
         """Called when roles were taken that an earlier image gave."""
@@ -120,7 +121,16 @@ class RoleChanges:
             leader_epoch=record.leader_epoch,
             last_epoch=last_epoch,
         )
-        self._alter_partition.request_later_epoch(tp, record, last_epoch)
+        self._request_later_epoch(tp, record)
+
+    def _request_later_epoch(self, tp: TopicPartition, record: PartitionRecord | None) -> None:
+        """Ask for one, unless it was given meanwhile, or another node leads."""
+        hosted = self._table.hosted.get(tp)
+        if not self.serving or hosted is None or record is None:
+            return
+        partition, leads = hosted.partition, record.leader == self._identity.node_id
+        if leads and partition.latest_epoch > record.leader_epoch and partition.offline is None:
+            self._alter_partition.request_later_epoch(tp, record, partition.latest_epoch)
 
     def _lead(self, hosted: LocalReplica, record: PartitionRecord) -> None:
         """Lead; the epoch becomes durable in a thread before the first append (rule 24)."""

@@ -143,3 +143,40 @@ def test_a_lost_replica_that_is_taken_back_leaves_again_after_a_while() -> None:
     changes: Any = None
     asyncio.run(main())
     assert set(asked) == {1}, "the ISR without this node"
+
+
+@pytest.mark.parametrize("refusal", [failure_of(StaleBrokerEpoch("older")), None])
+def test_a_later_epoch_is_asked_for_again_after_a_while(refusal) -> None:
+    """None: a controller of an older version, which does not know what was asked."""
+    asked: list[int] = []
+    tp = TopicPartition("t", 0)
+    record = PartitionRecord(TOPIC_ID, 0, (0,), (0,), 0, 3, 7)
+
+    async def call(_controller: int, _method: str, request: Any, _timeout: float) -> Any:
+        asked.append(request.changes[0].last_epoch)
+        return controller_rpc.AlterPartitionsReply(
+            (controller_rpc.IsrResult(TOPIC_ID, 0, refusal, 0, 3, 7, (0,), 0),)
+        )
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        changes = queue(call, record)
+
+        def again(found: TopicPartition, known: PartitionRecord | None) -> None:
+            assert (found, known) == (tp, record)
+            if len(asked) < 3:
+                changes.request_later_epoch(tp, record, 9)
+            else:
+                done.set()
+
+        done = asyncio.Event()
+        changes.on_later_epoch_answered = again
+        began = loop.time()
+        changes.request_later_epoch(tp, record, 9)
+        async with asyncio.timeout(60):
+            await done.wait()
+        assert loop.time() - began > 0.29
+        await changes.close()
+
+    asyncio.run(main())
+    assert asked == [9, 9, 9]

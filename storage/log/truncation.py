@@ -17,13 +17,14 @@ anew from the batches, and a stray snapshot below the end is removed by the next
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kept.storage import layout
 from kept.storage.disk import Disk
-from kept.storage.errors import OffsetOutOfRange, ResourceExhausted
+from kept.storage.errors import DamagedData, MachineError, OffsetOutOfRange, ResourceExhausted
 from kept.storage.segments.segment import Segment
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ def unlink_segments(disk: Disk, segments: Sequence[Segment]) -> None:
 def truncate_to(log: Log, offset: int) -> None:
     """See :meth:`Log.truncate_to`. Raises OffsetOutOfRange below zero.
 
-    A cut that stops half way leaves a log that cannot go on: whatever stops it is a failure.
+    A cut that stops half way leaves a log that cannot go on: whatever stops it is a failure. Damage
+    that hides where to cut is told as DamagedData, before anything is gone.
     """
     try:
         _truncate_to(log, offset)
@@ -66,17 +68,24 @@ def _truncate_to(log: Log, offset: int) -> None:
         _start_at(log, offset)
         return
     logger.info("%s: truncating to %d", log, offset)
-    names_gone = log.producer_state.remove_snapshots_above(offset)
     gone = [s for s in log.segments if s.base_offset > offset]
-    remaining = log.segments[: len(log.segments) - len(gone)]
-    active = remaining[-1]
+    active = log.segments[len(log.segments) - len(gone) - 1]
+    batch = active.locate(offset)
+    try:
+        _cut(log, active, active.size_bytes if batch is None else batch[0], gone, offset)
+    except DamagedData as error:
+        raise MachineError(error.path, "truncate", OSError(errno.EIO, str(error))) from error
+
+
+def _cut(log: Log, active: Segment, size_bytes: int, gone: list[Segment], offset: int) -> None:
+    """Remove what is above ``offset``: segments, and the end of the one that becomes active."""
+    names_gone = log.producer_state.remove_snapshots_above(offset)
     log.segments.remove(gone)
     for segment in reversed(gone):
         unlink_segments(log.disk, [segment])
     if gone or names_gone:
         log.disk.fsync_dir(log.directory)
-    batch = active.locate(offset)
-    active.cut(active.size_bytes if batch is None else batch[0])
+    active.cut(size_bytes)
     log.disk.fsync(active.file)
     end_offset = active.next_offset
     if end_offset < log.log_start_offset:

@@ -8,6 +8,8 @@ import pytest
 
 from kept.storage import layout
 from kept.storage.disk import File
+from kept.storage.errors import DamagedData, MachineError
+from kept.storage.log.log import Log
 from kept.storage.segments.segment import Segment
 from kept.storage.types import LogConfig
 from kept.testing.simulated_disk import SimulatedDisk
@@ -98,6 +100,19 @@ def test_what_follows_from_the_batches_is_as_if_all_were_read(kit, seed, reopene
         assert log.log_end_offset == to - to % 2
 
 
+def of_three_segments(kit) -> tuple[SimulatedDisk, Log]:
+    disk = SimulatedDisk()
+    log = kit.open_log(disk)
+    while len(log.segments) < 3:
+        kit.append(log, kit.batch(2))
+    return disk, log
+
+
+def overwrite(disk: SimulatedDisk, segment: Segment, position: int) -> None:
+    """Leave no batch at a position of the ``.log``."""
+    disk.writev(segment.file, [bytes(64)], position)
+
+
 def steps(disk: SimulatedDisk, since: int) -> list[str]:
     """What was done that could be lost: operations with the kind of file."""
     return [f"{line.split()[0]} {line.rpartition('/')[2]}" for line in disk.trace[since:]]
@@ -146,3 +161,29 @@ def test_no_snapshot_above_a_cut_comes_back(kit) -> None:
         left = map(layout.parse_segment_file, disk.after_power_loss(seed).listdir("/d/t-0"))
         assert layout.SNAPSHOT not in {parsed.kind for parsed in left if parsed is not None}
     assert log.producers.get(7).last_offset == 5
+
+
+def test_damage_that_hides_where_to_cut_is_told_before_anything_is_gone(kit) -> None:
+    disk, log = of_three_segments(kit)
+    overwrite(disk, log.segments[0], 0)
+    log.segments[0].index.unload()
+    before = log.segments.bases
+    calls = disk.calls
+    with pytest.raises(DamagedData):
+        log.truncate_to(1)
+    assert log.segments.bases == before
+    assert not [step for step in steps(disk, calls) if step.startswith(("unlink", "truncate"))]
+    kit.append(log, kit.batch(1))
+    assert log.log_end_offset == log.segments.active.next_offset
+
+
+def test_damage_that_is_found_once_segments_are_gone_is_a_failure(kit, monkeypatch) -> None:
+    """The log has no end to append at then: nobody may go on with it."""
+    _, log = of_three_segments(kit)
+
+    def damaged(segment: Segment, _size_bytes: int) -> None:
+        raise DamagedData(segment.path(layout.LOG), 0, 0, "a bit flipped")
+
+    monkeypatch.setattr(Segment, "cut", damaged)
+    with pytest.raises(MachineError, match="a bit flipped"):
+        log.truncate_to(1)

@@ -8,11 +8,13 @@ What must be durable before what:
    would read as compacted, and a snapshot that came back would vouch for other records;
 2. the segment is cut (its fsync) before its epochs are forgotten: records that came back without
    their epochs could not be told from their leader's;
-3. the epochs that are left, where some went, before anything is appended. Recovery point and high
+3. the aborted transactions that are left, where some went: a segment that is durable up to its end
+   is not read again by a start, so its transaction index is believed;
+4. the epochs that are left, where some went, before anything is appended. Recovery point and high
    watermark follow (:mod:`kept.replication.follower_replica`).
 
-Nothing else needs the disk: the indexes of an active segment are in memory, a crash has them made
-anew from the batches, and a stray snapshot below the end is removed by the next start.
+Nothing else needs the disk: the other indexes of an active segment are in memory, a crash has them
+made anew from the batches, and a stray snapshot below the end is removed by the next start.
 """
 
 from __future__ import annotations
@@ -85,8 +87,10 @@ def _cut(log: Log, active: Segment, size_bytes: int, gone: list[Segment], offset
         unlink_segments(log.disk, [segment])
     if gone or names_gone:
         log.disk.fsync_dir(log.directory)
-    active.cut(size_bytes)
+    forgets_aborted = active.cut(size_bytes)
     log.disk.fsync(active.file)
+    if forgets_aborted:
+        active.save_aborted(durably=True)
     end_offset = active.next_offset
     if end_offset < log.log_start_offset:
         _start_at(log, log.log_start_offset)

@@ -283,8 +283,9 @@ class Segment:
         self.bytes_since_index += size
         self.next_offset = last_offset + 1
 
-    def cut(self, size_bytes: int) -> None:
-        """Cut the file where a batch begins (not durably): the segment is active then.
+    def cut(self, size_bytes: int) -> bool:
+        """Cut the file where a batch begins (not durably): the segment is active then. Returns
+        whether aborted transactions went, which :meth:`save_aborted` is to forget.
 
         What follows from the batches is derived from the last entry of the offset index below the
         cut on; from all of them where there is none, or it does not lead to its batch (rule 23).
@@ -301,9 +302,10 @@ class Segment:
             for batch in self.walk(0, size_bytes, SCAN_BYTES):
                 self.note(batch)
         left = [entry for entry in self.aborted if entry.last_offset < self.next_offset]
-        if len(left) < len(self.aborted):
-            self.reset_aborted(left)
-            self.save_aborted()
+        if len(left) == len(self.aborted):
+            return False
+        self.reset_aborted(left)
+        return True
 
     def _resume_at_last_entry(self) -> bool:
         """Be as if the batches were noted one by one, from the indexes and the batches after the
@@ -384,14 +386,20 @@ class Segment:
             entries.append(entry)
             self.aborted_dirty = True
 
-    def save_aborted(self) -> None:
+    def save_aborted(self, *, durably: bool = False) -> None:
         """Write the transaction index when it changed; without entries there is no file."""
-        if self.aborted_dirty:
-            if self.aborted:
-                self._disk.write_file(self.path(layout.TXN_INDEX), txn_index.encode(self.aborted))
-            else:
-                self._disk.unlink(self.path(layout.TXN_INDEX))
-            self.aborted_dirty = False
+        if not self.aborted_dirty:
+            return
+        path, data = self.path(layout.TXN_INDEX), txn_index.encode(self.aborted)
+        if not self.aborted:
+            self._disk.unlink(path)
+            if durably:
+                self._disk.fsync_dir(self.directory)
+        elif durably:
+            self._disk.write_atomic(path, data)
+        else:
+            self._disk.write_file(path, data)
+        self.aborted_dirty = False
 
     # Durability and removal.
 

@@ -15,6 +15,7 @@ from kept.storage.records.control import ABORT, COMMIT
 from kept.storage.segments import txn_index
 from kept.storage.segments.txn_index import AbortedTxn
 from kept.storage.types import LogConfig
+from kept.testing.simulated_disk import SimulatedDisk
 
 CONFIG = LogConfig(segment_bytes=600, index_interval_bytes=100)
 
@@ -189,3 +190,25 @@ def test_a_check_compares_the_index_with_the_markers(kit, disk) -> None:
     disk.write_file(path, b"\0")
     torn = [f for f in check_partition(log.directory, disk) if f.path == path]
     assert [f.damaged for f in torn] == [True], "it was written long before a kill"
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_no_aborted_transaction_above_a_cut_comes_back(kit, left) -> None:
+    """It would hide what is appended there from read_committed consumers."""
+    disk = SimulatedDisk()
+    log, feed = kit.open_log(disk, config=LogConfig(segment_bytes=1 << 20)), Feed(kit)
+    expected = []
+    for _ in range(3):
+        first = feed.offset
+        log.append_as_follower(feed.data(1), kit.NOW)
+        expected.append(AbortedTxn(1, first, feed.offset, feed.offset + 1))
+        log.append_as_follower(feed.marker(1, ABORT), kit.NOW)
+    log.roll(kit.NOW)
+    log.flush()
+    path = log.segments[0].path(layout.TXN_INDEX)
+    assert txn_index.decode(path, disk.read(path)) == expected
+    log.truncate_to(3 * left)
+    for seed in range(20):
+        after = disk.after_power_loss(seed)
+        data = after.read(path) if after.exists(path) else b""
+        assert txn_index.decode(path, data) == expected[:left]

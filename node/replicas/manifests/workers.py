@@ -59,12 +59,14 @@ class Work:
 
     async def acquire(self, limit: asyncio.Lock | asyncio.Semaphore) -> bool:
         """Acquire ``limit``, which the caller releases; False when the work was cancelled while it
-        waited.
+        waited. Whoever is cancelled itself has not acquired it.
         """
-        self._waiting = asyncio.ensure_future(limit.acquire())
+        waiting = self._waiting = asyncio.ensure_future(limit.acquire())
         try:
-            return await self._waiting
+            return await waiting
         except asyncio.CancelledError:
+            if waiting.done() and not waiting.cancelled():
+                limit.release()
             if not self.cancelled:
                 raise
             return False

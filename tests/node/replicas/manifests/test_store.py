@@ -258,6 +258,24 @@ def test_a_build_that_is_withdrawn_does_not_begin_anew(site, monkeypatch) -> Non
     assert site.calls == ["build"]
 
 
+def test_who_is_cancelled_as_its_turn_comes_leaves_it_to_others() -> None:
+    async def main() -> None:
+        turn = asyncio.Lock()
+        await turn.acquire()
+        waits = asyncio.create_task(Work().acquire(turn))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        turn.release()
+        while not turn.locked():
+            await asyncio.sleep(0)
+        waits.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+        assert not turn.locked()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("outcomes", "error"),
     [

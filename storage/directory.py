@@ -135,8 +135,8 @@ class LogDirectory:
         self._put_back: set[TopicPartition] = set()
         """Logs that were set aside once: the checkpoints have forgotten them."""
         self.changes = 0
-        """How often it was said of a log where it stands, since this was opened: when it was
-        created, and with :meth:`state_recovery_point`; see :meth:`write_checkpoints`."""
+        """How often it was said where a log stands, since this was opened: it was created, put back
+        or cut, or :meth:`state_recovery_point`; see :meth:`write_checkpoints`."""
         self._writing = threading.Lock()
         self._changed: dict[TopicPartition, int] = {}
         self._gone: dict[TopicPartition, int] = {}

@@ -100,7 +100,7 @@ class RoleChanges:
             else:
                 self._lead(hosted, record)
         except Exception as error:  # noqa: BLE001
-            if hosted.partition.offline is not None:  # its directory failed, which has been told
+            if hosted.partition.offline is not None:  # meanwhile: its disk failed, as is logged
                 return
             log.exception("partition offline", error, topic=tp.topic, partition=tp.partition)
             why = f"its role could not be changed: {error}"

@@ -77,6 +77,16 @@ def delete_first(topic: str, count: int) -> dict:
     return {"topics": [{"name": topic, "partitions": [partition]}], "timeout": 10_000}
 
 
+async def led(node: Node) -> None:
+    """Until all partitions are that are online: a log whose epoch is later than the metadata's is
+    led in a later one still, for which the controller is asked first.
+    """
+    partitions = node.parts.table.partitions.values()
+    async with asyncio.timeout(30):
+        while not all(p.is_leader or p.offline is not None for p in partitions):
+            await asyncio.sleep(0.001)
+
+
 def contents(node: Node) -> dict[str, dict[int, tuple]]:
     """What consumers get: records by offset, for each partition that is served."""
     found = {}
@@ -178,6 +188,7 @@ def start(directory: str):
             return error, {}, []
         try:
             await node.warmed_up()
+            await led(node)
             offline = [why for t in node.parts.table.by_name.values() for why in t.offline.values()]
             return None, contents(node), offline
         finally:

@@ -116,6 +116,10 @@ def test_three_nodes_go_on_without_them_and_lead_in_later_epochs() -> None:
             leader = client.metadata([topic]).topics[topic].partitions[0].leader
             cluster.stop(leader)
             cluster.start(leader)
+        for node in nodes:  # each has noted what it knows, as it does when it stops
+            until_in_sync(cluster, client, topic)
+            cluster.stop(node)
+            cluster.start(node)
         until_in_sync(cluster, client, topic)
         put(client, topic, b"unknown")
         for node in nodes:

@@ -25,7 +25,7 @@ JVM_FLAGS = (
     "-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent",
     "-XX:MaxInlineLevel=15", "-Djava.awt.headless=true",
 )  # fmt: skip
-sys.path.insert(0, str(HERE.parent / "tests" / "tools"))
+sys.path.append(str(HERE.parent))
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Broker:
 
 def kafka_server(properties: Path) -> list[str]:
     """The command of an Apache Kafka node, with the flags of its own start script."""
-    import kafka_dist
+    from tests.tools import kafka_dist
 
     return kafka_dist.command(
         "kafka.Kafka", str(properties), heap="-Xmx1G", flags=("-Xms1G", *JVM_FLAGS)
@@ -70,7 +70,7 @@ def kafka_server(properties: Path) -> list[str]:
 
 def kafka_format(properties: Path) -> list[str]:
     """The command that formats the directory of an Apache Kafka node."""
-    import kafka_dist
+    from tests.tools import kafka_dist
 
     tool = ["kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(properties)]
     return kafka_dist.command(*tool)

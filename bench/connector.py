@@ -27,7 +27,7 @@ JARS = (
 
 def install() -> tuple[str, str]:
     """The Python and the jars (separated by commas), made unless they are there."""
-    import kafka_dist
+    from tests.tools import kafka_dist
 
     target = kafka_dist.home().parent / f"spark-connector-{VERSION}"
     python = target / "venv" / "bin" / "python"

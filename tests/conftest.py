@@ -9,9 +9,11 @@ Fixtures come from the plugin that an installed kept brings (``kept.testing.plug
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 from types import ModuleType
 
 import hypothesis
@@ -98,6 +100,34 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
     return ByFileAndTool(config, log)
 
 
+OPEN_FILES = pytest.StashKey[dict[Path, int]]()
+MANY_FILES = 50
+
+
+def open_files() -> int:
+    """How many descriptors this process has open."""
+    return len(os.listdir("/dev/fd"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    item.config.stash.setdefault(OPEN_FILES, {}).setdefault(item.path, open_files())
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, None, None]:
+    """What a module of tests leaves open is told at the end of the run."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        now, counts = open_files(), item.config.stash[OPEN_FILES]
+        left, counts[item.path] = now - counts[item.path], now
+        if left > MANY_FILES:
+            item.user_properties.append(("left open", left))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in TOOLS:
         if item.get_closest_marker(marker) is not None:
@@ -122,7 +152,7 @@ def apache_kafka(kafka_dist: ModuleType, tmp_path_factory: pytest.TempPathFactor
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """One line that nobody overlooks for each missing tool."""
+    """One line that nobody overlooks for each missing tool, and for each module that leaks."""
     counts: dict[str, int] = {}
     for report in terminalreporter.stats.get("skipped", []):
         _, found, why = str(report.longrepr).partition(SAID)
@@ -132,3 +162,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for reason, count in sorted(counts.items()):
         line = f"!!! {count} TESTS DID NOT RUN: {reason} (REQUIRE_ALL=1 makes this a failure)"
         terminalreporter.write_line(line, red=True, bold=True)
+    for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
+        for name, count in getattr(report, "user_properties", ()):
+            if name == "left open" and report.when == "teardown":
+                file = report.nodeid.partition("::")[0]
+                line = f"!!! {file} LEFT {count} FILES AND SOCKETS OPEN in its process"
+                terminalreporter.write_line(line, yellow=True, bold=True)

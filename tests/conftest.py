@@ -122,7 +122,12 @@ def pytest_runtest_teardown(
     """What a module of tests leaves open is told at the end of the run."""
     yield
     if nextitem is None or nextitem.path != item.path:
-        now, counts = open_files(), item.config.stash[OPEN_FILES]
+        counts = item.config.stash[OPEN_FILES]
+        if open_files() > counts[item.path] + MANY_FILES:
+            if isinstance(item, pytest.Function):
+                item.funcargs.clear()
+            gc.collect()  # closes the logs of nodes; by itself it may not come for long
+        now = open_files()
         left, counts[item.path] = now - counts[item.path], now
         if left > MANY_FILES:
             item.user_properties.append(("left open", left))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import uuid
 
 import pytest
@@ -411,13 +412,16 @@ async def test_whoever_is_told_of_a_death_may_fail(net):
 async def test_a_process_whose_address_went_with_it_is_noticed(net, monkeypatch, refused_first):
     """As a container's: a probe in time is refused, a later one finds no such name."""
     name = "kept-2.invalid"
-    real = greeting.addresses
+    loop = asyncio.get_running_loop()
+    real = loop.getaddrinfo
     known = {name}
 
-    async def addresses(host, port):
-        return await real("127.0.0.1" if host in known else host, port)
+    async def getaddrinfo(host, port, **more):
+        if host == name and name not in known:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return await real("127.0.0.1" if host == name else host, port, **more)
 
-    monkeypatch.setattr(greeting, "addresses", addresses)
+    monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
     one, two = await net.node(1), await net.node(2, own_address=(name, 0))
     two.peers.own_address = net.ports[2] = (name, two.port)
     one.peers.send(append(1, 2, 1))

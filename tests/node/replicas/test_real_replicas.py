@@ -67,13 +67,15 @@ def cluster() -> Iterator[Cluster]:
 
 
 def recovery_points(cluster, topic: str) -> list[int]:
-    """Up to where each node's log is durable, as its checkpoint says, which is seldom written."""
+    """Up to where each node's log is durable, as its checkpoint says, which is seldom written: -1
+    before it knows of the topic.
+    """
     tp = types.TopicPartition(topic, 0)
     paths = [
         f"{cluster.log_dir(node)}/{Checkpoint.RECOVERY_POINTS.value}"
         for node in range(len(cluster))
     ]
-    return [read_offsets(Disk({}), path)[tp] for path in paths]
+    return [read_offsets(Disk({}), path).get(tp, -1) for path in paths]
 
 
 def test_a_follower_flushes_what_flush_messages_asks_for(cluster) -> None:

@@ -26,10 +26,10 @@ What this rests on: a repeated task has **the same rows in the same order**, as 
 where a batch is replayed from its offsets without a shuffle. Each batch of records that is left out
 is compared with what was written: by its CRC, and record by record where that differs, because the
 broker made the batch anew (a ``compression.type`` of the topic) or its cleaner did. Where the rows
-are not the same (they came in another order, or the source was compacted in between) the task fails
-and says so instead of writing twice or skipping what is new. Where the target itself is compacted,
-a record that is gone was written: its sequence number is below one that is there, and what is left
-of a producer always includes its last batch.
+are not the same (they came in another order, fewer came than were written, or the source was
+compacted in between) the task fails and says so instead of writing twice or skipping what is new.
+Where the target itself is compacted, a record that is gone was written: its sequence number is
+below one that is there, and what is left of a producer always includes its last batch.
 """
 
 from __future__ import annotations
@@ -289,17 +289,22 @@ def end(client: Client, ledger: str, batch: Batch, tasks: int) -> None:
 
 
 def confirm(
-    client: Client, topic: str, begun: Begun, sent: Mapping[tuple[int, int], BatchHeader]
+    client: Client,
+    topic: str,
+    begun: Begun,
+    sent: Mapping[tuple[int, int], BatchHeader],
+    rows: Mapping[int, int],
 ) -> None:
-    """Whether the batches that a task has sent which is not the only attempt, by partition and
-    first sequence, are those that are there. Raises NotTheSame.
+    """Whether a task that is not the only attempt has the rows that are there: the batches that it
+    has sent, by partition and first sequence, and no fewer ``rows`` of each partition than any
+    attempt has written. Raises NotTheSame.
 
     An attempt that lives on may have sent other rows of the same sequences in the meantime: the
     broker took ours for a repetition, and acknowledged them. Where the broker makes batches anew,
     that cannot be seen.
     """
-    seen = replace(begun, written={}, done={})
-    tps = [TopicPartition(topic, partition) for partition in {partition for partition, _ in sent}]
+    seen = replace(begun, written={}, done=dict(begun.done), ends=dict(begun.ends))
+    tps = [TopicPartition(topic, partition) for partition in begun.ends]
     starts = client.list_offsets(dict.fromkeys(tps, EARLIEST))
     for tp in tps:
         _find(client, tp, max(begun.ends[tp.partition], starts[tp].offset), seen)
@@ -309,6 +314,13 @@ def confirm(
             continue
         last = first + ours.record_count - 1
         raise NotTheSame(f"partition {partition}: rows {first} to {last} {_WHY}")
+    for partition, done in sorted(seen.done.items()):
+        have = rows.get(partition, 0)
+        if have < done:
+            raise NotTheSame(
+                f"partition {partition}: {done} rows were written and the repetition has {have}: "
+                f"rows {have} to {done - 1} {_WHY}"
+            )
 
 
 def forget(client: Client, ledger: str, batch: Batch, tasks: int) -> None:

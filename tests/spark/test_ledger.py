@@ -213,7 +213,7 @@ def test_what_cannot_be_repeated_is_refused(attempt: Callable[..., Attempt]) -> 
     one.run(ROWS)
     other = [*ROWS[:50], ("k1", "another"), *ROWS[51:]]
     for rows in (other, ROWS[1:], [(k, v[::-1]) for k, v in ROWS]):
-        with pytest.raises(NotTheSame, match="not those that its first attempt wrote"):
+        with pytest.raises(NotTheSame, match=r"rows \d+ to \d+ of the repeated .* not those that"):
             attempt(5).run(rows)
     with pytest.raises(NotTheSame, match="set back to an older checkpoint"):
         attempt(4)
@@ -221,6 +221,41 @@ def test_what_cannot_be_repeated_is_refused(attempt: Callable[..., Attempt]) -> 
     one.client.produce(one.topic, [OutRecord(b"k", b"value 100")])
     attempt(6).run([("k", "value 101")])
     assert values(one.client, one.topic)[-2:] == ["value 100", "value 101"]
+
+
+@pytest.mark.parametrize("left", [0, 1, 40, 99])
+def test_a_repetition_with_fewer_rows_than_were_written_is_refused(
+    attempt: Callable[..., Attempt], left: int
+) -> None:
+    """Also where what it has is the same, so that it has nothing to send."""
+    one, rows = attempt(1, size=9999), [("k", v) for _, v in ROWS]
+    one.run(rows)
+    where = partition_for_key(b"k", 3)
+    why = f"partition {where}: 100 rows were written and the repetition has {left}: rows {left} to"
+    with pytest.raises(NotTheSame, match=why if not left else "rows .* not those that its first"):
+        attempt(1, size=9999).run(rows[:left])
+    assert values(one.client, one.topic) == [v for _, v in ROWS]
+
+
+def test_a_repetition_with_fewer_whole_batches_is_refused(attempt: Callable[..., Attempt]) -> None:
+    one, rows = attempt(1, size=1), [("k", v) for _, v in ROWS]  # a row is a batch
+    one.run(rows)
+    where = partition_for_key(b"k", 3)
+    why = f"partition {where}: 100 rows were written and the repetition has 60: rows 60 to 99 of"
+    with pytest.raises(NotTheSame, match=why):
+        attempt(1, size=1).run(rows[:60])
+    assert attempt(1, size=1).run(rows) == 0, "the same rows are still taken for those"
+
+
+def test_an_empty_task_learns_that_another_attempt_had_rows(
+    attempt: Callable[..., Attempt],
+) -> None:
+    first, later = attempt(1), attempt(1)
+    later.run(ROWS)
+    with pytest.raises(NotTheSame, match="rows were written and the repetition has 0"):
+        first.run([])
+    attempt(2).run([])
+    attempt(2).run([])  # nothing was written, nothing is there
 
 
 def test_rows_that_the_target_has_compacted_away_are_not_written_again(

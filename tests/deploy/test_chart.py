@@ -253,10 +253,11 @@ def test_the_rack_is_the_zone_of_the_node(tmp_path, node, token, zone):
         (3, {0: 5, 1: 5, 2: 5, 3: 7}, [0, 1, 2], "node 3 holds 7 replicas\nkept cluster drain 3"),
         (3, {0: 5, 3: 7, 4: 1}, [0, 1, 2], "kept cluster drain 3 4 --wait\n"),
         (1, {0: 5, 1: 0, 2: 0}, [0, 1, 2], "node 2 votes\nkept cluster voter remove 1\n"),
-        (3, None, [], "scaleDownCheck=false"),
+        (3, None, [], "no answer\nWithout an answer it is not known what the nodes from 3 on hold"),
     ],
 )
-def test_nodes_that_are_needed_are_not_taken_away(tmp_path, replicas, nodes, voters, said):
+@pytest.mark.parametrize("step", ["upgrade", "rollback"])
+def test_nodes_that_are_needed_are_not_taken_away(tmp_path, replicas, nodes, voters, said, *, step):
     answer = {
         "nodes": [{"node_id": n, "replicas": held} for n, held in (nodes or {}).items()],
         "voters": voters,
@@ -264,16 +265,34 @@ def test_nodes_that_are_needed_are_not_taken_away(tmp_path, replicas, nodes, vot
     command = f"echo '{json.dumps(answer)}'" if nodes else "echo no answer >&2; exit 1"
     (tmp_path / "kept").write_text(f"#!/bin/sh\n{command}\n")
     (tmp_path / "kept").chmod(0o755)
-    job = only({"replicas": replicas, "voters": 1}, "Job")
-    assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-upgrade"
+    jobs = of_kind({"replicas": replicas, "voters": 1}, "Job")
+    (job,) = (j for j in jobs if j["metadata"]["annotations"]["helm.sh/hook"] == f"pre-{step}")
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    assert container["command"][2:] == [str(replicas), "kept:9092"]
+    assert container["command"][2:] == [step, str(replicas), "kept:9092"]
     done = subprocess.run(
         [sys.executable, CHART / "files" / "scale_down.py", *container["command"][2:]],
         env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.returncode == (said is not None), done.stderr
+    goes_on = said is None or (step == "rollback" and nodes is None)
+    assert done.returncode == (not goes_on), done.stderr
     assert said is None or said in done.stderr
+    without = {"upgrade": "upgrade --set scaleDownCheck=false", "rollback": "rollback --no-hooks"}
+    assert (f"helm {without[step]}" in done.stderr) is not goes_on
+
+
+def test_the_check_of_replicas_is_there_before_its_jobs():
+    values = {"scaleDownCheck": True}
+    hooks = {
+        (m["kind"], m["metadata"]["name"]): m["metadata"]["annotations"]["helm.sh/hook"]
+        for m in [*of_kind(values, "Job"), *of_kind(values, "ConfigMap")]
+        if "scale-down" in m["metadata"]["name"]
+    }
+    assert hooks == {
+        ("ConfigMap", "kept-scale-down"): "pre-upgrade,pre-rollback",
+        ("Job", "kept-scale-down"): "pre-upgrade",
+        ("Job", "kept-scale-down-rollback"): "pre-rollback",
+    }
+    assert not of_kind({"scaleDownCheck": False}, "Job")
 
 
 def test_the_version_is_the_packages():

@@ -64,7 +64,7 @@ def test_with_a_secret_no_certificate_is_asked_for():
 
 
 def test_only_the_group_of_the_node_reads_secrets():
-    for document in (only(LOGINS, "StatefulSet"), only(LOGINS, "Job")):
+    for document in (only(LOGINS, "StatefulSet"), *of_kind(LOGINS, "Job")):
         pod = document["spec"]["template"]["spec"]
         secrets = {v["name"]: v["secret"] for v in pod["volumes"] if "secret" in v}
         assert {name: secret["secretName"] for name, secret in secrets.items()} == {
@@ -106,7 +106,9 @@ def test_the_network_policy_lets_in_who_has_to():
         {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
     ]
     assert peers[str(metrics)] == [{"port": "internal"}]
-    labels = only(values, "Job")["spec"]["template"]["metadata"]["labels"]
+    upgrade, rollback = of_kind(values, "Job")
+    labels = upgrade["spec"]["template"]["metadata"]["labels"]
+    assert labels == rollback["spec"]["template"]["metadata"]["labels"]
     assert peers[str([{"podSelector": {"matchLabels": labels}}])] == [{"port": "internal"}]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     nodes = [{"podSelector": policy["podSelector"]}]

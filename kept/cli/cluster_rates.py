@@ -157,7 +157,7 @@ class ClusterRates:
             {
                 "node": member.node_id,
                 "address": f"{member.host}:{member.port}",
-                "state": "fenced" if member.fenced else "alive",
+                "state": "fenced" if member.fenced else "active",
                 "controller": member.node_id == self.cluster.controller_id,
                 "leaders": len(led.get(member.node_id, ())),
                 "replicas": replicas.get(member.node_id, 0),

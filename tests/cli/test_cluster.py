@@ -178,8 +178,8 @@ def test_a_dead_node_is_seen(kept_cluster):
     assert described.json == kept("broker", "config", "describe", "--json").json
     rows = {row["node"]: row for row in kept("top", "--json", "--interval", 0.5).json["nodes"]}
     assert {number: row["state"] for number, row in rows.items()} == {
-        0: "alive",
-        1: "alive",
+        0: "active",
+        1: "active",
         2: "fenced",
     }
     assert (rows[2]["leaders"], rows[2]["replicas"]) == (0, 3)

@@ -31,7 +31,7 @@ from kept.client.admin.topics import BROKER, TOPIC, ConfigEntry, NewTopic
 from kept.client.consume import fetch as record_operations
 from kept.client.consume import leader_offsets as leader_operations
 from kept.client.consume.consumer import ConsumedRecord, Consumer
-from kept.client.consume.fetch import Fetched, FetchLimits, Produced
+from kept.client.consume.fetch import Fetched, FetchLimits
 from kept.client.consume.leader_offsets import OffsetAt, Standing
 from kept.client.consume.positions import EARLIEST, LATEST
 from kept.client.core.authorization_errors import NotAuthorized
@@ -45,6 +45,8 @@ from kept.client.core.metadata import (
     parse_bootstrap,
 )
 from kept.client.partitioner import partition_for
+from kept.client.produce import Outgoing, Produced, ProduceOptions, init_producer_id
+from kept.client.produce import produce as produce_batches
 from kept.client.protocol.messages import Values
 from kept.client.security.security import PLAINTEXT, Security
 from kept.client.sockets import Sockets, first_failure
@@ -306,26 +308,25 @@ class Client:
         """Write records, one batch a partition, and wait for the acknowledgements.
 
         Records without a partition go where Java's client would put their key; those without a key
-        share one partition that has a leader, drawn anew for each call. After an error some records
-        may be written. A ``producer`` gets a new id then, because the sequence numbers that the
-        brokers expect of the old one are not known.
+        share one partition that has a leader, drawn anew for each call. A batch that is above
+        ``max.message.bytes`` or ``segment.bytes`` is split; with ``acks=0`` nobody answers, so that
+        one is lost without an error. Raises :class:`kept.client.produce.RecordTooLarge` for a
+        record that is too large alone.
+
+        After another error some records may be written. A ``producer`` gets a new id after any,
+        because the sequence numbers that the brokers expect of the old one are not known.
         """
         if producer is not None and producer.id < 0:
             producer.id, producer.epoch = self._producer_id()
             producer.sequences.clear()
         try:
-            batches = self.batches(
+            out = self.outgoing(
                 topic, records, codec=codec, producer=producer, auto_create=auto_create
             )
-            out = self.run(
-                record_operations.produce(
-                    self.view,
-                    topic,
-                    batches,
-                    acks=acks,
-                    timeout_ms=self.timeout_ms,
-                    auto_create=auto_create,
-                )
+            done = self.write(
+                topic,
+                out,
+                ProduceOptions(timeout_ms=self.timeout_ms, acks=acks, auto_create=auto_create),
             )
         except BaseException:
             if producer is not None:
@@ -333,9 +334,9 @@ class Client:
             raise
         if acks == 0:
             self._sockets.flush(self.timeout_ms)
-        return out
+        return done
 
-    def batches(
+    def outgoing(
         self,
         topic: str,
         records: Iterable[OutRecord],
@@ -344,9 +345,9 @@ class Client:
         producer: IdempotentProducer | None = None,
         is_transactional: bool = False,
         auto_create: bool = False,
-    ) -> dict[int, bytes]:
-        """The batches that :meth:`produce` writes, by partition. Their records count in the
-        sequences of ``producer`` from then on.
+    ) -> Outgoing:
+        """The batches that :meth:`produce` writes. Their records count in the sequences of
+        ``producer`` from then on.
         """
         view = self.view.topics.get(topic)
         if view is None or not view.partitions:
@@ -354,15 +355,17 @@ class Client:
         elif time.monotonic() >= self._count_at.get(topic, 0.0):
             view = self._counted_again(view)
         by_partition: dict[int, list[Any]] = {}
+        places: dict[int, list[int]] = {}
         now = time.time_ns() // 1_000_000
         led = [p for p, state in view.partitions.items() if state.leader >= 0]
         sticky = secrets.choice(led or list(view.partitions))
-        for r in records:
+        for place, r in enumerate(records):
             where = r.partition
             if where is None:
                 where = partition_for(r.key, len(view.partitions), sticky)
             when = now if r.timestamp is None else r.timestamp
             by_partition.setdefault(where, []).append((when, r.key, r.value, r.headers))
+            places.setdefault(where, []).append(place)
         batches = {}
         for where, rows in by_partition.items():
             if producer is None:
@@ -379,16 +382,18 @@ class Client:
                 base_sequence=first,
                 is_transactional=is_transactional,
             )
-        return batches
+        return Outgoing(batches, places)
+
+    def write(self, topic: str, out: Outgoing, options: ProduceOptions) -> list[Produced]:
+        """Write what :meth:`outgoing` has made; batches that are too large in parts."""
+        return self.run(produce_batches(self.view, topic, out.batches, options, out.places))
 
     def append(self, topic: str, batches: Mapping[int, bytes]) -> list[Produced]:
-        """Append a batch that is ready to each of these partitions, acknowledged by all replicas
-        in sync.
+        """Append a batch that is ready to each of these partitions, as it is, acknowledged by all
+        replicas in sync.
         """
         return self.run(
-            record_operations.produce(
-                self.view, topic, batches, acks=-1, timeout_ms=self.timeout_ms, auto_create=False
-            )
+            produce_batches(self.view, topic, batches, ProduceOptions(timeout_ms=self.timeout_ms))
         )
 
     def _topic_for_produce(self, topic: str, auto_create: bool) -> TopicView:
@@ -410,7 +415,7 @@ class Client:
         return IdempotentProducer(*self._producer_id())
 
     def _producer_id(self) -> tuple[int, int]:
-        return self.run(record_operations.init_producer_id(self.timeout_ms))
+        return self.run(init_producer_id(self.timeout_ms))
 
     # Reading.
 

@@ -18,10 +18,14 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from kept.client.client import Client, IdempotentProducer, OutRecord
-from kept.client.consume import fetch as record_operations
-from kept.client.consume.fetch import TRANSACTION_TIMEOUT_MS, Produced
 from kept.client.core.broker_errors import failure
 from kept.client.core.calls import Call, ToCoordinator
+from kept.client.produce import (
+    TRANSACTION_TIMEOUT_MS,
+    Produced,
+    ProduceOptions,
+    init_producer_id,
+)
 from kept.client.protocol.api_keys import ApiKey
 from kept.storage.errors import InvalidTxnState, KeptError
 from kept.storage.types import Codec, TopicPartition
@@ -57,7 +61,7 @@ class TransactionalProducer:
         self.transactional_id = transactional_id
         self.timeout_ms = timeout_ms
         self.producer_id, self.epoch = client.run(
-            record_operations.init_producer_id(client.timeout_ms, transactional_id, timeout_ms)
+            init_producer_id(client.timeout_ms, transactional_id, timeout_ms)
         )
         self._sequences: dict[TopicPartition, int] = {}
         self._joined: set[TopicPartition] = set()
@@ -108,20 +112,18 @@ class TransactionalProducer:
 
     def _produce(self, topic: str, records: Iterable[OutRecord], codec: Codec) -> list[Produced]:
         producer = IdempotentProducer(self.producer_id, self.epoch, self._sequences)
-        batches = self.client.batches(
+        out = self.client.outgoing(
             topic, records, codec=codec, producer=producer, is_transactional=True
         )
-        new = [TopicPartition(topic, p) for p in batches]
+        new = [TopicPartition(topic, p) for p in out.batches]
         new = [tp for tp in new if tp not in self._joined]
         if new:
             self.client.call(self._add_call(topic, [tp.partition for tp in new]))
             self._joined.update(new)
-        return self.client.run(
-            record_operations.produce(
-                self.client.view, topic, batches, acks=-1, timeout_ms=self.client.timeout_ms,
-                transactional_id=self.transactional_id,
-            )
-        )  # fmt: skip
+        options = ProduceOptions(
+            timeout_ms=self.client.timeout_ms, transactional_id=self.transactional_id
+        )
+        return self.client.write(topic, out, options)
 
     def commit(self) -> None:
         """End the transaction; nothing to do where none has begun. Raises InvalidTxnState where a
@@ -182,7 +184,7 @@ class TransactionalProducer:
 
     def _renew(self) -> None:
         self.producer_id, self.epoch = self.client.run(
-            record_operations.init_producer_id(
+            init_producer_id(
                 self.client.timeout_ms,
                 self.transactional_id,
                 self.timeout_ms,

@@ -28,6 +28,7 @@ _TEXTS: Final = {
     "transactional_id_not_found": "no such transactional id",
     "non_empty_group": "the group has members; stop them first",
     "message_too_large": "the batch is above max.message.bytes",
+    "record_list_too_large": "the batch is above segment.bytes",
     "invalid_record": "the topic refuses the record; a compacted topic needs a key",
     "not_enough_replicas": "fewer replicas in sync than min.insync.replicas",
     "coordinator_not_available": "the coordinator is not available yet",

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from kept.storage.types import decimal_number
 
+_NO_ID: Final = uuid.UUID(int=0)
 METADATA_MAX_AGE_S: Final = 300.0
 """After so long the partitions of a topic are counted again, as by Java's metadata.max.age.ms."""
 
@@ -63,6 +64,11 @@ class ClusterView:
         if view is None or partition not in view.partitions:
             return None
         return self.nodes.get(view.partitions[partition].leader)
+
+    def topic_id(self, name: str) -> uuid.UUID | None:
+        """The id of a topic, None where it has none or is not known."""
+        view = self.topics.get(name)
+        return None if view is None or view.topic_id == _NO_ID else view.topic_id
 
     def topic_name(self, topic_id: uuid.UUID | None) -> str | None:
         """The name of the topic with that id."""

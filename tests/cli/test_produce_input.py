@@ -76,16 +76,51 @@ def test_an_error_says_which_lines_are_written(kept, kept_broker):
 
 
 def test_a_refused_batch_is_told_apart_from_what_is_written(kept, kept_broker):
-    topic = kept_broker.create_topic(config={"max.message.bytes": "10000"})
-    lines = "small\n" * 3 + "x" * 600_000 + "\n"
-    ran = kept("produce", topic, stdin=lines, status=1)
-    assert "MESSAGE_TOO_LARGE" in ran.err
-    assert "(lines 1 to 3 are written, line 4 is not; go on with line 4: tail" in ran.err
-    assert len(records(kept_broker, topic)) == 3
+    topic = kept_broker.create_topic(config={"cleanup.policy": "compact"})
+    rows = '{"key": "a", "value": "x"}\n' * 3
+    ran = kept("produce", topic, "--json", stdin=rows + '{"value": "x"}\n', status=1)
+    assert ran.err.endswith("(nothing is written)\n"), "a batch is whole"
     many = kept_broker.create_topic(partitions=3, config={"cleanup.policy": "compact"})
     keyed = "".join(f'{{"key": "{n}", "value": "x"}}\n' for n in range(20)) + '{"value": "x"}\n'
     ran = kept("produce", many, "--json", stdin=keyed, status=1)
     assert "(of lines 1 to 21 some may be written)" in ran.err
+
+
+def test_batches_above_the_limits_of_the_topic_are_split(kept, kept_broker):
+    topic = kept_broker.create_topic(config={"max.message.bytes": "10000"})
+    lines = "".join(f"{n} {'x' * 2000}\n" for n in range(300))
+    for options in ((), ("--acks", "1"), ("--transactional-id", topic)):
+        kept("produce", topic, *options, stdin=lines)
+    found = [value for _, value, _ in records(kept_broker, topic)]
+    assert found == [line.encode() for line in lines.splitlines()] * 3
+
+
+def test_a_line_that_is_too_large_is_named(kept, kept_broker):
+    topic = kept_broker.create_topic(config={"max.message.bytes": "10000"})
+    small, large = "small\n" * 300, "x" * 20_000
+    lines = f"{small}{large}\n{small}"
+    ran = kept("produce", topic, stdin=lines, status=1)
+    assert ran.err.startswith(f"kept: line 301: Produce to {topic}-0: MESSAGE_TOO_LARGE (")
+    said = "(lines 1 to 300 are written, lines 301 to 601 are not; go on with line 301: tail -n"
+    assert said in ran.err
+    assert len(records(kept_broker, topic)) == 300
+    ran = kept("produce", topic, stdin=large, status=1)
+    assert "kept: line 1: Produce to" in ran.err and "(nothing is written)" in ran.err
+    ran = kept("produce", topic, "--transactional-id", topic, stdin=lines, status=1)
+    assert "kept: line 301: Produce to" in ran.err
+    assert "(nothing is written: the transaction is aborted)" in ran.err
+
+
+def test_a_line_that_is_too_large_among_partitions(kept, kept_broker):
+    topic = kept_broker.create_topic(partitions=2, config={"max.message.bytes": "10000"})
+    sizes = [(0, 9), (1, 9), (0, 20_000), (1, 9), (0, 9), (1, 9)]
+    rows = "".join(f'{{"value": "{"x" * size}", "partition": {p}}}\n' for p, size in sizes)
+    ran = kept("produce", topic, "--json", stdin=rows, status=1)
+    assert ran.err.startswith(f"kept: line 3: Produce to {topic}-0: MESSAGE_TOO_LARGE (")
+    assert ran.err.endswith(
+        "(lines 1 to 6 are written, except 3 and 5; go on with these, then with line 7)\n"
+    )
+    assert len(records(kept_broker, topic)) == 4
 
 
 def test_a_partition_that_is_not_there_is_named_before_anything_goes_to_it(kept, kept_broker):

@@ -132,6 +132,24 @@ def test_an_idempotent_producer_goes_on_after_a_batch_that_was_refused(client):
     assert [r.value for r in client.read(topic)] == [b"v0", b"v1"]
 
 
+@pytest.mark.parametrize("config", ["max.message.bytes", "segment.bytes"])
+def test_batches_above_the_limits_of_a_topic_are_split(client, config):
+    topic = f"limits-{time.time_ns()}"
+    limit = "1048576" if config == "segment.bytes" else "20000"
+    client.create_topic(topic, partitions=1, config={"max.message.bytes": "9000000", config: limit})
+    producer, size = client.init_producer(), int(limit) // 10
+    sent = [OutRecord(None, b"%d " % n + bytes(size)) for n in range(30)]
+    client.produce(topic, sent, producer=producer)
+    client.produce(topic, sent)
+    client.produce(topic, sent, producer=producer)
+    transactional = TransactionalProducer(client, f"id-{time.time_ns()}")
+    with transactional:
+        transactional.produce(topic, sent)
+        transactional.produce(topic, sent)
+    values = [record.value for record in sent]
+    assert [r.value for r in client.read(topic) if r.value] == values * 5
+
+
 def test_a_transactional_producer_goes_on_after_a_batch_that_was_refused(client):
     topic = small(client)
     producer = TransactionalProducer(client, f"id-{time.time_ns()}")

@@ -9,10 +9,10 @@ from kio.static.constants import EntityType
 
 from kept.client.admin.topics import ConfigEntry
 from kept.client.client import Client, IdempotentProducer
-from kept.client.consume.fetch import Produced
 from kept.client.consume.leader_offsets import OffsetAt
 from kept.client.consume.positions import EARLIEST
 from kept.client.core.metadata import ClusterView, PartitionView, TopicView
+from kept.client.produce import Produced
 from kept.client.protocol.messages import build, message_type
 from kept.storage.types import IsolationLevel, TopicPartition
 

@@ -18,8 +18,8 @@ from kept.cli.topic_partition import TopicPartitionArgument
 from kept.cli.unavailable import explained, no_partition, open_client
 from kept.client.bootstrap import Bootstrap
 from kept.client.client import Client, IdempotentProducer, OutRecord
-from kept.client.consume.fetch import TRANSACTION_TIMEOUT_MS
 from kept.client.core.authorization_errors import NotAuthorized
+from kept.client.produce import TRANSACTION_TIMEOUT_MS, RecordTooLarge
 from kept.client.transactional_producer import TransactionalProducer
 from kept.storage.errors import (
     InvalidProducerEpoch,
@@ -39,6 +39,8 @@ BATCH_BYTES: Final = 512 * 1024
 _FRAMING_BYTES: Final = 32
 """At most, of a record: its lengths, attributes, timestamp and offset; of a header a third."""
 _NO_TIMESTAMP: Final = -1
+_SHOWN_LINES: Final = 10
+"""At most, of the lines that are not written and stand between others."""
 _ACKS: Final = {"all": -1, "1": 1, "0": 0}
 _FIELDS: Final = frozenset(
     {"key", "key_base64", "value", "value_base64", "headers", "timestamp", "partition"}
@@ -91,7 +93,7 @@ _FIELDS: Final = frozenset(
     default="all",
     show_default=True,
     help="Who must have a batch before it counts as written: all replicas in sync, the leader, "
-    "nobody.",
+    "nobody (then what a broker refuses is lost without an error).",
 )
 @click.option(
     "--compression",
@@ -185,7 +187,9 @@ def produce(
         if transactional_id is not None:
             timeout_ms = 1000 * (transaction_timeout or TRANSACTION_TIMEOUT_MS // 1000)
             producer = TransactionalProducer(client, transactional_id, timeout_ms)
-            written = _write_transaction(producer, topic, batches, codec, bootstrap)
+            written = _write_transaction(
+                producer, topic, batches, codec=codec, bootstrap=bootstrap, unit=unit
+            )
         else:
             sink = _Sink(client, topic, _ACKS[acks], codec)
             written = _write(sink, batches, bootstrap, unit)
@@ -292,7 +296,8 @@ def _write(sink: _Sink, batches: Iterator[list[OutRecord]], bootstrap: Bootstrap
                 sink.write(batch)
             pending = []
     except KeptError as error:
-        raise Failure(f"{error} ({_progress(sink, pending, error, unit)})") from error
+        why = _named(error, sink.written, unit)
+        raise Failure(f"{why} ({_progress(sink, pending, error, unit)})") from error
     except KeyboardInterrupt as error:
         if not sys.stdin.isatty():
             echo(f"kept: interrupted: {_progress(sink, pending, error, unit)}", err=True)
@@ -300,9 +305,20 @@ def _write(sink: _Sink, batches: Iterator[list[OutRecord]], bootstrap: Bootstrap
     return sink.written
 
 
+def _named(error: KeptError, before: int, unit: str) -> str:
+    """An error with the line that it is about, where it is about one: ``before`` come before the
+    batch.
+    """
+    if isinstance(error, RecordTooLarge):
+        return f"{unit} {before + error.unwritten[0] + 1}: {error}"
+    return str(error)
+
+
 def _progress(sink: _Sink, batch: list[OutRecord], error: BaseException, unit: str) -> str:
     """Which lines of the input are written, and with which to go on. ``batch`` failed, if any."""
     done, end = sink.written, sink.written + len(batch)
+    if isinstance(error, RecordTooLarge):
+        return _progress_until(done, end, error.unwritten, unit)
     word = "written" if sink.acks else "sent"
     said = []
     if done:
@@ -315,8 +331,30 @@ def _progress(sink: _Sink, batch: list[OutRecord], error: BaseException, unit: s
         said.append(f"{_span(unit, done + 1, end)} {_are(len(batch))} not")
     if not done:
         return said[0] if said else f"nothing is {word}"
-    hint = f": tail -n +{done + 1}" if unit == "line" else ""
-    return f"{', '.join(said)}; go on with {unit} {done + 1}{hint}"
+    return f"{', '.join(said)}; {_go_on(unit, done + 1)}"
+
+
+def _progress_until(before: int, end: int, unwritten: Sequence[int], unit: str) -> str:
+    """Which lines are written where one of a batch is too large, and so are not those after it in
+    its partition. The batch has the lines from ``before`` to ``end``.
+    """
+    done = before + unwritten[0]
+    if end - done != len(unwritten):  # lines after it are in other partitions
+        numbers = [str(before + place + 1) for place in unwritten]
+        if len(numbers) > _SHOWN_LINES:
+            numbers[_SHOWN_LINES - 1 :] = [f"{len(numbers) - _SHOWN_LINES + 1} more"]
+        listed = numbers[0] if len(numbers) == 1 else f"{', '.join(numbers[:-1])} and {numbers[-1]}"
+        then = f"go on with these, then with {unit} {end + 1}"
+        return f"{_span(unit, 1, end)} are written, except {listed}; {then}"
+    if not done:
+        return "nothing is written"
+    rest = f"{_span(unit, done + 1, end)} {_are(end - done)} not"
+    return f"{_span(unit, 1, done)} {_are(done)} written, {rest}; {_go_on(unit, done + 1)}"
+
+
+def _go_on(unit: str, number: int) -> str:
+    hint = f": tail -n +{number}" if unit == "line" else ""
+    return f"go on with {unit} {number}{hint}"
 
 
 def _are(count: int) -> str:
@@ -331,10 +369,14 @@ def _write_transaction(
     producer: TransactionalProducer,
     topic: str,
     batches: Iterator[list[OutRecord]],
+    *,
     codec: Codec,
     bootstrap: Bootstrap,
+    unit: str,
 ) -> int:
-    """Write all batches in one transaction; how many records there were."""
+    """Write all batches in one transaction; how many records there were. Each is one ``unit`` of
+    the input.
+    """
     written = 0
     try:
         with explained(bootstrap, topic):
@@ -351,7 +393,8 @@ def _write_transaction(
             end = "is not committed, and aborted once its timeout is over"
         if isinstance(error, KeptError):
             why = f"the transaction {end}{_taken_over(error)}"
-            raise Failure(f"{error} (nothing is written: {why})") from error
+            named = _named(error, written, unit)
+            raise Failure(f"{named} (nothing is written: {why})") from error
         raise
     try:
         producer.commit()

@@ -27,7 +27,7 @@ from kept.client.admin import transactions
 from kept.client.admin.transactions import TransactionDescription
 from kept.client.bootstrap import Bootstrap
 from kept.client.client import SILENT_MS, Client
-from kept.client.consume.fetch import init_producer_id
+from kept.client.produce import init_producer_id
 from kept.storage.errors import TransactionalIdNotFound
 from kept.storage.printable import printable_line
 from kept.storage.types import TopicPartition

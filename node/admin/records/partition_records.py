@@ -12,10 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kept.client.consume.aborted_filter import aborted_batches
-from kept.client.consume.fetch import Fetched, FetchLimits, fetch_partition, produce
+from kept.client.consume.fetch import Fetched, FetchLimits, fetch_partition
 from kept.client.consume.leader_offsets import list_offsets
 from kept.client.consume.positions import EARLIEST, LATEST
 from kept.client.core.metadata import ClusterView
+from kept.client.produce import ProduceOptions, produce
 from kept.node.kafka.handlers.records.batch_checks import inflated
 from kept.storage.errors import (
     InflatesBeyondLimit,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from kept.node.security.client_usage import ClientUsage
     from kept.storage.types import TopicPartition
 
-ALL_IN_SYNC: Final = -1
 COMMITTED, ABORTED, OPEN = "committed", "aborted", "open"
 FETCH_BYTES: Final = 1024 * 1024
 """Of records at once; a first batch that is larger comes whole."""
@@ -94,14 +94,8 @@ async def append(
     """
     batch = build_batch([record])
     usage.produced(len(batch))
-    operation = produce(
-        ClusterView(),
-        tp.topic,
-        {tp.partition: batch},
-        acks=ALL_IN_SYNC,
-        timeout_ms=max(1, int(patience_s * 1000)),
-        at_most_once=True,
-    )
+    options = ProduceOptions(timeout_ms=max(1, int(patience_s * 1000)), at_most_once=True)
+    operation = produce(ClusterView(), tp.topic, {tp.partition: batch}, options)
     (done,) = await client.run(operation, patience_s=patience_s)
     stamped = done.log_append_ms
     return Appended(done.base_offset, record.timestamp if stamped is None else stamped)

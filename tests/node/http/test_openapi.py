@@ -20,8 +20,8 @@ from openapi_spec_validator import validate
 
 from kept.client.client import Client, OutRecord
 from kept.client.consume.consumer import GroupConsumer
-from kept.client.consume.fetch import init_producer_id
 from kept.client.consume.positions import EARLIEST
+from kept.client.produce import init_producer_id
 from kept.client.security.jaas import PLAIN_MODULE
 from kept.client.security.tls import client_context, tls_config
 from kept.compaction.cleaner.removal_log import Fate, Reason

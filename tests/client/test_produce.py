@@ -1,0 +1,124 @@
+"""Batches that are too large for their topic are split, without a node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from kept.client.client import Client, IdempotentProducer, OutRecord
+from kept.client.core.calls import Call
+from kept.client.produce import RecordTooLarge
+from kept.client.protocol.api_keys import ApiKey
+from kept.storage.errors import MessageTooLarge, RecordListTooLarge
+from kept.storage.records import build_batch, read_header, records
+from kept.storage.types import MAX_INT32, Codec, TopicPartition
+from tests.support.fake_client import FakeClient, response
+
+MESSAGE_TOO_LARGE = 10
+RECORD_LIST_TOO_LARGE = 18
+
+
+class Leader(FakeClient):
+    """Leads every partition of topic ``t``, and takes batches of no more than ``most`` bytes.
+
+    ``taken``: (partition, first sequence, values) of each batch in the order in which they came.
+    """
+
+    def __init__(self, partitions: int, most: int, code: int = MESSAGE_TOO_LARGE) -> None:
+        super().__init__({"t": partitions})
+        self.most, self.code = most, code
+        self.taken: list[tuple[int, int, list[bytes | None]]] = []
+        self.refused = 0
+
+    def calls(self, calls: Sequence[Call]) -> list[Any]:
+        return [self._answer(call) for call in calls]
+
+    def _answer(self, call: Call) -> Any:
+        assert call.api_key == ApiKey.PRODUCE
+        values = call.values(9) if callable(call.values) else call.values
+        (data,) = values["topic_data"][0]["partition_data"]
+        batch = data["records"]
+        fits = len(batch) <= self.most
+        if fits:
+            rows = [record.value for record in records(batch)]
+            self.taken.append((data["index"], read_header(batch).base_sequence, rows))
+        self.refused += not fits
+        if not call.expects_response:
+            return None
+        code = 0 if fits else self.code
+        partition = {"index": data["index"], "error_code": code, "base_offset": len(self.taken)}
+        topic = {"name": "t", "partition_responses": [partition | {"record_errors": ()}]}
+        answer = response(call.api_key, 9, responses=[topic])
+        error = call.check(answer) if call.check else None
+        if error is not None:
+            raise error
+        return answer
+
+    def values(self, partition: int) -> list[bytes | None]:
+        return [value for where, _, rows in self.taken if where == partition for value in rows]
+
+
+def rows(*sizes: int, partition: int = 0) -> list[OutRecord]:
+    return [
+        OutRecord(None, b"%d " % n + bytes(size), (), 1, partition) for n, size in enumerate(sizes)
+    ]
+
+
+@pytest.mark.parametrize("code", [MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE])
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP])
+def test_a_batch_that_is_too_large_goes_in_parts_in_order(code, codec):
+    leader, sent = Leader(2, 400, code), [*rows(*[90] * 20), *rows(*[90] * 20, partition=1)]
+    if codec:
+        leader.most = len(build_batch([(1, None, b"", ())] * 5))
+    producer = IdempotentProducer(7, 0, {TopicPartition("t", 0): MAX_INT32 - 4})
+    done = leader.produce("t", sent, producer=producer, codec=codec)
+    assert len(done) == len(leader.taken) > 2
+    assert [each.base_offset for each in done] == list(range(1, len(done) + 1))
+    for partition, start in ((0, MAX_INT32 - 4), (1, 0)):
+        assert leader.values(partition) == [r.value for r in sent if r.partition == partition]
+        sequence = start
+        for where, first, values in leader.taken:
+            if where == partition:
+                assert first == sequence & MAX_INT32
+                sequence += len(values)
+    assert producer.sequences == {TopicPartition("t", 0): 15, TopicPartition("t", 1): 20}
+
+
+def test_what_was_refused_once_is_not_sent_in_that_size_again():
+    leader = Leader(1, 200)
+    leader.produce("t", rows(*[90] * 64))
+    assert leader.refused == 6, "64, 32, 16, 8, 4 and 2 records, each once"
+
+
+def test_a_record_that_is_too_large_is_named_and_what_comes_after_it_is_not_written():
+    leader = Leader(3, 400)
+    sent = [*rows(9, 9, 500, 9, 9), *rows(9, 9, partition=1), *rows(9, 900, 9, partition=2)]
+    producer = IdempotentProducer(7, 0)
+    with pytest.raises(RecordTooLarge, match="Produce to t-0: MESSAGE_TOO_LARGE") as raised:
+        leader.produce("t", sent, producer=producer)
+    assert raised.value.unwritten == [2, 3, 4, 8, 9]
+    for partition, count in ((0, 2), (1, 2), (2, 1)):
+        theirs = [r.value for r in sent if r.partition == partition]
+        assert leader.values(partition) == theirs[:count]
+    assert producer.id == -1, "nobody knows its sequences"
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [(MESSAGE_TOO_LARGE, MessageTooLarge), (RECORD_LIST_TOO_LARGE, RecordListTooLarge)],
+)
+def test_a_batch_that_is_given_whole_is_not_split(code, error):
+    leader = Leader(1, 100, code)
+    batch = build_batch([(1, None, bytes(90), ())] * 2)
+    with pytest.raises(error):
+        Client.append(leader, "t", {0: batch})
+    assert (leader.taken, leader.refused) == ([], 1)
+
+
+def test_without_acknowledgements_nobody_learns_what_is_refused():
+    leader = Leader(1, 100)
+    done = leader.produce("t", rows(90, 90), acks=0)
+    assert [each.base_offset for each in done] == [-1]
+    assert (leader.taken, leader.refused) == ([], 1)

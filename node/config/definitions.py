@@ -479,11 +479,13 @@ class NodeSettings:
     )
     request_receive_ms = _long("60000", low=100, ours=True).means(
         "A connection whose request does not come in whole within this is closed: its client has "
-        "given up (request.timeout.ms is 30 s), and its bytes are reserved meanwhile."
+        "given up (request.timeout.ms is 30 s), and its bytes are reserved meanwhile. A gRPC call "
+        "whose request does not come within this is ended."
     )
     silent_ms = _long("10000", low=100, ours=True).means(
         "A connection whose first four bytes do not come within this is closed: every client of "
-        "this port speaks first. What comes later is connections.max.idle.ms's."
+        "this port speaks first. What comes later is connections.max.idle.ms's. So long a gRPC "
+        "call without a login may leave its request open, where others log in."
     )
     silent_max_connections = _integer("4096", low=1, ours=True).means(
         "Connections of one listener that have not sent four bytes yet; beyond, the oldest is "
@@ -519,11 +521,14 @@ class NodeSettings:
         "Pages of the console that are told at once what moves; the others ask from time to time."
     )
     grpc_max_connections = _integer("256", low=1, ours=True).means(
-        "gRPC connections at a time; more are closed."
+        "gRPC connections at a time. Where anybody logs in, one more takes the place of one that "
+        "has not; elsewhere, of one without a call. Where there is none it is closed."
     )
     grpc_max_requests = _integer("256", low=1, ours=True).means(
-        "gRPC calls at a time, streams included; more are answered RESOURCE_EXHAUSTED. Each holds "
-        "a Kafka connection to a leader and what it reads ahead, about a megabyte."
+        "gRPC calls at a time, streams included. One more takes the place of one whose caller has "
+        "not logged in, where anybody does, or whose request has not come; where there is none it "
+        "is answered RESOURCE_EXHAUSTED. Each holds a Kafka connection to a leader and what it "
+        "reads ahead, about a megabyte."
     )
     grpc_request_max_bytes = _integer("4194304", low=1024, high=1 << 30, ours=True).means(
         "Largest message of a gRPC client."

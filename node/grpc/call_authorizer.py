@@ -1,9 +1,10 @@
-"""What is asked before a gRPC call is served, and who makes it.
+"""What is asked before a gRPC call is served, who makes it, and for how long it has a place.
 
 The server sits behind a unix socket (``kept.node.grpc.splice``): each client's connection comes
 from a name of its own there, by which gRPC tells it, and :class:`Callers` knows whose it is. A call
 may carry a user and a password, or an access token, instead (metadata ``authorization``: Basic or
-Bearer).
+Bearer). A login comes first, then the request is read: one that was announced and does not come
+ends its call.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 from msgspec import Struct
 
 from kept.cluster.controller.topics import MAX_TOPIC_NAME_LENGTH
 from kept.cluster.security.acls import ANONYMOUS, AclOperation, AclResourceType
+from kept.node.config.security_checks import is_secured
 from kept.node.grpc import grpc_options  # noqa: F401 - before grpc
-from kept.node.grpc.callers import CALLER
+from kept.node.grpc.callers import CALLER, Evicted
 from kept.node.grpc.status_codes import parsed
 from kept.node.proto import broker_pb2
 from kept.node.security.access import CLUSTER, NO_LOGIN, Known, Open
@@ -32,7 +35,8 @@ import grpc.aio
 from grpc_reflection.v1alpha import reflection_pb2
 
 if TYPE_CHECKING:
-    from kept.node.grpc.callers import Callers
+    from kept.node.config.live_config import LiveConfig
+    from kept.node.grpc.callers import Call, Callers
     from kept.node.kafka.listener import HandedOver
     from kept.node.security.session import Session
 
@@ -68,77 +72,109 @@ METHODS: Final[dict[str, Open | Known | OnTopic]] = {
 
 
 def check_methods() -> None:
-    """Raises InvariantViolation for a method of a service here without a row."""
+    """Raises InvariantViolation for a method of a service here without a row, and for one whose row
+    asks about the topic of its request while it has a stream of them.
+    """
     for file in (broker_pb2, health_pb2, reflection_pb2):
         for service in file.DESCRIPTOR.services_by_name.values():
             for method in service.methods:
-                name = f"/{service.full_name}/{method.name}"
-                if name not in METHODS:
-                    raise InvariantViolation(f"gRPC method {name}: nothing says who may call it")
+                _check_method(f"/{service.full_name}/{method.name}", method.client_streaming)
+
+
+def _check_method(name: str, client_streaming: bool) -> None:
+    if name not in METHODS:
+        raise InvariantViolation(f"gRPC method {name}: nothing says who may call it")
+    if client_streaming and isinstance(METHODS[name], OnTopic):
+        raise InvariantViolation(
+            f"gRPC method {name}: only the first of its requests would be asked about"
+        )
 
 
 class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """See the module."""
 
-    def __init__(self, callers: Callers) -> None:
+    def __init__(self, callers: Callers, config: LiveConfig) -> None:
         check_methods()
         self._callers = callers
+        self._config = config
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
     ) -> Any:
-        """The handler of a method, which is called once it was asked whether it may be."""
+        """The handler of a method, which is called once it was asked whether it may be. Requests
+        are read by it, as of a stream: gRPC would wait for one without end, and ask nobody before.
+        """
         handler = await continuation(details)
         if handler is None:
             return None
         access = METHODS.get(details.method)
         serve = handler.unary_unary or handler.unary_stream or handler.stream_stream
         if serve is None or access is None:
-            return grpc.unary_unary_rpc_method_handler(_refuse)
-        make: Any = grpc.stream_stream_rpc_method_handler
-        if not handler.request_streaming:
-            make = grpc.unary_unary_rpc_method_handler
-            if handler.response_streaming:
-                make = grpc.unary_stream_rpc_method_handler
-        guarded: Any = self._generator(serve, access, details.method)
-        if not inspect.isasyncgenfunction(serve):
-            guarded = self._coroutine(serve, access, details.method)
-        return make(guarded, handler.request_deserializer, handler.response_serializer)
+            return grpc.stream_unary_rpc_method_handler(_refuse)
+        make: Any = grpc.stream_unary_rpc_method_handler
+        if handler.response_streaming:
+            make = grpc.stream_stream_rpc_method_handler
 
-    def _coroutine(self, serve: Any, access: Any, method: str) -> Any:
-        async def guarded(request: Any, context: Any) -> Any:
-            session, still_allowed = await self._admit(access, method, request, context)
-            CALLER.set(session)
-            return await _while_allowed(serve(request, context), still_allowed, context)
+        method = _Method(details.method, access, handler, serve)
 
-        return guarded
+        async def guarded(_requests: Any, context: Any) -> Any:
+            return await self._in_its_place(method, context)
 
-    def _generator(self, serve: Any, access: Any, method: str) -> Any:
-        async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
-            _, still_allowed = await self._admit(access, method, request, context)
-            messages = serve(request, context)
-            while True:
-                upcoming = anext(messages, None)
-                message = await _while_allowed(upcoming, still_allowed, context)
-                if message is None:
-                    return
-                if not still_allowed():
-                    await _end(context, *_TAKEN_AWAY)
-                yield message
+        return make(guarded, None, handler.response_serializer)
 
-        return guarded
+    async def _in_its_place(self, method: _Method, context: Any) -> Any:
+        caller = self._callers.of(context.peer())
+        if caller is None:
+            await _end(context, *_GONE)
+        call = self._callers.begin(caller)
+        if call is None:
+            limit = self._config.current.grpc_max_requests
+            why = f"{limit} calls are under way, which is kept.grpc.max.requests"
+            await _end(context, grpc.StatusCode.RESOURCE_EXHAUSTED, why)
+        context.add_done_callback(lambda _: self._callers.end(call))
+        try:
+            return await call.run(self._serve(method, call, context))
+        except Evicted:
+            if not context.done():
+                await _end(context, *_EVICTED)
+        finally:
+            self._callers.served(call)
+
+    async def _serve(self, method: _Method, call: Call, context: Any) -> Any:
+        """The response of a call, or None where they are a stream, which is written."""
+        request = _Request(method, context)
+        session, still_allowed = await self._admit(method, request, call, context)
+        await request.receive(self._patience_s(call))
+        self._callers.serve(call)
+        CALLER.set(session)
+        served = method.serve(await request.message(), context)
+        if not inspect.isasyncgen(served):
+            return await _while_allowed(served, still_allowed, context)
+        while True:
+            message = await _while_allowed(anext(served, None), still_allowed, context)
+            if message is None:
+                return None
+            if not still_allowed():
+                await _end(context, *_TAKEN_AWAY)
+            await _while_allowed(context.write(message), still_allowed, context)
+
+    def _patience_s(self, call: Call) -> float:
+        """How long a request may take to come in: as long as a stranger may be silent where others
+        log in, else as one of a Kafka client.
+        """
+        config = self._config.current
+        is_stranger = not call.has_login and is_secured(config)
+        return (config.silent_ms if is_stranger else config.request_receive_ms) / 1000
 
     async def _admit(
-        self, access: Any, method: str, request: Any, context: Any
+        self, method: _Method, request: _Request, call: Call, context: Any
     ) -> tuple[Session | None, Callable[[], bool]]:
         """Let a call pass, or end it. Gives who calls (None: nobody was asked), and what says
         whether it may still go on.
         """
+        access, caller = method.access, call.caller.connection
         if isinstance(access, Open):
             return None, lambda: True
-        caller = self._callers.of(context.peer())
-        if caller is None:
-            await _end(context, *_GONE)
         session = await self._session(caller, context)
         loop, logins = asyncio.get_running_loop(), caller.listener.context.logins
 
@@ -147,17 +183,19 @@ class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         if not lasts():
             await _end(context, *_login_wanted(caller))
+        self._callers.logged_in(call, session)
         if session.is_unrestricted:
             return session, lasts
         if isinstance(access, Known):
             if session.principal == ANONYMOUS:
                 await _end(context, *_login_wanted(caller))
             return session, lasts
+        data = await request.receive(self._patience_s(call))
         try:
-            topic = parsed(access.kind, request).topic
+            topic = parsed(access.kind, data).topic
         except InvalidRequest as error:
             await _end(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        if not access.allows(session, topic, api=method):
+        if not access.allows(session, topic, api=method.name):
             shown = topic[:MAX_TOPIC_NAME_LENGTH]  # a status that is too long would not arrive
             what = f"{session.principal} may not {access.operation.name.lower()} topic {shown}"
             if session.principal == ANONYMOUS:
@@ -181,7 +219,74 @@ class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return session
 
 
+class _Method(NamedTuple):
+    """What is called: its full name, what is asked before, gRPC's handler of it, and what serves
+    it.
+    """
+
+    name: str
+    access: Open | Known | OnTopic
+    handler: Any
+    serve: Any
+
+
+class _Request:
+    """The request of a call: its first, where they are a stream."""
+
+    def __init__(self, method: _Method, context: Any) -> None:
+        self._method = method
+        self._context = context
+        self._data: bytes | None = None
+
+    async def receive(self, patience_s: float) -> bytes:
+        """Its bytes, at most ``patience_s`` from now on; ends a call that sends none."""
+        if self._data is None:
+            # Not cancelled: bytes that came nevertheless would never be given back.
+            reading = asyncio.ensure_future(self._context.read())
+            reading.add_done_callback(_retrieve)
+            await asyncio.wait({reading}, timeout=patience_s)
+            if not reading.done():
+                why = f"no request came within {patience_s:g} s"
+                await _end(self._context, grpc.StatusCode.DEADLINE_EXCEEDED, why)
+            data = reading.result()
+            if data is grpc.aio.EOF:
+                await _end(self._context, grpc.StatusCode.INVALID_ARGUMENT, "there is no request")
+            self._data = data
+        return self._data
+
+    async def message(self) -> Any:
+        """As the method's own code takes it, or all of them; ends a call whose request is none."""
+        if self._method.handler.request_streaming:
+            return self._messages()
+        return await self._parsed(self._data)
+
+    async def _messages(self) -> AsyncIterator[Any]:
+        data: Any = self._data
+        while data is not grpc.aio.EOF:
+            yield await self._parsed(data)
+            data = await self._context.read()
+
+    async def _parsed(self, data: Any) -> Any:
+        parse = self._method.handler.request_deserializer
+        try:
+            return data if parse is None else parse(data)
+        except DecodeError as error:
+            why = f"this is no request of {self._method.name}: {error}"
+            await _end(self._context, grpc.StatusCode.INVALID_ARGUMENT, why)
+
+
+def _retrieve(reading: asyncio.Future[Any]) -> None:
+    """Of what is read when its call has ended nobody wants to know."""
+    if not reading.cancelled():
+        reading.exception()
+
+
 _GONE: Final = grpc.StatusCode.UNAUTHENTICATED, "the connection of this call is closed"
+_EVICTED: Final = (
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "its place was given to another call, since it had not logged in or its request had not come; "
+    "see kept.grpc.max.requests",
+)
 _TAKEN_AWAY: Final = grpc.StatusCode.PERMISSION_DENIED, "the right to do this was taken away"
 
 

@@ -1,47 +1,195 @@
-"""Whose each connection of gRPC's unix socket is, and who makes a call: without gRPC, which is
-loaded later.
+"""Whose each connection of gRPC's unix socket is, who makes a call, and who has a place: without
+gRPC, which is loaded later.
+
+Where anybody logs in (:func:`kept.node.config.security_checks.is_secured`), whoever has not takes
+no place from those who have. When ``kept.grpc.max.connections`` are taken one more takes that of
+the connection without a login that has had no call for longest, then of one with calls. Only where
+fewer than a quarter have no login, one with a login and without a call goes before them: whoever
+comes has to have time to log in. A certificate is a login. Where nobody logs in a connection
+without a call gives way, and one with a call does not.
+
+Calls are counted likewise (``kept.grpc.max.requests``): one whose caller has not logged in, or
+whose request has not come, or whose response is not taken, gives way to a new one.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+from collections.abc import Coroutine
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from kept.cluster.security.acls import ANONYMOUS
+from kept.node.config.security_checks import is_secured
+from kept.node.grpc.places import Places
 
 if TYPE_CHECKING:
+    from kept.node.config.live_config import LiveConfig
     from kept.node.kafka.listener import HandedOver
     from kept.node.security.session import Session
+
+T = TypeVar("T")
 
 CALLER: Final[ContextVar[Session | None]] = ContextVar("caller", default=None)
 """Who makes the call that is served, where it says so itself. gRPC hands its interceptors' findings
 to nobody."""
+STRANGERS_SHARE: Final = 4
+"""A connection of so many may be one without a login, whatever those with one hold."""
+
+_IDLE_STRANGER, _STRANGER, _IDLE, _BUSY = range(4)
+"""Ranks of connections."""
+_WAITING, _ANONYMOUS, _SERVED = range(3)
+"""Ranks of calls."""
+
+
+class Evicted(Exception):
+    """A call's place was given to another."""
+
+
+class Caller:
+    """A client's connection, and how many calls it has."""
+
+    __slots__ = ("calls", "connection", "has_login", "name")
+
+    def __init__(self, connection: HandedOver, name: str) -> None:
+        self.connection = connection
+        self.name = name
+        """What its end is bound to in the socket's directory."""
+        self.calls = 0
+        self.has_login = connection.session.principal != ANONYMOUS
+
+
+class Call:
+    """One call that has a place, and the work that is done for it."""
+
+    __slots__ = ("caller", "has_login", "is_evicted", "work")
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+        self.has_login = caller.connection.session.principal != ANONYMOUS
+        """By its connection's certificate, or its own metadata. What another call of the connection
+        told says nothing of this one: a proxy may send those of many."""
+        self.is_evicted = False
+        self.work: asyncio.Task[Any] | None = None
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What comes of ``work``. Raises Evicted when the place was given to another meanwhile."""
+        self.work = task = asyncio.ensure_future(work)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self.is_evicted:
+                raise Evicted from None
+            raise
+        finally:
+            task.cancel()
+            self.work = None
+
+    def evict(self) -> None:
+        """End it: what is done, or the connection of who does not take the response."""
+        self.is_evicted = True
+        if self.work is None:
+            self.caller.connection.transport.abort()
+        else:
+            self.work.cancel()
 
 
 class Callers:
     """By the name that a connection is bound to in the socket's directory."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: LiveConfig) -> None:
+        self._config = config
         self._numbers = itertools.count()
-        self._by_name: dict[str, HandedOver] = {}
+        self._by_name: dict[str, Caller] = {}
+        self._connections: Places[Caller] = Places(4)
+        self._calls: Places[Call] = Places(3)
 
-    def enter(self, caller: HandedOver) -> str:
-        """A name for a client's connection."""
-        name = f"c-{next(self._numbers)}"
-        self._by_name[name] = caller
-        return name
+    def enter(self, connection: HandedOver) -> Caller | None:
+        """A client connects; None: there is no place."""
+        limit = self._config.current.grpc_max_connections
+        while len(self._connections) >= limit:
+            other = self._connections.pop_first(self._order(limit))
+            if other is None:
+                return None
+            self.leave(other)
+            other.connection.transport.abort()
+        caller = Caller(connection, f"c-{next(self._numbers)}")
+        self._by_name[caller.name] = caller
+        self._rank(caller)
+        return caller
 
-    def leave(self, name: str) -> None:
-        """It is closed."""
-        self._by_name.pop(name, None)
+    def _order(self, limit: int) -> tuple[int, ...]:
+        """Whose place is taken for one more connection."""
+        if not is_secured(self._config.current):
+            return (_IDLE_STRANGER,)
+        places = self._connections
+        strangers = places.of_rank(_IDLE_STRANGER) + places.of_rank(_STRANGER)
+        if strangers < limit // STRANGERS_SHARE:
+            return _IDLE, _IDLE_STRANGER, _STRANGER
+        return _IDLE_STRANGER, _STRANGER, _IDLE
+
+    def _rank(self, caller: Caller) -> None:
+        """It has more calls or fewer, or has logged in."""
+        if caller.name not in self._by_name:
+            return
+        ranks = (_IDLE_STRANGER, _STRANGER), (_IDLE, _BUSY)
+        self._connections.put(caller, ranks[caller.has_login][caller.calls > 0])
+
+    def leave(self, caller: Caller) -> None:
+        """Its connection is closed; again is no fault."""
+        self._by_name.pop(caller.name, None)
+        self._connections.discard(caller)
+
+    def begin(self, caller: Caller) -> Call | None:
+        """A call begins; None: there is no place."""
+        limit = self._config.current.grpc_max_requests
+        while len(self._calls) >= limit:
+            other = self._calls.pop_first((_WAITING, _ANONYMOUS))
+            if other is None:
+                return None
+            other.evict()
+        call = Call(caller)
+        self._calls.put(call, _WAITING)
+        caller.calls += 1
+        self._rank(caller)
+        return call
+
+    def logged_in(self, call: Call, session: Session) -> None:
+        """It is known who makes a call; its request may not have come yet."""
+        if session.principal != ANONYMOUS:
+            call.has_login = call.caller.has_login = True
+            self._put(call, _SERVED)
+            self._rank(call.caller)
+
+    def serve(self, call: Call) -> None:
+        """Its request has come, and is served."""
+        is_stranger = not call.has_login and is_secured(self._config.current)
+        self._put(call, _ANONYMOUS if is_stranger else _SERVED)
+
+    def served(self, call: Call) -> None:
+        """It is served; its response may not be taken yet."""
+        if not call.has_login:
+            self._put(call, _WAITING)
+
+    def _put(self, call: Call, rank: int) -> None:
+        if not call.is_evicted:
+            self._calls.put(call, rank)
+
+    def end(self, call: Call) -> None:
+        """It has ended."""
+        self._calls.discard(call)
+        call.caller.calls -= 1
+        self._rank(call.caller)
 
     def session(self, peer: str) -> Session | None:
         """Who makes the call that is served, which came by the connection ``peer``."""
-        caller = CALLER.get()
-        if caller is not None:
-            return caller
-        connection = self.of(peer)
-        return None if connection is None else connection.session
+        session = CALLER.get()
+        if session is not None:
+            return session
+        caller = self.of(peer)
+        return None if caller is None else caller.connection.session
 
-    def of(self, peer: str) -> HandedOver | None:
+    def of(self, peer: str) -> Caller | None:
         """The client whose connection gRPC calls ``peer`` (``unix:/tmp/kept-peers-x/c-7``)."""
         return self._by_name.get(peer.rpartition("/")[2])

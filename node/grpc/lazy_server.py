@@ -4,7 +4,8 @@ gRPC costs 22 MB and a third of a second to load, in a thread; a node without gR
 neither. Until it is loaded nothing is read of the first clients. gRPC owns its sockets, so bytes go
 through a unix socket (``kept.node.grpc.splice``) in a directory that only this user may enter.
 
-Limit: ``kept.grpc.max.connections``; one more is closed.
+Limit: ``kept.grpc.max.connections``; whose place one more takes, or whether it is closed, is told
+in :mod:`kept.node.grpc.callers`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from kept.node.grpc.callers import Caller, Callers
 from kept.node.grpc.splice import splice
 from kept.node.runtime.logging import log
 from kept.storage.errors import KeptError
@@ -42,7 +44,7 @@ class LazyServer:
         self._starting: asyncio.Task[Server] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._joining: set[asyncio.Task[None]] = set()
-        self._transports: set[Any] = set()
+        self._callers = Callers(self.config)
         self._quiet_until = 0.0
         self._stopped = False
 
@@ -50,12 +52,11 @@ class LazyServer:
         """A connection that speaks HTTP/2."""
         transport = connection.transport
         transport.pause_reading()
-        self._transports = {t for t in self._transports if not t.is_closing()}
-        if self._stopped or len(self._transports) >= self.config.current.grpc_max_connections:
+        caller = None if self._stopped else self._callers.enter(connection)
+        if caller is None:
             self._refuse(transport)
             return
-        self._transports.add(transport)
-        task = self.runtime.loop.create_task(self._join(connection, first_bytes))
+        task = self.runtime.loop.create_task(self._join(caller, first_bytes))
         self._joining.add(task)
         task.add_done_callback(self._joining.discard)
 
@@ -67,25 +68,26 @@ class LazyServer:
             limit = self.config.current.grpc_max_connections
             log.warning("connection refused", setting="kept.grpc.max.connections", limit=limit)
 
-    async def _join(self, connection: HandedOver, first_bytes: bytes) -> None:
-        transport = connection.transport
+    async def _join(self, caller: Caller, first_bytes: bytes) -> None:
+        transport = caller.connection.transport
+
+        def closed() -> None:
+            self._callers.leave(caller)
+            caller.connection.closed()
+
         try:
             server = await self._started()
-        except KeptError as error:
+        except BaseException as error:
+            self._callers.leave(caller)
+            transport.abort()
+            if not isinstance(error, KeptError):
+                raise
             log.error("gRPC can't be served", error=str(error))
-            transport.abort()
             return
-        except BaseException:
-            transport.abort()
-            raise
-        if not transport.is_closing():
-            name = server.callers.enter(connection)
-
-            def closed() -> None:
-                server.callers.leave(name)
-                connection.closed()
-
-            await splice(transport, first_bytes, server.path, closed, name)
+        if transport.is_closing():
+            self._callers.leave(caller)
+            return
+        await splice(transport, first_bytes, server.path, closed, caller.name)
 
     async def _started(self) -> Server:
         if self._server is None:
@@ -105,7 +107,7 @@ class LazyServer:
             return Server
 
         server_class: type[Server] = await self.runtime.in_thread(load)
-        server = server_class(self.services())
+        server = server_class(self.services(), self._callers)
         await server.start()
         self._server = server
         self._watching = self.runtime.loop.create_task(self._watch(server))

@@ -2,9 +2,9 @@
 joins.
 
 Importing this imports gRPC. Limits: ``kept.grpc.max.requests`` calls at a time, streams included
-(one more is answered RESOURCE_EXHAUSTED), ``kept.grpc.request.max.bytes`` for a message, five
-seconds for a connection to speak HTTP/2, ``connections.max.idle.ms`` without a call; a peer that
-answers no ping is gone.
+(:mod:`kept.node.grpc.callers` says whose place one more takes), ``kept.grpc.request.max.bytes`` for
+a message, five seconds for a connection to speak HTTP/2, ``connections.max.idle.ms`` without a
+call; a peer that answers no ping is gone.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import kept.node.admin.services  # noqa: F401 - takes long; this module is imported in a thread
-from kept.node.config.security_checks import is_secured
 from kept.node.grpc import broker, grpc_options, health
 from kept.node.grpc.call_authorizer import CallAuthorizer
-from kept.node.grpc.callers import Callers
 from kept.node.grpc.reflection import Symbols
 from kept.node.grpc.socket_directory import PrivateServer
 from kept.node.security.client_usage import GRPC_CLIENT_ID, ClientUsages
@@ -29,6 +27,7 @@ from grpc_reflection.v1alpha import reflection
 if TYPE_CHECKING:
     from kept.node.admin.services import AdminServices
     from kept.node.config.node_config import NodeConfig
+    from kept.node.grpc.callers import Callers
 
 SOCKET: Final = "clients"
 KEEPALIVE_MS: Final = 60_000
@@ -42,11 +41,11 @@ UNLIMITED: Final = -1
 class Server:
     """See the module."""
 
-    def __init__(self, services: AdminServices) -> None:
+    def __init__(self, services: AdminServices, callers: Callers) -> None:
         self._services = services
         self._client = services.new_client(client_id=GRPC_CLIENT_ID)
         self._private = PrivateServer(SOCKET)
-        self.callers = Callers()
+        self._callers = callers
 
     @property
     def path(self) -> str:
@@ -56,13 +55,9 @@ class Server:
     async def start(self) -> None:
         """Answer. Raises MachineError."""
         services = self._services
-        limit = services.config.current.grpc_max_requests
-        # Where nobody logs in and everything is allowed there is nothing to ask.
-        secured = is_secured(services.config.current)
         server = grpc.aio.server(
             options=options(services.config.current),
-            maximum_concurrent_rpcs=limit,
-            interceptors=[CallAuthorizer(self.callers)] if secured else [],
+            interceptors=[CallAuthorizer(self._callers, services.config)],
         )
         clients = broker.Broker(
             runtime=services.runtime,
@@ -70,7 +65,7 @@ class Server:
             inflating=services.inflating,
             client=self._client,
             new_client=partial(services.new_client, client_id=GRPC_CLIENT_ID),
-            callers=self.callers,
+            callers=self._callers,
             usages=ClientUsages(services.quotas, services.counters, GRPC_CLIENT_ID),
         )
         node_health = health.Health(services.health, services.readiness, (broker.NAME,))

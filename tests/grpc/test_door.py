@@ -77,10 +77,10 @@ def test_connections_and_calls_are_limited(kept_cluster, dial, wait_until):
     topic = cluster.create_topic()
     rpc = dial(cluster.port())
     rpc.produce(topic, payload=b"v")
-    streams = [rpc.consume(topic, follow=True) for _ in range(3)]
+    other = dial(cluster.port())
+    streams = [client.consume(topic, follow=True) for client in (rpc, rpc, other)]
     for stream in streams:
         assert next(stream).payload == b"v"
-    other = dial(cluster.port())
     code, _ = other.refusal("broker.Broker/Produce", topic=topic, payload=b"v")
     assert code is Code.RESOURCE_EXHAUSTED
     with socket.create_connection(("127.0.0.1", cluster.port())) as third:

@@ -15,7 +15,7 @@ from tests.support.parts import Given
 class Server:
     """As much of a server as is started."""
 
-    def __init__(self, _services: object) -> None:
+    def __init__(self, _services: object, _callers: object) -> None:
         self.stopped = asyncio.Event()
 
     async def start(self) -> None:

@@ -453,7 +453,7 @@ def test_a_call_whose_connection_is_closed_is_not_served() -> None:
     given: Any = Given()
     broker = Broker(
         runtime=given, metadata=given, inflating=given, client=given, new_client=given,
-        callers=Callers(), usages=Given(of=None),
+        callers=Callers(given), usages=Given(of=None),
     )  # fmt: skip
     served: list[str] = []
 

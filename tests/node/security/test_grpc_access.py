@@ -13,13 +13,16 @@ import pytest
 
 from kept.client.security.jaas import PLAIN_MODULE
 from kept.cluster.metadata.records import RemoveScramCredentialRecord, ScramCredentialRecord
+from kept.cluster.security.acls import AclOperation
 from kept.cluster.security.credentials import ScramMechanism
 from kept.node.config.checks import STANDARD_AUTHORIZER
-from kept.node.grpc.call_authorizer import METHODS, CallAuthorizer
+from kept.node.grpc.call_authorizer import METHODS, CallAuthorizer, OnTopic, check_methods
+from kept.node.grpc.callers import Callers
 from kept.node.proto import broker_pb2
 from kept.node.security import revocation
 from kept.node.security.revocation import CHECK_S
 from kept.node.security.session import Session
+from kept.storage.errors import InvariantViolation
 from tests.fuzz import seeds
 from tests.support.credentials import credential
 from tests.support.grpc_calls import basic, call, calling
@@ -53,8 +56,20 @@ class Ended(Exception):
 class Context:
     """Of one call."""
 
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+
     def peer(self) -> str:
         return "unix:/x/c-0"
+
+    async def read(self) -> bytes:
+        return self._request
+
+    def add_done_callback(self, _: Any) -> None:
+        pass
+
+    def done(self) -> bool:
+        return False
 
     def invocation_metadata(self) -> tuple[()]:
         return ()
@@ -72,20 +87,29 @@ def called(method: str, topic: str, session: Session) -> tuple[Any, str] | str:
     async def continuation(_: Any) -> Any:
         return grpc.unary_unary_rpc_method_handler(serve)
 
-    caller = Given(
+    connection: Any = Given(
         session=session,
         listener__asks_login=False,
         listener__http_schemes=("Basic",),
         listener__context__logins__is_revoked=lambda _: False,
     )
-    callers: Any = Given(of=lambda _: caller)
+    live: Any = Given(
+        current__authorizer_class_name=STANDARD_AUTHORIZER,
+        current__grpc_max_connections=1,
+        current__grpc_max_requests=1,
+        current__silent_ms=1000,
+        current__request_receive_ms=1000,
+    )
+    callers = Callers(live)
+    caller = callers.enter(connection)
+    assert caller is not None and caller.name == "c-0"
     request = broker_pb2.ProduceRequest(topic=topic).SerializeToString()
 
     async def go() -> tuple[Any, str] | str:
         details = Given(method=method)
-        handler = await CallAuthorizer(callers).intercept_service(continuation, details)
+        handler = await CallAuthorizer(callers, live).intercept_service(continuation, details)
         try:
-            return str(await handler.unary_unary(request, Context()))
+            return str(await handler.stream_unary(None, Context(request)))
         except Ended as ended:
             return ended.args[0], ended.args[1]
 
@@ -94,6 +118,22 @@ def called(method: str, topic: str, session: Session) -> tuple[Any, str] | str:
 
 def test_every_method_has_an_expectation() -> None:
     assert METHODS.keys() == EXPECTED.keys()
+
+
+def test_a_stream_of_requests_is_not_let_in_by_the_topic_of_its_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+    question = OnTopic(AclOperation.READ, broker_pb2.ConsumeRequest)
+    monkeypatch.setitem(METHODS, stream, question)
+    with pytest.raises(InvariantViolation, match="only the first of its requests"):
+        check_methods()
+
+
+def test_a_method_without_a_row_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(METHODS, "/broker.Broker/Consume")
+    with pytest.raises(InvariantViolation, match="Consume: nothing says who"):
+        check_methods()
 
 
 @pytest.mark.parametrize("who", STRANGERS)

@@ -1,0 +1,215 @@
+"""Whose place a connection or a call of gRPC takes when all are taken."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kept.cluster.security.acls import ANONYMOUS
+from kept.node.config.checks import STANDARD_AUTHORIZER
+from kept.node.grpc.callers import Caller, Callers, Evicted
+from kept.node.security.session import Session
+from tests.support.loops import run
+from tests.support.parts import Given
+
+ADA = Session("User:ada")
+
+
+class House:
+    """Places for so many connections, and for so many calls."""
+
+    def __init__(self, connections: int, calls: int = 4, *, secured: bool = True) -> None:
+        self.closed: list[str] = []
+        live: Any = Given(
+            current__authorizer_class_name=STANDARD_AUTHORIZER if secured else "",
+            current__listeners=(),
+            current__grpc_max_connections=connections,
+            current__grpc_max_requests=calls,
+        )
+        self.callers = Callers(live)
+
+    def enter(self, name: str, principal: str = ANONYMOUS) -> Caller | None:
+        """A client connects."""
+        connection: Any = Given(
+            session=Session(principal), transport__abort=lambda: self.closed.append(name)
+        )
+        return self.callers.enter(connection)
+
+    def stay(self, name: str, principal: str = ANONYMOUS) -> Caller:
+        """A client connects, and there is a place."""
+        caller = self.enter(name, principal)
+        assert caller is not None
+        return caller
+
+
+def test_idle_strangers_leave_the_oldest_first() -> None:
+    house = House(3)
+    for name in "abcde":
+        assert house.enter(name)
+    assert house.closed == ["a", "b"]
+
+
+def test_strangers_take_no_place_of_who_has_logged_in() -> None:
+    house = House(4)
+    house.stay("certificate", "User:ada")
+    by_metadata = house.stay("metadata")
+    call = house.callers.begin(by_metadata)
+    assert call is not None
+    house.callers.logged_in(call, ADA)
+    house.callers.end(call)
+    for number in range(100):
+        house.stay(f"stranger-{number}")
+    assert house.closed == [f"stranger-{number}" for number in range(98)]
+
+
+def test_a_stranger_with_a_call_goes_after_one_without() -> None:
+    house = House(2)
+    house.callers.begin(house.stay("with"))
+    house.stay("without")
+    for name in "ab":
+        house.stay(name)
+    assert house.closed == ["without", "a"]
+    house = House(2)
+    for name in "ab":
+        house.callers.begin(house.stay(name))
+    house.stay("c")
+    assert house.closed == ["a"]
+
+
+def test_a_quarter_is_for_those_who_have_yet_to_log_in() -> None:
+    """Else who comes would have to log in before the next one does."""
+    house = House(8, calls=9)
+    known = [house.stay(f"known-{number}", "User:ada") for number in range(8)]
+    for busy in known[:6]:
+        house.callers.begin(busy)
+    house.stay("a")
+    house.stay("b")
+    assert house.closed == ["known-6", "known-7"]
+    house.stay("c")
+    assert house.closed[2:] == ["a"]
+
+
+def test_who_has_logged_in_and_calls_gives_way_to_nobody() -> None:
+    house = House(2)
+    for name in "ab":
+        house.callers.begin(house.stay(name, "User:ada"))
+    assert house.enter("c") is None
+    assert not house.closed
+
+
+def test_where_nobody_logs_in_a_call_keeps_its_connection() -> None:
+    house = House(2, secured=False)
+    call = house.callers.begin(house.stay("calls"))
+    house.stay("idle")
+    other = house.stay("new")
+    assert house.closed == ["idle"]
+    house.callers.begin(other)
+    assert house.enter("more") is None
+    assert call is not None
+    house.callers.end(call)
+    house.stay("more")
+    assert house.closed == ["idle", "calls"]
+
+
+def test_a_connection_that_is_closed_gives_its_place_back_once() -> None:
+    house = House(2)
+    first = house.stay("first")
+    call = house.callers.begin(first)
+    assert call is not None
+    for _ in range(2):
+        house.callers.leave(first)
+    house.callers.end(call)  # of a connection that is gone: it counts no more
+    for name in "ab":
+        house.stay(name)
+    assert not house.closed
+
+
+# Calls.
+
+
+async def endless() -> None:
+    await asyncio.Event().wait()
+
+
+async def turn() -> None:
+    """Let tasks run."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("secured", [False, True])
+@run
+async def test_a_call_that_waits_for_its_request_gives_way(secured: bool) -> None:
+    house = House(9, calls=2, secured=secured)
+    caller = house.stay("a")
+    served, waiting = (house.callers.begin(caller) for _ in range(2))
+    assert served is not None and waiting is not None
+    if secured:
+        house.callers.logged_in(served, ADA)
+    house.callers.serve(served)
+    working = [asyncio.ensure_future(call.run(endless())) for call in (served, waiting)]
+    await turn()
+    new = house.callers.begin(caller)
+    assert new is not None
+    await turn()
+    assert [task.done() for task in working] == [False, True]
+    with pytest.raises(Evicted):
+        working[1].result()
+    house.callers.logged_in(new, ADA)
+    house.callers.serve(new)
+    assert house.callers.begin(caller) is None
+    house.callers.end(new)
+    assert house.callers.begin(caller) is not None
+    working[0].cancel()
+
+
+@run
+async def test_a_stranger_who_is_served_gives_way_to_a_call_and_before_him_who_waits() -> None:
+    house = House(9, calls=2)
+    caller = house.stay("a")
+    served = house.callers.begin(caller)
+    assert served is not None
+    house.callers.serve(served)
+    work = asyncio.ensure_future(served.run(endless()))
+    waiting = house.callers.begin(caller)
+    assert waiting is not None
+    waits = asyncio.ensure_future(waiting.run(endless()))
+    await turn()
+    known = house.callers.begin(caller)
+    assert known is not None
+    house.callers.logged_in(known, ADA)
+    await turn()
+    assert waits.done() and not work.done()
+    assert house.callers.begin(caller) is not None
+    await turn()
+    assert work.done()
+    for task in (work, waits):
+        with pytest.raises(Evicted):
+            task.result()
+
+
+@run
+async def test_who_does_not_take_a_response_is_closed_when_his_place_is_needed() -> None:
+    house = House(9, calls=1)
+    call = house.callers.begin(house.stay("does not read"))
+    assert call is not None
+    house.callers.serve(call)
+    await call.run(asyncio.sleep(0))
+    house.callers.served(call)
+    assert not house.closed
+    assert house.callers.begin(house.stay("other")) is not None
+    assert house.closed == ["does not read"]
+
+
+@run
+async def test_a_call_that_its_client_cancels_is_not_taken_for_evicted() -> None:
+    house = House(9)
+    call = house.callers.begin(house.stay("a"))
+    assert call is not None
+    work = asyncio.ensure_future(call.run(endless()))
+    await turn()
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work

@@ -1,0 +1,154 @@
+"""Strangers of gRPC, idle and half-way through a call, and those who have logged in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+from kept.client.security.jaas import PLAIN_MODULE
+from kept.node.proto import broker_pb2
+from tests.fuzz import seeds
+from tests.support.grpc_calls import basic, call, calling
+
+ADMIN = basic("admin", "word")
+SECURED = {
+    "listeners": "SASL_PLAINTEXT://127.0.0.1:0",
+    "sasl_enabled_mechanisms": "PLAIN",
+    "plain_sasl_jaas_config": f'{PLAIN_MODULE} required user_admin="word";',
+}
+PLACES = 4
+PRODUCE = broker_pb2.ProduceRequest(topic="t", payload=b"v")
+CONSUME = broker_pb2.ConsumeRequest(topic="t", partition=0, follow=True)
+CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
+DEADLINE_EXCEEDED = b"grpc-status\x014"
+RESOURCE_EXHAUSTED = b"grpc-status\x018"
+
+
+def announced(path: str, stream: int = 1) -> bytes:
+    """The head of a call whose request never comes."""
+    head = {
+        ":method": "POST", ":scheme": "http", ":path": path, ":authority": "localhost",
+        "content-type": "application/grpc", "te": "trailers",
+    }  # fmt: skip
+    literals = b"".join(
+        b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+        for name, value in head.items()
+    )
+    return seeds.h2_frame(seeds.HEADERS, seeds.END_HEADERS, stream, literals)
+
+
+class Stranger:
+    """A connection that speaks HTTP/2 and has not logged in."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def connect(cls, port: int, calls: bytes = b"") -> Stranger:
+        stranger = cls(*await asyncio.open_connection("127.0.0.1", port))
+        stranger._writer.write(seeds.PREFACE + seeds.h2_frame(seeds.SETTINGS, 0, 0) + calls)
+        await stranger.told(b"\0\0\0\x04\x01")  # the server's own settings, and that it has these
+        return stranger
+
+    async def told(self, what: bytes) -> None:
+        """Wait until it is told something."""
+        await asyncio.wait_for(self._reader.readuntil(what), 60)
+
+    async def closed(self) -> None:
+        """Wait until it is closed."""
+        with contextlib.suppress(ConnectionResetError):
+            await asyncio.wait_for(self._reader.read(), 60)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+@pytest.fixture
+def start(lone_node: Any) -> Any:
+    """A node with few places and a topic ``t``."""
+
+    def start(**settings: str) -> Any:
+        given = {"kept_grpc_max_connections": str(PLACES), "kept_grpc_max_requests": str(PLACES)}
+        lone = lone_node(**{**given, **settings})
+        lone.create("t")
+        return lone
+
+    return start
+
+
+def test_idle_strangers_fill_no_place_of_who_has_logged_in(start: Any) -> None:
+    lone = start(**SECURED)
+
+    async def go() -> None:
+        async with calling(lone.port, "Consume", CONSUME, ADMIN) as stream:
+            assert (await call(lone.port, "Produce", PRODUCE, ADMIN)).offset == 0
+            assert (await stream.read()).payload == b"v"
+            strangers = [await Stranger.connect(lone.port) for _ in range(3 * PLACES)]
+            await strangers[0].closed()
+            assert (await call(lone.port, "Produce", PRODUCE, ADMIN)).offset == 1
+            assert (await stream.read()).offset == 1
+            for stranger in strangers:
+                stranger.close()
+
+    lone.run(go())
+
+
+@pytest.mark.parametrize("settings", [SECURED, {}], ids=["secured", "nobody logs in"])
+def test_calls_whose_request_never_comes_give_way(start: Any, settings: dict[str, str]) -> None:
+    lone = start(**settings)
+    login = ADMIN if settings else ""
+
+    async def go() -> None:
+        calls = b"".join(announced(CHECK, 2 * number + 1) for number in range(PLACES))
+        strangers = [await Stranger.connect(lone.port, calls) for _ in range(2)]
+        assert (await call(lone.port, "Produce", PRODUCE, login)).offset == 0
+        await strangers[0].told(RESOURCE_EXHAUSTED)
+        for stranger in strangers:
+            stranger.close()
+
+    lone.run(go())
+
+
+@pytest.mark.parametrize(
+    ("settings", "patience"),
+    [
+        (SECURED, {"kept_silent_ms": "200"}),
+        ({}, {"kept_request_receive_ms": "200"}),
+    ],
+    ids=["secured", "nobody logs in"],
+)
+def test_a_call_whose_request_never_comes_ends(
+    start: Any, settings: dict[str, str], patience: dict[str, str]
+) -> None:
+    lone = start(**settings, **patience)
+
+    async def go() -> None:
+        stranger = await Stranger.connect(lone.port, announced(CHECK))
+        await stranger.told(DEADLINE_EXCEEDED)
+        stranger.close()
+
+    lone.run(go())
+
+
+def test_watchers_without_a_login_give_way(start: Any) -> None:
+    lone = start(**SECURED)
+
+    async def go() -> None:
+        request = seeds.h2_frame(seeds.DATA, seeds.END_STREAM, 1, bytes(5))
+        watching = announced(WATCH) + request
+        strangers = [await Stranger.connect(lone.port, watching) for _ in range(PLACES - 1)]
+        calls = b"".join(
+            announced(WATCH, 2 * number + 1)
+            + seeds.h2_frame(seeds.DATA, seeds.END_STREAM, 2 * number + 1, bytes(5))
+            for number in range(PLACES)
+        )
+        strangers.append(await Stranger.connect(lone.port, calls))
+        assert (await call(lone.port, "Produce", PRODUCE, ADMIN)).offset == 0
+        for stranger in strangers:
+            stranger.close()
+
+    lone.run(go())

@@ -489,10 +489,10 @@ class Replica:
                 self.listener.machine_failed(error)
             raise error
         known = self.offline is not None
-        self.mark_offline(str(error))
+        self.mark_offline(error.told)
         if not known and self.listener is not None:
             self.listener.machine_failed(error)
-        raise KafkaStorageError(f"{self.topic_partition}: {error}") from error
+        raise KafkaStorageError(f"{self.topic_partition}: {error.told}") from error
 
     def _perform(self, effects: Effects) -> None:
         for effect in effects:

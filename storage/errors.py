@@ -20,10 +20,19 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
+from typing import Final
+
+DETAILS_IN_LOG: Final = "; the node's log has the details"
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class KeptError(Exception):
     """Base of every error that kept raises on purpose."""
+
+    @property
+    def told(self) -> str:
+        """The message as clients may have it: without paths of this machine."""
+        return str(self)
 
 
 class PeerError(KeptError):
@@ -50,6 +59,11 @@ class DamagedData(KeptError):
         self.offset = offset
         self.why = why
 
+    @property
+    def told(self) -> str:
+        """See :attr:`KeptError.told`: the name of the file, without its directory."""
+        return str(self).replace(self.path, self.path.rpartition("/")[2])
+
 
 class MachineError(KeptError):
     """The operating system refused: disk full, I/O error, no such device.
@@ -65,6 +79,11 @@ class MachineError(KeptError):
         self.path = path
         self.operation = operation
         self.cause = cause
+
+    @property
+    def told(self) -> str:
+        """See :attr:`KeptError.told`."""
+        return f"{self.operation} failed: {_strerror(self.cause)}{DETAILS_IN_LOG}"
 
     def as_failure(self) -> MachineError:
         """The same as a failure of the disk, where something was left half done."""
@@ -92,6 +111,31 @@ def vanished(path: str) -> MachineError:
 
 class InvariantViolation(KeptError):
     """A bug of kept: a state that must not exist."""
+
+
+def is_device_error(error: BaseException) -> bool:
+    """Whether a file call failed in a way that takes its log directory offline."""
+    return isinstance(error, MachineError) and not isinstance(error, ResourceExhausted)
+
+
+def is_full(error: MachineError) -> bool:
+    """Whether only room was lacking, on the disk or in a quota: what can be left undone is."""
+    return error.cause.errno in _FULL
+
+
+def told_to_clients(error: BaseException) -> str:
+    """An error in words for clients: without paths, and of what nobody raises on purpose only its
+    class. The node's log has the rest.
+    """
+    if isinstance(error, KeptError):
+        return error.told
+    kind = type(error).__name__
+    why = f": {_strerror(error)}" if isinstance(error, OSError) else ""
+    return f"{kind}{why}{DETAILS_IN_LOG}"
+
+
+def _strerror(error: OSError) -> str:
+    return error.strerror or type(error).__name__
 
 
 def is_bug(error: BaseException) -> bool:

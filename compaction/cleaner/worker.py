@@ -7,7 +7,7 @@ stdout::
     {"uncompiled": ["compaction.kernels._kernel", ...]}   kernels that run as plain Python, if any
     {"progress": bytes read and written so far, "total": bytes of the segments}
     {"result": {...}}                                     the pass is done
-    {"error": "...", "kind": "MachineError"}              it failed
+    {"error": "...", "kind": "...", "told": "..."}        it failed (:func:`error_message`)
 
 The result is a :class:`kept.compaction.cleaner.cleaner_run.Result`.
 
@@ -27,6 +27,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final, TextIO
@@ -35,7 +36,13 @@ from kept.compaction.cleaner import job as jobs
 from kept.compaction.cleaner.cleaner_run import Result, run_pass
 from kept.kernels import uncompiled
 from kept.storage.disk import Disk
-from kept.storage.errors import KeptError
+from kept.storage.errors import (
+    MachineError,
+    is_bug,
+    is_device_error,
+    is_full,
+    told_to_clients,
+)
 from kept.storage.types import Generation
 
 NICENESS: Final = 10
@@ -81,6 +88,28 @@ def write_message(out: TextIO, message: dict[str, Any]) -> None:
     """One line of JSON."""
     out.write(json.dumps(message) + "\n")
     out.flush()
+
+
+def error_message(error: Exception) -> dict[str, Any]:
+    """Why work failed: in full, and as clients may be ``told`` it.
+
+    ``device`` says which file call failed where that takes the node's log directory offline; a disk
+    that is full does not: nothing was lost by a pass. ``missing`` is the path of a file that was
+    expected; only the node knows whether it still is.
+    """
+    kind = type(error).__name__
+    if is_bug(error):
+        traceback.print_exception(error)
+        said = "".join(traceback.format_exception_only(error)).strip()
+    else:
+        said = str(error) or kind
+    message: dict[str, Any] = {"error": said, "kind": kind, "told": told_to_clients(error)}
+    if isinstance(error, FileNotFoundError):
+        message["missing"] = error.filename
+    elif isinstance(error, MachineError) and is_device_error(error) and not is_full(error):
+        cause = error.cause
+        message["device"] = [error.path, error.operation, cause.errno, cause.strerror]
+    return message
 
 
 def report_uncompiled(out: TextIO) -> None:
@@ -152,8 +181,8 @@ def main() -> int:
     throttle = Throttle(out, passes, job.max_bytes_per_second)
     try:
         result = run_pass(job, Disk(), throttle)
-    except (KeptError, OSError, MemoryError) as error:
-        write_message(out, {"error": str(error), "kind": type(error).__name__})
+    except Exception as error:  # noqa: BLE001 - a strategy may raise anything
+        write_message(out, error_message(error))
         return 1
     write_message(out, {"result": asdict(result)})
     return 0

@@ -4,7 +4,7 @@ As :mod:`kept.compaction.cleaner.worker` in all things, but for what it does: th
 :class:`.follow.FollowJob`, whose manifest comes along, and the work :func:`.follow.follow`. A
 record that is missing is told with its offset::
 
-    {"error": "...", "kind": "LogsDiffer", "offset": 17}
+    {"error": "...", "kind": "LogsDiffer", "told": "...", "offset": 17}
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any, Final
 
+from kept.compaction.cleaner import worker
 from kept.compaction.cleaner.cleaner_run import Result, read_manifest
 from kept.compaction.cleaner.job import Source, config_fields, config_from
 from kept.compaction.cleaner.worker import (
@@ -30,7 +31,7 @@ from kept.compaction.manifest import manifest_store
 from kept.compaction.manifest.follow import FollowJob, LogsDiffer, Piece, follow
 from kept.compaction.manifest.manifest import Manifest, OutputSegment
 from kept.storage.disk import Disk
-from kept.storage.errors import DamagedData, InvariantViolation, KeptError
+from kept.storage.errors import DamagedData, InvariantViolation
 from kept.storage.segments.txn_index import AbortedTxn
 from kept.storage.types import Generation
 
@@ -111,6 +112,14 @@ def source_bytes(job: FollowJob) -> int:
     return sum(source.size_bytes for piece in job.pieces for source in piece.sources)
 
 
+def error_message(error: Exception) -> dict[str, Any]:
+    """As :func:`kept.compaction.cleaner.worker.error_message`, with the record that is missing."""
+    message = worker.error_message(error)
+    if isinstance(error, LogsDiffer):
+        message["offset"] = error.offset
+    return message
+
+
 def main() -> int:
     """Run the job on stdin; the exit code is 0 when its result was written."""
     line = begin()
@@ -124,11 +133,8 @@ def main() -> int:
         job = decode(fields, disk)
         throttle = Throttle(out, 2 * source_bytes(job), fields["max_bytes_per_second"])
         result = follow(job, disk, throttle)
-    except (KeptError, OSError, MemoryError) as error:
-        reply: dict[str, Any] = {"error": str(error), "kind": type(error).__name__}
-        if isinstance(error, LogsDiffer):
-            reply["offset"] = error.offset
-        write_message(out, reply)
+    except Exception as error:  # noqa: BLE001 - a strategy may raise anything
+        write_message(out, error_message(error))
         return 1
     write_message(out, {"result": asdict(result)})
     return 0

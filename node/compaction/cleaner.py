@@ -35,7 +35,7 @@ from kept.compaction.cleaner.planner import (
 from kept.compaction.cleaner.worker import COMMAND
 from kept.compaction.manifest.apply import CompactionState
 from kept.node.replicas.manifests.failures import PassFailed, Withdrawn, check_stopped
-from kept.node.replicas.manifests.workers import Work, pass_limits
+from kept.node.replicas.manifests.workers import Work, or_vanished, pass_limits
 from kept.node.runtime.background_steps import in_slices
 from kept.node.runtime.logging import log
 from kept.storage.errors import KeptError, MachineError, NotLeaderOrFollower
@@ -371,7 +371,7 @@ class Cleaner:
         self._counters.failed_compactions += 1
         stopped = check_stopped(error)
         self._counters.checks_failed += stopped
-        failure = self.failures.note(tp, str(error), self._runtime.now_ms(), stopped=stopped)
+        failure = self.failures.note(tp, error.told, self._runtime.now_ms(), stopped=stopped)
         log.error(
             "log not cleaned",
             topic=tp.topic,
@@ -405,7 +405,8 @@ class Cleaner:
                 limits=self._limits(hosted),
             )
             try:
-                result = await running.work.run(COMMAND, jobs.encode(job))
+                work = running.work.run(COMMAND, jobs.encode(job))
+                result = await or_vanished(runtime, log_, work)
             finally:
                 self._kernels.worker_lacks(running.work.uncompiled)
                 self._check(hosted, running)

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 
 class LocalDirectory:
-    """One of ``log.dirs`` with its threads. ``offline`` is the reason once it failed."""
+    """One of ``log.dirs`` with its threads. ``offline`` is the reason once it failed, as clients
+    may be told it.
+    """
 
     def __init__(self, directory: LogDirectory, pool: FlushPool, name: str) -> None:
         self.directory = directory

@@ -34,11 +34,13 @@ from kept.replication.quota import ReplicationQuotas
 from kept.storage import layout
 from kept.storage.directory import FoundLog
 from kept.storage.errors import (
+    DETAILS_IN_LOG,
     DamagedData,
     KafkaStorageError,
     KeptError,
     MachineError,
     ResourceExhausted,
+    told_to_clients,
 )
 from kept.storage.types import LogConfig, TopicPartition
 
@@ -161,9 +163,7 @@ class ReplicaManager:
                 elif self._put_back(opening):
                     pass
                 elif broken is not None:
-                    why = (
-                        f"it is not in the log directories that work, and {broken.name} is offline"
-                    )
+                    why = "it is not in the log directories that work, and one is offline"
                     replica.offline[record.partition] = f"{why}: {broken.offline}"
                     absent += 1
                     continue
@@ -229,9 +229,11 @@ class ReplicaManager:
         back. Which one holds what was acknowledged, nobody knows here: none is opened or removed.
         """
         paths = ", ".join(place.directory.log_path(tp) for place in places)
-        why = f"its log is there several times: {paths}; move all but the newest elsewhere"
-        self._table.by_name[tp.topic.encode()].offline[tp.partition] = why
-        log.error("partition offline", topic=tp.topic, partition=tp.partition, error=why)
+        why, remedy = "its log is there several times", "move all but the newest elsewhere"
+        offline = self._table.by_name[tp.topic.encode()].offline
+        offline[tp.partition] = f"{why}: {remedy}{DETAILS_IN_LOG}"
+        error = f"{why}: {paths}; {remedy}"
+        log.error("partition offline", topic=tp.topic, partition=tp.partition, error=error)
 
     @staticmethod
     def _is_deleted(image: Image, tp: TopicPartition, stored: uuid.UUID | None) -> bool:
@@ -342,7 +344,7 @@ class ReplicaManager:
         self._table.by_name[opening.tp.topic.encode()].offline[opening.tp.partition] = why
 
     def _failed_to_open(self, opening: Opening, error: BaseException) -> None:
-        self._unavailable(opening, str(error))
+        self._unavailable(opening, told_to_clients(error))
         if isinstance(error, ResourceExhausted) and opening.exists and opening.stray is None:
             self._leave_closed(opening)
         if opening.directory.offline is not None:
@@ -568,7 +570,7 @@ class ReplicaManager:
         if isinstance(error, ResourceExhausted):
             self._open_files.exhausted(error)
             return
-        directory.offline = str(error)
+        directory.offline = told_to_clients(error)
         self.on_directory_failed()
         if isinstance(error, MachineError):
             directory.directory.fail(error)
@@ -584,10 +586,10 @@ class ReplicaManager:
             topic = self._table.by_name.get(tp.topic.encode())
             if topic is not None:
                 topic.partitions.pop(tp.partition, None)
-                topic.offline[tp.partition] = f"its log directory is offline: {error}"
+                topic.offline[tp.partition] = f"its log directory is offline: {directory.offline}"
             self._gone(tp, error)
             hosted.manifests.abandon()
-            hosted.partition.mark_offline(str(error))
+            hosted.partition.mark_offline(directory.offline)
             self.roles.lost(tp, self._metadata.image.partition(tp.topic, tp.partition))
         if all(other.offline is not None for other in self._table.directories):
             self._shutdown.fatal(f"no log directory is left: {error}")

@@ -21,7 +21,7 @@ from kept.node.runtime.logging import log
 from kept.replication.effects import Losing, Truncated
 from kept.replication.events import Acknowledge, BrokersChanged, HighWatermarkMoved, ProposeIsr
 from kept.replication.manifests_events import NoteManifest
-from kept.storage.errors import MachineError, ResourceExhausted
+from kept.storage.errors import MachineError, ResourceExhausted, told_to_clients
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class RoleChanges:
             if hosted.partition.offline is not None:  # meanwhile: its disk failed, as is logged
                 return
             log.exception("partition offline", error, topic=tp.topic, partition=tp.partition)
-            why = f"its role could not be changed: {error}"
+            why = f"its role could not be changed: {told_to_clients(error)}"
             self._table.by_name[tp.topic.encode()].offline[tp.partition] = why
             hosted.manifests.abandon()
             partition.mark_offline(why)

@@ -538,7 +538,7 @@ def test_a_failed_write_takes_the_partition_offline(disk) -> None:
     disk.fail("write", ".log", partial=True)
     with pytest.raises(KafkaStorageError, match="write failed"):
         partition.write()
-    assert [str(error) for error in listener.errors] == [partition.offline]
+    assert [error.told for error in listener.errors] == [partition.offline]
     assert [type(error) for error in told] == [KafkaStorageError]
     assert woken == [partition.offline]
     for call in (
@@ -550,8 +550,9 @@ def test_a_failed_write_takes_the_partition_offline(disk) -> None:
         lambda: partition.become_leader(1, 1, (0,), (0,), 0),
         lambda: partition.read_batches(0, 1000),
     ):
-        with pytest.raises(KafkaStorageError, match="write failed"):
+        with pytest.raises(KafkaStorageError, match="write failed") as refused:
             call()
+        assert partition.log.directory not in str(refused.value), "clients are told no path"
     partition.when_committed(1, told.append)
     assert type(told[-1]) is KafkaStorageError
     assert partition.retention(tools.NOW) == [] and not partition.maybe_roll(tools.NOW)
@@ -573,7 +574,7 @@ def test_a_write_that_fails_before_a_change_takes_the_partition_offline(disk, ch
             partition.become_follower(1, 1, 1, (0, 1), (0, 1), tools.NOW)
         else:
             partition.delete_records(1)
-    assert [str(error) for error in listener.errors] == [partition.offline]
+    assert [error.told for error in listener.errors] == [partition.offline]
     assert [type(error) for error in told] == [KafkaStorageError]
     assert not partition.is_leader and partition.log_start_offset == 0
     with pytest.raises(KafkaStorageError, match="write failed"):

@@ -15,9 +15,9 @@ from kept.compaction.cleaner import job as jobs
 from kept.compaction.cleaner import worker
 from kept.compaction.cleaner.cleaner_run import Result, run_pass
 from kept.compaction.manifest import follow_worker
-from kept.compaction.manifest.follow import LogsDiffer, follow
+from kept.compaction.manifest.follow import follow
 from kept.node.replicas.manifests.failures import PassFailed
-from kept.node.replicas.manifests.workers import Work
+from kept.node.replicas.manifests.workers import Work, failure
 from kept.storage.errors import KeptError
 from tests.sim.process import PROCESS
 
@@ -39,8 +39,8 @@ def passes_run_here(history: NodesHistory) -> Iterator[None]:
         try:
             result = await history.loop.run_in_executor(None, do, question, disk)
         except (KeptError, OSError, MemoryError) as error:
-            offset = error.offset if isinstance(error, LogsDiffer) else None
-            raise PassFailed(str(error), type(error).__name__, offset) from error
+            message = json.loads(json.dumps(follow_worker.error_message(error)))
+            raise failure(message, cancelled=self.cancelled) from error
         if self.cancelled:
             raise PassFailed("the worker process was ended", "Worker")
         return worker.result_from(json.loads(json.dumps({"result": asdict(result)})))

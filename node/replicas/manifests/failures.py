@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kept.storage.errors import KeptError
+from kept.storage.errors import DETAILS_IN_LOG, KeptError
 
 
 class Withdrawn(KeptError):
@@ -12,16 +12,37 @@ class Withdrawn(KeptError):
 class ManifestUnreadable(KeptError):
     """The file of a manifest that this replica has is damaged, or gone."""
 
+    @property
+    def told(self) -> str:
+        """See :attr:`KeptError.told`."""
+        return f"a manifest cannot be read{DETAILS_IN_LOG}"
+
 
 class PassFailed(KeptError):
     """A worker said that its work failed. ``kind`` is the class of the error there; ``offset`` of
-    the record that is missing, where that is the reason.
+    the record, or ``missing`` the path of the file, that is not there, where that is the reason.
+    ``told`` is what clients may know of it.
     """
 
-    def __init__(self, message: str, kind: str, offset: int | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        kind: str,
+        offset: int | None = None,
+        *,
+        told: str = "",
+        missing: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.kind = kind
         self.offset = offset
+        self.missing = missing
+        self._told = told or f"the pass failed ({kind}){DETAILS_IN_LOG}"
+
+    @property
+    def told(self) -> str:
+        """See :attr:`KeptError.told`."""
+        return self._told
 
 
 def check_stopped(error: BaseException) -> bool:

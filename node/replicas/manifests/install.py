@@ -23,8 +23,7 @@ from kept.storage.directory import Checkpoint
 from kept.storage.errors import (
     InvariantViolation,
     KafkaStorageError,
-    MachineError,
-    ResourceExhausted,
+    is_device_error,
 )
 
 if TYPE_CHECKING:
@@ -139,7 +138,7 @@ async def _swap(
             check()
             more = replacement.place_next(context.runtime.now_ms())
         except Exception as error:
-            if isinstance(error, MachineError) and not isinstance(error, ResourceExhausted):
+            if is_device_error(error):
                 raise
             if directory.offline is None:
                 await directory.pool.run(

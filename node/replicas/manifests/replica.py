@@ -42,8 +42,8 @@ from kept.storage.errors import (
     MachineError,
     NotLeaderOrFollower,
     ReplicaNotAvailable,
-    ResourceExhausted,
     is_bug,
+    is_device_error,
 )
 from kept.storage.types import MAX_INT64
 
@@ -552,7 +552,7 @@ class ReplicaManifests:
         has stopped waits for :meth:`retry`.
         """
         heard = self._reject(error)
-        if isinstance(error, MachineError) and not isinstance(error, ResourceExhausted):
+        if is_device_error(error):
             if not heard:
                 self._context.failures.fail(self._hosted.directory, error)
             return

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.node.replicas.manifests.failures import check_stopped
 from kept.node.runtime.logging import log
+from kept.storage.errors import told_to_clients
 
 if TYPE_CHECKING:
     from kept.node.runtime.counters import Counters
@@ -38,14 +39,14 @@ class RetrySchedule:
 
     def failed(self, what: str, generation: str, error: BaseException) -> None:
         """Say so, and try again later; what a check has stopped waits for somebody to ask."""
-        self.reason = str(error) or type(error).__name__
+        self.reason = told_to_clients(error)
         self.count += 1
         log.error(
             what,
             topic=self.topic_partition.topic,
             partition=self.topic_partition.partition,
             generation=generation,
-            error=self.reason,
+            error=str(error) or type(error).__name__,
             failures=self.count,
         )
         self.wait_no_longer()

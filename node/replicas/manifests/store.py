@@ -26,7 +26,7 @@ from kept.compaction.manifest.manifest import Manifest
 from kept.node.replicas.manifests import install
 from kept.node.replicas.manifests.failures import ManifestUnreadable, Withdrawn
 from kept.node.replicas.manifests.status import ref_of
-from kept.node.replicas.manifests.workers import Work, pass_limits
+from kept.node.replicas.manifests.workers import Work, failure, or_vanished, pass_limits
 from kept.replication.manifests_events import ManifestRef
 from kept.storage import layout
 from kept.storage.errors import (
@@ -35,6 +35,7 @@ from kept.storage.errors import (
     KafkaStorageError,
     KeptError,
     MachineError,
+    is_bug,
 )
 
 SMALL_BYTES: Final = 2 << 20
@@ -301,17 +302,30 @@ class Files:
             check_seed=os.urandom(jobs.HASH_KEY_BYTES),
         )
         if follow_worker.source_bytes(job) <= SMALL_BYTES:
-            result: Result = await context.runtime.in_thread(
-                follow_worker.run_here, job, based_on, context.runtime.disk
-            )
-            return result, based_on
+            return await or_vanished(
+                context.runtime, log_, self._build_here(job, based_on)
+            ), based_on
         limit = context.config.current.log_cleaner_io_max_bytes_per_second
         threads = max(context.config.current.log_cleaner_threads, 1)
         question = follow_worker.encode(job, based_on, limit / threads)
+        building = work.run(follow_worker.COMMAND, question)
         try:
-            return await work.run(follow_worker.COMMAND, question), based_on
+            return await or_vanished(context.runtime, log_, building), based_on
         finally:
             context.kernels.worker_lacks(work.uncompiled)
+
+    async def _build_here(self, job: follow.FollowJob, based_on: Generation | None) -> Result:
+        """In a thread; it fails as a worker does."""
+        runtime = self._context.runtime
+        try:
+            result: Result = await runtime.in_thread(
+                follow_worker.run_here, job, based_on, runtime.disk
+            )
+        except (KeptError, OSError) as error:
+            if is_bug(error):
+                raise
+            raise failure(follow_worker.error_message(error)) from error
+        return result
 
     async def checkpoint_cleaned(self) -> None:
         """Write ``cleaner-offset-checkpoint``. Raises KeptError."""
@@ -349,7 +363,8 @@ class Files:
                 context.config.current, context.runtime.disk, hosted.directory.name
             )
             job = base_job(log_, name, now_ms=context.runtime.now_ms(), limits=limits)
-            result = await work.run(COMMAND, jobs.encode(job))
+            made = work.run(COMMAND, jobs.encode(job))
+            result = await or_vanished(context.runtime, log_, made)
             check()
             hosted.partition.raise_high_watermark(result.end_offset)
             state = await self._place(result, None, check)  # nothing is applied: see above

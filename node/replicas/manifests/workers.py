@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kept.compaction.cleaner.planner import Limits
 from kept.compaction.cleaner.worker import result_from
 from kept.node.replicas.manifests.failures import PassFailed
 from kept.node.runtime.subprocess import ChildFailed, ChildProcess, spawn
+from kept.storage import layout
+from kept.storage.errors import KeptError, MachineError, vanished
 
 if TYPE_CHECKING:
     from kept.compaction.cleaner.cleaner_run import Result
     from kept.node.config.node_config import NodeConfig
+    from kept.node.runtime.runtime import Runtime
     from kept.storage.disk import Disk
+    from kept.storage.log.log import Log
 
 LINE_BYTES: Final = 1 << 20
 """Longest line that a worker may say."""
@@ -74,7 +78,9 @@ class Work:
             self._waiting = None
 
     async def run(self, command: Sequence[str], question: str) -> Result:
-        """Have a worker do it. Raises PassFailed."""
+        """Have a worker do it. Raises PassFailed, and MachineError where the worker met a disk
+        that fails (not once the work is cancelled: its directory may be gone by then).
+        """
         child = self._process = await spawn(command, LINE_BYTES)
         if self.cancelled:
             child.kill()
@@ -96,5 +102,34 @@ class Work:
         if "result" in last:
             return result_from(last)
         if "error" in last:
-            raise PassFailed(last["error"], last["kind"], last.get("offset"))
+            raise failure(last, cancelled=self.cancelled)
         raise PassFailed(f"the worker process ended with code {code}: {words}", "Worker")
+
+
+def failure(message: Mapping[str, Any], *, cancelled: bool = False) -> KeptError:
+    """What a worker's :func:`~kept.compaction.cleaner.worker.error_message` comes to here."""
+    if "device" in message and not cancelled:
+        path, operation, number, why = message["device"]
+        return MachineError(path, operation, OSError(number, why))
+    return PassFailed(
+        message["error"],
+        message["kind"],
+        message.get("offset"),
+        told=message["told"],
+        missing=message.get("missing"),
+    )
+
+
+async def or_vanished(runtime: Runtime, log_: Log, work: Awaitable[Result]) -> Result:
+    """The result of work on a log. A segment that it missed and that the log still has was taken
+    away from under this node: MachineError. What is deleted leaves the log before its file goes.
+    """
+    try:
+        return await work
+    except PassFailed as error:
+        path = error.missing
+        if path is None or await runtime.in_thread(runtime.disk.exists, path):
+            raise
+        if any(segment.path(layout.LOG) == path for segment in log_.segments):
+            raise vanished(path) from error
+        raise

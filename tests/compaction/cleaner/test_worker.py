@@ -2,6 +2,7 @@
 stdin.
 """
 
+import errno
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from kept.compaction.cleaner import worker
 from kept.compaction.cleaner.cleaner_run import run_pass
 from kept.compaction.manifest import manifest
 from kept.storage.disk import Disk
+from kept.storage.errors import DamagedData, MachineError, ResourceExhausted
 from kept.storage.log.log import Log
 from tests.support.installing import install
 
@@ -93,6 +95,43 @@ def test_errors_are_told_as_a_message(on_disk):
     assert message["kind"] == "ConfigurationError"
     assert "log.cleaner.dedupe.buffer.size" in message["error"]
     assert talking.process.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "told", "more"),
+    [
+        (
+            MachineError("/d/t-0", "fsync", OSError(errno.EIO, "I/O error")),
+            "fsync failed: I/O error; the node's log has the details",
+            {"device": ["/d/t-0", "fsync", errno.EIO, "I/O error"]},
+        ),
+        (
+            MachineError("/d/t-0", "write", OSError(errno.ENOSPC, "No space")),
+            "write failed: No space; the node's log has the details",
+            {},
+        ),
+        (
+            ResourceExhausted("/d/t-0", "open", OSError(errno.EMFILE, "Too many")),
+            "open failed: Too many; the node's log has the details",
+            {},
+        ),
+        (
+            FileNotFoundError(errno.ENOENT, "No such file", "/d/t-0/0.log"),
+            "FileNotFoundError: No such file; the node's log has the details",
+            {"missing": "/d/t-0/0.log"},
+        ),
+        (DamagedData("/d/t-0/0.log", 5, -1, "torn"), "0.log: damaged at byte 5: torn", {}),
+        (
+            ImportError("no name x in y (/opt/y.py)"),
+            "ImportError; the node's log has the details",
+            {"error": "ImportError: no name x in y (/opt/y.py)"},
+        ),
+    ],
+)
+def test_clients_are_told_no_path_and_the_node_all(error, told, more):
+    message = worker.error_message(error)
+    expected = {"error": str(error), "kind": type(error).__name__, "told": told} | more
+    assert message == expected
 
 
 def test_outputs_that_exist_are_never_touched(on_disk):

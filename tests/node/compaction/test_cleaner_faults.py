@@ -11,6 +11,7 @@ import pytest
 from kept.compaction.cleaner.planner import NotNow
 from kept.node.replicas.manifests import store, workers
 from kept.node.replicas.manifests.failures import PassFailed
+from kept.storage import layout
 from kept.storage.errors import MachineError
 from tests.support.cleaned_logs import TP, clean, filled, newest
 
@@ -59,6 +60,51 @@ def test_a_disk_error_while_a_pass_is_put_into_place(lone_node, monkeypatch, cal
     assert newest(hosted) == expected
     clean(restarted)
     assert newest(hosted) == expected and hosted.compaction.clean_to == 40
+
+
+@pytest.mark.parametrize("fault", ["eio", "enospc", "emfile"])
+def test_a_disk_error_in_a_worker_is_one_of_the_node(lone_node, monkeypatch, fault):
+    """A device that fails takes the directory offline; a pass that lacks room is only given up."""
+    lone = lone_node(log_cleaner_enable="false")
+    expected = newest(filled(lone))
+    monkeypatch.setenv("KEPT_FAIL_POINT", f"compaction.surveyed={fault}")
+    directory = lone.node.parts.table.directories[0]
+    if fault == "eio":
+        with pytest.raises(MachineError, match=r"compaction.surveyed: .*Input/output error"):
+            clean(lone)
+        assert "Input/output error" in directory.offline
+        assert TP not in lone.node.parts.table.hosted
+        return
+    with pytest.raises(PassFailed):
+        clean(lone)
+    assert directory.offline is None
+    monkeypatch.undo()
+    assert clean(lone).records_removed == 37
+    assert newest(lone.node.parts.table.hosted[TP]) == expected
+
+
+def test_a_segment_that_a_worker_misses_was_taken_from_under_the_node(lone_node):
+    lone = lone_node(log_cleaner_enable="false")
+    log = filled(lone).partition.log
+    os.unlink(log.segments[1].path(layout.LOG))
+    with pytest.raises(MachineError, match="removed, moved or replaced"):
+        clean(lone)
+    assert "removed, moved or replaced" in lone.node.parts.table.directories[0].offline
+
+
+def test_why_a_pass_failed_is_told_without_paths_and_logged_with_them(lone_node, capfd):
+    lone = lone_node(log_cleaner_enable="false")
+    log = filled(lone).partition.log
+    path = log.segments[0].path(layout.LOG)
+    with open(path, "r+b") as file:
+        file.seek(30)
+        file.write(b"damaged")
+    with pytest.raises(PassFailed, match=path):
+        clean(lone)
+    status = lone.node.parts.cleaner.started.status(TP)
+    assert status.failure.reason.startswith(f"{0:020}.log: damaged at byte 0")
+    assert log.directory not in status.failure.reason
+    assert f"{path}: damaged" in capfd.readouterr().err
 
 
 def test_a_torn_manifest_of_a_pass_costs_the_pass_and_nothing_more(lone_node, monkeypatch):

@@ -22,6 +22,7 @@ from kept.replication.manifests import ManifestCore
 from kept.replication.manifests_events import ManifestRef
 from kept.replication.partition_core import PartitionCore
 from kept.replication.progress import Follower
+from kept.storage.errors import KeptError
 from kept.storage.types import Generation, TopicPartition
 from tests.support.replicas import ManualLoop, local_replica, manifest_context, record
 
@@ -50,7 +51,7 @@ def test_each_failure_waits_twice_as_long_up_to_five_minutes() -> None:
     clock = Clock()
     waits = []
     for number in range(1, 31):
-        clock.retry_schedule.failed("x", "1.5", ValueError("why"))
+        clock.retry_schedule.failed("x", "1.5", KeptError("why"))
         (wait,) = clock.loop.waits
         waits.append(wait)
         assert clock.retry_schedule.retry_at_ms == 5_000 + 1000 * wait
@@ -62,13 +63,14 @@ def test_each_failure_waits_twice_as_long_up_to_five_minutes() -> None:
     assert (clock.loop.waits, clock.retry_schedule.retry_at_ms) == ([], None)
     assert (clock.retry_schedule.count, clock.retry_schedule.reason) == (0, "")
     clock.retry_schedule.failed("x", "1.5", ValueError())
-    assert clock.loop.waits == [1] and clock.retry_schedule.reason == "ValueError"
+    assert clock.loop.waits == [1]
+    assert clock.retry_schedule.reason == "ValueError; the node's log has the details"
 
 
 def test_what_a_check_stopped_waits_for_somebody(monkeypatch) -> None:
     monkeypatch.setattr("kept.node.replicas.manifests.retry.check_stopped", lambda _: True)
     clock = Clock()
-    clock.retry_schedule.failed("x", "1.5", ValueError("wrong"))
+    clock.retry_schedule.failed("x", "1.5", KeptError("wrong"))
     assert (clock.loop.waits, clock.retry_schedule.retry_at_ms, clock.retry_schedule.count) == (
         [],
         None,

@@ -6,6 +6,7 @@ Building, placing and the disk are made up; who is called with what is written d
 from __future__ import annotations
 
 import asyncio
+import errno
 from typing import Any, Final
 
 import pytest
@@ -13,9 +14,9 @@ import pytest
 from kept.compaction.cleaner.cleaner_run import Result
 from kept.compaction.manifest.apply import CompactionState
 from kept.node.replicas.manifests import store
-from kept.node.replicas.manifests.failures import ManifestUnreadable, Withdrawn
+from kept.node.replicas.manifests.failures import ManifestUnreadable, PassFailed, Withdrawn
 from kept.node.replicas.manifests.store import Computing, Files, Made
-from kept.node.replicas.manifests.workers import Work
+from kept.node.replicas.manifests.workers import Work, or_vanished
 from kept.replication.manifests_events import ManifestRef
 from kept.storage.directory import Checkpoint
 from kept.storage.errors import (
@@ -363,11 +364,42 @@ def test_small_logs_are_built_from_in_a_thread(
         ]
         expected += [("lacks", ("kernel",))]
     if fails:
-        with pytest.raises(NotLeaderOrFollower):
+        with pytest.raises(PassFailed if where == "thread" else NotLeaderOrFollower, match="x"):
             asyncio.run(site.files._build(work, REF))
     else:
         assert asyncio.run(site.files._build(work, REF)) == ("result", OTHER.generation)
     assert site.calls == expected
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MachineError("/d/t-0/x", "read", OSError(errno.EIO, "I/O error")), MachineError),
+        (MachineError("/d/t-0/x", "write", OSError(errno.ENOSPC, "No space")), PassFailed),
+        (FileNotFoundError(errno.ENOENT, "No such file", "/d/t-0/x"), PassFailed),
+        (FileNotFoundError(errno.ENOENT, "No such file", f"/d/t-0/{0:020}.log"), MachineError),
+        (InvariantViolation("a bug"), InvariantViolation),
+        (ValueError("a bug"), ValueError),
+    ],
+)
+def test_what_a_build_in_a_thread_meets_is_what_a_worker_would(
+    site, monkeypatch, error, expected
+) -> None:
+    """A device that fails and a segment that vanished take the directory offline; no room for the
+    outputs does not.
+    """
+
+    def run_here(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(site.context.runtime, "disk", Given(exists=lambda _: False))
+    log_ = Given(segments=[Given(path=lambda kind: f"/d/t-0/{0:020}{kind}")])
+    monkeypatch.setattr(store.follow_worker, "run_here", run_here)
+    building = site.files._build_here(None, None)
+    with pytest.raises(expected) as raised:
+        asyncio.run(or_vanished(site.context.runtime, log_, building))
+    if expected is PassFailed:
+        assert "/d/" in str(raised.value) and "/d/" not in raised.value.told
 
 
 # A base generation.

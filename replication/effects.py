@@ -7,7 +7,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 
-class Truncated(Struct, frozen=True):
+class LogTruncated(Struct, frozen=True):
     """The log was cut at its end, or emptied.
 
     Before the call that reported it returns, the shell sees to it that no durable recovery point is
@@ -27,7 +27,7 @@ class LostRecord(NamedTuple):
     tombstone: bool
 
 
-class Losing(Struct, frozen=True):
+class RecordsLost(Struct, frozen=True):
     """A cut is about to take away ``start..end``; it comes before the cut.
 
     With unclean election off, and no power cut of a whole ISR, that is a bug.
@@ -44,4 +44,4 @@ class Losing(Struct, frozen=True):
     incomplete: str | None
 
 
-Report = Truncated | Losing
+Report = LogTruncated | RecordsLost

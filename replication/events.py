@@ -20,7 +20,7 @@ UNKNOWN_OFFSET: Final = -1
 # Events.
 
 
-class Elected(Struct, frozen=True):
+class BecameLeader(Struct, frozen=True):
     """This node leads: from the image. The high watermark stays what it knew as a replica.
 
     ``awaits_offer``: ManifestOffered follows; nobody may join the ISR before.
@@ -40,7 +40,7 @@ class Appended(Struct, frozen=True):
     log_end_offset: int
 
 
-class Fetched(Struct, frozen=True):
+class FollowerFetched(Struct, frozen=True):
     """A follower asked for ``log_end_offset``: it has everything below.
 
     ``broker_epoch``: of the process that asks (Fetch v15 ReplicaState), -1: not said.
@@ -51,13 +51,13 @@ class Fetched(Struct, frozen=True):
     broker_epoch: int = -1
 
 
-class CommitKnown(Struct, frozen=True):
+class CommitAdvanced(Struct, frozen=True):
     """Everything below ``offset`` is committed, because a published manifest covers it."""
 
     offset: int
 
 
-class IsrDecided(Struct, frozen=True):
+class IsrChanged(Struct, frozen=True):
     """The image has another ISR (or replicas) in the same leader epoch."""
 
     partition_epoch: int
@@ -65,7 +65,7 @@ class IsrDecided(Struct, frozen=True):
     isr: tuple[int, ...]
 
 
-class IsrRefused(Struct, frozen=True):
+class IsrProposalRejected(Struct, frozen=True):
     """The controller said no to the proposal made at that partition epoch; it will not happen.
 
     ``pause_ms``: nobody is proposed again so soon, unless the brokers change.
@@ -82,7 +82,7 @@ class CommitAwaited(Struct, frozen=True):
     end_offset: int
 
 
-class WaitEnded(Struct, frozen=True):
+class WaitCancelled(Struct, frozen=True):
     """Somebody stopped waiting."""
 
     token: Token
@@ -94,7 +94,7 @@ class MinIsrChanged(Struct, frozen=True):
     min_insync_replicas: int
 
 
-class BrokersChanged(Struct, frozen=True):
+class EligibleBrokersChanged(Struct, frozen=True):
     """Which brokers may join an ISR: unfenced, not shutting down.
 
     ``epochs``: (broker id, broker epoch) as registered; a replica whose requests carry another one
@@ -116,7 +116,7 @@ class ManifestLost(Struct, frozen=True):
     """The leader cannot read what it has offered: nobody joins before it offers something else."""
 
 
-class ManifestHeld(Struct, frozen=True):
+class ManifestAcknowledged(Struct, frozen=True):
     """A replica acknowledged a manifest in the leader's epoch.
 
     ``broker_epoch``: of the process that said so; it counts for that process only (KIP-903).
@@ -138,26 +138,26 @@ class ManifestApplied(Struct, frozen=True):
     broker_epoch: int = -1
 
 
-class Resigned(Struct, frozen=True):
+class StoppedLeading(Struct, frozen=True):
     """This node does not lead any more."""
 
 
 Event = (
-    Elected
+    BecameLeader
     | Appended
-    | Fetched
-    | CommitKnown
-    | IsrDecided
-    | IsrRefused
+    | FollowerFetched
+    | CommitAdvanced
+    | IsrChanged
+    | IsrProposalRejected
     | CommitAwaited
-    | WaitEnded
+    | WaitCancelled
     | MinIsrChanged
-    | BrokersChanged
+    | EligibleBrokersChanged
     | ManifestOffered
     | ManifestLost
-    | ManifestHeld
+    | ManifestAcknowledged
     | ManifestApplied
-    | Resigned
+    | StoppedLeading
 )
 
 

@@ -143,7 +143,7 @@ class StartAt(Struct, frozen=True):
     offset: int
 
 
-class Append(NamedTuple):
+class AppendBatches(NamedTuple):
     """Append the batches (there may be none), then follow the leader's HW and log start."""
 
     records: Buffer
@@ -169,7 +169,7 @@ class Backoff(Struct, frozen=True):
     why: str = ""
 
 
-Effect = TruncateTo | StartAt | Append | ListOffsets | FetchAgain | Backoff
+Effect = TruncateTo | StartAt | AppendBatches | ListOffsets | FetchAgain | Backoff
 Effects = tuple[Effect, ...]
 
 
@@ -290,7 +290,9 @@ class FollowerCore:
                 return (TruncateTo(base_offset), FetchAgain())
         self.agreed, self.diverged_at = True, AGREED
         self.leader_high_watermark = response.high_watermark
-        return (Append(response.records, response.high_watermark, response.log_start_offset),)
+        return (
+            AppendBatches(response.records, response.high_watermark, response.log_start_offset),
+        )
 
     def _diverged(
         self, request: PartitionRequest, diverging: tuple[int, int], now_ms: int

@@ -6,8 +6,8 @@ appending is one ``writev``.
 
 Order within a cut (rules 12, 19, 22, 27): the log is cut durably, then the epoch cache, then the
 recovery point and the high watermark are at most the log end in memory, then the shell hears
-:class:`.effects.Truncated` and lowers the durable recovery point. A crash in between leaves a log
-that is cut or not, and a start that brings the rest in line with it.
+:class:`.effects.LogTruncated` and lowers the durable recovery point. A crash in between leaves a
+log that is cut or not, and a start that brings the rest in line with it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kept.replication import follower
-from kept.replication.effects import Truncated
+from kept.replication.effects import LogTruncated
 from kept.replication.fetch_messages import Buffer
 from kept.replication.fetcher import FetcherCore, Work, WorkFailed
 from kept.replication.follower import NO_LEADER
 from kept.replication.lost_records import about_to_lose
-from kept.replication.manifests_events import Cut
+from kept.replication.manifests_events import TruncationCompleted
 from kept.storage.errors import (
     InvariantViolation,
     KafkaStorageError,
@@ -98,7 +98,7 @@ class FollowerReplica:
         NotLeaderOrFollower: for :class:`.fetcher.WorkFailed`.
         """
         match effect:
-            case follower.Append(records, high_watermark, log_start_offset):
+            case follower.AppendBatches(records, high_watermark, log_start_offset):
                 self.append_fetched(records, high_watermark, log_start_offset, now_ms)
             case follower.TruncateTo(offset):
                 self.truncate_to(offset)
@@ -197,10 +197,10 @@ class FollowerReplica:
         start, end = log.log_start_offset, log.log_end_offset
         if (start, end) == (start_before, end_before):
             return
-        effects = core.step(Cut(end, start), 0)
+        effects = core.step(TruncationCompleted(end, start), 0)
         if end < self.replica.applied_end:
             self.replica.applied_end = 0
-        self.replica.emit(Truncated(start, end, log.recovery_point))
+        self.replica.emit(LogTruncated(start, end, log.recovery_point))
         for effect in effects:
             self.replica.emit(effect)
         self.replica.wake()

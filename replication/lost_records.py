@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kept.replication.effects import Losing, LostRecord
+from kept.replication.effects import LostRecord, RecordsLost
 from kept.storage.errors import KeptError
 from kept.storage.log.log import Log
 from kept.storage.records import headers, records
@@ -21,7 +21,7 @@ READ_BYTES: Final = 1 << 20
 
 def about_to_lose(
     log: Log, offset: int, high_watermark: int, *, unclean: bool
-) -> Losing | None:  # fmt: skip
+) -> RecordsLost | None:  # fmt: skip
     """What a cut at ``offset`` takes away of what was committed; None: nothing.
 
     ``unclean``: that may be all there is, for a leader since the last record here was elected from
@@ -53,4 +53,6 @@ def about_to_lose(
     if why is None and (position < end or len(lost) > MAX_RECORDS):
         why = f"it holds {MAX_RECORDS} records of {MAX_BYTES} bytes at most"
     start = min([start, *(record.offset for record in lost[:1])])
-    return Losing(start, end, min(max(high_watermark, start), end), tuple(lost[:MAX_RECORDS]), why)
+    return RecordsLost(
+        start, end, min(max(high_watermark, start), end), tuple(lost[:MAX_RECORDS]), why
+    )

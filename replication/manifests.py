@@ -38,7 +38,8 @@ answers, and tests/replication/manifests plays them:
   leader drops it; outside of the ISR the log is cut there and fetched again.
 
 What the shell owes: nothing that a manifest covers is deleted by anything else meanwhile; events in
-the order in which things happened; a :class:`.manifests_events.Cut` before the log is used again.
+the order in which things happened; a :class:`.manifests_events.TruncationCompleted` before the log
+is used again.
 """
 
 from __future__ import annotations
@@ -48,45 +49,45 @@ from enum import Enum
 from typing import Final
 
 from kept.replication.events import (
-    CommitKnown,
+    CommitAdvanced,
+    ManifestAcknowledged,
     ManifestApplied,
-    ManifestHeld,
     ManifestLost,
     ManifestOffered,
 )
 from kept.replication.manifests_events import (
-    Applied,
-    Apply,
-    ApplyEnded,
-    BaseMade,
+    ApplyAborted,
+    ApplyCompleted,
+    ApplyManifest,
+    BaseGenerationCreated,
     CancelApply,
     ClearApplied,
     ClearComplete,
-    Cut,
-    CutLog,
-    Damaged,
-    Discard,
+    CreateBaseGeneration,
+    DiscardPass,
+    DivergenceChecked,
     Effects,
     Event,
-    Follows,
-    Leads,
-    MakeBase,
+    GenerationPublished,
+    ManifestDamaged,
     ManifestRef,
-    MarkLost,
+    ManifestStored,
+    ManifestStoreFailed,
+    MarkManifestLost,
     NoteManifest,
-    PassDone,
-    Published,
-    Pulled,
+    PassCompleted,
     PullFailed,
-    PullReceived,
     PullRequest,
+    PullRequestReceived,
     PullResponse,
+    PullResponseReceived,
     ReportMissing,
-    Retried,
-    Store,
-    Stored,
-    StoreFailed,
-    Synced,
+    RetryTriggered,
+    StartedFollowing,
+    StartedLeading,
+    StoreManifest,
+    TruncateLog,
+    TruncationCompleted,
 )
 from kept.storage.errors import (
     FencedLeaderEpoch,
@@ -137,7 +138,7 @@ class ManifestCore:
     synced: bool = False
     in_isr: bool = False
     in_flight: PullRequest | None = None
-    storing: Store | None = None
+    storing: StoreManifest | None = None
     applying: ManifestRef | None = None
     making_base: bool = False
     replaces: ManifestRef | None = None
@@ -150,40 +151,40 @@ class ManifestCore:
     def step(self, event: Event, now_ms: int) -> Effects:  # noqa: ARG002
         """Take one event; returns what the shell must do, in order."""
         match event:
-            case PullReceived():
+            case PullRequestReceived():
                 return self.receive_pull(event.request)
-            case Pulled():
+            case PullResponseReceived():
                 return self._pulled(event)
             case PullFailed():
                 if event.request == self.in_flight:
                     self.in_flight = None
                 return ()
-            case Stored():
+            case ManifestStored():
                 return self._stored(event.held)
-            case StoreFailed():
+            case ManifestStoreFailed():
                 self.storing = None
                 return self._offer_if_known()
-            case Synced():
+            case DivergenceChecked():
                 return self._synced(event)
-            case Cut():
+            case TruncationCompleted():
                 return self._cut(event.log_end_offset)
-            case Published():
+            case GenerationPublished():
                 return self._published(event)
-            case Applied():
+            case ApplyCompleted():
                 return self._applied(event.manifest)
-            case ApplyEnded():
+            case ApplyAborted():
                 return self._apply_ended(event)
-            case PassDone():
+            case PassCompleted():
                 return self._pass_done(event)
-            case Retried():
+            case RetryTriggered():
                 return self._apply_next()
-            case Damaged():
+            case ManifestDamaged():
                 return self._damaged(event)
-            case Leads():
+            case StartedLeading():
                 return self._leads(event)
-            case Follows():
+            case StartedFollowing():
                 return self._follows(event)
-            case BaseMade():
+            case BaseGenerationCreated():
                 return self._base_made(event.manifest)
 
     def tick(self, now_ms: int) -> Effects:  # noqa: ARG002
@@ -207,7 +208,7 @@ class ManifestCore:
         self.leader_published = self._published_after_store = self.in_flight = None
         self.synced = False
 
-    def _leads(self, event: Leads) -> Effects:
+    def _leads(self, event: StartedLeading) -> Effects:
         effects: Effects = ()
         if self.role is not Role.LEADER or event.leader_epoch != self.leader_epoch:
             effects = self._begin(Role.LEADER, event.leader_epoch)
@@ -215,7 +216,7 @@ class ManifestCore:
         self.alone = event.alone
         return effects + self._offer_if_known()
 
-    def _follows(self, event: Follows) -> Effects:
+    def _follows(self, event: StartedFollowing) -> Effects:
         self.in_isr = event.in_isr
         if self.role is Role.FOLLOWER and event.leader_epoch == self.leader_epoch:
             return self._cut_missing()
@@ -232,7 +233,7 @@ class ManifestCore:
         if (self.unclean or self.lost) and not self._made_in_this_epoch():
             self.making_base = True
             self._hold_nothing()
-            return (MakeBase(self.leader_epoch, self.replaces),)
+            return (CreateBaseGeneration(self.leader_epoch, self.replaces),)
         self.has_offered = True
         if self.held == self.applied:
             self.published = self.held
@@ -248,7 +249,7 @@ class ManifestCore:
             return ()
         self.making_base = self.lost = False
         self.held = self.applied = base
-        return (NoteManifest(CommitKnown(base.end_offset)), *self._offer_if_known())
+        return (NoteManifest(CommitAdvanced(base.end_offset)), *self._offer_if_known())
 
     def _offer(self) -> NoteManifest:
         generation = None if self.held is None else self.held.generation
@@ -260,16 +261,16 @@ class ManifestCore:
         idle = self.storing is None and self.applying is None
         return self.has_offered and idle and self.held == self.applied == self.published
 
-    def _pass_done(self, event: PassDone) -> Effects:
+    def _pass_done(self, event: PassCompleted) -> Effects:
         """A pass during which epoch or applied generation changed is thrown away (rule 13)."""
         same = event.leader_epoch == self.leader_epoch and event.based_on == self.applied
         if not (same and self.may_compute):
-            return (Discard(event.manifest),)
+            return (DiscardPass(event.manifest),)
         if self.applied is not None and event.manifest.end_offset < self.applied.end_offset:
             raise InvariantViolation(f"{event.manifest} ends below {self.applied}")
-        return self._store(Store(event.manifest, None, complete=True))
+        return self._store(StoreManifest(event.manifest, None, complete=True))
 
-    def _published(self, event: Published) -> Effects:
+    def _published(self, event: GenerationPublished) -> Effects:
         held = self.held
         if not self.has_offered or held is None or held.generation != event.generation:
             return ()
@@ -295,7 +296,7 @@ class ManifestCore:
             effects = (NoteManifest(ManifestApplied(replica, applied, broker_epoch)),)
         held = None if request.held is None else request.held.generation
         complete = request.complete and request.synced
-        return (*effects, NoteManifest(ManifestHeld(replica, held, broker_epoch, complete)))
+        return (*effects, NoteManifest(ManifestAcknowledged(replica, held, broker_epoch, complete)))
 
     def pull_response(self, request: PullRequest) -> PullResponse:
         """The response to a request that was counted by :meth:`receive_pull`."""
@@ -338,7 +339,7 @@ class ManifestCore:
         )  # fmt: skip
         return self.in_flight
 
-    def _pulled(self, event: Pulled) -> Effects:
+    def _pulled(self, event: PullResponseReceived) -> Effects:
         """Answers count for the request that is waited for; every change of role voids it."""
         if event.request != self.in_flight:
             return ()
@@ -356,7 +357,7 @@ class ManifestCore:
             sound = not (self.lost or self._compacted_alone) and self.missing is None
             complete = response.complete and sound
         beside = None if published in (held, self.applied) else published
-        return self._store(Store(held, beside, complete))
+        return self._store(StoreManifest(held, beside, complete))
 
     def _accepts_published(self, request: PullRequest, response: PullResponse) -> bool:
         return _covers(request, response.published)
@@ -364,7 +365,7 @@ class ManifestCore:
     def _accepts_held(self, offered: ManifestRef | None) -> bool:
         return offered != self.held or self.lost
 
-    def _store(self, effect: Store) -> Effects:
+    def _store(self, effect: StoreManifest) -> Effects:
         self.storing, self._cut_while_storing = effect, UNCUT
         return (effect,)
 
@@ -391,7 +392,7 @@ class ManifestCore:
         self.held = self.applied = None
         self.complete = False
 
-    def _synced(self, event: Synced) -> Effects:
+    def _synced(self, event: DivergenceChecked) -> Effects:
         if self.role is Role.FOLLOWER and event.leader_epoch == self.leader_epoch:
             if not event.agreed:
                 self._void_pulls()
@@ -422,7 +423,7 @@ class ManifestCore:
         if target is None or target == self.applied or busy:
             return ()
         self.applying, self.cut_to = target, UNCUT
-        return (NoteManifest(CommitKnown(target.end_offset)), Apply(target))
+        return (NoteManifest(CommitAdvanced(target.end_offset)), ApplyManifest(target))
 
     def _applied(self, manifest: ManifestRef) -> Effects:
         if manifest != self.applying:
@@ -436,14 +437,14 @@ class ManifestCore:
             self.complete = False
         return self._offer_if_known() or self._apply_next()
 
-    def _apply_ended(self, event: ApplyEnded) -> Effects:
+    def _apply_ended(self, event: ApplyAborted) -> Effects:
         self.applying = None
         if event.missing is None or self.leader_published != event.manifest:
             return self._offer_if_known()
         self.missing = event.missing
         return (ReportMissing(event.manifest, event.missing), *self._cut_missing())
 
-    def _damaged(self, event: Damaged) -> Effects:
+    def _damaged(self, event: ManifestDamaged) -> Effects:
         """A follower has it sent once more: with all that it holds, for a start would not know
         either. A leader that is the whole ISR begins anew, as after such a start.
         """
@@ -454,7 +455,7 @@ class ManifestCore:
             self.leader_published = self._published_after_store = self.in_flight = None
             self._hold_nothing()
             self.lost = True
-            return (MarkLost(),)
+            return (MarkManifestLost(),)
         if not (event.alone and self.has_offered and self.held != self.applied):
             return ()
         self.replaces = manifest if manifest.leader_epoch == self.leader_epoch else None
@@ -465,7 +466,7 @@ class ManifestCore:
         """Fetch again what is missing; a member leaves the ISR first, by not acknowledging."""
         if self.missing is None or self.in_isr:
             return ()
-        return (CutLog(self.missing),)
+        return (TruncateLog(self.missing),)
 
     def check_invariants(self) -> None:
         """Raises InvariantViolation for a state that must not exist."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 
 from kept.replication.events import (
-    CommitKnown,
+    CommitAdvanced,
+    ManifestAcknowledged,
     ManifestApplied,
-    ManifestHeld,
     ManifestLost,
     ManifestOffered,
 )
@@ -69,11 +69,11 @@ class PullResponse(Struct, frozen=True):
 # Events.
 
 
-class Leads(Struct, frozen=True):
+class StartedLeading(Struct, frozen=True):
     """This node leads from now on. ``unclean``: the controller's mark of the partition (rule 19).
 
-    Follows ``Elected(awaits_offer=True)`` in the same turn. ``alone``: the ISR is this node; the
-    event is repeated in the same epoch when that changes.
+    Follows ``BecameLeader(awaits_offer=True)`` in the same turn. ``alone``: the ISR is this node;
+    the event is repeated in the same epoch when that changes.
     """
 
     leader_epoch: int
@@ -81,28 +81,28 @@ class Leads(Struct, frozen=True):
     alone: bool = False
 
 
-class Follows(Struct, frozen=True):
+class StartedFollowing(Struct, frozen=True):
     """The image names another leader, or none, or only another ISR."""
 
     leader_epoch: int
     in_isr: bool
 
 
-class Synced(Struct, frozen=True):
+class DivergenceChecked(Struct, frozen=True):
     """``FollowerCore.agreed`` after an answer to a fetch in that epoch."""
 
     leader_epoch: int
     agreed: bool
 
 
-class Cut(Struct, frozen=True):
+class TruncationCompleted(Struct, frozen=True):
     """The log now ends there; ``log_start_offset``: where it starts, if all of it went."""
 
     log_end_offset: int
     log_start_offset: int = 0
 
 
-class PullReceived(Struct, frozen=True):
+class PullRequestReceived(Struct, frozen=True):
     """A follower pulls from this leader; ``ManifestCore.pull_response`` makes the response.
 
     Raises FencedLeaderEpoch, UnknownLeaderEpoch, NotLeaderOrFollower.
@@ -111,7 +111,7 @@ class PullReceived(Struct, frozen=True):
     request: PullRequest
 
 
-class Pulled(Struct, frozen=True):
+class PullResponseReceived(Struct, frozen=True):
     """The leader answered; the bodies named are at hand."""
 
     request: PullRequest
@@ -124,17 +124,17 @@ class PullFailed(Struct, frozen=True):
     request: PullRequest
 
 
-class Stored(Struct, frozen=True):
-    """:class:`Store` was done, durably, as the last one asked for it."""
+class ManifestStored(Struct, frozen=True):
+    """:class:`StoreManifest` was done, durably, as the last one asked for it."""
 
     held: ManifestRef | None
 
 
-class StoreFailed(Struct, frozen=True):
-    """:class:`Store` was not done: what was held is still held."""
+class ManifestStoreFailed(Struct, frozen=True):
+    """:class:`StoreManifest` was not done: what was held is still held."""
 
 
-class PassDone(Struct, frozen=True):
+class PassCompleted(Struct, frozen=True):
     """A pass made ``manifest``, begun in ``leader_epoch`` when ``based_on`` was applied."""
 
     manifest: ManifestRef
@@ -142,30 +142,30 @@ class PassDone(Struct, frozen=True):
     based_on: ManifestRef | None
 
 
-class Published(Struct, frozen=True):
+class GenerationPublished(Struct, frozen=True):
     """The leader core says so (``ManifestPublished``)."""
 
     generation: Generation
 
 
-class Applied(Struct, frozen=True):
+class ApplyCompleted(Struct, frozen=True):
     """All segments of the manifest are in place, and the mark says so, durably."""
 
     manifest: ManifestRef
 
 
-class ApplyEnded(Struct, frozen=True):
+class ApplyAborted(Struct, frozen=True):
     """Nothing was put into place. ``missing``: a survivor that is not in the log."""
 
     manifest: ManifestRef
     missing: int | None = None
 
 
-class Retried(Struct, frozen=True):
+class RetryTriggered(Struct, frozen=True):
     """Try again what failed."""
 
 
-class Damaged(Struct, frozen=True):
+class ManifestDamaged(Struct, frozen=True):
     """The file of a manifest cannot be read, or is gone.
 
     ``alone``: this leader is the whole ISR, and has asked for nobody else: whoever acknowledged
@@ -176,29 +176,29 @@ class Damaged(Struct, frozen=True):
     alone: bool = False
 
 
-class BaseMade(Struct, frozen=True):
+class BaseGenerationCreated(Struct, frozen=True):
     """The base generation is durable, and counts as applied (rule 19)."""
 
     manifest: ManifestRef
 
 
 Event = (
-    Leads
-    | Follows
-    | Synced
-    | Cut
-    | PullReceived
-    | Pulled
+    StartedLeading
+    | StartedFollowing
+    | DivergenceChecked
+    | TruncationCompleted
+    | PullRequestReceived
+    | PullResponseReceived
     | PullFailed
-    | Stored
-    | StoreFailed
-    | PassDone
-    | Published
-    | Applied
-    | ApplyEnded
-    | Retried
-    | Damaged
-    | BaseMade
+    | ManifestStored
+    | ManifestStoreFailed
+    | PassCompleted
+    | GenerationPublished
+    | ApplyCompleted
+    | ApplyAborted
+    | RetryTriggered
+    | ManifestDamaged
+    | BaseGenerationCreated
 )
 
 
@@ -210,19 +210,19 @@ class NoteManifest(Struct, frozen=True):
     once; no shell sees it.
     """
 
-    event: ManifestOffered | ManifestLost | ManifestHeld | ManifestApplied | CommitKnown
+    event: ManifestOffered | ManifestLost | ManifestAcknowledged | ManifestApplied | CommitAdvanced
 
 
 class AnnounceManifest(Struct, frozen=True):
     """This leader has something for its followers: tell them to pull."""
 
 
-class Store(Struct, frozen=True):
+class StoreManifest(Struct, frozen=True):
     """Make ``held`` durable, and keep the body of ``published`` beside it.
 
     Their bodies are in the response, from a pass, or here already. ``published`` is written first,
     then ``held`` by one rename, and with it whether the log is ``complete`` for it: a crash leaves
-    what was held before or this. :class:`Stored` follows.
+    what was held before or this. :class:`ManifestStored` follows.
     """
 
     held: ManifestRef | None
@@ -230,14 +230,14 @@ class Store(Struct, frozen=True):
     complete: bool = False
 
 
-class Discard(Struct, frozen=True):
+class DiscardPass(Struct, frozen=True):
     """Throw away the result of a pass."""
 
     manifest: ManifestRef
 
 
-class Apply(Struct, frozen=True):
-    """Bring the log to this manifest; :class:`Applied` or :class:`ApplyEnded` follows.
+class ApplyManifest(Struct, frozen=True):
+    """Bring the log to this manifest; :class:`ApplyCompleted` or :class:`ApplyAborted` follows.
 
     The high watermark, raised by the effect before this one, is checkpointed first (rule 12).
     """
@@ -251,9 +251,9 @@ class CancelApply(Struct, frozen=True):
     manifest: ManifestRef
 
 
-class MakeBase(Struct, frozen=True):
+class CreateBaseGeneration(Struct, frozen=True):
     """Forget all manifests; make durable one in which every record below the log end survives,
-    with ``clean_to`` at the log start. :class:`BaseMade` follows.
+    with ``clean_to`` at the log start. :class:`BaseGenerationCreated` follows.
 
     ``replaces``: one of the same epoch, that must not have the base's name.
     """
@@ -274,7 +274,7 @@ class ClearComplete(Struct, frozen=True):
     manifest: ManifestRef
 
 
-class MarkLost(Struct, frozen=True):
+class MarkManifestLost(Struct, frozen=True):
     """Durably, nothing is applied, and what is held is not known: the leader is to be asked."""
 
 
@@ -285,8 +285,8 @@ class ReportMissing(Struct, frozen=True):
     offset: int
 
 
-class CutLog(Struct, frozen=True):
-    """Cut the log there and fetch again; :class:`Cut` follows."""
+class TruncateLog(Struct, frozen=True):
+    """Cut the log there and fetch again; :class:`TruncationCompleted` follows."""
 
     offset: int
 
@@ -294,15 +294,15 @@ class CutLog(Struct, frozen=True):
 Effect = (
     NoteManifest
     | AnnounceManifest
-    | Store
-    | Discard
-    | Apply
+    | StoreManifest
+    | DiscardPass
+    | ApplyManifest
     | CancelApply
-    | MakeBase
+    | CreateBaseGeneration
     | ClearApplied
     | ClearComplete
-    | MarkLost
+    | MarkManifestLost
     | ReportMissing
-    | CutLog
+    | TruncateLog
 )
 Effects = tuple[Effect, ...]

@@ -21,7 +21,7 @@ from bisect import bisect_left
 from collections.abc import Collection
 from typing import Final, NoReturn
 
-from kept.replication.events import NO_TOKEN, CommitKnown, MinIsrChanged, Token, WaitEnded
+from kept.replication.events import NO_TOKEN, CommitAdvanced, MinIsrChanged, Token, WaitCancelled
 from kept.replication.offsets import diverging_epoch, list_offset
 from kept.replication.replica import EpochTicket, Replica
 from kept.replication.snapshots import CommitCallback, ListedOffset, PartitionFetch
@@ -193,7 +193,7 @@ class Partition(Replica):
     def forget_commit(self, token: Token) -> None:
         """The waiter gave up (its request timed out): it is not called any more."""
         if self._commits.pop(token, None) is not None:
-            self._perform(self.core.step(WaitEnded(token), 0))
+            self._perform(self.core.step(WaitCancelled(token), 0))
 
     # Reading.
 
@@ -511,7 +511,7 @@ class Partition(Replica):
 
         Raises OffsetOutOfRange above the log's end.
         """
-        self.step(CommitKnown(offset), 0)
+        self.step(CommitAdvanced(offset), 0)
 
     def maybe_roll(self, now_ms: int) -> bool:
         """Roll an active segment that is too old, also of an idle log (rule 3): whether it did."""

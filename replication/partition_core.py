@@ -35,31 +35,31 @@ from kept.replication.events import (
     UNKNOWN_OFFSET,
     Acknowledge,
     Appended,
-    BrokersChanged,
+    BecameLeader,
+    CommitAdvanced,
     CommitAwaited,
-    CommitKnown,
-    Elected,
-    Fetched,
+    EligibleBrokersChanged,
+    FollowerFetched,
     HighWatermarkMoved,
-    IsrDecided,
-    IsrRefused,
+    IsrChanged,
+    IsrProposalRejected,
+    ManifestAcknowledged,
     ManifestApplied,
-    ManifestHeld,
     ManifestLost,
     ManifestOffered,
     ManifestPublished,
     MinIsrChanged,
     ProposeIsr,
-    Resigned,
+    StoppedLeading,
     Token,
-    WaitEnded,
+    WaitCancelled,
 )
 from kept.replication.manifests import ManifestCore
 from kept.replication.manifests_events import (
     AnnounceManifest,
-    Cut,
+    GenerationPublished,
     NoteManifest,
-    Published,
+    TruncationCompleted,
 )
 from kept.replication.progress import LONG_AGO, CommitQueue, Follower
 from kept.storage.errors import (
@@ -120,43 +120,43 @@ class PartitionCore:
     def step(self, event: Event, now_ms: int) -> Effects:
         """Take one event; returns what the shell must do, in order."""
         match event:
-            case Elected():
+            case BecameLeader():
                 return self.elected(event, now_ms)
             case Appended():
                 return self.appended(event.log_end_offset)
-            case Fetched():
+            case FollowerFetched():
                 return self.fetched(
                     event.replica_id, event.log_end_offset, now_ms, event.broker_epoch
                 )
-            case CommitKnown():
+            case CommitAdvanced():
                 return self.commit_known(event.offset)
-            case IsrDecided():
+            case IsrChanged():
                 return self._isr_decided(event)
-            case IsrRefused():
+            case IsrProposalRejected():
                 return self._isr_refused(event)
             case CommitAwaited():
                 return self.commit_awaited(event.token, event.end_offset)
-            case WaitEnded():
+            case WaitCancelled():
                 self._waiting.forget(event.token)
                 return ()
             case MinIsrChanged():
                 self.min_insync_replicas = event.min_insync_replicas
                 return self._advance()
-            case BrokersChanged():
+            case EligibleBrokersChanged():
                 self.eligible = event.eligible
                 self.broker_epochs = dict(event.epochs)
                 self._refused_until_ms = 0
                 return _joined(self._expand_known(), self._advance())
             case ManifestOffered():
                 return self._manifest_offered(event, now_ms)
-            case ManifestHeld() | ManifestApplied():
+            case ManifestAcknowledged() | ManifestApplied():
                 return self._manifest_acknowledged(event)
             case ManifestLost():
                 self.awaits_offer = True
                 return ()
-            case Resigned():
+            case StoppedLeading():
                 return self.resigned()
-            case Cut():
+            case TruncationCompleted():
                 cut = min(self.high_watermark, event.log_end_offset)
                 self.high_watermark = max(cut, event.log_start_offset)
                 return self._note(self.manifests.step(event, now_ms), now_ms)
@@ -190,12 +190,12 @@ class PartitionCore:
 
     # Leadership.
 
-    def elected(self, event: Elected, now_ms: int) -> Effects:
+    def elected(self, event: BecameLeader, now_ms: int) -> Effects:
         """Begin a term (or a new one right after the last)."""
         if event.leader_epoch < self.leader_epoch:
             raise InvariantViolation(f"leader epoch {event.leader_epoch} after {self.leader_epoch}")
         if event.leader_epoch == self.leader_epoch and self.leading:
-            return self._isr_decided(IsrDecided(event.partition_epoch, event.replicas, event.isr))
+            return self._isr_decided(IsrChanged(event.partition_epoch, event.replicas, event.isr))
         self.leading = True
         self.leader_epoch = event.leader_epoch
         self.partition_epoch = event.partition_epoch
@@ -403,7 +403,7 @@ class PartitionCore:
         )
         return (ProposeIsr(self.pending_isr, self.leader_epoch, self.partition_epoch),)
 
-    def _isr_decided(self, event: IsrDecided) -> Effects:
+    def _isr_decided(self, event: IsrChanged) -> Effects:
         if not self.leading or event.partition_epoch <= self.partition_epoch:
             return ()
         self.partition_epoch = event.partition_epoch
@@ -411,7 +411,7 @@ class PartitionCore:
         self._members(event.replicas, event.isr)
         return self._advance()
 
-    def _isr_refused(self, event: IsrRefused) -> Effects:
+    def _isr_refused(self, event: IsrProposalRejected) -> Effects:
         if event.partition_epoch == self.partition_epoch:
             self.pending_isr = None
             self._refused_until_ms = self._now_ms + event.pause_ms
@@ -435,12 +435,12 @@ class PartitionCore:
             self.published = event.generation
         return self._advance()
 
-    def _manifest_acknowledged(self, event: ManifestHeld | ManifestApplied) -> Effects:
+    def _manifest_acknowledged(self, event: ManifestAcknowledged | ManifestApplied) -> Effects:
         follower = self.followers.get(event.replica_id)
         if follower is None or event.broker_epoch != follower.broker_epoch:
             return ()
         follower.held = event.generation
-        if isinstance(event, ManifestHeld):
+        if isinstance(event, ManifestAcknowledged):
             follower.complete = event.complete and not follower.went_back
         else:
             follower.applied = event.generation
@@ -460,7 +460,7 @@ class PartitionCore:
 
     def _publish_held(self, offered: Generation) -> Effects:
         self.published = offered
-        applies = self.manifests.step(Published(offered), self._now_ms)
+        applies = self.manifests.step(GenerationPublished(offered), self._now_ms)
         return (ManifestPublished(offered), *self._note(applies, self._now_ms))
 
     def check_invariants(self) -> None:

@@ -12,10 +12,10 @@ from uuid import UUID
 from kept.replication.effects import Report
 from kept.replication.events import (
     Acknowledge,
-    CommitKnown,
-    Elected,
-    IsrDecided,
-    IsrRefused,
+    BecameLeader,
+    CommitAdvanced,
+    IsrChanged,
+    IsrProposalRejected,
     ProposeIsr,
     Token,
 )
@@ -23,7 +23,11 @@ from kept.replication.follower import NO_LEADER
 from kept.replication.follower_replica import FollowerReplica
 from kept.replication.isr import OVERTAKEN, REFUSED, REFUSED_PAUSE_MS, AlterIsrItem
 from kept.replication.manifests import ManifestCore
-from kept.replication.manifests_events import BaseMade, PassDone, Pulled
+from kept.replication.manifests_events import (
+    BaseGenerationCreated,
+    PassCompleted,
+    PullResponseReceived,
+)
 from kept.replication.partition_core import (
     HIGH_WATERMARK_MOVED,
     Effect,
@@ -59,13 +63,13 @@ def committed_by(event: Event, core: PartitionCore) -> int:
     or comes too late to count.
     """
     match event:
-        case CommitKnown(offset):
+        case CommitAdvanced(offset):
             return offset
-        case BaseMade(manifest):
+        case BaseGenerationCreated(manifest):
             return manifest.end_offset
-        case PassDone(manifest) if core.leading and event.leader_epoch == core.leader_epoch:
+        case PassCompleted(manifest) if core.leading and event.leader_epoch == core.leader_epoch:
             return manifest.end_offset
-        case Pulled(request, response) if request == core.manifests.in_flight:
+        case PullResponseReceived(request, response) if request == core.manifests.in_flight:
             published = response.published
             if published is not None and published.end_offset <= request.log_end_offset:
                 return published.end_offset
@@ -273,13 +277,13 @@ class Replica:
         self.check_online()
         core = self.core
         if core.leading and leader_epoch == core.leader_epoch:
-            self.step(IsrDecided(partition_epoch, replicas, isr), now_ms)
+            self.step(IsrChanged(partition_epoch, replicas, isr), now_ms)
             self._wake_all()
             return None
         log = self.log
         log.leader_epochs.assign(leader_epoch, log.log_end_offset)
         effects = core.elected(
-            Elected(
+            BecameLeader(
                 leader_epoch,
                 partition_epoch,
                 replicas,
@@ -449,7 +453,7 @@ class Replica:
         if error is None or isinstance(error, OVERTAKEN):
             self._decided = version
         elif isinstance(error, REFUSED):
-            self.step(IsrRefused(core.partition_epoch, REFUSED_PAUSE_MS), 0)
+            self.step(IsrProposalRejected(core.partition_epoch, REFUSED_PAUSE_MS), 0)
 
     def mark_offline(self, reason: str) -> None:
         """The log directory failed, or a bug left the replica in no role: from now on every call of

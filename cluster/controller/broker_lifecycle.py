@@ -97,7 +97,7 @@ class LifecycleSettings(Struct, frozen=True):
 # Events.
 
 
-class Start(Struct, frozen=True):
+class Started(Struct, frozen=True):
     """Begin: the process is up and follows the metadata log."""
 
 
@@ -137,31 +137,31 @@ class ControllerChanged(Struct, frozen=True):
     """Another controller leads, or the stream to it is new: it has heard nothing of us."""
 
 
-class LogsOpened(Struct, frozen=True):
+class LogsRecovered(Struct, frozen=True):
     """The logs are open and recovered: this broker could lead."""
 
 
-class ShutDown(Struct, frozen=True):
+class ShutdownRequested(Struct, frozen=True):
     """Stop in order (TERM)."""
 
 
-class NoController(Struct, frozen=True):
+class QuorumLost(Struct, frozen=True):
     """No node leads, and none will: a broker that shuts down need not wait any longer."""
 
     reason: str
 
 
 Event = (
-    Start
+    Started
     | Registered
     | RegistrationFailed
     | HeartbeatAnswered
     | HeartbeatFailed
     | ImageApplied
     | ControllerChanged
-    | LogsOpened
-    | ShutDown
-    | NoController
+    | LogsRecovered
+    | ShutdownRequested
+    | QuorumLost
 )
 
 # Effects.
@@ -173,11 +173,11 @@ class Register(Struct, frozen=True):
     registration: RegisterRequest
 
 
-class Heartbeat(Struct, frozen=True):
+class SendHeartbeat(Struct, frozen=True):
     """Send a heartbeat to the active controller; report HeartbeatAnswered or HeartbeatFailed.
 
-    ``report`` names partitions whose logs' lengths go with it (:class:`ReplicaLog`, read when it is
-    sent).
+    ``report`` names partitions whose logs' lengths go with it (:class:`.heartbeats.ReplicaLog`,
+    read when it is sent).
     """
 
     number: int
@@ -206,7 +206,7 @@ class Exit(Struct, frozen=True):
     failed: bool
 
 
-Effect = Register | Heartbeat | StopServing | ResumeServing | Exit
+Effect = Register | SendHeartbeat | StopServing | ResumeServing | Exit
 
 
 class BrokerLifecycle:
@@ -267,7 +267,7 @@ class BrokerLifecycle:
                 self._heartbeat_failed(event, now_ms)
             case ImageApplied():
                 self._image_applied(event.image, now_ms)
-            case Start():
+            case Started():
                 self._start(now_ms)
             case Registered():
                 self._registered(event.broker_epoch, now_ms)
@@ -279,12 +279,12 @@ class BrokerLifecycle:
                     self._give_up_ms = None  # it takes everybody for alive at first
                 self._reported.clear()
                 self._next_ms = now_ms
-            case LogsOpened():
+            case LogsRecovered():
                 self._logs_open = True
                 self._send_soon(now_ms)
-            case ShutDown():
+            case ShutdownRequested():
                 self._shut_down(now_ms)
-            case NoController():
+            case QuorumLost():
                 if self.state is State.SHUTTING_DOWN:
                     self._exit(event.reason)
 
@@ -462,7 +462,7 @@ class BrokerLifecycle:
             self._reported.clear()  # sent again with the next one: the controller may be new
         self._report = dict(list(report.items())[:MAX_LOGS_PER_HEARTBEAT])
         self._effects.append(
-            Heartbeat(
+            SendHeartbeat(
                 self._number,
                 self.registration.broker_id,
                 self.broker_epoch,

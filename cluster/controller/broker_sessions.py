@@ -1,12 +1,13 @@
 """Which brokers live, as the active controller sees it, and what it decides because of that. Pure.
 
 A state machine (:mod:`kept.state_machine`). A controller that has become ready gives it
-:class:`Elected`, from then on every event, and :class:`Resigned` when it leads no more. Effects are
+:class:`ControllerElected`, from then on every event, and :class:`ControllerResigned` when it leads
+no more. Effects are
 :class:`Probe` (connect to the broker's node listener and find out which process is there),
 :class:`Decide` (queue a decision) and :class:`~.heartbeats.HeartbeatReply` (the reply to a
 heartbeat). When the turn of a decision has come, the shell gives it to :meth:`BrokerSessions.due`,
 proposes what :func:`~.broker_decisions.decide` makes of that on the newest image, and reports
-:class:`Decided`.
+:class:`DecisionCompleted`.
 
 **Evidence before silence.** A process that dies closes its connections. So a lost connection is
 followed by a probe at once: *refused* means nobody listens, and *another incarnation* answers that
@@ -124,7 +125,7 @@ class SessionSettings(Struct, frozen=True):
 # Events.
 
 
-class Elected(Struct, frozen=True):
+class ControllerElected(Struct, frozen=True):
     """This node leads and has applied an entry of its own term.
 
     ``silent_ms``: for how long the controller before this one was not heard, by its id.
@@ -134,7 +135,7 @@ class Elected(Struct, frozen=True):
     silent_ms: Mapping[int, int] = field(default_factory=dict)
 
 
-class Resigned(Struct, frozen=True):
+class ControllerResigned(Struct, frozen=True):
     """This node leads no more: everything it knew of lives is void."""
 
 
@@ -156,7 +157,7 @@ class ConnectionLost(Struct, frozen=True):
     broker_id: int
 
 
-class Probed(Struct, frozen=True):
+class ProbeCompleted(Struct, frozen=True):
     """The result of a probe. ``broker_epoch`` is that of the :class:`Probe`: one sent before the
     broker registered anew proves nothing of the new process; None: of the present one.
     """
@@ -166,7 +167,7 @@ class Probed(Struct, frozen=True):
     broker_epoch: int | None = None
 
 
-class Decided(Struct, frozen=True):
+class DecisionCompleted(Struct, frozen=True):
     """A decision was made and its records, if any, are applied; or it failed with ``error``."""
 
     decision: Decision
@@ -174,28 +175,28 @@ class Decided(Struct, frozen=True):
 
 
 Event = (
-    Elected
-    | Resigned
+    ControllerElected
+    | ControllerResigned
     | SettingsChanged
     | ImageApplied
     | HeartbeatRequest
     | ConnectionLost
-    | Probed
-    | Decided
+    | ProbeCompleted
+    | DecisionCompleted
 )
 
 # Effects.
 
 
 class Probe(Struct, frozen=True):
-    """Find out which incarnation is at the broker's node listener; report :class:`Probed`."""
+    """Find out which incarnation is at the broker's node listener; :class:`ProbeCompleted` says."""
 
     broker_id: int
     broker_epoch: int
 
 
 class Decide(Struct, frozen=True):
-    """Make a decision in its turn and report :class:`Decided`; ``reason`` is for the log."""
+    """Make a decision in its turn, report :class:`DecisionCompleted`; ``reason`` is for the log."""
 
     decision: Decision
     reason: str
@@ -204,7 +205,7 @@ class Decide(Struct, frozen=True):
 Effect = Probe | Decide | HeartbeatReply
 
 
-class Waiting(Struct, frozen=True):
+class WaitingPartition(Struct, frozen=True):
     """A partition that has no leader until ``missing`` have come back (rule 33).
 
     ``recovering``: all of its ISR restarted unclean; else its last member is not there.
@@ -279,15 +280,15 @@ class BrokerSessions:
         StaleBrokerEpoch; else the last effect is its answer.
         """
         match event:
-            case Elected():
+            case ControllerElected():
                 self._start(event, now_ms)
-            case Resigned():
+            case ControllerResigned():
                 self._stop()
             case SettingsChanged():
                 self.settings = event.settings
             case HeartbeatRequest() if not self.active:
                 raise NotController("this node does not lead the controllers")
-            case Decided():
+            case DecisionCompleted():
                 self._decided(event, now_ms)
             case _ if self.active:
                 self._awake(now_ms)
@@ -308,7 +309,7 @@ class BrokerSessions:
                 if session is not None:
                     session.connected = False
                     self._probe(broker_id, session)
-            case Probed():
+            case ProbeCompleted():
                 self._probed(event)
 
     def _drain_effects(self) -> tuple[Effect, ...]:
@@ -318,7 +319,7 @@ class BrokerSessions:
 
     # Life of the controller.
 
-    def _start(self, event: Elected, now_ms: int) -> None:
+    def _start(self, event: ControllerElected, now_ms: int) -> None:
         """Probe every broker that takes part."""
         self._stop()
         self.active = True
@@ -427,7 +428,7 @@ class BrokerSessions:
             if not session.contacted or features.common([session.features]).get(feature, 0) < level
         )
 
-    def _probed(self, event: Probed) -> None:
+    def _probed(self, event: ProbeCompleted) -> None:
         broker_id, result = event.broker_id, event.result
         session = self._sessions.get(broker_id)
         if session is None or not session.probing:
@@ -474,7 +475,7 @@ class BrokerSessions:
         self._awake(now_ms)
         return (session.contacted or not broker.fenced) and not self._gone(session)
 
-    def _decided(self, event: Decided, now_ms: int) -> None:
+    def _decided(self, event: DecisionCompleted, now_ms: int) -> None:
         """One that failed is due again after ``probe_interval_ms``, if its reason holds."""
         key = (event.decision.name, event.decision.broker_id)
         if self._pending.pop(key, None) is not None and event.error is not None:
@@ -500,9 +501,9 @@ class BrokerSessions:
             self._balance()
         return self._drain_effects()
 
-    def waiting(self) -> tuple[Waiting, ...]:
+    def waiting(self) -> tuple[WaitingPartition, ...]:
         """The partitions without a leader, and for whom they wait."""
-        waiting: list[Waiting] = []
+        waiting: list[WaitingPartition] = []
         for key, since_ms in self._leaderless_since.items():
             state = self.image.partition(*key)
             if state is not None and state.leader == NO_LEADER:
@@ -513,7 +514,7 @@ class BrokerSessions:
                         b for b in state.isr if not partition_election.active(self.image, b)
                     )
                 waiting.append(
-                    Waiting(
+                    WaitingPartition(
                         self.image.topics_by_id[key[0]].name,
                         key[1],
                         missing,

@@ -56,7 +56,7 @@ from kept.cluster.metadata.voters import Voter
 from kept.cluster.metadata.wal import Entry
 from kept.cluster.raft.core import RaftCore
 from kept.cluster.raft.formation import Formation
-from kept.cluster.raft.messages import NO_NODE, Append, LeaderHint, Message, Observe
+from kept.cluster.raft.messages import NO_NODE, AppendEntries, LeaderHint, Message, Observe
 from kept.cluster.raft.progress import Progress
 from kept.cluster.raft.ready import RaftSettings, Role, Snapshot
 from kept.cluster.raft.voter_set import voters_entry
@@ -345,7 +345,7 @@ class MetadataNode:
         if self.core.follower.log_regression is not None:
             self._refuse_log_regression(self.core.follower.log_regression)
 
-    def _refuse_log_regression(self, shown: Append) -> None:
+    def _refuse_log_regression(self, shown: AppendEntries) -> None:
         """This disk is older than what this node has said: its vote cannot be relied on."""
         self.refusal = (
             f"{self._files.directory}: the metadata log ends at entry {self.last_index}, but this "

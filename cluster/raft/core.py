@@ -17,8 +17,8 @@ from kept.cluster.raft.log import RaftLog
 from kept.cluster.raft.message_guard import TERM_STEP, flaw
 from kept.cluster.raft.messages import (
     NO_NODE,
-    Append,
-    AppendReply,
+    AppendEntries,
+    AppendEntriesReply,
     InstallSnapshot,
     LeaderHint,
     Message,
@@ -215,7 +215,7 @@ class RaftCore:
                     self.elector.handle_pre_vote(message)
             case PreVoteReply(granted=True):
                 self.elector.handle_pre_vote_reply(message)
-            case AppendReply() | SnapshotReply() if not votes:
+            case AppendEntriesReply() | SnapshotReply() if not votes:
                 # An observer follows the leader's term. It has no vote, so it moves no term.
                 if message.term == state.term:
                     self._dispatch(message)
@@ -236,7 +236,7 @@ class RaftCore:
                 if state.is_voter or not state.in_lease:
                     state.become_follower(state.term + TERM_STEP, NO_NODE)
                 return False
-            leads = isinstance(message, Append | InstallSnapshot)
+            leads = isinstance(message, AppendEntries | InstallSnapshot)
             state.become_follower(message.term, message.sender if leads else NO_NODE)
         return True
 
@@ -244,25 +244,25 @@ class RaftCore:
         """Tell a deposed leader or a late candidate which term it is."""
         state = self.state
         head = state.head(message.sender)
-        if isinstance(message, Append):
+        if isinstance(message, AppendEntries):
             index = message.prev_index
-            state.send(AppendReply(**head, accepted=False, match_index=index))
+            state.send(AppendEntriesReply(**head, accepted=False, match_index=index))
         elif isinstance(message, InstallSnapshot):
-            state.send(AppendReply(**head, accepted=False, match_index=message.last_index))
+            state.send(AppendEntriesReply(**head, accepted=False, match_index=message.last_index))
         elif isinstance(message, Vote):
             state.send(VoteReply(**head, granted=False))
 
     def _dispatch(self, message: Message) -> None:
         state = self.state
         match message:
-            case Append() | InstallSnapshot():
+            case AppendEntries() | InstallSnapshot():
                 if state.leads:
                     state.refuse(message, f"it is of term {state.term}, which this node leads")
-                elif isinstance(message, Append):
+                elif isinstance(message, AppendEntries):
                     self.follower.handle_append(message)
                 else:
                     self.follower.handle_snapshot(message)
-            case AppendReply() | SnapshotReply():
+            case AppendEntriesReply() | SnapshotReply():
                 if state.leads:
                     self.replicator.handle_append_reply(message)
             case Vote():

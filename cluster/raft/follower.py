@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from kept.cluster.raft.messages import Append, AppendReply, InstallSnapshot, SnapshotReply
+from kept.cluster.raft.messages import (
+    AppendEntries,
+    AppendEntriesReply,
+    InstallSnapshot,
+    SnapshotReply,
+)
 from kept.cluster.raft.ready import Snapshot
 from kept.cluster.raft.state import RaftState
 
@@ -12,10 +17,10 @@ class Follower:
 
     def __init__(self, state: RaftState) -> None:
         self.state = state
-        self.log_regression: Append | None = None
+        self.log_regression: AppendEntries | None = None
         """Shows that this node's log has lost entries since it acknowledged them: it must end."""
 
-    def handle_append(self, message: Append) -> None:
+    def handle_append(self, message: AppendEntries) -> None:
         """Entries of the leader, or a heartbeat.
 
         What is there already stays, however old the message is: only an entry of another term in
@@ -34,7 +39,7 @@ class Follower:
         if not log.matches(message.prev_index, message.prev_term):
             hint_index, hint_term = log.last_of_term(message.prev_index, message.prev_term)
             state.send(
-                AppendReply(
+                AppendEntriesReply(
                     **state.head(message.sender),
                     accepted=False,
                     match_index=message.prev_index,
@@ -57,18 +62,22 @@ class Follower:
             state.voter_set.committed(log.commit_index)
         self._accept(message, last)
 
-    def _accept(self, message: Append, match_index: int) -> None:
+    def _accept(self, message: AppendEntries, match_index: int) -> None:
         """Acknowledge what is durable at once, and the rest when it is."""
         state = self.state
         durable = min(match_index, state.log.stable_index)
         head = state.head(message.sender)
         if durable < match_index and message.entries:
             state.send(
-                AppendReply(**head, accepted=True, match_index=match_index, round=message.round),
+                AppendEntriesReply(
+                    **head, accepted=True, match_index=match_index, round=message.round
+                ),
                 after_write=True,
             )
         else:
-            state.send(AppendReply(**head, accepted=True, match_index=durable, round=message.round))
+            state.send(
+                AppendEntriesReply(**head, accepted=True, match_index=durable, round=message.round)
+            )
 
     def handle_snapshot(self, message: InstallSnapshot) -> None:
         """The leader no longer has the entries that are missing here."""
@@ -92,7 +101,7 @@ class Follower:
             after_write=log.stable_index < message.last_index,
         )
 
-    def _follow_sender(self, message: Append | InstallSnapshot) -> None:
+    def _follow_sender(self, message: AppendEntries | InstallSnapshot) -> None:
         """The sender leads this term."""
         state = self.state
         state.follow(message.sender)

@@ -22,8 +22,8 @@ from typing import Final
 
 from kept.cluster.metadata.wal import MAX_ENTRY_BYTES
 from kept.cluster.raft.messages import (
-    Append,
-    AppendReply,
+    AppendEntries,
+    AppendEntriesReply,
     InstallSnapshot,
     LeaderHint,
     Message,
@@ -56,7 +56,7 @@ def flaw(message: Message) -> str:
     if not 0 <= message.term <= MAX_TERM:
         return f"term {message.term}"
     match message:
-        case Append():
+        case AppendEntries():
             return _flaw_of_append(message)
         case InstallSnapshot():
             ids = {voter.node_id for voter in message.voters}
@@ -67,7 +67,7 @@ def flaw(message: Message) -> str:
             )
         case Vote() | PreVote() | Observe():
             return _flaw_of_end(message.last_index, message.last_term, message.term)
-        case AppendReply():
+        case AppendEntriesReply():
             return _negative(
                 match_index=message.match_index,
                 hint_index=message.hint_index,
@@ -94,7 +94,7 @@ def _flaw_of_end(last_index: int, last_term: int, term: int) -> str:
     return ""
 
 
-def _flaw_of_append(message: Append) -> str:
+def _flaw_of_append(message: AppendEntries) -> str:
     wrong = _flaw_of_end(message.prev_index, message.prev_term, message.term) or _negative(
         commit_index=message.commit_index, round=message.round, acknowledged=message.acknowledged
     )

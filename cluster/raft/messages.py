@@ -62,7 +62,7 @@ class VoteReply(Message, frozen=True, kw_only=True):
     granted: bool
 
 
-class Append(Message, frozen=True, kw_only=True):
+class AppendEntries(Message, frozen=True, kw_only=True):
     """From the leader: ``entries`` follow the entry ``prev_index`` of ``prev_term``.
 
     Empty it is a heartbeat. ``commit_index`` is the leader's. ``round`` counts the leader's
@@ -80,8 +80,8 @@ class Append(Message, frozen=True, kw_only=True):
     acknowledged_by: UUID | None = None
 
 
-class AppendReply(Message, frozen=True, kw_only=True):
-    """The answer to :class:`Append`.
+class AppendEntriesReply(Message, frozen=True, kw_only=True):
+    """The answer to :class:`AppendEntries`.
 
     Accepted: the sender's durable log equals the leader's up to ``match_index``. Refused:
     ``match_index`` is the ``prev_index`` that does not match, and the logs may match at

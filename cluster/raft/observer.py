@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from kept.cluster.raft.messages import (
     NO_NODE,
-    Append,
+    AppendEntries,
     InstallSnapshot,
     LeaderHint,
     Message,
@@ -55,7 +55,7 @@ class Observer:
             return True  # a leader that was voted out goes on until that is committed
         if not voter_set.voters and (sender in state.contacts or not state.contacts):
             return True
-        if not isinstance(message, Append | InstallSnapshot | PreVote | Vote | TimeoutNow):
+        if not isinstance(message, AppendEntries | InstallSnapshot | PreVote | Vote | TimeoutNow):
             return False
         state.refuse(message, f"directory {message.directory_id} of node {sender} is no voter's")
         if not state.in_lease and state.ticks - self._inquired_at >= state.settings.election_ticks:

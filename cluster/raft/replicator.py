@@ -16,8 +16,8 @@ from kept.cluster.metadata.wal import MAX_ENTRY_BYTES, Entry
 from kept.cluster.raft.log import size_bytes
 from kept.cluster.raft.messages import (
     NO_NODE,
-    Append,
-    AppendReply,
+    AppendEntries,
+    AppendEntriesReply,
     InstallSnapshot,
     Observe,
     PreVote,
@@ -269,7 +269,7 @@ class Replicator:
         if not entries and not even_empty:
             return False
         state.send(
-            Append(
+            AppendEntries(
                 **state.head(to),
                 prev_index=prev_index,
                 prev_term=prev_term,
@@ -311,12 +311,12 @@ class Replicator:
         if state.ticks - progress.snapshot_at > state.settings.snapshot_ticks:
             progress.probe(progress.match_index + 1)
             return self._send_append(to, even_empty=True)
-        state.send(Append(**state.head(to), prev_index=0, prev_term=0, round=self.round))
+        state.send(AppendEntries(**state.head(to), prev_index=0, prev_term=0, round=self.round))
         return True
 
     # Replies.
 
-    def handle_append_reply(self, reply: AppendReply | SnapshotReply) -> None:
+    def handle_append_reply(self, reply: AppendEntriesReply | SnapshotReply) -> None:
         """A follower answered."""
         state = self.state
         progress = state.progress.get(reply.sender)
@@ -332,7 +332,7 @@ class Replicator:
             state.progress[reply.sender] = progress
         progress.last_contact = state.ticks
         progress.round = max(progress.round, reply.round)
-        if isinstance(reply, AppendReply) and not reply.accepted:
+        if isinstance(reply, AppendEntriesReply) and not reply.accepted:
             meets, _ = state.log.last_of_term(reply.hint_index, reply.hint_term)
             if progress.refused(reply.match_index, meets + 1):
                 self._send_append(reply.sender, even_empty=True)

@@ -19,15 +19,15 @@ from kept.cluster.controller.broker_decisions import decide
 from kept.cluster.controller.broker_sessions import (
     BrokerSessions,
     ConnectionLost,
+    ControllerElected,
+    ControllerResigned,
     Decide,
-    Decided,
+    DecisionCompleted,
     Effect,
-    Elected,
     Event,
     ImageApplied,
     Probe,
-    Probed,
-    Resigned,
+    ProbeCompleted,
     SettingsChanged,
 )
 from kept.cluster.controller.brokers import RegisterRequest
@@ -128,10 +128,10 @@ class Controller:
             log.info("controller", term=metadata.member.term, index=metadata.image.index)
             unheard = metadata.member.predecessor.items()
             silent_ms = {node_id: ticks * TICK_MS for node_id, ticks in unheard}
-            self._step(Elected(metadata.image, silent_ms))
+            self._step(ControllerElected(metadata.image, silent_ms))
         elif not metadata.leads and self.sessions.active:
             log.info("controller no more", term=metadata.member.term)
-            self._step(Resigned())
+            self._step(ControllerResigned())
         elif self.sessions.active:
             self._step(ImageApplied(metadata.image))
 
@@ -207,7 +207,7 @@ class Controller:
 
     async def _probe(self, effect: Probe) -> None:
         result = await self._peers.probe(effect.broker_id)
-        self._step(Probed(effect.broker_id, result, effect.broker_epoch))
+        self._step(ProbeCompleted(effect.broker_id, result, effect.broker_epoch))
 
     async def _make_decision(self, effect: Decide) -> None:
         decision = effect.decision
@@ -224,7 +224,7 @@ class Controller:
             log.info("decided", what=decision.name, broker=decision.broker_id, reason=effect.reason)
         elif not isinstance(error, NotController):
             log.error("decision failed", what=decision.name, error=str(error))
-        self._step(Decided(decision, error))
+        self._step(DecisionCompleted(decision, error))
 
     def _connection_lost(self, broker_id: int) -> None:
         self._broken[broker_id] += 1

@@ -161,8 +161,8 @@ class Codec:
 
 
 RAFT_MESSAGES: Final[dict[type, str]] = {
-    messages.Append: "append",
-    messages.AppendReply: "append_reply",
+    messages.AppendEntries: "append",
+    messages.AppendEntriesReply: "append_reply",
     messages.PreVote: "pre_vote",
     messages.PreVoteReply: "pre_vote_reply",
     messages.Vote: "vote",

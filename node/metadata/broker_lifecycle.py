@@ -127,7 +127,7 @@ class BrokerLifecycleManager:
     def start(self) -> None:
         """Register, and go on from there."""
         self._lease.check = self.check_stalled
-        self._step(broker_lifecycle.Start())
+        self._step(broker_lifecycle.Started())
         self._tick()
 
     def _tick(self) -> None:
@@ -141,7 +141,7 @@ class BrokerLifecycleManager:
 
     def logs_opened(self) -> None:
         """The logs here are open: this broker may lead."""
-        self._step(broker_lifecycle.LogsOpened())
+        self._step(broker_lifecycle.LogsRecovered())
 
     def image_acted_on(self, image: Image) -> None:
         """The node is what ``image`` says."""
@@ -164,12 +164,12 @@ class BrokerLifecycleManager:
 
     async def shut_down(self) -> None:
         """Hand over what is led; returns when the process may end."""
-        self._step(broker_lifecycle.ShutDown())
+        self._step(broker_lifecycle.ShutdownRequested())
         await self.stopped.wait()
 
     def no_controller(self, reason: str) -> None:
         """There is none to hand over to."""
-        self._step(broker_lifecycle.NoController(reason))
+        self._step(broker_lifecycle.QuorumLost(reason))
 
     async def close(self) -> None:
         """End without asking anybody."""
@@ -188,7 +188,7 @@ class BrokerLifecycleManager:
             match effect:
                 case broker_lifecycle.Register():
                     self._calls.spawn(self._register(effect.registration))
-                case broker_lifecycle.Heartbeat():
+                case broker_lifecycle.SendHeartbeat():
                     self._calls.spawn(self._heartbeat(effect))
                 case broker_lifecycle.StopServing():
                     log.warning("serving suspended", reason=effect.reason)
@@ -228,7 +228,7 @@ class BrokerLifecycleManager:
         else:
             self._step(broker_lifecycle.Registered(reply.broker_epoch))
 
-    async def _heartbeat(self, effect: broker_lifecycle.Heartbeat) -> None:
+    async def _heartbeat(self, effect: broker_lifecycle.SendHeartbeat) -> None:
         request = HeartbeatRequest(
             effect.broker_id,
             effect.broker_epoch,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kept.node.replicas.local_replica import LocalReplica
     from kept.node.runtime.counters import Counters
     from kept.node.runtime.runtime import Runtime
-    from kept.replication.effects import Losing, LostRecord
+    from kept.replication.effects import LostRecord, RecordsLost
     from kept.storage.disk import Disk
 
 WHY: Final = (
@@ -33,7 +33,7 @@ WHY: Final = (
 
 
 def report(
-    runtime: Runtime, counters: Counters, node_id: int, hosted: LocalReplica, losing: Losing
+    runtime: Runtime, counters: Counters, node_id: int, hosted: LocalReplica, losing: RecordsLost
 ) -> None:
     """Write the report; blocks. A disk that refuses it is told: the cut goes ahead."""
     partition = hosted.partition

@@ -18,8 +18,13 @@ from kept.cluster.metadata.records import NO_LEADER
 from kept.node.replicas import lost_records_report
 from kept.node.runtime.clock import monotonic_ms
 from kept.node.runtime.logging import log
-from kept.replication.effects import Losing, Truncated
-from kept.replication.events import Acknowledge, BrokersChanged, HighWatermarkMoved, ProposeIsr
+from kept.replication.effects import LogTruncated, RecordsLost
+from kept.replication.events import (
+    Acknowledge,
+    EligibleBrokersChanged,
+    HighWatermarkMoved,
+    ProposeIsr,
+)
 from kept.replication.manifests_events import NoteManifest
 from kept.storage.errors import MachineError, ResourceExhausted, told_to_clients
 from kept.storage.types import TopicPartition
@@ -74,7 +79,7 @@ class RoleChanges:
         self.suspended = False
         self._electing: set[asyncio.Future[Any]] = set()
         self._brokers: Mapping[int, BrokerImage] = {}
-        self._brokers_changed = BrokersChanged(frozenset())
+        self._brokers_changed = EligibleBrokersChanged(frozenset())
         """What the cores are told of :attr:`_brokers`."""
 
     def apply(self, hosted: LocalReplica, record: PartitionRecord) -> None:
@@ -256,12 +261,12 @@ class RoleChanges:
                 partition.step(event, monotonic_ms())
         self._notifier.brokers_changed()
 
-    def _known_brokers(self) -> BrokersChanged:
+    def _known_brokers(self) -> EligibleBrokersChanged:
         """Those of the image, for all partitions; made once, until they change."""
         brokers = self._metadata.image.brokers
         if brokers is not self._brokers:
             self._brokers = brokers
-            self._brokers_changed = BrokersChanged(
+            self._brokers_changed = EligibleBrokersChanged(
                 frozenset(broker_id for broker_id, broker in brokers.items() if broker.active),
                 tuple((broker_id, broker.broker_epoch) for broker_id, broker in brokers.items()),
             )
@@ -273,15 +278,15 @@ class RoleChanges:
         """Do what a partition's core decided that concerns more than its log."""
         if isinstance(effect, ProposeIsr):
             self._alter_partition.submit(hosted.partition)
-        elif isinstance(effect, Truncated):
+        elif isinstance(effect, LogTruncated):
             self._truncated(hosted, effect)
-        elif isinstance(effect, Losing):
+        elif isinstance(effect, RecordsLost):
             node_id = self._identity.node_id
             lost_records_report.report(self._runtime, self._counters, node_id, hosted, effect)
         elif not isinstance(effect, HighWatermarkMoved | Acknowledge | NoteManifest):
             hosted.manifests.perform(effect)
 
-    def _truncated(self, hosted: LocalReplica, effect: Truncated) -> None:
+    def _truncated(self, hosted: LocalReplica, effect: LogTruncated) -> None:
         """No durable recovery point is above the end of a truncated log before it takes appends. It
         seldom is: a log is cut near its end, and flushed to its last roll.
         """

@@ -13,13 +13,13 @@ from kept.cluster.controller.broker_decisions import decide as records_of
 from kept.cluster.controller.broker_sessions import (
     TIMEOUT,
     BrokerSessions,
+    ControllerElected,
     Decide,
-    Decided,
-    Elected,
+    DecisionCompleted,
     HeartbeatRequest,
     ImageApplied,
     Probe,
-    Probed,
+    ProbeCompleted,
     SessionSettings,
 )
 from kept.cluster.controller.brokers import RegisterRequest, register_broker, unfence_broker
@@ -47,7 +47,7 @@ class Together:
         self.epochs = {node: self.epoch(node) for node in NODES}
         self.now_ms = 1000
         self.sessions = BrokerSessions(SessionSettings())
-        self.probes = self.step(Elected(self.image))
+        self.probes = self.step(ControllerElected(self.image))
 
     @staticmethod
     def _process(node, number, clean_epoch=-1):
@@ -80,12 +80,12 @@ class Together:
             self.apply(records)
             if records:
                 queue += self.sessions.step(ImageApplied(self.image), self.now_ms)
-            queue += self.sessions.step(Decided(effect.decision), self.now_ms)
+            queue += self.sessions.step(DecisionCompleted(effect.decision), self.now_ms)
         self.sessions.check_invariants()
         return probes
 
     def answers(self, node, found) -> None:
-        self.step(Probed(node, found, self.epochs[node]))
+        self.step(ProbeCompleted(node, found, self.epochs[node]))
 
     def comes_back(self, node, *, lost_nothing) -> None:
         """It registers, and is unfenced."""
@@ -223,7 +223,7 @@ def test_an_answer_that_comes_late_shows_that_a_silent_broker_lives() -> None:
     c = Together()
     c.answers(1, UUID(int=11))
     c.answers(2, None)
-    effects = c.sessions.step(Probed(3, TIMEOUT, c.epochs[3]), c.now_ms)
+    effects = c.sessions.step(ProbeCompleted(3, TIMEOUT, c.epochs[3]), c.now_ms)
     assert [e.decision.broker_id for e in effects if isinstance(e, Decide)] == [1, 2, 3]
     c.now_ms += c.sessions.settings.probe_interval_ms
     again = c.sessions.tick(c.now_ms)

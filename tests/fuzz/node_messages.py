@@ -107,10 +107,12 @@ def _raft_messages(sender: int, term: int) -> list[bytes]:
         raft.PreVoteReply(**head, granted=True),
         raft.Vote(**head, **end, transfer=True),
         raft.VoteReply(**head, granted=True),
-        raft.Append(**head, prev_index=0, prev_term=0, entries=(Entry(0, 1, b"x"),), round=3),
-        raft.Append(**head, prev_index=9, prev_term=0, commit_index=1 << 40, acknowledged=7),
-        raft.AppendReply(**head, accepted=True, match_index=1 << 40, round=3),
-        raft.AppendReply(**head, accepted=False, match_index=0, hint_index=5, hint_term=1),
+        raft.AppendEntries(
+            **head, prev_index=0, prev_term=0, entries=(Entry(0, 1, b"x"),), round=3
+        ),
+        raft.AppendEntries(**head, prev_index=9, prev_term=0, commit_index=1 << 40, acknowledged=7),
+        raft.AppendEntriesReply(**head, accepted=True, match_index=1 << 40, round=3),
+        raft.AppendEntriesReply(**head, accepted=False, match_index=0, hint_index=5, hint_term=1),
         raft.InstallSnapshot(
             **head, **end, image_bytes=b"none", voters=(RaftVoter(sender, DISK, "localhost", 1),)
         ),

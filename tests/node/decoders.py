@@ -36,7 +36,7 @@ from kept.cluster.metadata.records import (
 from kept.cluster.metadata.replica_history import ReplicaHistory
 from kept.cluster.metadata.voters import Voter
 from kept.cluster.metadata.wal import Entry, HardState, WriteAheadLog
-from kept.cluster.raft.messages import Append, InstallSnapshot, LeaderHint
+from kept.cluster.raft.messages import AppendEntries, InstallSnapshot, LeaderHint
 from kept.compaction.cleaner import removal_log
 from kept.compaction.manifest import manifest, manifest_store
 from kept.node.coordinator.groups import records as group_records
@@ -396,7 +396,7 @@ def message_decoders() -> Iterator[Decoder]:
     voters = (Voter(1, TOPIC, "h", 9),)
     head = {"term": 1, "sender": 1, "to": 2}
     for message in (
-        Append(prev_index=0, prev_term=0, entries=(Entry(1, 1, b"x"),), **head),
+        AppendEntries(prev_index=0, prev_term=0, entries=(Entry(1, 1, b"x"),), **head),
         InstallSnapshot(last_index=1, last_term=1, image_bytes=b"abc", voters=voters, **head),
         LeaderHint(leader_id=1, last_index=2, voters=(1, 2), cluster_id="c", **head),
     ):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from kept.replication.effects import Losing, LostRecord, Truncated
+from kept.replication.effects import LogTruncated, LostRecord, RecordsLost
 from kept.storage.checkpoints import read_epochs
 from kept.testing.simulated_disk import SimulatedCrash
 from tests.replication.trio import Node
@@ -82,7 +82,7 @@ def test_kip_101_replicas_that_lost_power_do_not_mix_their_histories(nodes) -> N
     a.fetch(b, rounds=3)
     assert a.batches() == b.batches() == [(0, 1, 0), (1, 2, 1)]
     assert epochs(a) == [(0, 0), (1, 1)]
-    assert a.effects[0] == Truncated(0, 1, 1)
+    assert a.effects[0] == LogTruncated(0, 1, 1)
 
 
 def test_kip_279_fast_leader_changes_without_common_epochs(nodes) -> None:
@@ -115,7 +115,7 @@ def test_kip_279_fast_leader_changes_without_common_epochs(nodes) -> None:
         node.fetch(c, rounds=4)
         assert node.batches() == c.batches() == [(0, 5, 0), (5, 9, 3), (9, 13, 3)]
         assert epochs(node) == epochs(c) == [(0, 0), (3, 5)]
-        assert not [e for e in node.effects if isinstance(e, Losing)]
+        assert not [e for e in node.effects if isinstance(e, RecordsLost)]
 
 
 def test_kip_279_the_leader_names_an_epoch_that_the_follower_never_had(nodes) -> None:
@@ -175,8 +175,10 @@ def test_an_unclean_election_is_reported_with_what_it_lost(nodes) -> None:
     a.fetch(b, rounds=2)
     assert a.batches() == [(0, 4, 1)]
     losing, *rest = a.effects
-    assert losing == Losing(4, 7, 7, tuple(LostRecord(o, b"k", False) for o in (4, 5, 6)), None)
-    assert rest == [Truncated(0, 4, 4)]
+    assert losing == RecordsLost(
+        4, 7, 7, tuple(LostRecord(o, b"k", False) for o in (4, 5, 6)), None
+    )
+    assert rest == [LogTruncated(0, 4, 4)]
     assert (a.partition.high_watermark, a.partition.applied_end) == (4, 0)
 
 
@@ -193,7 +195,7 @@ def test_what_is_cut_to_be_fetched_again_is_not_reported_as_lost(nodes) -> None:
     b.fetch(a, rounds=3)
     assert b.partition.high_watermark == 7
     b.partition.follower.cut_to_fetch_again(4)
-    assert b.effects == [Truncated(0, 4, 0)]
+    assert b.effects == [LogTruncated(0, 4, 0)]
     assert b.partition.high_watermark == 4
     b.fetch(a, rounds=3)
     assert b.batches() == a.batches() == [(0, 4, 1), (4, 7, 1)]
@@ -213,7 +215,7 @@ def test_a_replica_that_was_away_for_long_starts_where_the_leader_does(nodes) ->
     b.fetch(a, rounds=4)
     assert b.batches() == [(43, 45, 1)]
     assert (b.partition.log_start_offset, b.partition.high_watermark) == (43, 45)
-    assert b.effects == [Truncated(43, 43, 43)]
+    assert b.effects == [LogTruncated(43, 43, 43)]
 
 
 def test_a_log_that_starts_inside_the_leaders_first_batch_takes_it_whole(nodes) -> None:
@@ -259,7 +261,7 @@ def test_power_may_fail_at_every_step_of_a_cut(seed) -> None:
             a.fetch(b, rounds=4)
             assert a.batches() == b.batches()
             assert epochs(a) == epochs(b) == [(1, 0), (3, 30)]
-            assert not [e for e in a.effects if isinstance(e, Losing)]
+            assert not [e for e in a.effects if isinstance(e, RecordsLost)]
             continue
         assert call > 4, "there is something to interrupt"
         return
@@ -288,10 +290,10 @@ def cut(a: Node, leader: Node, epoch: int, unclean_epoch: int) -> list:
     a.follow(leader.partition.node_id, epoch, (A, B, C), (leader.partition.node_id,), epoch)
     a.partition.unclean_epoch = unclean_epoch
     a.fetch(leader, rounds=4)
-    return [effect for effect in a.effects if isinstance(effect, Losing)]
+    return [effect for effect in a.effects if isinstance(effect, RecordsLost)]
 
 
-def spans(reports: list[Losing]) -> list[tuple[int, int, int]]:
+def spans(reports: list[RecordsLost]) -> list[tuple[int, int, int]]:
     return [(one.start, one.end, one.committed_to) for one in reports]
 
 

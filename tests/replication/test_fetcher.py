@@ -25,7 +25,7 @@ from kept.replication.fetcher import (
     RequestFailed,
     WorkFailed,
 )
-from kept.replication.follower import Append, Backoff, ListOffsets, StartAt
+from kept.replication.follower import AppendBatches, Backoff, ListOffsets, StartAt
 from kept.replication.quota import ReplicationQuota
 from kept.storage.errors import CorruptMessage
 from kept.storage.types import TopicPartition
@@ -74,7 +74,7 @@ def data(number: int, size: int = 3, **fields) -> PartitionAnswer:
 def perform(logs: list[FakeLog], work) -> None:
     for partition, effects in work:
         for effect in effects:
-            if isinstance(effect, Append):
+            if isinstance(effect, AppendBatches):
                 logs[partition.partition].log_end_offset += len(effect.records)
 
 

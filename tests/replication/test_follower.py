@@ -68,7 +68,7 @@ class FakeLog:
                 self.cut(offset)
             case core.StartAt(offset):
                 self.__init__(offset, offset, offset)
-            case core.Append(records, high_watermark, log_start_offset):
+            case core.AppendBatches(records, high_watermark, log_start_offset):
                 if len(records) and epoch > self.latest_epoch:
                     self.epochs.append((epoch, self.log_end_offset))
                 self.log_end_offset += len(records)
@@ -94,7 +94,7 @@ def show(effect: core.Effect) -> str:
             return f"truncate to {offset}"
         case core.StartAt(offset):
             return f"start at {offset}"
-        case core.Append(records, high_watermark, log_start):
+        case core.AppendBatches(records, high_watermark, log_start):
             return f"append {len(records)} (leader's hw={high_watermark} start={log_start})"
         case core.ListOffsets():
             return "ask where the leader's log starts and ends"

@@ -6,20 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from kept.replication.events import BrokersChanged, CommitKnown, ProposeIsr
+from kept.replication.events import CommitAdvanced, EligibleBrokersChanged, ProposeIsr
 from kept.replication.fetcher import FetcherCore
-from kept.replication.follower import NO_LEADER, Append, FetchAgain, StartAt, TruncateTo
+from kept.replication.follower import NO_LEADER, AppendBatches, FetchAgain, StartAt, TruncateTo
 from kept.replication.follower_replica import perform_all
 from kept.replication.isr import REFUSED_PAUSE_MS
 from kept.replication.manifests_events import (
-    BaseMade,
-    Follows,
+    BaseGenerationCreated,
+    DivergenceChecked,
     ManifestRef,
-    PassDone,
-    Pulled,
+    PassCompleted,
     PullFailed,
     PullResponse,
-    Synced,
+    PullResponseReceived,
+    StartedFollowing,
 )
 from kept.replication.partition import PLENTY, Partition
 from kept.storage.errors import (
@@ -61,18 +61,18 @@ def follower(disk) -> Partition:
     return made
 
 
-def stale_pull(follower: Partition) -> Pulled:
+def stale_pull(follower: Partition) -> PullResponseReceived:
     """A leader publishes a manifest up to 11, for a request that claims a log up to there."""
-    follower.step(Follows(3, in_isr=True), 0)
-    follower.step(Synced(3, agreed=True), 0)
+    follower.step(StartedFollowing(3, in_isr=True), 0)
+    follower.step(DivergenceChecked(3, agreed=True), 0)
     request = follower.core.manifests.pull(11)
     ref = ManifestRef(Generation(3, 1), 11)
-    return Pulled(request, PullResponse(ref, ref, (ref,)))
+    return PullResponseReceived(request, PullResponse(ref, ref, (ref,)))
 
 
 def above_log(follower: Partition) -> list:
     ref = ManifestRef(Generation(3, 1), 11)
-    return [CommitKnown(11), BaseMade(ref), stale_pull(follower)]
+    return [CommitAdvanced(11), BaseGenerationCreated(ref), stale_pull(follower)]
 
 
 @pytest.mark.parametrize("which", range(3))
@@ -96,7 +96,7 @@ def test_a_late_pull_above_the_log_is_ignored(follower):
 @pytest.mark.parametrize("epoch", [4, 3])
 def test_a_pass_above_the_log_is_refused_in_its_epoch_only(follower, epoch):
     follower.become_leader(4, 8, (0,), (1, 0, 2), 0)
-    event = PassDone(ManifestRef(Generation(epoch, 1), 11), epoch, None)
+    event = PassCompleted(ManifestRef(Generation(epoch, 1), 11), epoch, None)
     if epoch == 3:
         follower.step(event, 0)
         return
@@ -231,7 +231,7 @@ def test_effects_are_performed(follower) -> None:
     before = follower.size_bytes
     follower.follower.perform(FetchAgain(), 0)
     data = batches((10, 12, 3))
-    follower.follower.perform(Append(data, 0, 0), 0)
+    follower.follower.perform(AppendBatches(data, 0, 0), 0)
     assert follower.size_bytes == before + len(data)
     follower.follower.perform(TruncateTo(7), 0)
     assert follower.log_end_offset == 5
@@ -248,7 +248,7 @@ def test_a_failing_disk_takes_the_partition_offline_and_its_follower_with_it(
     fetcher = FetcherCore(1)
     fetcher.add(tp, follower.topic_id, follower, 3)
     disk.fail("write", ".log")
-    work = ((tp, (Append(batches((10, 12, 3)), 0, 0),)),)
+    work = ((tp, (AppendBatches(batches((10, 12, 3)), 0, 0),)),)
     perform_all(fetcher, work, {tp: follower}, 0, 0)
     assert follower.offline is not None
     assert fetcher.next_request(10**9) is None
@@ -413,7 +413,7 @@ def growing(disk):
     effects: list = []
     partition = Partition(tools.open_log(disk), 0, listener=RecordedListener(effects))
     tools.lead(partition, 1, (0, 1, 2), (0,), 4)
-    partition.step(BrokersChanged(frozenset({1, 2}), ((1, 5), (2, 6))), 0)
+    partition.step(EligibleBrokersChanged(frozenset({1, 2}), ((1, 5), (2, 6))), 0)
     partition.fetch(0, 100, replica_id=1, broker_epoch=5, now_ms=tools.NOW)
     assert effects == [ProposeIsr((0, 1), 1, 4)]
     return partition
@@ -429,7 +429,7 @@ def test_the_request_names_members_with_their_broker_epochs(growing) -> None:
 
 def test_a_member_that_restarts_before_the_answer_is_named_as_it_was(growing) -> None:
     tools.produce(growing, 3)
-    growing.step(BrokersChanged(frozenset({1, 2}), ((1, 9), (2, 6))), 0)
+    growing.step(EligibleBrokersChanged(frozenset({1, 2}), ((1, 9), (2, 6))), 0)
     growing.fetch(0, 100, replica_id=1, broker_epoch=9, now_ms=tools.NOW)
     assert growing.alter_isr_request().isr == ((0, -1), (1, 5))
     with pytest.raises(NotLeaderOrFollower, match="broker epoch 5: it is 9"):
@@ -450,7 +450,7 @@ def test_a_broker_epoch_that_is_not_the_images_moves_nothing(growing, epoch) -> 
 
 
 def test_a_replica_whose_broker_the_image_does_not_know_moves_nothing(growing) -> None:
-    growing.step(BrokersChanged(frozenset({2}), ((2, 6),)), 0)
+    growing.step(EligibleBrokersChanged(frozenset({2}), ((2, 6),)), 0)
     with pytest.raises(NotLeaderOrFollower, match="it is -1"):
         growing.fetch(0, 100, replica_id=1, broker_epoch=5, now_ms=tools.NOW)
 
@@ -461,7 +461,7 @@ def test_a_follower_that_the_image_shows_late_goes_on_when_it_does(growing) -> N
     with pytest.raises(NotLeaderOrFollower) as refused:
         growing.fetch(3, 100, replica_id=1, broker_epoch=8, now_ms=tools.NOW)
     assert isinstance(refused.value, RetriableError), "the follower tries again"
-    growing.step(BrokersChanged(frozenset({1, 2}), ((1, 8), (2, 6))), 0)
+    growing.step(EligibleBrokersChanged(frozenset({1, 2}), ((1, 8), (2, 6))), 0)
     growing.fetch(3, 100, replica_id=1, broker_epoch=8, now_ms=tools.NOW)
     assert growing.high_watermark == 3
 
@@ -513,11 +513,11 @@ def test_a_member_refused_is_not_proposed_again_at_once(growing) -> None:
 
 def test_brokers_that_become_eligible_join_without_another_fetch(growing) -> None:
     growing.alter_isr_completed(growing.alter_isr_request(), IneligibleReplica("fenced"))
-    growing.step(BrokersChanged(frozenset({2}), ((1, 5), (2, 6))), 0)
+    growing.step(EligibleBrokersChanged(frozenset({2}), ((1, 5), (2, 6))), 0)
     assert growing.core.pending_isr is None, "1 is not eligible, 2 never fetched"
-    growing.step(BrokersChanged(frozenset({1}), ((1, 8),)), 0)
+    growing.step(EligibleBrokersChanged(frozenset({1}), ((1, 8),)), 0)
     assert growing.core.pending_isr is None, "that is another life of broker 1"
-    growing.step(BrokersChanged(frozenset({1}), ((1, 5),)), 0)
+    growing.step(EligibleBrokersChanged(frozenset({1}), ((1, 5),)), 0)
     assert growing.core.pending_isr == (0, 1)
 
 
@@ -526,7 +526,7 @@ def test_who_said_that_it_follows_no_more_joins_when_it_fetches(growing) -> None
     growing.alter_isr_completed(growing.alter_isr_request(), IneligibleReplica("fenced"))
     growing.follower_stopped(1)
     growing.follower_stopped(9)
-    growing.step(BrokersChanged(frozenset({1}), ((1, 5),)), 0)
+    growing.step(EligibleBrokersChanged(frozenset({1}), ((1, 5),)), 0)
     assert growing.core.pending_isr is None
     growing.fetch(0, 100, replica_id=1, broker_epoch=5, now_ms=tools.NOW + REFUSED_PAUSE_MS)
     assert growing.core.pending_isr == (0, 1)

@@ -6,7 +6,7 @@ from struct import pack
 
 import pytest
 
-from kept.replication.events import UNKNOWN_OFFSET, BrokersChanged, ProposeIsr
+from kept.replication.events import UNKNOWN_OFFSET, EligibleBrokersChanged, ProposeIsr
 from kept.replication.partition import PLENTY, Partition
 from kept.storage.checkpoints import read_epochs
 from kept.storage.disk import Disk
@@ -512,7 +512,7 @@ def test_effects_for_others_are_handed_on(disk) -> None:
     effects = []
     partition = Partition(tools.open_log(disk), 0, listener=RecordedListener(effects))
     tools.lead(partition, 1, (0, 1), (0,))
-    partition.step(BrokersChanged(frozenset({1})), 0)
+    partition.step(EligibleBrokersChanged(frozenset({1})), 0)
     partition.fetch(0, 1000, replica_id=1, now_ms=tools.NOW)
     assert effects == [ProposeIsr((0, 1), 1, 0)]
     partition.become_leader(1, 1, (0, 1), (0, 1), tools.NOW)
@@ -631,7 +631,7 @@ def followed(tmp_path) -> Partition:
     assert ticket is not None
     ticket.run()
     ticket.done()
-    partition.step(BrokersChanged(frozenset(), ((1, 9),)), 0)
+    partition.step(EligibleBrokersChanged(frozenset(), ((1, 9),)), 0)
     tools.produce(partition)
     return partition
 

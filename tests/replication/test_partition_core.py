@@ -43,7 +43,7 @@ def event_of(name: str, given: dict[str, str], words: list[str]):
     plain = [word for word in words if "=" not in word]
     match name:
         case "elected":
-            return core.Elected(
+            return core.BecameLeader(
                 int(given["epoch"]),
                 int(given["version"]),
                 members(given["replicas"]),
@@ -53,36 +53,38 @@ def event_of(name: str, given: dict[str, str], words: list[str]):
         case "appended":
             return core.Appended(int(plain[0]))
         case "fetched":
-            return core.Fetched(int(given["by"]), int(plain[0]))
+            return core.FollowerFetched(int(given["by"]), int(plain[0]))
         case "committed":
-            return core.CommitKnown(int(plain[0]))
+            return core.CommitAdvanced(int(plain[0]))
         case "decided":
-            return core.IsrDecided(
+            return core.IsrChanged(
                 int(given["version"]), members(given["replicas"]), members(given["isr"])
             )
         case "refused":
-            return core.IsrRefused(int(given["version"]))
+            return core.IsrProposalRejected(int(given["version"]))
         case "tick":
             return None
         case "await":
             return core.CommitAwaited(ord(plain[0]), int(plain[1]))
         case "forget":
-            return core.WaitEnded(ord(plain[0]))
+            return core.WaitCancelled(ord(plain[0]))
         case "min-isr":
             return core.MinIsrChanged(int(plain[0]))
         case "eligible":
-            return core.BrokersChanged(frozenset(members(plain[0])))
+            return core.EligibleBrokersChanged(frozenset(members(plain[0])))
         case "offer":
             return core.ManifestOffered(generation(plain[0]), "applied" in plain)
         case "loses":
             return core.ManifestLost()
         case "holds":
             complete = "complete" in plain
-            return core.ManifestHeld(int(given["by"]), generation(plain[0]), complete=complete)
+            return core.ManifestAcknowledged(
+                int(given["by"]), generation(plain[0]), complete=complete
+            )
         case "applies":
             return core.ManifestApplied(int(given["by"]), generation(plain[0]))
         case "resigned":
-            return core.Resigned()
+            return core.StoppedLeading()
     raise AssertionError(f"unknown event: {name}")
 
 
@@ -130,7 +132,7 @@ def test_history(path: Path) -> None:
 
 def lone(leo: int = 0) -> PartitionCore:
     leader = PartitionCore(node_id=0)
-    leader.elected(core.Elected(1, 0, (0,), (0,), leo), 0)
+    leader.elected(core.BecameLeader(1, 0, (0,), (0,), leo), 0)
     return leader
 
 
@@ -141,7 +143,7 @@ def test_a_follower_that_is_no_replica_is_refused() -> None:
 
 def test_an_older_leader_epoch_is_a_bug() -> None:
     with pytest.raises(InvariantViolation, match="leader epoch 0 after 1"):
-        lone().elected(core.Elected(0, 0, (0,), (0,), 0), 0)
+        lone().elected(core.BecameLeader(0, 0, (0,), (0,), 0), 0)
 
 
 def test_invariants_name_what_is_broken() -> None:
@@ -153,7 +155,7 @@ def test_invariants_name_what_is_broken() -> None:
 
 def test_wait_order_is_by_offset_then_arrival() -> None:
     leader = PartitionCore(node_id=0)
-    leader.elected(core.Elected(1, 0, (0, 1), (0, 1), 0), 0)
+    leader.elected(core.BecameLeader(1, 0, (0, 1), (0, 1), 0), 0)
     leader.appended(10)
     for token, end in enumerate((9, 3, 3, 5)):
         assert leader.commit_awaited(token, end) == ()
@@ -179,7 +181,7 @@ EVENTS = st.one_of(
 def test_random_histories_keep_the_law_of_the_high_watermark(events) -> None:
     """HW never goes back, and every member of confirmed and proposed ISR has what is below it."""
     leader = PartitionCore(node_id=0)
-    leader.step(core.Elected(1, 0, (0, 1, 2), (0, 1), 0), 0)
+    leader.step(core.BecameLeader(1, 0, (0, 1, 2), (0, 1), 0), 0)
     has = {0: 0, 1: 0, 2: 0}
     proposals: list[core.ProposeIsr] = []
     waiting: dict[int, int] = {}
@@ -193,21 +195,21 @@ def test_random_histories_keep_the_law_of_the_high_watermark(events) -> None:
             case ("fetch", replica, back, dt):
                 now += dt
                 has[replica] = max(has[replica], has[0] - back)
-                effects = leader.step(core.Fetched(replica, has[replica]), now)
+                effects = leader.step(core.FollowerFetched(replica, has[replica]), now)
             case ("controller", accepts):
                 if not proposals:
                     continue
                 last = proposals.pop()
                 if accepts:
                     version = leader.partition_epoch + 1
-                    effects = leader.step(core.IsrDecided(version, (0, 1, 2), last.isr), 0)
+                    effects = leader.step(core.IsrChanged(version, (0, 1, 2), last.isr), 0)
                 else:
-                    effects = leader.step(core.IsrRefused(last.partition_epoch), 0)
+                    effects = leader.step(core.IsrProposalRejected(last.partition_epoch), 0)
             case ("tick", dt):
                 now += dt
                 effects = leader.tick(now)
             case ("eligible", who):
-                effects = leader.step(core.BrokersChanged(who), 0)
+                effects = leader.step(core.EligibleBrokersChanged(who), 0)
             case ("min-isr", least):
                 effects = leader.step(core.MinIsrChanged(least), 0)
             case ("await", ahead):
@@ -230,26 +232,26 @@ def test_what_is_to_be_applied_is_committed_before_anything_else_is_done() -> No
     """The high watermark is at least at the end of what is put into place (rule 12)."""
     follower = PartitionCore(node_id=1)
     ref = ev.ManifestRef(Generation(2, 2), 100)
-    follower.step(ev.Follows(2, in_isr=True), 0)
-    follower.step(ev.Synced(2, agreed=True), 0)
+    follower.step(ev.StartedFollowing(2, in_isr=True), 0)
+    follower.step(ev.DivergenceChecked(2, agreed=True), 0)
     asked = follower.manifests.pull(100)
     assert asked is not None
-    follower.step(ev.Pulled(asked, ev.PullResponse(ref, ref, (ref,))), 0)
+    follower.step(ev.PullResponseReceived(asked, ev.PullResponse(ref, ref, (ref,))), 0)
     assert follower.high_watermark == 0
-    assert follower.step(ev.Stored(ref), 0) == (HIGH_WATERMARK_MOVED, ev.Apply(ref))
+    assert follower.step(ev.ManifestStored(ref), 0) == (HIGH_WATERMARK_MOVED, ev.ApplyManifest(ref))
     assert follower.high_watermark == 100
 
 
 def test_what_every_replica_holds_is_published_and_applied_in_the_step_that_shows_it() -> None:
     """Nobody between the two has to carry it from one to the other."""
     leader = PartitionCore(node_id=0)
-    leader.step(core.Elected(2, 0, (0, 1), (0, 1), 100, awaits_offer=True), 0)
-    leader.step(ev.Leads(2), 0)
+    leader.step(core.BecameLeader(2, 0, (0, 1), (0, 1), 100, awaits_offer=True), 0)
+    leader.step(ev.StartedLeading(2), 0)
     leader.fetched(1, 100, 0)
     ref = ev.ManifestRef(Generation(2, 1), 100)
-    assert isinstance(leader.step(ev.PassDone(ref, 2, None), 0)[0], ev.Store)
-    assert leader.step(ev.Stored(ref), 0) == (ev.AnnounceManifest(),)
+    assert isinstance(leader.step(ev.PassCompleted(ref, 2, None), 0)[0], ev.StoreManifest)
+    assert leader.step(ev.ManifestStored(ref), 0) == (ev.AnnounceManifest(),)
     pull = ev.PullRequest(1, -1, 2, 1, ref, None, True, 100, ())
     published = core.ManifestPublished(ref.generation)
-    assert leader.step(ev.PullReceived(pull), 0) == (published, ev.Apply(ref))
+    assert leader.step(ev.PullRequestReceived(pull), 0) == (published, ev.ApplyManifest(ref))
     leader.check_invariants()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import count
 
-from kept.replication.events import BrokersChanged
+from kept.replication.events import EligibleBrokersChanged
 from kept.replication.fetch_messages import (
     FENCED_LEADER_EPOCH,
     FETCH_SESSION_ID_NOT_FOUND,
@@ -95,7 +95,7 @@ class Node:
             ticket.run()
             ticket.done()
         brokers = tuple((replica, FIRST_EPOCH) for replica in replicas)
-        self.partition.step(BrokersChanged(frozenset(), brokers), 0)
+        self.partition.step(EligibleBrokersChanged(frozenset(), brokers), 0)
 
     def follow(self, leader: int, epoch: int, replicas, isr=None, version: int = 0) -> None:
         partition = self.partition

@@ -75,10 +75,11 @@ REQUIRED: Final = {
     "nodes-compaction": (
         "batches committed", "processes started again", "power losses", "generations applied",
         "base generations", "nodes forsaken", "reassignments", "records deleted",
-        "unclean elections", "manifests damaged", "manifests: Damaged", "leaders left alone",
-        "slow builds", "devices that failed in a pass", "devices put in order",
-        "leaders that died while a follower applied", "histories with early jobs",
-        "passes that ended with their device", "directories that stayed offline",
+        "unclean elections", "manifests damaged", "manifests: ManifestDamaged",
+        "leaders left alone", "slow builds", "devices that failed in a pass",
+        "devices put in order", "leaders that died while a follower applied",
+        "histories with early jobs", "passes that ended with their device",
+        "directories that stayed offline",
     ),
     "kills": (
         "times all died", "times two went on", "generations applied", "batches given up",

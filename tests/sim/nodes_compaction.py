@@ -32,7 +32,7 @@ from kept.compaction.manifest import manifest_store
 from kept.compaction.manifest.follow_worker import run_here
 from kept.node.replicas.manifests.replica import ReplicaManifests
 from kept.node.replicas.manifests.workers import Work
-from kept.replication.manifests_events import ApplyEnded, ManifestRef
+from kept.replication.manifests_events import ApplyAborted, ManifestRef
 from kept.storage import layout
 from kept.storage.types import TopicPartition
 from tests.sim import passes
@@ -202,7 +202,7 @@ class NodesCompactionHistory(NodesHistory):
         )
 
         def stepped(manifests: ReplicaManifests, event: Any) -> None:
-            if isinstance(event, ApplyEnded) and event.missing is not None:
+            if isinstance(event, ApplyAborted) and event.missing is not None:
                 partition = manifests._partition
                 tp, topic_id = partition.topic_partition, partition.topic_id
                 self.judge(self.missing, tp, topic_id, event.manifest, event.missing)
@@ -445,7 +445,7 @@ class NodesCompactionHistory(NodesHistory):
 
     async def verify(self) -> None:
         """The checkers have compared all of it."""
-        self.world.counts["generations applied"] = self.world.counts["manifests: Applied"]
+        self.world.counts["generations applied"] = self.world.counts["manifests: ApplyCompleted"]
 
 
 def observe_compacted(

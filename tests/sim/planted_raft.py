@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from kept.cluster.metadata.wal import HardState
-from kept.cluster.raft.messages import NO_NODE, AppendReply
+from kept.cluster.raft.messages import NO_NODE, AppendEntriesReply
 from kept.cluster.raft.voter_set import check_change, voters_entry
 from tests.sim.planted import plant
 
@@ -107,7 +107,7 @@ def ack_all(original: Any) -> Any:
 
     def accept(self: Any, message: Any, match_index: int) -> None:
         self.state.send(
-            AppendReply(
+            AppendEntriesReply(
                 **self.state.head(message.sender),
                 accepted=True,
                 match_index=self.state.log.last_index,

@@ -18,8 +18,8 @@ from kept.cluster.metadata.records import ConfigRecord, ResourceType
 from kept.cluster.metadata.snapshot import check_install
 from kept.cluster.metadata.voters import Voter
 from kept.cluster.raft.messages import (
-    Append,
-    AppendReply,
+    AppendEntries,
+    AppendEntriesReply,
     InstallSnapshot,
     Message,
     VoteReply,
@@ -222,9 +222,9 @@ class RaftApp:
 
 def quiet(message: Message) -> bool:
     """A heartbeat or its answer: the trace leaves them out."""
-    if isinstance(message, Append):
+    if isinstance(message, AppendEntries):
         return not message.entries
-    return isinstance(message, AppendReply) and message.accepted
+    return isinstance(message, AppendEntriesReply) and message.accepted
 
 
 class RaftHistory:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import PartitionRecord, TopicRecord
-from kept.node.coordinator.common.events import EndMarker, Producer
+from kept.node.coordinator.common.events import EndMarker, TransactionalProducer
 from kept.node.coordinator.common.partitioner import partition_for
 from kept.node.coordinator.common.shard import Shard
 from kept.node.coordinator.groups import events as ev
@@ -191,14 +191,14 @@ class ShardFixture:
         group: str = "g",
         offset: int = 1,
         partition: int = 0,
-        producer: Producer | None = None,
+        producer: TransactionalProducer | None = None,
     ) -> asyncio.Future[Any]:
         topic = ev.CommitTopic("orders", TOPIC_ID, (ev.CommitPartition(partition, offset),))
         return self.shard.submit(lambda n: ev.CommitOffsets(n, group, (topic,), producer=producer))
 
     def end(self, producer_id: int, *, is_commit: bool) -> asyncio.Future[Any]:
         marker = EndMarker(producer_id, 3, 0, is_commit)
-        return self.shard.submit(lambda n: ev.EndTransaction(n, marker))
+        return self.shard.submit(lambda n: ev.WriteTxnMarker(n, marker))
 
     def fetch(self, group: str = "g", *, stable: bool = False) -> asyncio.Future[Any]:
         return self.shard.submit(lambda n: ev.FetchOffsets(n, group, None, stable))

@@ -13,7 +13,7 @@ Effect_co = TypeVar("Effect_co", covariant=True)
 class ShardCore(StateMachine[Event_contra, Effect_co], Protocol[Event_contra, Effect_co]):
     """A state machine that is loaded from its log, and unloaded when another node leads.
 
-    Its events include :data:`~.events.AppendEvent`, its effects :class:`~.events.Append` and
+    Its events include :data:`~.events.AppendEvent`, its effects :class:`~.events.AppendRecords` and
     :class:`~.events.Response`. The shell carries out effects as they come; appends commit in their
     order.
     """

@@ -22,7 +22,7 @@ class Record(Protocol):
         ...
 
 
-class Producer(Struct, frozen=True):
+class TransactionalProducer(Struct, frozen=True):
     """In whose open transaction records are appended: as a transactional batch. ``guard``: proof
     that the transaction is open, where the log does not know it yet.
     """
@@ -55,8 +55,8 @@ class EndMarker(Struct, frozen=True):
 
 
 class AppendStaged(Struct, frozen=True):
-    """The records of an :class:`Append` have offsets from ``base_offset`` on, but are not written
-    yet. Comes before any other event after the Append.
+    """The records of an :class:`AppendRecords` have offsets from ``base_offset`` on, but are not
+    written yet. Comes before any other event after it.
     """
 
     append: int
@@ -64,8 +64,8 @@ class AppendStaged(Struct, frozen=True):
 
 
 class AppendRejected(Struct, frozen=True):
-    """The records of an :class:`Append` were not written, and are undone. Comes before any other
-    event after the Append.
+    """The records of an :class:`AppendRecords` were not written, and are undone. Comes before any
+    other event after it.
     """
 
     append: int
@@ -73,7 +73,7 @@ class AppendRejected(Struct, frozen=True):
 
 
 class AppendCommitted(Struct, frozen=True):
-    """The records of an :class:`Append` are safe."""
+    """The records of an :class:`AppendRecords` are safe."""
 
     append: int
 
@@ -91,7 +91,7 @@ AppendEvent = AppendStaged | AppendRejected | AppendCommitted | AppendTimedOut
 # Effects.
 
 
-class Append(Struct, frozen=True):
+class AppendRecords(Struct, frozen=True):
     """Append these records, or a marker alone; then step AppendStaged or AppendRejected at once,
     and AppendCommitted or AppendTimedOut later, with this number.
 
@@ -103,7 +103,7 @@ class Append(Struct, frozen=True):
     append: int
     records: tuple[Record, ...] = ()
     atomic: bool = True
-    producer: Producer | None = None
+    producer: TransactionalProducer | None = None
     marker: EndMarker | None = None
     lazy: bool = False
 

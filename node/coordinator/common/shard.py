@@ -23,13 +23,13 @@ from kio.schema.errors import ErrorCode
 
 from kept.node.coordinator.common.core import ShardCore
 from kept.node.coordinator.common.events import (
-    Append,
     AppendCommitted,
+    AppendRecords,
     AppendRejected,
     AppendStaged,
     AppendTimedOut,
-    Producer,
     Response,
+    TransactionalProducer,
 )
 from kept.node.coordinator.common.log_loader import load
 from kept.node.runtime.deferred import Deferred
@@ -83,7 +83,7 @@ _FAULTS_OF_PRODUCERS: Final = (
     InvalidTxnState,
     TransactionCoordinatorFenced,
 )
-NO_PRODUCER: Final = Producer(NO_PRODUCER_ID, -1)
+NO_PRODUCER: Final = TransactionalProducer(NO_PRODUCER_ID, -1)
 
 Core = TypeVar("Core", bound=ShardCore[Any, Any])
 MakeEvent = Callable[[int], Any]
@@ -277,7 +277,7 @@ class Shard(Generic[Core]):
         for effect in self.core.unload():
             if isinstance(effect, Response):
                 self._respond(effect)
-            elif not isinstance(effect, Append):
+            elif not isinstance(effect, AppendRecords):
                 self._kind.perform(self, effect)
         self._kind.unloaded(self)
 
@@ -340,7 +340,7 @@ class Shard(Generic[Core]):
         for effect in effects:
             if isinstance(effect, Response):
                 self._respond(effect)
-            elif isinstance(effect, Append):
+            elif isinstance(effect, AppendRecords):
                 self._append(effect)
             else:
                 self._kind.perform(self, effect)
@@ -351,7 +351,7 @@ class Shard(Generic[Core]):
         if future is not None and not future.done():
             future.set_result(effect.result)
 
-    def _append(self, effect: Append) -> None:
+    def _append(self, effect: AppendRecords) -> None:
         """Stage an append: what came of it goes to the core before anything else does."""
         try:
             batches = list(self._stage(effect))
@@ -382,7 +382,7 @@ class Shard(Generic[Core]):
         if not self._write_scheduled:
             self._write()
 
-    def _stage(self, effect: Append) -> Iterator[AppendInfo]:
+    def _stage(self, effect: AppendRecords) -> Iterator[AppendInfo]:
         rules, wall_ms = self._hosted.rules, self._runtime.now_ms()
         if (marker := effect.marker) is not None:
             yield self.partition.append_marker(
@@ -481,7 +481,7 @@ class Shard(Generic[Core]):
         self._perform(self.core.tick(now_ms))
 
 
-def _parts(effect: Append) -> Iterable[list[tuple[bytes, bytes | None]]]:
+def _parts(effect: AppendRecords) -> Iterable[list[tuple[bytes, bytes | None]]]:
     """The records of each batch to append: all in one, or spread over several."""
     part: list[tuple[bytes, bytes | None]] = []
     size = 0

@@ -150,7 +150,7 @@ class GroupCoordinator:
         """Log it: what is routine at debug, requests refused for memory at most once in
         :data:`NOISE_INTERVAL_MS`.
         """
-        if isinstance(effect, ev.Note):
+        if isinstance(effect, ev.NoteGroup):
             write = log.debug if effect.routine else log.info
             write("group", group=effect.group, what=effect.text)
             return
@@ -178,7 +178,7 @@ class GroupCoordinator:
         ended: asyncio.Future[ErrorCode] = self.runtime.loop.create_future()
         try:
             shard = self.shards.shard_of_partition(number)
-            result = shard.submit(lambda request: ev.EndTransaction(request, marker))
+            result = shard.submit(lambda request: ev.WriteTxnMarker(request, marker))
         except KeptError as error:
             ended.set_result(coordinator_error(error))
         else:

@@ -28,18 +28,18 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from kept.node.coordinator.common.events import (
-    Append,
     AppendCommitted,
+    AppendRecords,
     AppendRejected,
     AppendStaged,
     AppendTimedOut,
     EndMarker,
-    Producer,
     Response,
+    TransactionalProducer,
 )
 from kept.node.coordinator.common.timers import Timers
 from kept.node.coordinator.groups import events as ev
-from kept.node.coordinator.groups.events import NO_ERROR, Effect, Event, Note
+from kept.node.coordinator.groups.events import NO_ERROR, Effect, Event, NoteGroup
 from kept.node.coordinator.groups.group import CLASSIC_GROUP_TYPE, DEAD_STATE, EMPTY, STABLE, Group
 from kept.node.coordinator.groups.join_group import GroupMembership
 from kept.node.coordinator.groups.memory_limit import GroupMemory, GroupTable, records_bytes
@@ -180,8 +180,8 @@ class GroupCore:
                 self._offsets.commit(event)
             case ev.FetchOffsets():
                 self._fetch(event)
-            case ev.EndTransaction():
-                result = ev.EndTransactionResult()
+            case ev.WriteTxnMarker():
+                result = ev.WriteTxnMarkerResult()
                 self.append((), Response(event.request, result), marker=event.marker)
             case ev.DeleteOffsets():
                 self._offsets.delete(event)
@@ -306,7 +306,7 @@ class GroupCore:
 
     def note(self, group: str, text: str, *, routine: bool = False) -> None:
         """Emit a line for the log."""
-        self._effects.append(Note(group, text, routine))
+        self._effects.append(NoteGroup(group, text, routine))
 
     def refused_for_memory(self, group: str, setting: str) -> None:
         """Emit that a request was refused by a limit of memory."""
@@ -317,7 +317,7 @@ class GroupCore:
         records: tuple[GroupRecord, ...],
         sequel: Sequel | None = None,
         *,
-        producer: Producer | None = None,
+        producer: TransactionalProducer | None = None,
         marker: EndMarker | None = None,
         created: str | None = None,
         removed: tuple[Group, ...] = (),
@@ -332,7 +332,7 @@ class GroupCore:
             records, sequel, size_bytes, producer, marker, created, removed
         )
         self.memory.count_records(size_bytes)
-        self._effects.append(Append(self._last_append, records, atomic, producer, marker))
+        self._effects.append(AppendRecords(self._last_append, records, atomic, producer, marker))
 
     def append_in_background(
         self, records: tuple[GroupRecord, ...], removed: tuple[Group, ...] = ()

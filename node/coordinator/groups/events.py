@@ -13,11 +13,11 @@ from kio.schema.errors import ErrorCode
 from msgspec import Struct
 
 from kept.node.coordinator.common.events import (
-    Append,
     AppendEvent,
+    AppendRecords,
     EndMarker,
-    Producer,
     Response,
+    TransactionalProducer,
 )
 from kept.node.coordinator.groups.group import Protocols
 from kept.node.coordinator.groups.records import NO_TOPIC_ID
@@ -152,10 +152,10 @@ class CommitOffsets(Struct, frozen=True):
     group_instance_id: str | None = None
     retention_ms: int = -1
     knows_missing_groups: bool = True
-    producer: Producer | None = None
+    producer: TransactionalProducer | None = None
 
 
-class EndTransaction(Struct, frozen=True):
+class WriteTxnMarker(Struct, frozen=True):
     """A WriteTxnMarkers for this partition: what the transaction has committed counts, or not."""
 
     request: int
@@ -204,7 +204,7 @@ class TopicsDeleted(Struct, frozen=True):
 
 
 Event = (
-    Join | JoinAbandoned | Sync | Heartbeat | Leave | CommitOffsets | EndTransaction | FetchOffsets
+    Join | JoinAbandoned | Sync | Heartbeat | Leave | CommitOffsets | WriteTxnMarker | FetchOffsets
     | DeleteOffsets | DeleteGroups | TopicsDeleted | AppendEvent
 )  # fmt: skip
 
@@ -212,7 +212,7 @@ Event = (
 # Effects.
 
 
-class Note(Struct, frozen=True):
+class NoteGroup(Struct, frozen=True):
     """Something for the node's log: a group, what happened, why. ``routine``: it happens whenever a
     member comes or goes.
     """
@@ -229,7 +229,7 @@ class OutOfMemory(Struct, frozen=True):
     setting: str
 
 
-Effect = Append | Response | Note | OutOfMemory
+Effect = AppendRecords | Response | NoteGroup | OutOfMemory
 
 
 # Results.
@@ -288,8 +288,8 @@ class CommitResult(Struct, frozen=True):
     topics: tuple[tuple[str, uuid.UUID, tuple[tuple[int, ErrorCode], ...]], ...] = ()
 
 
-class EndTransactionResult(Struct, frozen=True):
-    """Response to :class:`EndTransaction`."""
+class WriteTxnMarkerResult(Struct, frozen=True):
+    """Response to :class:`WriteTxnMarker`."""
 
     error: ErrorCode = NO_ERROR
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from kept.node.coordinator.common.events import EndMarker, Producer, Response
+from kept.node.coordinator.common.events import EndMarker, Response, TransactionalProducer
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.offsets import StoredOffset, TransactionalOffsets
 from kept.node.coordinator.groups.records import OffsetCommitKey, OffsetCommitValue
@@ -70,7 +70,7 @@ class PendingAppend:
     records: tuple[GroupRecord, ...]
     sequel: Sequel | None
     size_bytes: int
-    producer: Producer | None = None
+    producer: TransactionalProducer | None = None
     marker: EndMarker | None = None
     created: str | None = None
     removed: tuple[Group, ...] = ()

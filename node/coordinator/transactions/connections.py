@@ -17,7 +17,7 @@ from typing import Final
 from msgspec import Struct
 
 from kept.client.protocol.api_keys import ApiKey
-from kept.node.coordinator.transactions.events import Connection
+from kept.node.coordinator.transactions.events import ClientConnection
 
 _FIELDS: Final = {
     ApiKey.ADD_PARTITIONS_TO_TXN: "add_partitions",
@@ -45,7 +45,7 @@ class ConnectionOrder:
         self._newest: dict[str, NewestConnections] = {}
 
     def is_stale(
-        self, transactional_id: str, producer: tuple[int, int], connection: Connection
+        self, transactional_id: str, producer: tuple[int, int], connection: ClientConnection
     ) -> bool:
         """Whether the id's present producer (id, epoch) has used a newer connection than this."""
         newest = self._newest.get(transactional_id)

@@ -178,9 +178,9 @@ class TransactionCoordinator:
         match effect:
             case ev.WriteMarkers():
                 self.markers.write(effect)
-            case ev.DrawProducerId():
+            case ev.AllocateProducerId():
                 self._tasks.spawn(self._draw(shard))
-            case ev.Note():
+            case ev.NoteTransaction():
                 log.info("transaction", subject=effect.subject, what=effect.text)
 
     def unloaded(self, shard: Shard[TransactionCore]) -> None:
@@ -192,9 +192,9 @@ class TransactionCoordinator:
         try:
             drawn = await self.producer_ids.next()
         except KeptError as error:
-            shard.step(ev.ProducerIdNotDrawn(coordinator_error(error)))
+            shard.step(ev.ProducerIdAllocationFailed(coordinator_error(error)))
         else:
-            shard.step(ev.ProducerIdDrawn(drawn))
+            shard.step(ev.ProducerIdAllocated(drawn))
 
     def _markers_written(self, event: ev.MarkersWritten) -> None:
         self.shards.step(event.state_partition, event)
@@ -228,7 +228,7 @@ class TransactionCoordinator:
         epoch: int,
         partitions: frozenset[TopicPartition],
         client_version: int,
-        connection: ev.Connection | None = None,
+        connection: ev.ClientConnection | None = None,
     ) -> Deferred[ev.AddPartitionsResult]:
         """Have partitions, all of which exist, join the transaction; the fields are those of
         :class:`.events.AddPartitions`. Raises NotCoordinator, CoordinatorLoadInProgress.

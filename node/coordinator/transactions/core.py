@@ -36,8 +36,8 @@ from kio.schema.errors import ErrorCode
 from msgspec import Struct
 
 from kept.node.coordinator.common.events import (
-    Append,
     AppendCommitted,
+    AppendRecords,
     AppendRejected,
     AppendStaged,
     AppendTimedOut,
@@ -57,7 +57,7 @@ from kept.node.coordinator.transactions.records import (
 from kept.node.coordinator.transactions.transactional_id import (
     PARTITIONS_SHARE,
     IdMemory,
-    PendingAppend,
+    PendingTransition,
     TransactionalId,
     size_bytes,
 )
@@ -144,7 +144,7 @@ class TransactionCore:
         """Those of the ids whose transaction is open or ends."""
         self._unchecked: Iterator[str] | None = None
         """Ids that are still to be checked for expiry, while that goes on."""
-        self.pending: dict[int, PendingAppend] = {}
+        self.pending: dict[int, PendingTransition] = {}
         self.counts: Counter[str] = Counter()
         """Transactions ``started``, ``committed``, ``aborted``, ``timed_out`` since the load."""
         self._connections = ConnectionOrder() if connections is None else connections
@@ -237,9 +237,9 @@ class TransactionCore:
                 self._append_timed_out(event)
             case ev.MarkersWritten():
                 self._markers_written(event)
-            case ev.ProducerIdDrawn():
+            case ev.ProducerIdAllocated():
                 self._producer_id_drawn(event)
-            case ev.ProducerIdNotDrawn():
+            case ev.ProducerIdAllocationFailed():
                 self._producer_id_not_drawn(event)
             case _:
                 self._request(event)
@@ -315,7 +315,7 @@ class TransactionCore:
             )
         elif isinstance(decision, rq.ProducerIdNeeded):
             self._awaiting_producer_id.append(event)
-            self._effects.append(ev.DrawProducerId())
+            self._effects.append(ev.AllocateProducerId())
         elif isinstance(decision, rq.Refused):
             self._respond_failed(event, decision.error)
         elif (newest := self._newest(event.transactional_id, held)) is not None:
@@ -396,7 +396,7 @@ class TransactionCore:
         if not admits and self.now_ms >= self._next_noise_ms:
             self._next_noise_ms = self.now_ms + NOISE_INTERVAL_MS
             text = "refused: kept.transactional.ids.max.bytes is reached"
-            self._effects.append(ev.Note(event.transactional_id, text))
+            self._effects.append(ev.NoteTransaction(event.transactional_id, text))
         return admits
 
     def _count(
@@ -412,7 +412,7 @@ class TransactionCore:
         if self._fresh_producer_id in (metadata.producer_id, metadata.next_producer_id):
             self._fresh_producer_id = None
 
-    def _producer_id_drawn(self, event: ev.ProducerIdDrawn) -> None:
+    def _producer_id_drawn(self, event: ev.ProducerIdAllocated) -> None:
         self._fresh_producer_id = event.producer_id
         if self._awaiting_producer_id:
             waiting = self._awaiting_producer_id.popleft()
@@ -421,7 +421,7 @@ class TransactionCore:
             else:
                 self._request(waiting)
 
-    def _producer_id_not_drawn(self, event: ev.ProducerIdNotDrawn) -> None:
+    def _producer_id_not_drawn(self, event: ev.ProducerIdAllocationFailed) -> None:
         if self._awaiting_producer_id:
             waiting = self._awaiting_producer_id.popleft()
             if not isinstance(waiting, Timeout):
@@ -449,10 +449,10 @@ class TransactionCore:
             txn.check_transition(self._newest(transactional_id, held), metadata)
             held.pending = self._last_append
             self._count(transactional_id, held, metadata or held.committed)
-        self.pending[self._last_append] = PendingAppend(changes, request, result, completes)
+        self.pending[self._last_append] = PendingTransition(changes, request, result, completes)
         records = tuple(TransactionRecord(i, m, version) for i, m in changes.items())
         self._effects.append(
-            Append(self._last_append, records, atomic=len(records) == 1, lazy=completes)
+            AppendRecords(self._last_append, records, atomic=len(records) == 1, lazy=completes)
         )
 
     def _append_staged(self, event: AppendStaged) -> None:
@@ -588,11 +588,11 @@ class TransactionCore:
         if isinstance(decision, rq.Transition):
             self._use_producer_id(decision.metadata)
             self.counts["timed_out"] += 1
-            self._effects.append(ev.Note(transactional_id, "its transaction timed out"))
+            self._effects.append(ev.NoteTransaction(transactional_id, "its transaction timed out"))
             self._append({transactional_id: decision.metadata})
         elif (waiting := Timeout(transactional_id)) not in self._awaiting_producer_id:
             self._awaiting_producer_id.append(waiting)
-            self._effects.append(ev.DrawProducerId())
+            self._effects.append(ev.AllocateProducerId())
 
     def _remove_expired(self) -> None:
         if self._unchecked is None:

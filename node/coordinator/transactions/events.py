@@ -14,7 +14,7 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 from msgspec import Struct
 
-from kept.node.coordinator.common.events import Append, AppendEvent, EndMarker, Response
+from kept.node.coordinator.common.events import AppendEvent, AppendRecords, EndMarker, Response
 from kept.node.coordinator.transactions.id_pattern import IdPattern
 from kept.node.coordinator.transactions.records import NO_PRODUCER_EPOCH, TransactionState
 from kept.storage.types import NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartition
@@ -40,7 +40,7 @@ class TransactionSettings(Struct, frozen=True):
     ids_max_bytes: int = 512 << 20
 
 
-class Connection(Struct, frozen=True):
+class ClientConnection(Struct, frozen=True):
     """Which connection carried a request of a client: its ordinal of accept in this process, and
     the request's API key.
     """
@@ -78,7 +78,7 @@ class AddPartitions(Struct, frozen=True):
     epoch: int
     partitions: frozenset[TopicPartition]
     client_version: int = 0
-    connection: Connection | None = None
+    connection: ClientConnection | None = None
 
 
 class VerifyPartitions(Struct, frozen=True):
@@ -100,7 +100,7 @@ class EndTransaction(Struct, frozen=True):
     epoch: int
     is_commit: bool
     client_version: int = 0
-    connection: Connection | None = None
+    connection: ClientConnection | None = None
 
 
 Change = InitProducerId | AddPartitions | EndTransaction
@@ -109,14 +109,14 @@ ClientRequest = Change | VerifyPartitions
 # Events of the node.
 
 
-class ProducerIdDrawn(Struct, frozen=True):
-    """What a :class:`DrawProducerId` wanted."""
+class ProducerIdAllocated(Struct, frozen=True):
+    """What a :class:`AllocateProducerId` wanted."""
 
     producer_id: int
 
 
-class ProducerIdNotDrawn(Struct, frozen=True):
-    """A :class:`DrawProducerId` failed; the client gets ``error``."""
+class ProducerIdAllocationFailed(Struct, frozen=True):
+    """A :class:`AllocateProducerId` failed; the client gets ``error``."""
 
     error: ErrorCode
 
@@ -132,14 +132,14 @@ class MarkersWritten(Struct, frozen=True):
 
 
 Event = (
-    ClientRequest | ProducerIdDrawn | ProducerIdNotDrawn | MarkersWritten | AppendEvent
+    ClientRequest | ProducerIdAllocated | ProducerIdAllocationFailed | MarkersWritten | AppendEvent
 )  # fmt: skip
 
 
 # Effects.
 
 
-class DrawProducerId(Struct, frozen=True):
+class AllocateProducerId(Struct, frozen=True):
     """Draw a fresh producer id, then step ProducerIdDrawn or ProducerIdNotDrawn."""
 
 
@@ -153,14 +153,14 @@ class WriteMarkers(Struct, frozen=True):
     partitions: frozenset[TopicPartition]
 
 
-class Note(Struct, frozen=True):
+class NoteTransaction(Struct, frozen=True):
     """Something for the node's log: a transactional id, or a producer, and what happened."""
 
     subject: str
     text: str
 
 
-Effect = Append | Response | DrawProducerId | WriteMarkers | Note
+Effect = AppendRecords | Response | AllocateProducerId | WriteMarkers | NoteTransaction
 
 
 # Results.

@@ -28,7 +28,7 @@ from msgspec import Struct
 
 from kept.node.coordinator.common.events import EndMarker
 from kept.node.coordinator.common.timers import Timers
-from kept.node.coordinator.transactions.events import MarkersWritten, Note, WriteMarkers
+from kept.node.coordinator.transactions.events import MarkersWritten, NoteTransaction, WriteMarkers
 from kept.storage.errors import InvariantViolation
 from kept.storage.types import TopicPartition
 
@@ -149,10 +149,10 @@ class ConfirmLeadership(Struct, frozen=True):
     state_partition: int
 
 
-Effect = SendMarkers | MarkersWritten | ConfirmLeadership | Note
+Effect = SendMarkers | MarkersWritten | ConfirmLeadership | NoteTransaction
 
 
-class Job(Struct, frozen=True):
+class MarkerJob(Struct, frozen=True):
     """A marker of a state partition: what partitions wait under."""
 
     state_partition: int
@@ -169,11 +169,11 @@ class TryAgain(Struct, frozen=True):
     """Partitions that refused a marker get it again."""
 
     number: int
-    job: Job
+    job: MarkerJob
     partitions: frozenset[TopicPartition]
 
 
-Waiting = defaultdict[Job, set[TopicPartition]]
+Waiting = defaultdict[MarkerJob, set[TopicPartition]]
 
 
 def _waiting() -> Waiting:
@@ -185,16 +185,16 @@ class MarkerSender:
 
     def __init__(self) -> None:
         self._image: ImageView | None = None
-        self._unwritten: dict[Job, set[TopicPartition]] = {}
+        self._unwritten: dict[MarkerJob, set[TopicPartition]] = {}
         """All that is wanted; each partition is in one of the following, too."""
         self._queues: defaultdict[int, Waiting] = defaultdict(_waiting)
-        self._in_flight: dict[int, dict[Job, frozenset[TopicPartition]]] = {}
+        self._in_flight: dict[int, dict[MarkerJob, frozenset[TopicPartition]]] = {}
         self._leaderless: Waiting = _waiting()
-        self._doubted: dict[int, list[tuple[Job, TopicPartition, ErrorCode]]] = {}
+        self._doubted: dict[int, list[tuple[MarkerJob, TopicPartition, ErrorCode]]] = {}
         """By state partition: refused by who may know a later coordinator."""
         self._retries: dict[int, TryAgain] = {}
 
-        self._attempts: dict[Job, Counter[TopicPartition]] = {}
+        self._attempts: dict[MarkerJob, Counter[TopicPartition]] = {}
         self._failures: dict[int, int] = {}
         """In a row, by node; it gets nothing until its timer fires."""
         self._timers: Timers[NodeResumes | TryAgain] = Timers()
@@ -207,7 +207,7 @@ class MarkerSender:
         self._now_ms = now_ms
         match event:
             case WriteMarkers():
-                self._write(Job(event.state_partition, event.marker), event.partitions)
+                self._write(MarkerJob(event.state_partition, event.marker), event.partitions)
             case ImageChanged():
                 self._image_changed(event)
             case StatePartitionUnloaded():
@@ -246,13 +246,13 @@ class MarkerSender:
 
     # Where partitions go.
 
-    def _write(self, job: Job, partitions: frozenset[TopicPartition]) -> None:
+    def _write(self, job: MarkerJob, partitions: frozenset[TopicPartition]) -> None:
         known = self._unwritten.setdefault(job, set())
         new = partitions - known
         known |= new
         self._route(job, new)
 
-    def _route(self, job: Job, partitions: Iterable[TopicPartition]) -> None:
+    def _route(self, job: MarkerJob, partitions: Iterable[TopicPartition]) -> None:
         """Queue partitions of a job that is wanted for their leaders."""
         wanted = self._unwritten.get(job, set())
         deleted = set()
@@ -277,7 +277,7 @@ class MarkerSender:
             for job, partitions in jobs.items():
                 self._route(job, partitions)
 
-    def _written(self, job: Job, partitions: set[TopicPartition]) -> None:
+    def _written(self, job: MarkerJob, partitions: set[TopicPartition]) -> None:
         """Partitions need no marker of this job any more."""
         wanted = self._unwritten.get(job)
         done = frozenset() if wanted is None else frozenset(wanted & partitions)
@@ -289,7 +289,7 @@ class MarkerSender:
             self._attempts.pop(job, None)
         self._effects.append(MarkersWritten(job.state_partition, job.marker, done))
 
-    def _again(self, job: Job, partitions: set[TopicPartition]) -> None:
+    def _again(self, job: MarkerJob, partitions: set[TopicPartition]) -> None:
         """Partitions of a job get its marker again, after a while."""
         wanted = frozenset(partitions & self._unwritten.get(job, set()))
         if not wanted:
@@ -304,7 +304,7 @@ class MarkerSender:
 
     def _drop(self, state_partition: int) -> None:
         """Forget the markers of a partition; what is under way finds nobody when it is answered."""
-        places: list[dict[Job, Any]] = [self._unwritten, self._attempts, self._leaderless]
+        places: list[dict[MarkerJob, Any]] = [self._unwritten, self._attempts, self._leaderless]
         for jobs in (*places, *self._queues.values(), *self._in_flight.values()):
             for job in [job for job in jobs if job.state_partition == state_partition]:
                 del jobs[job]
@@ -326,7 +326,7 @@ class MarkerSender:
 
     def _send(self, node: int) -> None:
         queue = self._queues.pop(node)
-        sent: dict[Job, frozenset[TopicPartition]] = {}
+        sent: dict[MarkerJob, frozenset[TopicPartition]] = {}
         room = PARTITIONS_PER_REQUEST
         for job, partitions in queue.items():
             if partitions and room > 0:
@@ -368,7 +368,7 @@ class MarkerSender:
 
     # Doubts about who the coordinator is.
 
-    def _doubt(self, job: Job, tp: TopicPartition, error: ErrorCode) -> None:
+    def _doubt(self, job: MarkerJob, tp: TopicPartition, error: ErrorCode) -> None:
         if job.state_partition not in self._doubted:
             self._doubted[job.state_partition] = []
             self._effects.append(ConfirmLeadership(job.state_partition))
@@ -385,12 +385,12 @@ class MarkerSender:
             else:
                 self._again(job, {tp})
 
-    def _note(self, job: Job, text: str) -> None:
-        self._effects.append(Note(f"producer {job.marker.producer_id}", text))
+    def _note(self, job: MarkerJob, text: str) -> None:
+        self._effects.append(NoteTransaction(f"producer {job.marker.producer_id}", text))
 
     def check_invariants(self) -> None:
         """Raise InvariantViolation when the state contradicts itself."""
-        places: list[tuple[Job, TopicPartition]] = []
+        places: list[tuple[MarkerJob, TopicPartition]] = []
         in_flight = [
             (job, tp)
             for sent in self._in_flight.values()

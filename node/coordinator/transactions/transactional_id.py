@@ -99,7 +99,7 @@ class TransactionalId(Struct, gc=False):
 
 
 @dataclass(slots=True)
-class PendingAppend:
+class PendingTransition:
     """Transitions of ids (None: forgotten) that are appended, and the request that waits for them,
     with its result. ``completes``: it is the completion of a transaction.
     """

@@ -153,7 +153,8 @@ class ReplicaManifests:
         core = self.core
         if core.role is not Role.FOLLOWER or core.leader_epoch != record.leader_epoch:
             self._begin()
-        self.step(ev.Follows(record.leader_epoch, self._context.identity.node_id in record.isr))
+        in_isr = self._context.identity.node_id in record.isr
+        self.step(ev.StartedFollowing(record.leader_epoch, in_isr))
 
     def _begin(self) -> None:
         """Another epoch or role: a pass for the old one is thrown away."""
@@ -171,7 +172,7 @@ class ReplicaManifests:
         if core.role is not Role.FOLLOWER or leader_epoch != core.leader_epoch:
             return
         if agreed != core.synced:
-            self.step(ev.Synced(leader_epoch, agreed))
+            self.step(ev.DivergenceChecked(leader_epoch, agreed))
             if agreed and (core.held is not None or core.lost):
                 self.schedule_pull()
         elif self._partition.log_end_offset >= self._awaited_end:
@@ -221,7 +222,7 @@ class ReplicaManifests:
             return
         if bodies:
             self._files.bodies.update(bodies)
-        self.step(ev.Pulled(request, response))
+        self.step(ev.PullResponseReceived(request, response))
         if response.published is not None or held is None or held == core.applied:
             return
         if request.log_end_offset < held.end_offset:
@@ -234,7 +235,7 @@ class ReplicaManifests:
         """Answer a follower. Raises NotLeaderOrFollower, FencedLeaderEpoch, UnknownLeaderEpoch."""
         if self._closed or not self._partition.is_leader:
             raise NotLeaderOrFollower(f"{self._partition}: this node does not lead it")
-        self.step(ev.PullReceived(request))
+        self.step(ev.PullRequestReceived(request))
         return self.core.pull_response(request)
 
     async def encoded(self, ref: ManifestRef) -> bytes:
@@ -259,13 +260,13 @@ class ReplicaManifests:
             )  # fmt: skip
         record = self._context.metadata.image.partition(tp.topic, tp.partition)
         if core.role is not Role.LEADER:
-            self.step(ev.Damaged(ref))
+            self.step(ev.ManifestDamaged(ref))
             self.schedule_pull()
         elif self.renew or (core.may_compute and ref == core.applied):
             self.renew = True
             self._context.scheduler.renew(tp)
         elif is_alone(self._partition.core, self._context.identity.node_id):
-            self.step(ev.Damaged(ref, alone=True))
+            self.step(ev.ManifestDamaged(ref, alone=True))
         elif record is not None and record.isr != (self._context.identity.node_id,):
             self._resign(record)
         else:
@@ -283,26 +284,26 @@ class ReplicaManifests:
                 self._announce()
             case ev.AnnounceManifest():
                 self._announce()
-            case ev.Store():
+            case ev.StoreManifest():
                 self._spawn(self._store(effect))
-            case ev.Apply(ref):
+            case ev.ApplyManifest(ref):
                 self._spawn(self._apply(ref, self._begin_work()))
             case ev.CancelApply():
                 self._cancel_work()
-            case ev.MakeBase():
+            case ev.CreateBaseGeneration():
                 self._spawn(self._make_base(effect, self._begin_work()))
-            case ev.Discard(ref):
+            case ev.DiscardPass(ref):
                 self._discarded(ref)
             case ev.ClearApplied():
                 self._forget_applied(self._files.clear_applied)
             case ev.ClearComplete():
                 self._change(self._files.clear_complete)
-            case ev.MarkLost():
+            case ev.MarkManifestLost():
                 self._forget_applied(self._files.lose)
             case ev.ReportMissing(ref, offset):
                 adopted = self._hosted.directory.directory.adopted
                 self.retry_schedule.missing(named(ref), offset, adopted=adopted)
-            case ev.CutLog(offset):
+            case ev.TruncateLog(offset):
                 self._cut_log(offset)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -351,7 +352,7 @@ class ReplicaManifests:
             self._opened_files = Files(self._context, self._hosted)
         return self._opened_files
 
-    async def _store(self, effect: ev.Store) -> None:
+    async def _store(self, effect: ev.StoreManifest) -> None:
         try:
             await self._files.store(effect.held, effect.published, complete=effect.complete)
         # A bug of ours must not leave the core waiting.
@@ -359,9 +360,9 @@ class ReplicaManifests:
             if is_bug(error):
                 log.exception("manifest not stored", error)
             self._failed("manifest not stored", effect.held, error)
-            self.step(ev.StoreFailed())
+            self.step(ev.ManifestStoreFailed())
             return
-        self.step(ev.Stored(effect.held))
+        self.step(ev.ManifestStored(effect.held))
         self.schedule_pull()
 
     # Applying.
@@ -398,14 +399,14 @@ class ReplicaManifests:
             self._stopped(work, "manifest not applied", ref, error)
         self._works.discard(work)
         if state is None:
-            self.step(ev.ApplyEnded(ref, missing))
+            self.step(ev.ApplyAborted(ref, missing))
             if superseded:
-                self.step(ev.Retried())
+                self.step(ev.RetryTriggered())
             elif unreadable is not None:
                 self._unreadable(ref, unreadable)
             return
         self._in_place(state)
-        self.step(ev.Applied(ref))
+        self.step(ev.ApplyCompleted(ref))
         made, self._made = self._made, None
         if made is not None and not made.outcome.done():
             made.outcome.set_result(None)
@@ -435,7 +436,7 @@ class ReplicaManifests:
 
     # A base generation (rule 19).
 
-    async def _make_base(self, effect: ev.MakeBase, work: Work) -> None:
+    async def _make_base(self, effect: ev.CreateBaseGeneration, work: Work) -> None:
         name = base_name(effect)
 
         def still_wanted() -> bool:
@@ -452,7 +453,7 @@ class ReplicaManifests:
         if state is not None:
             self._in_place(state)
             if still_wanted():
-                self.step(ev.BaseMade(ManifestRef(name, state.end_offset)))
+                self.step(ev.BaseGenerationCreated(ManifestRef(name, state.end_offset)))
             self._context.scheduler.generation_applied(self._partition.topic_partition)
 
     # Passes of this leader.
@@ -529,7 +530,7 @@ class ReplicaManifests:
         self._made = made = self._files.keep(
             new, result, before, truncations=truncations, begins_at=begins_at
         )
-        self.step(ev.PassDone(made.ref, leader_epoch, based_on))
+        self.step(ev.PassCompleted(made.ref, leader_epoch, based_on))
         await made.outcome
 
     def _discarded(self, ref: ManifestRef) -> None:
@@ -568,10 +569,10 @@ class ReplicaManifests:
         retry_schedule.wait_no_longer()
         core = self.core
         if core.making_base and not self._works:
-            effect = ev.MakeBase(core.leader_epoch, core.replaces)
+            effect = ev.CreateBaseGeneration(core.leader_epoch, core.replaces)
             self._spawn(self._make_base(effect, self._begin_work()))
         elif core.role is not Role.NONE:
-            self.step(ev.Retried())
+            self.step(ev.RetryTriggered())
             self.schedule_pull()
         return True
 

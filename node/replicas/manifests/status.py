@@ -42,7 +42,7 @@ class ManifestStatus(Struct, frozen=True):
 
 def leads(
     image: Image, partition: Partition, record: PartitionRecord, core: ManifestCore, node_id: int
-) -> ev.Leads:
+) -> ev.StartedLeading:
     """That this node leads. Where nothing was ever compacted an unclean leader has nothing to begin
     anew with: a base generation would cost a reading of the whole log.
     """
@@ -52,7 +52,9 @@ def leads(
         or core.lost
         or was_compacted(image, partition.topic_partition.topic)
     )
-    return ev.Leads(record.leader_epoch, record.unclean and compacted, record.isr == (node_id,))
+    return ev.StartedLeading(
+        record.leader_epoch, record.unclean and compacted, record.isr == (node_id,)
+    )
 
 
 def is_alone(core: PartitionCore, node_id: int) -> bool:
@@ -60,7 +62,7 @@ def is_alone(core: PartitionCore, node_id: int) -> bool:
     return core.leading and core.isr == (node_id,) and core.pending_isr is None
 
 
-def base_name(effect: ev.MakeBase) -> Generation:
+def base_name(effect: ev.CreateBaseGeneration) -> Generation:
     """The generation of a base: that of nothing else in its epoch."""
     lost = effect.replaces
     return Generation(effect.leader_epoch, 0 if lost is None else lost.generation.number + 1)

@@ -11,10 +11,10 @@ from kept.cluster.controller import topics
 from kept.cluster.controller.broker_lifecycle import (
     BrokerLifecycle,
     Exit,
-    Heartbeat,
     LifecycleSettings,
     Register,
     ResumeServing,
+    SendHeartbeat,
     State,
     StopServing,
 )
@@ -64,8 +64,8 @@ class Broker:
         self.core.check_invariants()
         return self.effects
 
-    def beats(self) -> list[Heartbeat]:
-        return [effect for effect in self.effects if isinstance(effect, Heartbeat)]
+    def beats(self) -> list[SendHeartbeat]:
+        return [effect for effect in self.effects if isinstance(effect, SendHeartbeat)]
 
     def apply(self, records, tell=True):
         self.image, _ = self.image.apply(records)
@@ -90,7 +90,7 @@ class Broker:
 
 def registered(**times) -> Broker:
     b = Broker(**times)
-    b.step(life.Start)
+    b.step(life.Started)
     b.apply(register_broker(b.image, ME), tell=False)
     b.step(life.Registered, b.epoch)
     return b
@@ -99,7 +99,7 @@ def registered(**times) -> Broker:
 def running(**times) -> Broker:
     """Registered, unfenced, nothing outstanding; its next heartbeat is number 3."""
     b = registered(**times)
-    b.step(life.LogsOpened)
+    b.step(life.LogsRecovered)
     b.step(life.ImageApplied, b.image)
     b.answer(1, fenced=True)
     b.apply(unfence_broker(b.image, 1, b.epoch))
@@ -111,14 +111,14 @@ def running(**times) -> Broker:
 def test_from_start_to_running() -> None:
     b = Broker()
     assert b.tick() == [] and b.core.state is State.INITIAL
-    assert b.step(life.Start) == [Register(ME)]
+    assert b.step(life.Started) == [Register(ME)]
     assert b.core.state is State.REGISTERING and not b.may_serve()
     b.apply(register_broker(b.image, ME), tell=False)
     (first,) = b.step(life.Registered, b.epoch)
-    assert first == Heartbeat(1, 1, b.epoch, 0, wants_fence=True, wants_shutdown=False)
+    assert first == SendHeartbeat(1, 1, b.epoch, 0, wants_fence=True, wants_shutdown=False)
     assert b.core.state is State.FENCED and not b.may_serve()
     assert b.step(life.ImageApplied, b.image) == [ResumeServing()]
-    assert b.step(life.LogsOpened) == [], "one heartbeat at a time"
+    assert b.step(life.LogsRecovered) == [], "one heartbeat at a time"
     (second,) = b.answer(1, fenced=True)
     assert second.applied_index == b.image.index and not second.wants_fence
     b.apply(unfence_broker(b.image, 1, b.epoch))
@@ -139,7 +139,7 @@ def test_heartbeats_go_out_at_their_interval() -> None:
 
 def test_a_lost_answer_to_the_registration_is_read_from_the_image() -> None:
     b = Broker()
-    b.step(life.Start)
+    b.step(life.Started)
     b.apply(register_broker(b.image, ME))
     assert b.core.state is State.FENCED and b.core.broker_epoch == b.epoch
 
@@ -147,7 +147,7 @@ def test_a_lost_answer_to_the_registration_is_read_from_the_image() -> None:
 def test_nothing_is_served_on_the_registration_of_the_process_before() -> None:
     b = Broker()
     before = RegisterRequest(1, UUID(int=10), ())
-    b.step(life.Start)
+    b.step(life.Started)
     b.apply(register_broker(b.image, before, fenced=False))
     b.tick(100)
     assert b.core.state is State.REGISTERING and not b.may_serve()
@@ -155,7 +155,7 @@ def test_nothing_is_served_on_the_registration_of_the_process_before() -> None:
 
 def test_registration_is_tried_until_somebody_answers() -> None:
     b = Broker()
-    b.step(life.Start)
+    b.step(life.Started)
     for _ in range(100):
         b.step(life.RegistrationFailed, NotController("who?"))
         assert b.effects == []
@@ -167,7 +167,7 @@ def test_registration_is_tried_until_somebody_answers() -> None:
 
 def test_an_id_whose_holder_lives_is_given_up() -> None:
     b = Broker()
-    b.step(life.Start)
+    b.step(life.Started)
     for _ in range(179):
         b.step(life.RegistrationFailed, DuplicateBrokerRegistration("broker 1 lives at x:1"))
         b.tick(100)
@@ -179,7 +179,7 @@ def test_an_id_whose_holder_lives_is_given_up() -> None:
 
 def test_a_new_controller_has_time_to_find_the_holder_dead() -> None:
     b = Broker()
-    b.step(life.Start)
+    b.step(life.Started)
     b.step(life.RegistrationFailed, DuplicateBrokerRegistration("broker 1 lives at x:1"))
     b.tick(17_900)
     b.step(life.ControllerChanged)
@@ -190,7 +190,7 @@ def test_a_new_controller_has_time_to_find_the_holder_dead() -> None:
 
 def test_a_refused_registration_ends_the_process() -> None:
     b = Broker()
-    b.step(life.Start)
+    b.step(life.Started)
     (out,) = b.step(life.RegistrationFailed, InvalidRequest("another cluster id"))
     assert out == Exit("registration refused: another cluster id", failed=True)
     assert b.core.tick(10**9) == (), "stopped is stopped"
@@ -270,7 +270,7 @@ def test_a_dead_process_that_is_registered_late_is_displaced_again() -> None:
 
 def test_a_dead_process_that_is_registered_late_does_not_keep_a_shutdown_waiting() -> None:
     b = running()
-    b.step(life.ShutDown)
+    b.step(life.ShutdownRequested)
     stop, out = b.apply(register_broker(b.image, DEAD))
     assert isinstance(stop, StopServing) and not out.failed
 
@@ -307,10 +307,10 @@ def test_a_new_controller_hears_of_it_at_once() -> None:
 
 def test_shutdown_in_order() -> None:
     b = running()
-    (beat,) = b.step(life.ShutDown)
+    (beat,) = b.step(life.ShutdownRequested)
     assert beat.wants_shutdown and b.core.state is State.SHUTTING_DOWN
     assert b.answer(beat.number) == [] and b.may_serve(), "it still leads"
-    assert b.step(life.ShutDown) == []
+    assert b.step(life.ShutdownRequested) == []
     (beat,) = b.tick(100)
     assert beat.wants_shutdown
     stop, out = b.answer(beat.number, stop=True)
@@ -320,7 +320,7 @@ def test_shutdown_in_order() -> None:
 
 def test_shutdown_without_leave_ends_too() -> None:
     b = running()
-    b.step(life.ShutDown)
+    b.step(life.ShutdownRequested)
     for _ in range(300):
         assert not any(isinstance(e, Exit) for e in b.effects)
         b.tick(100)
@@ -330,18 +330,18 @@ def test_shutdown_without_leave_ends_too() -> None:
 def test_shutdown_asks_no_longer_when_nobody_will_lead() -> None:
     b = running()
     before = b.core.state
-    assert b.step(life.NoController, "all gone") == []
+    assert b.step(life.QuorumLost, "all gone") == []
     assert b.core.state is before, "who does not stop goes on"
-    b.step(life.ShutDown)
-    stop, out = b.step(life.NoController, "all gone")
+    b.step(life.ShutdownRequested)
+    stop, out = b.step(life.QuorumLost, "all gone")
     assert isinstance(stop, StopServing) and out == Exit("all gone", failed=False)
 
 
 def test_shutdown_of_who_takes_no_part_is_immediate() -> None:
     for b in (Broker(), registered()):
-        assert isinstance(b.step(life.ShutDown)[-1], Exit)
+        assert isinstance(b.step(life.ShutdownRequested)[-1], Exit)
     b = running()
-    b.step(life.ShutDown)
+    b.step(life.ShutdownRequested)
     assert isinstance(b.apply(fence_brokers(b.image, {1: b.epoch}))[-1], Exit)
 
 
@@ -367,10 +367,10 @@ def test_logs_that_an_election_waits_for_are_reported() -> None:
     image, _ = image.apply(register_broker(image, ME))
     assert image.partition(topic, 0).recovering
     b.image = image
-    b.step(life.Start)
+    b.step(life.Started)
     b.step(life.ImageApplied, image)
     assert b.beats()[0].report == (), "its logs are not open"
-    b.step(life.LogsOpened)
+    b.step(life.LogsRecovered)
     (beat,) = b.answer(1, fenced=True)
     assert beat.report == ((topic, 0),)
     b.answer(2, fenced=True)
@@ -434,18 +434,18 @@ def test_it_serves_only_awake_and_registered(history) -> None:
                 b.step(life.HeartbeatFailed, b.core._number, BrokerIdNotRegistered("?"))
             case "start":
                 tick_at = b.now_ms
-                b.step(life.Start)
+                b.step(life.Started)
             case "controller":
                 b.step(life.ControllerChanged)
             case "logs":
-                b.step(life.LogsOpened)
+                b.step(life.LogsRecovered)
             case "stop" if number < 300:
-                b.step(life.ShutDown)
+                b.step(life.ShutdownRequested)
             case "image" | "register" | "fence" | "unfence" | "unregister" | "other" | "dead":
                 b.apply(try_apply.get(kind, list)())
         tick_at = b.now_ms if slept_at == b.now_ms and tick_at is not None else tick_at
         for effect in b.effects:
-            if isinstance(effect, Heartbeat):
+            if isinstance(effect, SendHeartbeat):
                 assert effect.number not in sent, "every heartbeat has its own number"
                 sent[effect.number] = b.now_ms
             elif isinstance(effect, ResumeServing | StopServing):
@@ -460,7 +460,7 @@ def test_it_serves_only_awake_and_registered(history) -> None:
 def test_the_answer_to_the_registration_outruns_the_image() -> None:
     """Until the image shows this process, it shows what the one before led."""
     b = Broker()
-    b.step(life.Start)
+    b.step(life.Started)
     before = RegisterRequest(1, UUID(int=10), ())
     b.apply(register_broker(b.image, before, fenced=False))
     led_by_the_old_one = b.image

@@ -14,14 +14,14 @@ from kept.cluster.controller.broker_sessions import (
     TIMEOUT,
     BrokerSessions,
     ConnectionLost,
+    ControllerElected,
+    ControllerResigned,
     Decide,
-    Decided,
-    Elected,
+    DecisionCompleted,
     HeartbeatRequest,
     ImageApplied,
     Probe,
-    Probed,
-    Resigned,
+    ProbeCompleted,
     SessionSettings,
     SettingsChanged,
 )
@@ -55,7 +55,7 @@ class Controller:
         self.made: list[str] = []
         self.probes: list[int] = []
         self.sessions = BrokerSessions(SessionSettings(unclean_default=unclean, **times))
-        self.step(Elected(self.image))
+        self.step(ControllerElected(self.image))
         for node in nodes:
             self.register(node)
             self.heartbeat(node)
@@ -104,7 +104,7 @@ class Controller:
             if records:
                 self.made.append(f"{effect.decision.name} {effect.decision.broker_id}")
             self.apply(records)
-        self.step(Decided(effect.decision, error))
+        self.step(DecisionCompleted(effect.decision, error))
 
     def register(self, node: int, incarnation: int | None = None) -> None:
         number = incarnation or node
@@ -122,7 +122,7 @@ class Controller:
         self.step(ConnectionLost(node))
 
     def probed(self, node: int, result, epoch=None) -> None:
-        self.step(Probed(node, result, epoch))
+        self.step(ProbeCompleted(node, result, epoch))
 
     def pass_time(self, ms: int, beating=(), step=100) -> None:
         for _ in range(ms // step):
@@ -232,21 +232,26 @@ def test_a_new_controller_probes_whoever_takes_part() -> None:
     c.lost(3)
     c.probed(3, None, c.epoch(3))
     fresh = BrokerSessions(SessionSettings())
-    effects = fresh.step(Elected(c.image), 5)
+    effects = fresh.step(ControllerElected(c.image), 5)
     assert effects == (Probe(1, c.epoch(1)), Probe(2, c.epoch(2))), "3 is fenced"
-    assert fresh.step(Probed(1, None, c.epoch(1)), 6) == (), "2 may have died with it"
+    assert fresh.step(ProbeCompleted(1, None, c.epoch(1)), 6) == (), "2 may have died with it"
     with pytest.raises(NotController):
         fresh.is_live(2, 6)
-    (fence,) = fresh.step(Probed(2, UUID(int=2), c.epoch(2)), 6)
+    (fence,) = fresh.step(ProbeCompleted(2, UUID(int=2), c.epoch(2)), 6)
     assert isinstance(fence, Decide) and fence.decision == Fence(1, c.epoch(1), False)
     with pytest.raises(NotController):
         fresh.is_live(1, 6)
-    fresh.step(Decided(fence.decision), 6)
+    fresh.step(DecisionCompleted(fence.decision), 6)
     assert fresh.is_live(2, 6) and not fresh.is_live(3, 6) and not fresh.is_live(1, 6)
     assert not fresh.is_live(99, 6)
-    fresh.step(Resigned(), 7)
+    fresh.step(ControllerResigned(), 7)
     fresh.check_invariants()
-    assert fresh.tick(7) == fresh.step(ConnectionLost(1), 7) == fresh.step(Probed(1, None), 7) == ()
+    assert (
+        fresh.tick(7)
+        == fresh.step(ConnectionLost(1), 7)
+        == fresh.step(ProbeCompleted(1, None), 7)
+        == ()
+    )
     with pytest.raises(NotController):
         fresh.step(HeartbeatRequest(1, 1, 1), 8)
 
@@ -254,8 +259,8 @@ def test_a_new_controller_probes_whoever_takes_part() -> None:
 def test_a_new_controller_forgives_no_silence_that_another_one_would_not_have() -> None:
     """The old one may have been cut off for seconds before it was deposed."""
     c = Controller()
-    c.step(Resigned())
-    c.step(Elected(c.image))
+    c.step(ControllerResigned())
+    c.step(ControllerElected(c.image))
     c.pass_time(7000, beating=(1, 3))
     assert not c.fenced(2)
     c.pass_time(100, beating=(1, 3))
@@ -267,8 +272,8 @@ def test_a_new_controller_forgives_no_silence_that_another_one_would_not_have() 
 def test_the_controller_before_is_judged_by_when_it_was_heard_last(silent_ms, left_ms) -> None:
     """Not by more than two intervals: this node may have heard less of it than others did."""
     c = Controller()
-    c.step(Resigned())
-    c.step(Elected(c.image, {2: silent_ms}))
+    c.step(ControllerResigned())
+    c.step(ControllerElected(c.image, {2: silent_ms}))
     c.pass_time(left_ms, beating=(1, 3))
     assert not c.fenced(2)
     c.pass_time(100, beating=(1, 3))
@@ -277,8 +282,8 @@ def test_the_controller_before_is_judged_by_when_it_was_heard_last(silent_ms, le
 
 def test_who_presents_itself_to_a_new_controller_has_a_whole_session() -> None:
     c = Controller()
-    c.step(Resigned())
-    c.step(Elected(c.image))
+    c.step(ControllerResigned())
+    c.step(ControllerElected(c.image))
     c.heartbeat(2)
     c.pass_time(9000, beating=(1, 3))
     assert not c.fenced(2)
@@ -563,7 +568,7 @@ def test_nobody_is_fenced_without_evidence_or_silence(history) -> None:
                 heard.discard(node)
             case "restart":
                 evidence, heard = set(), set()
-                c.step(Elected(c.image))
+                c.step(ControllerElected(c.image))
                 quiet = dict.fromkeys(quiet, 0)
         newly = {n for n in (1, 2, 3) if c.fenced(n)} - before
         assert not heard - before or all(n in evidence or quiet[n] >= 9000 for n in newly)
@@ -605,7 +610,7 @@ def test_a_new_controller_waits_for_the_word_of_all_before_it_finalizes():
     c = Controller()
     c.heartbeat(1, features=serving(2))
     c.heartbeat(2, features=serving(2))
-    c.step(Elected(c.image))
+    c.step(ControllerElected(c.image))
     c.heartbeat(3, features=serving(2))
     assert c.image.features == {}
     c.heartbeat(1, features=serving(2))

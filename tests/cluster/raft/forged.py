@@ -8,8 +8,8 @@ from typing import Any
 from kept.cluster.metadata.wal import Entry
 from kept.cluster.raft.message_guard import MAX_TERM, TERM_STEP
 from kept.cluster.raft.messages import (
-    Append,
-    AppendReply,
+    AppendEntries,
+    AppendEntriesReply,
     InstallSnapshot,
     LeaderHint,
     Message,
@@ -45,11 +45,11 @@ def forged(random: Random, core: Any, **head: Any) -> Message:
         (PreVoteReply, {"granted": random.random() < 0.5}),
         (Vote, {"last_index": number(), "last_term": number(), "transfer": random.random() < 0.5}),
         (VoteReply, {"granted": random.random() < 0.5}),
-        (Append, {
+        (AppendEntries, {
             "prev_index": number(), "prev_term": number(), "entries": entries(),
             "commit_index": number(), "round": number(), "acknowledged": number(),
         }),
-        (AppendReply, {
+        (AppendEntriesReply, {
             "accepted": random.random() < 0.5, "match_index": number(), "hint_index": number(),
             "hint_term": number(), "round": number(),
         }),

@@ -16,8 +16,8 @@ import pytest
 from kept.cluster.metadata.records import ConfigRecord, encode_batch
 from kept.cluster.metadata.wal import Entry
 from kept.cluster.raft.messages import (
-    Append,
-    AppendReply,
+    AppendEntries,
+    AppendEntriesReply,
     Message,
     PreVoteReply,
     TimeoutNow,
@@ -214,9 +214,9 @@ class History:
                     Entry(term, more["prev_index"] + n + 1, data("x"))
                     for n, term in enumerate(terms)
                 )
-                return Append(**head, **more, entries=made)
+                return AppendEntries(**head, **more, entries=made)
             case "append_reply":
-                return AppendReply(**head, **more, accepted=granted != "no")
+                return AppendEntriesReply(**head, **more, accepted=granted != "no")
             case "vote":
                 return Vote(**head, **more)
             case "vote_reply":
@@ -230,9 +230,9 @@ class History:
     def short(self, message: Message) -> str:
         head = f"to {message.to}: {type(message).__name__} term {message.term}"
         match message:
-            case AppendReply(accepted=True):
+            case AppendEntriesReply(accepted=True):
                 return f"{head}, matches to {message.match_index}"
-            case AppendReply():
+            case AppendEntriesReply():
                 return f"{head}, refused, {message.hint_term}@{message.hint_index}"
             case VoteReply() | PreVoteReply():
                 return f"{head}, {'granted' if message.granted else 'refused'}"

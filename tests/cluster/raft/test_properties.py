@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kept.cluster.metadata.wal import Entry
 from kept.cluster.raft.core import RaftCore
 from kept.cluster.raft.log import RaftLog
-from kept.cluster.raft.messages import NO_NODE, Append, InstallSnapshot
+from kept.cluster.raft.messages import NO_NODE, AppendEntries, InstallSnapshot
 from kept.cluster.raft.progress import Progress, ProgressState
 from kept.cluster.raft.ready import RaftSettings, Role, Snapshot
 from kept.cluster.raft.voter_set import VoterSet, check_change, voters_entry, voters_in
@@ -153,7 +153,7 @@ def test_conflicts_are_found_by_term_not_entry_by_entry() -> None:
 
     def counting(message) -> None:
         nonlocal appends
-        appends += isinstance(message, Append) and message.to == 0
+        appends += isinstance(message, AppendEntries) and message.to == 0
         hand(message)
 
     trial.hand = counting  # type: ignore[method-assign]
@@ -171,7 +171,7 @@ def test_a_follower_that_does_not_answer_gets_no_more_than_the_limit() -> None:
     for number in range(50):
         trial.propose(0, f"p{number}")
         trial.deliver()
-    sent = [m for m in trial.kept if isinstance(m, Append) and m.entries]
+    sent = [m for m in trial.kept if isinstance(m, AppendEntries) and m.entries]
     assert len(sent) == 3
     assert all(len(m.entries) <= 2 for m in sent)
     assert trial.core(0).commit_index == 51
@@ -208,7 +208,7 @@ def test_two_leaders_in_a_term_are_not_believed_and_said_so() -> None:
     trial = Trial(3)
     trial.elect(0)
     head = trial.core(1).state.head(0, 1)
-    trial.core(0).step(Append(**head, prev_index=0, prev_term=0))
+    trial.core(0).step(AppendEntries(**head, prev_index=0, prev_term=0))
     ((sender, why),) = trial.core(0).state.refused
     assert sender == 1 and "of term 1, which this node leads" in why
     assert trial.core(0).role is Role.LEADER
@@ -217,8 +217,8 @@ def test_two_leaders_in_a_term_are_not_believed_and_said_so() -> None:
 def test_messages_for_others_and_from_oneself_are_not_heard() -> None:
     trial = Trial(3)
     core = trial.core(0)
-    core.step(Append(**trial.core(1).state.head(2, 5), prev_index=0, prev_term=0))
-    core.step(Append(**core.state.head(0, 5), prev_index=0, prev_term=0))
+    core.step(AppendEntries(**trial.core(1).state.head(2, 5), prev_index=0, prev_term=0))
+    core.step(AppendEntries(**core.state.head(0, 5), prev_index=0, prev_term=0))
     assert core.term == 0
 
 
@@ -253,7 +253,7 @@ def test_nothing_that_depends_on_the_disk_leaves_before_it_is_written() -> None:
     assert not core.drain_messages(), "the vote for itself is not durable"
     ready = core.ready()
     assert ready.hard_state is not None and len(ready.messages) == 2
-    core.step(Append(**trial.core(1).state.head(0, 1), prev_index=0, prev_term=0,
+    core.step(AppendEntries(**trial.core(1).state.head(0, 1), prev_index=0, prev_term=0,
                      entries=(Entry(1, 1, b"x"),)))  # fmt: skip
     assert not core.drain_messages()
     core.advance(ready)

@@ -23,8 +23,8 @@ from kept.cluster.raft.message_guard import (
     flaw,
 )
 from kept.cluster.raft.messages import (
-    Append,
-    AppendReply,
+    AppendEntries,
+    AppendEntriesReply,
     InstallSnapshot,
     LeaderHint,
     Message,
@@ -109,10 +109,10 @@ def test_a_term_that_cannot_be_true_never_becomes_durable(term: int, sender: int
     core = trial.core(0)
     head = {"sender": sender, "to": 0, "directory_id": directory(sender)}
     messages = [
-        Append(term=term, prev_index=0, prev_term=0, **head),
+        AppendEntries(term=term, prev_index=0, prev_term=0, **head),
         Vote(term=term, last_index=99, last_term=1, transfer=True, **head),
         VoteReply(term=term, granted=False, **head),
-        AppendReply(term=term, accepted=False, match_index=0, **head),
+        AppendEntriesReply(term=term, accepted=False, match_index=0, **head),
         TimeoutNow(term=term, **head),
         PreVoteReply(term=term, granted=False, **head),
         InstallSnapshot(
@@ -249,11 +249,11 @@ def test_what_was_said_of_others_counts_until_a_known_leader_is_heard() -> None:
     head = {"sender": 1, "to": 2, "directory_id": directory(1)}
     core.step(LeaderHint(term=1, leader_id=1, last_index=last + 9, voters=(0, 1, 2), **head))
     assert core.state.vouched_disks == {0, 1}
-    core.step(Append(term=2, prev_index=0, prev_term=0, **head))
+    core.step(AppendEntries(term=2, prev_index=0, prev_term=0, **head))
     assert not core.state.vouched_disks and not core.state.vouched
     before = state(core)
     head["directory_id"] = directory(1, 7)
-    core.step(Append(term=3, prev_index=0, prev_term=0, **head))
+    core.step(AppendEntries(term=3, prev_index=0, prev_term=0, **head))
     assert state(core) == before
 
 
@@ -265,7 +265,7 @@ def test_who_formed_the_cluster_believes_no_other_disk() -> None:
         sender = (node_id + 1) % 3
         head = {"sender": sender, "to": node_id, "directory_id": directory(sender, 7)}
         before = state(core)
-        core.step(Append(term=2, prev_index=0, prev_term=0, **head))
+        core.step(AppendEntries(term=2, prev_index=0, prev_term=0, **head))
         core.step(Vote(term=2, last_index=99, last_term=1, transfer=True, **head))
         assert state(core) == before
 
@@ -309,7 +309,7 @@ def test_a_leader_follows_nobody_in_its_own_term() -> None:
     leader = trial.core(0)
     before = state(leader)
     head = {"sender": 1, "to": 0, "directory_id": directory(1)}
-    leader.step(Append(term=1, prev_index=0, prev_term=0, **head))
+    leader.step(AppendEntries(term=1, prev_index=0, prev_term=0, **head))
     leader.step(
         InstallSnapshot(term=1, last_index=9, last_term=1, image_bytes=b"", voters=(), **head)
     )
@@ -321,7 +321,9 @@ def test_the_largest_that_honest_nodes_send_pass() -> None:
     entry = Entry(3, 2, bytes(MAX_ENTRY_BYTES))
     full = tuple(Voter(n, directory(n)) for n in range(MAX_VOTERS))
     head = {"term": 3, "sender": 1, "to": 0, "last_index": 1}
-    assert not flaw(Append(term=3, sender=1, to=0, prev_index=1, prev_term=1, entries=(entry,)))
+    assert not flaw(
+        AppendEntries(term=3, sender=1, to=0, prev_index=1, prev_term=1, entries=(entry,))
+    )
     assert not flaw(InstallSnapshot(last_term=3, image_bytes=b"", voters=full, **head))
     assert not flaw(LeaderHint(leader_id=1, voters=tuple(range(MAX_VOTERS)), **head))
     smallest = RaftSettings().max_append_bytes // ENTRY_OVERHEAD_BYTES
@@ -330,7 +332,7 @@ def test_the_largest_that_honest_nodes_send_pass() -> None:
         (MAX_APPEND_ENTRIES + 1, "32769 entries; at most 32768 are in one append"),
     ):
         entries = tuple(Entry(3, 2 + n, b"") for n in range(count))
-        many = Append(term=3, sender=1, to=0, prev_index=1, prev_term=1, entries=entries)
+        many = AppendEntries(term=3, sender=1, to=0, prev_index=1, prev_term=1, entries=entries)
         assert flaw(many) == why
 
 
@@ -351,12 +353,14 @@ def test_another_disk_under_a_voters_id_does_not_take_its_place() -> None:
     leader = trial.core(0)
     before = leader.state.progress[1]
     head = {"sender": 1, "to": 0, "directory_id": directory(1, 7)}
-    leader.step(AppendReply(term=1, accepted=True, match_index=4, **head))
+    leader.step(AppendEntriesReply(term=1, accepted=True, match_index=4, **head))
     leader.step(Observe(term=1, last_index=0, last_term=0, **head))
     assert leader.state.progress[1] is before and before.directory_id == directory(1)
 
 
 # Each field.
+
+HEAD: dict[str, Any] = {"term": 3, "sender": 1, "to": 0}
 
 
 @pytest.mark.parametrize(
@@ -370,23 +374,23 @@ def test_another_disk_under_a_voters_id_does_not_take_its_place() -> None:
         (Vote(term=3, sender=1, to=0, last_index=-1, last_term=1), "ends with"),
         (PreVote(term=3, sender=1, to=0, last_index=2**63 - 1, last_term=1), "ends with"),
         (Observe(term=3, sender=1, to=0, last_index=1, last_term=-1), "ends with"),
-        (Append(term=3, sender=1, to=0, prev_index=-1, prev_term=0), "ends with"),
-        (Append(term=3, sender=1, to=0, prev_index=1, prev_term=4), "ends with"),
-        (Append(term=3, sender=1, to=0, prev_index=1, prev_term=1, commit_index=-1), "commit"),
-        (Append(term=3, sender=1, to=0, prev_index=1, prev_term=1, round=-1), "round"),
-        (Append(term=3, sender=1, to=0, prev_index=1, prev_term=1, acknowledged=-1), "acknow"),
-        (Append(term=3, sender=1, to=0, prev_index=1, prev_term=1, entries=(Entry(3, 3, b""),)),
+        (AppendEntries(term=3, sender=1, to=0, prev_index=-1, prev_term=0), "ends with"),
+        (AppendEntries(term=3, sender=1, to=0, prev_index=1, prev_term=4), "ends with"),
+        (AppendEntries(**HEAD, prev_index=1, prev_term=1, commit_index=-1), "commit"),
+        (AppendEntries(term=3, sender=1, to=0, prev_index=1, prev_term=1, round=-1), "round"),
+        (AppendEntries(**HEAD, prev_index=1, prev_term=1, acknowledged=-1), "acknow"),
+        (AppendEntries(**HEAD, prev_index=1, prev_term=1, entries=(Entry(3, 3, b""),)),
          "entry 3 of term 3 after 1"),
-        (Append(term=3, sender=1, to=0, prev_index=1, prev_term=1, entries=(Entry(4, 2, b""),)),
+        (AppendEntries(**HEAD, prev_index=1, prev_term=1, entries=(Entry(4, 2, b""),)),
          "entry 2 of term 4"),
-        (Append(term=3, sender=1, to=0, prev_index=1, prev_term=2, entries=(Entry(1, 2, b""),)),
+        (AppendEntries(**HEAD, prev_index=1, prev_term=2, entries=(Entry(1, 2, b""),)),
          "entry 2 of term 1 after 1 of 2"),
-        (Append(term=3, sender=1, to=0, prev_index=1, prev_term=1,
+        (AppendEntries(term=3, sender=1, to=0, prev_index=1, prev_term=1,
                 entries=(Entry(3, 2, bytes(MAX_ENTRY_BYTES + 1)),)), "bytes"),
-        (AppendReply(term=3, sender=1, to=0, accepted=False, match_index=-1), "match_index -1"),
-        (AppendReply(term=3, sender=1, to=0, accepted=False, match_index=0, hint_index=-1), "hint"),
-        (AppendReply(term=3, sender=1, to=0, accepted=False, match_index=0, hint_term=-1), "hint"),
-        (AppendReply(term=3, sender=1, to=0, accepted=False, match_index=0, round=-1), "round"),
+        (AppendEntriesReply(**HEAD, accepted=False, match_index=-1), "match_index -1"),
+        (AppendEntriesReply(**HEAD, accepted=False, match_index=0, hint_index=-1), "hint"),
+        (AppendEntriesReply(**HEAD, accepted=False, match_index=0, hint_term=-1), "hint"),
+        (AppendEntriesReply(**HEAD, accepted=False, match_index=0, round=-1), "round"),
         (SnapshotReply(term=3, sender=1, to=0, match_index=-1), "match_index"),
         (InstallSnapshot(term=3, sender=1, to=0, last_index=1, last_term=4, image_bytes=b"",
                          voters=()), "ends with"),

@@ -15,7 +15,7 @@ from kept.cluster.metadata.records import ConfigRecord, encode_batch
 from kept.cluster.metadata.voters import Voter
 from kept.cluster.metadata.wal import Entry, HardState
 from kept.cluster.raft.core import RaftCore
-from kept.cluster.raft.messages import Append, Message
+from kept.cluster.raft.messages import AppendEntries, Message
 from kept.cluster.raft.ready import RaftSettings, Ready, Role, Snapshot
 from kept.cluster.raft.voter_set import voters_in
 
@@ -179,7 +179,7 @@ class Trial:
             if link in self.keep:
                 self.kept.append(message)
             elif link not in self.cut and not (
-                message.sender in self.mute and isinstance(message, Append)
+                message.sender in self.mute and isinstance(message, AppendEntries)
             ):
                 self.network.append(message)
         self.check()

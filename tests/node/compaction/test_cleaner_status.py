@@ -10,7 +10,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kept.node.replicas.manifests import replica
-from kept.replication.events import BrokersChanged, IsrDecided, ManifestApplied, ManifestHeld
+from kept.replication.events import (
+    EligibleBrokersChanged,
+    IsrChanged,
+    ManifestAcknowledged,
+    ManifestApplied,
+)
 from kept.storage.records import build_batch, check
 from kept.storage.types import TopicPartition
 
@@ -116,7 +121,7 @@ def test_a_generation_waits_for_the_replicas_in_sync(lone, monkeypatch):
     lone.create("t", cleanup_policy="compact")
     hosted = append(lone, (b"a", b"1"), (b"a", b"2"))
     core = hosted.partition.core
-    hosted.partition.step(IsrDecided(core.partition_epoch + 1, (0, 1), (0, 1)), 0)
+    hosted.partition.step(IsrChanged(core.partition_epoch + 1, (0, 1), (0, 1)), 0)
 
     async def go():
         asked = lone.node.parts.cleaner.started.request(TP)
@@ -135,14 +140,14 @@ def test_a_generation_waits_for_the_replicas_in_sync(lone, monkeypatch):
     assert hosted.partition.log.segments[0].base_offset == 0 and hosted.compaction is None
 
     async def acknowledge():
-        hosted.partition.step(ManifestHeld(1, core.offered), 0)
+        hosted.partition.step(ManifestAcknowledged(1, core.offered), 0)
         return await asyncio.wait_for(asked, WAIT_S)
 
     assert lone.run(acknowledge()).records_removed == 1
     found = status(lone)
     assert (found["held"], found["published"], found["generation"]) == ("0.1", "0.1", "0.1")
     assert found["awaits"] == [] and found["replicas"][0]["behind"] is True
-    hosted.partition.step(BrokersChanged(frozenset({0, 1})), 0)
+    hosted.partition.step(EligibleBrokersChanged(frozenset({0, 1})), 0)
     waits = hosted.manifests.waits_for_appliers
     assert waits(), "the next one would come too early for replica 1"
     assert waits(overdue=True), "also where records are old when they come"

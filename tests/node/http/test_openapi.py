@@ -31,7 +31,7 @@ from kept.node.compaction.cleaner import Running
 from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.node.http import route_table, routes
 from kept.node.replicas import lost_records_report
-from kept.replication.effects import Losing, LostRecord
+from kept.replication.effects import LostRecord, RecordsLost
 from kept.replication.progress import Follower
 from kept.storage.errors import NetworkException
 from kept.storage.layout import lost_file
@@ -336,7 +336,7 @@ def lose(lone):
     parts = lone.node.parts
     hosted = parts.table.hosted[TopicPartition("plain", 0)]
     lost = (LostRecord(5, b"text", False), LostRecord(6, b"\xff", True))
-    losing = Losing(5, 7, 6, lost, None)
+    losing = RecordsLost(5, 7, 6, lost, None)
     lost_records_report.report(parts.runtime, parts.counters, 0, hosted, losing)
     Path(lost_file(hosted.partition.log.directory, 9, 9)).write_text("torn")
 

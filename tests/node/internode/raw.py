@@ -6,7 +6,7 @@ import asyncio
 from typing import Self
 
 from kept.cluster.metadata.wal import Entry
-from kept.cluster.raft.messages import Append
+from kept.cluster.raft.messages import AppendEntries
 from kept.node.internode import protobuf_conversion
 from kept.node.internode.frames import CHUNK_BYTES, Frame, FrameReader, Kind, LongBody, encode
 from kept.node.internode.hello import PREFACE, hello_from, packed, unpacked
@@ -17,7 +17,9 @@ from kept.node.internode.protobuf_conversion import METHODS, codecs
 def append(sender, to, number, data=b""):
     """A Raft message that tells, by its index, which one it is."""
     entries = (Entry(1, number, data),) if data else ()
-    return Append(term=1, sender=sender, to=to, prev_index=number, prev_term=1, entries=entries)
+    return AppendEntries(
+        term=1, sender=sender, to=to, prev_index=number, prev_term=1, entries=entries
+    )
 
 
 async def until(condition):

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from kept.cluster.metadata.wal import MAX_ENTRY_BYTES, Entry
-from kept.cluster.raft.messages import Append
+from kept.cluster.raft.messages import AppendEntries
 from kept.node.internode.frames import MAX_BODY_BYTES
 from kept.node.internode.parse_limits import MAX_FIELDS, MAX_ITEMS, UNCOUNTED_BYTES
 from kept.node.internode.protobuf_conversion import codecs, decode_raft, encode_raft, parse
@@ -52,5 +52,5 @@ def test_what_no_node_sends_is_refused_before_it_is_parsed(body, error):
     ids=["the most", "the largest"],
 )
 def test_the_largest_appends_of_a_leader_pass(entries):
-    message = Append(term=1, sender=1, to=2, prev_index=0, prev_term=0, entries=entries)
+    message = AppendEntries(term=1, sender=1, to=2, prev_index=0, prev_term=0, entries=entries)
     assert decode_raft(encode_raft(message)) == message

@@ -13,7 +13,7 @@ import uuid
 import pytest
 
 from kept.cluster.controller.heartbeats import HeartbeatReply, HeartbeatRequest
-from kept.cluster.raft.messages import AppendReply, InstallSnapshot
+from kept.cluster.raft.messages import AppendEntriesReply, InstallSnapshot
 from kept.node.config.listeners import Voter
 from kept.node.internode import hello as greeting
 from kept.node.internode import peer_channel as channel
@@ -42,7 +42,7 @@ async def test_messages_arrive_both_ways_in_order(net):
     one, two = await net.node(1), await net.node(2)
     for n in range(500):
         one.peers.send(append(1, 2, n, b"x" * 100))
-        two.peers.send(AppendReply(term=1, sender=2, to=1, accepted=True, match_index=n))
+        two.peers.send(AppendEntriesReply(term=1, sender=2, to=1, accepted=True, match_index=n))
     assert [(await two.messages.get()).prev_index for _ in range(500)] == list(range(500))
     assert [(await one.messages.get()).match_index for _ in range(500)] == list(range(500))
 

@@ -41,11 +41,11 @@ RAFT = [
     messages.PreVoteReply(**HEAD, granted=True),
     messages.Vote(**HEAD, last_index=9, last_term=6, transfer=True),
     messages.VoteReply(**HEAD, granted=False),
-    messages.Append(**HEAD, prev_index=8, prev_term=6, commit_index=5, round=3),
-    messages.Append(
+    messages.AppendEntries(**HEAD, prev_index=8, prev_term=6, commit_index=5, round=3),
+    messages.AppendEntries(
         **HEAD, prev_index=8, prev_term=6, entries=(Entry(6, 9, b"nine"), Entry(7, 10, b""))
     ),
-    messages.AppendReply(
+    messages.AppendEntriesReply(
         **HEAD, accepted=False, match_index=8, hint_index=4, hint_term=2, round=3
     ),
     messages.InstallSnapshot(
@@ -56,7 +56,9 @@ RAFT = [
     messages.TimeoutNow(**HEAD),
     messages.Observe(**HEAD, last_index=9, last_term=6),
     messages.LeaderHint(**HEAD, leader_id=-1, last_index=3, voters=(0, 1, 2), cluster_id="c"),
-    messages.Append(**HEAD, prev_index=8, prev_term=6, acknowledged=8, acknowledged_by=OTHER),
+    messages.AppendEntries(
+        **HEAD, prev_index=8, prev_term=6, acknowledged=8, acknowledged_by=OTHER
+    ),
 ]  # fmt: skip
 """Each kind; with :func:`test_every_kind_is_here` none can be forgotten."""
 
@@ -209,8 +211,8 @@ node = st.integers(0, 2**31 - 1)
 
 @given(
     st.builds(
-        messages.Append, term=uint, sender=node, to=node, directory_id=st.uuids(), prev_index=uint,
-        prev_term=uint, commit_index=uint, round=uint,
+        messages.AppendEntries, term=uint, sender=node, to=node, directory_id=st.uuids(),
+        prev_index=uint, prev_term=uint, commit_index=uint, round=uint,
         entries=st.lists(st.builds(Entry, uint, uint, st.binary(max_size=50)), max_size=4).map(
             tuple
         ),

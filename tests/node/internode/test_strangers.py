@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from kept.cluster.controller.heartbeats import HeartbeatReply, HeartbeatRequest
 from kept.cluster.metadata.wal import Entry
-from kept.cluster.raft.messages import Append, InstallSnapshot, Vote
+from kept.cluster.raft.messages import AppendEntries, InstallSnapshot, Vote
 from kept.node.config.listeners import Voter
 from kept.node.internode import hello as greeting
 from kept.node.internode import protobuf_conversion, server
@@ -75,7 +75,7 @@ async def test_an_append_of_very_many_entries_ends_the_connection(net, capsys):
     one = await net.node(1)
     entries = tuple(Entry(1, n, b"") for n in range(MAX_ITEMS + 1))
     head = {"term": 5, "sender": 9, "to": 1, "directory_id": STRANGER.directory_id}
-    many = Append(**head, prev_index=0, prev_term=0, entries=entries)
+    many = AppendEntries(**head, prev_index=0, prev_term=0, entries=entries)
     await send_messages(one.port, replace(STRANGER, cluster_id="c1"), many)
     assert one.messages.empty()
     assert f"RaftMessage: more than {MAX_ITEMS} items" in capsys.readouterr().err

@@ -73,8 +73,8 @@ def new_lifecycle(heartbeat, loop: Any = None) -> tuple[Any, BrokerLifecycleMana
     return loop, lifecycle
 
 
-def beat(number: int) -> broker_lifecycle.Heartbeat:
-    return broker_lifecycle.Heartbeat(number, 1, 1, 0, False, False, ())
+def beat(number: int) -> broker_lifecycle.SendHeartbeat:
+    return broker_lifecycle.SendHeartbeat(number, 1, 1, 0, False, False, ())
 
 
 def test_a_session_begins_when_the_heartbeat_is_sent():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from kept.node.replicas import lost_records_report
-from kept.replication.effects import Losing, LostRecord
+from kept.replication.effects import LostRecord, RecordsLost
 from kept.storage.records import CheckRules, build_batch, check
 from kept.storage.types import TopicPartition
 
@@ -23,7 +23,7 @@ def lose(lone, start: int) -> None:
     end = hosted.partition.log_end_offset
     records = tuple(LostRecord(offset, b"k", False) for offset in range(start, end))
     parts = lone.node.parts
-    losing = Losing(start, end, start, records, None)
+    losing = RecordsLost(start, end, start, records, None)
     lost_records_report.report(parts.runtime, parts.counters, 0, hosted, losing)
 
 

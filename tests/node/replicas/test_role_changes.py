@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from kept.cluster.metadata.records import BrokerRecord
 from kept.node.replicas.role_changes import RoleChanges
-from kept.replication.events import BrokersChanged
+from kept.replication.events import EligibleBrokersChanged
 from kept.storage.errors import InvariantViolation, KafkaStorageError
 from kept.storage.types import TopicPartition
 from tests.support.decisions import propose
@@ -99,6 +99,6 @@ def test_partitions_are_told_of_the_brokers_by_one_event_until_they_change(lone)
     known = parts.roles._known_brokers
     epoch = parts.identity.broker_epoch
     before = known()
-    assert before == BrokersChanged(frozenset({0}), ((0, epoch),)) and known() is before
+    assert before == EligibleBrokersChanged(frozenset({0}), ((0, epoch),)) and known() is before
     lone.run(propose(lone.node, [BrokerRecord(7, 99, uuid.UUID(int=7), (), None, True, ())]))
-    assert known() == BrokersChanged(frozenset({0}), ((0, epoch), (7, 99)))
+    assert known() == EligibleBrokersChanged(frozenset({0}), ((0, epoch), (7, 99)))

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from kept.client.core.metadata import Endpoint
 from kept.client.json_api import JsonApi
-from kept.cluster.raft.messages import Append
+from kept.cluster.raft.messages import AppendEntries
 from kept.node.internode.identity import Hello
 from kept.node.kafka.codec.fetch import FetchRequest
 from kept.node.kafka.fetch_sessions import FINAL_EPOCH, INITIAL_EPOCH, FetchSessions
@@ -134,7 +134,7 @@ def test_forged_fetches_acknowledge_nothing_and_lock_nobody_out(three, connect, 
 def test_one_message_of_a_stranger_ends_nobody(three, knows_the_cluster, node_id) -> None:
     """A connection of nobody with the largest term there is; also one that knows the cluster."""
     disk = uuid.UUID(int=99)
-    append = Append(
+    append = AppendEntries(
         term=2**63 - 1, sender=node_id, to=0, directory_id=disk, prev_index=0, prev_term=0
     )
     named = status(three, 0)["cluster_id"] if knows_the_cluster else ""

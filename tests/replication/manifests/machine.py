@@ -155,9 +155,9 @@ class Machine:
     def perform(self, effects: Effects) -> None:
         for effect in effects:
             match effect:
-                case ev.Store(held, told, complete):
+                case ev.StoreManifest(held, told, complete):
                     self.store = StoreJob(self.body(held), self.body(told), complete=complete)
-                case ev.Apply(ref):
+                case ev.ApplyManifest(ref):
                     body = self.body(ref)
                     assert body is not None
                     self.job = ApplyJob(body)
@@ -167,7 +167,7 @@ class Machine:
                     self.world.saw("cancelled")
                     if self.job is not None:
                         self.job.cancelled = True
-                case ev.MakeBase(epoch, replaces):
+                case ev.CreateBaseGeneration(epoch, replaces):
                     generation = 0 if replaces is None else replaces.generation.number + 1
                     self.store = StoreJob(self.base(epoch, generation), None, base=True)
                     self.disk.held = self.disk.applied = self.told = None
@@ -176,13 +176,13 @@ class Machine:
                     self.disk.applied = None
                 case ev.ClearComplete():
                     self.disk.complete = False
-                case ev.MarkLost():
+                case ev.MarkManifestLost():
                     self.tear()
-                case ev.CutLog(offset):
+                case ev.TruncateLog(offset):
                     self.cut(offset)
                 case ev.ReportMissing(ref, offset):
                     self.world.missing_survivor(self, ref, offset)
-                case ev.Discard():
+                case ev.DiscardPass():
                     self.world.saw("discarded")
 
     def body(self, ref: ManifestRef | None) -> Body | None:
@@ -215,7 +215,7 @@ class Machine:
             self.disk.log = [rec for rec in self.disk.log if rec.offset < offset]
         end = self.log_end_offset
         self.disk.epochs = [entry for entry in self.disk.epochs if entry[1] < min(offset, end)]
-        self.step(ev.Cut(end))
+        self.step(ev.TruncationCompleted(end))
 
     # Jobs.
 
@@ -229,9 +229,9 @@ class Machine:
         if job.base:
             self.disk.applied = job.held
             assert job.held is not None
-            self.step(ev.BaseMade(job.held.ref))
+            self.step(ev.BaseGenerationCreated(job.held.ref))
         else:
-            self.step(ev.Stored(None if job.held is None else job.held.ref))
+            self.step(ev.ManifestStored(None if job.held is None else job.held.ref))
         return True
 
     def move_apply(self, at: int) -> bool:
@@ -242,19 +242,19 @@ class Machine:
         if not job.begun:
             if job.cancelled:
                 self.job = None
-                self.step(ev.ApplyEnded(job.body.ref))
+                self.step(ev.ApplyAborted(job.body.ref))
                 return True
             missing = self.world.missing_from(self, job.body)
             if missing is not None:
                 self.job = None
-                self.step(ev.ApplyEnded(job.body.ref, missing))
+                self.step(ev.ApplyAborted(job.body.ref, missing))
                 return True
             job.begun, self.disk.swapping = True, job
         elif job.at >= job.body.end_offset:
             self.job = self.disk.swapping = None
             self.mark(job.body)
             self.world.saw(f"applied as {self.manifests.role.value}")
-            self.step(ev.Applied(job.body.ref))
+            self.step(ev.ApplyCompleted(job.body.ref))
             return True
         job.at = max(job.at + 1, min(at, job.body.end_offset))
         self.disk.log = self.world.swapped(self, job.body, job.at)
@@ -318,7 +318,7 @@ class Machine:
 
     def fetched(self, asked: PartitionRequest, answer: PartitionAnswer) -> None:
         self.follower_did(self.follower.fetch_completed(asked, answer, self.world.now_ms))
-        self.step(ev.Synced(asked.leader_epoch, self.follower.agreed))
+        self.step(ev.DivergenceChecked(asked.leader_epoch, self.follower.agreed))
 
     def follower_did(self, effects: fol.Effects) -> None:
         for effect in effects:
@@ -327,7 +327,7 @@ class Machine:
                     self.cut(offset)
                 case fol.StartAt():
                     raise Violation("START log starts do not move here")
-                case fol.Append(records, high_watermark, _):
+                case fol.AppendBatches(records, high_watermark, _):
                     if records:
                         self.append_fetched(bytes(records))
                     known = min(high_watermark, self.log_end_offset)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from kept.replication.events import ManifestLost, ManifestOffered
 from kept.replication.manifests import ManifestCore
-from kept.replication.manifests_events import NoteManifest, Store
+from kept.replication.manifests_events import NoteManifest, StoreManifest
 from kept.replication.partition_core import PartitionCore
 
 
@@ -187,7 +187,7 @@ class KeepsLatePass(Broken):
     def _pass_done(self, event: Any) -> Any:
         if not self.has_offered or self.storing is not None or self.applying is not None:
             return ()
-        self.storing = Store(event.manifest, None)
+        self.storing = StoreManifest(event.manifest, None)
         return (self.storing,)
 
 
@@ -245,7 +245,7 @@ class GoesDown(Broken):
     def _pass_done(self, event: Any) -> Any:
         applied = self.applied
         if applied is not None and self.may_compute and event.based_on == applied:
-            self.storing = Store(event.manifest, None)
+            self.storing = StoreManifest(event.manifest, None)
             return (self.storing,)
         return super()._pass_done(event)
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from kept.replication import manifests_events as ev
-from kept.replication.events import ManifestHeld
+from kept.replication.events import ManifestAcknowledged
 from kept.replication.manifests import ManifestCore
 from kept.storage.errors import InvariantViolation
 from kept.storage.types import Generation
@@ -19,8 +19,8 @@ NEW = ev.ManifestRef(Generation(2, 2), 100)
 def follower(held: ev.ManifestRef | None = None, **rest: object) -> ManifestCore:
     """One that follows epoch 2, and whose log agrees with the leader's."""
     core = ManifestCore(1, held=held, applied=held, **rest)  # type: ignore[arg-type]
-    core.step(ev.Follows(2, in_isr=False), NOW)
-    core.step(ev.Synced(2, agreed=True), NOW)
+    core.step(ev.StartedFollowing(2, in_isr=False), NOW)
+    core.step(ev.DivergenceChecked(2, agreed=True), NOW)
     return core
 
 
@@ -28,21 +28,21 @@ def told(core: ManifestCore, ref: ev.ManifestRef) -> ev.Effects:
     """The leader holds ``ref`` and calls it published; what that leads to once it is stored."""
     asked = core.pull(100)
     assert asked is not None
-    (store,) = core.step(ev.Pulled(asked, ev.PullResponse(ref, ref, (ref,))), NOW)
-    assert isinstance(store, ev.Store) and store.held == ref
-    return core.step(ev.Stored(ref), NOW)
+    (store,) = core.step(ev.PullResponseReceived(asked, ev.PullResponse(ref, ref, (ref,))), NOW)
+    assert isinstance(store, ev.StoreManifest) and store.held == ref
+    return core.step(ev.ManifestStored(ref), NOW)
 
 
 def test_a_cut_voids_what_was_told_and_what_was_asked():
     """Below the end of what is published the log would be compacted with a hole (C6, C11)."""
     core = follower()
-    assert ev.Apply(NEW) in told(core, NEW)
-    core.step(ev.ApplyEnded(NEW), NOW)
+    assert ev.ApplyManifest(NEW) in told(core, NEW)
+    core.step(ev.ApplyAborted(NEW), NOW)
     assert core.leader_published == NEW, "it failed, and is tried again"
     asked = core.pull(100)
-    core.step(ev.Cut(80), NOW)
-    assert core.step(ev.Retried(), NOW) == ()
-    assert core.step(ev.Pulled(asked, ev.PullResponse(NEW, NEW, ())), NOW) == ()
+    core.step(ev.TruncationCompleted(80), NOW)
+    assert core.step(ev.RetryTriggered(), NOW) == ()
+    assert core.step(ev.PullResponseReceived(asked, ev.PullResponse(NEW, NEW, ())), NOW) == ()
     assert core.leader_published is None and not core.synced
     assert not core.pull(80).synced, "nothing counts before a fetch has agreed again"
     core.check_invariants()
@@ -51,14 +51,14 @@ def test_a_cut_voids_what_was_told_and_what_was_asked():
 def test_a_member_that_misses_a_survivor_acknowledges_nothing_until_it_is_cut():
     """Otherwise it would stay in the ISR with a hole in its log (rule 15)."""
     core = follower()
-    core.step(ev.Follows(2, in_isr=True), NOW)
+    core.step(ev.StartedFollowing(2, in_isr=True), NOW)
     told(core, NEW)
-    assert core.step(ev.ApplyEnded(NEW, missing=40), NOW) == (ev.ReportMissing(NEW, 40),)
+    assert core.step(ev.ApplyAborted(NEW, missing=40), NOW) == (ev.ReportMissing(NEW, 40),)
     asked = core.pull(100)
     assert asked.held is None
-    assert core.step(ev.Follows(2, in_isr=False), NOW) == (ev.CutLog(40),)
+    assert core.step(ev.StartedFollowing(2, in_isr=False), NOW) == (ev.TruncateLog(40),)
     core.step(ev.PullFailed(asked), NOW)
-    core.step(ev.Cut(40), NOW)
+    core.step(ev.TruncationCompleted(40), NOW)
     assert core.pull(40).held == NEW
 
 
@@ -66,35 +66,37 @@ def test_one_that_lost_what_it_held_stores_even_that_nothing_is_held():
     """Only then does it know, durably, what it holds."""
     core = follower(lost=True)
     asked = core.pull(100)
-    (store,) = core.step(ev.Pulled(asked, ev.PullResponse(None, None, ())), NOW)
-    assert store == ev.Store(None, None)
-    core.step(ev.Stored(None), NOW)
+    (store,) = core.step(ev.PullResponseReceived(asked, ev.PullResponse(None, None, ())), NOW)
+    assert store == ev.StoreManifest(None, None)
+    core.step(ev.ManifestStored(None), NOW)
     assert not core.lost
 
 
 def test_what_was_cut_while_it_was_applied_does_not_count_as_applied():
     core = follower()
-    assert ev.Apply(NEW) in told(core, NEW)
-    assert core.step(ev.Cut(90), NOW) == (ev.CancelApply(NEW),)
-    core.step(ev.Cut(95), NOW)
-    assert ev.ClearApplied(NEW) in core.step(ev.Applied(NEW), NOW)
+    assert ev.ApplyManifest(NEW) in told(core, NEW)
+    assert core.step(ev.TruncationCompleted(90), NOW) == (ev.CancelApply(NEW),)
+    core.step(ev.TruncationCompleted(95), NOW)
+    assert ev.ClearApplied(NEW) in core.step(ev.ApplyCompleted(NEW), NOW)
     assert core.applied is None
 
 
 def test_a_pass_ends_no_lower_than_the_one_before():
     core = ManifestCore(1, held=OLD, applied=OLD)
-    core.step(ev.Leads(2), NOW)
+    core.step(ev.StartedLeading(2), NOW)
     with pytest.raises(InvariantViolation, match="ends below"):
-        core.step(ev.PassDone(ev.ManifestRef(Generation(2, 2), 49), 2, OLD), NOW)
-    assert core.step(ev.PassDone(NEW, 2, OLD), NOW) == (ev.Store(NEW, None, complete=True),)
+        core.step(ev.PassCompleted(ev.ManifestRef(Generation(2, 2), 49), 2, OLD), NOW)
+    assert core.step(ev.PassCompleted(NEW, 2, OLD), NOW) == (
+        ev.StoreManifest(NEW, None, complete=True),
+    )
 
 
 def test_a_cut_below_the_end_of_what_is_applied_clears_the_mark():
     """What comes there next is not clean (rule 19)."""
     core = ManifestCore(1, held=OLD, applied=OLD)
-    assert core.step(ev.Cut(OLD.end_offset), NOW) == ()
+    assert core.step(ev.TruncationCompleted(OLD.end_offset), NOW) == ()
     assert core.applied == OLD
-    assert core.step(ev.Cut(OLD.end_offset - 1), NOW) == (ev.ClearApplied(OLD),)
+    assert core.step(ev.TruncationCompleted(OLD.end_offset - 1), NOW) == (ev.ClearApplied(OLD),)
     assert core.applied is None
 
 
@@ -104,9 +106,9 @@ def test_a_cut_below_the_end_of_what_is_applied_clears_the_mark():
 def leader(published: ev.ManifestRef = OLD) -> ManifestCore:
     """It has applied OLD, and made NEW in its epoch 2."""
     core = ManifestCore(0, held=OLD, applied=OLD)
-    core.step(ev.Leads(2), NOW)
-    core.step(ev.PassDone(NEW, 2, OLD), NOW)
-    core.step(ev.Stored(NEW), NOW)
+    core.step(ev.StartedLeading(2), NOW)
+    core.step(ev.PassCompleted(NEW, 2, OLD), NOW)
+    core.step(ev.ManifestStored(NEW), NOW)
     core.published = published
     return core
 
@@ -134,37 +136,37 @@ def test_a_leader_says_who_is_complete(asked: ev.PullRequest, complete: bool) ->
 def test_nobody_is_complete_for_what_may_have_been_acted_on() -> None:
     assert not leader(NEW).pull_response(pull()).complete
     after = ManifestCore(0, held=NEW, applied=OLD)
-    after.step(ev.Leads(3), NOW)
+    after.step(ev.StartedLeading(3), NOW)
     assert not after.pull_response(pull(leader_epoch=3)).complete, "its leader may have"
     empty = ManifestCore(0)
-    empty.step(ev.Leads(2), NOW)
+    empty.step(ev.StartedLeading(2), NOW)
     assert not empty.pull_response(pull(applied=None)).complete
 
 
 @pytest.mark.parametrize("adopted", [True, False])
 def test_nobody_is_complete_by_what_kafka_compacted_on_each_replica_alone(*, adopted: bool) -> None:
     first = ManifestCore(0, adopted=adopted)
-    first.step(ev.Leads(2), NOW)
-    first.step(ev.PassDone(NEW, 2, None), NOW)
-    first.step(ev.Stored(NEW), NOW)
+    first.step(ev.StartedLeading(2), NOW)
+    first.step(ev.PassCompleted(NEW, 2, None), NOW)
+    first.step(ev.ManifestStored(NEW), NOW)
     asked = pull(held=None, applied=None)
     assert first.pull_response(asked).complete is not adopted
     core = follower(adopted=adopted)
     taken(core)
-    core.step(ev.Stored(NEW), NOW)
+    core.step(ev.ManifestStored(NEW), NOW)
     assert core.complete is not adopted
     core = follower(OLD, adopted=adopted)
     taken(core)
-    core.step(ev.Stored(NEW), NOW)
+    core.step(ev.ManifestStored(NEW), NOW)
     assert core.complete, "what was applied had made them equal"
 
 
-def taken(core: ManifestCore, *, complete: bool = True) -> ev.Store:
+def taken(core: ManifestCore, *, complete: bool = True) -> ev.StoreManifest:
     """The leader offers NEW; what is to be stored."""
     asked = core.pull(100)
     answer = ev.PullResponse(NEW, None, (NEW,), complete)
-    (store,) = core.step(ev.Pulled(asked, answer), NOW)
-    assert isinstance(store, ev.Store)
+    (store,) = core.step(ev.PullResponseReceived(asked, answer), NOW)
+    assert isinstance(store, ev.StoreManifest)
     return store
 
 
@@ -172,28 +174,28 @@ def test_it_is_stored_with_what_is_held_and_said_with_every_pull() -> None:
     core = follower(OLD)
     assert not core.pull(100).complete
     core.step(ev.PullFailed(core.in_flight), NOW)
-    assert taken(core) == ev.Store(NEW, None, complete=True)
+    assert taken(core) == ev.StoreManifest(NEW, None, complete=True)
     assert not core.complete, "it is not durable yet"
-    core.step(ev.Stored(NEW), NOW)
+    core.step(ev.ManifestStored(NEW), NOW)
     assert core.pull(100).complete
     core.check_invariants()
 
 
 def test_who_takes_it_otherwise_is_not() -> None:
     core = follower(OLD)
-    assert taken(core, complete=False) == ev.Store(NEW, None)
-    core.step(ev.Stored(NEW), NOW)
+    assert taken(core, complete=False) == ev.StoreManifest(NEW, None)
+    core.step(ev.ManifestStored(NEW), NOW)
     assert not core.pull(100).complete
-    assert taken(follower(lost=True)) == ev.Store(NEW, None), "what it had is not known"
+    assert taken(follower(lost=True)) == ev.StoreManifest(NEW, None), "what it had is not known"
 
 
 def test_what_is_told_beside_it_changes_nothing() -> None:
     core = ManifestCore(1, held=NEW, applied=None, complete=True)
-    core.step(ev.Follows(2, in_isr=False), NOW)
-    core.step(ev.Synced(2, agreed=True), NOW)
+    core.step(ev.StartedFollowing(2, in_isr=False), NOW)
+    core.step(ev.DivergenceChecked(2, agreed=True), NOW)
     asked = core.pull(100)
-    (store,) = core.step(ev.Pulled(asked, ev.PullResponse(NEW, OLD, (OLD,))), NOW)
-    assert store == ev.Store(NEW, OLD, complete=True)
+    (store,) = core.step(ev.PullResponseReceived(asked, ev.PullResponse(NEW, OLD, (OLD,))), NOW)
+    assert store == ev.StoreManifest(NEW, OLD, complete=True)
 
 
 @pytest.mark.parametrize(("end", "complete"), [(NEW.end_offset, True), (NEW.end_offset - 1, False)])
@@ -203,7 +205,11 @@ def test_a_cut_below_its_end_takes_that_away(end: int, *, complete: bool, stored
     core = follower(OLD)
     taken(core)
     effects: tuple[object, ...] = ()
-    for event in (ev.Stored(NEW), ev.Cut(end)) if stored else (ev.Cut(end), ev.Stored(NEW)):
+    for event in (
+        (ev.ManifestStored(NEW), ev.TruncationCompleted(end))
+        if stored
+        else (ev.TruncationCompleted(end), ev.ManifestStored(NEW))
+    ):
         effects += core.step(event, NOW)
     assert (ev.ClearComplete(NEW) in effects) is not complete
     assert core.complete is complete
@@ -213,10 +219,12 @@ def test_a_cut_below_its_end_takes_that_away(end: int, *, complete: bool, stored
 def test_what_is_applied_needs_it_no_more() -> None:
     core = follower(OLD)
     taken(core)
-    core.step(ev.Stored(NEW), NOW)
+    core.step(ev.ManifestStored(NEW), NOW)
     asked = core.pull(100)
-    assert ev.Apply(NEW) in core.step(ev.Pulled(asked, ev.PullResponse(NEW, NEW, ())), NOW)
-    core.step(ev.Applied(NEW), NOW)
+    assert ev.ApplyManifest(NEW) in core.step(
+        ev.PullResponseReceived(asked, ev.PullResponse(NEW, NEW, ())), NOW
+    )
+    core.step(ev.ApplyCompleted(NEW), NOW)
     assert not core.complete
     core.check_invariants()
 
@@ -224,5 +232,5 @@ def test_what_is_applied_needs_it_no_more() -> None:
 @pytest.mark.parametrize("synced", [True, False])
 def test_it_counts_for_a_log_that_agrees_with_the_leaders(*, synced: bool) -> None:
     said = leader().receive_pull(pull(held=NEW, complete=True, synced=synced))
-    (held,) = (e.event for e in said if isinstance(e.event, ManifestHeld))
-    assert held == ManifestHeld(1, NEW.generation, complete=synced)
+    (held,) = (e.event for e in said if isinstance(e.event, ManifestAcknowledged))
+    assert held == ManifestAcknowledged(1, NEW.generation, complete=synced)

@@ -16,11 +16,11 @@ from kept.replication import fetch_messages
 from kept.replication import follower as fol
 from kept.replication import manifests_events as ev
 from kept.replication.events import (
-    BrokersChanged,
-    Elected,
-    Fetched,
-    IsrDecided,
-    IsrRefused,
+    BecameLeader,
+    EligibleBrokersChanged,
+    FollowerFetched,
+    IsrChanged,
+    IsrProposalRejected,
 )
 from kept.replication.fetch_messages import OffsetsAnswer, PartitionAnswer
 from kept.replication.manifests import ManifestCore, Role
@@ -151,7 +151,7 @@ class World:
         )
         unclean = image.unclean and not core.all_published
         if not fits or (unclean and new):
-            machine.step(IsrRefused(image.partition_epoch))
+            machine.step(IsrProposalRejected(image.partition_epoch))
             return True
         self.saw("joined" if new else "left")
         if any(core.followers[member].applied != core.published for member in new):
@@ -169,14 +169,14 @@ class World:
             return self._follow(machine)
         core = machine.leader
         if core.leading and core.leader_epoch == image.epoch:
-            machine.step(IsrDecided(image.partition_epoch, self.replicas, image.isr))
+            machine.step(IsrChanged(image.partition_epoch, self.replicas, image.isr))
             machine.step(self._leads(machine))
         elif machine.born_epoch == image.epoch:
             return True  # restarted in its own epoch: leads again only in a new one
         else:
             self._lead(machine)
         eligible = frozenset(n for n in self.replicas if image.brokers[n])
-        machine.step(BrokersChanged(eligible, tuple(enumerate(image.brokers))))
+        machine.step(EligibleBrokersChanged(eligible, tuple(enumerate(image.brokers))))
         return True
 
     def _lead(self, machine: Machine) -> None:
@@ -189,7 +189,7 @@ class World:
         if machine.manifests.held != machine.manifests.applied:
             self.saw("a new leader finishes")
         machine.step(
-            Elected(
+            BecameLeader(
                 image.epoch, image.partition_epoch, self.replicas, image.isr, end,
                 awaits_offer=True,
             )
@@ -200,12 +200,12 @@ class World:
             machine.manifests.complete = False
         machine.step(self._leads(machine))
 
-    def _leads(self, machine: Machine) -> ev.Leads:
+    def _leads(self, machine: Machine) -> ev.StartedLeading:
         """As the shell says it: where nothing was ever compacted there is nothing to begin anew."""
         image, core = self.image, machine.manifests
         before = self.compacts if self.bug("forget-policy") else self.compacted
         unclean = image.unclean and (before or core.held is not None or core.lost)
-        return ev.Leads(image.epoch, unclean, image.isr == (machine.id,))
+        return ev.StartedLeading(image.epoch, unclean, image.isr == (machine.id,))
 
     def _follow(self, machine: Machine) -> bool:
         image = self.image
@@ -213,7 +213,7 @@ class World:
             machine.did(machine.leader.resigned())
         machine.leader.follow(image.epoch, image.partition_epoch, self.replicas, image.isr)
         machine.follower.step(fol.BecameFollower(image.leader, image.epoch), self.now_ms)
-        machine.step(ev.Follows(image.epoch, machine.id in image.isr))
+        machine.step(ev.StartedFollowing(image.epoch, machine.id in image.isr))
         return True
 
     def alter(self, node: int) -> bool:
@@ -285,7 +285,7 @@ class World:
             return PartitionAnswer(TP, fetch_messages.OFFSET_OUT_OF_RANGE)
         try:
             effects = leader.leader.step(
-                Fetched(machine.id, end, machine.broker_epoch), self.now_ms
+                FollowerFetched(machine.id, end, machine.broker_epoch), self.now_ms
             )
         except KeptError:
             return PartitionAnswer(TP, fetch_messages.NOT_LEADER_OR_FOLLOWER)
@@ -341,7 +341,7 @@ class World:
         try:
             if leader is None:
                 raise KeptError("nobody there")
-            effects = leader.leader.step(ev.PullReceived(request), self.now_ms)
+            effects = leader.leader.step(ev.PullRequestReceived(request), self.now_ms)
         except KeptError:
             if not again and machine.up:
                 machine.step(ev.PullFailed(request))
@@ -362,7 +362,7 @@ class World:
         late = published is not None and machine.log_end_offset < published.end_offset
         if late and self.bug("late-end"):
             answer = replace(answer, published=None)
-        machine.step(ev.Pulled(request, answer))
+        machine.step(ev.PullResponseReceived(request, answer))
         machine.answer = None
         return True
 
@@ -395,7 +395,7 @@ class World:
         if machine.pass_ is None or not machine.up:
             return False
         job = machine.pass_
-        machine.step(ev.PassDone(job.body.ref, job.leader_epoch, job.based_on))
+        machine.step(ev.PassCompleted(job.body.ref, job.leader_epoch, job.based_on))
         machine.pass_ = None
         return True
 
@@ -436,7 +436,7 @@ class World:
         if not machine.up or machine.store is None or machine.store.base:
             return False
         machine.store = None
-        machine.step(ev.StoreFailed())
+        machine.step(ev.ManifestStoreFailed())
         return True
 
     def fail_apply(self, node: int) -> bool:
@@ -445,14 +445,14 @@ class World:
         if not machine.up or machine.job is None or machine.job.begun:
             return False
         body, machine.job = machine.job.body, None
-        machine.step(ev.ApplyEnded(body.ref))
+        machine.step(ev.ApplyAborted(body.ref))
         return True
 
     def retry(self, node: int) -> bool:
         machine = self.machines[node]
         if not machine.up or machine.job is not None or machine.manifests.role is Role.NONE:
             return False
-        machine.step(ev.Retried())
+        machine.step(ev.RetryTriggered())
         return machine.job is not None
 
     # Crashes.
@@ -502,14 +502,14 @@ class World:
         job = machine.job
         if machine.up and job is not None and job.body.ref == held and not job.begun:
             machine.job = None
-            machine.step(ev.ApplyEnded(job.body.ref))
+            machine.step(ev.ApplyAborted(job.body.ref))
         whole = not any(m.torn for m in self.machines)
         if not machine.up or held is None or machine.disk.swapping is not None or not whole:
             return False
         leader = machine.leader
         alone = leader.leading and leader.isr == (node,) and leader.pending_isr is None
         before = machine.manifests.held
-        machine.step(ev.Damaged(held, alone))
+        machine.step(ev.ManifestDamaged(held, alone))
         if machine.manifests.making_base and before != machine.manifests.held:
             self.saw("begun anew while it ran")
             machine.torn = True

@@ -29,7 +29,7 @@ from kept.storage.errors import KeptError, RetriableError
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import TopicImage
     from kept.node.config.live_config import LiveConfig
-    from kept.node.coordinator.common.events import Producer
+    from kept.node.coordinator.common.events import TransactionalProducer
     from kept.node.coordinator.groups.coordinator import GroupCoordinator
     from kept.node.coordinator.transactions.verifier import Verifier
     from kept.node.kafka.api import RequestContext
@@ -134,7 +134,7 @@ class GroupOffsetsHandler:
     async def _commit_in_transaction(
         self, ctx: RequestContext, request: Any, parts: _Parts, refused: dict[Any, Refused]
     ) -> dict[str, Any]:
-        producer: Producer | ErrorCode = ErrorCode.invalid_group_id
+        producer: TransactionalProducer | ErrorCode = ErrorCode.invalid_group_id
         if request.group_id:
             verification = CommitVerification(self.runtime, self.verifier)
             try:
@@ -196,7 +196,7 @@ class GroupOffsetsHandler:
         ctx: RequestContext,
         request: Any,
         valid: tuple[ev.CommitTopic, ...],
-        producer: Producer | None = None,
+        producer: TransactionalProducer | None = None,
     ) -> dict[Any, Refused] | asyncio.Future[dict[Any, Refused]]:
         """What became of each partition, by topic."""
         retention = getattr(request, "retention_time", None)

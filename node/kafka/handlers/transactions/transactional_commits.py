@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from kept.node.coordinator.common.events import Producer
+from kept.node.coordinator.common.events import TransactionalProducer
 from kept.storage.types import NO_LEADER_EPOCH, NO_SEQUENCE
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class CommitVerification:
 
     async def producer_of(
         self, request: Any, version: int, shard: Shard[Any]
-    ) -> Producer | ErrorCode:
+    ) -> TransactionalProducer | ErrorCode:
         """Whose batch the offsets are, or why the transaction's coordinator refuses them. Raises
         NotLeaderOrFollower, KafkaStorageError, InvalidProducerEpoch.
         """
@@ -46,7 +46,7 @@ class CommitVerification:
         guard = shard.partition.verification_guard(
             producer_id, epoch, NO_SEQUENCE, is_tv2=adds, now_ms=self.runtime.now_ms()
         )
-        producer = Producer(producer_id, epoch, guard)
+        producer = TransactionalProducer(producer_id, epoch, guard)
         if guard is None:
             return producer
         transactional_id = request.transactional_id

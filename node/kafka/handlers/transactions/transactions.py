@@ -105,7 +105,7 @@ class TransactionsHandler:
             request.v3_and_below_producer_id,
             request.v3_and_below_producer_epoch,
             named,
-            ev.Connection(ctx.connection or 0, ctx.api_key),
+            ev.ClientConnection(ctx.connection or 0, ctx.api_key),
         )
 
     def _of_broker(self, ctx: RequestContext, asked: Any) -> Steps[Deferred[Errors]]:
@@ -159,7 +159,7 @@ class TransactionsHandler:
         producer_id: int,
         epoch: int,
         named: _Named,
-        connection: ev.Connection | None,
+        connection: ev.ClientConnection | None,
     ) -> Deferred[Errors]:
         """All of the partitions, or none. ``connection`` of a client, None of a broker."""
         if named.errors:
@@ -187,7 +187,7 @@ class TransactionsHandler:
             request.producer_id,
             request.producer_epoch,
             _Named((partition,)),
-            ev.Connection(ctx.connection or 0, ctx.api_key),
+            ev.ClientConnection(ctx.connection or 0, ctx.api_key),
         )
         return {"error_code": errors[partition]}
 
@@ -202,7 +202,7 @@ class TransactionsHandler:
     def end_txn(self, ctx: RequestContext, request: Any) -> Deferred[Answer]:
         """Commit or abort; answered when the decision is committed."""
         name, grows = request.transactional_id, ctx.api_version >= EPOCH_GROWS_FROM
-        connection = None if grows else ev.Connection(ctx.connection or 0, ctx.api_key)
+        connection = None if grows else ev.ClientConnection(ctx.connection or 0, ctx.api_key)
         ended: Deferred[ev.EndTransactionResult] = result_of(
             ctx,
             lambda: self.transactions.shards.submit_deferred(

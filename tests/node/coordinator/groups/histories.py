@@ -15,14 +15,14 @@ from kio.schema.errors import ErrorCode
 
 from kept.client.admin.groups import encode_subscription
 from kept.node.coordinator.common.events import (
-    Append,
     AppendCommitted,
+    AppendRecords,
     AppendRejected,
     AppendStaged,
     AppendTimedOut,
     EndMarker,
-    Producer,
     Response,
+    TransactionalProducer,
 )
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.core import GroupCore
@@ -53,8 +53,8 @@ class History:
         self.hold = False
         self.log: list[tuple[GroupRecord, int] | EndMarker] = []
         """What is committed, record by record with the producer of its transaction, or -1."""
-        self.held: list[Append] = []
-        self.unstaged: Append | None = None
+        self.held: list[AppendRecords] = []
+        self.unstaged: AppendRecords | None = None
         self.end_offset = 0
         self.lines: list[str] = []
         self.core = self._new_core()
@@ -75,7 +75,7 @@ class History:
     def _perform(self, effects: tuple[ev.Effect, ...]) -> None:
         for effect in effects:
             self.lines += describe(effect)
-            if isinstance(effect, Append):
+            if isinstance(effect, AppendRecords):
                 self._stage()
                 self.held.append(effect)
                 self.unstaged = effect
@@ -191,7 +191,7 @@ class History:
         metadata, retention = words.option("metadata"), words.option("retention")
         instance, version = words.option("static"), int(words.option("version", "10"))
         inside = words.option("in")
-        producer = None if inside is None else Producer(int(inside), 0)
+        producer = None if inside is None else TransactionalProducer(int(inside), 0)
         topics: dict[str, list[ev.CommitPartition]] = {}
         for word in words.words[1:]:
             where, _, offset = word.partition("=")
@@ -211,7 +211,7 @@ class History:
         """The end of a transaction comes to this partition: ``end 7 commit``."""
         producer_id, result = words.words
         marker = EndMarker(int(producer_id), 0, 0, {"commit": True, "abort": False}[result])
-        self._perform(self.core.step(ev.EndTransaction(self._next_request(), marker), self.now))
+        self._perform(self.core.step(ev.WriteTxnMarker(self._next_request(), marker), self.now))
 
     def do_fetch(self, words: Words) -> None:
         stable = words.flag("stable")
@@ -323,7 +323,7 @@ def reread(record: GroupRecord) -> GroupRecord:
 
 def describe(effect: ev.Effect) -> list[str]:
     """An effect as a line of a history."""
-    if isinstance(effect, Append):
+    if isinstance(effect, AppendRecords):
         in_parts = not effect.atomic and len(effect.records) > 1
         kind = "append in parts" if in_parts else "append"
         if effect.producer is not None:
@@ -332,7 +332,7 @@ def describe(effect: ev.Effect) -> list[str]:
             result = "commit" if effect.marker.is_commit else "abort"
             return [f"append {result} of {effect.marker.producer_id}"]
         return [f"{kind} {describe_record(record)}" for record in effect.records]
-    if isinstance(effect, ev.Note):
+    if isinstance(effect, ev.NoteGroup):
         return [f"note: {effect.group} {effect.text}"]
     return [f"answer #{effect.request}: {describe_result(effect.result)}"]
 

@@ -10,14 +10,14 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from kept.node.coordinator.common.events import (
-    Append,
     AppendCommitted,
+    AppendRecords,
     AppendRejected,
     AppendStaged,
     AppendTimedOut,
     EndMarker,
-    Producer,
     Response,
+    TransactionalProducer,
 )
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.core import GroupCore
@@ -48,9 +48,9 @@ class Shell:
             match effect:
                 case Response():
                     self.answers[effect.request] = effect.result
-                case Append() if self.refuse is not None:
+                case AppendRecords() if self.refuse is not None:
                     self.step(AppendRejected(effect.append, self.refuse))
-                case Append():
+                case AppendRecords():
                     self.step(AppendStaged(effect.append, self.end_offset))
                     self.end_offset += len(effect.records)
                     if not self.hold:
@@ -82,7 +82,11 @@ class Shell:
         self.step(ev.JoinAbandoned(group, request))
 
     def commit(
-        self, group: str, partitions: int, metadata: str = "", producer: Producer | None = None
+        self,
+        group: str,
+        partitions: int,
+        metadata: str = "",
+        producer: TransactionalProducer | None = None,
     ) -> list[str]:
         self._request += 1
         wanted = tuple(ev.CommitPartition(n, 5, -1, metadata) for n in range(partitions))
@@ -225,7 +229,7 @@ def test_an_assignment_is_kept_for_members_only() -> None:
     member = shell.answers[first].member
     wanted = ((member, b"mine"), ("nobody", bytes(5_000_000)))
     effects = shell.core.step(ev.Sync(900, "g", member, 1, wanted), shell.now_ms)
-    (append,) = [effect for effect in effects if isinstance(effect, Append)]
+    (append,) = [effect for effect in effects if isinstance(effect, AppendRecords)]
     assert sum(len(record.encode()[1] or b"") for record in append.records) < 1000
     shell.carry_out(effects)
     assert shell.answers[900].assignment == b"mine"
@@ -348,14 +352,14 @@ def test_offsets_of_transactions_are_limited_and_counted_out(is_commit: bool) ->
     assert shell.commit("g", 1) == ["none"]
     before = shell.used
     for n in range(100):
-        shell.commit("g", 100, "note" * 100, Producer(n, 0))
+        shell.commit("g", 100, "note" * 100, TransactionalProducer(n, 0))
     assert shell.refusals[0] == "kept.groups.max.bytes" and shell.used <= 1 << 20
     assert shell.used > (1 << 20) // 2
     for n in range(100):
-        shell.step(ev.EndTransaction(900 + n, EndMarker(n, 0, 0, is_commit)))
+        shell.step(ev.WriteTxnMarker(900 + n, EndMarker(n, 0, 0, is_commit)))
     assert (shell.used > before + 50 * 2 * 256) == is_commit
     assert is_commit or shell.used == before
-    shell.commit("g", 1, producer=Producer(1, 0))
+    shell.commit("g", 1, producer=TransactionalProducer(1, 0))
     shell.carry_out(shell.core.unload())
     assert shell.used == 0 and not list(shell.core.transactions)
 

@@ -19,13 +19,13 @@ from kio.schema.errors import ErrorCode
 
 from kept.client.admin.groups import encode_subscription
 from kept.node.coordinator.common.events import (
-    Append,
     AppendCommitted,
+    AppendRecords,
     AppendRejected,
     AppendStaged,
     EndMarker,
-    Producer,
     Response,
+    TransactionalProducer,
 )
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.core import GroupCore
@@ -100,7 +100,7 @@ class Simulation:
         self.committed = 0
         self.model = OffsetsOfLog()
         self.unstable = 0
-        self.in_flight: list[Append] = []
+        self.in_flight: list[AppendRecords] = []
         self.settings = ev.GroupSettings(
             group_initial_rebalance_delay_ms=self.random.choice((0, 3_000)),
             group_max_size=self.random.choice((2, 100)),
@@ -116,11 +116,11 @@ class Simulation:
                 self.answers[effect.request] += 1
                 assert self.answers[effect.request] == 1, "answered twice"
                 self.learn(effect)
-            elif isinstance(effect, Append):
+            elif isinstance(effect, AppendRecords):
                 self.append(effect)
         self.core.check_invariants()
 
-    def append(self, effect: Append) -> None:
+    def append(self, effect: AppendRecords) -> None:
         if self.random.random() < 0.1:
             error = ErrorCode.coordinator_not_available
             self.perform(self.core.step(AppendRejected(effect.append, error), self.now))
@@ -204,13 +204,13 @@ class Simulation:
             topic = ev.CommitTopic(choose(TOPICS), NO_TOPIC_ID, offsets)
             if self.random.random() < 0.5:
                 return ev.CommitOffsets(number, group, (topic,), member, generation, instance)
-            producer = Producer(choose(PRODUCERS), 0)
+            producer = TransactionalProducer(choose(PRODUCERS), 0)
             return ev.CommitOffsets(
                 number, group, (topic,), knows_missing_groups=False, producer=producer
             )
         if kind < 0.89:
             marker = EndMarker(choose(PRODUCERS), 0, 0, self.random.random() < 0.7)
-            return ev.EndTransaction(number, marker)
+            return ev.WriteTxnMarker(number, marker)
         if kind < 0.95:
             asked = (ev.FetchTopic("orders", (0, 1)),) if self.random.random() < 0.5 else None
             return ev.FetchOffsets(number, group, asked, self.random.random() < 0.5)

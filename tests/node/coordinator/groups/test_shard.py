@@ -20,7 +20,7 @@ from kept.node.coordinator.common.events import (
     AppendCommitted,
     AppendRejected,
     AppendStaged,
-    Producer,
+    TransactionalProducer,
 )
 from kept.node.coordinator.common.log_loader import LOAD_SLICE_BYTES, load, replay_batches
 from kept.node.coordinator.common.shard import STALL_MS, coordinator_error
@@ -113,7 +113,7 @@ async def test_a_member_that_was_told_it_left_has_left_after_a_crash() -> None:
 @run
 async def test_a_transaction_is_in_the_log_as_kafka_writes_it_and_is_read_again() -> None:
     f = ShardFixture()
-    producer = Producer(7, 3)
+    producer = TransactionalProducer(7, 3)
     done = [f.commit(offset=1), f.commit(offset=5, producer=producer), f.commit(offset=6)]
     done.append(f.commit(offset=8, partition=1, producer=producer))
     assert [(await result(d)).error.name for d in done] == ["none"] * 4

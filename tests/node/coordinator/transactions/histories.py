@@ -16,8 +16,8 @@ from kio.schema.errors import ErrorCode
 from msgspec.structs import replace
 
 from kept.node.coordinator.common.events import (
-    Append,
     AppendCommitted,
+    AppendRecords,
     AppendRejected,
     AppendStaged,
     AppendTimedOut,
@@ -92,7 +92,7 @@ class History:
         self.epoch = 1
         self.held: set[str] = set()
         self.log: list[TransactionRecord] = []
-        self.appends: list[Append] = []
+        self.appends: list[AppendRecords] = []
         self.sent: dict[int, mk.SendMarkers] = {}
         self.leaders: dict[TopicPartition, int | None] = {}
         self.lines: list[str] = []
@@ -131,7 +131,7 @@ class History:
                     self._step(effect)
                 case ev.WriteMarkers():
                     self._step_sender(effect)
-                case Append():
+                case AppendRecords():
                     self.lines += map(describe_record, effect.records)
                     self.appends.append(effect)
                     self._step(AppendStaged(effect.append, len(self.log)))
@@ -143,14 +143,14 @@ class History:
                     self.sent[effect.node] = effect
                     if "markers" not in self.held:
                         self._answer_markers(effect.node, {})
-                case ev.DrawProducerId():
+                case ev.AllocateProducerId():
                     if "ids" in self.held:
                         self.lines.append("draw a producer id")
                     else:
                         self.do_draw(Words([]))
                 case mk.ConfirmLeadership():
                     self.lines.append(f"confirm leadership of {effect.state_partition}")
-                case ev.Note():
+                case ev.NoteTransaction():
                     self.lines.append(f"note: {effect.subject}: {effect.text}")
                 case Response():
                     self.lines.append(f"answer #{effect.request}: {describe_result(effect.result)}")
@@ -199,7 +199,7 @@ class History:
                 epoch,
                 frozenset(map(partition, words.words[1:])),
                 2 if tv2 else 0,
-                ev.Connection(int(ordinal), 25 if offsets else 24) if ordinal else None,
+                ev.ClientConnection(int(ordinal), 25 if offsets else 24) if ordinal else None,
             )
         )
 
@@ -220,7 +220,7 @@ class History:
                 epoch,
                 is_commit,
                 2 if tv2 else 0,
-                ev.Connection(int(ordinal), 26) if ordinal else None,
+                ev.ClientConnection(int(ordinal), 26) if ordinal else None,
             )
         )
 
@@ -301,10 +301,10 @@ class History:
 
     def do_draw(self, words: Words) -> None:
         if words.flag("fails"):
-            self._step(ev.ProducerIdNotDrawn(ErrorCode[words.words[0]]))
+            self._step(ev.ProducerIdAllocationFailed(ErrorCode[words.words[0]]))
             return
         self.next_producer_id += 1
-        self._step(ev.ProducerIdDrawn(self.next_producer_id - 1))
+        self._step(ev.ProducerIdAllocated(self.next_producer_id - 1))
 
     def do_bump(self, words: Words) -> None:
         """``bump ID to EPOCH``: as after as many transactions."""

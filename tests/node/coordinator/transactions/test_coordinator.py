@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import FeatureRecord
-from kept.node.coordinator.common.events import Append, AppendCommitted, AppendStaged
+from kept.node.coordinator.common.events import AppendCommitted, AppendRecords, AppendStaged
 from kept.node.coordinator.common.shard import Shard
 from kept.node.coordinator.transactions import events as ev
 from kept.node.coordinator.transactions.coordinator import TransactionCoordinator
@@ -96,7 +96,7 @@ class FakeShard:
 
     def step(self, event: Any) -> None:
         for effect in self.core.step(event, 1):
-            if isinstance(effect, Append):
+            if isinstance(effect, AppendRecords):
                 self.step(AppendStaged(effect.append, 0))
                 self.step(AppendCommitted(effect.append))
             elif hasattr(effect, "result"):

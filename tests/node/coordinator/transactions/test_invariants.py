@@ -9,8 +9,8 @@ from kio.schema.errors import ErrorCode
 from msgspec.structs import replace
 
 from kept.node.coordinator.common.events import (
-    Append,
     AppendCommitted,
+    AppendRecords,
     AppendRejected,
     EndMarker,
 )
@@ -110,7 +110,7 @@ def test_ids_without_a_transaction_cost_no_time() -> None:
     core.loaded(0)
     core.restart_timeouts(1_000)
     effects = core.tick(2 * 60_000)
-    (append,) = [e for e in effects if isinstance(e, Append)]
+    (append,) = [e for e in effects if isinstance(e, AppendRecords)]
     assert [(r.transactional_id, r.metadata.state) for r in append.records] == [
         ("bank", txn.PREPARE_ABORT)
     ]
@@ -156,7 +156,7 @@ def test_a_beginning_that_is_refused_behind_a_completion_counts_what_that_holds(
     assert held.counted == 0
     now_ms, epoch = told.core.now_ms, held.committed.epoch
     again = ev.AddPartitions(90, "bank", 7, epoch, frozenset({P0}), 0)
-    (append,) = [e for e in told.core.step(again, now_ms) if isinstance(e, Append)]
+    (append,) = [e for e in told.core.step(again, now_ms) if isinstance(e, AppendRecords)]
     assert held.counted == 1
     told.core.step(AppendRejected(append.append, ErrorCode.coordinator_not_available), now_ms)
     assert held.counted == 0
@@ -175,7 +175,7 @@ def test_expired_ids_are_forgotten_some_at_a_time() -> None:
     core.loaded(0)
     now, forgotten = core.settings.remove_expired_interval_ms, []
     for _ in range(3):
-        appends = [e for e in core.tick(now) if isinstance(e, Append)]
+        appends = [e for e in core.tick(now) if isinstance(e, AppendRecords)]
         forgotten.append(sum(len(append.records) for append in appends))
         for append in appends:
             core.step(AppendCommitted(append.append), now)
@@ -217,8 +217,8 @@ def test_a_request_has_only_so_many_partitions(monkeypatch: pytest.MonkeyPatch) 
 
 def test_connections_of_forgotten_ids_are_forgotten() -> None:
     order = ConnectionOrder()
-    assert not order.is_stale("bank", (7, 0), ev.Connection(5, 26))
-    assert order.is_stale("bank", (7, 0), ev.Connection(4, 26))
-    assert not order.is_stale("bank", (7, 0), ev.Connection(4, 24))
+    assert not order.is_stale("bank", (7, 0), ev.ClientConnection(5, 26))
+    assert order.is_stale("bank", (7, 0), ev.ClientConnection(4, 26))
+    assert not order.is_stale("bank", (7, 0), ev.ClientConnection(4, 24))
     order.retain({"shop"})
-    assert not order.is_stale("bank", (7, 0), ev.Connection(4, 26))
+    assert not order.is_stale("bank", (7, 0), ev.ClientConnection(4, 26))

@@ -17,8 +17,8 @@ from kio.schema.errors import ErrorCode
 from msgspec.structs import replace
 
 from kept.node.coordinator.common.events import (
-    Append,
     AppendCommitted,
+    AppendRecords,
     AppendRejected,
     AppendStaged,
     AppendTimedOut,
@@ -65,7 +65,7 @@ class Judged:
         """Completions that are staged: the next transition is decided on them."""
         self.expected: dict[int, Any] = {}
         self.log: list[Any] = []
-        self.in_flight: deque[tuple[Append, str]] = deque()
+        self.in_flight: deque[tuple[AppendRecords, str]] = deque()
         self.unwritten: dict[str, set[TopicPartition]] = {}
         self.markers: dict[str, ev.WriteMarkers] = {}
         self.draws: deque[int] = deque()
@@ -90,15 +90,15 @@ class Judged:
             match effect:
                 case Response():
                     assert self.expected.pop(effect.request) == effect.result, effect
-                case Append():
+                case AppendRecords():
                     self.check_append(effect)
                 case ev.WriteMarkers():
                     self.check_markers(effect)
-                case ev.DrawProducerId():
+                case ev.AllocateProducerId():
                     assert self.waiting, "a producer id for nobody"
         self.core.check_invariants()
 
-    def check_append(self, effect: Append) -> None:
+    def check_append(self, effect: AppendRecords) -> None:
         ((record),) = effect.records
         name, m = record.transactional_id, record.metadata
         assert record.version == (1 if self.tv else 0)
@@ -223,12 +223,12 @@ class Judged:
         if self.random.random() < 0.2:
             error = ErrorCode.coordinator_load_in_progress
             self.expected[event.request] = ev.failed(event, error)
-            self.perform(self.core.step(ev.ProducerIdNotDrawn(error), self.now))
+            self.perform(self.core.step(ev.ProducerIdAllocationFailed(error), self.now))
             return
         self.last_pid += 1
         self.fresh = self.last_pid
         self.judge(event)
-        self.perform(self.core.step(ev.ProducerIdDrawn(self.last_pid), self.now))
+        self.perform(self.core.step(ev.ProducerIdAllocated(self.last_pid), self.now))
 
     def end_append(self) -> None:
         if not self.in_flight:
@@ -259,7 +259,7 @@ class Judged:
         else:
             self.commit_oldest()
 
-    def fail(self, append: Append, name: str, error: ErrorCode) -> None:
+    def fail(self, append: AppendRecords, name: str, error: ErrorCode) -> None:
         for request, result in self.expected.items():
             waits = self.core.pending[append.append].request
             if waits is not None and waits.request == request:

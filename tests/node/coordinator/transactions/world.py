@@ -24,8 +24,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kept.node.coordinator.common.events import (
-    Append,
     AppendCommitted,
+    AppendRecords,
     AppendRejected,
     AppendStaged,
     AppendTimedOut,
@@ -164,8 +164,8 @@ class Client:
         self.resend = send
         send()
 
-    def on(self, api_key: int) -> ev.Connection | None:
-        return None if self.tv2 else ev.Connection(self.connection, api_key)
+    def on(self, api_key: int) -> ev.ClientConnection | None:
+        return None if self.tv2 else ev.ClientConnection(self.connection, api_key)
 
     def lives(self, error: ErrorCode) -> bool:
         """Whether it goes on after an error; it may try again after some."""
@@ -371,11 +371,11 @@ class World:
                     answered = self.waiting.pop(effect.request, None)
                     if answered is not None:
                         answered(effect.result)
-                case Append():
+                case AppendRecords():
                     self.append(effect)
-                case ev.DrawProducerId():
+                case ev.AllocateProducerId():
                     self.last_producer_id += 1
-                    self.step(ev.ProducerIdDrawn(self.last_producer_id))
+                    self.step(ev.ProducerIdAllocated(self.last_producer_id))
                 case ev.WriteMarkers():
                     self.step_sender(self.active, effect)
                 case ev.MarkersWritten():
@@ -384,7 +384,7 @@ class World:
                     self.under_way.append((self.active, effect))
                 case mk.ConfirmLeadership():
                     self.step_sender(self.active, mk.LeadershipConfirmed(0, is_leader=True))
-                case ev.Note() if "timed out" in effect.text:
+                case ev.NoteTransaction() if "timed out" in effect.text:
                     self.check_timeout(effect.subject)
 
     def step_sender(self, node: int, event: mk.Event) -> None:
@@ -395,7 +395,7 @@ class World:
             self.under_way += [(node, e) for e in effects if isinstance(e, mk.SendMarkers)]
         self.senders[node].check_invariants()
 
-    def append(self, effect: Append) -> None:
+    def append(self, effect: AppendRecords) -> None:
         self.check_fence(effect)
         if self.random.random() < 0.05:
             self.step(AppendRejected(effect.append, ErrorCode.coordinator_not_available))
@@ -585,7 +585,7 @@ class World:
                 return None if record.metadata is None else record.metadata.state
         return None
 
-    def check_fence(self, effect: Append) -> None:
+    def check_fence(self, effect: AppendRecords) -> None:
         """An abort that its producer did not ask for has a further epoch."""
         for record in effect.records:
             before, after = self.core.ids[record.transactional_id].committed, record.metadata

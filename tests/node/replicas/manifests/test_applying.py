@@ -48,7 +48,7 @@ def replica() -> Telling:
 def test_a_manifest_that_was_replaced_while_it_waited_is_no_failure(replica) -> None:
     replica.core.held = replica.core.leader_published = NEWER
     asyncio.run(replica._apply(OLDER, Work()))
-    assert replica.told == [ev.ApplyEnded(OLDER, None), ev.Retried()]
+    assert replica.told == [ev.ApplyAborted(OLDER, None), ev.RetryTriggered()]
     assert (replica.retry_schedule.count, replica.retry_schedule.reason) == (0, "")
 
 
@@ -56,7 +56,7 @@ def test_a_manifest_whose_file_is_gone_is_asked_for_again(replica) -> None:
     replica.core.held = NEWER
     replica.core.leader_published = OLDER
     asyncio.run(replica._apply(OLDER, Work()))
-    assert replica.told == [ev.ApplyEnded(OLDER, None), ev.Damaged(OLDER)]
+    assert replica.told == [ev.ApplyAborted(OLDER, None), ev.ManifestDamaged(OLDER)]
     assert (replica.retry_schedule.count, replica.retry_schedule.reason) == (0, "")
 
 
@@ -81,5 +81,5 @@ def test_a_pass_of_a_leader_that_follows_now_does_not_take_what_came_from_the_ne
             await doing
 
     asyncio.run(go())
-    assert replica.told == [ev.PassDone(NEWER, 1, OLDER)]
+    assert replica.told == [ev.PassCompleted(NEWER, 1, OLDER)]
     assert replica._opened_files.bodies == {NEXT: came}

@@ -12,7 +12,7 @@ from kept.compaction.manifest import manifest_store
 from kept.node.replicas.manifests import install, recover
 from kept.node.replicas.manifests.failures import Withdrawn
 from kept.node.replicas.manifests.status import ManifestStatus
-from kept.replication.manifests_events import ManifestRef, PassDone, Stored
+from kept.replication.manifests_events import ManifestRef, ManifestStored, PassCompleted
 from kept.storage.errors import DamagedData
 from kept.storage.records import build_batch, check
 from kept.storage.types import Generation, TopicPartition
@@ -96,9 +96,9 @@ def test_alone_it_begins_anew_when_what_it_is_to_apply_cannot_be_read(damaged):
     gone = ManifestRef(Generation(epoch, 1), 2)
 
     async def rots():
-        hosted.manifests.step(PassDone(gone, epoch, core.applied))
+        hosted.manifests.step(PassCompleted(gone, epoch, core.applied))
         core.storing = None
-        hosted.manifests.step(Stored(gone))
+        hosted.manifests.step(ManifestStored(gone))
         assert hosted.partition.core.published == gone.generation
 
     lone.run(rots())

@@ -116,10 +116,15 @@ def opened(replica: Written, **methods: Any) -> Files:
     ("core", "agreed", "epoch", "expected"),
     [
         ({}, True, 3, []),
-        ({"synced": False}, True, 3, [ev.Synced(3, True), "pull"]),
-        ({"synced": False, "held": None}, True, 3, [ev.Synced(3, True)]),
-        ({"synced": False, "held": None, "lost": True}, True, 3, [ev.Synced(3, True), "pull"]),
-        ({}, False, 3, [ev.Synced(3, False)]),
+        ({"synced": False}, True, 3, [ev.DivergenceChecked(3, True), "pull"]),
+        ({"synced": False, "held": None}, True, 3, [ev.DivergenceChecked(3, True)]),
+        (
+            {"synced": False, "held": None, "lost": True},
+            True,
+            3,
+            [ev.DivergenceChecked(3, True), "pull"],
+        ),
+        ({}, False, 3, [ev.DivergenceChecked(3, False)]),
         ({"synced": False}, True, 2, []),
         ({"synced": False, "role": Role.LEADER}, True, 3, []),
     ],
@@ -165,7 +170,7 @@ def test_an_answer_that_lacks_nothing_but_records_is_awaited(
     move_end(replica, end)
     answer = ev.PullResponse(held, published, ())
     replica.pulled(asked, answer, {})
-    assert calls == [ev.Pulled(asked, answer), *[("pull",)] * asks]
+    assert calls == [ev.PullResponseReceived(asked, answer), *[("pull",)] * asks]
     assert replica._awaited_end == awaited
 
 
@@ -192,7 +197,7 @@ def test_only_the_leader_answers(replica, calls, *, leads, closed) -> None:
     replica._partition._leading, replica._closed = leads, closed
     if leads and not closed:
         assert replica.receive_pull(pull := request()) == ev.PullResponse(OLDER, OLDER, (OLDER,))
-        assert calls == [ev.PullReceived(pull)]
+        assert calls == [ev.PullRequestReceived(pull)]
     else:
         with pytest.raises(NotLeaderOrFollower):
             replica.receive_pull(request())
@@ -234,12 +239,12 @@ def test_a_cut_waits_for_whoever_uses_the_files(replica, *, busy) -> None:
     assert work.cancelled is (busy in ("work", "waiting work"))
 
 
-@pytest.mark.parametrize("effect", [ev.Apply(OLDER), ev.MakeBase(3, None)])
+@pytest.mark.parametrize("effect", [ev.ApplyManifest(OLDER), ev.CreateBaseGeneration(3, None)])
 def test_work_that_waits_for_other_logs_keeps_no_cut_and_no_end_waiting(
     replica, calls, *, effect
 ) -> None:
     """One build of another log may take minutes."""
-    ended = [ev.ApplyEnded(OLDER)] if isinstance(effect, ev.Apply) else []
+    ended = [ev.ApplyAborted(OLDER)] if isinstance(effect, ev.ApplyManifest) else []
 
     async def go() -> None:
         replica._context.runtime.loop = asyncio.get_running_loop()
@@ -310,13 +315,13 @@ def test_another_epoch_or_role_throws_away_what_was_done_for_the_old_one(
     replica._works.add(building)
     opened(replica).computing = Computing(pass_, over=NOBODY)
     replica.follow(record())
-    assert calls == [ev.Follows(3, True)]
+    assert calls == [ev.StartedFollowing(3, True)]
     assert (replica._awaited_end, replica.renew) == ((NEVER, False) if begins else (120, True))
     assert pass_.cancelled is begins
     assert building.cancelled is (begins and making_base)
     replica.core.leader_epoch = 3
     replica.follow(record(isr=(2,)))
-    assert calls[1:] == [ev.Follows(3, False)]
+    assert calls[1:] == [ev.StartedFollowing(3, False)]
 
 
 @pytest.mark.parametrize(
@@ -334,7 +339,7 @@ def test_who_leads_and_cannot_read_what_it_held_resigns(
     replica, calls, *, monkeypatch, core, alone, expected
 ) -> None:
     change(replica.core, role=Role.LEADER, **core)
-    event = ev.Leads(3, False, alone)
+    event = ev.StartedLeading(3, False, alone)
     monkeypatch.setattr(shell, "leads", lambda *_: event)
     replica.lead(record())
     assert calls == [event, *[(name,) for name in expected]]
@@ -346,10 +351,10 @@ def test_who_leads_and_cannot_read_what_it_held_resigns(
 @pytest.mark.parametrize(
     ("core", "isr", "more", "expected"),
     [
-        ({}, (1, 2), {}, [ev.Damaged(OLDER), ("pull",)]),
+        ({}, (1, 2), {}, [ev.ManifestDamaged(OLDER), ("pull",)]),
         ({"role": Role.LEADER}, (1, 2), {}, [("renew",)]),
         (APPLIES, (1, 2), {"renew": True}, [("renew",)]),
-        (APPLIES, (1, 2), {}, [ev.Damaged(OLDER, alone=True)]),
+        (APPLIES, (1, 2), {}, [ev.ManifestDamaged(OLDER, alone=True)]),
         (APPLIES, (1, 2), {"pending": (1, 2)}, [("resign",)]),
         (APPLIES, (1,), {"pending": (1, 2)}, [("failed", "manifest not applied", "1.5")]),
         ({"role": Role.LEADER, "held": NEWER, "applied": NEWER, "published": NEWER}, (1, 2),
@@ -402,7 +407,7 @@ def test_a_failure_is_told_to_who_waits_and_tried_again(
     ("core", "count", "expected"),
     [
         ({}, 0, []),
-        ({}, 1, ["no wait", ev.Retried(), ("pull",)]),
+        ({}, 1, ["no wait", ev.RetryTriggered(), ("pull",)]),
         ({"role": Role.NONE}, 1, ["no wait"]),
         ({"making_base": True, "role": Role.LEADER}, 1, ["no wait", ("base", 3)]),
     ],
@@ -442,8 +447,8 @@ def test_it_is_stored_with_whether_the_log_is_complete(replica, calls, *, comple
         calls.append((*given, more))
 
     opened(replica, store=store)
-    asyncio.run(replica._store(ev.Store(NEWER, OLDER, complete)))
-    assert calls == [(NEWER, OLDER, {"complete": complete}), ev.Stored(NEWER), ("pull",)]
+    asyncio.run(replica._store(ev.StoreManifest(NEWER, OLDER, complete)))
+    assert calls == [(NEWER, OLDER, {"complete": complete}), ev.ManifestStored(NEWER), ("pull",)]
 
 
 @pytest.mark.parametrize("disk", [True, False])
@@ -471,7 +476,7 @@ def test_what_was_applied_is_forgotten_even_if_the_disk_cannot(replica, calls, *
          "the base generation after an unclean election is being made", True),
         ({"applying": NEWER}, "", "generation 1.6 is being applied", True),
         ({}, "", "generation 1.5 is not published yet: it waits for this node", True),
-        ({"storing": ev.Store(NEWER, None)}, "",
+        ({"storing": ev.StoreManifest(NEWER, None)}, "",
          "generation 1.6 is not published yet: it waits for this node", True),
     ],
 )  # fmt: skip
@@ -525,7 +530,7 @@ def test_a_manifest_that_travels_is_read_or_the_error_is_told(replica, calls, re
         return
     with pytest.raises(ManifestUnreadable):
         asyncio.run(replica.encoded(OLDER))
-    assert calls == [ev.Damaged(OLDER), ("pull",)]
+    assert calls == [ev.ManifestDamaged(OLDER), ("pull",)]
 
 
 @pytest.mark.parametrize(
@@ -540,7 +545,7 @@ def test_an_apply_that_fails_is_told_once(replica, calls, capsys, *, error, miss
     opened(replica, bring=bring)
     replica._works.add(work := Work())
     asyncio.run(replica._apply(OLDER, work))
-    assert calls == [("failed", "manifest not applied", "1.5"), ev.ApplyEnded(OLDER, missing)]
+    assert calls == [("failed", "manifest not applied", "1.5"), ev.ApplyAborted(OLDER, missing)]
     assert not replica._works
     assert ("Traceback" in capsys.readouterr().err) is bug
 
@@ -622,7 +627,9 @@ def test_what_a_pass_made_is_of_the_log_as_it_begins(replica, calls, monkeypatch
                 await pass_
             return
         ref, made_ = ManifestRef(Generation(3, 1), 110), replica._made
-        assert calls == [ev.PassDone(ref, 3, OLDER)] and list(replica._opened_files.bodies) == [ref]
+        assert calls == [ev.PassCompleted(ref, 3, OLDER)] and list(
+            replica._opened_files.bodies
+        ) == [ref]
         assert (made_.ref, made_.result, made_.truncations, made_.begins_at) == (
             ref,
             "result",

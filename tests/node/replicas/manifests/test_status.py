@@ -91,8 +91,8 @@ def test_a_missing_record_is_an_error_unless_kafka_compacted_here(adopted, capfd
 
 def test_names_of_generations() -> None:
     assert (named(None), named(REF)) == ("none", "3.7")
-    assert base_name(ev.MakeBase(9, None)) == (9, 0)
-    assert base_name(ev.MakeBase(9, REF)) == (9, 8)
+    assert base_name(ev.CreateBaseGeneration(9, None)) == (9, 0)
+    assert base_name(ev.CreateBaseGeneration(9, REF)) == (9, 8)
 
 
 @pytest.mark.parametrize(
@@ -132,5 +132,5 @@ def test_only_what_was_ever_compacted_begins_anew_after_an_unclean_election(
     config = replace(partition.config, cleanup_policy=policy)
     partition.log.update_config(config)
     core = ManifestCore(1, held=REF if why == "held" else None, lost=why == "lost")
-    expected = ev.Leads(4, unclean and why != "", isr == (1,))
+    expected = ev.StartedLeading(4, unclean and why != "", isr == (1,))
     assert leads(Image(), partition, record(isr, 4, unclean=unclean), core, 1) == expected

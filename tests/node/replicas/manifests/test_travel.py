@@ -19,11 +19,11 @@ from kept.node.replicas.manifests.status import ref_of
 from kept.node.replicas.replica_table import ReplicaTable
 from kept.replication import manifests_events as ev
 from kept.replication.events import (
-    BrokersChanged,
-    Elected,
-    Fetched,
+    BecameLeader,
+    EligibleBrokersChanged,
+    FollowerFetched,
+    ManifestAcknowledged,
     ManifestApplied,
-    ManifestHeld,
     ManifestOffered,
 )
 from kept.replication.manifests import ManifestCore
@@ -346,8 +346,8 @@ class Told:
             monkeypatch.setattr(notify, "REVIEW_S", 0.01)
         self.hosted = local_replica()
         self.core = self.hosted.partition.core
-        self.core.step(Elected(3, 1, (1, 2), (1, 2), 10), 0)
-        self.core.step(BrokersChanged(frozenset({1, 2}), ((1, 4), (2, 5))), 0)
+        self.core.step(BecameLeader(3, 1, (1, 2), (1, 2), 10), 0)
+        self.core.step(EligibleBrokersChanged(frozenset({1, 2}), ((1, 4), (2, 5))), 0)
         self.sent: list[int] = []
         runtime: Any = InlineRuntime()
         peers: Any = RecordedPeers(self.call)
@@ -373,11 +373,11 @@ def test_a_follower_is_told_until_it_has_applied_what_is_published(monkeypatch):
         told.news.announce(told.hosted)
         await asyncio.sleep(0.05)
         assert told.sent == [], "what it says would not count before it has fetched"
-        core.step(Fetched(2, 10, 5), 0)
+        core.step(FollowerFetched(2, 10, 5), 0)
         async with asyncio.timeout(60):
             while len(told.sent) < 3:
                 await asyncio.sleep(0.005)
-        core.step(ManifestHeld(2, (3, 1), 5), 0)
+        core.step(ManifestAcknowledged(2, (3, 1), 5), 0)
         assert core.published == (3, 1)
         before = len(told.sent)
         async with asyncio.timeout(60):
@@ -396,16 +396,16 @@ def test_one_that_came_back_with_less_is_told(monkeypatch):
     async def go() -> None:
         told = Told(monkeypatch)
         core = told.core
-        core.step(Fetched(2, 10, 5), 0)
+        core.step(FollowerFetched(2, 10, 5), 0)
         core.step(ManifestOffered((3, 1)), 0)
         core.step(ManifestApplied(2, (3, 1), 5), 0)
         told.news.announce(told.hosted)
         await told.over()
         assert told.sent == []
-        core.step(BrokersChanged(frozenset({1, 2}), ((1, 4), (2, 6))), 0)
+        core.step(EligibleBrokersChanged(frozenset({1, 2}), ((1, 4), (2, 6))), 0)
         told.news.announce(told.hosted)
         await asyncio.sleep(0.03)
-        core.step(Fetched(2, 0, 6), 0)
+        core.step(FollowerFetched(2, 0, 6), 0)
         async with asyncio.timeout(60):
             while not told.sent:
                 await asyncio.sleep(0.005)
@@ -423,12 +423,12 @@ def test_news_of_a_partition_that_was_closed_meanwhile_ends_nothing(monkeypatch)
         others = [Told(monkeypatch).hosted for _ in range(3)]
         hosted = told.table.hosted
         for number, one in enumerate([told.hosted, *others]):
-            one.partition.core.step(Fetched(2, 10, 5), 0)
+            one.partition.core.step(FollowerFetched(2, 10, 5), 0)
             one.partition.core.step(ManifestOffered((3, 1)), 0)
             one.partition.topic_partition = TopicPartition("t", number)
             hosted[one.partition.topic_partition] = one
         for one in others:
-            one.partition.core.step(ManifestHeld(2, (3, 1), 5), 0)
+            one.partition.core.step(ManifestAcknowledged(2, (3, 1), 5), 0)
             one.partition.core.step(ManifestApplied(2, (3, 1), 5), 0)
         for one in (told.hosted, *others):
             told.news.announce(one)
@@ -452,7 +452,7 @@ def test_news_of_a_partition_that_was_closed_meanwhile_ends_nothing(monkeypatch)
 def test_a_bug_does_not_keep_all_later_news_back(monkeypatch):
     async def go() -> None:
         told = Told(monkeypatch)
-        told.core.step(Fetched(2, 10, 5), 0)
+        told.core.step(FollowerFetched(2, 10, 5), 0)
         told.core.step(ManifestOffered((3, 1)), 0)
         look = told.news._collect
         monkeypatch.setattr(told.news, "_collect", lambda *_: 1 // 0)
@@ -497,7 +497,7 @@ def test_what_is_being_sent_has_ended_when_the_news_have(monkeypatch):
 
         monkeypatch.setattr(told, "call", call)
         told.news._peers = RecordedPeers(call)  # type: ignore[assignment]
-        told.core.step(Fetched(2, 10, 5), 0)
+        told.core.step(FollowerFetched(2, 10, 5), 0)
         told.core.step(ManifestOffered((3, 1)), 0)
         told.news.announce(told.hosted)
         async with asyncio.timeout(60):
@@ -520,7 +520,7 @@ def test_news_of_several_partitions_are_one_call(monkeypatch):
         other.hosted.partition.topic_partition = TopicPartition("t", 1)
         told.table.hosted[TopicPartition("t", 1)] = other.hosted
         for one in (told, other):
-            one.core.step(Fetched(2, 10, 5), 0)
+            one.core.step(FollowerFetched(2, 10, 5), 0)
             one.core.step(ManifestOffered((3, 1)), 0)
             told.news.announce(one.hosted)
         async with asyncio.timeout(60):
@@ -537,7 +537,7 @@ def test_news_are_repeated_after_longer_and_longer_waits_and_at_once_when_there_
         told = Told(None)
         core, now = told.core, [100.0]
         told.news._runtime = Given(loop=Given(time=lambda: now[0]))  # type: ignore[assignment]
-        core.step(Fetched(2, 10, 5), 0)
+        core.step(FollowerFetched(2, 10, 5), 0)
         core.step(ManifestOffered((3, 1)), 0)
 
         def is_sent() -> bool:
@@ -554,7 +554,7 @@ def test_news_are_repeated_after_longer_and_longer_waits_and_at_once_when_there_
             assert is_sent()
             wait_s = min(2 * wait_s, notify.RESEND_MAX_S)
         assert wait_s == notify.RESEND_MAX_S
-        core.step(ManifestHeld(2, (3, 1), 5), 0)
+        core.step(ManifestAcknowledged(2, (3, 1), 5), 0)
         assert is_sent(), "what it lacks is something else now"
         assert not is_sent()
 

@@ -26,7 +26,7 @@ from kept.node.runtime.counters import Counters
 from kept.node.runtime.memory_budget import MemoryBudget
 from kept.node.runtime.time_slices import TimeSlices
 from kept.node.security.session import node_session
-from kept.replication.events import BrokersChanged
+from kept.replication.events import EligibleBrokersChanged
 from kept.replication.partition import Partition
 from kept.replication.quota import ReplicationQuotas
 from kept.storage.records import records
@@ -245,7 +245,7 @@ class World:
         ticket.run()
         ticket.done()
         epochs = tuple((node, BROKER_EPOCH) for node in NODES)
-        partition.step(BrokersChanged(frozenset(), epochs), 0)
+        partition.step(EligibleBrokersChanged(frozenset(), epochs), 0)
         return partition
 
     def now_ms(self) -> int:

@@ -90,6 +90,7 @@ class DelayedProduce:
         "_connection",
         "_context",
         "_correlation_id",
+        "_due",
         "_held_bytes",
         "_reply",
         "_started",
@@ -122,6 +123,8 @@ class DelayedProduce:
         self._topics: list[tuple[bytes, list[codec.PartitionResult]]] = []
         self._appended: list[tuple[LocalReplica, int, int, int, int]] = []
         """(partition, leader epoch of the append, end offset after it, topic's place, result's)"""
+        self._due: list[int] = []
+        """How many commits and fsyncs each of these waits for."""
         self._unproven: list[UnprovenRefusal] = []
         self._waits = 0
         self._waiters = 0
@@ -143,6 +146,7 @@ class DelayedProduce:
         results = self._topics[-1][1]
         epoch, end_offset = hosted.partition.leader_epoch, info.last_offset + 1
         self._appended.append((hosted, epoch, end_offset, len(self._topics) - 1, len(results)))
+        self._due.append(0)
         results.append(
             codec.PartitionResult(
                 index, 0, info.base_offset, info.log_append_time, info.log_start_offset
@@ -167,7 +171,7 @@ class DelayedProduce:
         """The event's writes are done, except for ``failed`` ones: wait for what is still due."""
         # One for this loop: a waiter that is called at once must not answer for those to come.
         self._waits = 1
-        for hosted, leader_epoch, end_offset, topic, place in self._appended:
+        for number, (hosted, leader_epoch, end_offset, topic, place) in enumerate(self._appended):
             partition = hosted.partition
             if failed and partition in failed:
                 self._set_error(topic, place, failed[partition])
@@ -178,9 +182,9 @@ class DelayedProduce:
                 self._set_error(topic, place, lost)
                 continue
             if self.acks == -1 and partition.high_watermark < end_offset:
-                partition.when_committed(end_offset, self._waiter(topic, place))
+                partition.when_committed(end_offset, self._waiter(number))
             if hosted.sync and self.acks != 0:
-                hosted.flush(end_offset, self._waiter(topic, place))
+                hosted.flush(end_offset, self._waiter(number))
         if self._unproven:
             self._waits += 1
             self._context.barrier.confirm(self._confirmed)
@@ -194,16 +198,19 @@ class DelayedProduce:
             loop = self._context.runtime.loop
             self._timer = loop.call_later(max(self.timeout_ms, 0) / 1000, self._expire)
 
-    def _waiter(self, topic: int, place: int) -> Any:
+    def _waiter(self, number: int) -> Any:
         self._waits += 1
         self._waiters += 1
+        self._due[number] += 1
 
         def done(error: BaseException | None) -> None:
             self._waiters -= 1
             if self._waits < 0:
                 self._release()
                 return
+            self._due[number] -= 1
             if error is not None:
+                *_, topic, place = self._appended[number]
                 self._set_error(topic, place, error)
             self._waits -= 1
             if self._waits == 0:
@@ -238,15 +245,15 @@ class DelayedProduce:
         results[place] = failure(results[place].partition, error)
 
     def _expire(self) -> None:
-        """Not committed in the request's own time: say so for every partition that waited."""
+        """Not committed in the request's own time: say so for every partition that still waits."""
         self._timer = None
         if self._waits > 0:
             self._waits = -1
             self._confirmed(False)
             late = _timeout_code(self._context)
-            for *_, topic, place in self._appended:
+            for due, (*_, topic, place) in zip(self._due, self._appended, strict=True):
                 results = self._topics[topic][1]
-                if results[place].error_code == 0:
+                if due and results[place].error_code == 0:
                     results[place] = codec.PartitionResult(results[place].partition, late)
             self._answer()
 
@@ -260,7 +267,7 @@ class DelayedProduce:
             self._release()
             self._encode(self._reply)
             if self._waiters:  # which keep this object
-                self._topics, self._appended = [], []
+                self._topics, self._appended, self._due = [], [], []
             return
         by_id = self.version >= codec.TOPIC_IDS
         for name, results in self._topics:

@@ -179,6 +179,23 @@ def test_a_request_of_acks_all_waits_for_the_commit_of_every_partition(asker):
     assert asker.happened == ["answered"]
 
 
+def test_at_the_timeout_each_partition_answers_for_itself(asker):
+    """A producer sends again what timed out, and only that: acknowledged records would be twice."""
+    committed, slow, lost, unsynced = (Committing(sync=n == 3) for n in range(4))
+    request = committing_request(asker, -1, committed, slow, lost, unsynced)
+    results = request._topics[0][1]
+    committed.commits[0][1](None)
+    lost.commits[0][1](NotLeaderOrFollower("elsewhere"))
+    unsynced.commits[0][1](None)
+    assert asker.happened == []
+    request._expire()
+    assert [result.error_code for result in results] == [0, 7, 6, 7]
+    assert [result.base_offset for result in results] == [4, -1, -1, -1]
+    slow.commits[0][1](None)
+    unsynced.flushes[0][1](None)
+    assert asker.happened == ["answered"] and asker.waiting_account.used_bytes == 0
+
+
 def test_a_request_of_acks_1_waits_for_no_commit(asker):
     partition = Committing()
     committing_request(asker, 1, partition)

@@ -6,7 +6,8 @@ rebalancing needs nothing here, since metadata and assignments are opaque).
 
 Where we differ: when a member repeats a pending JoinGroup or SyncGroup, the first one gets
 REBALANCE_IN_PROGRESS (Kafka drops it, which blocks all later responses on its connection); a
-refused join leaves no empty group behind; ids given to clients that have not returned are limited
+refused join leaves no empty group behind; static members without a rebalance timeout are waited for
+a second at a time; ids given to clients that have not returned are limited
 (:data:`.events.MAX_PENDING_MEMBERS`), and so is memory (:mod:`.memory_limit`); and a new member
 whose connection is closed while its JoinGroup is pending is removed at once.
 
@@ -15,7 +16,7 @@ Long because joining, syncing and leaving move one state machine.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kio.schema.errors import ErrorCode
 
@@ -44,6 +45,10 @@ from kept.storage.errors import InvariantViolation
 if TYPE_CHECKING:
     from kept.node.coordinator.groups.core import GroupCore
     from kept.node.coordinator.groups.records import GroupRecord
+
+MIN_STATIC_WAIT_MS: Final = 1_000
+"""After a rebalance timeout that nobody met, how long static members have at least until the next
+one: theirs may be 0, or less, and the deadline would be due again at once, for ever."""
 
 
 class GroupMembership:
@@ -86,7 +91,7 @@ class GroupMembership:
         self._core.respond(event.request, ev.JoinResult(error, member))
 
     def created(self, group: Group, error: ErrorCode) -> None:
-        """The record of a new group is committed; or it is not, and the group is removed."""
+        """The record of a new group is committed; or it was refused, and the group is removed."""
         if error is NO_ERROR or self._core.groups.get(group.group_id) is not group:
             return
         del self._core.groups[group.group_id]
@@ -351,7 +356,7 @@ class GroupMembership:
             self._core.note(group.group_id, f"removed {member.member_id}: did not rejoin in time")
         if group.members and not group.elect_joined_leader():
             # Only static members are left, and none has come back: their sessions decide.
-            self._schedule_join(group)
+            self._schedule_join(group, MIN_STATIC_WAIT_MS)
             return
         group.init_next_generation(self._core.wall_ms)
         if group.state is EMPTY:
@@ -371,8 +376,8 @@ class GroupMembership:
             group.group_id, f"generation {group.generation} has {count} members", routine=True
         )
 
-    def _schedule_join(self, group: Group) -> None:
-        deadline = self._core.now_ms + group.rebalance_timeout_ms
+    def _schedule_join(self, group: Group, least_ms: int = 0) -> None:
+        deadline = self._core.now_ms + max(group.rebalance_timeout_ms, least_ms)
         self._timers.set(_join_key(group), deadline, JoinDeadline(group.group_id))
 
     def _schedule_sync(self, group: Group) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
@@ -20,7 +20,8 @@ from kept.node.coordinator.groups.core import GroupCore
 from kept.node.coordinator.groups.memory_limit import GroupMemory
 from kept.node.coordinator.groups.records import NO_TOPIC_ID, decode_record
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
-from kept.node.runtime.logging import log
+from kept.node.runtime.logging import bugs, log
+from kept.node.runtime.time_slices import Pace
 from kept.steps import Steps
 from kept.storage.errors import KeptError
 from kept.storage.records import read_marker
@@ -59,6 +60,9 @@ class GroupCoordinator:
 
     def __post_init__(self) -> None:
         self._quiet_until_ms = 0
+        self._to_sweep: dict[Shard[GroupCore], None] = {}
+        """Shards that have more to sweep, in their order."""
+        self._is_sweeping = False
         self.shards: Shards[GroupCore] = Shards(
             runtime=self.runtime,
             metadata=self.metadata,
@@ -130,15 +134,19 @@ class GroupCoordinator:
         it committed: they must not go. Nor may a namesake's offsets be shown meanwhile, so the
         groups stay unloaded.
         """
-        if self._deleted_topics(shard.core):
+        known: dict[tuple[str, uuid.UUID], None] = {}
+        pace = Pace()
+        for key, stored in chain(shard.core.appended, shard.core.transactions):
+            known[key.topic, stored.value.topic_id] = None
+            await pace.checkpoint()
+        if self._deleted(known):
             await self.barrier.wait()
-        for topic in self._deleted_topics(shard.core):
-            shard.notify(ev.TopicsDeleted((topic,)))
+        gone = self._deleted(known)
+        if gone:
+            shard.notify(ev.TopicsDeleted(tuple(gone)))
 
-    def _deleted_topics(self, core: GroupCore) -> list[tuple[str, uuid.UUID]]:
-        """Topics with offsets that the image does not have, or has by another id."""
-        offsets = chain(core.appended, core.transactions)
-        known = dict.fromkeys((key.topic, stored.value.topic_id) for key, stored in offsets)
+    def _deleted(self, known: Iterable[tuple[str, uuid.UUID]]) -> list[tuple[str, uuid.UUID]]:
+        """Those of the topics that the image does not have, or has by another id."""
         topics = self.metadata.image.topics
         return [
             (name, topic_id)
@@ -148,8 +156,14 @@ class GroupCoordinator:
 
     def perform(self, shard: Shard[GroupCore], effect: Any) -> None:
         """Log it: what is routine at debug, requests refused for memory at most once in
-        :data:`NOISE_INTERVAL_MS`.
+        :data:`NOISE_INTERVAL_MS`. Sweeps go on in slices, those of all shards in turn.
         """
+        if isinstance(effect, ev.MoreToSweep):
+            self._to_sweep[shard] = None
+            if not self._is_sweeping:
+                self._is_sweeping = True
+                self.runtime.loop.call_soon(self._start_sweeping)
+            return
         if isinstance(effect, ev.NoteGroup):
             write = log.debug if effect.routine else log.info
             write("group", group=effect.group, what=effect.text)
@@ -161,6 +175,21 @@ class GroupCoordinator:
             log.warning(
                 "group request refused", group=effect.group, setting=effect.setting, used_bytes=used
             )
+
+    def _start_sweeping(self) -> None:
+        self.runtime.slices.run(self._sweep())
+
+    def _sweep(self) -> Steps[None]:
+        """A slice of one shard's sweeps a step, until no shard has more."""
+        while self._to_sweep:
+            shard = next(iter(self._to_sweep))
+            del self._to_sweep[shard]  # behind the others if there is more
+            try:
+                shard.step(ev.SweepOn())
+            except Exception as error:  # noqa: BLE001 - the others go on
+                bugs.report("offsets not deleted", error, partition=str(shard.tp))
+            yield
+        self._is_sweeping = False
 
     def unloaded(self, shard: Shard[GroupCore]) -> None:
         """Nothing outside of the shard is to be told."""

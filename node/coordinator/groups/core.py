@@ -5,7 +5,7 @@ A :class:`~..common.core.ShardCore`; :attr:`GroupCore.next_deadline_ms` says whe
 ends because somebody set the time; what goes into records is the wall clock, which the shell keeps
 as :attr:`GroupCore.wall_offset_ms`.
 
-Duties of the shell, in this order: carry out effects as they come; an Append that
+Duties of the shell, in this order: carry out effects as they come; an AppendRecords that
 fails is followed at once by AppendRejected, one that is staged by AppendStaged, before any other
 event; appends commit in their order.
 
@@ -22,8 +22,10 @@ Source: Kafka's ``GroupCoordinatorShard``, ``OffsetMetadataManager``.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
+from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
@@ -40,7 +42,7 @@ from kept.node.coordinator.common.events import (
 from kept.node.coordinator.common.timers import Timers
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.events import NO_ERROR, Effect, Event, NoteGroup
-from kept.node.coordinator.groups.group import CLASSIC_GROUP_TYPE, DEAD_STATE, EMPTY, STABLE, Group
+from kept.node.coordinator.groups.group import CLASSIC_GROUP_TYPE, DEAD_STATE, STABLE, Group
 from kept.node.coordinator.groups.join_group import GroupMembership
 from kept.node.coordinator.groups.memory_limit import GroupMemory, GroupTable, records_bytes
 from kept.node.coordinator.groups.offset_requests import OffsetRequests
@@ -52,6 +54,7 @@ from kept.node.coordinator.groups.pending_append import (
     PendingAppend,
     Sequel,
     StaticMemberReplacement,
+    SweepSlice,
 )
 from kept.node.coordinator.groups.records import (
     GroupMetadataKey,
@@ -60,16 +63,21 @@ from kept.node.coordinator.groups.records import (
     OffsetCommitKey,
     OffsetCommitValue,
 )
+from kept.node.coordinator.groups.sweeps import ExpirySweep, GroupsDeletion, Sweep, TopicsSweep
 from kept.node.coordinator.groups.timers import (
     ExpireOffsets,
     JoinDeadline,
     SessionExpiry,
+    SweepTopics,
     SyncDeadline,
     Timer,
 )
 from kept.storage.errors import InvariantViolation
 
 EXPIRY_KEY: Final = ("expire-offsets",)
+SWEEP_TOPICS_KEY: Final = ("sweep-topics",)
+RETRY_MS: Final = 1_000
+"""Until offsets of deleted topics are tried again that could not be deleted."""
 
 
 class GroupCore:
@@ -90,6 +98,12 @@ class GroupCore:
         self._undecided: dict[int, set[OffsetCommitKey]] = {}
         """Offsets that open transactions committed, by the append that ends or voids those."""
         self._deferred: list[DeferredResponse] = []
+        self._sweeps: list[Sweep] = []
+        """Those that have not ended; of these the ready ones wait for SweepOn, the others for their
+        append."""
+        self._ready_sweeps: deque[Sweep] = deque()
+        self._gone_topics: dict[str, set[UUID]] = {}
+        """Deleted topics that no sweep has begun with."""
         self._last_append = 0
         self._effects: list[Effect] = []
         self.membership = GroupMembership(self)
@@ -107,6 +121,7 @@ class GroupCore:
             return
         if not isinstance(value, OffsetCommitValue):
             self.appended.put(key, None)
+            self.committed.put(key, None)
             self.transactions.forget(key)
             return
         if key.group not in self.groups:
@@ -114,6 +129,7 @@ class GroupCore:
         stored = StoredOffset(value, record_offset)
         if producer_id == -1:
             self.appended.put(key, stored)
+            self.committed.put(key, stored)
         else:
             self.transactions.add(producer_id, key, stored)
 
@@ -122,12 +138,11 @@ class GroupCore:
         offsets = self.transactions.end(producer_id)
         if is_commit:
             self.appended.put_later(offsets)
+            self.committed.put_later(offsets)
 
     def loaded(self, now_ms: int) -> tuple[Effect, ...]:
         """All records are replayed: sessions of the members begin."""
         self.now_ms = now_ms
-        for key, stored in self.appended:
-            self.committed.put(key, stored)
         for group in self.groups.values():
             self.membership.loaded(group)
         self._schedule_expiry()
@@ -149,8 +164,12 @@ class GroupCore:
             self.memory.count_records(-pending.size_bytes)
         for deferred in self._deferred:
             self._respond_failed(deferred, error)
+        for sweep in self._sweeps:
+            sweep.failed(error)
         for group in self.groups.values():
             self.membership.unload(group, error)
+        self._sweeps.clear()
+        self._ready_sweeps.clear()
         self.pending.clear()
         self._undecided.clear()
         self._deferred.clear()
@@ -166,6 +185,10 @@ class GroupCore:
         """Handle an event; the effects, in the order in which to carry them out."""
         self.now_ms = now_ms
         match event:
+            case ev.Join() | ev.CommitOffsets() | ev.FetchOffsets() if self.is_being_deleted(
+                event.group
+            ):
+                self._refuse(event, ErrorCode.coordinator_load_in_progress)
             case ev.Join():
                 self.membership.join(event)
             case ev.JoinAbandoned():
@@ -186,9 +209,15 @@ class GroupCore:
             case ev.DeleteOffsets():
                 self._offsets.delete(event)
             case ev.DeleteGroups():
-                self._delete_groups(event)
+                deletion = GroupsDeletion(self, event)
+                self._sweeps.append(deletion)
+                self._sweep(deletion)
             case ev.TopicsDeleted():
-                self._offsets.topics_deleted(event)
+                for topic, topic_id in event.topics:
+                    self._gone_topics.setdefault(topic, set()).add(topic_id)
+                self._sweep_topics()
+            case ev.SweepOn():
+                self._sweep_on()
             case AppendStaged():
                 self._append_staged(event)
             case AppendCommitted():
@@ -212,7 +241,10 @@ class GroupCore:
                     self.membership.sync_deadline(timer)
                 case ExpireOffsets():
                     self._schedule_expiry()
-                    self._offsets.expire()
+                    if not any(isinstance(sweep, ExpirySweep) for sweep in self._sweeps):
+                        self._start(ExpirySweep(self))
+                case SweepTopics():
+                    self._sweep_topics()
         return self._drain_effects()
 
     @property
@@ -275,6 +307,17 @@ class GroupCore:
         """Emit a response."""
         self._effects.append(Response(request, result))
 
+    def _refuse(
+        self, event: ev.Join | ev.CommitOffsets | ev.FetchOffsets, error: ErrorCode
+    ) -> None:
+        match event:
+            case ev.Join():
+                self.respond(event.request, ev.JoinResult(error, event.member))
+            case ev.CommitOffsets():
+                self.respond(event.request, ev.CommitResult(error))
+            case ev.FetchOffsets():
+                self.respond(event.request, ev.FetchResult(error))
+
     def _respond_failed(self, response: Response | DeferredResponse, error: ErrorCode) -> None:
         result = response.result
         if isinstance(result, ev.FetchOffsets):
@@ -321,10 +364,10 @@ class GroupCore:
         marker: EndMarker | None = None,
         created: str | None = None,
         removed: tuple[Group, ...] = (),
-        atomic: bool = True,
     ) -> None:
         """Emit an append and remember what follows it. Its offsets take effect when it is staged.
-        ``created``, ``removed``: groups to undo when it is rejected.
+        ``created``, ``removed``: groups to undo when it is rejected. A request that caused an
+        append without ``sequel`` is responded to by :meth:`respond_when_committed`.
         """
         self._last_append += 1
         size_bytes = records_bytes(records)
@@ -332,16 +375,9 @@ class GroupCore:
             records, sequel, size_bytes, producer, marker, created, removed
         )
         self.memory.count_records(size_bytes)
-        self._effects.append(AppendRecords(self._last_append, records, atomic, producer, marker))
-
-    def append_in_background(
-        self, records: tuple[GroupRecord, ...], removed: tuple[Group, ...] = ()
-    ) -> None:
-        """Append what nothing follows; it may be spread over several batches.
-
-        A request that caused it is responded to by :meth:`respond_when_committed`.
-        """
-        self.append(records, removed=removed, atomic=False)
+        self._effects.append(
+            AppendRecords(self._last_append, records, producer=producer, marker=marker)
+        )
 
     # Appends.
 
@@ -396,10 +432,14 @@ class GroupCore:
 
     def _append_timed_out(self, event: AppendTimedOut) -> None:
         pending = self.pending.get(event.append)
-        if pending is not None:
-            pending.late = event.error
+        if pending is None:
+            return
+        pending.late = event.error
+        # A new group's record may still be committed, behind it those of others who know the group
+        # by now: it stays. Its members hear of it when they ask for their assignment.
+        if not isinstance(pending.sequel, GroupCreation):
             self._finish(pending, event.error)
-            self._fail_deferred(event.append, event.error)
+        self._fail_deferred(event.append, event.error)
 
     def _finish(self, pending: PendingAppend, error: ErrorCode) -> None:
         """Do what follows an append, once: it is committed, or failed with ``error``."""
@@ -417,6 +457,8 @@ class GroupCore:
                 self.membership.static_member_replaced(replacement, error)
             case Assignment() as assignment:
                 self.membership.assigned(assignment, error)
+            case SweepSlice(sweep, is_last):
+                self._slice_over(sweep, is_last, error)
 
     def _respond_committed(self) -> None:
         """Send deferred responses whose appends are all committed."""
@@ -441,34 +483,64 @@ class GroupCore:
         else:
             self.respond(event.request, self._offsets.fetch(event))
 
-    # Deleting groups.
+    # Sweeps.
 
-    def _delete_groups(self, event: ev.DeleteGroups) -> None:
-        results: list[tuple[str, ErrorCode]] = []
-        records: list[GroupRecord] = []
-        removed: list[Group] = []
-        for group_id in event.groups:
-            group = self.groups.get(group_id)
-            if group is None:
-                results.append((group_id, ErrorCode.group_id_not_found))
-            elif group.state is not EMPTY:
-                results.append((group_id, ErrorCode.non_empty_group))
-            else:
-                records += self._offsets.tombstones(group_id)
-                records.append(self.remove_group(group))
-                removed.append(group)
-                results.append((group_id, NO_ERROR))
-        result = ev.DeleteGroupsResult(tuple(results))
-        if records:
-            self.append(tuple(records), Response(event.request, result), removed=tuple(removed))
+    def is_being_deleted(self, group_id: str) -> bool:
+        """Whether some of a group's offsets are deleted, and the rest of it is about to be."""
+        return any(sweep.group == group_id for sweep in self._sweeps)
+
+    def _start(self, sweep: Sweep) -> None:
+        self._sweeps.append(sweep)
+        self._make_ready(sweep)
+
+    def _make_ready(self, sweep: Sweep) -> None:
+        self._ready_sweeps.append(sweep)
+        self._effects.append(ev.MoreToSweep())
+
+    def _sweep_on(self) -> None:
+        if self._ready_sweeps:
+            self._sweep(self._ready_sweeps.popleft())
+        if self._ready_sweeps:
+            self._effects.append(ev.MoreToSweep())
+
+    def _sweep(self, sweep: Sweep) -> None:
+        """Delete the next slice."""
+        is_last = sweep.next_slice()
+        if sweep.records:
+            records, removed = tuple(sweep.records), tuple(sweep.removed)
+            self.append(records, SweepSlice(sweep, is_last), removed=removed)
+        elif is_last:
+            self._end(sweep)
         else:
-            # A group that is not there any more may have a tombstone that is not committed.
-            self.respond_when_committed(event.request, result)
+            self._make_ready(sweep)
 
-    def remove_group(self, group: Group) -> GroupRecord:
-        """Remove an empty group; the tombstone that says so."""
-        del self.groups[group.group_id]
-        return GroupRecord(GroupMetadataKey(group.group_id), None)
+    def _slice_over(self, sweep: Sweep, is_last: bool, error: ErrorCode) -> None:
+        if error is not NO_ERROR:
+            self._sweeps.remove(sweep)
+            sweep.failed(error)
+            return
+        sweep.committed()
+        if is_last:
+            self._end(sweep)
+        else:
+            self._make_ready(sweep)
+
+    def _end(self, sweep: Sweep) -> None:
+        self._sweeps.remove(sweep)
+        sweep.ended()
+        self._sweep_topics()
+
+    def _sweep_topics(self) -> None:
+        """Begin to delete the offsets of deleted topics, unless that is being done."""
+        if self._gone_topics and not any(isinstance(s, TopicsSweep) for s in self._sweeps):
+            gone, self._gone_topics = self._gone_topics, {}
+            self._start(TopicsSweep(self, gone))
+
+    def retry_topics(self, gone: Mapping[str, set[UUID]]) -> None:
+        """Offsets of deleted topics could not be deleted: try again in a moment."""
+        for topic, topic_ids in gone.items():
+            self._gone_topics.setdefault(topic, set()).update(topic_ids)
+        self.timers.set(SWEEP_TOPICS_KEY, self.now_ms + RETRY_MS, SweepTopics())
 
     # The rest.
 

@@ -203,9 +203,14 @@ class TopicsDeleted(Struct, frozen=True):
     topics: tuple[tuple[str, uuid.UUID], ...]
 
 
+class SweepOn(Struct, frozen=True):
+    """There is time for a slice of what :class:`MoreToSweep` asked for."""
+
+
 Event = (
     Join | JoinAbandoned | Sync | Heartbeat | Leave | CommitOffsets | WriteTxnMarker | FetchOffsets
-    | DeleteOffsets | DeleteGroups | TopicsDeleted | AppendEvent
+    | DeleteOffsets | DeleteGroups | TopicsDeleted | SweepOn
+    | AppendEvent
 )  # fmt: skip
 
 
@@ -229,7 +234,13 @@ class OutOfMemory(Struct, frozen=True):
     setting: str
 
 
-Effect = AppendRecords | Response | NoteGroup | OutOfMemory
+class MoreToSweep(Struct, frozen=True):
+    """Offsets are to be deleted: step :class:`SweepOn`, in a turn of the loop of its own. Each step
+    says so again where there is more.
+    """
+
+
+Effect = AppendRecords | Response | NoteGroup | OutOfMemory | MoreToSweep
 
 
 # Results.

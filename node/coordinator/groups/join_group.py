@@ -363,7 +363,7 @@ class GroupMembership:
             self._core.note(
                 group.group_id, f"is empty, generation {group.generation}", routine=True
             )
-            self._core.append_in_background((group.to_record(),))
+            self._core.append((group.to_record(),))
             return
         for member in group.members.values():
             self._respond_join(member, self._joined(group, member))

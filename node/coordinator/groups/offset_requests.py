@@ -1,11 +1,10 @@
-"""What clients and the node do with offsets: commit, fetch, delete, expire.
+"""What clients do with offsets: commit, fetch, delete.
 
 A part of :class:`.core.GroupCore`. Source: Kafka's ``OffsetMetadataManager``.
 """
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from kio.schema.errors import ErrorCode
@@ -24,15 +23,14 @@ from kept.node.coordinator.groups.group import (
 from kept.node.coordinator.groups.memory_limit import GROUP_BYTES, GroupMemory, records_bytes
 from kept.node.coordinator.groups.offsets import (
     StoredOffset,
-    is_expired,
     offset_bytes,
     value_bytes,
 )
 from kept.node.coordinator.groups.records import (
-    NO_TOPIC_ID,
     GroupRecord,
     OffsetCommitKey,
     OffsetCommitValue,
+    is_other_topic,
     utf16_length,
 )
 
@@ -181,7 +179,7 @@ class OffsetRequests:
             if event.require_stable and self._core.is_unstable(key):
                 unstable = ErrorCode.unstable_offset_commit
                 fetched.append(ev.FetchedOffset(partition, error=unstable))
-            elif offset is None or _is_other_topic(offset.value.topic_id, topic.topic_id):
+            elif offset is None or is_other_topic(offset.value.topic_id, topic.topic_id):
                 fetched.append(ev.FetchedOffset(partition))
             else:
                 v = offset.value
@@ -217,55 +215,3 @@ class OffsetRequests:
         else:
             # An offset that is not there any more may have a tombstone that is not committed.
             core.respond_when_committed(event.request, result)
-
-    def tombstones(self, group: str) -> list[GroupRecord]:
-        """Deletes all offsets of a group."""
-        keys = dict.fromkeys(self._core.appended.keys_of(group))
-        keys.update(dict.fromkeys(self._core.transactions.keys_of(group)))
-        return [GroupRecord(key, None) for key in keys]
-
-    def topics_deleted(self, event: ev.TopicsDeleted) -> None:
-        """Delete the offsets of topics that are gone; those of a namesake with another id stay."""
-        core = self._core
-        gone = dict(event.topics)
-        keys: dict[OffsetCommitKey, None] = {}
-        for key, stored in chain(core.appended, core.transactions):
-            if key.topic in gone and not _is_other_topic(stored.value.topic_id, gone[key.topic]):
-                keys[key] = None
-        if keys:
-            core.append_in_background(tuple(GroupRecord(key, None) for key in keys))
-
-    # Expiry.
-
-    def expire(self) -> None:
-        """Delete offsets whose time is over, and empty groups that have none left."""
-        core = self._core
-        records: list[GroupRecord] = []
-        removed: list[Group] = []
-        for group in list(core.groups.values()):
-            if self._expire_group(group, records) and group.state is EMPTY:
-                records.append(core.remove_group(group))
-                removed.append(group)
-        if records:
-            core.append_in_background(tuple(records), removed=tuple(removed))
-
-    def _expire_group(self, group: Group, records: list[GroupRecord]) -> bool:
-        """Add the tombstones; whether no offset is left."""
-        core = self._core
-        retention_ms = core.settings.offsets_retention_ms
-        all_expired = not core.transactions.keys_of(group.group_id)
-        for topic, partitions in core.appended.of_group(group.group_id).items():
-            subscribed = group.is_subscribed_to(topic)
-            for partition, stored in partitions.items():
-                key = OffsetCommitKey(group.group_id, topic, partition)
-                expired = is_expired(group, stored, core.wall_ms, retention_ms)
-                if expired and not subscribed and not core.transactions.holds(key):
-                    records.append(GroupRecord(key, None))
-                else:
-                    all_expired = False
-        return all_expired
-
-
-def _is_other_topic(stored: object, wanted: object) -> bool:
-    """Both ids are known, and differ."""
-    return NO_TOPIC_ID not in (stored, wanted) and stored != wanted

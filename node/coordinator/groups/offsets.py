@@ -41,11 +41,12 @@ def value_bytes(value: OffsetCommitValue) -> int:
 class OffsetStore:
     """Offsets by group, topic and partition; ``memory`` counts them."""
 
-    __slots__ = ("_groups", "_memory")
+    __slots__ = ("_groups", "_memory", "_size_bytes")
 
     def __init__(self, memory: GroupMemory) -> None:
         self._groups: dict[str, dict[str, dict[int, StoredOffset]]] = {}
         self._memory = memory
+        self._size_bytes = 0
 
     def get(self, key: OffsetCommitKey) -> StoredOffset | None:
         """What is stored for a partition."""
@@ -60,7 +61,7 @@ class OffsetStore:
         partitions = topics.setdefault(key.topic, {})
         before = partitions.get(key.partition)
         partitions[key.partition] = stored
-        self._memory.used_bytes += offset_bytes(stored) - offset_bytes(before)
+        self._count(offset_bytes(stored) - offset_bytes(before))
 
     def put_later(self, offsets: TransactionalOffsets) -> None:
         """Store those of a transaction that is committed, unless a later record is here."""
@@ -73,26 +74,24 @@ class OffsetStore:
         topics = self._groups.get(key.group, {})
         partitions = topics.get(key.topic, {})
         before = partitions.pop(key.partition, None)
-        self._memory.used_bytes -= offset_bytes(before)
+        self._count(-offset_bytes(before))
         if before is not None and not partitions:
             del topics[key.topic]
             if not topics:
                 del self._groups[key.group]
 
+    def _count(self, more_bytes: int) -> None:
+        self._size_bytes += more_bytes
+        self._memory.used_bytes += more_bytes
+
     def clear(self) -> None:
         """Forget all."""
-        self._memory.used_bytes -= sum(offset_bytes(stored) for _, stored in self)
+        self._count(-self._size_bytes)
         self._groups.clear()
 
     def of_group(self, group: str) -> dict[str, dict[int, StoredOffset]]:
         """Topic to partition to offset of a group; not to be changed."""
         return self._groups.get(group, {})
-
-    def keys_of(self, group: str) -> Iterator[OffsetCommitKey]:
-        """Keys of a group's offsets."""
-        for topic, partitions in self.of_group(group).items():
-            for partition in partitions:
-                yield OffsetCommitKey(group, topic, partition)
 
     def by_group(self) -> Iterator[tuple[str, dict[str, dict[int, StoredOffset]]]]:
         """Each group with what :meth:`of_group` says of it."""
@@ -162,6 +161,11 @@ class OpenTransactions:
     def holds(self, key: OffsetCommitKey) -> bool:
         """Whether an open transaction commits that partition's offset."""
         return key in self._holders.get(key.group, ())
+
+    def stored(self, key: OffsetCommitKey) -> Iterator[StoredOffset]:
+        """What open transactions commit for a partition."""
+        for producer_id in self._holders.get(key.group, {}).get(key, ()):
+            yield self._producers[producer_id][key]
 
     def keys_of(self, group: str) -> Collection[OffsetCommitKey]:
         """Partitions of a group whose offsets open transactions commit; not to be changed."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from kept.node.coordinator.groups.group import Group, Protocols
     from kept.node.coordinator.groups.records import GroupRecord
+    from kept.node.coordinator.groups.sweeps import Sweep
 
 
 class GroupCreation(Struct, frozen=True):
@@ -52,7 +53,14 @@ class Assignment(Struct, frozen=True):
     assignments: Mapping[str, bytes]
 
 
-Sequel = Response | GroupCreation | StaticMemberReplacement | Assignment
+class SweepSlice(Struct, frozen=True):
+    """A slice of a sweep is deleted, perhaps the last one."""
+
+    sweep: Sweep
+    is_last: bool
+
+
+Sequel = Response | GroupCreation | StaticMemberReplacement | Assignment | SweepSlice
 """A response becomes what :func:`~.events.failed` makes of it if the append fails."""
 
 

@@ -133,6 +133,11 @@ class GroupRecord(Struct, frozen=True):
         return encode_key(self.key), encode_group_metadata(self.value)
 
 
+def is_other_topic(stored: uuid.UUID, wanted: uuid.UUID) -> bool:
+    """Both ids are known, and differ."""
+    return NO_TOPIC_ID not in (stored, wanted) and stored != wanted
+
+
 def utf16_length(text: str) -> int:
     """Length as Java's ``String.length()`` counts: in UTF-16 units."""
     return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2

@@ -36,4 +36,8 @@ class ExpireOffsets(Struct, frozen=True):
     """Look for offsets and groups whose time is over."""
 
 
-Timer = SessionExpiry | JoinDeadline | SyncDeadline | ExpireOffsets
+class SweepTopics(Struct, frozen=True):
+    """Delete the offsets of deleted topics, which could not be."""
+
+
+Timer = SessionExpiry | JoinDeadline | SyncDeadline | ExpireOffsets | SweepTopics

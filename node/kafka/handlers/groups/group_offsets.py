@@ -254,13 +254,15 @@ class GroupOffsetsHandler:
 
     def _fetch_group(self, ctx: RequestContext, group: Any, stable: bool) -> Steps[Answer]:
         """One group's offsets, in parts where many are asked for. Topics that may not be described
-        are left out of all topics, and refused where they are named.
+        are left out of all topics, and refused where they are named. Also by name only offsets of
+        the topic that has it now are shown: those of one before it may still be being deleted.
         """
         unknown: list[dict[str, Any]] = []
         parts = _Parts(_fetch_topic)
         for committed, partitions in self._all_committed(group):
             if ctx.may(AclOperation.DESCRIBE, AclResourceType.TOPIC, committed, audited=False):
-                parts.add((committed, NO_TOPIC_ID), partitions)
+                image = self.metadata.image.topics.get(committed)
+                parts.add((committed, image.topic_id if image else NO_TOPIC_ID), partitions)
             yield
         for topic in group.topics or ():
             yield
@@ -272,8 +274,7 @@ class GroupOffsetsHandler:
                 code = ErrorCode.topic_authorization_failed
                 unknown.append(_unfetched(topic, topic_id, code))
                 continue
-            key = name, topic_id if ctx.api_version >= TOPIC_IDS_FROM else NO_TOPIC_ID
-            parts.add(key, topic.partition_indexes)
+            parts.add((name, topic_id), topic.partition_indexes)
         answers = []
         for topics in parts if parts.any else ((),):
             answers.append(self._fetch_part(ctx, group, topics, stable))
@@ -348,14 +349,14 @@ class GroupOffsetsHandler:
         if result.error is not ev.NO_ERROR:
             return self._fetch_refused(ctx, group, result.error)
         topics = []
-        for name, asked_id, offsets in result.topics:
-            topic_id = asked_id
+        for name, topic_id, fetched in result.topics:
+            offsets: Sequence[ev.FetchedOffset] = fetched
             if topic_id == NO_TOPIC_ID and ctx.api_version >= TOPIC_IDS_FROM:
-                # All offsets were asked for: those of topics that are gone can't be named.
-                image = self.metadata.image.topics.get(name)
-                if image is None:
+                continue  # all offsets were asked for: those of topics that are gone can't be named
+            if group.topics is None:
+                offsets = [f for f in fetched if f.offset >= 0 or f.error is not ev.NO_ERROR]
+                if not offsets:
                     continue
-                topic_id = image.topic_id
             partitions = [
                 {
                     "partition_index": f.partition,

@@ -74,6 +74,9 @@ class History:
 
     def _perform(self, effects: tuple[ev.Effect, ...]) -> None:
         for effect in effects:
+            if isinstance(effect, ev.MoreToSweep):
+                self._perform(self.core.step(ev.SweepOn(), self.now))
+                continue
             self.lines += describe(effect)
             if isinstance(effect, AppendRecords):
                 self._stage()
@@ -324,8 +327,7 @@ def reread(record: GroupRecord) -> GroupRecord:
 def describe(effect: ev.Effect) -> list[str]:
     """An effect as a line of a history."""
     if isinstance(effect, AppendRecords):
-        in_parts = not effect.atomic and len(effect.records) > 1
-        kind = "append in parts" if in_parts else "append"
+        kind = "append"
         if effect.producer is not None:
             kind += f" in {effect.producer.producer_id}"
         if effect.marker is not None:

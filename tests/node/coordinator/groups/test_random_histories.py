@@ -1,8 +1,9 @@
 """Random histories of a core: whatever clients do, its state makes sense and everybody is answered.
 
-Clients here are careless: wrong generations, ids of others, protocols that nobody shares, silence,
-transactions that end twice or never. Appends commit late, are rejected; the node restarts. What a
-fetch shows is what a model makes of the committed log.
+Clients here are careless: wrong generations, ids of others, protocols that nobody shares, timeouts
+that are none, silence, transactions that end twice or never. Appends commit late, are rejected; the
+node restarts; what is deleted is deleted in slices of two. What a fetch shows is what a model makes
+of the committed log.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from kept.node.coordinator.common.events import (
     AppendRecords,
     AppendRejected,
     AppendStaged,
+    AppendTimedOut,
     EndMarker,
     Response,
     TransactionalProducer,
 )
 from kept.node.coordinator.groups import events as ev
+from kept.node.coordinator.groups import sweeps
 from kept.node.coordinator.groups.core import GroupCore
 from kept.node.coordinator.groups.group import STABLE
 from kept.node.coordinator.groups.offsets import OffsetStore, TransactionalOffsets
@@ -43,6 +46,7 @@ GROUPS = ("alpha", "beta")
 TOPICS = ("orders", "users")
 INSTANCES = (None, None, None, "one", "two")
 PRODUCERS = (7, 8, 9)
+REBALANCE_TIMEOUTS_MS = (*(5_000, 60_000) * 6, 0, -1, 2**31 - 1)
 HISTORIES = int(os.environ.get("KEPT_GROUP_HISTORIES", "150"))
 
 
@@ -52,6 +56,12 @@ PROTOCOLS = (
     (("sticky", encode_subscription(["users"])), ("range", encode_subscription(["orders"]))),
     (("sticky", encode_subscription([])),),
 )
+
+
+@pytest.fixture(autouse=True)
+def in_short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeps, "SLICE_RECORDS", 2)
+    monkeypatch.setattr(sweeps, "SLICE_ITEMS", 3)
 
 
 Entry = tuple[GroupRecord, int] | EndMarker
@@ -65,7 +75,7 @@ class OffsetsOfLog:
     committed: dict[OffsetCommitKey, tuple[int, int]] = field(default_factory=dict)
     """Key to (place in the log, offset)."""
     open: list[tuple[int, OffsetCommitKey, int, int]] = field(default_factory=list)
-    """(Producer, key, place, offset)."""
+    """(TransactionalProducer, key, place, offset)."""
 
     def add(self, place: int, entry: Entry) -> None:
         if isinstance(entry, EndMarker):
@@ -100,6 +110,7 @@ class Simulation:
         self.committed = 0
         self.model = OffsetsOfLog()
         self.unstable = 0
+        self.to_sweep = False
         self.in_flight: list[AppendRecords] = []
         self.settings = ev.GroupSettings(
             group_initial_rebalance_delay_ms=self.random.choice((0, 3_000)),
@@ -118,6 +129,8 @@ class Simulation:
                 self.learn(effect)
             elif isinstance(effect, AppendRecords):
                 self.append(effect)
+            elif isinstance(effect, ev.MoreToSweep):
+                self.to_sweep = True
         self.core.check_invariants()
 
     def append(self, effect: AppendRecords) -> None:
@@ -142,6 +155,25 @@ class Simulation:
                 self.model.add(self.committed, self.written[self.committed])
                 self.committed += 1
             self.perform(self.core.step(AppendCommitted(effect.append), self.now))
+
+    def sweep(self) -> None:
+        """One slice of what is to be deleted."""
+        if self.to_sweep:
+            self.to_sweep = False
+            self.perform(self.core.step(ev.SweepOn(), self.now))
+
+    def be_late(self) -> None:
+        """An append takes its time; it may still be committed."""
+        if self.in_flight:
+            late = self.random.choice(self.in_flight).append
+            error = ErrorCode.coordinator_not_available
+            self.perform(self.core.step(AppendTimedOut(late, error), self.now))
+
+    def settle(self) -> None:
+        """Commit and sweep until nothing is left to do."""
+        while self.in_flight or self.to_sweep:
+            self.commit()
+            self.sweep()
 
     def learn(self, answer: Response) -> None:
         request = self.requests[answer.request]
@@ -188,7 +220,7 @@ class Simulation:
         if kind < 0.30:
             return ev.Join(
                 number, group, member, "app", "/127.0.0.1", choose((6_000, 30_000)),
-                choose((5_000, 60_000)), choose(("consumer",) * 9 + ("connect",)),
+                choose(REBALANCE_TIMEOUTS_MS), choose(("consumer",) * 9 + ("connect",)),
                 choose(PROTOCOLS), str(number), instance, self.random.random() < 0.7,
                 self.random.random() < 0.7,
             )  # fmt: skip
@@ -228,7 +260,7 @@ class Simulation:
         while (due := self.core.next_deadline_ms) is not None and due <= until:
             self.now = max(self.now, due)
             self.perform(self.core.tick(self.now))
-            self.commit()
+            self.settle()
         self.now = until
 
     def restart(self) -> None:
@@ -239,6 +271,7 @@ class Simulation:
             self.model.add(self.committed, self.written[self.committed])
             self.committed += 1
         self.in_flight.clear()
+        self.to_sweep = False
         for number in self.requests:
             self.answers[number] = 1
         self.core = self.rebuilt()
@@ -257,7 +290,11 @@ class Simulation:
     def run(self, steps: int) -> None:
         for _ in range(steps):
             kind = self.random.random()
-            if kind < 0.80:
+            if kind < 0.03:
+                self.sweep()
+            elif kind < 0.04:
+                self.be_late()
+            elif kind < 0.80:
                 self.request()
             elif kind < 0.90:
                 self.commit()
@@ -278,10 +315,10 @@ def test_everybody_is_answered_and_the_log_tells_the_state(chunk: int) -> None:
 def assert_history(seed: int) -> Simulation:
     simulation = Simulation(seed)
     simulation.run(120)
-    simulation.commit()
+    simulation.settle()
     # Then silence: sessions end, rebalances end, and nobody is left waiting.
     simulation.pass_time(700_000)
-    simulation.commit()
+    simulation.settle()
     unanswered = set(simulation.requests) - set(simulation.answers)
     assert not unanswered, (seed, [simulation.requests[r] for r in unanswered])
     again = simulation.rebuilt()
@@ -323,10 +360,10 @@ def test_planted_bugs_are_noticed(bug: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_stable_group_is_what_its_record_says() -> None:
     stable = 0
-    for seed in range(HISTORIES):
+    for seed in range(2 * HISTORIES):
         simulation = Simulation(seed)
         simulation.run(60)
-        simulation.commit()
+        simulation.settle()
         again = simulation.rebuilt()
         for group_id, group in simulation.core.groups.items():
             if group.state is not STABLE:

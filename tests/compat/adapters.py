@@ -30,6 +30,7 @@ from kafka.net.sasl.oauth import AbstractTokenProvider as PythonTokens
 
 from kept.client.security.jaas import parse_jaas
 from tests.compat.scenario import DEADLINE_S, PARTITIONS
+from tests.support.joining import knows
 
 PLAINTEXT: Mapping[str, str] = {}
 
@@ -250,6 +251,7 @@ class _PythonMember:
             session_timeout_ms=6000,
             heartbeat_interval_ms=300,
         )
+        knows(self._consumer, topic)
 
     def poll(self) -> list[bytes]:
         found = self._consumer.poll(timeout_ms=50)

@@ -8,19 +8,22 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import NewTopic
 
+from tests.support.joining import knows
+
 pytestmark = pytest.mark.slow
 
 DEADLINE_S = 60
 
 
 def consumer_for(broker, *topics: str, **settings) -> KafkaConsumer:
-    return KafkaConsumer(
+    consumer = KafkaConsumer(
         *topics,
         bootstrap_servers=broker.bootstrap,
         auto_offset_reset="earliest",
         consumer_timeout_ms=500,
         **settings,
     )
+    return knows(consumer, *topics)
 
 
 def read(consumer: KafkaConsumer, count: int) -> list:

@@ -24,6 +24,7 @@ from confluent_kafka import TopicPartition as RdPartition
 from kafka.errors import KafkaError as PythonError
 
 from tests.compat.movers import RECORDS, Mover, Nodes, Place, move, move_by
+from tests.support.joining import knows
 from tests.tools import go_tools, kafka_dist
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -112,6 +113,7 @@ class KafkaPython:
             isolation_level="read_committed", session_timeout_ms=6000, heartbeat_interval_ms=300,
             max_poll_records=AT_ONCE,
         )  # fmt: skip
+        knows(self._consumer, place.source)
 
     def step(self, *, commit: bool) -> int | None:
         found = self._consumer.poll(timeout_ms=200)

@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient
 from kafka import KafkaConsumer
 
 from kept.testing import Cluster
+from tests.support.joining import knows
 
 DEADLINE_S = 60
 QUICK = {
@@ -101,6 +102,7 @@ def test_three_kinds_of_clients_share_a_topic(kept_broker: Cluster) -> None:
             topic, bootstrap_servers=bootstrap, group_id=topic, auto_offset_reset="earliest",
             heartbeat_interval_ms=200, session_timeout_ms=60_000,
         )  # fmt: skip
+        knows(consumer, topic)
         while not stop.is_set():
             for records in consumer.poll(timeout_ms=50).values():
                 values["kafka-python"] += [r.value for r in records]

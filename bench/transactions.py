@@ -227,17 +227,22 @@ def _knowing(bench: Bench, broker: Broker, group: str) -> None:
     count = max(2000, int(IDS * bench.scale))
     before = broker.resident_bytes()
     with socket.create_connection((broker.host, broker.port), 60) as connection:
-        incoming = connection.makefile("rb")
-        for first in range(0, count, IDS_AT_ONCE):
-            numbers = range(first, min(first + IDS_AT_ONCE, count))
-            connection.sendall(b"".join(_initialize(number) for number in numbers))
-            for _ in numbers:
+        initialize(connection, range(count))
+    grown = broker.resident_bytes() - before
+    bench.add(group, "memory of a known transactional id", broker.name, "B", grown / count)
+
+
+def initialize(connection: socket.socket, numbers: range) -> None:
+    """An InitProducerId for each number's transactional id. Raises RuntimeError at an error."""
+    with connection.makefile("rb") as incoming:
+        for first in numbers[::IDS_AT_ONCE]:
+            part = range(first, min(first + IDS_AT_ONCE, numbers.stop))
+            connection.sendall(b"".join(_initialize(number) for number in part))
+            for _ in part:
                 (size,) = struct.unpack(">i", incoming.read(4))
                 _, answer = decode_response(ApiKey.INIT_PRODUCER_ID, 4, incoming.read(size))
                 if answer.error_code:
                     raise RuntimeError(f"InitProducerId: {answer.error_code}")
-    grown = broker.resident_bytes() - before
-    bench.add(group, "memory of a known transactional id", broker.name, "B", grown / count)
 
 
 def _initialize(number: int) -> bytes:

@@ -744,10 +744,10 @@ class NodeSettings:
         "transaction. serve: for proxies that spread a producer's requests over connections."
     )
     transactional_ids_max_bytes = _long("536870912", low=1 << 20, ours=True).means(
-        "Memory of all transactional ids that this node coordinates (about 0.4 KB each, their text "
-        "twice, and 128 bytes for each partition of a transaction: a million by default). Above, "
-        "new ids get COORDINATOR_NOT_AVAILABLE; partitions of those that exist may take an eighth "
-        "more."
+        "Memory of all transactional ids that this node coordinates (about 0.2 KB each, their text "
+        "twice, and 128 bytes for each partition of a transaction: some 1.7 million by default). "
+        "Above, new ids get COORDINATOR_NOT_AVAILABLE; partitions of those that exist may take an "
+        "eighth more."
     )
     transaction_state_log_num_partitions = _integer("50", low=1).means(
         "Partitions of __transaction_state; fixed once it exists."

@@ -14,6 +14,7 @@ _HEADER = Struct(">qiibIhiqqqhii")
 largest timestamp, producer id, producer epoch, base sequence, count."""
 HEADER_BYTES = 61
 CONTROL = 0x20
+_SEQUENCES = 2**31
 
 
 class Batch(NamedTuple):
@@ -36,6 +37,16 @@ class Batch(NamedTuple):
     def identity(self) -> tuple[int, int, int]:
         """What is unique to a producer's batch: its id, its epoch, the first sequence."""
         return self.producer_id, self.producer_epoch, self.sequence
+
+    @property
+    def last_sequence(self) -> int:
+        """Of its last record as it was sent: a pass lowers ``count``, never the offsets."""
+        return (self.sequence + self.last - self.base) % _SEQUENCES
+
+    @property
+    def next_sequence(self) -> int:
+        """With which its producer goes on; behind the largest comes 0."""
+        return (self.last_sequence + 1) % _SEQUENCES
 
     def __repr__(self) -> str:
         who = "" if self.producer_id < 0 else f" by {self.producer_id} #{self.sequence}"

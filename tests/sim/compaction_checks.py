@@ -340,7 +340,7 @@ class CompactionChecks(ReplicaChecks):
                 raise Violation("producer-state", f"n{node} {tp}: {batch} is gone, the last")
             state = view.log.producers.get(producer)
             known = -1 if state is None else state.last_sequence
-            if batch.base >= low and known != batch.sequence + batch.count - 1:
+            if batch.base >= low and known != batch.last_sequence:
                 raise Violation(
                     "producer-state", f"n{node} {tp}: of {batch} it knows sequence {known}"
                 )

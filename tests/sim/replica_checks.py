@@ -358,9 +358,8 @@ class ReplicaChecks:
             register.epochs.clear()
             for batch in register.batches[first:]:  # others' producers it may not know: KIP-360
                 if not batch.attributes & CONTROL:
-                    register.sequences[batch.producer_id, batch.producer_epoch] = (
-                        batch.sequence + batch.count
-                    )
+                    producer = batch.producer_id, batch.producer_epoch
+                    register.sequences[producer] = batch.next_sequence
             gone = {b.identity for b in lost}
             register.acked = {  # what was deleted is not asked for, though offsets begin lower now
                 k: v for k, v in register.acked.items() if k not in gone and v[0] >= deleted_to
@@ -431,7 +430,7 @@ class ReplicaChecks:
             raise Violation(
                 "sequence", f"{tp}: {batch} is committed, sequence {expected} would be next"
             )
-        register.sequences[key] = batch.sequence + batch.count
+        register.sequences[key] = batch.next_sequence
 
     def forgotten(
         self, tp: TopicPartition, producer_id: int, producer_epoch: int, sequence: int

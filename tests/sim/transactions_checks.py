@@ -229,7 +229,7 @@ class TransactionChecks:
                 assert batch.marker is not None
                 coordinator, first = batch.marker[1], None
             else:
-                last = batch.sequence + batch.count - 1
+                last = batch.last_sequence
                 if batch.attributes & TRANSACTIONAL and first is None:
                     first = batch.base
             follows[pid] = epoch, last, coordinator, first

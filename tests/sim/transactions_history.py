@@ -162,7 +162,12 @@ class TransactionsHistory(NodesHistory):
     def _compact(self) -> None:
         """The cleaner makes passes, as often as it can."""
         self.world.counts["histories with passes"] += 1
-        self.settings |= {"log.cleaner.enable": "true", "log.cleaner.backoff.ms": "300"}
+        self.settings |= {
+            "log.cleaner.enable": "true",
+            "log.cleaner.backoff.ms": "300",
+            "offsets.topic.segment.bytes": "2048",
+            "transaction.state.log.segment.bytes": "2048",
+        }
         self.topic_configs |= {
             "cleanup.policy": "compact",
             "segment.bytes": "1024",
@@ -175,7 +180,7 @@ class TransactionsHistory(NodesHistory):
         """See :meth:`NodesHistory.make_checks`."""
         if not self.compacts:
             return super().make_checks()
-        topics = {self.topic, TransactionOperator.VOLATILE}
+        topics = {self.topic, TransactionOperator.VOLATILE, *INTERNAL}
         return CompactedTransactionChecks(
             self.world, durable=self.durable, compacted=frozenset(topics)
         )

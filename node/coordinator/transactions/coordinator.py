@@ -266,9 +266,7 @@ class TransactionCoordinator:
     def states(self) -> Iterator[TransactionState]:
         """That of each transactional id: for metrics. Cores may step meanwhile."""
         for core in self.cores():
-            for held in tuple(core.ids.values()):
-                if held.committed is not None:
-                    yield held.committed.state
+            yield from core.ids.states()
 
     def counts(self) -> Counter[str]:
         """Transactions ``started``, ``committed``, ``aborted``, ``timed_out`` here."""

@@ -52,13 +52,13 @@ from kept.node.coordinator.transactions.connections import ConnectionOrder
 from kept.node.coordinator.transactions.records import (
     TransactionMetadata,
     TransactionRecord,
-    TransactionState,
 )
 from kept.node.coordinator.transactions.transactional_id import (
     PARTITIONS_SHARE,
     IdMemory,
     PendingTransition,
     TransactionalId,
+    TransactionalIds,
     size_bytes,
 )
 from kept.node.runtime.counters import REQUEST_BUCKETS
@@ -136,7 +136,7 @@ class TransactionCore:
         self.now_ms = 0
         """When the present event happens."""
         self.wall_offset_ms = 0
-        self.ids: dict[str, TransactionalId] = {}
+        self.ids = TransactionalIds()
         self.timers: Timers[Timer] = Timers()
         self._memory = IdMemory() if memory is None else memory
         self._next_noise_ms = 0
@@ -170,8 +170,9 @@ class TransactionCore:
         if metadata is None:
             self.ids.pop(transactional_id, None)
             return
-        held = self.ids[transactional_id] = TransactionalId(metadata)
+        held = TransactionalId(metadata)
         self._count(transactional_id, held, metadata)
+        self.ids[transactional_id] = held
         if _is_unfinished(metadata):
             self._unfinished[transactional_id] = held
 
@@ -197,11 +198,11 @@ class TransactionCore:
     def unload(self) -> tuple[ev.Effect, ...]:
         """Another node leads the partition now: whoever waits gets NOT_COORDINATOR."""
         waiting = [p.request for p in self.pending.values() if p.request is not None]
-        waiting += [e for held in self.ids.values() for e in held.parked]
+        waiting += [e for held in self.ids.active() for e in held.parked]
         waiting += [e for e in self._awaiting_producer_id if not isinstance(e, Timeout)]
         for event in waiting:
             self._respond_failed(event, ErrorCode.not_coordinator)
-        self._memory.used_bytes -= sum(size_bytes(name, h.counted) for name, h in self.ids.items())
+        self._memory.used_bytes -= self.ids.counted_bytes()
         self.ids.clear()
         self._unfinished.clear()
         self.pending.clear()
@@ -443,7 +444,7 @@ class TransactionCore:
         self._last_append += 1
         version = 1 if self.settings.transaction_version >= 1 else 0
         for transactional_id, metadata in changes.items():
-            held = self.ids.setdefault(transactional_id, TransactionalId())
+            held = self.ids.hold(transactional_id)
             if held.pending != self._completing.get(transactional_id):
                 raise InvariantViolation(f"{transactional_id!r} has two pending transitions")
             txn.check_transition(self._newest(transactional_id, held), metadata)
@@ -474,6 +475,7 @@ class TransactionCore:
             self._end_pending(transactional_id, held, event.append)
             self._commit(transactional_id, held, metadata)
             self._unpark(held)
+            self.ids.let_rest(transactional_id)
 
     def _append_rejected(self, event: AppendRejected) -> None:
         pending = self.pending.pop(event.append)
@@ -491,6 +493,7 @@ class TransactionCore:
             elif held.committed is None:
                 del self.ids[transactional_id]
             self._unpark(held)
+            self.ids.let_rest(transactional_id)
 
     def _end_pending(self, transactional_id: str, held: TransactionalId, append: int) -> None:
         """An append is committed or refused: pending is what was put behind, or before it."""
@@ -629,7 +632,7 @@ class TransactionCore:
 
     def partitions(self) -> Iterator[TopicPartition]:
         """Those of all transactions that are open or ending."""
-        for held in self.ids.values():
+        for held in self._unfinished.values():
             if held.committed is not None:
                 yield from held.committed.partitions
 
@@ -637,10 +640,12 @@ class TransactionCore:
         self, wanted: ev.TransactionFilter, now_ms: int
     ) -> Iterator[ev.ListedTransaction | None]:
         """Ids that ``wanted`` lets through, None for each other one, so that a caller can pause;
-        ``now_ms`` is of the wall clock. Those that there are when the first is taken.
+        ``now_ms`` is of the wall clock. Those that there are when the first is taken; one that is
+        gone since is left out.
         """
-        for transactional_id, held in tuple(self.ids.items()):
-            metadata = held.committed
+        for transactional_id in tuple(self.ids):
+            held = self.ids.get(transactional_id)
+            metadata = None if held is None else held.committed
             if (
                 metadata is not None
                 and (not wanted.states or metadata.state in wanted.states)
@@ -658,10 +663,6 @@ class TransactionCore:
         """An id in full; None if there is no such id."""
         held = self.ids.get(transactional_id)
         return None if held is None else held.describe(transactional_id)
-
-    def count_states(self) -> Counter[TransactionState]:
-        """How many ids are in each state."""
-        return Counter(h.committed.state for h in self.ids.values() if h.committed is not None)
 
     # The rest.
 

@@ -11,6 +11,7 @@ request that is under way, ``markers NODE broken`` breaks it. Producer ids are d
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 
 from kio.schema.errors import ErrorCode
 from msgspec.structs import replace
@@ -309,7 +310,7 @@ class History:
     def do_bump(self, words: Words) -> None:
         """``bump ID to EPOCH``: as after as many transactions."""
         name, epoch = words.words[0], int(words.option("to"))
-        held = self.core.ids[name]
+        held = self.core.ids.hold(name)
         held.committed = replace(held.committed, epoch=epoch)
         self.log.append(TransactionRecord(name, held.committed))
 
@@ -329,7 +330,7 @@ class History:
 
     def do_counts(self, _: Words) -> None:
         self.lines += [f"{count} {what}" for what, count in sorted(self.core.counts.items())]
-        states = sorted(self.core.count_states().items())
+        states = sorted(Counter(self.core.ids.states()).items())
         self.lines += [f"{count} in {state.kafka_name}" for state, count in states]
 
     def do_written(self, words: Words) -> None:

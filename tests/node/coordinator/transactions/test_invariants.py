@@ -23,10 +23,11 @@ from kept.node.coordinator.transactions.core import (
     NEXT_IDS_MS,
     TransactionCore,
 )
-from kept.node.coordinator.transactions.records import TransactionRecord
+from kept.node.coordinator.transactions.records import TransactionMetadata, TransactionRecord
 from kept.node.coordinator.transactions.transactional_id import (
     IdMemory,
     TransactionalId,
+    TransactionalIds,
     size_bytes,
 )
 from kept.storage.errors import InvariantViolation
@@ -45,7 +46,7 @@ def history(*lines: str) -> History:
 
 def broken(told: History, **changes: object) -> None:
     """Change what is committed of ``bank``."""
-    held = told.core.ids["bank"]
+    held = told.core.ids.hold("bank")
     assert held.committed is not None
     held.committed = replace(held.committed, **changes)
 
@@ -82,7 +83,7 @@ def test_pending_transitions_without_their_append_are_refused() -> None:
     with pytest.raises(InvariantViolation, match="pending appends and pending transitions"):
         told.core.check_invariants()
     told = history(*OPEN)
-    told.core.ids["bank"].parked = (ev.AddPartitions(1, "bank", 7, 0, frozenset({P0}), 2),)
+    told.core.ids.hold("bank").parked = (ev.AddPartitions(1, "bank", 7, 0, frozenset({P0}), 2),)
     with pytest.raises(InvariantViolation, match="parked for nothing"):
         told.core.check_invariants()
     told.core.ids["none"] = TransactionalId()
@@ -91,13 +92,13 @@ def test_pending_transitions_without_their_append_are_refused() -> None:
         told.core.check_invariants()
 
 
-class Unwalked(dict[str, TransactionalId]):
+class Unwalked(TransactionalIds):
     """Many ids."""
 
     def walk(self) -> Any:
         raise AssertionError("all ids are walked at once")
 
-    __iter__ = items = values = walk
+    __iter__ = items = values = active = states = walk
 
 
 def test_ids_without_a_transaction_cost_no_time() -> None:
@@ -106,7 +107,9 @@ def test_ids_without_a_transaction_cost_no_time() -> None:
     core = TransactionCore(told.core.settings, 0, 2)
     for record in told.log:
         core.replay(record)
-    core.ids = Unwalked(core.ids)
+    unwalked = Unwalked()
+    unwalked.update({"bank": core.ids["bank"], "shop": core.ids["shop"]})
+    core.ids = unwalked
     core.loaded(0)
     core.restart_timeouts(1_000)
     effects = core.tick(2 * 60_000)
@@ -116,9 +119,54 @@ def test_ids_without_a_transaction_cost_no_time() -> None:
     ]
 
 
+def packed(ids: TransactionalIds) -> set[str]:
+    return {name for name, held in ids._held.items() if isinstance(held, bytes)}
+
+
+def test_an_id_that_rests_is_packed_also_one_that_was_read_back() -> None:
+    """A million of them take little memory, whatever they did before."""
+    told = history(*OPEN)
+    assert packed(told.core.ids) == {"shop"}
+    told.run("commit bank as 7/0")
+    assert packed(told.core.ids) == {"bank", "shop"}
+    told.run("hold appends")
+    told.run("init bank")
+    assert packed(told.core.ids) == {"shop"}
+    told.run("reject append coordinator_not_available")
+    assert packed(told.core.ids) == {"bank", "shop"}
+    again = TransactionCore(told.core.settings, 0, 2)
+    for record in told.log:
+        again.replay(record)
+    again.loaded(0)
+    assert packed(again.ids) == {"bank", "shop"}
+    newest = {record.transactional_id: record.metadata for record in told.log}
+    assert {name: held.committed for name, held in again.ids.items()} == newest
+    assert {name: held.committed for name, held in told.core.ids.items()} == newest
+    assert sorted(again.ids.states()) == [txn.EMPTY, txn.COMPLETE_COMMIT]
+
+
+def test_a_packed_id_is_what_it_was() -> None:
+    """To the ends of what its record can hold; what would be lost is not packed."""
+    ends = [
+        TransactionMetadata(p, e, t, txn.COMPLETE_ABORT, frozenset(), u, u, p, -1, e, v)
+        for p, e, t, u, v in ((2**63 - 1, 2**15 - 1, 2**31 - 1, 2**63 - 1, 2), (0, -1, 0, -1, 0))
+    ]
+    ids = TransactionalIds()
+    for metadata in ends:
+        ids["bank"] = TransactionalId(metadata, counted=0)
+        assert packed(ids) == {"bank"} and ids["bank"].committed == metadata
+    for odd in (
+        replace(ends[0], state=txn.ONGOING),
+        replace(ends[0], next_producer_id=8),
+        replace(ends[0], partitions=frozenset({P0})),
+    ):
+        ids["bank"] = TransactionalId(odd, counted=0)
+        assert not packed(ids) and ids["bank"].committed == odd
+
+
 def test_memory_of_ids_is_limited_and_given_back() -> None:
     told, memory = History(), IdMemory()
-    told.settings["ids_max_bytes"] = 1_250
+    told.settings["ids_max_bytes"] = 3 * size_bytes("bank", 0) - 1
     told.core = TransactionCore(
         ev.TransactionSettings(**told.settings), 0, 1, told.connections, memory=memory
     )

@@ -333,7 +333,7 @@ class Judged:
         if not idle:
             return
         name, epoch = self.random.choice(idle), self.random.choice(EPOCHS[2:4])
-        entry = self.core.ids[name]
+        entry = self.core.ids.hold(name)
         entry.committed = replace(entry.committed, epoch=max(epoch, entry.committed.epoch))
         self.held[name] = as_held(entry.committed)
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import click
 
+from kept.cli.table_layout import fitted
 from kept.storage.printable import printable_line, printable_text
 
 TOMBSTONE: Final = "(tombstone)"
@@ -59,9 +60,9 @@ def json_line(value: Any) -> str:
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str = "") -> None:
     """Print aligned columns: numbers to the right, ``-`` for None.
 
-    A table that is wider than the terminal wraps its widest cells; in a pipe or a file every row
-    stays one line, whole. Without rows people are told ``empty``, where standard error is a
-    terminal.
+    A table that is wider than the terminal is laid out anew, see :mod:`kept.cli.table_layout`; in a
+    pipe or a file every row stays one line, whole. Without rows people are told ``empty``, where
+    standard error is a terminal.
     """
     cells = [table_cells(row) for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
@@ -72,7 +73,7 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: 
     if sys.stdout.isatty():
         terminal = shutil.get_terminal_size().columns
         if sum(widths) + 2 * (len(widths) - 1) > terminal:
-            _show_wrapped(lines, numeric, terminal)
+            write("".join(f"{line}\n" for line in fitted(lines, numeric, terminal)))
             return
     for line in lines:
         parts = [
@@ -86,26 +87,6 @@ def _is_numeric(values: Sequence[Any]) -> bool:
     """Whether a column holds numbers, and perhaps some that are unknown."""
     known = [value for value in values if value is not None]
     return bool(known) and all(isinstance(value, (int, float)) for value in known)
-
-
-def _show_wrapped(lines: Sequence[Sequence[str]], numeric: Sequence[bool], terminal: int) -> None:
-    """Print cells in columns that fit ``terminal`` characters together."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
-    for name, right in zip(lines[0], numeric, strict=True):
-        table.add_column(
-            Text(name), justify="right" if right else "left", overflow="fold", no_wrap=right
-        )
-    for line in lines[1:]:
-        table.add_row(*map(Text, line))
-    console = Console(width=terminal, color_system=None, highlight=False)
-    with console.capture() as captured:
-        console.print(table)
-    for line in captured.get().splitlines():
-        write(line.rstrip() + "\n")
 
 
 def counted(count: int, noun: str) -> str:

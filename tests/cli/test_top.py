@@ -99,7 +99,7 @@ def test_what_fits_the_screen():
     assert settings.rows(40, nodes=3) == 12
     assert settings.rows(5, nodes=3) == 1
     settings.press("t")
-    assert settings.views == ("topics",) and settings.rows(40, nodes=3) == 34
+    assert settings.views == ("topics",) and settings.rows(40, nodes=3) == 33
     settings.press("s")
     settings.press("x")
     assert (settings.sort, settings.view) == ("size", "topics")
@@ -115,11 +115,24 @@ def test_the_screen_spells_out_what_a_cluster_says() -> None:
     watch.rates.set_groups([GroupListing(HOSTILE, HOSTILE, HOSTILE, "classic", 1)])
     shown = io.StringIO()
     console = Console(file=shown, width=1000, force_terminal=False)
-    console.print(_screen(watch, Settings(None, "name", 1.0, None), 60, HOSTILE))
+    console.print(_screen(watch, Settings(None, "name", 1.0, None), 1000, 60, HOSTILE))
     check("the screen", shown.getvalue())
     assert not any(line.startswith("level=") for line in shown.getvalue().splitlines())
     spelled = printable_line(HOSTILE)
     assert shown.getvalue().count(spelled) == 5, "cluster, error, topic, group and its state"
+
+
+def test_a_narrow_screen_has_fewer_columns_and_the_keys() -> None:
+    watch, name = Watch(FakeClient(), internal=False), "orders-of-the-region"
+    watch.rates.set_topics({name: topic(name, PartitionView(0, 1, 1, (1,), (1,)))})
+    shown = io.StringIO()
+    console = Console(file=shown, width=45, force_terminal=False)
+    console.print(_screen(watch, Settings("topics", "name", 1.0, None), 45, 60, ""))
+    lines = shown.getvalue().splitlines()
+    assert max(map(len, lines)) <= 45
+    assert lines[1] == "by name  (n t g a: view, s: order, q: end)"
+    assert lines[-2].split() == ["TOPIC", "PARTITIONS"]
+    assert lines[-1].split() == [f"{name[:31]}", "1"]
 
 
 def test_what_moves_is_seen(either: Kept) -> None:

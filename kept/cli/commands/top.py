@@ -37,6 +37,8 @@ METADATA_S: Final = 30.0
 """How old what is known of topics and their leaders may be: the answer about all is large."""
 TIMEOUT_MS: Final = 10_000
 ROWS: Final = 20
+_NAME_WIDTH: Final = 16
+"""What the first column of the live view keeps in a narrow terminal; others make room."""
 VIEWS: Final = ("nodes", "topics", "groups")
 SORTS: Final = {
     "rate": "records_per_s",
@@ -257,7 +259,7 @@ class Settings:
         """Rows of each table: nodes get what they need, up to a third of the screen."""
         if self.limit is not None:
             return self.limit
-        left = height - 3 - 3 * len(self.views)
+        left = height - 4 - 3 * len(self.views)
         if self.view is not None:
             return max(1, left)
         return max(1, (left - min(nodes, left // 3)) // 2)
@@ -280,15 +282,17 @@ def _live(watch: Watch, settings: Settings) -> None:
                 except KeptError as problem:
                     error = " ".join(str(problem).split())
                 next_s = time.monotonic() + settings.interval_s
-            live.update(_screen(watch, settings, console.height, error), refresh=True)
+            live.update(_screen(watch, settings, *console.size, error), refresh=True)
             key = wait_for_key(max(0.0, next_s - time.monotonic()))
             if key == "q":
                 return
             settings.press(key)
 
 
-def _screen(watch: Watch, settings: Settings, height: int, error: str) -> RenderableType:
-    """The whole screen."""
+def _screen(
+    watch: Watch, settings: Settings, width: int, height: int, error: str
+) -> RenderableType:
+    """The whole screen, of ``width`` characters and ``height`` lines."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -303,10 +307,10 @@ def _screen(watch: Watch, settings: Settings, height: int, error: str) -> Render
         counted(len(rates.listings), "group"),
     )
     keys = f"by {settings.sort}  (n t g a: view, s: order, q: end)"
-    head = f"{time.strftime('%H:%M:%S')}{cluster}  {', '.join(counts)}  {keys}"
+    head = f"{time.strftime('%H:%M:%S')}  {', '.join(counts)}{cluster}"
     if age := watch.age_s(settings.interval_s):
-        head += f"  rates are up to {age:.0f} s old"
-    lines = [(head, "")] + ([(error, "bold red")] if error else [])
+        keys += f"  rates are up to {age:.0f} s old"
+    lines = [(head, ""), (keys, "")] + ([(error, "bold red")] if error else [])
     parts: list[RenderableType] = [
         Text(printable_line(line), style=style, overflow="ellipsis", no_wrap=True)
         for line, style in lines
@@ -316,7 +320,8 @@ def _screen(watch: Watch, settings: Settings, height: int, error: str) -> Render
         rows = _sorted(rates, name, settings.sort)
         columns, cells = _table(name, rows[: most or None])
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title_justify="left")
-        for number, column in enumerate(columns):
+        shown, texts = _that_fit(columns, cells, width)
+        for number, column in enumerate(shown):
             right = number > 0 and column not in ("state", "role")
             table.add_column(
                 Text(column.upper(), style="bold"),
@@ -324,11 +329,25 @@ def _screen(watch: Watch, settings: Settings, height: int, error: str) -> Render
                 overflow="ellipsis",
                 no_wrap=True,
             )
-        for row in cells:
-            table.add_row(*(Text(cell) for cell in table_cells(row)))
+        for row in texts:
+            table.add_row(*map(Text, row))
         more = len(rows) - len(cells)
         parts += [Text(f"\n{name}, and {more} more" if more else f"\n{name}", style="dim"), table]
     return Group(*parts)
+
+
+def _that_fit(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], width: int
+) -> tuple[Sequence[str], list[list[str]]]:
+    """The columns that there is room for, from the left, and the cells of each row in them. The
+    first one, a name, may be cut.
+    """
+    cells = [table_cells(row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    taken, count = min(widths[0], _NAME_WIDTH), 1
+    while count < len(widths) and taken + 2 + widths[count] <= width:
+        taken, count = taken + 2 + widths[count], count + 1
+    return columns[:count], [row[:count] for row in cells]
 
 
 @contextlib.contextmanager

@@ -1,0 +1,98 @@
+"""Tables in terminals that are too narrow for them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kept.cli.table_layout import NOTHING, fitted, wrapped
+
+STATUS = [
+    ["NODE", "ROLES", "STATE", "ADDRESS", "RACK", "EPOCH", "METADATA LAG", "LEADERS", "REPLICAS"],
+    ["0", "broker,controller", "active", "localhost:21092", "-", "3", "0", "35", "105"],
+    ["1", "broker,controller", "fenced", "kept-1.example:9092", "-", "412", "-", "0", "105"],
+]
+NUMERIC = [True, False, False, False, False, True, True, True, True]
+WHY = [
+    ["TOPIC", "PARTITION", "SIZE", "LAST COMPACTION", "WHY"],
+    ["customer-orders-of-the-region", "0", "52.2 KiB", "never", "nothing is cleanable from 0 on"],
+    ["users", "1", "156 B", "never", "-"],
+]
+
+
+def test_columns_with_nothing_in_them_make_room_first():
+    assert fitted(STATUS, NUMERIC, 78) == [
+        "                                                   METADATA",
+        "NODE  ROLES       STATE   ADDRESS           EPOCH       LAG  LEADERS  REPLICAS",
+        "   0  broker,     active  localhost:21092       3         0       35       105",
+        "      controller",
+        "   1  broker,     fenced  kept-1.example:     412         -        0       105",
+        "      controller          9092",
+    ]
+
+
+def test_the_sentence_that_ends_a_row_goes_below_it():
+    assert fitted(WHY, [False, True, False, False, False], 56) == [
+        "                                              LAST",
+        "TOPIC                    PARTITION  SIZE      COMPACTION",
+        "customer-orders-of-the-          0  52.2 KiB  never",
+        "region",
+        "    why: nothing is cleanable from 0 on",
+        "users                            1  156 B     never",
+    ]
+
+
+def test_a_row_is_lines_in_a_narrow_terminal():
+    assert fitted(WHY, [False, True, False, False, False], 32) == [
+        "TOPIC            customer-",
+        "                 orders-of-the-",
+        "                 region",
+        "PARTITION        0",
+        "SIZE             52.2 KiB",
+        "LAST COMPACTION  never",
+        "WHY              nothing is",
+        "                 cleanable from",
+        "                 0 on",
+        "",
+        "TOPIC            users",
+        "PARTITION        1",
+        "SIZE             156 B",
+        "LAST COMPACTION  never",
+        "WHY              -",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "lines"),
+    [
+        ("", 5, [""]),
+        ("one two", 5, ["one", "two"]),
+        ("x" * 12, 5, ["xxxxx", "xxxxx", "xx"]),
+        ("a.bc.def", 5, ["a.bc.", "def"]),
+        ("52.2 KiB", 8, ["52.2 KiB"]),
+    ],
+)
+def test_where_a_cell_wraps(text, width, lines):
+    assert wrapped(text, width) == lines
+
+
+CELLS = st.text("ab1 -_.:", min_size=1, max_size=40).map(lambda text: text.strip() or NOTHING)
+TABLES = st.integers(1, 9).flatmap(
+    lambda count: st.tuples(
+        st.lists(st.lists(CELLS, min_size=count, max_size=count), min_size=1, max_size=4),
+        st.lists(st.booleans(), min_size=count, max_size=count),
+    )
+)
+
+
+@given(TABLES, st.integers(40, 160))
+def test_nothing_is_lost_and_all_fits(table, width):
+    rows, numeric = table
+    rows = [[cell[:12] if right else cell for cell, right in zip(row, numeric, strict=True)]
+            for row in rows]  # fmt: skip
+    head = [f"COLUMN {chr(65 + number)}" for number in range(len(numeric))]
+    lines = fitted([head, *rows], numeric, width)
+    assert max(map(len, lines)) <= width
+    shown, given_too = "".join(lines), "".join(cell for row in rows for cell in row)
+    assert all(shown.count(letter) == given_too.count(letter) for letter in "ab1")

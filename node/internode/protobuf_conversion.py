@@ -210,7 +210,9 @@ class Codecs:
                 )
         if self.calls.keys() != METHODS.keys():
             raise InvariantViolation(f"one of {sorted(self.calls)} or {sorted(METHODS)} is missing")
-        self.raft = {cls: Codec(cls, getattr(raft_pb2, cls.__name__)) for cls in RAFT_MESSAGES}
+        # Its field is what names a message: the Structs may have other names.
+        fields = raft_pb2.RaftMessage()
+        self.raft = {cls: Codec(cls, type(getattr(fields, n))) for cls, n in RAFT_MESSAGES.items()}
         self.raft_by_kind = {name: self.raft[cls] for cls, name in RAFT_MESSAGES.items()}
         self.raft_message = raft_pb2.RaftMessage
         self.snapshot_head = peers_pb2.SnapshotHead

@@ -15,7 +15,8 @@ and ``ReplicaFetcherThread``):
   ours is cut at its base.
 - In one leader epoch that happens until the logs agree, each time further down. Logs that part
   again after they agreed, or no further down, do so by damage (a log holds epochs that its
-  checkpoint has not): that is said, and asked again later and later.
+  checkpoint has not): that is said, and asked again later and later. A cut that has to wait for
+  work on the log's files is tried again soon, and is none of that.
 - Out of range: a leader whose log ends below ours has it cut there; one whose log starts above our
   end has everything dropped, and the log starts anew.
 - The high watermark is min(the leader's, log end). Ours, not Kafka's: it never goes back but with
@@ -42,6 +43,7 @@ from kept.replication.fetch_messages import (
     KAFKA_STORAGE_ERROR,
     NONE,
     OFFSET_OUT_OF_RANGE,
+    REPLICA_NOT_AVAILABLE,
     Buffer,
     OffsetsAnswer,
     PartitionAnswer,
@@ -52,10 +54,13 @@ from kept.storage.errors import (
     KafkaStorageError,
     KeptError,
     MachineError,
+    ReplicaNotAvailable,
     ResourceExhausted,
 )
 
 NO_LEADER: Final = -1
+CUT_RETRY_MS: Final = 100
+"""A cut that has to wait is tried again after this: nothing is wrong, so it does not grow."""
 OFFSET_BYTES: Final = 8
 """A batch begins with its base offset."""
 AGREED: Final = (-1, -1)
@@ -366,6 +371,10 @@ class FollowerCore:
         if self.state is State.IDLE:
             return ()
         self.agreed = False
+        if isinstance(event.error, ReplicaNotAvailable):
+            # The log is as it was: that the next answer diverges at the same place is no damage.
+            self.diverged_at = None
+            return self._wait(CUT_RETRY_MS, REPLICA_NOT_AVAILABLE, now_ms)
         self.failures += 1
         if isinstance(event.error, ResourceExhausted):
             return self._wait(self._growing_ms(), KAFKA_STORAGE_ERROR, now_ms, str(event.error))

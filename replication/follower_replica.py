@@ -29,6 +29,7 @@ from kept.storage.errors import (
     KeptError,
     MachineError,
     NotLeaderOrFollower,
+    ReplicaNotAvailable,
     is_bug,
 )
 from kept.storage.log.log import AppendInfo
@@ -95,7 +96,8 @@ class FollowerReplica:
         """Do what the FollowerCore decided.
 
         Raises CorruptMessage, OffsetOutOfRange (nothing was appended), KafkaStorageError,
-        NotLeaderOrFollower: for :class:`.fetcher.WorkFailed`.
+        NotLeaderOrFollower, ReplicaNotAvailable (a cut has to wait): for
+        :class:`.fetcher.WorkFailed`.
         """
         match effect:
             case follower.AppendBatches(records, high_watermark, log_start_offset):
@@ -229,5 +231,8 @@ def perform_all(
         except KeptError as error:
             if is_bug(error):
                 raise
-            logger.warning("%s: fetched in vain: %s", tp, error)
+            if isinstance(error, ReplicaNotAvailable):
+                logger.debug("%s: %s", tp, error)
+            else:
+                logger.warning("%s: fetched in vain: %s", tp, error)
             fetcher.step(WorkFailed(tp, error), now_ms)

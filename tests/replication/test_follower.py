@@ -21,6 +21,7 @@ from kept.storage.errors import (
     CorruptMessage,
     InvariantViolation,
     KafkaStorageError,
+    ReplicaNotAvailable,
     ResourceExhausted,
 )
 from kept.storage.types import TopicPartition
@@ -29,7 +30,7 @@ HISTORIES = sorted((Path(__file__).parent / "histories" / "follower").glob("*.tx
 TP = TopicPartition("t", 0)
 TOPIC_ID = uuid.UUID(int=5)
 CODES = {"out-of-range": 1, "not-leader": 6, "fenced": 74, "unknown-epoch": 75, "unknown-id": 100}
-NAMES = {2: "corrupt", **{code: name for name, code in CODES.items()}}
+NAMES = {2: "corrupt", 9: "not-available", **{code: name for name, code in CODES.items()}}
 
 
 @dataclass
@@ -170,8 +171,11 @@ class Story:
                 return [f"{self.core.state.value}, {wants}{agreed}"]
             case _:
                 raise AssertionError(line)
-        for effect in effects:
-            self.log.perform(effect, epoch)
+        if "refused" in words:  # the cut waits: the log stays as it is
+            effects += self.core.step(core.EffectFailed(ReplicaNotAvailable()), at)
+        else:
+            for effect in effects:
+                self.log.perform(effect, epoch)
         self.core.check_invariants()
         shown = [show(effect) for effect in effects]
         if str(self.log) != before:

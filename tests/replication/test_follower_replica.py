@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kept.replication.events import CommitAdvanced, EligibleBrokersChanged, ProposeIsr
-from kept.replication.fetcher import FetcherCore
+from kept.replication.fetcher import FetcherCore, RequestAbandoned
 from kept.replication.follower import NO_LEADER, AppendBatches, FetchAgain, StartAt, TruncateTo
 from kept.replication.follower_replica import perform_all
 from kept.replication.isr import REFUSED_PAUSE_MS
@@ -32,6 +32,7 @@ from kept.storage.errors import (
     NotLeaderOrFollower,
     OffsetNotAvailable,
     OffsetOutOfRange,
+    ReplicaNotAvailable,
     RequestTimedOut,
     RetriableError,
     UnknownLeaderEpoch,
@@ -257,6 +258,27 @@ def test_a_failing_disk_takes_the_partition_offline_and_its_follower_with_it(
     with pytest.raises(KafkaStorageError):
         follower.become_follower(1, 9, 9, (1,), (1, 0), 0)
     perform_all(fetcher, work, {}, 0, 0)
+
+
+class BusyListener(RecordedListener):
+    """Files are worked on that a cut would change."""
+
+    def check_cut(self) -> None:
+        raise ReplicaNotAvailable("the cut waits")
+
+
+def test_a_cut_that_waits_is_tried_again_soon_and_nobody_is_alarmed(follower, caplog) -> None:
+    tp = follower.topic_partition
+    follower.listener = BusyListener()
+    fetcher = FetcherCore(1)
+    fetcher.add(tp, follower.topic_id, follower.follower, 3)
+    for now_ms in (0, 100, 200):
+        assert fetcher.next_request(now_ms) is not None
+        fetcher.step(RequestAbandoned(fetcher.in_flight), now_ms)
+        work = ((tp, (TruncateTo(7), FetchAgain())),)
+        perform_all(fetcher, work, {tp: follower}, now_ms, 0)
+        assert fetcher.next_request(now_ms + 99) is None
+    assert (follower.log_end_offset, caplog.messages) == (10, [])
 
 
 def test_a_bug_of_ours_is_no_fault_of_a_partition(follower) -> None:

@@ -22,7 +22,9 @@ What holds (semantics.md, rules 14, 15, 30, 33; ``Partition.scala``):
   (rule 15).
 - A member leaves when it was not caught up, or did not acknowledge the manifest offered, for
   ``replica.lag.time.max.ms``.
-- Manifests are generations only here; None until there are any.
+- Manifests are generations only here; None until there are any. Below the effective minimum the
+  ISR's holding one is not enough to publish it at once: whoever comes back meanwhile takes it
+  unpublished, and so joins without applying it first (rule 15).
 """
 
 from __future__ import annotations
@@ -74,6 +76,10 @@ Event = events.Event | manifests_events.Event
 Effect = events.Effect | manifests_events.Effect
 Effects = tuple[Effect, ...]
 
+MEMBERS_WAIT_MS: Final = 600_000
+"""A manifest that this leader made is held back so long at most, from when the ISR fell below its
+minimum: nothing but acks=all waits for a replica that stays away."""
+
 HIGH_WATERMARK_MOVED: Final = HighWatermarkMoved()
 _MOVED: Final = (HIGH_WATERMARK_MOVED,)
 
@@ -108,6 +114,7 @@ class PartitionCore:
     published: Generation | None = None
     awaits_offer: bool = False
     _offered_ms: int = 0
+    _below_min_isr_since_ms: int | None = None
     _now_ms: int = 0
     _refused_until_ms: int = 0
     alone: bool = False
@@ -141,6 +148,7 @@ class PartitionCore:
                 return ()
             case MinIsrChanged():
                 self.min_insync_replicas = event.min_insync_replicas
+                self._note_minimum()
                 return self._advance()
             case EligibleBrokersChanged():
                 self.eligible = event.eligible
@@ -205,6 +213,7 @@ class PartitionCore:
         self.offered = self.published = None
         self.awaits_offer = event.awaits_offer
         self._now_ms = now_ms
+        self._below_min_isr_since_ms = None
         self.followers = {}
         self._members(event.replicas, event.isr)
         return self._advance()
@@ -218,6 +227,14 @@ class PartitionCore:
             if replica != self.node_id
         }
         self.alone = not self.followers and isr == (self.node_id,)
+        self._note_minimum()
+
+    def _note_minimum(self) -> None:
+        """The ISR or its minimum changed."""
+        if not self.below_min_isr:
+            self._below_min_isr_since_ms = None
+        elif self._below_min_isr_since_ms is None:
+            self._below_min_isr_since_ms = self._now_ms
 
     def resigned(self, error: type[KeptError] = NotLeaderOrFollower) -> Effects:
         """End the term: who waits hears ``error``."""
@@ -250,6 +267,32 @@ class PartitionCore:
     def all_published(self) -> bool:
         """Nothing that this leader holds is left to be published in its epoch."""
         return self.published == self.offered and not self.awaits_offer
+
+    @property
+    def lacks_members(self) -> bool:
+        """The ISR is below its minimum, and has not been for MEMBERS_WAIT_MS."""
+        since_ms = self._below_min_isr_since_ms
+        return since_ms is not None and self._now_ms - since_ms < MEMBERS_WAIT_MS
+
+    @property
+    def awaits_members(self) -> bool:
+        """What is offered is held back, for the ISR is below its minimum; see MEMBERS_WAIT_MS.
+
+        Not what another epoch left: nobody may join before that is published. It ends with the
+        first replica that can join once it is published, whoever else is away.
+        """
+        offered = self.offered
+        if offered is None or offered == self.published or not self.lacks_members:
+            return False
+        if offered.leader_epoch != self.leader_epoch:
+            return False
+        return not any(
+            follower.held == offered
+            and replica not in self.isr
+            and self._reaches(follower)
+            and self._is_eligible(replica, follower)
+            for replica, follower in self.followers.items()
+        )
 
     @property
     def lacking(self) -> tuple[int, ...]:
@@ -312,14 +355,24 @@ class PartitionCore:
 
     def _may_join(self, replica: int) -> bool:
         """Rules 15 and 30, but for the offsets."""
-        if replica not in self.eligible or not self.all_published:
+        if not self.all_published:
             return False
         follower = self.followers[replica]
         complete = follower.complete and follower.held == self.published
-        if not (follower.applied == self.published or complete) or not follower.follows:
+        return (follower.applied == self.published or complete) and self._is_eligible(
+            replica, follower
+        )
+
+    def _is_eligible(self, replica: int, follower: Follower) -> bool:
+        """An unfenced broker that follows, and the process that the image knows."""
+        if replica not in self.eligible or not follower.follows:
             return False
         known = self.broker_epochs.get(replica, -1)
         return -1 in (known, follower.broker_epoch) or known == follower.broker_epoch
+
+    def _reaches(self, follower: Follower) -> bool:
+        """It has everything that is committed, and what was there as this leader was elected."""
+        return follower.log_end_offset >= max(self.high_watermark, self.epoch_start_offset)
 
     def _advance(self) -> Effects:
         """Move HW as far as the replicas allow, then answer who waited, then publish."""
@@ -375,7 +428,7 @@ class PartitionCore:
         if (
             self.pending_isr is not None
             or self._now_ms < self._refused_until_ms
-            or follower.log_end_offset < max(self.high_watermark, self.epoch_start_offset)
+            or not self._reaches(follower)
             or not self._may_join(replica_id)
         ):
             return ()
@@ -447,11 +500,12 @@ class PartitionCore:
         if event.replica_id in self.isr:
             return self._advance()
         # Its next fetch may be a long way off: one that has everything asks for nothing (KIP-227).
-        return _joined(self._expand(event.replica_id, follower), self._advance())
+        effects = _joined(self._expand(event.replica_id, follower), self._advance())
+        return _joined(effects, self._expand(event.replica_id, follower))  # what is published now
 
     def _publish(self) -> Effects:
         offered = self.offered
-        if offered is None:
+        if offered is None or self.awaits_members:
             return ()
         for replica, follower in self.followers.items():
             if follower.held != offered and self._holds_back(replica, follower):

@@ -28,8 +28,8 @@ def members(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(",") if part)
 
 
-def generation(text: str):
-    return None if text == "none" else text
+def generation(text: str) -> Generation | None:
+    return None if text == "none" else Generation(*map(int, text.split(".")))
 
 
 def parse(line: str):

@@ -5,10 +5,10 @@ epoch with new sequences, as librdkafka does when messages time out. In each of 
 nodes are killed, in half of them one in the middle of a disk call just before. Two come back, in
 any order; once the second one starts, each producer must be acknowledged within two seconds if all
 replicas had been in sync (``slow-return``), also where manifests are built as slowly as for large
-logs: who had everything before a manifest was published joins the ISR before it has applied it. It
-may take longer where a replica had not, and where a leader that is alone in the ISR publishes a
-newer one at once. The third one comes before or after that, and the next round need not wait for
-it. No machine loses power, and all show by their boot that none did.
+logs: who had everything before a manifest was published joins the ISR before it has applied it, and
+a leader below its minimum ISR publishes none that it makes before somebody is back. It may take
+longer where a replica had not had everything. The third one comes before or after that, and the
+next round need not wait for it. No machine loses power, and all show by their boot that none did.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from kept.replication.manifests_events import ManifestRef
 from kept.storage.types import TopicPartition
 from tests.sim.nodes_compaction import NodesCompactionHistory
 from tests.sim.nodes_faults import CALLS
@@ -75,7 +74,6 @@ class KillsHistory(NodesCompactionHistory):
             self.check()
         full = all(self._in_isr(tp, VOTERS) for tp in self.partitions)
         soon = full and (not self.large or all(map(self._complete, self.partitions)))
-        held = self._held()
         for machine in self.machines:
             machine.kill()
             machine.disk.crash_at(0)
@@ -89,8 +87,6 @@ class KillsHistory(NodesCompactionHistory):
         while not self.served(began):
             self.check()
             late = self.loop.time() - began
-            if late > AGAIN_S and self.large and not self._held() <= held:
-                soon = False
             if late > (AGAIN_S if soon else self.heal_s):
                 raise Violation(
                     "slow-return",
@@ -116,14 +112,6 @@ class KillsHistory(NodesCompactionHistory):
             and not any(core.storing or core.lost for core in cores)
             and all(core.held == core.applied or core.complete for core in cores)
         )
-
-    def _held(self) -> set[tuple[TopicPartition, ManifestRef | None]]:
-        """What the replicas of all nodes that run hold."""
-        return {
-            (tp, replica.partition.core.manifests.held)
-            for machine in self.machines
-            for tp, replica in machine.hosted.items()
-        }
 
     def _applied(self, machine: Machine) -> bool:
         """It has applied what it holds of all partitions."""

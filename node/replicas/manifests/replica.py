@@ -23,6 +23,7 @@ from kept.node.replicas.manifests.retry import RetrySchedule
 from kept.node.replicas.manifests.status import (
     APPLY_MS,
     APPLY_PASSES,
+    awaited,
     base_name,
     is_alone,
     leads,
@@ -461,9 +462,9 @@ class ReplicaManifests:
     @property
     def pass_blocked_by(self) -> str | None:
         """Why no pass may begin; None when one may."""
-        core = self.core
+        core, partition = self.core, self._partition.core
         if core.may_compute:
-            return None
+            return f"it waits for {awaited(partition)}" if partition.lacks_members else None
         if self.retry_schedule.reason:
             return self.retry_schedule.reason
         if core.role is not Role.LEADER:
@@ -475,14 +476,14 @@ class ReplicaManifests:
         if core.applying is not None:
             return f"generation {named(core.applying)} is being applied"
         newest = core.held if core.storing is None else core.storing.held
-        lacking = ", ".join(map(str, self._partition.core.lacking)) or "this node"
-        return f"generation {named(newest)} is not published yet: it waits for {lacking}"
+        return f"generation {named(newest)} is not published yet: it waits for {awaited(partition)}"
 
     @property
     def pass_expected(self) -> bool:
         """A pass may begin soon: what keeps it is under way here or at the other replicas."""
         core = self.core
-        return core.role is Role.LEADER and not core.may_compute and not core.lost
+        blocked = not core.may_compute or self._partition.core.lacks_members
+        return core.role is Role.LEADER and blocked and not core.lost
 
     def waits_for_appliers(self, *, overdue: bool = False) -> bool:
         """Replicas that are there still apply what was published last: a newer generation would

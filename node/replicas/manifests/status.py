@@ -68,6 +68,14 @@ def base_name(effect: ev.CreateBaseGeneration) -> Generation:
     return Generation(effect.leader_epoch, 0 if lost is None else lost.generation.number + 1)
 
 
+def awaited(core: PartitionCore) -> str:
+    """Whom a pass waits for, or the publication of what one made."""
+    if core.lacks_members and (core.awaits_members or core.all_published):
+        minimum = core.effective_min_isr
+        return f"another replica, ten minutes at most: the ISR {core.isr} is below {minimum}"
+    return ", ".join(map(str, core.lacking)) or "this node"
+
+
 def others_apply(core: PartitionCore) -> bool:
     """Replicas that are there still apply what was published last: a newer generation would keep
     those that take longer than a pass out of the ISR.

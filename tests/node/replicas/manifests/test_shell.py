@@ -487,6 +487,17 @@ def test_why_no_pass_may_begin(replica, monkeypatch, *, core, reason, why, soon)
     monkeypatch.setattr(PartitionCore, "lacking", (2, 3))
     if why is not None and why.endswith("this node"):
         assert replica.pass_blocked_by == why.replace("this node", "2, 3")
+        monkeypatch.setattr(PartitionCore, "lacks_members", True)
+        monkeypatch.setattr(PartitionCore, "awaits_members", True)
+        assert "another replica, ten minutes at most: the ISR (1,)" in str(replica.pass_blocked_by)
+
+
+def test_no_pass_begins_while_members_may_come_back(replica, monkeypatch) -> None:
+    change(replica.core, role=Role.LEADER)
+    assert (replica.pass_blocked_by, replica.pass_expected) == (None, False)
+    monkeypatch.setattr(PartitionCore, "lacks_members", True)
+    assert str(replica.pass_blocked_by).startswith("it waits for another replica, ten minutes at")
+    assert replica.pass_expected
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from uuid import UUID
 
 from kept.cluster.metadata.records import NO_LEADER, PartitionRecord
 from kept.replication.manifests_events import ManifestRef
+from kept.storage.errors import MachineError
 from kept.storage.log.log import Log
 from kept.storage.types import TopicPartition
 from tests.sim.batches import Batch, Rec, decode, rows
@@ -131,7 +132,10 @@ class CompactionChecks(ReplicaChecks):
         view = self.views.get((node, tp))
         if view is None or view.process != process:
             view = self.views[node, tp] = View(process)
-        self._read_log(view, log)
+        try:
+            self._read_log(view, log)
+        except MachineError:  # its device is gone, and nobody can say what it has
+            return
         view.start, view.log = log.log_start_offset, log
         register, copy = self.register(tp), self._copy(node, process, tp, view, log)
         if register.state is None:
@@ -159,13 +163,13 @@ class CompactionChecks(ReplicaChecks):
 
     @staticmethod
     def _read_log(view: View, log: Log) -> None:
+        """Raises MachineError; the view is as it was then."""
         seen = tuple((id(segment), segment.size_bytes) for segment in log.segments)
         if seen == view.seen:
             return
-        known, view.segments = view.segments, {}
-        view.batches, view.records = [], []
+        segments: dict[int, _Segment] = {}
         for segment in log.segments:
-            found = known.get(id(segment))
+            found = view.segments.get(id(segment))
             if found is None or found.segment is not segment or found.size > segment.size_bytes:
                 found = _Segment(segment)
             if found.size < segment.size_bytes:
@@ -176,10 +180,10 @@ class CompactionChecks(ReplicaChecks):
                     found.records += rows(data, position, batch)
                     position += int.from_bytes(data[position + 8 : position + 12], "big") + 12
                 found.size = segment.size_bytes
-            view.segments[id(segment)] = found
-            view.batches += found.batches
-            view.records += found.records
-        view.seen = seen
+            segments[id(segment)] = found
+        view.segments, view.seen = segments, seen
+        view.batches = [batch for found in segments.values() for batch in found.batches]
+        view.records = [rec for found in segments.values() for rec in found.records]
 
     # Leaders.
 

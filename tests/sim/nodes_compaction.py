@@ -455,7 +455,9 @@ def observe_compacted(
     history.world.now_us = int(history.loop.time() * 1e6)
     partition, applied = replica.partition, replica.compaction
     generation = None
-    if applied is not None and applied.applied is not None and not replica.manifests.busy:
+    broken = replica.directory.directory.path in machine.disk.broken  # perhaps half way in a swap
+    moves = broken or replica.manifests.busy
+    if applied is not None and applied.applied is not None and not moves:
         generation = applied.applied, applied.end_offset
     checks.look_at(
         machine.node_id, machine.life, partition.topic_partition, partition.topic_id,

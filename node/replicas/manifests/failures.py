@@ -52,3 +52,10 @@ def check_stopped(error: BaseException) -> bool:
     """
     kind = error.kind if isinstance(error, PassFailed) else type(error).__name__
     return kind == "CheckFailed"
+
+
+def missing_offset(error: BaseException) -> int | None:
+    """The record that is missing, where that is why a build failed (here, or in a worker)."""
+    from kept.compaction.manifest.follow import LogsDiffer
+
+    return error.offset if isinstance(error, PassFailed | LogsDiffer) else None

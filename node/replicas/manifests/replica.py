@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.node.replicas.manifests.failures import ManifestUnreadable, PassFailed
+from kept.node.replicas.manifests.failures import ManifestUnreadable, missing_offset
 from kept.node.replicas.manifests.retry import RetrySchedule
 from kept.node.replicas.manifests.status import (
     APPLY_MS,
@@ -396,7 +396,7 @@ class ReplicaManifests:
             unreadable = None if superseded else error
         # A bug of ours must not leave the core waiting.
         except Exception as error:  # noqa: BLE001
-            missing = _missing(error)
+            missing = missing_offset(error)
             self._stopped(work, "manifest not applied", ref, error)
         self._works.discard(work)
         if state is None:
@@ -592,10 +592,3 @@ class ReplicaManifests:
         while self._tasks:
             await asyncio.wait(self._tasks)
             await asyncio.sleep(0)
-
-
-def _missing(error: BaseException) -> int | None:
-    """The record that is missing, where that is why a build failed (here, or in a worker)."""
-    from kept.compaction.manifest.follow import LogsDiffer
-
-    return error.offset if isinstance(error, PassFailed | LogsDiffer) else None

@@ -176,6 +176,9 @@ class Durability:
             segment.flushed = True
             self._disk.can_close(segment)
         end = min(ticket.end_offset, self._tail.written_end_offset)
+        if active is not ticket.active:
+            # It was rolled meanwhile, and its indexes are not durable: a start would believe them.
+            end = min([end, *(segment.base_offset for segment in self.unflushed_segments())])
         self.recovery_point = max(self.recovery_point, end)
 
     def is_due(self, config: LogConfig, now_ms: int) -> bool:

@@ -269,8 +269,9 @@ def recover(
     retired = swap.finish(disk, directory, unfinished_swap)
     opening = _Opening(disk, directory, config, now_ms)
     found, scanned = opening.open_segments(clean, recovery_point, compacted_to)
+    unknown = recovery_point is None
     if recovery_point is None:
-        recovery_point = _durable(disk, directory, found)
+        recovery_point = found[-1].base_offset if found else 0
     segments = Segments(disk, directory, found)
     if found and found[-1].next_offset < log_start_offset:
         logger.warning(
@@ -308,22 +309,23 @@ def recover(
     producers = ProducerStateManager(disk, segments, ProducerStates(expiration_ms, quota))
     snapshots = producers.load(end_offset, scanned=scanned, clean=clean)
     producers.states.truncate_from_start(log_start_offset)
+    if unknown:
+        _make_durable(disk, segments)  # with their transaction indexes, which were made just now
     if clean and not scanned:
         recovery_point = end_offset
     recovery_point = min(recovery_point, end_offset)
     return Recovered(segments, epochs, producers, log_start_offset, recovery_point, snapshots)
 
 
-def _durable(disk: Disk, directory: str, found: list[Segment]) -> int:
-    """Make all closed segments durable; where they end."""
-    for segment in found[:-1]:
+def _make_durable(disk: Disk, segments: Segments) -> None:
+    """All closed segments."""
+    for segment in segments[:-1]:
         if not segment.flushed:
             segment.fsync()
             segment.flushed = True
             segment.close_file()
-    if len(found) > 1:
-        disk.fsync_dir(directory)
-    return found[-1].base_offset if found else 0
+    if len(segments) > 1:
+        disk.fsync_dir(segments.directory)
 
 
 def _report_lost_start(

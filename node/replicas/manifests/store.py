@@ -362,12 +362,21 @@ class Files:
             limits = pass_limits(
                 context.config.current, context.runtime.disk, hosted.directory.name
             )
+            begins_at = log_.segments[0].base_offset
             job = base_job(log_, name, now_ms=context.runtime.now_ms(), limits=limits)
             made = work.run(COMMAND, jobs.encode(job))
             result = await or_vanished(context.runtime, log_, made)
             check()
             hosted.partition.raise_high_watermark(result.end_offset)
-            state = await self._place(result, None, check)  # nothing is applied: see above
+            try:
+                state = await self._place(result, None, check)  # nothing is applied: see above
+            except InvariantViolation as error:
+                start = log_.segments[0].base_offset
+                if start == begins_at:
+                    raise
+                # Retention took the oldest: nothing was placed, and it is made anew.
+                why = f"segments below {start} were deleted meanwhile"
+                raise Withdrawn(f"{hosted.partition}: {why}") from error
             async with self._lock:
                 await hosted.directory.pool.run(
                     manifest_store.begun, log_.directory, context.runtime.disk, state.applied

@@ -450,6 +450,28 @@ def test_a_base_is_committed_before_it_is_placed_and_ends_when_it_is_not_wanted(
     assert (site.hosted.compaction is None) is bool(done)
 
 
+@pytest.mark.parametrize("retained", [False, True])
+def test_a_base_whose_oldest_segments_retention_took_is_made_anew(
+    site, monkeypatch, retained
+) -> None:
+    async def place(*_: Any) -> None:
+        if retained:
+            site.log.segments[0].base_offset = 7
+        raise InvariantViolation("segments are gone")
+
+    async def run(*_: Any) -> Any:
+        return BASE
+
+    monkeypatch.setattr(store.manifest_store, "lose", lambda *_: None)
+    monkeypatch.setattr(store, "base_job", lambda *_, **__: "job")
+    monkeypatch.setattr(store.jobs, "encode", lambda job: job)
+    monkeypatch.setattr(store, "pass_limits", lambda *_: "limits")
+    monkeypatch.setattr(Work, "run", run)
+    monkeypatch.setattr(site.files, "_place", place)
+    with pytest.raises(Withdrawn if retained else InvariantViolation, match=r"are gone|below 7"):
+        asyncio.run(site.files.base(Work(), BASE.generation, lambda: True))
+
+
 def test_a_checkpoint_is_of_the_logs_of_its_directory(site) -> None:
     written: list[Any] = []
     site.directory.directory = Given(

@@ -3,15 +3,15 @@
 A node is not ready while it starts or stops. It becomes ready once every replica that it held when
 it started has been in its ISR since, or has no leader alive to catch up with; a rolling restart can
 wait for that before it goes on to the next node. From then on it is unready only when it is
-fenced, a log directory is offline, or replicas were left closed: those that lag now and then are no
-reason to send clients away.
+fenced, a log directory is offline, replicas were left closed, or an error of its own took one
+offline: those that lag now and then are no reason to send clients away.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 from kept.storage.types import TopicPartition
@@ -31,6 +31,9 @@ class _Awaited(NamedTuple):
 
     topic_id: UUID
     partition: int
+
+
+NO_REPLICAS: Final[Mapping[TopicPartition, str]] = {}
 
 
 def _ignore() -> None:
@@ -63,20 +66,26 @@ class Readiness:
         broker_epoch: int,
         offline_directories: Mapping[str, str],
         left_closed: int = 0,
+        offline_replicas: Mapping[TopicPartition, str] = NO_REPLICAS,
     ) -> str | None:
         """Why clients should not come now; None when they may.
 
         ``broker_epoch`` is that of this start: what the image says of an earlier one does not
         count. ``offline_directories``: name -> reason. ``left_closed``: replicas for which there
-        are too few open files.
+        are too few open files. ``offline_replicas``: those that an error took offline -> reason.
         """
         for name, reason in offline_directories.items():
             return f"log directory {name} is offline: {reason}"
         if left_closed:
+            were = "replica was" if left_closed == 1 else "replicas were"
             return (
-                f"{left_closed} replicas were left closed for want of open files: raise "
-                "LimitNOFILE (ulimit -n) and start this node again"
+                f"{left_closed} {were} left closed for want of open files: raise LimitNOFILE "
+                "(ulimit -n) and start this node again"
             )
+        for where, reason in sorted(offline_replicas.items())[:1]:
+            count = len(offline_replicas)
+            are = "replica is" if count == 1 else "replicas are"
+            return f"{count} {are} offline until this node is started again: {where}: {reason}"
         broker = image.brokers.get(self.node_id)
         if broker is None or broker.broker_epoch != broker_epoch:
             return "not registered with the controller yet"
@@ -88,6 +97,8 @@ class Readiness:
             partition = min(self._awaited)
             topic = image.topics_by_id[partition.topic_id]
             where = TopicPartition(topic.name, partition.partition)
+            if len(self._awaited) == 1:
+                return f"1 replica is not in its ISR yet: {where}"
             return f"{len(self._awaited)} replicas are not in their ISR yet, such as {where}"
         return None
 
@@ -143,8 +154,16 @@ class NodeHealth:
             return None if self.metadata.leader_id is not None else "no controller is elected"
         offline = {d.name: d.offline for d in self.table.directories if d.offline is not None}
         return self.readiness.unready(
-            self.metadata.image, self.identity.broker_epoch, offline, len(self.replicas.left_closed)
+            self.metadata.image,
+            self.identity.broker_epoch,
+            offline,
+            len(self.replicas.left_closed),
+            self._offline_replicas(),
         )
+
+    def _offline_replicas(self) -> dict[TopicPartition, str]:
+        replicas = self.table.partitions.items()
+        return {tp: why for tp, partition in replicas if (why := partition.offline) is not None}
 
     def stray_logs(self) -> list[str]:
         """Directories of logs set aside here, which the metadata does not know."""
@@ -153,3 +172,7 @@ class NodeHealth:
     def left_closed(self) -> list[str]:
         """Partitions whose replicas here were left closed for want of open files."""
         return sorted(map(str, self.replicas.left_closed))
+
+    def offline_replicas(self) -> list[str]:
+        """Partitions whose replicas here an error took offline, though their disk works."""
+        return [str(tp) for tp in sorted(self._offline_replicas())]

@@ -104,6 +104,7 @@ def _status(client: Client) -> dict[str, Any]:
                 "uncompiled_kernels": cleaner.get("uncompiled_kernels"),
                 "stray_logs": summary.get("stray_logs"),
                 "left_closed": summary.get("left_closed"),
+                "offline_replicas": summary.get("offline_replicas"),
                 "metadata_lag": None if quorum is None else quorum.lag(number),
                 "replicas": replicas.get(number, 0),
                 "leaders": leaders.get(number, 0),
@@ -194,6 +195,10 @@ def _show(cluster_status: dict[str, Any]) -> None:
         _show_listed(
             f"Node {node['node_id']} left replicas closed: too few open files are allowed",
             node["left_closed"],
+        )
+        _show_listed(
+            f"Node {node['node_id']} has replicas offline until it is started again (see its log)",
+            node["offline_replicas"],
         )
     partitions = cluster_status["partitions"]
     write(f"\nPartitions: {partitions['total']}\n")

@@ -34,8 +34,9 @@ class BrokerSummary(Struct, frozen=True):
 
 class ClusterSummary(Struct, frozen=True):
     """The cluster as one of its nodes knows it. ``reason`` is why that node is not ready;
-    ``stray_logs`` and ``left_closed`` are its logs that are set aside, and its replicas for which
-    there were too few open files; ``listener`` is the one that the request came in by.
+    ``stray_logs``, ``left_closed`` and ``offline_replicas`` are its logs that are set aside, its
+    replicas for which there were too few open files, and those that an error took offline;
+    ``listener`` is the one that the request came in by.
     """
 
     cluster_id: str
@@ -56,6 +57,7 @@ class ClusterSummary(Struct, frozen=True):
     under_replicated_partitions: int
     stray_logs: list[str]
     left_closed: list[str]
+    offline_replicas: list[str]
     listener: str
 
 
@@ -116,5 +118,6 @@ class ClusterView:
             under_replicated_partitions=under_replicated,
             stray_logs=self.health.stray_logs(),
             left_closed=self.health.left_closed(),
+            offline_replicas=self.health.offline_replicas(),
             listener=listener,
         )

@@ -15,6 +15,7 @@ from kept.cluster.metadata.records import (
 )
 from kept.node.admin.readiness import Readiness
 from kept.storage.errors import MachineError
+from kept.storage.types import TopicPartition
 
 TOPIC = uuid.UUID(int=7)
 EPOCHS = {1: 11, 2: 12}
@@ -50,7 +51,7 @@ def unready(readiness: Readiness, image: Image, **offline: str) -> str | None:
 
 def test_a_replica_that_catches_up_makes_it_ready_for_good(image):
     readiness = Readiness(1)
-    assert "1 replicas are not in their ISR yet, such as t-1" in unready(readiness, image)
+    assert unready(readiness, image) == "1 replica is not in its ISR yet: t-1"
     caught_up = after(image, partition(1, isr=(2, 1), epoch=1))
     assert unready(readiness, caught_up) is None
     behind = after(caught_up, partition(0, isr=(2,), epoch=1))
@@ -59,10 +60,23 @@ def test_a_replica_that_catches_up_makes_it_ready_for_good(image):
     assert unready(readiness, behind, d="EIO") == "log directory d is offline: EIO"
 
 
+def test_replicas_that_an_error_took_offline_count(image):
+    readiness = Readiness(1)
+    caught_up = after(image, partition(1, isr=(2, 1), epoch=1))
+
+    def told(*numbers: int) -> str | None:
+        offline = {TopicPartition("t", number): "a bug" for number in numbers}
+        return readiness.unready(caught_up, EPOCHS[1], {}, offline_replicas=offline)
+
+    assert told() is None
+    assert told(1) == "1 replica is offline until this node is started again: t-1: a bug"
+    assert told(1, 0) == "2 replicas are offline until this node is started again: t-0: a bug"
+
+
 def test_each_replica_is_asked_for_once_only(image):
     readiness = Readiness(1)
     shrunk = after(image, partition(0, isr=(2,), epoch=1))
-    assert "1 replicas" in unready(readiness, image)
+    assert "1 replica " in unready(readiness, image)
     assert unready(readiness, after(shrunk, partition(1, isr=(1, 2), epoch=1))) is None
 
 

@@ -48,6 +48,9 @@ def test_a_bug_at_one_partition_takes_that_one_offline(
     with pytest.raises(KafkaStorageError, match="leader epoch 3 after 4"):
         partition(BROKEN).check_online()
     assert 'event="partition offline"' in capsys.readouterr().err
+    health = lone.node.parts.admin.health
+    assert "1 replica is offline" in (health.unready() or "")
+    assert health.offline_replicas() == ["broken-0"]
 
 
 def test_what_a_bug_took_offline_leaves_the_isr_as_often_as_it_is_there(lone, monkeypatch) -> None:

@@ -24,8 +24,9 @@ def spread(topic: TopicView, nodes: Sequence[int]) -> Plan:
     for number, view in sorted(topic.partitions.items()):
         count = len(view.replicas)
         if count > len(nodes):
+            named = f"{len(nodes)} node{'s' * (len(nodes) != 1)}"
             raise InvalidReplicaAssignment(
-                f"{topic.name}-{number} has {count} replicas and --to names {len(nodes)} nodes; "
+                f"{topic.name}:{number} has {count} replicas and --to names {named}; "
                 f"name more, or one partition as {topic.name}:{number} to change how many it has"
             )
         chosen = tuple(nodes[(number + i) % len(nodes)] for i in range(count))

@@ -214,9 +214,10 @@ def abort_transaction(tp: TopicPartition, start_offset: int) -> Operation[OpenTr
     found = yield from open_transactions([tp])
     opened = next((one for one in found if one.start_offset == start_offset), None)
     if opened is None:
-        known = ", ".join(str(one.start_offset) for one in found) or "none"
+        known = ", ".join(str(one.start_offset) for one in found)
         raise TransactionNotOpen(
-            f"no transaction is open in {tp} since offset {start_offset}; open since: {known}"
+            f"no transaction is open in {tp.topic}:{tp.partition} since offset {start_offset}; "
+            + (f"open since: {known}" if known else "none is open there")
         )
     what = f"WriteTxnMarkers of {tp}"
 

@@ -62,7 +62,7 @@ class Contexts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     f"there is no context {name}: none is defined; kept context add makes one"
                 )
             near = did_you_mean(name, self.contexts)
-            raise Failure(f"there is no context {name}{near or ';'} there are {known}")
+            raise Failure(f"there is no context {name}{near or f'; contexts: {known}'}")
         return context
 
 

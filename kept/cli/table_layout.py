@@ -1,9 +1,9 @@
 """How a table is laid out in a terminal that it is too wide for. Text in, lines out.
 
 Nothing is cut: cells wrap, where they can at spaces and at ``-``, ``_``, ``.``, ``/``, ``:`` and
-``,``; numbers and short cells stay whole. Columns that have nothing in any row make room first.
-Then these are tried: the sentence that ends a row on lines of its own; one blank between columns;
-and last, in a narrow terminal, each row as lines of ``NAME value``.
+``,``; numbers, times and short cells stay whole. Columns that have nothing in any row make room
+first. Then these are tried: the sentence that ends a row on lines of its own; one blank between
+columns; and last, in a narrow terminal, each row as lines of ``NAME  value``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ PIECE: Final = 16
 SENTENCE: Final = 20
 """A cell with blanks gets at least so much."""
 INDENT: Final = "    "
+_MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
 _PIECE: Final = re.compile(r"[^\s,:;/._-]*[\s,:;/._-]?")
 
 
@@ -71,7 +72,7 @@ def _is_sentence(cell: str) -> bool:
 
 def _least(cell: str) -> int:
     """How narrow a cell may become."""
-    if len(cell) <= WHOLE:
+    if len(cell) <= WHOLE or _MOMENT.fullmatch(cell):
         return len(cell)
     longest = max(len(piece.rstrip()) for piece in _PIECE.findall(cell))
     return min(len(cell), max(min(longest, PIECE), SENTENCE if _is_sentence(cell) else WHOLE))

@@ -125,7 +125,7 @@ def test_what_cannot_be_is_said(kept, topic):
     unknown = kept("cluster", "reassign", f"{topic}:0", "--to", "0,7", status=1)
     assert "7" in unknown.err
     few = kept("cluster", "reassign", topic, "--to", "0", status=1)
-    assert "has 3 replicas and --to names 1 nodes" in few.err
+    assert "has 3 replicas and --to names 1 node;" in few.err
     assert "has partitions 0 to 2" in kept("cluster", "elect", f"{topic}:3", status=1).err
 
 

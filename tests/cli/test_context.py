@@ -42,7 +42,7 @@ def test_contexts_come_and_go(offline, home):
     assert offline("context", "add", "prod", "--bootstrap", "q:1").out.startswith("replaced")
     ran = offline("context", "remove", "prod", "nope", "staging", status=1)
     assert "removed context prod; there is no current one now" in ran.out
-    assert "kept: nope: there is no context nope; there are staging" in ran.err
+    assert "kept: nope: there is no context nope; contexts: staging" in ran.err
     assert where(offline) == (None, "localhost:9092")
 
 
@@ -86,7 +86,7 @@ def test_what_decides(tmp_path):
         (["context", "add", "a b", "--bootstrap", "x:1"], {}, 2, "'a b' is no name of a context"),
         (["context", "add", "a", "--bootstrap", "x:y"], {}, 2, "'x:y' is not host:port"),
         (["context", "add", "a", "--bootstrap", "x:1", "--command-config", "nope"], {}, 2, "nope"),
-        (["context", "use", "prot"], {}, 1, "no context prot; did you mean prod? there are prod"),
+        (["context", "use", "prot"], {}, 1, "no context prot; did you mean prod?"),
         (["topic", "list", "--context", "nope"], {}, 1, "no context nope"),
         (["topic", "list", "--context", "prod", "--bootstrap", "x:1"], {}, 2, "contradict"),
         (["topic", "list"], {"KEPT_CONTEXT": "nope"}, 1, "no context nope"),
@@ -122,7 +122,7 @@ def test_a_current_context_that_is_gone_is_replaced_by_use(offline, home):
     home.parent.mkdir()
     home.write_text("current: gone\ncontexts: {b: {bootstrap: 'b:1'}}\n")
     said = offline("topic", "list", status=1).err
-    assert f"current of {home}: there is no context gone; there are b" in said
+    assert f"current of {home}: there is no context gone; contexts: b" in said
     assert where(offline, "b") == ("b", "b:1")
     assert "localhost:1" in offline("topic", "list", "--bootstrap", "localhost:1", status=1).err
     assert offline("context", "list").lines[1].split() == ["b", "b:1", "-"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 
@@ -76,3 +77,14 @@ def test_records(hostile) -> None:
 def test_errors(capfd) -> None:
     assert run._fail("no group a\x1b[2J\x9bb") == 1
     assert capfd.readouterr().err == "kept: no group a\\u001b[2J\\u009bb\n"
+
+
+@pytest.mark.parametrize(("total", "said"), [(3, "1/3"), (None, "")])
+def test_a_bar_of_unknown_length_shows_no_count(monkeypatch, total, said):
+    shown = io.StringIO()
+    monkeypatch.setattr(shown, "isatty", lambda: True)
+    monkeypatch.setattr(output.sys, "stderr", shown)
+    with output.progress("compacting users", total) as done:
+        done(1)
+    assert "compacting users" in shown.getvalue() and "None" not in shown.getvalue()
+    assert said in shown.getvalue()

@@ -63,6 +63,15 @@ def test_a_row_is_lines_in_a_narrow_terminal():
     ]
 
 
+def test_a_time_is_whole():
+    head, row = ["VALUE", "TIMESTAMP"], ["some words and more words", "2026-11-28T06:22:21.223Z"]
+    shown = fitted([head, row], [False, False], 46)
+    assert shown[1:] == [
+        "some words and more   2026-11-28T06:22:21.223Z",
+        "words",
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "width", "lines"),
     [

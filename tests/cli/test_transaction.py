@@ -73,7 +73,8 @@ def test_an_id_from_its_transaction_to_the_fence(
 @pytest.mark.parametrize("command", ["describe", "fence"])
 def test_an_id_that_does_not_exist_is_named(kept_trusting: Kept, command: str) -> None:
     ran = kept_trusting("transaction", command, "nobody", status=1)
-    assert "nobody" in ran.err and "no such transactional id" in ran.err
+    told = "kept: no transactional id nobody; kept transaction list shows those that exist\n"
+    assert ran.err == told
 
 
 def test_an_id_that_is_near_is_named(
@@ -81,7 +82,7 @@ def test_an_id_that_is_near_is_named(
 ) -> None:
     begin(connection, "orders-out", trusting.create_topic(), 0)
     ran = kept_trusting("transaction", "describe", "orders-aut", status=1)
-    assert ran.err.endswith("; did you mean orders-out?\n")
+    assert ran.err == "kept: no transactional id orders-aut; did you mean orders-out?\n"
 
 
 def test_a_transaction_that_hangs_is_found_and_aborted(
@@ -101,7 +102,10 @@ def test_a_transaction_that_hangs_is_found_and_aborted(
     table = kept("transaction", "hanging", "--topic", topic, "--older-than", 0).out
     assert "START OFFSET" in table and "555555" in table
     wrong = kept("transaction", "abort", topic, 0, "--start-offset", 7, status=1)
-    assert "open since: 0" in wrong.err
+    where = f"no transaction is open in {topic}"
+    assert f"{where}:0 since offset 7; open since: 0" in wrong.err
+    nowhere = kept("transaction", "abort", f"{topic}:1", "--start-offset", 9, status=1)
+    assert f"{where}:1 since offset 9; open since: 0" in nowhere.err
     done = kept("transaction", "abort", f"{topic}:0", "--start-offset", 0).out
     assert done == f"aborted the transaction of producer 555555 in {topic}:0\n"
     assert hanging("--older-than", 0) == []

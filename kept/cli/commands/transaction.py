@@ -103,7 +103,10 @@ def _existing(client: Client, transactional_id: str) -> TransactionDescription:
     except TransactionalIdNotFound as error:
         listed = client.run(transactions.list_transactions([], SILENT_MS))
         near = did_you_mean(transactional_id, [each.transactional_id for each in listed])
-        raise TransactionalIdNotFound(f"{error}{near}") from None
+        raise TransactionalIdNotFound(
+            f"no transactional id {transactional_id}"
+            f"{near or '; kept transaction list shows those that exist'}"
+        ) from error
 
 
 @transaction.command(epilog=examples("kept transaction hanging --topic orders"))
@@ -151,6 +154,7 @@ def hanging(
     show_table(
         ("topic", "partition", "start offset", "producer id", "epoch", "last batch"),
         [[*(row[c] for c in columns), _ago(row["last_timestamp_ms"])] for row in rows],
+        empty="no transaction hangs",
     )
 
 

@@ -45,7 +45,7 @@ def test_a_topic_is_spread_in_turn_and_keeps_its_number_of_replicas():
         TopicPartition("t", 2): (3, 1),
     }
     assert spread(topic("t", (1, 2), (2, 1)), (1, 2)) == {}
-    with pytest.raises(InvalidReplicaAssignment, match="t-0 has 2 replicas and --to names 1"):
+    with pytest.raises(InvalidReplicaAssignment, match="t:0 has 2 replicas and --to names 1 node;"):
         spread(topic("t", (0, 1)), (3,))
 
 

@@ -1,7 +1,7 @@
 // What the page requests of its node, and of no other: node=N has another one answer through it.
 
 // `status` is that of HTTP, 0 where no answer came. `passing`: another try may come to something.
-export class ApiError extends Error {
+class ApiError extends Error {
   constructor(message, status) {
     super(message);
     this.status = status;

@@ -5,7 +5,7 @@ const PLAIN = /^[A-Za-z0-9_@%+=:,./-]+$/;
 export const quoted = (word) => PLAIN.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`;
 
 // HOST:PORT of an address, of which a browser leaves out the port that is usual.
-export const bootstrap = ({ protocol, hostname, port }) =>
+const bootstrap = ({ protocol, hostname, port }) =>
   `${hostname}:${port || (protocol === "https:" ? 443 : 80)}`;
 
 // `kept WORDS… NAME OPTIONS…` as a POSIX shell takes it; options without a value are left out. A

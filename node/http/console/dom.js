@@ -110,7 +110,7 @@ export const percent = (ratio) =>
   ratio === null || ratio === undefined ? "–" : `${Math.round(ratio * 100)} %`;
 
 const pad = (number, width = 2) => String(number).padStart(width, "0");
-export const dayOf = (at) => `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())}`;
+const dayOf = (at) => `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())}`;
 export const timeOf = (at) => `${pad(at.getHours())}:${pad(at.getMinutes())}:${pad(at.getSeconds())}`;
 export function moment(ms, fine = false) {
   if (ms === null || ms === undefined || ms < 0) return "never";

@@ -27,7 +27,7 @@ function distance(from, to) {
 }
 
 // Names that may be meant: with a part in common, or a few edits away; the nearest first.
-export function near(name, names) {
+function near(name, names) {
   const wanted = name.toLowerCase();
   const rated = names.map((other) => {
     const known = other.toLowerCase();

@@ -2,7 +2,7 @@
 import { api, search as queryString } from "./api.js";
 import { first, kept } from "./command.js";
 import {
-  button, bytes, count, form, hash, hashWith, input, label, link, make, plural, quiet, select, table,
+  button, bytes, form, hash, hashWith, input, label, link, make, plural, quiet, select, table,
 } from "./dom.js";
 import { FORMATS } from "./payload.js";
 import { HEADS, recordRow } from "./rows.js";

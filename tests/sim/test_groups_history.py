@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from tests.sim.groups_checks import GroupChecks
-from tests.sim.runner import report, run_one
+from tests.sim.short_runs import no_rule_broken
 
 
 def test_no_rule_is_broken() -> None:
-    counts: Counter[str] = Counter()
-    for seed in (2, 8):  # a timer of a coordinator span; a coordinator is deposed
-        result, _ = run_one("groups", seed)
-        assert not result.check, report(result)
-        counts.update(result.counts)
-    assert counts["checks of all records"] == 2
-    for what in ("commits acknowledged", "offsets read", "groups described", "members that left"):
-        assert counts[what], what
-    assert counts["coordinators struck at leaves"] and counts["coordinators deposed"]
+    # 2: a timer of a coordinator span; 8: a coordinator is deposed
+    no_rule_broken(
+        "groups", (2, 8), "commits acknowledged", "offsets read", "groups described",
+        "members that left", "coordinators struck at leaves", "coordinators deposed",
+    )  # fmt: skip
 
 
 def test_what_is_given_up_ends_what_was_promised_and_nothing_else() -> None:

@@ -1,0 +1,27 @@
+"""Runs of a few seeds, for tests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import chain
+
+from tests.sim.runner import report, run_one
+
+MORE = range(101, 121)
+
+
+def no_rule_broken(stage: str, seeds: Iterable[int], *what: str) -> Counter[str]:
+    """Run these seeds, and then so many more until everything in ``what`` happened: which seed
+    has which fault changes with anything that the product does. How often all of it happened.
+    """
+    counts: Counter[str] = Counter()
+    first = list(seeds)
+    for number, seed in enumerate(chain(first, MORE), 1):
+        result, _ = run_one(stage, seed)
+        assert not result.check, report(result)
+        counts.update(result.counts)
+        assert counts["checks of all records"] == number
+        if number >= len(first) and all(counts[kind] for kind in what):
+            return counts
+    raise AssertionError(f"never happened: {[kind for kind in what if not counts[kind]]}")

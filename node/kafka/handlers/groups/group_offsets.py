@@ -380,8 +380,10 @@ class GroupOffsetsHandler:
         return {"group_id": group.group_id, "topics": topics, "error_code": error}
 
     def offset_delete(self, ctx: RequestContext, request: Any) -> Steps[Answer]:
-        """Delete offsets of topics that no member of the group reads."""
-        valid: list[tuple[str, tuple[int, ...]]] = []
+        """Delete offsets of topics that no member of the group reads, in parts where there are
+        many.
+        """
+        parts = _Parts(lambda name, _, partitions: (name, partitions))
         refused: dict[str, Refused] = {}
         for topic in request.topics:
             yield
@@ -394,35 +396,46 @@ class GroupOffsetsHandler:
                 error = ErrorCode.unknown_topic_or_partition
                 refused.setdefault(topic.name, []).extend((index, error) for index in bad)
             if good:
-                valid.append((topic.name, good))
+                parts.add((topic.name, NO_TOPIC_ID), good)
+        answers = []
+        for valid in parts if parts.any else ((),):
+            answers.append(self._delete(ctx, request.group_id, valid))
+            yield
+        return self._merged(answers, lambda done: _offsets_deleted(done, refused))
+
+    def _delete(
+        self, ctx: RequestContext, group_id: str, valid: tuple[tuple[str, tuple[int, ...]], ...]
+    ) -> Answer:
+        def event(number: int) -> ev.DeleteOffsets:
+            return ev.DeleteOffsets(number, group_id, valid)
 
         def answer(result: ev.DeleteOffsetsResult) -> dict[str, Any]:
-            merged = {name: list(done) for name, done in result.topics}
-            for name, more in refused.items():
-                merged.setdefault(name, []).extend(more)
-            topics = [
-                {
-                    "name": name,
-                    "partitions": [
-                        {"partition_index": p, "error_code": error} for p, error in done
-                    ],
-                }
-                for name, done in merged.items()
-            ]
-            failed = result.error is not ev.NO_ERROR
-            return {"error_code": result.error, "topics": [] if failed else topics}
+            return {"error_code": result.error, "topics": result.topics}
 
-        def event(number: int) -> ev.DeleteOffsets:
-            return ev.DeleteOffsets(number, request.group_id, tuple(valid))
+        def refuse(error: ErrorCode) -> dict[str, Any]:
+            return answer(ev.DeleteOffsetsResult(error))
 
-        return submit(
-            self.groups.shards,
-            ctx,
-            request.group_id,
-            event,
-            answer,
-            lambda error: answer(ev.DeleteOffsetsResult(error)),
-        )
+        return submit(self.groups.shards, ctx, group_id, event, answer, refuse)
+
+
+def _offsets_deleted(parts: list[dict[str, Any]], refused: dict[str, Refused]) -> dict[str, Any]:
+    """What became of each partition, or the error that all or some have met."""
+    merged: dict[str, Refused] = {}
+    for part in parts:
+        if part["error_code"] is not ev.NO_ERROR:
+            return {"error_code": part["error_code"], "topics": []}
+        for name, done in part["topics"]:
+            merged.setdefault(name, []).extend(done)
+    for name, more in refused.items():
+        merged.setdefault(name, []).extend(more)
+    topics = [
+        {
+            "name": name,
+            "partitions": [{"partition_index": p, "error_code": error} for p, error in done],
+        }
+        for name, done in merged.items()
+    ]
+    return {"error_code": ev.NO_ERROR, "topics": topics}
 
 
 def _outcome(valid: tuple[ev.CommitTopic, ...], result: ev.CommitResult) -> dict[Any, Refused]:

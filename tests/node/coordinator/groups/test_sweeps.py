@@ -11,7 +11,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from kept.cluster.metadata.image import Image
-from kept.cluster.metadata.records import TopicRecord
+from kept.cluster.metadata.records import PartitionRecord, TopicRecord
 from kept.node.coordinator.common.events import (
     AppendCommitted,
     AppendRecords,
@@ -27,8 +27,9 @@ from kept.node.coordinator.groups.core import GroupCore
 from kept.node.coordinator.groups.records import GroupMetadataKey
 from kept.node.coordinator.groups.sweeps import SLICE_RECORDS, ExpirySweep
 from kept.node.kafka.api import RequestContext
-from kept.node.kafka.handlers.groups.group_offsets import GroupOffsetsHandler
+from kept.node.kafka.handlers.groups.group_offsets import PART, GroupOffsetsHandler
 from kept.node.security.session import ALLOW_ALL, Session
+from kept.storage.records import headers
 from kept.storage.records import records as read_records
 from tests.support.coordinators import TOPIC_ID, ShardFixture, offsets
 from tests.support.loops import result, run, turns, until
@@ -251,27 +252,60 @@ async def test_a_bug_in_one_shard_s_sweep_is_told_and_others_go_on(capfd: Any) -
     await until(lambda: not f.groups._is_sweeping)
 
 
+def handler_of(f: ShardFixture) -> GroupOffsetsHandler:
+    """The handler of offsets whose groups are all in that shard."""
+    nothing: Any = None
+    link: Any = Given(may_be_fenced=False)
+    shards = cast("Any", f.groups.shards)
+    shards.submit = lambda _, make_event: f.shard.submit(make_event)
+    shards.shard = lambda _: f.shard
+    metadata = cast("Any", f.metadata)
+    return GroupOffsetsHandler(
+        f.runtime, f.groups.config, metadata, link, nothing, f.groups, nothing
+    )
+
+
+async def answered(f: ShardFixture, api: str, version: int, request: Any) -> Any:
+    context = RequestContext(0, version, "c", Session(authorizer=ALLOW_ALL))
+    steps = getattr(handler_of(f), api)(context, request)
+    answer = await f.runtime.slices.finish(steps)
+    return answer if isinstance(answer, dict) else await answer
+
+
+@run
+async def test_many_offsets_that_are_deleted_by_name_are_in_several_batches() -> None:
+    f = ShardFixture()
+    partitions = [PartitionRecord(TOPIC_ID, n, (0,), (0,), 0, 0, 0) for n in range(MANY)]
+    f.metadata.image = f.metadata.image.apply(partitions)[0]
+    f.shard.step(commit(0, "large", range(MANY)))
+    await turns()
+    before = len(f.partition.log)
+    named = [Given(partition_index=n) for n in (*range(MANY), MANY)]
+    request = Given(group_id="large", topics=[Given(name="orders", partitions=named)])
+    answer = await answered(f, "offset_delete", 0, request)
+    ((name, codes),) = [(t["name"], t["partitions"]) for t in answer["topics"]]
+    assert (answer["error_code"], name) == (ErrorCode.none, "orders")
+    unknown = ErrorCode.unknown_topic_or_partition
+    expected = dict.fromkeys(range(MANY), ErrorCode.none) | {MANY: unknown}
+    assert {p["partition_index"]: p["error_code"] for p in codes} == expected
+    batches = [header.record_count for _, header in headers(f.partition.log[before:])]
+    assert sum(batches) == MANY and max(batches) <= PART
+    assert not dict(f.shard.core.committed)
+    request = Given(group_id="none", topics=request.topics)
+    answer = await answered(f, "offset_delete", 0, request)
+    assert answer == {"error_code": ErrorCode.group_id_not_found, "topics": []}
+
+
 @run
 async def test_a_fetch_by_name_shows_no_offset_of_a_namesake_that_is_deleted() -> None:
     f = ShardFixture()
     assert (await result(f.commit("g", 7))).error is ErrorCode.none
-    nothing: Any = None
-    link: Any = Given(may_be_fenced=False)
-    cast("Any", f.groups.shards).submit = lambda _, make_event: f.shard.submit(make_event)
-    cast("Any", f.groups.shards).shard = lambda _: f.shard
-    handler = GroupOffsetsHandler(
-        f.runtime, f.groups.config, cast("Any", f.metadata), link, nothing, f.groups, nothing
-    )
 
     async def fetched(version: int, *, all_topics: bool) -> list[list[int]]:
         topic = Given(name="orders", partition_indexes=(0,))
         group = Given(group_id="g", topics=None if all_topics else (topic,))
-        context = RequestContext(9, version, "c", Session(authorizer=ALLOW_ALL))
         request = Given(groups=(group,), group_id="g", topics=group.topics, require_stable=False)
-        steps = cast("Any", handler.offset_fetch(context, request))
-        answer = await f.runtime.slices.finish(steps)
-        answer = answer if isinstance(answer, dict) else await answer
-        (one,) = answer["groups"]
+        (one,) = (await answered(f, "offset_fetch", version, request))["groups"]
         return [[p["committed_offset"] for p in t["partitions"]] for t in one["topics"]]
 
     assert await fetched(8, all_topics=False) == await fetched(8, all_topics=True) == [[7]]

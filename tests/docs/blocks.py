@@ -8,8 +8,10 @@ command without lines below it may print anything. A ``python`` block is a progr
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,7 +31,7 @@ _BLOCK = re.compile(
     re.DOTALL,
 )
 _HEREDOC = re.compile(r"<<-?\s*'?(\w+)'?")
-_PORT = re.compile(r"\b909([2-4])\b")
+_PORT = re.compile(r"\b(9|10)09([2-4])\b")
 _DONE = "-- done"
 
 
@@ -98,28 +100,19 @@ def run(
 ) -> None:
     """Run the commands in ``folder``, and compare what they print.
 
-    Ports 9092 to 9094 of the page become ``port`` to ``port + 2``; ``kept`` and ``python3`` are
-    those of the folder ``programs``. AssertionError names the page, the line and the command that
-    failed, with what it printed.
+    Ports 9092 to 9094 of the page become ``port`` to ``port + 2``, and 10092 to 10094 those of
+    nodes; ``kept`` and ``python3`` are those of the folder ``programs``. What is left running in
+    the background is ended. AssertionError names the page, the line and the command that failed,
+    with what it printed.
     """
     script = ["set -o pipefail"]
     for command in page_commands:
         script += [_moved(command.text, port), f'printf "\\n{_DONE} %s\\n" $?']
-    done = subprocess.run(
-        ["bash"],
-        input="\n".join(script) + "\n",
-        cwd=folder,
-        env={**environment(port, programs), "XDG_CONFIG_HOME": str(folder / "config")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    outputs = re.split(rf"\n{_DONE} (\d+)\n", done.stdout)
+    stdout = _output("\n".join(script) + "\n", folder, environment(port, programs), timeout_s)
+    outputs = re.split(rf"\n{_DONE} (\d+)\n", stdout)
     for number, command in enumerate(page_commands):
         where = f"{command.page}:{command.line}: {command.text}"
-        assert len(outputs) > 2 * number + 1, f"{where}\nwas not run; before it: {done.stdout}"
+        assert len(outputs) > 2 * number + 1, f"{where}\nwas not run; before it: {stdout}"
         printed, status = outputs[2 * number], outputs[2 * number + 1]
         assert status == "0", f"{where}\nended with {status}:\n{printed}"
         expected = [_moved(line, port) for line in command.expected]
@@ -127,6 +120,25 @@ def run(
             assert _matches(expected, printed), (
                 f"{where}\nprinted:\n{printed}\nexpected:\n" + "\n".join(expected)
             )
+
+
+def _output(script: str, folder: Path, env: dict[str, str], timeout_s: float) -> str:
+    """What a shell prints that runs ``script``; nothing that it began in its group outlives it."""
+    with subprocess.Popen(
+        ["bash"],
+        cwd=folder,
+        env={**env, "XDG_CONFIG_HOME": str(folder / "config")},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as shell:
+        try:
+            return shell.communicate(script, timeout=timeout_s)[0]
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
 
 
 def environment(port: int, programs: Path = HERE) -> dict[str, str]:
@@ -138,8 +150,12 @@ def environment(port: int, programs: Path = HERE) -> dict[str, str]:
 
 
 def _moved(text: str, port: int) -> str:
-    moved = _PORT.sub(lambda found: str(port + int(found[1]) - 2), text)
-    return re.sub(r"\bkept (local up|serve)\b", rf"kept \1 --port {port}", moved)
+    def moved_port(found: re.Match[str]) -> str:
+        return str(port + int(found[2]) - 2 + (NODE_PORT_OFFSET if found[1] == "10" else 0))
+
+    moved = _PORT.sub(moved_port, text)
+    own = r"\bkept (local up|serve)\b(?! --config-file)"  # a file of settings has ports of its own
+    return re.sub(own, rf"kept \1 --port {port}", moved)
 
 
 def _matches(expected: list[str], printed: str) -> bool:

@@ -18,7 +18,7 @@ ELSEWHERE = {"docs/spark.md": "tests/spark/test_docs.py"}
 """Pages whose blocks another test runs."""
 WITH_A_NODE = ("docs/transactions.md", "docs/command-line.md")
 """Pages that take a node on localhost:9092 for granted."""
-ALONE = ("README.md", "docs/testing.md")
+ALONE = ("README.md", "docs/testing.md", "docs/security-setup.md")
 PAGES = sorted(
     page.relative_to(ROOT).as_posix() for page in (*DOCS.rglob("*.md"), ROOT / "README.md")
 )

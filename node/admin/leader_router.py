@@ -97,7 +97,7 @@ class LeaderRouter:
             answer: dict[str, Any] = await call(leader, path, wanted, timeout_s)
         except RetriableError as error:
             raise NetworkException(
-                f"{tp} is led by node {leader}, which was asked: {error}"
+                f"{tp} is led by node {leader}, which was asked: {error.told}"
             ) from error
         return answer
 
@@ -205,7 +205,7 @@ class LeaderRouter:
             try:
                 passes[number] = self.view.start_pass(tp)
             except KeptError as error:
-                progress.outcomes[number] = PassOutcome(*tp, done=False, error=str(error))
+                progress.outcomes[number] = PassOutcome(*tp, done=False, error=error.told)
                 continue
             passes[number].add_done_callback(_retrieve)
         if not wait:
@@ -235,7 +235,7 @@ class LeaderRouter:
         try:
             answer = await self.peer_http.post(leader, COMPACT_NOW, body, timeout_s)
         except KeptError as error:
-            return _failed(topic, numbers, f"its leader, node {leader}, was asked: {error}")
+            return _failed(topic, numbers, f"its leader, node {leader}, was asked: {error.told}")
         wanted = set(numbers)
         progress = _Progress({entry["partition"] for entry in answer.get("started", ())} & wanted)
         for entry in answer.get("partitions", ()):

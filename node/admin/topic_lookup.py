@@ -79,7 +79,7 @@ class TopicLookup:
         try:
             self.table.partition(tp)
         except KeptError as error:
-            return str(error)
+            return error.told
         return None
 
 

@@ -89,7 +89,7 @@ def failure(status: int, message: str, allow: str = "") -> HttpResponse:
 
 def failure_of(error: KeptError) -> HttpResponse:
     """An error of kept as every client gets it."""
-    response = failure(status_of(error), str(error))
+    response = failure(status_of(error), error.told)
     if isinstance(error, ThrottlingQuotaExceeded):
         response.retry_after_s = max(1, -(-error.throttle_ms // 1000))
     return response

@@ -120,5 +120,5 @@ def _read_all(directory: str, disk: Disk) -> Iterator[tuple[str, dict[str, Any]]
         try:
             content: dict[str, Any] = json.loads(disk.read(path))
         except ValueError as error:
-            content = {"incomplete": f"{path} cannot be read: {error}", "records": []}
+            content = {"incomplete": f"{name} cannot be read: {error}", "records": []}
         yield path, content

@@ -161,9 +161,11 @@ def shortened(text: str) -> str:
 
 
 def message_for(error: BaseException) -> str:
-    """What to tell the peer: an error's own words, and only a general line for our own bugs."""
+    """What to tell the peer: an error's own words but for paths of this machine, and only a general
+    line for our own bugs.
+    """
     if isinstance(error, errors.KeptError) and not errors.is_bug(error):
-        return shortened(str(error))
+        return shortened(error.told)
     return "internal error; the node's log has the details"
 
 

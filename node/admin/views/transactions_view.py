@@ -78,7 +78,7 @@ class TransactionsView:
                     )
                 )
             except KeptError as error:
-                unanswered.append(Unanswered(node, str(error)))
+                unanswered.append(Unanswered(node, error.told))
 
         try:
             brokers = self.metadata.image.brokers.items()

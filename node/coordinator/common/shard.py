@@ -45,6 +45,7 @@ from kept.storage.errors import (
     RequestTimedOut,
     TransactionCoordinatorFenced,
     is_bug,
+    told_to_clients,
 )
 from kept.storage.records import EndTxnMarker, build_batch, check
 from kept.storage.types import NO_PRODUCER_ID, NO_SEQUENCE, AppendOrigin
@@ -209,10 +210,10 @@ class Shard(Generic[Core]):
             if not self._unloaded:
                 self._loaded(count)
         except NotLeaderOrFollower as error:
-            self.failed = str(error)
+            self.failed = error.told
         # Whatever it is: clients would be told to wait for ever.
         except Exception as error:  # noqa: BLE001
-            self.failed = str(error) or repr(error)
+            self.failed = told_to_clients(error)
             if is_bug(error):
                 log.exception("coordinator not loaded", error, partition=str(self.tp))
             else:
@@ -418,7 +419,7 @@ class Shard(Generic[Core]):
         except KeptError as error:
             # The partition is offline now: nothing of this can be undone.
             log.error("coordinator's records lost", partition=str(self.tp), error=str(error))
-            self.failed = str(error)
+            self.failed = error.told
             self.unload()
             return
         for append, end_offset in staged:

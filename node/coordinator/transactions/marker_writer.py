@@ -216,7 +216,8 @@ class MarkerWriter:
             if is_confirmed and leads:
                 write.resolve(error)
             else:
-                write.resolve(NotLeaderOrFollower(f"{write.tp}: another one may lead; {error}"))
+                why = f"{write.tp}: another one may lead; {error.told}"
+                write.resolve(NotLeaderOrFollower(why))
 
         if isinstance(error, _FINAL) and partition.replicated:
             self.barrier.confirm(confirmed)

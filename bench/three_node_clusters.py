@@ -24,7 +24,7 @@ import meters
 from kept.client.admin.cluster import describe_quorum
 from kept.client.admin.topics import NewTopic
 from kept.client.client import Client, OutRecord
-from kept.client.core.metadata import PartitionView
+from kept.client.core.metadata import PartitionMetadata
 from kept.storage.errors import KeptError
 from kept.testing import Cluster, reaper
 from kept.testing.ports import free_port
@@ -96,7 +96,7 @@ class Trio:
         with self.client() as client:
             client.delete_topics([name])
 
-    def partitions(self, topic: str) -> dict[int, PartitionView]:
+    def partitions(self, topic: str) -> dict[int, PartitionMetadata]:
         """Leaders and replicas of a topic as they are known now."""
         with self.client() as client:
             return client.metadata([topic]).topics[topic].partitions

@@ -40,8 +40,8 @@ from kept.client.core.calls import Anywhere, Call, Route
 from kept.client.core.client_core import ClientCore
 from kept.client.core.metadata import (
     METADATA_MAX_AGE_S,
-    ClusterView,
-    TopicView,
+    ClusterMetadata,
+    TopicMetadata,
     parse_bootstrap,
 )
 from kept.client.partitioner import partition_for
@@ -146,7 +146,7 @@ class Client:
         return self.core.security
 
     @property
-    def view(self) -> ClusterView:
+    def view(self) -> ClusterMetadata:
         """What is known of the cluster."""
         return self.core.view
 
@@ -211,12 +211,12 @@ class Client:
 
     def metadata(
         self, topics: Sequence[str] | None = None, *, auto_create: bool = False
-    ) -> ClusterView:
+    ) -> ClusterMetadata:
         """Ask for these topics, or for all; the cluster as it is known then."""
         operation = topic_operations.metadata(self.view, topics, auto_create, self.timeout_ms)
         return self.run(operation)
 
-    def topic(self, name: str) -> TopicView:
+    def topic(self, name: str) -> TopicMetadata:
         """One topic; an error if there is none."""
         view = self.view.topics.get(name)
         if view is None or view.error_code or not view.partitions:
@@ -396,13 +396,13 @@ class Client:
             produce_batches(self.view, topic, batches, ProduceOptions(timeout_ms=self.timeout_ms))
         )
 
-    def _topic_for_produce(self, topic: str, auto_create: bool) -> TopicView:
+    def _topic_for_produce(self, topic: str, auto_create: bool) -> TopicMetadata:
         if auto_create and not self.metadata([topic], auto_create=True).topics[topic].partitions:
             self.run(_leaders(self.view, topic, self.timeout_ms))
         self._count_at[topic] = time.monotonic() + METADATA_MAX_AGE_S
         return self.topic(topic)
 
-    def _counted_again(self, view: TopicView) -> TopicView:
+    def _counted_again(self, view: TopicMetadata) -> TopicMetadata:
         """The topic with the partitions that it has now, since the partition of a key depends on
         their number. The known ``view`` where Metadata shows none: the write says what is wrong.
         """
@@ -544,7 +544,9 @@ class Client:
         self.run(group_operations.commit_offsets(group, offsets, member_id, generation))
 
 
-def _leaders(view: ClusterView, topic: str, timeout_ms: int) -> topic_operations.Operation[None]:
+def _leaders(
+    view: ClusterMetadata, topic: str, timeout_ms: int
+) -> topic_operations.Operation[None]:
     """Wait until a topic that is being created has leaders."""
     (response,) = yield [topic_operations.await_topics({topic: 1}, timeout_ms)]
     view.update(response, (topic,))

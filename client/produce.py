@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from kept.client.admin.topics import Operation
 from kept.client.core.broker_errors import failure
 from kept.client.core.calls import Anywhere, Call, Route, ToCoordinator, ToLeader
-from kept.client.core.metadata import ClusterView
+from kept.client.core.metadata import ClusterMetadata
 from kept.client.protocol.api_keys import ApiKey
 from kept.storage.errors import (
     KeptError,
@@ -78,7 +78,7 @@ class ProduceOptions:
 
 
 def produce(
-    view: ClusterView,
+    view: ClusterMetadata,
     topic: str,
     batches: Mapping[int, bytes],
     options: ProduceOptions,
@@ -156,7 +156,7 @@ def _produced(partition: int, response: Any) -> Produced:
 
 
 def _produce_call(
-    view: ClusterView, tp: TopicPartition, batch: bytes, options: ProduceOptions, splits: bool
+    view: ClusterMetadata, tp: TopicPartition, batch: bytes, options: ProduceOptions, splits: bool
 ) -> Call:
     def values(version: int) -> Mapping[str, Any]:
         del version

@@ -21,7 +21,7 @@ from kept.cli.commands.serve import serve
 from kept.cli.shell import pairs
 from kept.client.security.pem import TrustStore
 from kept.client.security.tls import client_context, tls_config
-from kept.node.config.listeners import Listener
+from kept.node.config.listeners import ListenerConfig
 from kept.node.config.node_config import NodeConfig
 from kept.storage.errors import ConfigurationError
 
@@ -49,7 +49,7 @@ def settings(pid: str) -> NodeConfig:
     )
 
 
-def first(config: NodeConfig) -> Listener:
+def first(config: NodeConfig) -> ListenerConfig:
     """The first listener that answers HTTP."""
     listener = config.listeners[0] if config.listeners else config.node_listener
     assert listener is not None  # a node without any was refused by NodeConfig

@@ -89,7 +89,7 @@ class Node:
             for listener in parts.all_listeners:
                 listener.stop_accepting()
             await self._leave_cluster()
-            await parts.replicas.changes.stop()
+            await parts.replicas.log_lifecycle.stop()
             self._release()
             raise
 
@@ -141,7 +141,7 @@ class Node:
             snapshot_after_bytes=config.metadata_log_max_record_bytes_between_snapshots,
             found_with=partial(bootstrap_scram.founding_records, config.bootstrap_scram),
         )
-        bootstrap_scram.warn(config.bootstrap_scram, founding=parts.metadata.member.founding)
+        bootstrap_scram.warn(config.bootstrap_scram, founding=parts.metadata.raft_node.founding)
 
     async def _warm_up(self) -> None:
         """Import what is needed soon but not to be ready; then the cleaner looks for work."""
@@ -219,8 +219,8 @@ class Node:
             for listener in parts.all_listeners:
                 listener.close_connections()
             await self._leave_cluster()
-            await parts.replicas.changes.stop()
-            for replica in parts.table.hosted.values():
+            await parts.replicas.log_lifecycle.stop()
+            for replica in parts.table.replicas.values():
                 replica.partition.resign()
             await parts.log_dirs.close()
         await parts.audit.close()

@@ -57,7 +57,7 @@ from kept.node.metadata.cluster_link import ClusterLink
 from kept.node.metadata.failure_detector import FailureDetector
 from kept.node.metadata.leadership_barrier import LeadershipBarrier
 from kept.node.metadata.metadata_directory import MetadataDirectory
-from kept.node.metadata.metadata_log import Metadata
+from kept.node.metadata.metadata_log import MetadataLog
 from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.metadata.serving_lease import ServingLease
 from kept.node.replicas.alter_partition import AlterPartitionQueue
@@ -168,7 +168,7 @@ class NodeParts:
         """What it is in its cluster: identity, metadata log, controller."""
         runtime, live, counters = self.runtime, self.live_config, self.counters
         self.identity = NodeIdentity(config.node_id)
-        self.metadata = Metadata(runtime.loop, counters)
+        self.metadata = MetadataLog(runtime.loop, counters)
         self.metadata_directory = MetadataDirectory(runtime, self.shutdown)
         self.addresses = AddressBook(live, self.metadata, self.node_tls)
         self.incarnation = uuid.uuid4()
@@ -207,7 +207,7 @@ class NodeParts:
         self.open_files = OpenFiles(
             runtime,
             config.node_id,
-            self.table.hosted,
+            self.table.replicas,
             self.client_connections,
             self.node_connections,
         )
@@ -323,9 +323,9 @@ class NodeParts:
             config.max_incremental_fetch_session_cache_slots,
             config.fetch_sessions_max_partitions,
         )
-        self.forwarding = ForwardingManager(
-            self.runtime, self.metadata, self.peers, self.replicas.changes
-        )
+        logs = self.replicas.log_lifecycle
+        self.forwarding = ForwardingManager(self.runtime, self.metadata, self.peers, logs)
+        self.metadata_changes = MetadataChanges(self.controller, self.metadata, logs)
         self._build_handlers()
         self.dirty_history = DirtyHistory(self.runtime, self.table)
         self.activity_history = ActivityHistory(
@@ -428,7 +428,6 @@ class NodeParts:
     def _build_handlers(self) -> None:
         """What serves requests in Kafka's protocol."""
         runtime, live, metadata, table = self.runtime, self.live_config, self.metadata, self.table
-        self.changes = MetadataChanges(self.controller, metadata, self.replicas.changes)
         self.topics = TopicCreation(live, metadata, self.forwarding, self.open_files)
         collaborators = Collaborators(
             runtime=runtime,
@@ -447,7 +446,7 @@ class NodeParts:
             marker_writer=self.marker_writer,
             verifier=self.verifier,
             producer_ids=self.producer_ids,
-            changes=self.changes,
+            metadata_changes=self.metadata_changes,
             topics=self.topics,
             counters=self.counters,
             logins=self.logins,

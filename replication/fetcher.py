@@ -35,8 +35,8 @@ from kept.replication.follower import (
     Effects,
     FollowerCore,
     FollowerLog,
+    FollowerState,
     OffsetsReceived,
-    State,
     StoppedFollowing,
 )
 from kept.replication.quota import ReplicationQuota
@@ -252,7 +252,7 @@ class FetcherCore:
         partitions = []
         for tp in tuple(self._awaiting_offsets):
             member = self._members[tp]
-            if member.core.state is not State.LISTING_OFFSETS:
+            if member.core.state is not FollowerState.LISTING_OFFSETS:
                 del self._awaiting_offsets[tp]
             elif member.core.wants(now_ms):
                 partitions.append((tp, member.topic_id, member.core.leader_epoch))
@@ -284,7 +284,7 @@ class FetcherCore:
         if member is None:
             return None
         core = member.core
-        if core.state is not State.FETCHING or not core.wants(now_ms):
+        if core.state is not FollowerState.FETCHING or not core.wants(now_ms):
             return None
         quota = self._quota
         if member.throttled and quota is not None and not core.in_sync and quota.exceeded(now_ms):
@@ -351,7 +351,7 @@ class FetcherCore:
     def _follow_up(self, tp: TopicPartition, core: FollowerCore) -> None:
         """Look at the partition again: now, or when its back-off is over."""
         self._changed[tp] = None
-        if core.state is State.LISTING_OFFSETS:
+        if core.state is FollowerState.LISTING_OFFSETS:
             self._awaiting_offsets[tp] = None
         else:
             self._awaiting_offsets.pop(tp, None)
@@ -391,7 +391,7 @@ class FetcherCore:
             core.check_invariants()
             if core.leader_id != self.leader_id:
                 raise InvariantViolation(f"{self} follows {core.leader_id} for {tp}")
-            if core.state is State.LISTING_OFFSETS and tp not in self._awaiting_offsets:
+            if core.state is FollowerState.LISTING_OFFSETS and tp not in self._awaiting_offsets:
                 raise InvariantViolation(f"{self}: {tp} is not asked for its offsets")
         if self.failures and self.in_flight is None and self.retry_at_ms < 0:
             raise InvariantViolation(f"{self}: {self.failures} failures")

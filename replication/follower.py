@@ -178,7 +178,7 @@ Effect = TruncateTo | StartAt | AppendBatches | ListOffsets | FetchAgain | Backo
 Effects = tuple[Effect, ...]
 
 
-class State(Enum):
+class FollowerState(Enum):
     """What the follower is about."""
 
     IDLE = "idle"
@@ -200,7 +200,7 @@ class FollowerCore:
     log: FollowerLog
     backoff_min_ms: int = 10
     backoff_max_ms: int = 1000
-    state: State = State.IDLE
+    state: FollowerState = FollowerState.IDLE
     leader_id: int = NO_LEADER
     leader_epoch: int = -1
     retry_at_ms: int = 0
@@ -222,7 +222,7 @@ class FollowerCore:
             case EffectFailed():
                 return self._effect_failed(event, now_ms)
             case StoppedFollowing():
-                self.state = State.IDLE
+                self.state = FollowerState.IDLE
                 self.leader_id = NO_LEADER
                 self.agreed = False
                 return ()
@@ -235,28 +235,28 @@ class FollowerCore:
         if event.leader_epoch < self.leader_epoch:
             raise InvariantViolation(f"leader epoch {event.leader_epoch} after {self.leader_epoch}")
         known = (event.leader_id, event.leader_epoch) == (self.leader_id, self.leader_epoch)
-        if known and self.state is not State.IDLE:
+        if known and self.state is not FollowerState.IDLE:
             return ()
         self.leader_id, self.leader_epoch = event.leader_id, event.leader_epoch
         self.agreed = False
         self.leader_high_watermark = -1
         self.retry_at_ms = self.failures = self.repeated_divergences = 0
         self.diverged_at = None
-        self.state = State.IDLE if event.leader_id == NO_LEADER else State.FETCHING
+        self.state = FollowerState.IDLE if event.leader_id == NO_LEADER else FollowerState.FETCHING
         return ()
 
     # Requests.
 
     def wants(self, now_ms: int) -> bool:
         """It has a request to send now: Fetch, or ListOffsets (``state`` tells)."""
-        if self.state is State.FETCHING:
+        if self.state is FollowerState.FETCHING:
             return now_ms >= self.retry_at_ms and not self.log.awaits_flush
-        return self.state is State.LISTING_OFFSETS and now_ms >= self.retry_at_ms
+        return self.state is FollowerState.LISTING_OFFSETS and now_ms >= self.retry_at_ms
 
     @property
     def awaits_flush(self) -> bool:
         """Only a flush of its log keeps it from fetching (rule 33)."""
-        return self.state is State.FETCHING and self.log.awaits_flush
+        return self.state is FollowerState.FETCHING and self.log.awaits_flush
 
     @property
     def in_sync(self) -> bool:
@@ -271,7 +271,7 @@ class FollowerCore:
         """As :class:`FetchCompleted`, for the path of every fetch."""
         log = self.log
         if (
-            self.state is not State.FETCHING
+            self.state is not FollowerState.FETCHING
             or request.leader_epoch != self.leader_epoch
             or request.fetch_offset != log.log_end_offset
             or request.last_fetched_epoch != log.latest_epoch
@@ -279,7 +279,7 @@ class FollowerCore:
             return ()
         if response.error != NONE:
             if response.error == OFFSET_OUT_OF_RANGE:
-                self.state = State.LISTING_OFFSETS
+                self.state = FollowerState.LISTING_OFFSETS
                 self.retry_at_ms = now_ms
                 return (ListOffsets(),)
             return self._back_off(response.error, response.current_leader, now_ms)
@@ -330,11 +330,14 @@ class FollowerCore:
 
     def _offsets(self, event: OffsetsReceived, now_ms: int) -> Effects:
         answer = event.answer
-        if self.state is not State.LISTING_OFFSETS or event.leader_epoch != self.leader_epoch:
+        if (
+            self.state is not FollowerState.LISTING_OFFSETS
+            or event.leader_epoch != self.leader_epoch
+        ):
             return ()
         if answer.error != NONE:
             return self._back_off(answer.error, answer.current_leader, now_ms)
-        self.state = State.FETCHING
+        self.state = FollowerState.FETCHING
         self.agreed, self.diverged_at = False, None
         self.retry_at_ms = 0
         log_end_offset = self.log.log_end_offset
@@ -368,7 +371,7 @@ class FollowerCore:
         return (Backoff(self.retry_at_ms, error, why),)
 
     def _effect_failed(self, event: EffectFailed, now_ms: int) -> Effects:
-        if self.state is State.IDLE:
+        if self.state is FollowerState.IDLE:
             return ()
         self.agreed = False
         if isinstance(event.error, ReplicaNotAvailable):
@@ -379,7 +382,7 @@ class FollowerCore:
         if isinstance(event.error, ResourceExhausted):
             return self._wait(self._growing_ms(), KAFKA_STORAGE_ERROR, now_ms, str(event.error))
         if isinstance(event.error, KafkaStorageError | MachineError):
-            self.state = State.FAILED
+            self.state = FollowerState.FAILED
             return ()
         return self._wait(self._growing_ms(), CORRUPT_MESSAGE, now_ms)
 
@@ -389,7 +392,7 @@ class FollowerCore:
         wrong = {
             "HW above LEO": log.high_watermark > log.log_end_offset,
             "start above LEO": log.log_start_offset > log.log_end_offset,
-            "follows nobody": self.state is not State.IDLE and self.leader_id == NO_LEADER,
+            "follows nobody": self.state is not FollowerState.IDLE and self.leader_id == NO_LEADER,
             "agreed with nobody": self.agreed and self.leader_epoch < 0,
         }
         broken = [name for name, is_so in wrong.items() if is_so]

@@ -100,7 +100,7 @@ from kept.storage.types import MAX_INT64
 UNCUT: Final = MAX_INT64
 
 
-class Role(Enum):
+class ManifestRole(Enum):
     """What the replica is."""
 
     NONE = "none"
@@ -128,7 +128,7 @@ class ManifestCore:
     lost: bool = False
     complete: bool = False
     adopted: bool = False
-    role: Role = Role.NONE
+    role: ManifestRole = ManifestRole.NONE
     leader_epoch: int = -1
     published: ManifestRef | None = None
     has_offered: bool = False
@@ -193,7 +193,7 @@ class ManifestCore:
 
     # Roles.
 
-    def _begin(self, role: Role, leader_epoch: int) -> Effects:
+    def _begin(self, role: ManifestRole, leader_epoch: int) -> Effects:
         """Nothing that was pulled in another epoch counts in this one."""
         if leader_epoch < self.leader_epoch:
             raise InvariantViolation(f"leader epoch {leader_epoch} after {self.leader_epoch}")
@@ -210,17 +210,17 @@ class ManifestCore:
 
     def _leads(self, event: StartedLeading) -> Effects:
         effects: Effects = ()
-        if self.role is not Role.LEADER or event.leader_epoch != self.leader_epoch:
-            effects = self._begin(Role.LEADER, event.leader_epoch)
+        if self.role is not ManifestRole.LEADER or event.leader_epoch != self.leader_epoch:
+            effects = self._begin(ManifestRole.LEADER, event.leader_epoch)
             self.unclean = event.unclean
         self.alone = event.alone
         return effects + self._offer_if_known()
 
     def _follows(self, event: StartedFollowing) -> Effects:
         self.in_isr = event.in_isr
-        if self.role is Role.FOLLOWER and event.leader_epoch == self.leader_epoch:
+        if self.role is ManifestRole.FOLLOWER and event.leader_epoch == self.leader_epoch:
             return self._cut_missing()
-        return self._begin(Role.FOLLOWER, event.leader_epoch)
+        return self._begin(ManifestRole.FOLLOWER, event.leader_epoch)
 
     # Leader.
 
@@ -228,7 +228,7 @@ class ManifestCore:
         """Offer what is held, once it is known what that is."""
         waits = self.storing is not None or self.applying is not None or self.making_base
         unknown = self.lost and not (self.unclean or self.alone)
-        if self.role is not Role.LEADER or self.has_offered or waits or unknown:
+        if self.role is not ManifestRole.LEADER or self.has_offered or waits or unknown:
             return ()
         if (self.unclean or self.lost) and not self._made_in_this_epoch():
             self.making_base = True
@@ -327,7 +327,11 @@ class ManifestCore:
 
         A request that is given up is to be followed by :class:`.manifests_events.PullFailed`.
         """
-        if self.role is not Role.FOLLOWER or self.in_flight is not None or self.storing is not None:
+        if (
+            self.role is not ManifestRole.FOLLOWER
+            or self.in_flight is not None
+            or self.storing is not None
+        ):
             return None
         self.pulls += 1
         has = dict.fromkeys(m for m in (self.held, self.leader_published, self.applied) if m)
@@ -393,7 +397,7 @@ class ManifestCore:
         self.complete = False
 
     def _synced(self, event: DivergenceChecked) -> Effects:
-        if self.role is Role.FOLLOWER and event.leader_epoch == self.leader_epoch:
+        if self.role is ManifestRole.FOLLOWER and event.leader_epoch == self.leader_epoch:
             if not event.agreed:
                 self._void_pulls()
             self.synced = event.agreed
@@ -418,7 +422,7 @@ class ManifestCore:
 
     def _apply_next(self) -> Effects:
         """Both roles: apply what is published, if it is not applied."""
-        target = self.published if self.role is Role.LEADER else self.leader_published
+        target = self.published if self.role is ManifestRole.LEADER else self.leader_published
         busy = self.applying is not None or self.storing is not None or self.missing is not None
         if target is None or target == self.applied or busy:
             return ()
@@ -451,7 +455,7 @@ class ManifestCore:
         manifest, busy = event.manifest, self.applying is not None or self.storing is not None
         if busy or manifest not in (self.held, self.leader_published):
             return ()
-        if self.role is not Role.LEADER:
+        if self.role is not ManifestRole.LEADER:
             self.leader_published = self._published_after_store = self.in_flight = None
             self._hold_nothing()
             self.lost = True
@@ -470,7 +474,7 @@ class ManifestCore:
 
     def check_invariants(self) -> None:
         """Raises InvariantViolation for a state that must not exist."""
-        leading, following = self.role is Role.LEADER, self.role is Role.FOLLOWER
+        leading, following = self.role is ManifestRole.LEADER, self.role is ManifestRole.FOLLOWER
         named = (self.held, self.applied)
         wrong = {
             "leader_published, but it does not follow": (

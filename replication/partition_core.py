@@ -63,7 +63,7 @@ from kept.replication.manifests_events import (
     NoteManifest,
     TruncationCompleted,
 )
-from kept.replication.progress import LONG_AGO, CommitQueue, Follower
+from kept.replication.progress import LONG_AGO, CommitQueue, ReplicaProgress
 from kept.storage.errors import (
     InvariantViolation,
     KeptError,
@@ -107,7 +107,7 @@ class PartitionCore:
     log_end_offset: int = 0
     high_watermark: int = 0
     epoch_start_offset: int = 0
-    followers: dict[int, Follower] = field(default_factory=dict)
+    followers: dict[int, ReplicaProgress] = field(default_factory=dict)
     eligible: frozenset[int] = frozenset()
     broker_epochs: dict[int, int] = field(default_factory=dict)
     offered: Generation | None = None
@@ -222,7 +222,7 @@ class PartitionCore:
         self.replicas, self.isr = replicas, isr
         self.followers = {
             replica: self.followers.get(replica)
-            or Follower(caught_up_ms=self._now_ms if replica in isr else LONG_AGO)
+            or ReplicaProgress(caught_up_ms=self._now_ms if replica in isr else LONG_AGO)
             for replica in replicas
             if replica != self.node_id
         }
@@ -341,13 +341,13 @@ class PartitionCore:
         reached = self._waiting.reached(self.high_watermark)
         return tuple(self._acknowledgement(token) for token in reached)
 
-    def _holds_back(self, replica: int, follower: Follower) -> bool:
+    def _holds_back(self, replica: int, follower: ReplicaProgress) -> bool:
         """Its LEO bounds HW: a member of the maximal ISR, or about to join."""
         if replica in self.isr or (self.pending_isr is not None and replica in self.pending_isr):
             return True
         return self._caught_up(follower) and self._may_join(replica)
 
-    def _caught_up(self, follower: Follower) -> bool:
+    def _caught_up(self, follower: ReplicaProgress) -> bool:
         if follower.log_end_offset == UNKNOWN_OFFSET:
             return False
         at_the_end = follower.log_end_offset == self.log_end_offset
@@ -363,14 +363,14 @@ class PartitionCore:
             replica, follower
         )
 
-    def _is_eligible(self, replica: int, follower: Follower) -> bool:
+    def _is_eligible(self, replica: int, follower: ReplicaProgress) -> bool:
         """An unfenced broker that follows, and the process that the image knows."""
         if replica not in self.eligible or not follower.follows:
             return False
         known = self.broker_epochs.get(replica, -1)
         return -1 in (known, follower.broker_epoch) or known == follower.broker_epoch
 
-    def _reaches(self, follower: Follower) -> bool:
+    def _reaches(self, follower: ReplicaProgress) -> bool:
         """It has everything that is committed, and what was there as this leader was elected."""
         return follower.log_end_offset >= max(self.high_watermark, self.epoch_start_offset)
 
@@ -424,7 +424,7 @@ class PartitionCore:
         follower.log_start_offset = log_start_offset
         return news
 
-    def _expand(self, replica_id: int, follower: Follower) -> Effects:
+    def _expand(self, replica_id: int, follower: ReplicaProgress) -> Effects:
         if (
             self.pending_isr is not None
             or self._now_ms < self._refused_until_ms

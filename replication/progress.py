@@ -17,7 +17,7 @@ wait for it."""
 
 
 @dataclass(slots=True)
-class Follower:
+class ReplicaProgress:
     """One other replica.
 
     ``log_end_offset``: UNKNOWN_OFFSET until it fetches in this epoch. ``caught_up_ms``: when it

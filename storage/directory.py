@@ -134,7 +134,7 @@ class LogDirectory:
         stays, and after a crash there is no clean stop before all were looked through."""
         self._put_back: set[TopicPartition] = set()
         """Logs that were set aside once: the checkpoints have forgotten them."""
-        self.changes = 0
+        self.version = 0
         """How often it was said where a log stands, since this was opened: it was created, put back
         or cut, or :meth:`state_recovery_point`; see :meth:`write_checkpoints`."""
         self._writing = threading.Lock()
@@ -490,19 +490,19 @@ class LogDirectory:
         return len(deleted)
 
     def write_checkpoints(
-        self, kind: Checkpoint, offsets: Mapping[TopicPartition, int], changes: int = MAX_INT64
+        self, kind: Checkpoint, offsets: Mapping[TopicPartition, int], version: int = MAX_INT64
     ) -> None:
         """Replace one of the checkpoints durably; blocks, any thread may.
 
-        ``changes`` is what :attr:`changes` was before the first of the offsets was looked up. What
+        ``version`` is what :attr:`version` was before the first of the offsets was looked up. What
         was said of a log since counts: one that was made meanwhile has nothing but its name in
         common with the one that an offset is of, and one that was cut may not go that far.
         """
         with self._writing:
             current, known = dict(offsets), self.checkpoints[kind]
             kept = set(self.unopened)
-            if changes < self.changes:
-                later = {tp for tp, n in self._changed.copy().items() if n > changes}
+            if version < self.version:
+                later = {tp for tp, n in self._changed.copy().items() if n > version}
                 current = {tp: offset for tp, offset in current.items() if tp not in later}
                 kept |= later
             current = {tp: offset for tp, offset in current.items() if tp not in self._gone}
@@ -552,8 +552,8 @@ class LogDirectory:
                 self.checkpoints[kind] = current
 
     def _note(self, tp: TopicPartition) -> None:
-        self.changes += 1
-        self._changed[tp] = self.changes
+        self.version += 1
+        self._changed[tp] = self.version
 
     def verify(self) -> None:
         """Raise MachineError unless the directory is still what its path stands for; blocks, any

@@ -1,6 +1,6 @@
 """The only user of the operating system's file calls.
 
-The simulator (``kept.testing.simulated_disk``) and the fault tests replace this one class. Every
+The simulator (``tests.support.simulated_disk``) and the fault tests replace this one class. Every
 ``OSError`` becomes :class:`MachineError` with the path and the call; ``FileNotFoundError`` and, for
 exclusive creation, ``FileExistsError`` stay what they are, because callers decide by them. A file
 that cannot be created because its directory is gone is a MachineError, too: nobody expects that.

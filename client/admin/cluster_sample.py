@@ -10,7 +10,7 @@ from typing import NamedTuple
 from kept.client.admin.topics import Operation, together
 from kept.client.consume.leader_offsets import known_ends
 from kept.client.core.calls import Call, ToNode
-from kept.client.core.metadata import ClusterView
+from kept.client.core.metadata import ClusterMetadata
 from kept.client.protocol.api_keys import ApiKey
 from kept.storage.errors import KeptError
 from kept.storage.types import TopicPartition
@@ -24,7 +24,7 @@ class PartitionSample(NamedTuple):
 
 
 def sample_partitions(
-    view: ClusterView, partitions: Sequence[TopicPartition], patience_ms: int
+    view: ClusterMetadata, partitions: Sequence[TopicPartition], patience_ms: int
 ) -> Operation[PartitionSample]:
     """Where partitions with a leader end, and how large they are there. Each leader gets one
     request for the sizes, and one for each 500 ends.
@@ -36,7 +36,7 @@ def sample_partitions(
 
 
 def _sizes(
-    view: ClusterView, partitions: Sequence[TopicPartition], patience_ms: int
+    view: ClusterMetadata, partitions: Sequence[TopicPartition], patience_ms: int
 ) -> Operation[dict[TopicPartition, int]]:
     by_leader: dict[int, dict[str, list[int]]] = {}
     for topic, number in partitions:

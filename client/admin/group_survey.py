@@ -27,7 +27,7 @@ from kept.client.admin.groups import (
 from kept.client.admin.topics import Operation, metadata_call
 from kept.client.consume.leader_offsets import known_ends
 from kept.client.core.calls import Call, ToNode
-from kept.client.core.metadata import ClusterView
+from kept.client.core.metadata import ClusterMetadata
 from kept.storage.errors import KeptError
 from kept.storage.types import TopicPartition
 
@@ -57,7 +57,7 @@ class SurveyedGroup:
 
 
 def survey_groups(
-    view: ClusterView, listings: Sequence[GroupListing], patience_ms: int
+    view: ClusterMetadata, listings: Sequence[GroupListing], patience_ms: int
 ) -> Operation[list[SurveyedGroup]]:
     """What coordinators and leaders say of these groups; each is waited for so long at most."""
     described, committed = yield from groups_and_offsets(listings, patience_ms)
@@ -108,7 +108,7 @@ def partitions_of(
 
 
 def led_ends(
-    view: ClusterView, partitions: set[TopicPartition], patience_ms: int
+    view: ClusterMetadata, partitions: set[TopicPartition], patience_ms: int
 ) -> Operation[dict[TopicPartition, int]]:
     """The high watermarks of partitions that exist and have a leader that answers."""
     if not partitions:

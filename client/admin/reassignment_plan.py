@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from kept.client.admin.cluster import Member
-from kept.client.core.metadata import PartitionView, TopicView
+from kept.client.core.metadata import PartitionMetadata, TopicMetadata
 from kept.storage.errors import InvalidReplicaAssignment
 from kept.storage.types import TopicPartition
 
 Plan = dict[TopicPartition, tuple[int, ...]]
 
 
-def spread(topic: TopicView, nodes: Sequence[int]) -> Plan:
+def spread(topic: TopicMetadata, nodes: Sequence[int]) -> Plan:
     """Every partition of a topic to ``nodes`` in turn, with as many replicas as it has now.
 
     Raises InvalidReplicaAssignment when there are too few nodes for that.
@@ -36,7 +36,7 @@ def spread(topic: TopicView, nodes: Sequence[int]) -> Plan:
 
 
 def away_from(
-    node_ids: Collection[int], topics: Iterable[TopicView], members: Sequence[Member]
+    node_ids: Collection[int], topics: Iterable[TopicMetadata], members: Sequence[Member]
 ) -> Plan:
     """Every replica on a node of ``node_ids`` to one that stays: one in a rack without a replica if
     there is one, then the one with the fewest.
@@ -77,7 +77,7 @@ def _shared(rack: str | None, taken: set[str | None]) -> bool:
     return rack is not None and rack in taken
 
 
-def leaders_away_from(node_ids: Collection[int], topics: Iterable[TopicView]) -> Plan:
+def leaders_away_from(node_ids: Collection[int], topics: Iterable[TopicMetadata]) -> Plan:
     """Where one of ``node_ids`` is the preferred leader, they become the last choices."""
     plan: Plan = {}
     for tp, view in _partitions(topics):
@@ -87,7 +87,7 @@ def leaders_away_from(node_ids: Collection[int], topics: Iterable[TopicView]) ->
     return plan
 
 
-def _partitions(topics: Iterable[TopicView]) -> list[tuple[TopicPartition, PartitionView]]:
+def _partitions(topics: Iterable[TopicMetadata]) -> list[tuple[TopicPartition, PartitionMetadata]]:
     return [
         (TopicPartition(topic.name, number), view)
         for topic in sorted(topics, key=lambda topic: topic.name)
@@ -95,7 +95,7 @@ def _partitions(topics: Iterable[TopicView]) -> list[tuple[TopicPartition, Parti
     ]
 
 
-def counts(topics: Iterable[TopicView]) -> tuple[dict[int, int], dict[int, int]]:
+def counts(topics: Iterable[TopicMetadata]) -> tuple[dict[int, int], dict[int, int]]:
     """(replicas, leaders) by node."""
     replicas: dict[int, int] = {}
     leaders: dict[int, int] = {}
@@ -106,7 +106,9 @@ def counts(topics: Iterable[TopicView]) -> tuple[dict[int, int], dict[int, int]]
     return replicas, leaders
 
 
-def troubled(topics: Mapping[str, TopicView]) -> tuple[list[TopicPartition], list[TopicPartition]]:
+def troubled(
+    topics: Mapping[str, TopicMetadata],
+) -> tuple[list[TopicPartition], list[TopicPartition]]:
     """(under-replicated partitions, partitions without a leader)."""
     under, offline = [], []
     for tp, view in _partitions(topics.values()):

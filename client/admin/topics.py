@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from kept.client.core.broker_errors import failure
 from kept.client.core.calls import Anywhere, Call, Route, ToController, ToNode
-from kept.client.core.metadata import ClusterView, TopicView
+from kept.client.core.metadata import ClusterMetadata, TopicMetadata
 from kept.client.protocol.api_keys import ApiKey
 from kept.storage.errors import KeptError, NotLeaderOrFollower
 
@@ -71,8 +71,8 @@ def first_error(results: Iterable[Any], what: Callable[[Any], str]) -> KeptError
 
 
 def metadata(
-    view: ClusterView, topics: Sequence[str] | None, create: bool, timeout_ms: int
-) -> Operation[ClusterView]:
+    view: ClusterMetadata, topics: Sequence[str] | None, create: bool, timeout_ms: int
+) -> Operation[ClusterMetadata]:
     """Refresh ``view``: these topics, or all of them."""
     call = metadata_call(topics, create)
     call.timeout_ms = timeout_ms
@@ -93,7 +93,7 @@ def metadata_call(topics: Sequence[str] | None, create: bool = False) -> Call:
 
 
 def create_topics(
-    view: ClusterView, topics: Sequence[NewTopic], timeout_ms: int, validate_only: bool
+    view: ClusterMetadata, topics: Sequence[NewTopic], timeout_ms: int, validate_only: bool
 ) -> Operation[None]:
     """Create topics and wait until every partition has a leader."""
     yield [create_topics_call(topics, timeout_ms, validate_only)]
@@ -172,7 +172,9 @@ def delete_topics(names: Sequence[str], timeout_ms: int) -> Operation[None]:
     ]
 
 
-def create_partitions(view: ClusterView, name: str, count: int, timeout_ms: int) -> Operation[None]:
+def create_partitions(
+    view: ClusterMetadata, name: str, count: int, timeout_ms: int
+) -> Operation[None]:
     """Raise a topic's number of partitions to ``count``, and wait until all have a leader."""
     yield [create_partitions_call(name, count, timeout_ms)]
     (response,) = yield [await_topics({name: count}, timeout_ms)]
@@ -270,7 +272,7 @@ def _config_route(kind: int, name: str) -> Route:
     return ToNode(int(name)) if kind == BROKER and name else Anywhere()
 
 
-def log_sizes(topic: TopicView, patience_ms: int | None = None) -> Operation[dict[int, int]]:
+def log_sizes(topic: TopicMetadata, patience_ms: int | None = None) -> Operation[dict[int, int]]:
     """Bytes on disk by partition, from DescribeLogDirs of the leaders: others may be away. Given
     ``patience_ms``, a leader that does not answer within it is done without.
     """

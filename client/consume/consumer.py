@@ -24,7 +24,7 @@ from kept.storage.types import IsolationLevel, TopicPartition
 
 if TYPE_CHECKING:
     from kept.client.client import Client
-    from kept.client.core.metadata import ClusterView
+    from kept.client.core.metadata import ClusterMetadata
 
 HEARTBEAT_MS: Final = 3_000
 SESSION_MS: Final = 45_000
@@ -60,7 +60,7 @@ class _Away(NamedTuple):
     why: KeptError
     reported: bool = False
 
-    def is_final(self, now: float, view: ClusterView) -> bool:
+    def is_final(self, now: float, view: ClusterMetadata) -> bool:
         """Waiting longer is vain."""
         offline = isinstance(self.why, KafkaStorageError)
         patience = offline_grace_ms(len(view.nodes)) / 1000 if offline else LEADERLESS_DEADLINE_S

@@ -10,7 +10,7 @@ from kept.client.admin.topics import Operation
 from kept.client.consume import positions
 from kept.client.core.broker_errors import failure
 from kept.client.core.calls import Call, Route, ToLeader, ToNode
-from kept.client.core.metadata import ClusterView
+from kept.client.core.metadata import ClusterMetadata
 from kept.client.protocol.api_keys import ApiKey
 from kept.storage.errors import KeptError, UnknownTopicId
 from kept.storage.types import IsolationLevel, TopicPartition
@@ -36,7 +36,7 @@ class Fetched:
     aborted: tuple[tuple[int, int], ...]
 
 
-def _leader_epoch(view: ClusterView, tp: TopicPartition) -> int:
+def _leader_epoch(view: ClusterMetadata, tp: TopicPartition) -> int:
     topic_view = view.topics.get(tp.topic)
     partition = None if topic_view is None else topic_view.partitions.get(tp.partition)
     return -1 if partition is None else partition.leader_epoch
@@ -54,7 +54,7 @@ class FetchLimits:
 
 
 def fetch(
-    view: ClusterView,
+    view: ClusterMetadata,
     positions: Mapping[TopicPartition, int],
     limits: FetchLimits,
     silent_ms: int = SILENT_MS,
@@ -88,7 +88,7 @@ def fetch(
 
 
 def fetch_partition(
-    view: ClusterView,
+    view: ClusterMetadata,
     tp: TopicPartition,
     offset: int,
     limits: FetchLimits,
@@ -119,7 +119,7 @@ def fetch_partition(
 
 
 def _fetch_call(
-    view: ClusterView,
+    view: ClusterMetadata,
     route: Route,
     tps: Sequence[TopicPartition],
     positions: Mapping[TopicPartition, int],
@@ -150,7 +150,7 @@ def partition_list(tps: Sequence[TopicPartition]) -> str:
 
 
 def _fetch_values(
-    view: ClusterView,
+    view: ClusterMetadata,
     tps: Sequence[TopicPartition],
     positions: Mapping[TopicPartition, int],
     limits: FetchLimits,
@@ -181,7 +181,7 @@ def _fetch_values(
     }
 
 
-def _fetched(view: ClusterView, response: Any) -> list[Fetched]:
+def _fetched(view: ClusterMetadata, response: Any) -> list[Fetched]:
     out = []
     for topic in response.responses:
         name = str(topic.topic) if hasattr(topic, "topic") else view.topic_name(topic.topic_id)

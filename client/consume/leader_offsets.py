@@ -20,7 +20,7 @@ from kept.client.consume.fetch import partition_list
 from kept.client.consume.positions import EARLIEST, LATEST
 from kept.client.core.broker_errors import RetriableBrokerError, failure
 from kept.client.core.calls import Call, ToLeader, ToNode
-from kept.client.core.metadata import ClusterView, Endpoint, TopicView
+from kept.client.core.metadata import ClusterMetadata, Endpoint, TopicMetadata
 from kept.client.protocol.api_keys import ApiKey
 from kept.storage.errors import KeptError, RetriableError
 from kept.storage.types import IsolationLevel, TopicPartition
@@ -106,7 +106,7 @@ class _Query:
         return by_partition
 
 
-def _query(view: ClusterView, query: _Query) -> Operation[dict[TopicPartition, Any]]:
+def _query(view: ClusterMetadata, query: _Query) -> Operation[dict[TopicPartition, Any]]:
     """The answer about each partition; where the query is optional, perhaps a RetriableError, and
     where it is partial, perhaps another error.
     """
@@ -160,7 +160,7 @@ def _offsets_query(
 
 
 def list_offsets(
-    view: ClusterView,
+    view: ClusterMetadata,
     asked: Mapping[TopicPartition, int],
     isolation: IsolationLevel,
     timeout_ms: int,
@@ -171,7 +171,7 @@ def list_offsets(
 
 
 def known_ends(
-    view: ClusterView, partitions: Sequence[TopicPartition], patience_ms: int
+    view: ClusterMetadata, partitions: Sequence[TopicPartition], patience_ms: int
 ) -> Operation[dict[TopicPartition, int]]:
     """The high watermarks of partitions that have a leader, without those that it does not say."""
     if not partitions:
@@ -206,7 +206,7 @@ def _offset_at(one: Any) -> OffsetAt:
 
 
 def epoch_ends(
-    view: ClusterView, asked: Mapping[TopicPartition, int], timeout_ms: int
+    view: ClusterMetadata, asked: Mapping[TopicPartition, int], timeout_ms: int
 ) -> Operation[dict[TopicPartition, int]]:
     """Where that leader epoch (or the last one before it) ends in each leader's log, -1 where it
     cannot say. Below an offset that was read in that epoch: the log was cut back since (KIP-320).
@@ -223,7 +223,7 @@ def epoch_ends(
 
 
 def delete_records(
-    view: ClusterView, before: Mapping[TopicPartition, int], timeout_ms: int
+    view: ClusterMetadata, before: Mapping[TopicPartition, int], timeout_ms: int
 ) -> Operation[dict[TopicPartition, int | KeptError]]:
     """Delete the records below an offset of each partition; the least log start among its live
     replicas then, or why it was refused.
@@ -248,7 +248,7 @@ def delete_records(
 
 
 def standings(
-    view: ClusterView, topic: TopicView, patience_ms: int
+    view: ClusterMetadata, topic: TopicMetadata, patience_ms: int
 ) -> Operation[dict[int, Standing]]:
     """Where each partition that has a leader stands; a leader is waited for so long at most."""
     led = [number for number, one in topic.partitions.items() if one.leader >= 0]

@@ -52,7 +52,7 @@ from kept.client.core.calls import (
 from kept.client.core.connections import Connection
 from kept.client.core.leader_errors import offline_grace_ms, why_no_leader
 from kept.client.core.login import OwnRequest
-from kept.client.core.metadata import ClusterView, Endpoint
+from kept.client.core.metadata import ClusterMetadata, Endpoint
 from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.messages import Values, decode_response, encode_request
 from kept.client.security.security import PLAINTEXT, Security
@@ -86,7 +86,7 @@ class ClientCore:
         self.software = software
         self.security = security
         self._spread = spread
-        self.view = ClusterView()
+        self.view = ClusterMetadata()
         self._connections: dict[int, Connection] = {}
         self._by_endpoint: dict[Endpoint, int] = {}
         self._waiting: list[Call] = []

@@ -16,7 +16,7 @@ from kept.storage.types import TopicPartition
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from kept.client.core.metadata import ClusterView
+    from kept.client.core.metadata import ClusterMetadata
 
 GRACE_MS: Final = 1_000
 """So long a partition may be offline with its log directory before that is taken for final."""
@@ -30,7 +30,7 @@ def offline_grace_ms(nodes: int) -> int:
     return GRACE_MS if nodes == 1 else LINGERING_MS
 
 
-def why_no_leader(view: ClusterView, tp: TopicPartition, what: str) -> KeptError:
+def why_no_leader(view: ClusterMetadata, tp: TopicPartition, what: str) -> KeptError:
     """The error for a partition whose leader is not known; ``what`` was to be done.
 
     KafkaStorageError: nodes are there, and the log directories of all replicas are offline. An

@@ -24,7 +24,7 @@ class Endpoint(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionView:
+class PartitionMetadata:
     """One partition as Metadata tells it; leader -1 means none."""
 
     partition: int
@@ -37,25 +37,25 @@ class PartitionView:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicView:
+class TopicMetadata:
     """One topic as Metadata tells it. ``topic_id`` is None from brokers that have no topic ids."""
 
     name: str
     topic_id: uuid.UUID | None
     internal: bool
-    partitions: dict[int, PartitionView]
+    partitions: dict[int, PartitionMetadata]
     error_code: int = 0
 
 
 @dataclass(slots=True)
-class ClusterView:
+class ClusterMetadata:
     """The newest answers of Metadata and FindCoordinator."""
 
     nodes: dict[int, Endpoint] = field(default_factory=dict)
     racks: dict[int, str | None] = field(default_factory=dict)
     controller_id: int = -1
     cluster_id: str | None = None
-    topics: dict[str, TopicView] = field(default_factory=dict)
+    topics: dict[str, TopicMetadata] = field(default_factory=dict)
     coordinators: dict[tuple[int, str], int] = field(default_factory=dict)
 
     def leader(self, topic: str, partition: int) -> Endpoint | None:
@@ -101,10 +101,10 @@ class ClusterView:
         self.topics.pop(name, None)
 
 
-def topic_view(topic: Any) -> TopicView:
+def topic_view(topic: Any) -> TopicMetadata:
     """A topic of a Metadata response."""
     partitions = {
-        int(p.partition_index): PartitionView(
+        int(p.partition_index): PartitionMetadata(
             int(p.partition_index),
             int(p.leader_id),
             int(getattr(p, "leader_epoch", -1)),
@@ -115,7 +115,7 @@ def topic_view(topic: Any) -> TopicView:
         )
         for p in topic.partitions
     }
-    return TopicView(
+    return TopicMetadata(
         str(topic.name),
         getattr(topic, "topic_id", None),
         bool(getattr(topic, "is_internal", False)),

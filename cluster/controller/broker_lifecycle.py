@@ -56,7 +56,7 @@ SUSPENDED: Final = -1
 """``valid_until_ms`` while nothing may be served."""
 
 
-class State(Enum):
+class BrokerState(Enum):
     """Where a broker is in its life."""
 
     INITIAL = "initial"
@@ -215,7 +215,7 @@ class BrokerLifecycle:
     def __init__(self, registration: RegisterRequest, settings: LifecycleSettings) -> None:
         self.registration = registration
         self.settings = settings
-        self.state = State.INITIAL
+        self.state = BrokerState.INITIAL
         self.broker_epoch = -1
         self.valid_until_ms = SUSPENDED
         self.image = Image()
@@ -247,7 +247,7 @@ class BrokerLifecycle:
         return self._turn(None, now_ms)
 
     def _turn(self, event: Event | None, now_ms: int) -> tuple[Effect, ...]:
-        if self.state is State.STOPPED:
+        if self.state is BrokerState.STOPPED:
             return ()
         self._notice_stall(now_ms)
         if event is None:
@@ -275,7 +275,7 @@ class BrokerLifecycle:
                 self._registration_failed(event, now_ms)
             case ControllerChanged():
                 self._outstanding = None
-                if self.state is State.REGISTERING:
+                if self.state is BrokerState.REGISTERING:
                     self._give_up_ms = None  # it takes everybody for alive at first
                 self._reported.clear()
                 self._next_ms = now_ms
@@ -285,7 +285,7 @@ class BrokerLifecycle:
             case ShutdownRequested():
                 self._shut_down(now_ms)
             case QuorumLost():
-                if self.state is State.SHUTTING_DOWN:
+                if self.state is BrokerState.SHUTTING_DOWN:
                     self._exit(event.reason)
 
     # Time.
@@ -295,7 +295,7 @@ class BrokerLifecycle:
             return
         slept = now_ms - self._running_until_ms + self.settings.stall_ms
         self._running_until_ms = now_ms + self.settings.stall_ms
-        if self.state in (State.INITIAL, State.REGISTERING):
+        if self.state in (BrokerState.INITIAL, BrokerState.REGISTERING):
             return
         self._resume_from, self._resume_index = self._number + 1, None
         self._outstanding = None
@@ -307,7 +307,7 @@ class BrokerLifecycle:
         if self._serving:
             self.valid_until_ms = self._running_until_ms
         if (
-            self.state is State.SHUTTING_DOWN
+            self.state is BrokerState.SHUTTING_DOWN
             and self._give_up_ms is not None
             and now_ms >= self._give_up_ms
         ):
@@ -327,7 +327,8 @@ class BrokerLifecycle:
         return (
             mine is not None
             and mine.incarnation == self.registration.incarnation
-            and self.state not in (State.INITIAL, State.REGISTERING, State.STOPPED)
+            and self.state
+            not in (BrokerState.INITIAL, BrokerState.REGISTERING, BrokerState.STOPPED)
         )
 
     def _update_serving(self, reason: str) -> None:
@@ -346,29 +347,29 @@ class BrokerLifecycle:
             self._update_serving("")
 
     def _exit(self, reason: str, failed: bool = False) -> None:
-        self.state = State.STOPPED
+        self.state = BrokerState.STOPPED
         self._update_serving(reason)
         self._effects.append(Exit(reason, failed))
 
     # Registration.
 
     def _start(self, now_ms: int) -> None:
-        if self.state is not State.INITIAL:
+        if self.state is not BrokerState.INITIAL:
             raise InvariantViolation(f"broker started twice: it is {self.state.value}")
-        self.state = State.REGISTERING
+        self.state = BrokerState.REGISTERING
         self._running_until_ms = now_ms + self.settings.stall_ms
         self._next_ms = now_ms
 
     def _registered(self, broker_epoch: int, now_ms: int) -> None:
-        if self.state is not State.REGISTERING:
+        if self.state is not BrokerState.REGISTERING:
             return  # the image said so before
-        self.state = State.FENCED
+        self.state = BrokerState.FENCED
         self.broker_epoch = broker_epoch
         self._outstanding, self._give_up_ms = None, None
         self._next_ms = now_ms
 
     def _registration_failed(self, event: RegistrationFailed, now_ms: int) -> None:
-        if self.state is not State.REGISTERING:
+        if self.state is not BrokerState.REGISTERING:
             return
         self._outstanding = None
         self._next_ms = now_ms + self.settings.retry_ms
@@ -382,7 +383,7 @@ class BrokerLifecycle:
         self._exit(f"registration refused: {event.error}", failed=True)
 
     def _reregister(self, reason: str, now_ms: int) -> None:
-        self.state = State.REGISTERING
+        self.state = BrokerState.REGISTERING
         self._outstanding, self._give_up_ms = None, None
         self._resume_from = self._resume_index = None
         self._next_ms = now_ms
@@ -396,16 +397,16 @@ class BrokerLifecycle:
         mine = image.brokers.get(broker_id)
         if mine is not None and mine.incarnation == self.registration.incarnation:
             self._registered(mine.broker_epoch, now_ms)  # when its answer was lost
-            if self.state is State.SHUTTING_DOWN:
+            if self.state is BrokerState.SHUTTING_DOWN:
                 if mine.fenced:
                     self._exit("fenced: nothing is led any more")
-            elif self.state in (State.FENCED, State.RUNNING):
-                self.state = State.FENCED if mine.fenced else State.RUNNING
+            elif self.state in (BrokerState.FENCED, BrokerState.RUNNING):
+                self.state = BrokerState.FENCED if mine.fenced else BrokerState.RUNNING
                 if mine.fenced or self._unreported() or _any_shutting_down(before, image):
                     self._send_soon(now_ms)
         elif image.index >= self.broker_epoch and self.state not in (
-            State.INITIAL,
-            State.REGISTERING,
+            BrokerState.INITIAL,
+            BrokerState.REGISTERING,
         ):
             self._displaced(mine, now_ms)
         self._update_serving("not registered")
@@ -421,7 +422,7 @@ class BrokerLifecycle:
                 self._exit(f"{why}: each needs its own node.id", failed=True)
                 return
             reason = "the process before this one was registered late"
-        if self.state is State.SHUTTING_DOWN:
+        if self.state is BrokerState.SHUTTING_DOWN:
             self._exit(reason)
         else:
             self._reregister(reason, now_ms)
@@ -443,14 +444,14 @@ class BrokerLifecycle:
     # Heartbeats.
 
     def _send_when_due(self, now_ms: int) -> None:
-        if self.state in (State.INITIAL, State.STOPPED):
+        if self.state in (BrokerState.INITIAL, BrokerState.STOPPED):
             return
         if self._outstanding is not None:
             if now_ms < self._outstanding[1] + self.settings.answer_timeout_ms:
                 return
         elif now_ms < self._next_ms:
             return
-        if self.state is State.REGISTERING:
+        if self.state is BrokerState.REGISTERING:
             self._outstanding = (0, now_ms)
             self._effects.append(Register(self.registration))
             return
@@ -468,7 +469,7 @@ class BrokerLifecycle:
                 self.broker_epoch,
                 self.image.index,
                 wants_fence=not self._logs_open,
-                wants_shutdown=self.state is State.SHUTTING_DOWN,
+                wants_shutdown=self.state is BrokerState.SHUTTING_DOWN,
                 report=tuple(self._report),
             )
         )
@@ -478,11 +479,11 @@ class BrokerLifecycle:
             return
         self._outstanding = None
         self._reported.update(self._report)
-        if self.state is State.SHUTTING_DOWN and event.reply.should_shut_down:
+        if self.state is BrokerState.SHUTTING_DOWN and event.reply.should_shut_down:
             self._exit("stopped in order")
             return
         pause = self.settings.heartbeat_interval_ms
-        if self.state is not State.RUNNING:
+        if self.state is not BrokerState.RUNNING:
             pause = min(pause, self.settings.retry_ms)
         self._next_ms = now_ms + (0 if self._resend else pause)
         if self._resume_from is not None and event.number >= self._resume_from:
@@ -502,11 +503,11 @@ class BrokerLifecycle:
             self._displaced(None, now_ms)
 
     def _shut_down(self, now_ms: int) -> None:
-        if self.state is State.RUNNING:
-            self.state = State.SHUTTING_DOWN
+        if self.state is BrokerState.RUNNING:
+            self.state = BrokerState.SHUTTING_DOWN
             self._give_up_ms = now_ms + self.settings.shutdown_timeout_ms
             self._send_soon(now_ms)
-        elif self.state is not State.SHUTTING_DOWN:
+        elif self.state is not BrokerState.SHUTTING_DOWN:
             self._exit("nothing was led")
 
     def check_invariants(self) -> None:

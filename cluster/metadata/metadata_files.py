@@ -123,7 +123,7 @@ def _names_voters(image: Image, wal: WriteAheadLog) -> bool:
     return bool(image.voters) or any(voters_in(entry.data) for entry in entries)
 
 
-class Work:
+class DiskWork:
     """What must reach the disk, as one job; :meth:`run` may be called again after an error."""
 
     def __init__(

@@ -41,7 +41,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kept.cluster.metadata.image import Delta, Image
-from kept.cluster.metadata.metadata_files import HistoryWrite, MetadataFiles, Work, open_files
+from kept.cluster.metadata.metadata_files import DiskWork, HistoryWrite, MetadataFiles, open_files
 from kept.cluster.metadata.records import (
     ClusterRecord,
     MetadataRecord,
@@ -86,7 +86,7 @@ Applied = tuple[Image, Delta, int]
 
 
 class Outcome(Struct, frozen=True):
-    """What came of a :class:`Work`."""
+    """What came of a :class:`DiskWork`."""
 
     messages: tuple[Message, ...] = ()
     """To send now, in order."""
@@ -111,7 +111,7 @@ class _Proposal(Struct, frozen=True):
 
 
 class MetadataNode:
-    """One node's metadata. All calls but :meth:`Work.run` are made by one thread."""
+    """One node's metadata. All calls but :meth:`DiskWork.run` are made by one thread."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class MetadataNode:
         self._new_cluster = cluster_id or _new_id(random)
         self._listed = listed
         self._checked_listed = False
-        self._work: Work | None = None
+        self._work: DiskWork | None = None
         self._proposals: deque[_Proposal] = deque()
         self._lost: list[int] = []
         self._opened_at = files.wal.last_index
@@ -441,7 +441,7 @@ class MetadataNode:
     # Output.
 
     def drain_messages(self) -> tuple[Message, ...]:
-        """What may be sent at once, in order, even while a :class:`Work` runs."""
+        """What may be sent at once, in order, even while a :class:`DiskWork` runs."""
         return self.core.drain_messages()
 
     def drain_refused(self) -> tuple[tuple[int, str], ...]:
@@ -457,7 +457,7 @@ class MetadataNode:
         self.core.state.to_probe.clear()
         return probes
 
-    def work(self) -> Work | None:
+    def work(self) -> DiskWork | None:
         """What is to be done next; None while nothing is, or one is outstanding."""
         if self._work is not None:
             return None
@@ -472,7 +472,7 @@ class MetadataNode:
         history = None
         if snapshot is not None or ready.snapshot is not None:
             history = self.history.copy()
-        self._work = Work(self._files, ready, snapshot, self.image, history)
+        self._work = DiskWork(self._files, ready, snapshot, self.image, history)
         return self._work
 
     def _snapshot_due(self) -> bool:
@@ -484,11 +484,11 @@ class MetadataNode:
             and self.image.index <= self.core.committed_to
         )
 
-    def done(self, work: Work) -> Outcome:
+    def done(self, work: DiskWork) -> Outcome:
         """The outstanding work ran."""
         return finished(self.done_in_steps(work))
 
-    def done_in_steps(self, work: Work) -> Steps[Outcome]:
+    def done_in_steps(self, work: DiskWork) -> Steps[Outcome]:
         """:meth:`done` for entries of many records: yields between a few of them."""
         if work is not self._work or not work.finished:
             raise InvariantViolation("work that is not outstanding, or did not run")

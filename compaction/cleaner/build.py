@@ -23,7 +23,7 @@ from pyroaring import BitMap
 
 from kept.compaction.cleaner.job import INFLATE_LIMIT, Source
 from kept.compaction.cleaner.scan_stats import Progress, chunks, quiet
-from kept.compaction.cleaner.survey import Group
+from kept.compaction.cleaner.survey import SegmentGroup
 from kept.compaction.manifest.manifest import DIGEST_BYTES, Manifest, OutputSegment, cut
 from kept.storage import layout
 from kept.storage.disk import Disk, File
@@ -56,7 +56,7 @@ class Built:
 
 def build(
     manifest: Manifest,
-    groups: Sequence[Group],
+    groups: Sequence[SegmentGroup],
     directory: str,
     config: LogConfig,
     disk: Disk,
@@ -94,7 +94,7 @@ def build(
 
 
 def digest_of(
-    group: Group, directory: str, config: LogConfig, disk: Disk, *, chunk_bytes: int
+    group: SegmentGroup, directory: str, config: LogConfig, disk: Disk, *, chunk_bytes: int
 ) -> OutputSegment:
     """A group's output with the digest that its files come to; nothing is written.
 
@@ -113,7 +113,7 @@ class _Builder:
         self.cached: frozenset[int] = frozenset()
         self.check_crc = False
 
-    def write(self, group: Group) -> list[OutputSegment]:
+    def write(self, group: SegmentGroup) -> list[OutputSegment]:
         """Write a group's outputs."""
         filter_ = records_filter.SegmentFilter(
             interval_bytes=self.config.index_interval_bytes,
@@ -124,7 +124,7 @@ class _Builder:
         run = _Run(self, group, filter_, write=True)
         return run.outputs()
 
-    def digest_of(self, group: Group) -> OutputSegment:
+    def digest_of(self, group: SegmentGroup) -> OutputSegment:
         """Digest of a segment that stays as it is."""
         filter_ = records_filter.SegmentFilter(
             interval_bytes=_NO_LIMIT, limit_bytes=_NO_LIMIT, index_limit_bytes=_NO_LIMIT,
@@ -136,7 +136,9 @@ class _Builder:
 class _Run:
     """One group on its way through the filter."""
 
-    def __init__(self, builder: _Builder, group: Group, filter_: Any, *, write: bool) -> None:
+    def __init__(
+        self, builder: _Builder, group: SegmentGroup, filter_: Any, *, write: bool
+    ) -> None:
         self.builder, self.group, self.filter, self.writing = builder, group, filter_, write
         self.disk = builder.disk
         self.done: list[OutputSegment] = []

@@ -46,7 +46,7 @@ Tick = Callable[[], None]
 
 
 @dataclass(slots=True)
-class Group:
+class SegmentGroup:
     """Source segments that become one output (or several, should it grow beyond the limits)."""
 
     sources: tuple[Source, ...]
@@ -63,7 +63,7 @@ class Survey:
     """
 
     manifest: Manifest
-    groups: list[Group]
+    groups: list[SegmentGroup]
     facts: list[ScanStats]
     survivors: dict[int, BitMap]
     markers: dict[int, Markers]
@@ -285,7 +285,7 @@ class _Surveyor:
 
     def _groups(
         self, markers: dict[int, Markers], clean_to: int, carried: frozenset[int]
-    ) -> list[Group]:
+    ) -> list[SegmentGroup]:
         job = self.job
         alone = carried if job.horizons_only else frozenset[int]()
         groups = []
@@ -297,7 +297,7 @@ class _Surveyor:
         for sources in group_sources(job, clean_to, alone, shares):
             base, end = sources[0].base_offset, sources[-1].end_offset
             if len(sources) == 1 and base in carried:
-                groups.append(Group(sources, self.before[base], changed=False))
+                groups.append(SegmentGroup(sources, self.before[base], changed=False))
                 continue
             parts = [
                 self._part(source, markers[source.base_offset], clean_to) for source in sources
@@ -306,7 +306,7 @@ class _Surveyor:
             changed = len(sources) > 1 or self._differs(sources[0], output)
             if not changed:
                 output = self._with_digest(output)
-            groups.append(Group(sources, output, changed))
+            groups.append(SegmentGroup(sources, output, changed))
         return groups
 
     def _with_digest(self, output: OutputSegment) -> OutputSegment:

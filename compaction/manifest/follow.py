@@ -31,7 +31,7 @@ from kept.compaction.cleaner.job import DEFAULT_CHECK_KEYS, DEFAULT_CHUNK_BYTES,
 from kept.compaction.cleaner.removal_log import Reason, Removals
 from kept.compaction.cleaner.scan_stats import Progress, chunks, quiet
 from kept.compaction.cleaner.self_check import check_followed
-from kept.compaction.cleaner.survey import Group
+from kept.compaction.cleaner.survey import SegmentGroup
 from kept.compaction.manifest import manifest
 from kept.compaction.manifest.manifest import Manifest, OutputSegment
 from kept.storage import layout
@@ -260,7 +260,7 @@ class _Follower:
         assert output is not None
         try:
             (read,) = self._build(
-                [Group(piece.sources, replace(output, digest=b""), changed=False)]
+                [SegmentGroup(piece.sources, replace(output, digest=b""), changed=False)]
             )
         except DamagedData:
             return None  # the build says which survivor is missing
@@ -284,7 +284,7 @@ class _Follower:
 
     # Segments to write.
 
-    def _build(self, groups: list[Group]) -> tuple[OutputSegment, ...]:
+    def _build(self, groups: list[SegmentGroup]) -> tuple[OutputSegment, ...]:
         job = self.job
         config = replace(job.config, segment_bytes=_NO_LIMIT, segment_index_bytes=_NO_LIMIT)
         built = build(
@@ -298,7 +298,7 @@ class _Follower:
         groups = []
         for piece in changed:
             assert piece.output is not None
-            groups.append(Group(piece.sources, piece.output, changed=True))
+            groups.append(SegmentGroup(piece.sources, piece.output, changed=True))
         try:
             outputs = self._build(groups)
         except DamagedData:

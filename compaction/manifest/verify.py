@@ -19,7 +19,7 @@ from kept.compaction.cleaner.build import digest_of
 from kept.compaction.cleaner.cleaner_run import read_manifest
 from kept.compaction.cleaner.job import DEFAULT_CHUNK_BYTES, INFLATE_LIMIT, Source
 from kept.compaction.cleaner.scan_stats import whole_batches
-from kept.compaction.cleaner.survey import Group
+from kept.compaction.cleaner.survey import SegmentGroup
 from kept.compaction.manifest.manifest import DIGEST_BYTES, Manifest, OutputSegment
 from kept.storage.disk import Disk
 from kept.storage.errors import KeptError
@@ -86,7 +86,7 @@ def covered(files: ReplicaFiles, manifest: Manifest, start: int) -> Iterator[Ran
 def _segment(files: ReplicaFiles, source: Source, output: OutputSegment) -> Range:
     """Read a whole segment, and compare it with what the manifest says of it."""
     whole = Range(output.base_offset, output.end_offset, "", len(output.survivors))
-    group = Group((source,), replace(output, digest=b""), changed=False)
+    group = SegmentGroup((source,), replace(output, digest=b""), changed=False)
     try:
         segment_digest = digest_of(
             group, files.directory, LogConfig(), files.disk, chunk_bytes=DEFAULT_CHUNK_BYTES

@@ -16,7 +16,7 @@ from kept.client.admin.cluster_sample import PartitionSample
 from kept.client.admin.group_lag import group_lag, partition_lag
 from kept.client.admin.group_survey import partitions_of
 from kept.client.admin.groups import GroupDescription, GroupListing
-from kept.client.core.metadata import TopicView
+from kept.client.core.metadata import TopicMetadata
 from kept.storage.types import TopicPartition
 
 K = TypeVar("K", bound=Hashable)
@@ -93,7 +93,7 @@ class ClusterRates:
     """What is known of nodes, topics and groups; its rows are what ``kept top --json`` prints."""
 
     cluster: ClusterDescription | None = None
-    topics: dict[str, TopicView] = field(default_factory=dict)
+    topics: dict[str, TopicMetadata] = field(default_factory=dict)
     listings: dict[str, GroupListing] = field(default_factory=dict)
     groups: dict[str, GroupDescription] = field(default_factory=dict)
     committed: dict[str, dict[TopicPartition, int]] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class ClusterRates:
     sizes: Rates[TopicPartition] = field(default_factory=Rates)
     positions: Rates[tuple[str, TopicPartition]] = field(default_factory=Rates)
 
-    def set_topics(self, topics: Mapping[str, TopicView]) -> None:
+    def set_topics(self, topics: Mapping[str, TopicMetadata]) -> None:
         """These topics exist."""
         self.topics = dict(topics)
         there = set(self.partitions())

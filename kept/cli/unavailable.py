@@ -13,7 +13,7 @@ from kept.cli.shell import Failure, did_you_mean
 from kept.client.bootstrap import Bootstrap
 from kept.client.client import Client
 from kept.client.core.broker_errors import NoController
-from kept.client.core.metadata import TopicView, parse_bootstrap
+from kept.client.core.metadata import TopicMetadata, parse_bootstrap
 from kept.client.json_api import (
     PRESENT_S,
     HttpFailed,
@@ -86,7 +86,7 @@ def warn_unanswered(nodes: Iterable[int], so: str) -> None:
 class CommandClient(Client):
     """A client whose user typed the names."""
 
-    def topic(self, name: str) -> TopicView:
+    def topic(self, name: str) -> TopicMetadata:
         """One topic; where there is none, an error that names one which may be meant."""
         try:
             return super().topic(name)

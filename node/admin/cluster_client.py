@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from kept.client.admin.topics import Operation
     from kept.node.config.live_config import LiveConfig
     from kept.node.metadata.address_book import AddressBook
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.runtime.runtime import Runtime
 
@@ -85,7 +85,7 @@ class ClusterClient:
     runtime: Runtime
     config: LiveConfig
     identity: NodeIdentity
-    metadata: Metadata
+    metadata: MetadataLog
     addresses: AddressBook
     client_id: str
     connect_here: Callable[[], Awaitable[socket.socket]]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kept.node.admin.compaction.compaction_status import CompactionView, MissingRecord
     from kept.node.admin.peer_http import PeerHttp
     from kept.node.admin.topic_lookup import TopicLookup
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.replicas.replica_table import ReplicaTable
 
 WAIT_S: Final = 3600.0
@@ -63,7 +63,7 @@ class _Progress:
 class LeaderRouter:
     """Has the leaders of partitions do what operators want."""
 
-    metadata: Metadata
+    metadata: MetadataLog
     lookup: TopicLookup
     table: ReplicaTable
     view: CompactionView
@@ -86,7 +86,7 @@ class LeaderRouter:
         RequestTimedOut.
         """
         leader = self.lookup.leader(tp)
-        no_leader_but_here = leader < 0 and tp in self.table.hosted
+        no_leader_but_here = leader < 0 and tp in self.table.replicas
         if here or leader == self.lookup.node_id or no_leader_but_here:
             return None
         if leader < 0:
@@ -152,7 +152,7 @@ class LeaderRouter:
 
     async def _journal_of(self, replica: int, tp: TopicPartition, offset: int) -> Mapping[str, Any]:
         if replica == self.lookup.node_id:
-            own = await self.view.why_missing(self.lookup.hosted(tp), offset, None)
+            own = await self.view.why_missing(self.lookup.replica(tp), offset, None)
             names = ("fate", "explanation", "reason", "generation")
             return {name: getattr(own, name) for name in names}
         query = {"topic": tp.topic, "partition": str(tp.partition), "offset": str(offset)}
@@ -198,7 +198,7 @@ class LeaderRouter:
         progress, passes = _Progress(), {}
         for number in numbers:
             tp = TopicPartition(topic, number)
-            hosted = self.table.hosted.get(tp)
+            hosted = self.table.replicas.get(tp)
             if hosted is None or not hosted.partition.is_leader:
                 progress.outcomes[number] = PassOutcome(*tp, done=False, error=self._not_led(tp))
                 continue

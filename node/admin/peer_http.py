@@ -18,7 +18,7 @@ from kept.storage.errors import InvalidRequest, KeptError, NetworkException, Unk
 
 if TYPE_CHECKING:
     from kept.node.internode.peers import Peers
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.metadata.node_identity import NodeIdentity
 
 CALL_S: Final = 30.0
@@ -35,7 +35,7 @@ class PeerHttp:
     """The HTTP API of the other nodes."""
 
     identity: NodeIdentity
-    metadata: Metadata
+    metadata: MetadataLog
     peers: Peers
 
     async def request(
@@ -52,7 +52,7 @@ class PeerHttp:
 
         Raises InvalidRequest (there is no such node), RequestTimedOut, NetworkException.
         """
-        voters = (voter.node_id for voter in self.metadata.member.voters)
+        voters = (voter.node_id for voter in self.metadata.raft_node.voters)
         nodes = sorted({self.identity.node_id, *self.metadata.image.brokers, *voters})
         if node_id not in nodes:
             names = ", ".join(map(str, nodes))

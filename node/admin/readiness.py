@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kept.cluster.metadata.image import Image
     from kept.cluster.metadata.records import PartitionRecord
     from kept.node.config.live_config import LiveConfig
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.replicas.replica_manager import ReplicaManager
     from kept.node.replicas.replica_table import ReplicaTable
@@ -137,7 +137,7 @@ class NodeHealth:
     readiness: Readiness
     config: LiveConfig
     identity: NodeIdentity
-    metadata: Metadata
+    metadata: MetadataLog
     table: ReplicaTable
     replicas: ReplicaManager
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from kept.node.internode.peers import Peers
     from kept.node.kafka.forwarding_manager import ForwardingManager
     from kept.node.metadata.address_book import AddressBook
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.replicas.replica_manager import ReplicaManager
     from kept.node.replicas.replica_table import ReplicaTable
@@ -80,7 +80,7 @@ class AdminServices:
     open_files: OpenFiles
 
     identity: NodeIdentity
-    metadata: Metadata
+    metadata: MetadataLog
     addresses: AddressBook
     peers: Peers
     forwarding: ForwardingManager

@@ -14,7 +14,7 @@ from kept.storage.types import TopicPartition
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import TopicImage
     from kept.cluster.metadata.records import PartitionRecord
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.replicas.local_replica import LocalReplica
     from kept.node.replicas.replica_table import ReplicaTable
@@ -25,7 +25,7 @@ class TopicLookup:
     """What the operations of the API look up first."""
 
     identity: NodeIdentity
-    metadata: Metadata
+    metadata: MetadataLog
     table: ReplicaTable
 
     @property
@@ -60,14 +60,14 @@ class TopicLookup:
         """Whether an open replica is on this node."""
         return tp in self.table.partitions
 
-    def hosted_or_none(self, tp: TopicPartition) -> LocalReplica | None:
+    def replica_or_none(self, tp: TopicPartition) -> LocalReplica | None:
         """This node's replica, if there is one."""
-        return self.table.hosted.get(tp)
+        return self.table.replicas.get(tp)
 
-    def hosted(self, tp: TopicPartition) -> LocalReplica:
+    def replica(self, tp: TopicPartition) -> LocalReplica:
         """This node's replica. Raises NotLeaderOrFollower, KafkaStorageError."""
         self.table.partition(tp)
-        return self.table.hosted[tp]
+        return self.table.replicas[tp]
 
     def why_offline(self, topic: str, record: PartitionRecord) -> str | None:
         """Why a partition is not served, as far as this node knows; None when it is."""

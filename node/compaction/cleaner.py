@@ -35,7 +35,7 @@ from kept.compaction.cleaner.planner import (
 from kept.compaction.cleaner.worker import COMMAND
 from kept.compaction.manifest.apply import CompactionState
 from kept.node.replicas.manifests.failures import PassFailed, Withdrawn, check_stopped
-from kept.node.replicas.manifests.workers import Work, or_vanished, pass_limits
+from kept.node.replicas.manifests.workers import ManifestWork, or_vanished, pass_limits
 from kept.node.runtime.background_steps import in_slices
 from kept.node.runtime.logging import log
 from kept.storage.errors import KeptError, MachineError, NotLeaderOrFollower
@@ -64,7 +64,7 @@ class Running:
     started_ms: int
     leader_epoch: int
     truncations: int
-    work: Work = field(default_factory=Work)
+    work: ManifestWork = field(default_factory=ManifestWork)
     computed: bool = False
 
     @property
@@ -178,7 +178,7 @@ class Cleaner:
     def status(self, tp: TopicPartition) -> Status:
         """Everything about one log. Raises UnknownTopicOrPartition and its like."""
         self._table.partition(tp)
-        hosted = self._table.hosted[tp]
+        hosted = self._table.replicas[tp]
         return Status(
             tp,
             self.plan_for(hosted),
@@ -213,7 +213,7 @@ class Cleaner:
 
     def retry(self, tp: TopicPartition) -> bool:
         """Try a log that failed without waiting any longer; False: it had not failed."""
-        hosted = self._table.hosted.get(tp)
+        hosted = self._table.replicas.get(tp)
         retried = hosted is not None and hosted.manifests.retry()
         retried = self.failures.retry(tp) or retried
         self._wake.set()
@@ -246,7 +246,7 @@ class Cleaner:
             chosen = await self._choose()
             if chosen is None:
                 return
-            hosted = self._table.hosted.get(chosen.topic_partition)
+            hosted = self._table.replicas.get(chosen.topic_partition)
             if hosted is None:
                 continue
             partition = hosted.partition
@@ -273,14 +273,14 @@ class Cleaner:
         enabled = self._config.current.log_cleaner_enable
         table = self._table
         limits: dict[LocalDirectory, Limits] = {}
-        for tp, hosted in list(table.hosted.items()):
+        for tp, hosted in list(table.replicas.items()):
             yield
             partition = hosted.partition
             on_demand = tp in self._requested
             wanted = on_demand or (
                 enabled and len(partition.log.segments) > 1 and partition.config.compact
             )
-            if not wanted or tp in self.running or table.hosted.get(tp) is not hosted:
+            if not wanted or tp in self.running or table.replicas.get(tp) is not hosted:
                 continue
             if partition.offline is not None or not partition.is_leader:
                 if on_demand:

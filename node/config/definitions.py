@@ -26,7 +26,7 @@ from kept.node.config.checks import (
     parse_prefixes,
 )
 from kept.node.config.config_def import Kind, Row, Rows, Settings
-from kept.node.config.listeners import Listener, Voter
+from kept.node.config.listeners import ConfiguredVoter, ListenerConfig
 from kept.node.config.unsupported_settings import NO_TIERS, UNSUPPORTED
 from kept.storage.types import MAX_INT32, MAX_INT64
 
@@ -62,7 +62,7 @@ class NodeSettings:
         "the metadata (controller), or both. A broker that is no controller follows the metadata "
         "log of controller.quorum.voters."
     )
-    controller_quorum_voters = Row[tuple[Voter, ...]](Kind.LIST, "").means(
+    controller_quorum_voters = Row[tuple[ConfiguredVoter, ...]](Kind.LIST, "").means(
         "Voters of the metadata log, as id@host:port of their node listeners; the same list on "
         "every node. Read while a node's metadata log is empty, afterwards the log's own voters "
         "count (kept cluster voter). Without it a node is its own voter, a cluster of one."
@@ -70,13 +70,13 @@ class NodeSettings:
     broker_rack = _string(None).means(
         "Where this node stands, for the placement of replicas and for clients."
     )
-    listeners = Row[tuple[Listener, ...]](Kind.LIST, "PLAINTEXT://localhost:9092").means(
+    listeners = Row[tuple[ListenerConfig, ...]](Kind.LIST, "PLAINTEXT://localhost:9092").means(
         "Addresses to serve clients on, as NAME://host:port. localhost binds 127.0.0.1, and ::1 "
         "where there is IPv6; an empty host or 0.0.0.0 binds every interface and needs "
         "advertised.listeners. A node of several has a listener for other nodes besides, NODE: "
         "where it is not named, on the same host and the first client port + 1000."
     )
-    advertised_listeners = Row[tuple[Listener, ...]](Kind.LIST, None).means(
+    advertised_listeners = Row[tuple[ListenerConfig, ...]](Kind.LIST, None).means(
         "Addresses that clients, and for the node listener other nodes, are told, by listener "
         "name; without it those of listeners."
     )

@@ -33,7 +33,7 @@ SERVED: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})
 
 
-class Listener(NamedTuple):
+class ListenerConfig(NamedTuple):
     """One address. ``host`` "" means every interface; port 0 means one that the system chooses."""
 
     name: str
@@ -65,7 +65,7 @@ class Listener(NamedTuple):
         return f"{self.name}://{host}:{self.port}"
 
 
-class Voter(NamedTuple):
+class ConfiguredVoter(NamedTuple):
     """One entry of ``controller.quorum.voters``: a node and its node listener."""
 
     node_id: int
@@ -82,23 +82,23 @@ class Listeners(Struct, frozen=True):
     ``advertised_node`` what those get. A lone node has neither.
     """
 
-    client: tuple[Listener, ...]
-    advertised: tuple[Listener, ...]
-    node: Listener | None
-    advertised_node: Listener | None
+    client: tuple[ListenerConfig, ...]
+    advertised: tuple[ListenerConfig, ...]
+    node: ListenerConfig | None
+    advertised_node: ListenerConfig | None
 
 
-class Role(Struct, frozen=True):
+class ListenerRole(Struct, frozen=True):
     """What the addresses depend on: ``voter`` is this node's entry in the list of voters, if it has
     one; ``alone`` a cluster of one that names nobody else; ``broker`` False: a controller only.
     """
 
     alone: bool
     broker: bool
-    voter: Voter | None
+    voter: ConfiguredVoter | None
 
 
-def parse_voters(entries: Sequence[str]) -> tuple[Voter, ...]:
+def parse_voters(entries: Sequence[str]) -> tuple[ConfiguredVoter, ...]:
     """``id@host:port`` entries. Raises ConfigurationError."""
     voters = []
     for entry in entries:
@@ -107,8 +107,10 @@ def parse_voters(entries: Sequence[str]) -> tuple[Voter, ...]:
             raise ConfigurationError(
                 f"controller.quorum.voters: {entry} is not id@host:port, as in 0@node-0:10092"
             )
-        voters.append(Voter(int(match["id"]), match["v6"] or match["host"], int(match["port"])))
-    by_identity: dict[object, Voter] = {}
+        voters.append(
+            ConfiguredVoter(int(match["id"]), match["v6"] or match["host"], int(match["port"]))
+        )
+    by_identity: dict[object, ConfiguredVoter] = {}
     for voter in voters:
         other = by_identity.setdefault(voter.node_id, voter)
         if other is not voter:
@@ -140,8 +142,8 @@ def parse_protocol_map(entries: Sequence[str]) -> dict[str, str]:
     return protocols
 
 
-def _parse(setting: str, entries: Sequence[str], protocols: dict[str, str]) -> list[Listener]:
-    listeners: list[Listener] = []
+def _parse(setting: str, entries: Sequence[str], protocols: dict[str, str]) -> list[ListenerConfig]:
+    listeners: list[ListenerConfig] = []
     for entry in entries:
         match = _ADDRESS.fullmatch(entry)
         if match is None or int(match["port"]) > 65535:
@@ -163,7 +165,7 @@ def _parse(setting: str, entries: Sequence[str], protocols: dict[str, str]) -> l
         if any(other.name == name for other in listeners):
             raise ConfigurationError(f"{setting}: listener {name} is given twice")
         listeners.append(
-            Listener(name, protocol, match["v6"] or match["host"] or "", int(match["port"]))
+            ListenerConfig(name, protocol, match["v6"] or match["host"] or "", int(match["port"]))
         )
     return listeners
 
@@ -189,7 +191,7 @@ def resolve(
     inter_broker: str | None,
     controllers: Sequence[str] | None,
     *,
-    role: Role,
+    role: ListenerRole,
 ) -> Listeners:
     """The addresses that the settings mean. Raises ConfigurationError."""
     protocols = {"PLAINTEXT": "PLAINTEXT", "SSL": "SSL", "SASL_PLAINTEXT": "SASL_PLAINTEXT"}
@@ -225,7 +227,7 @@ def resolve(
     )
 
 
-def _default_node(client: Listener, protocol: str) -> Listener:
+def _default_node(client: ListenerConfig, protocol: str) -> ListenerConfig:
     port = client.port + NODE_PORT_OFFSET
     if client.port == 0 or port > 65535:
         raise ConfigurationError(
@@ -236,8 +238,11 @@ def _default_node(client: Listener, protocol: str) -> Listener:
 
 
 def _advertised_node(
-    node: Listener, by_name: dict[str, Listener], client: Sequence[Listener], voter: Voter | None
-) -> Listener:
+    node: ListenerConfig,
+    by_name: dict[str, ListenerConfig],
+    client: Sequence[ListenerConfig],
+    voter: ConfiguredVoter | None,
+) -> ListenerConfig:
     """Where other nodes reach this one: as said, else as its own voter's entry has it, else where
     it listens, else on the host that clients get.
     """
@@ -264,8 +269,8 @@ def _advertised_node(
     return listener
 
 
-def _no_port_twice(bound: Sequence[Listener]) -> None:
-    seen: dict[tuple[str, int], Listener] = {}
+def _no_port_twice(bound: Sequence[ListenerConfig]) -> None:
+    seen: dict[tuple[str, int], ListenerConfig] = {}
     for listener in bound:
         other = seen.setdefault((listener.host, listener.port), listener)
         if other is not listener and listener.port:
@@ -273,8 +278,11 @@ def _no_port_twice(bound: Sequence[Listener]) -> None:
 
 
 def _advertised_by_name(
-    entries: Sequence[str] | None, protocols: dict[str, str], bound: Sequence[Listener], role: Role
-) -> dict[str, Listener]:
+    entries: Sequence[str] | None,
+    protocols: dict[str, str],
+    bound: Sequence[ListenerConfig],
+    role: ListenerRole,
+) -> dict[str, ListenerConfig]:
     """``advertised.listeners`` by name."""
     by_name = {a.name: a for a in _parse("advertised.listeners", entries or (), protocols)}
     names = [listener.name for listener in bound]
@@ -294,7 +302,9 @@ def _advertised_by_name(
     return by_name
 
 
-def _advertised(by_name: dict[str, Listener], client: Sequence[Listener]) -> tuple[Listener, ...]:
+def _advertised(
+    by_name: dict[str, ListenerConfig], client: Sequence[ListenerConfig]
+) -> tuple[ListenerConfig, ...]:
     for listener in client:
         if listener.name not in by_name and listener.host in _WILDCARDS:
             raise ConfigurationError(

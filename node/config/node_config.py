@@ -16,7 +16,13 @@ from kept.client.security.tls import DEFAULTS as TLS_SETTINGS
 from kept.node.config.config_def import Layers, Source
 from kept.node.config.definitions import BROKER_SETTINGS, HONOURED, TOPIC_SETTINGS, NodeSettings
 from kept.node.config.listener_settings import PREFIX, check_listeners, split
-from kept.node.config.listeners import Listener, Role, Voter, parse_voters, resolve
+from kept.node.config.listeners import (
+    ConfiguredVoter,
+    ListenerConfig,
+    ListenerRole,
+    parse_voters,
+    resolve,
+)
 from kept.node.config.sasl import check_logins
 from kept.node.config.security_checks import check_authorizer
 from kept.node.config.sources import Sugar, gather, located
@@ -46,8 +52,8 @@ class NodeConfig(NodeSettings):
     dynamic_own: Mapping[str, str]
     dynamic_default: Mapping[str, str]
 
-    node_listener: Listener | None
-    advertised_node_listener: Listener | None
+    node_listener: ListenerConfig | None
+    advertised_node_listener: ListenerConfig | None
 
     def __init__(
         self,
@@ -160,7 +166,7 @@ class NodeConfig(NodeSettings):
         text = self._of_listeners.get(name.lower(), {}).get(setting)
         return MAX_INT32 if text is None else int(BROKER_SETTINGS[setting].parse(text))
 
-    def tls_client_auth(self, listener: Listener) -> str:
+    def tls_client_auth(self, listener: ListenerConfig) -> str:
         """``none``, ``requested`` or ``required``: whether clients of a listener show a
         certificate. Between nodes always.
 
@@ -215,7 +221,7 @@ class NodeConfig(NodeSettings):
             attributes["listener_security_protocol_map"],
             self.inter_broker_listener_name,
             self.controller_listener_names,
-            role=Role(
+            role=ListenerRole(
                 alone=self._names_no_other_node,
                 broker="broker" in self.process_roles,
                 voter=own[0] if own else None,
@@ -283,7 +289,7 @@ class NodeConfig(NodeSettings):
         here["controller_quorum_voters"] = voters
         self._check_roles(voters)
 
-    def _check_roles(self, voters: tuple[Voter, ...]) -> None:
+    def _check_roles(self, voters: tuple[ConfiguredVoter, ...]) -> None:
         """Whether roles, id and voters say the same."""
         roles = set(self.process_roles)
         shown = ",".join(self.process_roles)

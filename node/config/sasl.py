@@ -18,7 +18,7 @@ from kept.client.security.scram import HASHES as SCRAM
 from kept.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from kept.node.config.listeners import Listener
+    from kept.node.config.listeners import ListenerConfig
     from kept.node.config.node_config import NodeConfig
 
 MECHANISMS: Final = (PLAIN, *SCRAM, OAUTHBEARER)
@@ -128,7 +128,7 @@ def sasl_settings(config: NodeConfig, listener: str) -> SaslSettings:
     )
 
 
-def check_logins(config: NodeConfig, listener: Listener) -> None:
+def check_logins(config: NodeConfig, listener: ListenerConfig) -> None:
     """Whether the settings of logins on a listener can be read, and on one of SASL whether anybody
     can log in. Raises ConfigurationError.
     """

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
     from kept.node.internode.peers import Peers
     from kept.node.metadata.address_book import AddressBook
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.runtime.counters import Counters
     from kept.node.runtime.runtime import Runtime
@@ -68,7 +68,7 @@ class Controller:
         *,
         runtime: Runtime,
         config: LiveConfig,
-        metadata: Metadata,
+        metadata: MetadataLog,
         identity: NodeIdentity,
         peers: Peers,
         addresses: AddressBook,
@@ -125,12 +125,12 @@ class Controller:
         """The image or the role of this node has changed."""
         metadata = self._metadata
         if metadata.leads and not self.sessions.active:
-            log.info("controller", term=metadata.member.term, index=metadata.image.index)
-            unheard = metadata.member.predecessor.items()
+            log.info("controller", term=metadata.raft_node.term, index=metadata.image.index)
+            unheard = metadata.raft_node.predecessor.items()
             silent_ms = {node_id: ticks * TICK_MS for node_id, ticks in unheard}
             self._step(ControllerElected(metadata.image, silent_ms))
         elif not metadata.leads and self.sessions.active:
-            log.info("controller no more", term=metadata.member.term)
+            log.info("controller no more", term=metadata.raft_node.term)
             self._step(ControllerResigned())
         elif self.sessions.active:
             self._step(ImageApplied(metadata.image))

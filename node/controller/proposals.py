@@ -13,7 +13,7 @@ from kept.steps import Steps
 from kept.storage.errors import NotController
 
 if TYPE_CHECKING:
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
 
 Records = Sequence[MetadataRecord]
 Change = Records | Callable[[Image], Records | Steps[Records]]
@@ -23,13 +23,13 @@ generator and yields after each."""
 TRIES: Final = 3
 
 
-def check_leads(metadata: Metadata) -> None:
+def check_leads(metadata: MetadataLog) -> None:
     """Raises NotController, with the leader as far as known, where this node may not decide."""
     if not metadata.leads:
         raise not_controller(metadata)
 
 
-def not_controller(metadata: Metadata) -> NotController:
+def not_controller(metadata: MetadataLog) -> NotController:
     """The error of a node that is not the active controller."""
     leader_id = metadata.leader_id
     return NotController(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kept.cluster.raft.progress import Progress
     from kept.node.config.node_config import NodeConfig
     from kept.node.metadata.address_book import AddressBook
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.runtime.runtime import Runtime
 
@@ -64,7 +64,11 @@ class QuorumReconfiguration:
     """See the module."""
 
     def __init__(
-        self, runtime: Runtime, metadata: Metadata, identity: NodeIdentity, addresses: AddressBook
+        self,
+        runtime: Runtime,
+        metadata: MetadataLog,
+        identity: NodeIdentity,
+        addresses: AddressBook,
     ) -> None:
         self._runtime = runtime
         self._metadata = metadata
@@ -74,7 +78,7 @@ class QuorumReconfiguration:
 
     @property
     def _member(self) -> MetadataNode:
-        return self._metadata.member
+        return self._metadata.raft_node
 
     async def change(self, request: ChangeVotersRequest) -> ChangeVotersReply:
         """Add or remove a voter; done when committed. Raises NotController, InvalidRequest."""

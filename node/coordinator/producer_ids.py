@@ -22,7 +22,7 @@ from kept.storage.errors import (
 
 if TYPE_CHECKING:
     from kept.node.internode.peers import Peers
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.runtime.runtime import Runtime
 
@@ -44,7 +44,7 @@ class ProducerIds:
     """The ids that this node may hand out."""
 
     def __init__(
-        self, runtime: Runtime, metadata: Metadata, identity: NodeIdentity, peers: Peers
+        self, runtime: Runtime, metadata: MetadataLog, identity: NodeIdentity, peers: Peers
     ) -> None:
         self._runtime = runtime
         self._metadata = metadata

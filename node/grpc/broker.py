@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from kept.node.admin.cluster_client import ClusterClient
     from kept.node.grpc.callers import Callers
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.runtime.memory_budget import BudgetShare
     from kept.node.runtime.runtime import Runtime
     from kept.node.security.client_usage import ClientUsage, ClientUsages
@@ -58,7 +58,7 @@ class Broker:
     """The service of one node."""
 
     runtime: Runtime
-    metadata: Metadata
+    metadata: MetadataLog
     inflating: BudgetShare
     client: ClusterClient
     new_client: Callable[[Session], ClusterClient]

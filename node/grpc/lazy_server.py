@@ -23,7 +23,7 @@ from kept.storage.errors import KeptError
 if TYPE_CHECKING:
     from kept.node.admin.services import AdminServices
     from kept.node.config.live_config import LiveConfig
-    from kept.node.grpc.server import Server
+    from kept.node.grpc.server import GrpcServer
     from kept.node.kafka.listener import HandedOver
     from kept.node.runtime.runtime import Runtime
 
@@ -40,8 +40,8 @@ class LazyServer:
     services: Callable[[], AdminServices]
 
     def __post_init__(self) -> None:
-        self._server: Server | None = None
-        self._starting: asyncio.Task[Server] | None = None
+        self._server: GrpcServer | None = None
+        self._starting: asyncio.Task[GrpcServer] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._joining: set[asyncio.Task[None]] = set()
         self._callers = Callers(self.config)
@@ -89,7 +89,7 @@ class LazyServer:
             return
         await splice(transport, first_bytes, server.path, closed, caller.name)
 
-    async def _started(self) -> Server:
+    async def _started(self) -> GrpcServer:
         if self._server is None:
             if self._starting is None:
                 self._starting = self.runtime.loop.create_task(self._start())
@@ -100,20 +100,20 @@ class LazyServer:
                 raise
         return self._server
 
-    async def _start(self) -> Server:
-        def load() -> type[Server]:
-            from kept.node.grpc.server import Server
+    async def _start(self) -> GrpcServer:
+        def load() -> type[GrpcServer]:
+            from kept.node.grpc.server import GrpcServer
 
-            return Server
+            return GrpcServer
 
-        server_class: type[Server] = await self.runtime.in_thread(load)
+        server_class: type[GrpcServer] = await self.runtime.in_thread(load)
         server = server_class(self.services(), self._callers)
         await server.start()
         self._server = server
         self._watching = self.runtime.loop.create_task(self._watch(server))
         return server
 
-    async def _watch(self, server: Server) -> None:
+    async def _watch(self, server: GrpcServer) -> None:
         """A server that ended by itself is started anew by the next client."""
         await server.ended()
         if not self._stopped:

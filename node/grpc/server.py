@@ -38,7 +38,7 @@ MIN_PING_MS: Final = 5_000
 UNLIMITED: Final = -1
 
 
-class Server:
+class GrpcServer:
     """See the module."""
 
     def __init__(self, services: AdminServices, callers: Callers) -> None:

@@ -1,9 +1,9 @@
 """One connection between two nodes: frames out and in, fairly, and whether the other side is there.
 
 :class:`Connection` is the protocol of both ends, from the Hellos on (:mod:`.hello`). What frames
-mean is for its handler: :class:`.peer_channel.Session` at the node that connected, and
-:class:`.server.Session` at the one that was connected to. It uses nothing but its loop's timers and
-its transport, so a simulated loop carries it, too.
+mean is for its handler: :class:`.peer_channel.ChannelSession` at the node that connected, and
+:class:`.server.PeerSession` at the one that was connected to. It uses nothing but its loop's timers
+and its transport, so a simulated loop carries it, too.
 
 *Out*: frames of short bodies go first, in order; then messages, one at a time; long bodies share
 what room is left, a chunk each in turn. While the transport's buffer is full all wait. *In*: after

@@ -13,7 +13,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from kept.cluster.raft.message_guard import MAX_NODE_ID, MAX_VOTERS
-from kept.node.config.listeners import Voter
+from kept.node.config.listeners import ConfiguredVoter
 from kept.storage.errors import CorruptMessage
 
 MAX_PORT: Final = 65_535
@@ -35,7 +35,7 @@ class Hello(Struct, frozen=True):
     cluster_id: str
     node_id: int
     incarnation: UUID
-    voters: tuple[Voter, ...] = ()
+    voters: tuple[ConfiguredVoter, ...] = ()
     has_log: bool = False
     directory_id: UUID | None = None
     wanted: int | None = None
@@ -128,5 +128,5 @@ def _voters_disagree(own: Hello, other: Hello) -> str:
     return ""
 
 
-def _listed(voters: tuple[Voter, ...]) -> str:
+def _listed(voters: tuple[ConfiguredVoter, ...]) -> str:
     return ",".join(str(voter) for voter in sorted(voters))

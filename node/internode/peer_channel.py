@@ -83,7 +83,7 @@ class _SnapshotFrames:
         return next(self._frames, None)
 
 
-class Session:
+class ChannelSession:
     """A connection to a peer, and the calls that wait for it. A handler of :class:`.Connection`."""
 
     def __init__(
@@ -189,10 +189,10 @@ class Channel:
         self.node_id = node_id
         self.outbox = Outbox()
         self._peers = peers
-        self._session: Session | None = None
+        self._session: ChannelSession | None = None
         self._wanted = asyncio.Event()
         self._urgent = asyncio.Event()
-        self._waiting: list[asyncio.Future[Session]] = []
+        self._waiting: list[asyncio.Future[ChannelSession]] = []
         self._cluster_id = ""
         """As the peer told it: what a node says that does not know it itself."""
         self._sends_snapshot = False
@@ -270,7 +270,7 @@ class Channel:
             except TimeoutError:
                 pause_s = min(2 * pause_s, BACKOFF_MAX_S)
 
-    async def _connect(self, messages: Messages) -> tuple[Session, Hello]:
+    async def _connect(self, messages: Messages) -> tuple[ChannelSession, Hello]:
         """An open connection, at the first of the peer's addresses where it is.
 
         Raises what the likeliest address says: NetworkException, PolicyViolation.
@@ -286,7 +286,7 @@ class Channel:
             if failed:
                 raise failed[0]
             raise NetworkException(f"node {self.node_id}: its address is not known")
-        session = Session(self._peers.loop, transport, f"node {self.node_id}", messages)
+        session = ChannelSession(self._peers.loop, transport, f"node {self.node_id}", messages)
         own = self._peers.hello(wanted=self.node_id, cluster_id=self._cluster_id)
         try:
             return session, await session.open(own)
@@ -309,7 +309,7 @@ class Channel:
         self._cluster_id = hello.cluster_id
         return transport
 
-    async def _serve(self, session: Session, hello: Hello) -> None:
+    async def _serve(self, session: ChannelSession, hello: Hello) -> None:
         """Use a connection until it breaks."""
         self._peers.connection_opened(hello)
         self._session = session
@@ -335,13 +335,13 @@ class Channel:
                 waiting.set_exception(error)
         self._waiting.clear()
 
-    async def _connected(self) -> Session:
+    async def _connected(self) -> ChannelSession:
         """An open connection; an attempt is made at once. Raises NetworkException, PolicyViolation
         (refused, and why).
         """
         if self._session is not None:
             return self._session
-        waiting: asyncio.Future[Session] = self._peers.loop.create_future()
+        waiting: asyncio.Future[ChannelSession] = self._peers.loop.create_future()
         self._waiting.append(waiting)
         self._wanted.set()
         self.retry_now()

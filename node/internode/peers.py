@@ -24,7 +24,7 @@ from kept.node.internode import hello as greeting
 from kept.node.internode.identity import Hello, node_id_taken, refusal, unnamed_cluster
 from kept.node.internode.peer_channel import Channel
 from kept.node.internode.protobuf_conversion import METHODS, codecs
-from kept.node.internode.server import Server
+from kept.node.internode.server import InternodeServer
 from kept.node.runtime.logging import log
 from kept.node.runtime.tasks import TaskOwner
 from kept.storage.errors import InvariantViolation, NetworkException, UnsupportedVersion
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import ssl
 
     from kept.cluster.raft.messages import Message
-    from kept.node.config.listeners import Voter
+    from kept.node.config.listeners import ConfiguredVoter
 
 Address = tuple[str, int]
 Handler = Callable[[Any], Awaitable[Any]]
@@ -81,7 +81,7 @@ class Peers:
         loop: asyncio.AbstractEventLoop,
         addresses: Callable[[int], tuple[Address, ...]],
         *,
-        voters: tuple[Voter, ...] = (),
+        voters: tuple[ConfiguredVoter, ...] = (),
         has_log: bool = False,
         directory_id: UUID | None = None,
         own_address: Address = ("", 0),
@@ -114,7 +114,7 @@ class Peers:
         """Peers that refuse this node, or that it refuses, and why; until they do no more."""
         self._handlers: dict[str, Handler] = {}
         self._channels: dict[int, Channel] = {}
-        self._server = Server(self)
+        self._server = InternodeServer(self)
         self._controller: int | None = None
         """Where this node sends its heartbeats."""
         self._heartbeats: set[asyncio.Task[Any]] = set()

@@ -1,7 +1,7 @@
 """Structs to protobuf messages and back.
 
-:class:`Codec` joins a Struct to the message whose fields have the same names, once, when it is
-made; what does not match is a bug found at the start, not at three in the morning. A UUID is 16
+A :class:`MessageCodec` joins a Struct to the message whose fields have the same names, once, as it
+is made; what does not match is a bug found at the start, not at three in the morning. A UUID is 16
 bytes (none: no bytes), ``tuple[T, ...]`` repeated, ``T | None`` presence, a dataclass a message, a
 ManifestRef a ManifestName.
 """
@@ -74,7 +74,7 @@ class _Field(Struct, frozen=True):
     present: bool = False
 
 
-class Codec:
+class MessageCodec:
     """One Struct and its message."""
 
     def __init__(self, cls: type, message: Any) -> None:
@@ -120,7 +120,7 @@ class Codec:
         if plain is ManifestRef:
             return partial(_manifest_name, descriptor.message_type._concrete_class), _manifest_ref
         if isinstance(plain, type) and _names(plain):
-            inner = Codec(plain, descriptor.message_type._concrete_class)
+            inner = MessageCodec(plain, descriptor.message_type._concrete_class)
             return inner.encode, inner.decode
         raise InvariantViolation(f"{self.cls.__name__}: no way to send {hint}")
 
@@ -198,21 +198,23 @@ class Codecs:
     def __init__(self) -> None:
         from kept.node.proto import controller_pb2, manifests_pb2, peers_pb2, raft_pb2
 
-        self.hello = Codec(Hello, peers_pb2.Hello)
-        self.failure = Codec(Failure, controller_pb2.Failure)
-        self.calls: dict[str, tuple[Codec, Codec]] = {}
+        self.hello = MessageCodec(Hello, peers_pb2.Hello)
+        self.failure = MessageCodec(Failure, controller_pb2.Failure)
+        self.calls: dict[str, tuple[MessageCodec, MessageCodec]] = {}
         """Of the request and the reply of each method."""
         for calls, module in ((CALLS, controller_pb2), (MANIFEST_CALLS, manifests_pb2)):
             for method, (request, reply) in calls.items():
                 self.calls[method] = (
-                    Codec(request, getattr(module, request.__name__)),
-                    Codec(reply, getattr(module, reply.__name__)),
+                    MessageCodec(request, getattr(module, request.__name__)),
+                    MessageCodec(reply, getattr(module, reply.__name__)),
                 )
         if self.calls.keys() != METHODS.keys():
             raise InvariantViolation(f"one of {sorted(self.calls)} or {sorted(METHODS)} is missing")
         # Its field is what names a message: the Structs may have other names.
         fields = raft_pb2.RaftMessage()
-        self.raft = {cls: Codec(cls, type(getattr(fields, n))) for cls, n in RAFT_MESSAGES.items()}
+        self.raft = {
+            cls: MessageCodec(cls, type(getattr(fields, n))) for cls, n in RAFT_MESSAGES.items()
+        }
         self.raft_by_kind = {name: self.raft[cls] for cls, name in RAFT_MESSAGES.items()}
         self.raft_message = raft_pb2.RaftMessage
         self.snapshot_head = peers_pb2.SnapshotHead

@@ -47,13 +47,13 @@ _SPEAKERS: Final = ("broker_id", "replica_id", "leader_id")
 _ON_MAIN: Final = frozenset({Kind.REQUEST, Kind.CANCEL, Kind.MESSAGE, Kind.HOLD, Kind.RELEASE})
 
 
-class Server:
+class InternodeServer:
     """The connections to one node."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._transports: set[Any] = set()
-        self._holders: dict[int, Session] = {}
+        self._holders: dict[int, PeerSession] = {}
         """Where each broker sends its heartbeats."""
 
     def __len__(self) -> int:
@@ -82,11 +82,11 @@ class Server:
         for transport in tuple(self._transports):
             transport.abort()
 
-    def hold(self, session: Session, broker_id: int) -> None:
+    def hold(self, session: PeerSession, broker_id: int) -> None:
         """A broker sends its heartbeats on a connection."""
         self._holders[broker_id] = session
 
-    def release(self, session: Session, broker_id: int) -> None:
+    def release(self, session: PeerSession, broker_id: int) -> None:
         """It does so no more, if it did."""
         if self._holders.get(broker_id) is session:
             del self._holders[broker_id]
@@ -94,10 +94,10 @@ class Server:
 
 
 class _Greeting(asyncio.Protocol):
-    """Waits for a Hello, answers it, and leaves the connection to a :class:`Session`."""
+    """Waits for a Hello, answers it, and leaves the connection to a :class:`PeerSession`."""
 
     def __init__(
-        self, peers: Peers, server: Server, transport: Any, ended: Callable[[], None]
+        self, peers: Peers, server: InternodeServer, transport: Any, ended: Callable[[], None]
     ) -> None:
         self._peers = peers
         self._server = server
@@ -125,7 +125,7 @@ class _Greeting(asyncio.Protocol):
             self._transport.close()
             return
         self._timer.cancel()
-        session = Session(self._peers, self._server, self._transport, self._ended)
+        session = PeerSession(self._peers, self._server, self._transport, self._ended)
         session.start(bytes(self._data[end:]))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
@@ -134,11 +134,11 @@ class _Greeting(asyncio.Protocol):
         self._ended()
 
 
-class Session:
+class PeerSession:
     """A connection that a peer made, from its Hello on. A handler of :class:`.Connection`."""
 
     def __init__(
-        self, peers: Peers, server: Server, transport: Any, ended: Callable[[], None]
+        self, peers: Peers, server: InternodeServer, transport: Any, ended: Callable[[], None]
     ) -> None:
         self._peers = peers
         self._server = server

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
     from kept.node.kafka.codec.produce import PlainRequest
     from kept.node.kafka.listener import HandedOver, Listener
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.metadata.serving_lease import ServingLease
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.counters import Counters
@@ -195,7 +195,7 @@ class ServerContext:
     open_files: OpenFiles
     lease: ServingLease
     table: ReplicaTable
-    metadata: Metadata
+    metadata: MetadataLog
     produce: ProduceServer
     fetch: FetchServer
     messages: MessageServer

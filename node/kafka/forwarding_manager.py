@@ -25,7 +25,7 @@ from kio.static.constants import EntityType
 
 if TYPE_CHECKING:
     from kept.node.internode.peers import Peers
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.replicas.log_lifecycle import LogLifecycle
     from kept.node.runtime.runtime import Runtime
 
@@ -44,7 +44,7 @@ class ForwardingManager:
     """See the module. ``changes`` are the logs that come and go here."""
 
     def __init__(
-        self, runtime: Runtime, metadata: Metadata, peers: Peers, changes: LogLifecycle
+        self, runtime: Runtime, metadata: MetadataLog, peers: Peers, changes: LogLifecycle
     ) -> None:
         self._runtime = runtime
         self._metadata = metadata

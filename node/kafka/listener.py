@@ -43,7 +43,7 @@ from kept.node.security.session import ALLOW_ALL, Session, node_session
 from kept.storage.errors import ConfigurationError, InvalidRequest, SaslAuthenticationFailed
 
 if TYPE_CHECKING:
-    from kept.node.config.listeners import Listener as Address
+    from kept.node.config.listeners import ListenerConfig as Address
     from kept.node.runtime.connection_quota import ConnectionQuota
     from kept.node.security.listener_tls import ListenerTls
 

@@ -17,7 +17,7 @@ from kept.steps import Steps
 
 if TYPE_CHECKING:
     from kept.node.controller.controller import Controller
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.replicas.log_lifecycle import LogLifecycle
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class MetadataChanges:
     """Proposes decisions to this node's controller; ``logs`` come and go with the metadata."""
 
     controller: Controller
-    metadata: Metadata
+    metadata: MetadataLog
     logs: LogLifecycle
 
     def check_security(self, image: Image) -> None:

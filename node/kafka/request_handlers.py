@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kept.node.metadata.cluster_link import ClusterLink
     from kept.node.metadata.failure_detector import FailureDetector
     from kept.node.metadata.leadership_barrier import LeadershipBarrier
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.counters import Counters
     from kept.node.runtime.fd_quota import OpenFiles
@@ -51,7 +51,7 @@ class Collaborators:
     runtime: Runtime
     config: LiveConfig
     open_files: OpenFiles
-    metadata: Metadata
+    metadata: MetadataLog
     addresses: AddressBook
     cluster_link: ClusterLink
     barrier: LeadershipBarrier
@@ -64,7 +64,7 @@ class Collaborators:
     marker_writer: MarkerWriter
     verifier: Verifier
     producer_ids: ProducerIds
-    changes: MetadataChanges
+    metadata_changes: MetadataChanges
     topics: TopicCreation
     counters: Counters
     logins: Logins

@@ -23,7 +23,7 @@ from kept.storage.errors import (
 if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
     from kept.node.kafka.forwarding_manager import ForwardingManager
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.runtime.fd_quota import OpenFiles
     from kept.node.security.session import Session
 
@@ -35,7 +35,7 @@ class TopicCreation:
     """Has the active controller create topics."""
 
     config: LiveConfig
-    metadata: Metadata
+    metadata: MetadataLog
     forwarding: ForwardingManager
     open_files: OpenFiles
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import ssl
 
     from kept.node.config.live_config import LiveConfig
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.security.listener_tls import ListenerTls
 
 Address = tuple[str, int]
@@ -24,7 +24,7 @@ class AddressBook:
     """See the module. Addresses are (host, port)."""
 
     def __init__(
-        self, config: LiveConfig, metadata: Metadata, tls: ListenerTls | None = None
+        self, config: LiveConfig, metadata: MetadataLog, tls: ListenerTls | None = None
     ) -> None:
         self._config = config
         self._tls = tls
@@ -85,7 +85,7 @@ class AddressBook:
         broker = self._metadata.image.brokers.get(node_id)
         registered = None if broker is None else broker.endpoint(config.node_listener.name)
         addresses = [] if registered is None else [(registered.host, registered.port)]
-        for voters in (self._metadata.member.voters, config.controller_quorum_voters):
+        for voters in (self._metadata.raft_node.voters, config.controller_quorum_voters):
             addresses += [(v.host, v.port) for v in voters if v.node_id == node_id and v.host]
         return tuple(addresses)
 

@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kept.cluster.controller import broker_lifecycle, features
-from kept.cluster.controller.broker_lifecycle import SUSPENDED, BrokerLifecycle, State
+from kept.cluster.controller.broker_lifecycle import SUSPENDED, BrokerLifecycle, BrokerState
 from kept.cluster.controller.brokers import RegisterRequest
 from kept.cluster.controller.heartbeats import (
     HeartbeatRequest,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kept.cluster.metadata.image import Image
     from kept.node.config.live_config import LiveConfig
     from kept.node.internode.peers import Peers
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.metadata.serving_lease import ServingLease
     from kept.node.runtime.runtime import Runtime
@@ -68,7 +68,7 @@ class BrokerLifecycleManager:
         *,
         runtime: Runtime,
         config: LiveConfig,
-        metadata: Metadata,
+        metadata: MetadataLog,
         identity: NodeIdentity,
         peers: Peers,
         lease: ServingLease,
@@ -208,7 +208,7 @@ class BrokerLifecycleManager:
             if self.core.broker_epoch != self._marked_epoch:
                 self._marked_epoch = self.core.broker_epoch
                 self._calls.spawn(self._replicas.mark_running(self._marked_epoch))
-        if self.core.state is State.RUNNING:
+        if self.core.state is BrokerState.RUNNING:
             self.running.set()
 
     def _exit(self, effect: broker_lifecycle.Exit) -> None:

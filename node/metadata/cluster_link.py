@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kept.node.internode.peers import Peers
     from kept.node.metadata.address_book import AddressBook
     from kept.node.metadata.failure_detector import FailureDetector
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.runtime.counters import Counters
     from kept.node.runtime.runtime import Runtime
@@ -49,7 +49,7 @@ class ClusterLink:
         *,
         runtime: Runtime,
         config: LiveConfig,
-        metadata: Metadata,
+        metadata: MetadataLog,
         identity: NodeIdentity,
         addresses: AddressBook,
         peers: Peers,
@@ -88,17 +88,17 @@ class ClusterLink:
         """Speak with the others, and take part in the metadata log."""
         peers, metadata = self._peers, self._metadata
         self._joining = Joining(self._runtime, self._config.current, metadata, peers)
-        peers.cluster_id = metadata.member.cluster_id or ""
+        peers.cluster_id = metadata.raft_node.cluster_id or ""
         peers.voters = self._config.current.controller_quorum_voters
-        peers.has_log = metadata.member.last_index > 0
-        peers.directory_id = metadata.member.directory_id
+        peers.has_log = metadata.raft_node.last_index > 0
+        peers.directory_id = metadata.raft_node.directory_id
         peers.own_address = self._addresses.own_node_address() or ("", 0)
         peers.start()
         metadata.send = peers.send
         metadata.probe = self._detector.probe
         metadata.on_applied = self._metadata_moved
         peers.on_message = metadata.receive
-        peers.may_lead = metadata.member.trusts
+        peers.may_lead = metadata.raft_node.trusts
         peers.on_peer_down = self._detector.peer_down
         metadata.start_ticking()
         metadata.pump()
@@ -112,7 +112,7 @@ class ClusterLink:
         is no older than what this node acted on before it started: logs of topics that are not in
         an older one would be deleted. Raises as :meth:`Joining.until`.
         """
-        member, config = self._metadata.member, self._config.current
+        member, config = self._metadata.raft_node, self._config.current
         while (known := self._metadata.image.cluster_id) is None or not member.recovered:
             self._moved.clear()
             await self._joining.until(self._moved)
@@ -163,7 +163,7 @@ class ClusterLink:
         led = metadata.leads
         try:
             async with asyncio.timeout(patience_s):
-                while metadata.member.hand_over():
+                while metadata.raft_node.hand_over():
                     metadata.pump()
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
@@ -176,7 +176,7 @@ class ClusterLink:
         loop, metadata, patience_s = self._runtime.loop, self._metadata, self._patience_s
         known_at = loop.time()
         while True:
-            if metadata.member.majority_is_gone:
+            if metadata.raft_node.majority_is_gone:
                 lifecycle.no_controller("no majority of the controllers is left to hand over to")
             if metadata.leader_id is not None:
                 known_at = loop.time()
@@ -206,10 +206,10 @@ class ClusterLink:
         metadata, peers = self._metadata, self._peers
         self._moved.set()
         self._counters.cluster.controller_is(
-            metadata.leader_id, metadata.member.term, self._runtime.loop.time()
+            metadata.leader_id, metadata.raft_node.term, self._runtime.loop.time()
         )
-        peers.cluster_id = metadata.member.cluster_id or ""
-        peers.has_log = metadata.member.last_index > 0
+        peers.cluster_id = metadata.raft_node.cluster_id or ""
+        peers.has_log = metadata.raft_node.last_index > 0
         if metadata.image.voters is not self._voters:
             self._voters = metadata.image.voters
             peers.voters = self._with_addresses(self._voters)
@@ -221,19 +221,19 @@ class ClusterLink:
 
     def _warn_of_replaced_disk(self) -> None:
         """A voter whose disk was replaced should not stay an observer unnoticed."""
-        node_id, directory_id = self._identity.node_id, self._metadata.member.directory_id
+        node_id, directory_id = self._identity.node_id, self._metadata.raft_node.directory_id
         own = [voter for voter in self._voters if voter.node_id == node_id]
         if own and own[0].directory_id != directory_id:
             what = f"its vote belongs to another disk, {own[0].directory_id}"
             why = f"{what}: kept cluster voter add {node_id} gives it to this one"
             log.warning("this node only observes the metadata", reason=why)
 
-    def _with_addresses(self, voters: tuple[Voter, ...]) -> tuple[listeners.Voter, ...]:
+    def _with_addresses(self, voters: tuple[Voter, ...]) -> tuple[listeners.ConfiguredVoter, ...]:
         """Voters as a Hello tells them: the log of a node that was alone has no address of it."""
         addressed = []
         for voter in voters:
             known = (voter.host, voter.port) if voter.host else None
             address = known or self._addresses.node_address(voter.node_id)
             if address is not None:
-                addressed.append(listeners.Voter(voter.node_id, *address))
+                addressed.append(listeners.ConfiguredVoter(voter.node_id, *address))
         return tuple(addressed)

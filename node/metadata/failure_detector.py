@@ -18,7 +18,7 @@ from kept.node.runtime.tasks import TaskOwner
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import Image
     from kept.node.internode.peers import Peers
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.runtime.counters import Counters
     from kept.node.runtime.runtime import Runtime
 
@@ -27,7 +27,7 @@ class FailureDetector:
     """``on_death`` are called with the id of a node whose process is gone."""
 
     def __init__(
-        self, runtime: Runtime, metadata: Metadata, peers: Peers, counters: Counters
+        self, runtime: Runtime, metadata: MetadataLog, peers: Peers, counters: Counters
     ) -> None:
         self._runtime = runtime
         self._metadata = metadata

@@ -20,7 +20,7 @@ from kept.storage.errors import ConfigurationError, RequestTimedOut
 if TYPE_CHECKING:
     from kept.node.config.node_config import NodeConfig
     from kept.node.internode.peers import Peers
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.runtime.runtime import Runtime
 
 POLL_S: Final = 0.2
@@ -32,7 +32,7 @@ class Joining:
     """The patience of one start."""
 
     def __init__(
-        self, runtime: Runtime, config: NodeConfig, metadata: Metadata, peers: Peers
+        self, runtime: Runtime, config: NodeConfig, metadata: MetadataLog, peers: Peers
     ) -> None:
         self._runtime = runtime
         self._config = config

@@ -20,7 +20,7 @@ from kept.storage.errors import KeptError
 
 if TYPE_CHECKING:
     from kept.node.internode.peers import Peers
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.runtime.runtime import Runtime
 
@@ -40,7 +40,7 @@ class LeadershipBarrier:
         self,
         *,
         runtime: Runtime,
-        metadata: Metadata,
+        metadata: MetadataLog,
         identity: NodeIdentity,
         peers: Peers,
         alone: bool,

@@ -2,8 +2,9 @@
 
 Three things happen in turn. The member takes ticks, messages and proposals; what that asks of the
 disk is one job at a time in a thread of its own; then messages leave, and committed entries move
-the image. Entries are *acted on* after that, one by one, in order, by :meth:`Metadata.act`'s task:
-``acted_index`` is what the node has become, ``image`` what it is to be (rule 35).
+the image. Entries are *acted on* after that, one by one, in order, by the task of
+:meth:`MetadataLog.act`: ``acted_index`` is what the node has become, ``image`` what it
+is to be (rule 35).
 
 A lone voter commits with its own fsync; nothing ticks then, and no peer is imported.
 """
@@ -21,7 +22,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from kept.cluster.metadata.metadata_files import Work
+from kept.cluster.metadata.metadata_files import DiskWork
 from kept.cluster.metadata.metadata_node import SNAPSHOT_AFTER_BYTES, MetadataNode
 from kept.cluster.metadata.snapshot import check_install
 from kept.cluster.metadata.voters import Voter
@@ -64,13 +65,13 @@ EXHAUSTED_RETRY_S: Final = 0.5
 Actor = Callable[["Image", "Delta"], Awaitable[None]]
 
 
-class Metadata:
+class MetadataLog:
     """See the module. Made and used on the node's loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, counters: Counters) -> None:
         self._loop = loop
         self._counters = counters
-        self.member: MetadataNode
+        self.raft_node: MetadataNode
         self.send: Callable[[Message], None] = _ignore
         self.probe: Callable[[int], None] = _ignore
         """Look whether a node's process is there; :meth:`peer_down` if not."""
@@ -114,7 +115,7 @@ class Metadata:
     ) -> None:
         """Open the member. Blocks. Raises as :meth:`MetadataNode.open`."""
         self._path = path
-        self.member = MetadataNode.open(
+        self.raft_node = MetadataNode.open(
             path,
             disk,
             node_id=node_id,
@@ -128,7 +129,7 @@ class Metadata:
             found_with=found_with,
         )
         self.acted_index = self.image.index
-        if (cut := self.member.cut_at_start) is not None:
+        if (cut := self.raft_node.cut_at_start) is not None:
             log.warning(
                 "end of the metadata log cut",
                 path=f"{path}/{WAL_NAME}",
@@ -138,10 +139,10 @@ class Metadata:
 
     def propose_now(self, records: Sequence[MetadataRecord]) -> int:
         """A lone voter's proposal before the loop serves. Blocks. Raises as :meth:`propose`."""
-        index = self.member.propose(records)
-        while (work := self.member.work()) is not None:
+        index = self.raft_node.propose(records)
+        while (work := self.raft_node.work()) is not None:
             work.run()
-            self._publish(work, self.member.done(work))
+            self._publish(work, self.raft_node.done(work))
         return index
 
     def start_ticking(self) -> None:
@@ -152,7 +153,7 @@ class Metadata:
         if self._closed:
             return
         self._ticker = self._loop.call_later(TICK_S, self._tick)
-        self._step(self.member.tick)
+        self._step(self.raft_node.tick)
 
     async def close(self) -> None:
         """Stop; what was proposed and not committed has an unknown outcome."""
@@ -179,17 +180,17 @@ class Metadata:
     @property
     def image(self) -> Image:
         """The metadata as committed, as far as this node knows."""
-        return self.member.image
+        return self.raft_node.image
 
     @property
     def leads(self) -> bool:
         """This node is the active controller and may decide."""
-        return self.member.controller_ready
+        return self.raft_node.controller_ready
 
     @property
     def leader_id(self) -> int | None:
         """The active controller; None while none is known."""
-        return self.member.leader_id
+        return self.raft_node.leader_id
 
     # What moves it.
 
@@ -203,14 +204,14 @@ class Metadata:
             job = self._loop.run_in_executor(self._pool, check_install, message)
             job.add_done_callback(partial(self._snapshot_checked, message))
             return
-        self._step(partial(self.member.receive, message))
+        self._step(partial(self.raft_node.receive, message))
 
     def _snapshot_checked(self, message: InstallSnapshot, job: asyncio.Future[str]) -> None:
         wrong = job.result()
         if wrong:
             self._log_refused([(message.sender, f"InstallSnapshot refused: {wrong}")])
         elif not self._closed:
-            self._step(partial(self.member.receive, message))
+            self._step(partial(self.raft_node.receive, message))
 
     def _log_refused(self, refused: Iterable[tuple[int, str]]) -> None:
         for sender, why in refused:
@@ -221,7 +222,7 @@ class Metadata:
     def peer_down(self, node_id: int) -> None:
         """There is evidence that a node's process is gone."""
         if not self._closed:
-            self._step(partial(self.member.peer_down, node_id))
+            self._step(partial(self.raft_node.peer_down, node_id))
 
     def _step(self, event: Callable[[], None]) -> None:
         """Give the member an event, then do what follows."""
@@ -243,7 +244,7 @@ class Metadata:
 
     def _propose(self, records: Sequence[MetadataRecord]) -> Steps[int]:
         """Propose in slices; the entry may be committed before the caller runs again."""
-        index = yield from self.member.propose_in_steps(records)
+        index = yield from self.raft_node.propose_in_steps(records)
         self._proposed[index] = self._loop.create_future()
         return index
 
@@ -251,7 +252,7 @@ class Metadata:
         """Let one voter join or leave; done when that is committed. Raises as :meth:`propose`, and
         InvalidRequest with what would be right.
         """
-        index = self.member.change_voters(voters)
+        index = self.raft_node.change_voters(voters)
         self._proposed[index] = self._loop.create_future()
         return await self._committed(index)
 
@@ -267,7 +268,7 @@ class Metadata:
     async def read_barrier(self) -> int:
         """The index that a current reader must have seen. Raises NotController when not leading."""
         token = object()
-        self.member.read_barrier(token)
+        self.raft_node.read_barrier(token)
         future: asyncio.Future[int] = self._loop.create_future()
         self._barriers[token] = future
         self.pump()
@@ -281,23 +282,23 @@ class Metadata:
             self._fail_for_good(error)
 
     def _pump(self) -> None:
-        member = self.member
+        node = self.raft_node
         while not self._closed:
-            self._send(member.drain_messages())
-            for node_id in member.drain_probes():
+            self._send(node.drain_messages())
+            for node_id in node.drain_probes():
                 try:
                     self.probe(node_id)
                 except Exception as error:  # noqa: BLE001 - of the transport: as in _send
                     bugs.report("peer not probed", error, peer=node_id)
-            if refused := member.drain_refused():
+            if refused := node.drain_refused():
                 self._log_refused(refused)
-            if member.refusal is not None:
+            if node.refusal is not None:
                 self._closed = True
-                self.on_failure(member.refusal)
+                self.on_failure(node.refusal)
                 return
             if self._working:
                 return
-            work = member.work()
+            work = node.work()
             if work is None:
                 return
             if work.blocks:
@@ -318,12 +319,12 @@ class Metadata:
                 kind = type(message).__name__
                 bugs.report("metadata message not sent", error, peer=message.to, kind=kind)
 
-    def _run(self, work: Work) -> None:
+    def _run(self, work: DiskWork) -> None:
         job = self._loop.run_in_executor(self._pool, work.run)
         warn_while_it_hangs(self._loop, job, self._path, self._counters)
         job.add_done_callback(partial(self._work_finished, work))
 
-    def _work_finished(self, work: Work, job: asyncio.Future[Any]) -> None:
+    def _work_finished(self, work: DiskWork, job: asyncio.Future[Any]) -> None:
         error = job.exception()
         if isinstance(error, ResourceExhausted) and not self._closed:
             log.warning("the metadata log waits for open files or memory", error=str(error))
@@ -344,23 +345,23 @@ class Metadata:
         """
         if is_bug(error):
             log.exception("the metadata log failed", error)
-        self.member.disk_failed()
-        self._send(self.member.drain_messages())
+        self.raft_node.disk_failed()
+        self._send(self.raft_node.drain_messages())
         self.on_failure(f"the metadata log failed: {error}")
         for future in self._proposed.values():
             if not future.done():
                 future.set_exception(error)
 
     def _log_snapshot_error(self) -> None:
-        why = self.member.last_snapshot_error
+        why = self.raft_node.last_snapshot_error
         if why is not None and why != self._snapshot_error:
             log.warning("snapshot of the metadata not written", error=why)
         self._snapshot_error = why
 
-    def _done(self, work: Work) -> None:
+    def _done(self, work: DiskWork) -> None:
         """Apply what is committed, large entries in slices: the work is not over before that."""
         try:
-            result = self._slices.run(self.member.done_in_steps(work))
+            result = self._slices.run(self.raft_node.done_in_steps(work))
         except Exception as error:  # noqa: BLE001
             self._fail_for_good(error)
             return
@@ -370,7 +371,7 @@ class Metadata:
         self._working = True
         result.add_done_callback(partial(self._sliced_apply_finished, work))
 
-    def _sliced_apply_finished(self, work: Work, result: asyncio.Future[Outcome]) -> None:
+    def _sliced_apply_finished(self, work: DiskWork, result: asyncio.Future[Outcome]) -> None:
         self._working = False
         error = result.exception()
         if error is not None:
@@ -391,7 +392,7 @@ class Metadata:
         why = error if isinstance(error, KeptError) else repr(error)
         self.on_failure(f"the metadata log failed: {why}")
 
-    def _publish(self, work: Work, outcome: Outcome) -> None:
+    def _publish(self, work: DiskWork, outcome: Outcome) -> None:
         if work.snapshot is not None:
             self._log_snapshot_error()
         self._send(outcome.messages)
@@ -405,7 +406,7 @@ class Metadata:
             _wake(self._applied, self.image.index)
             for index in [index for index in self._proposed if index <= self.image.index]:
                 _resolve(self._proposed[index])
-        if outcome.role_changed and self.member.role is not Role.LEADER:
+        if outcome.role_changed and self.raft_node.role is not Role.LEADER:
             for index in tuple(self._proposed):
                 self._refuse(index, "leadership was lost; nobody knows yet whether it held")
         for token, index in outcome.reads:
@@ -431,7 +432,7 @@ class Metadata:
     def _remember(self) -> list[asyncio.Future[None]]:
         """Make durable what was applied; the job of it, where there is one."""
         self._remembering = None
-        write = self.member.remember_applied()
+        write = self.raft_node.remember_applied()
         if write is None:
             return []
         job = self._loop.run_in_executor(self._pool, write.run)

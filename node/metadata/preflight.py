@@ -27,7 +27,7 @@ from kept.storage.disk import Disk
 from kept.storage.errors import ConfigurationError, DirectoryInUse
 
 if TYPE_CHECKING:
-    from kept.node.config.listeners import Listener
+    from kept.node.config.listeners import ListenerConfig
     from kept.node.config.node_config import NodeConfig
 
 
@@ -149,7 +149,7 @@ def check_first_users(config: NodeConfig) -> None:
         founding_records(config.bootstrap_scram)
 
 
-def _resolve(setting: str, listener: Listener) -> str:
+def _resolve(setting: str, listener: ListenerConfig) -> str:
     """The first address of a listener's host."""
     try:
         addresses = socket.getaddrinfo(listener.host, listener.port, type=socket.SOCK_STREAM)
@@ -162,7 +162,7 @@ def _resolve(setting: str, listener: Listener) -> str:
     return str(addresses[0][4][0])
 
 
-def _check_bound(listener: Listener) -> bool:
+def _check_bound(listener: ListenerConfig) -> bool:
     """Whether its port is free on each of its addresses."""
     free = True
     for number, host in enumerate(listener.bind_hosts):
@@ -180,7 +180,7 @@ def _check_bound(listener: Listener) -> bool:
     return free
 
 
-def _refused(listener: Listener, error: OSError) -> str:
+def _refused(listener: ListenerConfig, error: OSError) -> str:
     if error.errno == errno.EADDRNOTAVAIL:
         return (
             f"listeners: {listener}: {listener.host} is no address of this machine; listen on "

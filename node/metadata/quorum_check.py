@@ -14,11 +14,13 @@ from kept.node.runtime.tasks import gather_or_cancel
 from kept.storage.errors import ConfigurationError, NetworkException
 
 if TYPE_CHECKING:
-    from kept.node.config.listeners import Voter
+    from kept.node.config.listeners import ConfiguredVoter
     from kept.node.internode.peers import Peers
 
 
-async def compare(peers: Peers, cluster_id: str, listed: tuple[Voter, ...], vote: set[int]) -> None:
+async def compare(
+    peers: Peers, cluster_id: str, listed: tuple[ConfiguredVoter, ...], vote: set[int]
+) -> None:
     """Say so where the list is not ``vote``, the ids of those who vote. Raises ConfigurationError
     with what would be right when one who is listed and does not vote belongs to another cluster.
 
@@ -43,7 +45,7 @@ async def compare(peers: Peers, cluster_id: str, listed: tuple[Voter, ...], vote
     )
 
 
-async def _cluster_of(peers: Peers, voter: Voter) -> str:
+async def _cluster_of(peers: Peers, voter: ConfiguredVoter) -> str:
     try:
         hello = await peers.identify(voter.host, voter.port)
     except NetworkException:

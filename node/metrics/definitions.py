@@ -19,14 +19,14 @@ from msgspec.structs import replace
 import kept
 from kept.node.coordinator.transactions.records import TransactionState
 from kept.node.kafka import api
-from kept.node.metrics.survey import Survey
+from kept.node.metrics.survey import MetricsSurvey
 
 if TYPE_CHECKING:
     from kept.node.admin.readiness import NodeHealth
-    from kept.node.admin.views.log_directories import LogDirectory
+    from kept.node.admin.views.log_directories import LogDirectoryView
     from kept.node.coordinator.transactions.coordinator import TransactionCoordinator
     from kept.node.coordinator.transactions.verifier import Verifier
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.runtime.counters import Counters
     from kept.node.runtime.fd_quota import OpenFiles
     from kept.node.runtime.histogram import Histogram
@@ -47,13 +47,13 @@ class Sources(Struct, frozen=True):
     health: NodeHealth
     open_files: OpenFiles
     budget: MemoryBudget
-    metadata: Metadata
+    metadata: MetadataLog
     transactions: TransactionCoordinator
     verifier: Verifier
     tls_reload: TlsReload
     tokens: TokenChecks
-    survey: Survey = field(default_factory=Survey)
-    directories: Sequence[LogDirectory] = ()
+    survey: MetricsSurvey = field(default_factory=MetricsSurvey)
+    directories: Sequence[LogDirectoryView] = ()
 
 
 Value = Callable[[Sources], Any]
@@ -154,14 +154,14 @@ TABLE: Final = (
     gauge("inflight_bytes", lambda s: s.budget.used_bytes).means(
         "Bytes of requests and responses held."
     ),
-    gauge("raft_term", lambda s: s.metadata.member.term).means("Term of the metadata log."),
+    gauge("raft_term", lambda s: s.metadata.raft_node.term).means("Term of the metadata log."),
     gauge(
         "raft_leader",
-        lambda s: -1 if s.metadata.member.leader_id is None else s.metadata.member.leader_id,
+        lambda s: -1 if s.metadata.raft_node.leader_id is None else s.metadata.raft_node.leader_id,
     ).means("Node id of the metadata log's leader, -1: not known."),
-    gauge("raft_commit_lag", lambda s: s.metadata.member.last_index - s.metadata.acted_index).means(
-        "Entries of the metadata log not applied here yet."
-    ),
+    gauge(
+        "raft_commit_lag", lambda s: s.metadata.raft_node.last_index - s.metadata.acted_index
+    ).means("Entries of the metadata log not applied here yet."),
     gauge("metadata_index", lambda s: s.metadata.image.index).means(
         "Last entry of the metadata log applied here."
     ),

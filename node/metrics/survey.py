@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kept.node.coordinator.groups.coordinator import GroupCoordinator
     from kept.node.coordinator.transactions.coordinator import TransactionCoordinator
     from kept.node.coordinator.transactions.records import TransactionState
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.replication.partition import Partition
@@ -43,7 +43,7 @@ LATE_AFTER_MS: Final = 300_000
 
 
 @dataclass(slots=True)
-class Survey:
+class MetricsSurvey:
     """The state of a node at one scrape."""
 
     totals: Counter[str] = field(default_factory=Counter)
@@ -71,15 +71,15 @@ class Surveyor:
 
     config: LiveConfig
     identity: NodeIdentity
-    metadata: Metadata
+    metadata: MetadataLog
     table: ReplicaTable
     compaction: CompactionView
     groups: GroupCoordinator
     transactions: TransactionCoordinator
 
-    async def survey(self, pace: Pace) -> Survey:
+    async def survey(self, pace: Pace) -> MetricsSurvey:
         """Collect everything once; ``pace`` lets others run."""
-        survey = Survey()
+        survey = MetricsSurvey()
         all_partitions = self.config.current.metrics_partitions == "all"
         leads = self.metadata.leads
         for topic in list(self.metadata.image.topics.values()):
@@ -109,7 +109,11 @@ class Surveyor:
         return topic.partitions[tp.partition].leader != NO_LEADER
 
     def _add_partition(
-        self, survey: Survey, tp: TopicPartition, record: PartitionRecord, all_partitions: bool
+        self,
+        survey: MetricsSurvey,
+        tp: TopicPartition,
+        record: PartitionRecord,
+        all_partitions: bool,
     ) -> None:
         name, totals = (tp.topic, str(tp.partition)), survey.totals
         under = record.is_under_replicated
@@ -141,7 +145,7 @@ class Surveyor:
             survey.add("partition_size_bytes", name, size_bytes)
 
 
-def _add_led(survey: Survey, record: PartitionRecord, partition: Partition) -> None:
+def _add_led(survey: MetricsSurvey, record: PartitionRecord, partition: Partition) -> None:
     core: Any = partition.core
     survey.totals["led"] += 1
     survey.totals["under-replicated"] += record.is_under_replicated
@@ -154,7 +158,7 @@ def _add_led(survey: Survey, record: PartitionRecord, partition: Partition) -> N
 
 
 def _add_compaction(
-    survey: Survey,
+    survey: MetricsSurvey,
     name: tuple[str, str],
     status: CompactionStatus,
     dirty: bool,

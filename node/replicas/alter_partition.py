@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kept.cluster.metadata.records import PartitionRecord
     from kept.node.config.live_config import LiveConfig
     from kept.node.internode.peers import Peers
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.runtime.runtime import Runtime
     from kept.replication.partition import Partition
@@ -85,7 +85,7 @@ class AlterPartitionQueue:
         *,
         runtime: Runtime,
         config: LiveConfig,
-        metadata: Metadata,
+        metadata: MetadataLog,
         identity: NodeIdentity,
         peers: Peers,
     ) -> None:

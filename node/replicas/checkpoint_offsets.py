@@ -36,7 +36,7 @@ def collect_in_steps(
     offsets: dict[TopicPartition, int],
 ) -> Iterator[None]:
     """Put into ``offsets`` what a checkpoint of a directory holds; a step is one log."""
-    for tp, hosted in list(table.hosted.items()):
+    for tp, hosted in list(table.replicas.items()):
         if hosted.directory is directory:
             offset = value(hosted.partition)
             if offset is not None:

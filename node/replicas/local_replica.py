@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kept.compaction.manifest.apply import CompactionState
     from kept.compaction.manifest.manifest import Manifest
     from kept.node.replicas.manifests.retry import RetrySchedule
-    from kept.node.replicas.manifests.workers import Work
+    from kept.node.replicas.manifests.workers import ManifestWork
     from kept.node.runtime.executors import Callback, FlushPool
     from kept.replication import manifests_events
     from kept.replication.effects import Report
@@ -79,7 +79,7 @@ class ManifestShell(Protocol):
     def waits_for_appliers(self, *, overdue: bool = False) -> bool:
         """The next pass gives other replicas time to apply the last one's manifest."""
 
-    def begin_pass(self, work: Work) -> None:
+    def begin_pass(self, work: ManifestWork) -> None:
         """A pass computes from now on."""
 
     def end_pass(self) -> None:

@@ -157,7 +157,7 @@ class LogDirs:
             await self._close(local)
 
     async def _close(self, local: LocalDirectory) -> None:
-        replicas = [r for r in self._table.hosted.values() if r.directory is local]
+        replicas = [r for r in self._table.replicas.values() if r.directory is local]
         clean = local.offline is None
         if clean:
             closing = [local.pool.run(replica.partition.log.close) for replica in replicas]

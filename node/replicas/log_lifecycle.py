@@ -28,7 +28,7 @@ from kept.storage.errors import MachineError
 from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.replicas.local_replica import LocalDirectory, LocalReplica
     from kept.node.replicas.log_dir_failures import LogDirFailureChannel
     from kept.node.runtime.runtime import Runtime
@@ -71,7 +71,7 @@ class LogLifecycle:
     def __init__(
         self,
         runtime: Runtime,
-        metadata: Metadata,
+        metadata: MetadataLog,
         failures: LogDirFailureChannel,
         opener: ReplicaOpener,
     ) -> None:
@@ -236,7 +236,7 @@ class LogLifecycle:
                     (replica.log.topic_id, replica.log.topic_partition.partition)
                     for replica in replicas.values()
                 ]
-                self._metadata.member.history.forget_removed(removals)
+                self._metadata.raft_node.history.forget_removed(removals)
 
     def _not_renamed(self, replicas: dict[TopicPartition, _Leaving], error: Exception) -> None:
         """A bug of ours: try these again later, and go on with the others."""

@@ -160,9 +160,9 @@ class Maintenance:
         only.
         """
         table = self._table
-        for hosted in list(table.hosted.values()) if chosen is None else chosen:
+        for hosted in list(table.replicas.values()) if chosen is None else chosen:
             tp = hosted.partition.topic_partition
-            if table.hosted.get(tp) is not hosted:
+            if table.replicas.get(tp) is not hosted:
                 continue
             try:
                 job(hosted)
@@ -200,7 +200,7 @@ class Maintenance:
             key = (directory.name, kind)
             if key in self._writing:
                 continue
-            changes = directory.directory.changes
+            changes = directory.directory.version
             offsets: dict[TopicPartition, int] = {}
             yield from collect_in_steps(self._table, directory, value, offsets)
             if directory.offline is not None:
@@ -334,7 +334,7 @@ class Maintenance:
                 yield
 
     def _next_idle(self) -> list[LocalReplica]:
-        hosted = self._table.hosted
+        hosted = self._table.replicas
         if not self._idle:
             self._idle = list(hosted.values())
         turn = self._idle[-IDLE_FILES_A_TURN:]
@@ -361,7 +361,7 @@ class Maintenance:
                 return
             for hosted, segment in finished.result():
                 log_ = hosted.partition.log
-                is_hosted = self._table.hosted.get(hosted.partition.topic_partition) is hosted
+                is_hosted = self._table.replicas.get(hosted.partition.topic_partition) is hosted
                 if is_hosted and log_.active_segment is segment:  # not rolled or deleted meanwhile
                     self._failures.fail(directory, vanished(segment.path(layout.LOG)))
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from kept.cluster.metadata.image import BrokerImage, Delta, PartitionChange, TopicImage
     from kept.compaction.manifest.apply import CompactionState
     from kept.node.config.live_config import LiveConfig
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.replicas.log_dir_failures import LogDirFailureChannel
     from kept.node.replicas.manifests.context import ManifestContext
@@ -79,7 +79,7 @@ class ReplicaManager:
         *,
         runtime: Runtime,
         config: LiveConfig,
-        metadata: Metadata,
+        metadata: MetadataLog,
         identity: NodeIdentity,
         table: ReplicaTable,
         failures: LogDirFailureChannel,
@@ -101,14 +101,14 @@ class ReplicaManager:
         self._shutdown = shutdown
         self._damage_logged_until: dict[str, float] = {}
         self.left_closed: dict[TopicPartition, Opening] = {}
-        """Replicas that there were too few open files for; :attr:`changes` tries them again."""
+        """Replicas that there were too few files for; :attr:`log_lifecycle` tries them again."""
         self.roles = roles
         self.settings = ReplicaSettings(config, identity, table, quotas, roles)
         self._opener = LogOpener(runtime, config, identity)
         self.strays = StrayLogs(runtime, metadata, failures)
-        self.changes = LogLifecycle(runtime, metadata, failures, self)
+        self.log_lifecycle = LogLifecycle(runtime, metadata, failures, self)
         self.image = Image()
-        """The newest image whose roles were taken here; logs follow it (:attr:`changes`)."""
+        """The newest image whose roles were taken here; logs follow it (:attr:`log_lifecycle`)."""
         self.dirty_logs = DirtyLogs()
         self._brokers: Mapping[int, BrokerImage] = {}
         """Those of the image that leaders here were told of."""
@@ -177,7 +177,7 @@ class ReplicaManager:
                 await self.strays.not_wanted(directory, tp, topic_id)
         self.strays.warn()
         if all(local.offline is None for local in self._table.directories):
-            history = self._metadata.member.history
+            history = self._metadata.raft_node.history
             history.forget_removed(tuple(history.removed))
         openings = self._within_limit(openings)
         if broken is not None:
@@ -209,11 +209,11 @@ class ReplicaManager:
     def _leave_closed(self, opening: Opening) -> None:
         """Have a log opened later."""
         self.left_closed[opening.tp] = opening
-        self.changes.retry_later()
+        self.log_lifecycle.retry_later()
 
     def may_open(self) -> list[TopicPartition]:
         """Replicas that were left closed and that there are open files for now."""
-        return list(islice(self.left_closed, max(replica_limit() - len(self._table.hosted), 0)))
+        return list(islice(self.left_closed, max(replica_limit() - len(self._table.replicas), 0)))
 
     def _scan(self, directory: LocalDirectory) -> list[FoundLog]:
         try:
@@ -271,7 +271,7 @@ class ReplicaManager:
         configs: dict[str, LogConfig] = {}
         for tp in partitions:
             wanted = self._wanted(tp)
-            if wanted is None or tp in self._table.hosted:
+            if wanted is None or tp in self._table.replicas:
                 continue
             topic, record = wanted
             closed = self.left_closed.pop(tp, None)
@@ -313,7 +313,7 @@ class ReplicaManager:
     async def _open_all(self, openings: list[Opening]) -> None:
         """Open or create logs in threads, and serve each as it comes."""
         jobs = self._opener.begin(openings, self._table.directories)
-        pace, reconfigured = Pace(), self.settings.changes
+        pace, reconfigured = Pace(), self.settings.version
         for several, job in jobs:
             for opening, outcome in zip(several, await job, strict=True):
                 wanted = self._wanted(opening.tp)
@@ -324,7 +324,7 @@ class ReplicaManager:
                 elif opening.directory.offline is not None:
                     self._unavailable(opening, opening.directory.offline)
                 else:
-                    if self.settings.changes != reconfigured:
+                    if self.settings.version != reconfigured:
                         opening.config = self.settings.config_for(self.image, opening.tp.topic)
                     self._host(opening, wanted[1], *outcome)
                 await pace.checkpoint()
@@ -338,7 +338,7 @@ class ReplicaManager:
         elif isinstance(outcome, BaseException):
             log.warning("log not made, and not wanted any more", why=str(outcome))
         elif opening.directory.offline is None:
-            self.changes.remove_unwanted(opening.tp, opening.directory, outcome[0])
+            self.log_lifecycle.remove_unwanted(opening.tp, opening.directory, outcome[0])
 
     def _unavailable(self, opening: Opening, why: str) -> None:
         self._table.by_name[opening.tp.topic.encode()].offline[opening.tp.partition] = why
@@ -393,7 +393,7 @@ class ReplicaManager:
         self.settings.apply(hosted, opening.config)
         self.settings.throttle(self.image, tp.topic, (hosted,))
         self._table.partitions[tp] = partition
-        self._table.hosted[tp] = hosted
+        self._table.replicas[tp] = hosted
         self.dirty_logs.begin(hosted)
         topic = self._table.by_name[tp.topic.encode()]
         topic.offline.pop(tp.partition, None)  # it was left closed
@@ -404,7 +404,8 @@ class ReplicaManager:
 
     async def apply(self, image: Image, delta: Delta) -> None:
         """Do what an entry of the metadata log asks of this node: roles of open logs change and
-        replicas are served no more when this returns; logs come and go after (:attr:`changes`).
+        replicas are served no more when this returns; logs come and go after, by
+        :attr:`log_lifecycle`.
         """
         self.image = image
         pace = Pace()
@@ -431,7 +432,7 @@ class ReplicaManager:
     def _change(self, change: PartitionChange, index: int) -> None:
         me = self._identity.node_id
         tp, before, record = change.topic_partition, change.before, change.after
-        hosted = self._table.hosted.get(tp)
+        hosted = self._table.replicas.get(tp)
         topic = self._table.by_name[tp.topic.encode()]
         topic.count = max(topic.count, tp.partition + 1)
         if hosted is not None and me in record.replicas:
@@ -442,7 +443,7 @@ class ReplicaManager:
             self.roles.lost(tp, record)
         else:
             moved = before is not None and before.leader != me == record.leader
-            self.changes.create(tp, index, leads=moved)
+            self.log_lifecycle.create(tp, index, leads=moved)
 
     async def _delete(self, gone: TopicImage, pace: Pace) -> None:
         topic = self._table.by_id.pop(gone.topic_id.bytes, None)
@@ -461,15 +462,15 @@ class ReplicaManager:
         if hosted is None:
             if (closed := self.left_closed.pop(tp, None)) is not None:
                 closed.directory.count -= 1
-            self.changes.forget(tp, self.image.index)
+            self.log_lifecycle.forget(tp, self.image.index)
             return
         topic.offline.pop(tp.partition, None)  # its role could not be changed
-        del self._table.partitions[tp], self._table.hosted[tp]
+        del self._table.partitions[tp], self._table.replicas[tp]
         self.dirty_logs.end(hosted)
         hosted.directory.count -= 1
         self._gone(tp)
         self.roles.leave(hosted)
-        self.changes.remove(tp, hosted, self.image.index)
+        self.log_lifecycle.remove(tp, hosted, self.image.index)
 
     def metadata_moved(self) -> None:
         """The image moved: who leads here must know brokers that registered at once, not when that
@@ -495,7 +496,7 @@ class ReplicaManager:
 
     def led_up_to(self, index: int) -> int:
         """Up to which entry, ``index`` at most, everything that was to be led here is led."""
-        return self.changes.led_up_to(index)
+        return self.log_lifecycle.led_up_to(index)
 
     async def mark_running(self, broker_epoch: int) -> None:
         """This process is registered with that epoch: what it writes from now on is lost with the
@@ -531,9 +532,9 @@ class ReplicaManager:
 
     async def close_manifests(self) -> None:
         """No generation is put into place any more; what has begun is over when this returns."""
-        for hosted in self._table.hosted.values():
+        for hosted in self._table.replicas.values():
             hosted.manifests.abandon()
-        for hosted in list(self._table.hosted.values()):
+        for hosted in list(self._table.replicas.values()):
             await hosted.manifests.close()
 
     # Failure.
@@ -556,7 +557,7 @@ class ReplicaManager:
 
     def machine_failed(self, hosted: LocalReplica, error: MachineError) -> None:
         """A replica could not use its files; one that was deleted has none to use."""
-        if self._table.hosted.get(hosted.partition.topic_partition) is hosted:
+        if self._table.replicas.get(hosted.partition.topic_partition) is hosted:
             self._fail(hosted.directory, error)
 
     def _gone(self, tp: TopicPartition, error: BaseException | None = None) -> None:
@@ -577,10 +578,10 @@ class ReplicaManager:
         log.error("log directory offline", path=directory.name, error=str(error))
         for other in self._table.directories:
             other.pool.run(other.directory.forget_running)
-        for tp, hosted in list(self._table.hosted.items()):
+        for tp, hosted in list(self._table.replicas.items()):
             if hosted.directory is not directory:
                 continue
-            del self._table.hosted[tp]
+            del self._table.replicas[tp]
             self.dirty_logs.end(hosted)
             del self._table.partitions[tp]
             topic = self._table.by_name.get(tp.topic.encode())

@@ -40,7 +40,7 @@ class ReplicaSettings:
         self._quotas = quotas
         self._roles = roles
         self._defaults: dict[str, str] = {}
-        self.changes = 0
+        self.version = 0
         """How often settings have changed: a log that is being made has those of before."""
 
     def load_defaults(self) -> None:
@@ -90,7 +90,7 @@ class ReplicaSettings:
 
     def reconfigure(self, image: Image, topics: Iterable[str] | None) -> None:
         """Settings of ``topics`` (None: of all) are in force from now on."""
-        self.changes += 1
+        self.version += 1
         self.load_defaults()
         for name in (
             [topic.name for topic in self._table.by_name.values()] if topics is None else topics

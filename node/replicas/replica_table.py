@@ -21,7 +21,7 @@ class ReplicaTable:
         self.by_id: dict[bytes, LocalTopic] = {}
         self.partitions: dict[TopicPartition, Partition] = {}
         """The replicas that are open and in a directory that works."""
-        self.hosted: dict[TopicPartition, LocalReplica] = {}
+        self.replicas: dict[TopicPartition, LocalReplica] = {}
         """The same, with what belongs to them."""
         self.directories: list[LocalDirectory] = []
         """The entries of ``log.dirs``."""

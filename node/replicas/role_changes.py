@@ -32,7 +32,7 @@ from kept.storage.types import TopicPartition
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import BrokerImage, Image
     from kept.cluster.metadata.records import PartitionRecord
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.replicas.alter_partition import AlterPartitionQueue
     from kept.node.replicas.fetch_loop import Fetchers
@@ -53,7 +53,7 @@ class RoleChanges:
         self,
         *,
         runtime: Runtime,
-        metadata: Metadata,
+        metadata: MetadataLog,
         identity: NodeIdentity,
         table: ReplicaTable,
         failures: LogDirFailureChannel,
@@ -130,7 +130,7 @@ class RoleChanges:
 
     def _request_later_epoch(self, tp: TopicPartition, record: PartitionRecord | None) -> None:
         """Ask for one, unless it was given meanwhile, or another node leads."""
-        hosted = self._table.hosted.get(tp)
+        hosted = self._table.replicas.get(tp)
         if not self.serving or hosted is None or record is None:
             return
         partition, leads = hosted.partition, record.leader == self._identity.node_id
@@ -183,7 +183,7 @@ class RoleChanges:
 
     def _follow(self, hosted: LocalReplica, record: PartitionRecord) -> None:
         partition = hosted.partition
-        unclean = self._metadata.member.history.unclean
+        unclean = self._metadata.raft_node.history.unclean
         partition.unclean_epoch = unclean.get(record.key, -1)
         news = partition.become_follower(
             record.leader,
@@ -230,7 +230,7 @@ class RoleChanges:
     def resume(self, image: Image) -> None:
         """The node may serve: take every role of ``image``, or go on with it."""
         first, self.serving, self.suspended = not self.serving, True, False
-        for tp, hosted in list(self._table.hosted.items()):
+        for tp, hosted in list(self._table.replicas.items()):
             record = image.partition(tp.topic, tp.partition)
             if record is not None and record.topic_id == hosted.partition.topic_id:
                 self.apply(hosted, record)
@@ -249,13 +249,13 @@ class RoleChanges:
     def suspend(self) -> None:
         """Serve nobody until :meth:`resume`."""
         self.suspended = True
-        for hosted in self._table.hosted.values():
+        for hosted in self._table.replicas.values():
             hosted.partition.suspend()
 
     def brokers_changed(self) -> None:
         """Who may join an ISR has changed, or which process of a broker may fetch."""
         event = self._known_brokers()
-        for hosted in list(self._table.hosted.values()):
+        for hosted in list(self._table.replicas.values()):
             partition = hosted.partition
             if partition.is_leader and partition.replicated:
                 partition.step(event, monotonic_ms())

@@ -21,7 +21,7 @@ from kept.storage.types import LogConfig, TopicPartition
 
 if TYPE_CHECKING:
     from kept.cluster.metadata.replica_history import ReplicaKey
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.replicas.local_replica import LocalDirectory
     from kept.node.replicas.log_dir_failures import LogDirFailureChannel
     from kept.node.runtime.runtime import Runtime
@@ -49,7 +49,7 @@ class StrayLogs:
     """See the module. Called on the node's loop."""
 
     def __init__(
-        self, runtime: Runtime, metadata: Metadata, failures: LogDirFailureChannel
+        self, runtime: Runtime, metadata: MetadataLog, failures: LogDirFailureChannel
     ) -> None:
         self._runtime = runtime
         self._metadata = metadata
@@ -70,7 +70,7 @@ class StrayLogs:
             self._unknown.append(stray)
             return
         key = found.topic_id, found.topic_partition.partition
-        if key not in self._metadata.member.history.removed:
+        if key not in self._metadata.raft_node.history.removed:
             self._known[key] = stray
             return
         log.info("log of a deleted topic", path=stray.path)
@@ -94,7 +94,7 @@ class StrayLogs:
         """The image does not want this log here: remove it, or set it aside; what cannot be read as
         a log is left alone.
         """
-        removed = self._metadata.member.history.removed
+        removed = self._metadata.raft_node.history.removed
         try:
             if topic_id is None:
                 await self._unborn(directory, tp)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from kept.client.security.certificates import Certificate
     from kept.client.security.tls import TlsConfig
-    from kept.node.config.listeners import Listener
+    from kept.node.config.listeners import ListenerConfig
     from kept.node.config.node_config import NodeConfig
 
 
@@ -33,7 +33,7 @@ class ListenerTls:
     """The context of a listener's new connections, replaced when its files change."""
 
     def __init__(
-        self, config: NodeConfig, listener: Listener, *, between_nodes: bool = False
+        self, config: NodeConfig, listener: ListenerConfig, *, between_nodes: bool = False
     ) -> None:
         """Raises ConfigurationError, which names the listener and the setting."""
         self.name = listener.name

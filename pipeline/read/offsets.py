@@ -27,7 +27,7 @@ from kept.storage.types import IsolationLevel, TopicPartition
 
 if TYPE_CHECKING:
     from kept.client.client import Client
-    from kept.client.core.metadata import TopicView
+    from kept.client.core.metadata import TopicMetadata
     from kept.pipeline.options import Topics
 
 Offsets = dict[TopicPartition, int]
@@ -87,7 +87,7 @@ def still_there(client: Client, tps: Iterable[TopicPartition]) -> set[TopicParti
     return present
 
 
-def _is_gone(topic: TopicView | None) -> bool:
+def _is_gone(topic: TopicMetadata | None) -> bool:
     return topic is None or topic.error_code == UNKNOWN_TOPIC_OR_PARTITION
 
 

@@ -7,14 +7,14 @@ from typing import Any
 from kept.cli.commands import topic
 from kept.client.consume.leader_offsets import Standing
 from kept.client.core.broker_errors import NoResponse, failure
-from kept.client.core.metadata import PartitionView, TopicView
+from kept.client.core.metadata import PartitionMetadata, TopicMetadata
 
 OFFSET_NOT_AVAILABLE = 78
 
 
 def test_a_leader_that_does_not_know_yet_is_not_called_silent(capsys):
     partitions = {
-        number: PartitionView(number, leader, 1, (1, 2), (1, 2))
+        number: PartitionMetadata(number, leader, 1, (1, 2), (1, 2))
         for number, leader in ((0, 1), (1, 2))
     }
     not_yet = failure(OFFSET_NOT_AVAILABLE, "ListOffsets of t-0")
@@ -26,7 +26,7 @@ def test_a_leader_that_does_not_know_yet_is_not_called_silent(capsys):
     class Answers:
         """A client that knows the topic."""
 
-        topic = staticmethod(lambda _: TopicView("t", None, False, partitions))
+        topic = staticmethod(lambda _: TopicMetadata("t", None, False, partitions))
         standings = staticmethod(lambda _: standings)
         topic_configs = staticmethod(lambda _: {"t": []})
 

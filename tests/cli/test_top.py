@@ -18,7 +18,7 @@ from kept.client.admin.cluster import ClusterDescription
 from kept.client.admin.cluster_sample import PartitionSample
 from kept.client.admin.groups import GroupListing
 from kept.client.client import Client, OutRecord
-from kept.client.core.metadata import PartitionView, TopicView
+from kept.client.core.metadata import PartitionMetadata, TopicMetadata
 from kept.storage.printable import printable_line
 from kept.storage.types import TopicPartition
 from tests.cli.conftest import Kept
@@ -54,15 +54,15 @@ def test_all_come_in_turn_and_no_more_than_allowed_at_once():
     assert rotation.next(["a", "b"]) == ["a", "b"]
 
 
-def topic(name: str, *partitions: PartitionView) -> TopicView:
-    return TopicView(name, None, False, {p.partition: p for p in partitions})
+def topic(name: str, *partitions: PartitionMetadata) -> TopicMetadata:
+    return TopicMetadata(name, None, False, {p.partition: p for p in partitions})
 
 
 def test_rows_of_topics_and_groups():
     rates = ClusterRates()
-    offline = PartitionView(1, -1, 1, (1, 2), ())
-    a = topic("a", PartitionView(0, 1, 1, (1, 2), (1,)), offline)
-    rates.set_topics({"a": a, "b": topic("b", PartitionView(0, 2, 1, (2,), (2,)))})
+    offline = PartitionMetadata(1, -1, 1, (1, 2), ())
+    a = topic("a", PartitionMetadata(0, 1, 1, (1, 2), (1,)), offline)
+    rates.set_topics({"a": a, "b": topic("b", PartitionMetadata(0, 2, 1, (2,), (2,)))})
     assert rates.partitions(led=True) == [A0, TopicPartition("b", 0)]
     rates.set_groups([GroupListing("g", "consumer", "Stable", "classic", 1)])
     for at_s, end in ((1.0, 100), (3.0, 120)):
@@ -111,7 +111,7 @@ def test_the_screen_spells_out_what_a_cluster_says() -> None:
     """Names of topics and groups, the cluster's own, and an error: none moves the cursor."""
     watch = Watch(FakeClient(), internal=False)
     watch.rates.cluster = ClusterDescription(HOSTILE, 1, (), None)
-    watch.rates.set_topics({HOSTILE: topic(HOSTILE, PartitionView(0, 1, 1, (1,), (1,)))})
+    watch.rates.set_topics({HOSTILE: topic(HOSTILE, PartitionMetadata(0, 1, 1, (1,), (1,)))})
     watch.rates.set_groups([GroupListing(HOSTILE, HOSTILE, HOSTILE, "classic", 1)])
     shown = io.StringIO()
     console = Console(file=shown, width=1000, force_terminal=False)
@@ -124,7 +124,7 @@ def test_the_screen_spells_out_what_a_cluster_says() -> None:
 
 def test_a_narrow_screen_has_fewer_columns_and_the_keys() -> None:
     watch, name = Watch(FakeClient(), internal=False), "orders-of-the-region"
-    watch.rates.set_topics({name: topic(name, PartitionView(0, 1, 1, (1,), (1,)))})
+    watch.rates.set_topics({name: topic(name, PartitionMetadata(0, 1, 1, (1,), (1,)))})
     shown = io.StringIO()
     console = Console(file=shown, width=45, force_terminal=False)
     console.print(_screen(watch, Settings("topics", "name", 1.0, None), 45, 60, ""))

@@ -16,7 +16,7 @@ from kept.cluster.metadata.wal import HardState, write_hard_state
 from kept.cluster.raft.message_guard import MAX_TERM
 from kept.cluster.raft.messages import InstallSnapshot, LeaderHint
 from kept.storage.errors import DirectoryRefused
-from kept.testing.simulated_disk import SimulatedDisk
+from tests.support.simulated_disk import SimulatedDisk
 
 VOTERS = tuple(Voter(n, UUID(int=n + 1), f"n{n}", 1) for n in range(3))
 

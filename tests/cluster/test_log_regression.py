@@ -5,8 +5,8 @@ from __future__ import annotations
 from uuid import UUID
 
 from kept.cluster.raft.ready import Role
-from kept.testing.simulated_disk import SimulatedDisk
 from tests.support.metadata_cluster import Cluster, setting
+from tests.support.simulated_disk import SimulatedDisk
 
 
 def copied(disk: SimulatedDisk) -> SimulatedDisk:

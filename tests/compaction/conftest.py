@@ -20,9 +20,9 @@ from kept.storage.log.log import Log
 from kept.storage.records import CheckRules, build_batch, check, headers, records
 from kept.storage.records import filter as records_filter
 from kept.storage.types import MAX_INT64, Codec, LogConfig, TimestampType, TopicPartition
-from kept.testing.simulated_disk import SimulatedDisk
 from tests.reference import offset_map, rule_map, segment_filter
 from tests.support.installing import install, log_directory
+from tests.support.simulated_disk import SimulatedDisk
 from tests.tools.needs import need
 
 try:

@@ -8,8 +8,8 @@ from kept.compaction.manifest import manifest
 from kept.storage import layout
 from kept.storage.directory import Checkpoint
 from kept.storage.types import Generation
-from kept.testing.simulated_disk import SimulatedCrash
 from tests.support.installing import install, log_directory
+from tests.support.simulated_disk import SimulatedCrash
 from tests.support.slow import rest_slow
 
 OLD, NEW = 1, 2

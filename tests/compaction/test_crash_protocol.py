@@ -22,8 +22,8 @@ from kept.storage import layout
 from kept.storage.directory import Checkpoint
 from kept.storage.log.log import Log
 from kept.storage.types import Generation
-from kept.testing.simulated_disk import SimulatedCrash
 from tests.support.installing import install
+from tests.support.simulated_disk import SimulatedCrash
 from tests.support.slow import rest_slow
 
 OLD, NEW, BASE = Generation(0, 1), Generation(0, 2), Generation(3, 0)

@@ -18,15 +18,15 @@ from kept.node.replicas.manifests import recover
 from kept.node.replicas.manifests.replica import ReplicaManifests
 from kept.node.replicas.role_changes import RoleChanges
 from kept.node.runtime.counters import Counters
-from kept.replication.manifests import ManifestCore, Role
+from kept.replication.manifests import ManifestCore, ManifestRole
 from kept.replication.manifests_events import ManifestRef
 from kept.replication.partition import Partition
 from kept.storage.records import build_batch
 from kept.storage.types import Generation
-from kept.testing.simulated_disk import SimulatedCrash
 from tests.support.installing import log_directory
 from tests.support.parts import Given
 from tests.support.replicas import InlinePool, manifest, manifest_context
+from tests.support.simulated_disk import SimulatedCrash
 from tests.support.slow import rest_slow
 
 HELD = Generation(0, 9)
@@ -69,7 +69,12 @@ def follower(w) -> LocalReplica:
     disk, calls = w.disk, []
     _, status = opened(w, disk)
     core = ManifestCore(
-        1, status.held, status.applied, complete=status.complete, role=Role.FOLLOWER, leader_epoch=5
+        1,
+        status.held,
+        status.applied,
+        complete=status.complete,
+        role=ManifestRole.FOLLOWER,
+        leader_epoch=5,
     )
     partition = Partition(w.log, 1, high_watermark=12, applied_end=12, manifests=core)
     context = manifest_context(calls, disk=disk)

@@ -23,10 +23,10 @@ from kept.client.protocol.api_keys import ApiKey
 from kept.cluster.controller.brokers import RegisterRequest
 from kept.cluster.controller.heartbeats import HeartbeatRequest, ReplicaLog
 from kept.cluster.metadata.records import Endpoint
-from kept.cluster.metadata.voters import Voter as RaftVoter
+from kept.cluster.metadata.voters import ConfiguredVoter as RaftVoter
 from kept.cluster.metadata.wal import Entry
 from kept.cluster.raft import messages as raft
-from kept.node.config.listeners import Voter
+from kept.node.config.listeners import ConfiguredVoter
 from kept.node.internode import controller_rpc as rpc
 from kept.node.internode import manifest_rpc
 from kept.node.internode import protobuf_conversion as conversion
@@ -57,7 +57,7 @@ def hello(site: Site, random: Random) -> Hello:
         cluster_id if random.random() < 0.9 else random.choice(("", "another")),
         random.choice(STRANGERS),
         UUID(int=random.getrandbits(128)),
-        voters=random.choice(((), (Voter(OWN_ID, "localhost", site.node_port),))),
+        voters=random.choice(((), (ConfiguredVoter(OWN_ID, "localhost", site.node_port),))),
         has_log=random.random() < 0.5,
         directory_id=DISK,
         wanted=random.choice((None, OWN_ID)),
@@ -68,7 +68,7 @@ def frames(site: Site, sender: int, random: Random) -> Iterator[bytes]:
     """Frames of one connection, in any order and number."""
     topic = site.parts.metadata.image.topics.get(FUZZ)
     topic_id = DISK if topic is None else topic.topic_id
-    messages = _raft_messages(sender, site.parts.metadata.member.term + random.randint(-1, 2))
+    messages = _raft_messages(sender, site.parts.metadata.raft_node.term + random.randint(-1, 2))
     calls = _calls(sender, topic_id)
     number = 0
     while True:

@@ -69,7 +69,7 @@ from kept.storage.segments.swap import SwapGroup, SwapPlan
 from kept.storage.segments.time_index import TimeIndex
 from kept.storage.segments.txn_index import AbortedTxn
 from kept.storage.types import Codec, Generation, TopicPartition
-from kept.testing.simulated_disk import SimulatedDisk
+from tests.support.simulated_disk import SimulatedDisk
 
 MEMORY_BYTES: Final = 1 << 30
 """More than it begins with no decoder may have."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kept.replication.partition import Partition
-from kept.testing.simulated_disk import SimulatedDisk
 from tests.support.partitions import lead, open_log
+from tests.support.simulated_disk import SimulatedDisk
 
 
 @pytest.fixture

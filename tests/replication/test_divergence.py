@@ -10,9 +10,9 @@ import pytest
 
 from kept.replication.effects import LogTruncated, LostRecord, RecordsLost
 from kept.storage.checkpoints import read_epochs
-from kept.testing.simulated_disk import SimulatedCrash
 from tests.replication.trio import Node
 from tests.support import partitions as tools
+from tests.support.simulated_disk import SimulatedCrash
 
 A, B, C = 0, 1, 2
 

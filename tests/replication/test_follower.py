@@ -16,7 +16,7 @@ import pytest
 
 from kept.replication import follower as core
 from kept.replication.fetch_messages import OffsetsAnswer, PartitionAnswer, PartitionRequest
-from kept.replication.follower import FollowerCore, State
+from kept.replication.follower import FollowerCore, FollowerState
 from kept.storage.errors import (
     CorruptMessage,
     InvariantViolation,
@@ -231,15 +231,15 @@ def test_a_want_of_descriptors_is_waited_out_and_a_broken_disk_is_not() -> None:
     error = ResourceExhausted("/log", "open", OSError(24, "Too many open files"))
     (backoff,) = follower.step(core.EffectFailed(error), 1000)
     assert backoff.until_ms > 1000 and "Too many open files" in backoff.why
-    assert follower.state is not State.FAILED
+    assert follower.state is not FollowerState.FAILED
     follower.step(core.EffectFailed(error.as_failure()), 2000)
-    assert follower.state is State.FAILED
+    assert follower.state is FollowerState.FAILED
 
 
 def test_invariants_name_what_is_broken() -> None:
     follower = FollowerCore(FakeLog(high_watermark=3))
     with pytest.raises(InvariantViolation, match="HW above LEO"):
         follower.check_invariants()
-    follower = FollowerCore(FakeLog(), state=State.FETCHING)
+    follower = FollowerCore(FakeLog(), state=FollowerState.FETCHING)
     with pytest.raises(InvariantViolation, match="follows nobody"):
         follower.check_invariants()

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from kept.replication.partition import Partition
 from kept.storage.errors import OffsetOutOfRange
 from kept.storage.records import headers
-from kept.testing.simulated_disk import SimulatedDisk
 from tests.support import partitions as tools
+from tests.support.simulated_disk import SimulatedDisk
 
 ACTIONS = st.lists(
     st.one_of(

@@ -40,8 +40,8 @@ from kept.storage.records import (
 )
 from kept.storage.segments.segment import Segment
 from kept.storage.types import IsolationLevel
-from kept.testing.simulated_disk import SimulatedDisk
 from tests.support import partitions as tools
+from tests.support.simulated_disk import SimulatedDisk
 
 COMMITTED = IsolationLevel.READ_COMMITTED
 PARTITIONS, IDS, STEPS = 2, 3, 1500

@@ -30,9 +30,9 @@ from kept.replication.follower_replica import perform_all
 from kept.replication.partition import Partition
 from kept.storage import errors
 from kept.storage.records import headers
-from kept.testing.simulated_disk import SimulatedDisk
 from tests.support import partitions as tools
 from tests.support.listener import RecordedListener
+from tests.support.simulated_disk import SimulatedDisk
 
 SESSION_IDS = count(1)
 """Drawn at random by real servers: one that restarts must not know sessions of its former life."""

@@ -104,7 +104,7 @@ class KillsHistory(NodesCompactionHistory):
 
     def _complete(self, tp: TopicPartition) -> bool:
         """All replicas hold the same manifest, and each has applied it or need not have to join."""
-        found = [machine.hosted.get(tp) for machine in self.machines]
+        found = [machine.replicas.get(tp) for machine in self.machines]
         cores = [one.partition.core.manifests for one in found if one is not None]
         return (
             len(cores) == VOTERS
@@ -115,7 +115,7 @@ class KillsHistory(NodesCompactionHistory):
 
     def _applied(self, machine: Machine) -> bool:
         """It has applied what it holds of all partitions."""
-        cores = [one.partition.core.manifests for one in machine.hosted.values()]
+        cores = [one.partition.core.manifests for one in machine.replicas.values()]
         return all(core.held == core.applied for core in cores)
 
     async def _start_later(self, machine: Machine, delay_s: float) -> None:

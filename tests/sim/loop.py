@@ -29,10 +29,10 @@ from heapq import heapify, heappush, heapreplace
 from random import Random
 from typing import Any, Final, TypeVar
 
-from kept.testing.simulated_disk import SimulatedCrash
 from tests.sim.connections import RETRY_S, Network, SimServer, SimSocket, SimTransport
 from tests.sim.process import PROCESS, Process
 from tests.sim.world import Violation
+from tests.support.simulated_disk import SimulatedCrash
 
 T = TypeVar("T")
 

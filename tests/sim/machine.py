@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from kept.storage.errors import InvariantViolation, KafkaStorageError, MachineError
-from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
 from tests.sim.network import Network
 from tests.sim.world import MS, Violation, World, check_disk_error
+from tests.support.simulated_disk import SimulatedCrash, SimulatedDisk
 
 DEATHS = {"kill": "processes killed", "power": "power losses", "exit": "processes ended"}
 

@@ -29,11 +29,11 @@ from kept.node.kafka import api
 from kept.node.node import Node
 from kept.storage.errors import KeptError
 from kept.storage.records import build_batch, records
-from kept.testing.simulated_disk import SimulatedDisk
 from tests.sim.loop import SLOW_JOB_S, SimLoop
 from tests.sim.process import Process
 from tests.sim.surroundings import EPOCH_S, ProcessDisk, SimRuntime, simulated
 from tests.sim.world import Violation, World
+from tests.support.simulated_disk import SimulatedDisk
 
 HOST: Final = "10.0.0.1"
 PORT: Final = 9092

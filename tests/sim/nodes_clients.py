@@ -469,7 +469,7 @@ class Operator(Client):
         if add:
             assert chosen.node is not None
             change |= {
-                "voter_directory_id": chosen.node.parts.metadata.member.directory_id,
+                "voter_directory_id": chosen.node.parts.metadata.raft_node.directory_id,
                 "timeout": 6000,
                 "listeners": [{"name": "NODE", "host": chosen.host, "port": PORT + 1000}],
             }

@@ -31,7 +31,7 @@ from uuid import UUID
 from kept.compaction.manifest import manifest_store
 from kept.compaction.manifest.follow_worker import run_here
 from kept.node.replicas.manifests.replica import ReplicaManifests
-from kept.node.replicas.manifests.workers import Work
+from kept.node.replicas.manifests.workers import ManifestWork
 from kept.replication.manifests_events import ApplyAborted, ManifestRef
 from kept.storage import layout
 from kept.storage.types import TopicPartition
@@ -209,7 +209,7 @@ class NodesCompactionHistory(NodesHistory):
             counts[f"manifests: {type(event).__name__}"] += 1
             step(manifests, event)
 
-        async def made_base(manifests: ReplicaManifests, effect: Any, work: Work) -> None:
+        async def made_base(manifests: ReplicaManifests, effect: Any, work: ManifestWork) -> None:
             counts["base generations"] += 1
             partition = manifests._partition
             self.checks.bases.setdefault(partition.topic_partition, partition.leader_epoch)
@@ -281,9 +281,9 @@ class NodesCompactionHistory(NodesHistory):
         while self.loop.time() < deadline:
             await asyncio.sleep(0.02)
             self.check()
-            if not (tp in ahead.hosted and tp in behind.hosted):
+            if not (tp in ahead.replicas and tp in behind.replicas):
                 continue
-            mine, theirs = ahead.hosted[tp], behind.hosted[tp]
+            mine, theirs = ahead.replicas[tp], behind.replicas[tp]
             longer = mine.partition.log_end_offset > theirs.partition.log_end_offset
             if longer and mine.manifests.core.applying is not None:  # type: ignore[attr-defined]
                 return True
@@ -333,7 +333,7 @@ class NodesCompactionHistory(NodesHistory):
             (machine, replica)
             for machine in self.machines
             if machine.ready and not machine.troubled
-            for replica in machine.hosted.values()
+            for replica in machine.replicas.values()
             if works_on_manifest(replica)
         ]
         if found and not any(machine.troubled for machine in self.machines):
@@ -387,7 +387,7 @@ class NodesCompactionHistory(NodesHistory):
         kinds = [layout.HELD_MANIFEST]
         if machine.ready:
             kinds += [manifest_store.TOLD, layout.MANIFEST_PREFIX]
-            for replica in machine.hosted.values():
+            for replica in machine.replicas.values():
                 core = replica.manifests.core
                 if core.applying or core.storing or core.making_base:
                     return False
@@ -438,7 +438,7 @@ class NodesCompactionHistory(NodesHistory):
             state = register.state
             if state is None:
                 continue
-            held = [self.machines[node_id].hosted[tp].compaction for node_id in state.replicas]
+            held = [self.machines[node_id].replicas[tp].compaction for node_id in state.replicas]
             if len({one and one.applied for one in held}) != 1:
                 return False
         return True

@@ -234,7 +234,7 @@ class Faults:
         await self._served_soon(TRIAL_S, "liveness", f"n{slow.node_id} limps")
 
     async def _lose_device(self, leader: Machine) -> None:
-        held = leader.hosted.get(self.history.partitions[0])
+        held = leader.replicas.get(self.history.partitions[0])
         if held is not None:
             leader.break_device(held.directory.directory.path)
             self._note(leader, "loses a device", "leaders whose device failed")

@@ -503,7 +503,7 @@ class NodesHistory:
             if state.leader < 0 or set(state.isr) != set(state.replicas):
                 return False
             for node_id in state.replicas:
-                held = self.machines[node_id].hosted.get(tp)
+                held = self.machines[node_id].replicas.get(tp)
                 if held is None or held.partition.log_end_offset != register.end:
                     return False
                 if held.partition.high_watermark != register.end:

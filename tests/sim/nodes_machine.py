@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from kept.cluster.raft.ready import Role
 from kept.node.config.node_config import NodeConfig
 from kept.node.node import Node
-from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
 from tests.sim.process import Process
 from tests.sim.surroundings import ProcessDisk, SimRuntime
 from tests.sim.world import Violation, World
+from tests.support.simulated_disk import SimulatedCrash, SimulatedDisk
 
 if TYPE_CHECKING:
     from kept.cluster.metadata.metadata_node import MetadataNode
@@ -112,9 +112,9 @@ class Machine:
         return self.alive and self.starting is not None and self.starting.done()
 
     @property
-    def hosted(self) -> dict[TopicPartition, LocalReplica]:
+    def replicas(self) -> dict[TopicPartition, LocalReplica]:
         """Its replicas."""
-        return {} if self.node is None else self.node.parts.table.hosted
+        return {} if self.node is None else self.node.parts.table.replicas
 
     def start(self) -> None:
         """A new process, if there is none."""
@@ -141,7 +141,7 @@ class Machine:
     @property
     def voters(self) -> tuple[Voter, ...]:
         """Who votes on the metadata, as it knows."""
-        return () if self.node is None else self.node.parts.metadata.member.voters
+        return () if self.node is None else self.node.parts.metadata.raft_node.voters
 
     @property
     def controls(self) -> bool:
@@ -149,7 +149,7 @@ class Machine:
         return (
             self.ready
             and self.node is not None
-            and self.node.parts.metadata.member.role is Role.LEADER
+            and self.node.parts.metadata.raft_node.role is Role.LEADER
         )
 
     def set_clock(self, ahead_s: float) -> None:
@@ -210,7 +210,7 @@ class Machine:
         if self.node is None:
             return
         self._watch_raft(self.node)
-        seen, hosted = self._seen, self.node.parts.table.hosted
+        seen, hosted = self._seen, self.node.parts.table.replicas
         for tp, replica in hosted.items():
             now = self._history.state(replica)
             if seen.get(tp) != now and replica.partition.offline is None:
@@ -227,7 +227,7 @@ class Machine:
                 self._history.observe(self, tp, None)
 
     def _watch_raft(self, node: Node) -> None:
-        member: MetadataNode | None = getattr(node.parts.metadata, "member", None)
+        member: MetadataNode | None = getattr(node.parts.metadata, "raft_node", None)
         if member is None:
             return
         log = member.core.log

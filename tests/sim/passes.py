@@ -17,7 +17,7 @@ from kept.compaction.cleaner.cleaner_run import Result, run_pass
 from kept.compaction.manifest import follow_worker
 from kept.compaction.manifest.follow import follow
 from kept.node.replicas.manifests.failures import PassFailed
-from kept.node.replicas.manifests.workers import Work, failure
+from kept.node.replicas.manifests.workers import ManifestWork, failure
 from kept.storage.errors import KeptError
 from tests.sim.process import PROCESS
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def passes_run_here(history: NodesHistory) -> Iterator[None]:
     """Worker processes of all nodes of a history are jobs of its loop."""
 
-    async def run(self: Work, command: Sequence[str], question: str) -> Result:
+    async def run(self: ManifestWork, command: Sequence[str], question: str) -> Result:
         process = PROCESS.get()
         disk = next(machine.disk for machine in history.machines if machine.process is process)
         do = do_pass if command is worker.COMMAND else do_follow
@@ -45,7 +45,7 @@ def passes_run_here(history: NodesHistory) -> Iterator[None]:
             raise PassFailed("the worker process was ended", "Worker")
         return worker.result_from(json.loads(json.dumps({"result": asdict(result)})))
 
-    with mock.patch.object(Work, "run", run):
+    with mock.patch.object(ManifestWork, "run", run):
         yield
 
 

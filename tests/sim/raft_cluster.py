@@ -12,7 +12,7 @@ from random import Random
 from uuid import UUID
 
 from kept.cluster.metadata.image import Image
-from kept.cluster.metadata.metadata_files import Work
+from kept.cluster.metadata.metadata_files import DiskWork
 from kept.cluster.metadata.metadata_node import MetadataNode, Outcome
 from kept.cluster.metadata.records import ConfigRecord, ResourceType
 from kept.cluster.metadata.snapshot import check_install
@@ -172,7 +172,7 @@ class RaftApp:
     def serve_probe(self, sender: int, request: object, reply: Callable[[object], None]) -> None:
         reply("here")
 
-    def run_work(self, work: Work) -> None:
+    def run_work(self, work: DiskWork) -> None:
         try:
             work.run()
         except MachineError as error:
@@ -184,7 +184,7 @@ class RaftApp:
             return
         self.machine.after_us(self.disk_us(), self.work_done, work)
 
-    def work_done(self, work: Work) -> None:
+    def work_done(self, work: DiskWork) -> None:
         self.working = False
         outcome = self.member.done(work)
         if self.member.refusal is not None:

@@ -24,11 +24,11 @@ from unittest import mock
 
 from kept.node.runtime.logging import Logger
 from kept.node.runtime.runtime import Runtime
-from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
 from tests.sim.connections import SimSocket
 from tests.sim.loop import SimLoop
 from tests.sim.process import PROCESS, Process
 from tests.sim.world import Violation
+from tests.support.simulated_disk import SimulatedCrash, SimulatedDisk
 
 EPOCH_S: Final = 1_700_000_000
 """The wall clock at the beginning of a history."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kept.storage.errors import MachineError
-from kept.testing.simulated_disk import SimulatedDisk
 from tests.sim.compaction_checks import CompactionChecks, View
 from tests.support.logs import append, batch, open_log
+from tests.support.simulated_disk import SimulatedDisk
 
 
 def test_a_read_that_fails_half_way_leaves_what_was_known() -> None:

@@ -347,7 +347,7 @@ class TransactionsHistory(NodesHistory):
     def _records(self, tp: TopicPartition) -> list[batches.Rec]:
         """What the leader of a partition holds."""
         state = self.checks.register(tp).state
-        replica = None if state is None else self.machines[state.leader].hosted.get(tp)
+        replica = None if state is None else self.machines[state.leader].replicas.get(tp)
         return [] if replica is None else batches.records(replica.partition.log)
 
     async def _verify_moves(self, deadline: float) -> None:
@@ -385,7 +385,7 @@ class TransactionsHistory(NodesHistory):
         for machine in self.machines:
             if not machine.ready or machine.troubled:
                 continue
-            for tp, replica in machine.hosted.items():
+            for tp, replica in machine.replicas.items():
                 log = replica.partition.log
                 whole = tp in self.data and not self.compacts  # a pass takes batches away
                 if replica.partition.offline is not None:
@@ -418,7 +418,7 @@ class TransactionsHistory(NodesHistory):
         while True:
             try:
                 if register.state is not None:
-                    held = self.machines[register.state.leader].hosted[tp]
+                    held = self.machines[register.state.leader].replicas[tp]
                     self.transaction_checks.states(tp, batches.records(held.partition.log))
                 return
             except Violation:

@@ -8,8 +8,8 @@ from types import ModuleType
 import pytest
 
 from kept.storage.log.log import Log
-from kept.testing.simulated_disk import SimulatedDisk
 from tests.support import logs
+from tests.support.simulated_disk import SimulatedDisk
 
 
 @pytest.fixture

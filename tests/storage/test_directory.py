@@ -33,8 +33,8 @@ from kept.storage.log.durability import FlushTicket
 from kept.storage.log.log import Log
 from kept.storage.producers.producer_states import ProducerQuota
 from kept.storage.types import LogConfig, TopicPartition
-from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
 from tests.support.logs import create_log
+from tests.support.simulated_disk import SimulatedCrash, SimulatedDisk
 
 TP = TopicPartition("t", 0)
 DIRECTORY_ID = uuid.UUID("aaaaaaaa-2222-3333-4444-555555555555")

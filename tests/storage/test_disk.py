@@ -12,7 +12,7 @@ import pytest
 
 from kept.storage.disk import IOV_LIMIT, Disk, File, parent
 from kept.storage.errors import MachineError
-from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
+from tests.support.simulated_disk import SimulatedCrash, SimulatedDisk
 from tests.tools.needs import cannot_run
 
 

@@ -13,7 +13,7 @@ from kept.storage.directory import Birth, Checkpoint, LogDirectory
 from kept.storage.disk import Disk
 from kept.storage.errors import MachineError
 from kept.storage.types import LogConfig, TopicPartition
-from kept.testing.simulated_disk import SimulatedDisk
+from tests.support.simulated_disk import SimulatedDisk
 
 TP = TopicPartition("t", 0)
 MARK = f"/d/{layout.RUNNING}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kept.testing.simulated_disk import SimulatedDisk
+from tests.support.simulated_disk import SimulatedDisk
 
 
 def test_what_is_durable_is_what_every_power_cut_keeps() -> None:

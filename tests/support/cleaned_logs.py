@@ -15,7 +15,7 @@ WAIT_S = 60
 def filled(lone):
     """A log of several segments with 40 records of 3 keys."""
     lone.create("t", cleanup_policy="compact", segment_bytes="1024")
-    hosted = lone.node.parts.table.hosted[TP]
+    hosted = lone.node.parts.table.replicas[TP]
     now = int(time.time() * 1000)
     for i in range(40):
         batch = build_batch([(now, b"k%d" % (i % 3), b"%d" % i * 20, ())])

@@ -245,7 +245,7 @@ class FakeNode:
     def apply(self, *records: Any) -> None:
         self.metadata.image, delta = self.image.apply(records)
         for change in delta.partitions:
-            hosted: Any = self.table.hosted.get(change.topic_partition)
+            hosted: Any = self.table.replicas.get(change.topic_partition)
             if hosted is not None:
                 self.lead(hosted.partition, change.after)
         self.groups.metadata_changed(self.image, delta)
@@ -264,7 +264,7 @@ class FakeNode:
     def host(self, number: int, partition: FakePartition | None = None) -> FakePartition:
         found = partition or FakePartition()
         hosted: Any = FakeReplica(found)
-        self.table.hosted[TopicPartition(CONSUMER_OFFSETS, number)] = hosted
+        self.table.replicas[TopicPartition(CONSUMER_OFFSETS, number)] = hosted
         return found
 
     def described(self, version: int, api_name: str, request: Any) -> Any:

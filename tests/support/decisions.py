@@ -13,4 +13,4 @@ if TYPE_CHECKING:
 
 def propose(node: Node, records: Sequence[MetadataRecord]) -> asyncio.Task[None]:
     """Make records true; done when they are acted on, down to the logs that they create."""
-    return asyncio.ensure_future(node.parts.changes.decide(lambda _: (None, records)))
+    return asyncio.ensure_future(node.parts.metadata_changes.decide(lambda _: (None, records)))

@@ -11,7 +11,7 @@ from kept.client.admin.topics import ConfigEntry
 from kept.client.client import Client, IdempotentProducer
 from kept.client.consume.leader_offsets import OffsetAt
 from kept.client.consume.positions import EARLIEST
-from kept.client.core.metadata import ClusterView, PartitionView, TopicView
+from kept.client.core.metadata import ClusterMetadata, PartitionMetadata, TopicMetadata
 from kept.client.produce import Produced
 from kept.client.protocol.messages import build, message_type
 from kept.storage.types import IsolationLevel, TopicPartition
@@ -36,12 +36,12 @@ class FakeClient(Client):
         self.settings = [ConfigEntry(*one, "topic", False, False, None) for one in settings]
         self.sent: list[str] = []
         for name, count in (topics or {}).items():
-            known = {p: PartitionView(p, 0, 0, (0,), (0,)) for p in range(count)}
-            self.view.topics[name] = TopicView(name, None, False, known)
+            known = {p: PartitionMetadata(p, 0, 0, (0,), (0,)) for p in range(count)}
+            self.view.topics[name] = TopicMetadata(name, None, False, known)
 
     def metadata(
         self, topics: Sequence[str] | None = None, *, auto_create: bool = False
-    ) -> ClusterView:
+    ) -> ClusterMetadata:
         del topics, auto_create
         return self.view
 

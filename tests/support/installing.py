@@ -45,7 +45,7 @@ def install(log: Log, result: Result, based_on: Generation | None, now_ms: int) 
     context: Any = Given(
         runtime__disk=log.disk,
         runtime__now_ms=lambda: now_ms,
-        table__hosted={log.topic_partition: hosted},
+        table__replicas={log.topic_partition: hosted},
         config__current__compaction_history_bytes=DEFAULT_HISTORY_BYTES,
     )
 

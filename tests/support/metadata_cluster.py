@@ -12,7 +12,7 @@ from kept.cluster.metadata.records import (
 from kept.cluster.metadata.voters import Voter
 from kept.cluster.raft.messages import Message
 from kept.storage.disk import Disk
-from kept.testing.simulated_disk import SimulatedDisk
+from tests.support.simulated_disk import SimulatedDisk
 
 DIR = "/data/meta"
 NOWHERE = UUID(int=0)

@@ -21,7 +21,7 @@ from kept.client.admin.cluster import ClusterDescription, Outcome, Reassignment
 from kept.client.admin.reassignment_plan import Plan
 from kept.client.bootstrap import Bootstrap
 from kept.client.client import Client
-from kept.client.core.metadata import Endpoint, TopicView
+from kept.client.core.metadata import Endpoint, TopicMetadata
 from kept.client.json_api import PRESENT_S, HttpFailed, JsonApi, request_any
 from kept.kernels import FALLBACKS
 from kept.storage.types import TopicPartition, decimal_number
@@ -152,7 +152,7 @@ def _node_reports(client: Client) -> dict[int, tuple[dict[str, Any], dict[str, A
         return {node_id: answer for node_id, answer in reports if answer is not None}
 
 
-def _state_of(tp: TopicPartition, topics: dict[str, TopicView]) -> dict[str, Any]:
+def _state_of(tp: TopicPartition, topics: dict[str, TopicMetadata]) -> dict[str, Any]:
     view = topics[tp.topic].partitions[tp.partition]
     return {
         "topic": tp.topic,

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from kept.node.admin.cluster_client import ClusterClient
     from kept.node.admin.topic_lookup import TopicLookup
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.runtime.runtime import Runtime
 
 ACTION_S: Final = 15.0
@@ -162,7 +162,7 @@ class ClusterActions:
     """See the module. ``new_client`` gives a client of a session."""
 
     runtime: Runtime
-    metadata: Metadata
+    metadata: MetadataLog
     lookup: TopicLookup
     new_client: Callable[[Session | None], ClusterClient]
     sticky: itertools.count[int] = field(default_factory=itertools.count)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from kept.node.admin.history.dirty_history import DirtyHistory
     from kept.node.admin.leader_router import LeaderRouter, Passes
     from kept.node.admin.topic_lookup import TopicLookup
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.replicas.replica_manager import ReplicaManager
 
 EXPLAINED_TOGETHER: Final = dry_run.MAX_WAITING // 2
@@ -85,7 +85,7 @@ class Retrying(OfPartition, frozen=True):
 class CompactionAdmin:
     """The operations of ``/api/v1/compaction`` and the life of a key."""
 
-    metadata: Metadata
+    metadata: MetadataLog
     lookup: TopicLookup
     replicas: ReplicaManager
     view: CompactionView
@@ -120,7 +120,7 @@ class CompactionAdmin:
     async def passes(self, topic: str, partition: int) -> PassHistory:
         """What the last passes did here. Raises UnknownTopicOrPartition, PolicyViolation."""
         (tp,) = self._compacted(topic, partition)
-        return await self.view.passes(self.lookup.hosted(tp))
+        return await self.view.passes(self.lookup.replica(tp))
 
     def dirty_samples(self, topic: str, partition: int) -> DirtySamples:
         """Dirty ratios of a partition led here in the last hour. Raises UnknownTopicOrPartition."""
@@ -159,7 +159,7 @@ class CompactionAdmin:
                 )
                 if remote is not None:
                     return [Remote(one) for one in remote["partitions"]]
-                return [await self.view.explain(self.lookup.hosted(tp), key)]
+                return [await self.view.explain(self.lookup.replica(tp), key)]
 
         tps = self._compacted(topic, partition)
         if here and partition is None:
@@ -181,7 +181,7 @@ class CompactionAdmin:
             tp, leader_router.WHY_MISSING, query, here=here, timeout_s=dry_run.TIMEOUT_S
         )
         if remote is None:
-            missing = await self.view.why_missing(self.lookup.hosted(tp), offset, key)
+            missing = await self.view.why_missing(self.lookup.replica(tp), offset, key)
             return missing if here else await self.leaders.better_journal(tp, missing)
         return await self.leaders.better_remote_journal(tp, remote)
 
@@ -202,7 +202,7 @@ class CompactionAdmin:
         )
         if remote is not None:
             return Remote(remote)
-        hosted = self.lookup.hosted(tp)
+        hosted = self.lookup.replica(tp)
         records = await self.view.life_of_key(hosted, key)
         return LifeOfKey(*tp, records=records, passes=(await self.view.passes(hosted)).passes)
 

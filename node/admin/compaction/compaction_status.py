@@ -231,7 +231,7 @@ class CompactionView:
 
     def status_of(self, tp: TopicPartition) -> CompactionStatus | None:
         """Where a partition stands; None when it is not here or not compacted."""
-        hosted = self.table.hosted.get(tp)
+        hosted = self.table.replicas.get(tp)
         if hosted is None or not hosted.partition.log.config.compact:
             return None
         return self.status(hosted)

@@ -51,7 +51,7 @@ class ReplicaReports:
             self.lookup.partition(topic, partition or 0)
         directories = [
             hosted.partition.log.directory
-            for tp, hosted in sorted(self.table.hosted.items())
+            for tp, hosted in sorted(self.table.replicas.items())
             if topic in (None, tp.topic) and partition in (None, tp.partition)
         ]
 
@@ -74,7 +74,7 @@ class ReplicaReports:
     def state(self, topic: str, partition: int) -> NamedReplica:
         """How far this node's replica is. Raises UnknownTopicOrPartition, NotLeaderOrFollower."""
         tp = self.lookup.partition(topic, partition)
-        state = replica_digests.state(self.lookup.node_id, self.lookup.hosted(tp))
+        state = replica_digests.state(self.lookup.node_id, self.lookup.replica(tp))
         return NamedReplica(*tp, state=state)
 
     async def digests(self, topic: str, partition: int, wanted: Wanted) -> Remote:
@@ -83,6 +83,6 @@ class ReplicaReports:
 
         Raises UnknownTopicOrPartition, InvalidRequest, ConcurrentlyModified, DryRunFailed.
         """
-        hosted = self.lookup.hosted(self.lookup.partition(topic, partition))
+        hosted = self.lookup.replica(self.lookup.partition(topic, partition))
         node_id = self.lookup.node_id
         return Remote(await replica_digests.digests(self.dry_runs, node_id, hosted, wanted))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from kept.cluster.metadata.image import TopicImage
     from kept.node.coordinator.groups.coordinator import GroupCoordinator
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.counters import Counters
@@ -103,7 +103,7 @@ class ActivityHistory:
         self,
         *,
         runtime: Runtime,
-        metadata: Metadata,
+        metadata: MetadataLog,
         identity: NodeIdentity,
         table: ReplicaTable,
         counters: Counters,
@@ -160,9 +160,9 @@ class ActivityHistory:
         pace, size_bytes, is_first = Pace(), 0, self._node_samples is None
         by_topic: dict[str, _Topic] = {}
         marks: dict[TopicPartition, _Mark] = {}
-        for tp, hosted in list(self._table.hosted.items()):
+        for tp, hosted in list(self._table.replicas.items()):
             await pace.checkpoint()
-            if self._table.hosted.get(tp) is not hosted:
+            if self._table.replicas.get(tp) is not hosted:
                 continue
             log, leads = hosted.partition.log, hosted.partition.is_leader
             before = self._marks.get(tp) or self._first_mark(tp, log)
@@ -253,7 +253,7 @@ class ActivityHistory:
         series, node = self._topic_samples.get(topic), self._node_samples
         led = [
             hosted.partition
-            for tp, hosted in self._table.hosted.items()
+            for tp, hosted in self._table.replicas.items()
             if tp.topic == topic and hosted.partition.is_leader
         ]
         if node is None or (series is None and not led):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kept.node.admin.history.activity_history import ActivityHistory, Throughput
     from kept.node.admin.peer_http import PeerHttp
     from kept.node.admin.topic_lookup import TopicLookup
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
 
 THROUGHPUT: Final = "/api/v1/history/throughput"
 LAG: Final = "/api/v1/history/lag"
@@ -69,7 +69,7 @@ class LagHistory(Struct, frozen=True):
 class ActivityView:
     """See the module."""
 
-    metadata: Metadata
+    metadata: MetadataLog
     lookup: TopicLookup
     history: ActivityHistory
     peer_http: PeerHttp

@@ -63,14 +63,14 @@ class DirtyHistory:
         self._number += 1
         self._times[number] = self._runtime.now_ms()
         self._times.pop(number - SAMPLES, None)
-        for tp, hosted in list(table.hosted.items()):
+        for tp, hosted in list(table.replicas.items()):
             await pace.checkpoint()
             partition = hosted.partition
             if (
                 not partition.is_leader
                 or not partition.config.compact
                 or len(partition.log.segments) < 2
-                or table.hosted.get(tp) is not hosted
+                or table.replicas.get(tp) is not hosted
             ):
                 continue
             line = self._lines.get(tp)

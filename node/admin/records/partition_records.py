@@ -15,7 +15,7 @@ from kept.client.consume.aborted_filter import aborted_batches
 from kept.client.consume.fetch import Fetched, FetchLimits, fetch_partition
 from kept.client.consume.leader_offsets import list_offsets
 from kept.client.consume.positions import EARLIEST, LATEST
-from kept.client.core.metadata import ClusterView
+from kept.client.core.metadata import ClusterMetadata
 from kept.client.produce import ProduceOptions, produce
 from kept.node.kafka.handlers.records.batch_checks import inflated
 from kept.storage.errors import (
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from kept.node.admin.cluster_client import ClusterClient
     from kept.node.admin.topic_lookup import TopicLookup
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.runtime.memory_budget import BudgetShare
     from kept.node.runtime.runtime import Runtime
     from kept.node.security.client_usage import ClientUsage
@@ -73,7 +73,7 @@ class MarkedBatch(NamedTuple):
     transaction: str | None
 
 
-class Appended(NamedTuple):
+class AppendResult(NamedTuple):
     """Where a record went; ``timestamp`` is the log's if the topic stamps records itself."""
 
     offset: int
@@ -86,7 +86,7 @@ async def append(
     record: NewRecord,
     patience_s: float,
     usage: ClientUsage,
-) -> Appended:
+) -> AppendResult:
     """Append a record; done when every replica in sync has it. ``usage`` is of whose it is.
 
     Raises what Produce answers, UnknownTopicOrPartition, RequestTimedOut, NetworkException: then
@@ -95,10 +95,10 @@ async def append(
     batch = build_batch([record])
     usage.produced(len(batch))
     options = ProduceOptions(timeout_ms=max(1, int(patience_s * 1000)), at_most_once=True)
-    operation = produce(ClusterView(), tp.topic, {tp.partition: batch}, options)
+    operation = produce(ClusterMetadata(), tp.topic, {tp.partition: batch}, options)
     (done,) = await client.run(operation, patience_s=patience_s)
     stamped = done.log_append_ms
-    return Appended(done.base_offset, record.timestamp if stamped is None else stamped)
+    return AppendResult(done.base_offset, record.timestamp if stamped is None else stamped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class Readers:
     """What browsing, searching and following share: readers of any partition of the cluster."""
 
     runtime: Runtime
-    metadata: Metadata
+    metadata: MetadataLog
     inflating: BudgetShare
     lookup: TopicLookup
     new_client: Callable[[], ClusterClient]
@@ -133,7 +133,7 @@ class Reader:
     """Reads one partition for whose ``usage`` it is. ``position`` is the next offset."""
 
     runtime: Runtime
-    metadata: Metadata
+    metadata: MetadataLog
     inflating: BudgetShare
     client: ClusterClient
     tp: TopicPartition
@@ -168,7 +168,7 @@ class Reader:
         Raises as :meth:`fetch`.
         """
         operation = list_offsets(
-            ClusterView(), {self.tp: which}, IsolationLevel.READ_UNCOMMITTED, POLL_MS
+            ClusterMetadata(), {self.tp: which}, IsolationLevel.READ_UNCOMMITTED, POLL_MS
         )
         return (await self.client.run(operation, patience_s=self.patience_s))[self.tp].offset
 
@@ -201,7 +201,7 @@ class Reader:
         self._check_topic()
         most_bytes = self.usage.most_fetched(FETCH_BYTES)
         limits = FetchLimits(POLL_MS if wait else 0, 1, most_bytes, most_bytes, isolation)
-        operation = fetch_partition(ClusterView(), self.tp, self.position, limits, POLL_MS)
+        operation = fetch_partition(ClusterMetadata(), self.tp, self.position, limits, POLL_MS)
         try:
             fetched = await self.client.run(operation, patience_s=self.patience_s)
         except OffsetOutOfRange as error:

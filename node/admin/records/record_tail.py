@@ -86,7 +86,7 @@ class RecordTails:
         topic: str,
         wanted: RecordFilter,
         partition: int | None = None,
-    ) -> Tail:
+    ) -> RecordTail:
         """A tail of a topic or of one partition, for whose ``usage`` it is; whoever has it closes
         it. Raises InvalidRequest, UnknownTopicOrPartition.
         """
@@ -97,10 +97,10 @@ class RecordTails:
             raise InvalidRequest(
                 f"{topic} has more than {MAX_PARTITIONS} partitions; name one to follow"
             )
-        return Tail(self.readers, usage, topic, wanted, partition)
+        return RecordTail(self.readers, usage, topic, wanted, partition)
 
 
-class Tail:
+class RecordTail:
     """See the module."""
 
     def __init__(

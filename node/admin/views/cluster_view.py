@@ -14,9 +14,9 @@ from kept.node.runtime.time_slices import Pace
 if TYPE_CHECKING:
     from kept.node.admin.readiness import NodeHealth
     from kept.node.admin.topic_lookup import TopicLookup
-    from kept.node.admin.views.log_directories import LogDirectories, LogDirectory
+    from kept.node.admin.views.log_directories import LogDirectories, LogDirectoryView
     from kept.node.config.live_config import LiveConfig
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.metadata.node_identity import NodeIdentity
 
 
@@ -50,7 +50,7 @@ class ClusterSummary(Struct, frozen=True):
     reason: str | None
     actions: bool
     brokers: list[BrokerSummary]
-    log_directories: list[LogDirectory]
+    log_directories: list[LogDirectoryView]
     topics: int
     partitions: int
     offline_partitions: int
@@ -67,7 +67,7 @@ class ClusterView:
 
     config: LiveConfig
     identity: NodeIdentity
-    metadata: Metadata
+    metadata: MetadataLog
     lookup: TopicLookup
     health: NodeHealth
     log_directories: LogDirectories
@@ -93,8 +93,8 @@ class ClusterView:
             version=kept.__version__,
             node_id=self.identity.node_id,
             controller_id=-1 if metadata.leader_id is None else metadata.leader_id,
-            term=metadata.member.term,
-            voters=[voter.node_id for voter in metadata.member.voters],
+            term=metadata.raft_node.term,
+            voters=[voter.node_id for voter in metadata.raft_node.voters],
             metadata_index=image.index,
             ready=reason is None,
             reason=reason,

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from kept.client.admin.topics import Operation
     from kept.cluster.metadata.image import Image
     from kept.node.admin.cluster_client import ClusterClient
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.security.session import Session
 
 MAX_GROUPS: Final = 200
@@ -180,7 +180,7 @@ class _Requests:
 class ConsumerLag:
     """Describes the consumer groups of the cluster."""
 
-    metadata: Metadata
+    metadata: MetadataLog
     new_client: Callable[[], ClusterClient]
 
     async def groups(self, session: Session, part_of_name: str = "") -> Groups:

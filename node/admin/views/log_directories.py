@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kept.node.runtime.runtime import Runtime
 
 
-class LogDirectory(Struct, frozen=True):
+class LogDirectoryView(Struct, frozen=True):
     """One of ``log.dirs``; sizes are of its disk, None where that does not answer."""
 
     path: str
@@ -29,12 +29,12 @@ class LogDirectories:
     runtime: Runtime
     table: ReplicaTable
 
-    async def describe(self) -> list[LogDirectory]:
+    async def describe(self) -> list[LogDirectoryView]:
         """Every directory; their disks are looked up in a thread."""
-        listed: list[LogDirectory] = await self.runtime.in_thread(self.describe_now)
+        listed: list[LogDirectoryView] = await self.runtime.in_thread(self.describe_now)
         return listed
 
-    def describe_now(self) -> list[LogDirectory]:
+    def describe_now(self) -> list[LogDirectoryView]:
         """Every directory; blocks for as long as a disk does."""
         listed = []
         for directory in self.table.directories:
@@ -45,5 +45,5 @@ class LogDirectories:
                 total, usable = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
             except OSError:
                 pass  # an offline disk: its reason is in ``offline``
-            listed.append(LogDirectory(path, directory.offline, total, usable))
+            listed.append(LogDirectoryView(path, directory.offline, total, usable))
         return listed

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
     from kept.node.kafka.forwarding_manager import ForwardingManager
     from kept.node.metadata.address_book import AddressBook
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.metadata.node_identity import NodeIdentity
 
 
@@ -58,7 +58,7 @@ class QuorumView:
     """The metadata log's copies and voters."""
 
     identity: NodeIdentity
-    metadata: Metadata
+    metadata: MetadataLog
     config: LiveConfig
     addresses: AddressBook
     forwarding: ForwardingManager
@@ -76,15 +76,15 @@ class QuorumView:
                 reason = error.told
         return Quorum(
             leader_id=-1 if leader_id is None else leader_id,
-            term=metadata.member.term,
-            commit_index=metadata.member.commit_index,
+            term=metadata.raft_node.term,
+            commit_index=metadata.raft_node.commit_index,
             said_by=node_id,
             members=self._members() if metadata.leads else [],
             reason=reason,
         )
 
     def _members(self) -> list[QuorumMember]:
-        member, own_id = self.metadata.member, self.identity.node_id
+        member, own_id = self.metadata.raft_node, self.identity.node_id
         voters = {voter.node_id for voter in member.voters}
         members = []
         for node_id in sorted({*voters, *member.progress, own_id}):

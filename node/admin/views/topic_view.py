@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from kept.node.admin.peer_http import PeerHttp
     from kept.node.admin.topic_lookup import TopicLookup
     from kept.node.config.live_config import LiveConfig
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.replication.partition import Partition
     from kept.storage.log.log import Log
@@ -151,7 +151,7 @@ class TopicView:
     """Describes topics."""
 
     config: LiveConfig
-    metadata: Metadata
+    metadata: MetadataLog
     lookup: TopicLookup
     table: ReplicaTable
     compaction: CompactionView

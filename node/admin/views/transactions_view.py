@@ -26,7 +26,7 @@ from kept.storage.errors import CoordinatorNotAvailable, KeptError, Transactiona
 if TYPE_CHECKING:
     from kept.node.admin.cluster_client import ClusterClient
     from kept.node.coordinator.transactions.coordinator import TransactionCoordinator
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.security.session import Session
 
 MAX_IDS: Final = 1000
@@ -60,7 +60,7 @@ class TransactionDetail(Struct, frozen=True):
 class TransactionsView:
     """Describes the transactional ids of the cluster."""
 
-    metadata: Metadata
+    metadata: MetadataLog
     coordinator: TransactionCoordinator
     new_client: Callable[[], ClusterClient]
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 if TYPE_CHECKING:
     from kept.node.config.node_config import NodeConfig
     from kept.node.coordinator.common.shard import Shard
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.runtime.runtime import Runtime
 
 LOOK_S: Final = 0.02
@@ -39,7 +39,7 @@ class FollowerSessions(Protocol):
 async def still_leads(
     runtime: Runtime,
     config: NodeConfig,
-    metadata: Metadata,
+    metadata: MetadataLog,
     sessions: FollowerSessions,
     shard: Shard[Any],
 ) -> bool:

@@ -29,7 +29,7 @@ from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
     from kept.cluster.metadata.image import Delta, Image
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.deferred import Deferred
@@ -48,7 +48,7 @@ class Shards(Generic[Core]):
     """The shards of ``kind``; a *key* is what a partition keeps: a group, a transactional id."""
 
     runtime: Runtime
-    metadata: Metadata
+    metadata: MetadataLog
     identity: NodeIdentity
     table: ReplicaTable
     kind: CoordinatorKind[Core]
@@ -107,7 +107,7 @@ class Shards(Generic[Core]):
                 self._drop(number)
         for number, record in mine.items():
             tp = TopicPartition(self._topic, number)
-            hosted = self.table.hosted.get(tp)
+            hosted = self.table.replicas.get(tp)
             if hosted is None or number in self._shards:
                 continue
             if not _leads(hosted.partition, record.leader_epoch):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kept.node.coordinator.common.events import EndMarker
     from kept.node.coordinator.groups.offsets import StoredOffset
     from kept.node.metadata.leadership_barrier import LeadershipBarrier
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.runtime import Runtime
@@ -53,7 +53,7 @@ class GroupCoordinator:
 
     runtime: Runtime
     config: LiveConfig
-    metadata: Metadata
+    metadata: MetadataLog
     identity: NodeIdentity
     table: ReplicaTable
     barrier: LeadershipBarrier

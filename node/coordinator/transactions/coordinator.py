@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kept.node.coordinator.transactions.marker_channel import MarkerChannel
     from kept.node.metadata.cluster_link import ClusterLink
     from kept.node.metadata.leadership_barrier import LeadershipBarrier
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.deferred import Deferred
@@ -55,7 +55,7 @@ class TransactionCoordinator:
 
     runtime: Runtime
     config: LiveConfig
-    metadata: Metadata
+    metadata: MetadataLog
     identity: NodeIdentity
     table: ReplicaTable
     barrier: LeadershipBarrier

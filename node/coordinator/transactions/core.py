@@ -370,7 +370,7 @@ class TransactionCore:
         completion = self._completing.get(transactional_id)
         if completion is None:
             return held.committed
-        return self.pending[completion].changes[transactional_id]
+        return self.pending[completion].transitions[transactional_id]
 
     def _unpark(self, held: TransactionalId) -> None:
         """Decide what was parked, as far as nothing is pending again."""
@@ -462,7 +462,7 @@ class TransactionCore:
         """
         pending = self.pending[event.append]
         if pending.completes:
-            (transactional_id,) = pending.changes
+            (transactional_id,) = pending.transitions
             self._completing[transactional_id] = event.append
             self._unpark(self.ids[transactional_id])
 
@@ -470,7 +470,7 @@ class TransactionCore:
         pending = self.pending.pop(event.append)
         if pending.request is not None:
             self._respond(pending.request.request, pending.result)
-        for transactional_id, metadata in pending.changes.items():
+        for transactional_id, metadata in pending.transitions.items():
             held = self.ids[transactional_id]
             self._end_pending(transactional_id, held, event.append)
             self._commit(transactional_id, held, metadata)
@@ -481,7 +481,7 @@ class TransactionCore:
         pending = self.pending.pop(event.append)
         if pending.request is not None:
             self._respond_failed(pending.request, event.error)
-        for transactional_id in pending.changes:
+        for transactional_id in pending.transitions:
             held = self.ids[transactional_id]
             self._end_pending(transactional_id, held, event.append)
             self._count(transactional_id, held, self._newest(transactional_id, held))
@@ -678,7 +678,7 @@ class TransactionCore:
 
     def check_invariants(self) -> None:
         """Raise InvariantViolation when the state contradicts itself."""
-        pending = {i: n for n, append in self.pending.items() for i in append.changes}
+        pending = {i: n for n, append in self.pending.items() for i in append.transitions}
         if pending != {i: h.pending for i, h in self.ids.items() if h.pending is not None}:
             raise InvariantViolation("pending appends and pending transitions differ")
         producers = Counter(
@@ -700,7 +700,7 @@ class TransactionCore:
             held.check_invariants(transactional_id)
             newest = held.committed
             if held.pending is not None:
-                newest = self.pending[held.pending].changes[transactional_id] or newest
+                newest = self.pending[held.pending].transitions[transactional_id] or newest
             if held.counted != (-1 if newest is None else len(newest.partitions)):
                 raise InvariantViolation(
                     f"{transactional_id!r} is counted with {held.counted} partitions: {newest}"

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from kept.cluster.metadata.image import Image
     from kept.node.coordinator.transactions.marker_writer import Marked, MarkerWriter
     from kept.node.metadata.leadership_barrier import LeadershipBarrier
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.runtime.deferred import Deferred
     from kept.node.runtime.runtime import Runtime
@@ -76,7 +76,7 @@ class MarkerChannel:
     def __init__(  # noqa: PLR0917
         self,
         runtime: Runtime,
-        metadata: Metadata,
+        metadata: MetadataLog,
         identity: NodeIdentity,
         barrier: LeadershipBarrier,
         calls: NodeCalls,

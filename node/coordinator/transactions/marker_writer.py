@@ -172,7 +172,7 @@ class MarkerWriter:
 
     def _end_offsets(self, write: _Write, marker: EndMarker) -> None:
         """Pending offsets become offsets, or are forgotten."""
-        hosted = self.table.hosted.get(write.tp)
+        hosted = self.table.replicas.get(write.tp)
         leader_epoch = -1 if hosted is None else hosted.partition.leader_epoch
 
         def done(ended: asyncio.Future[ErrorCode]) -> None:
@@ -189,7 +189,7 @@ class MarkerWriter:
         self.groups.end_transaction(write.tp.partition, marker).add_done_callback(done)
 
     def _stage(self, write: _Write, marker: EndMarker, staged: list[tuple[_Write, int]]) -> None:
-        hosted = write.hosted = self.table.hosted.get(write.tp)
+        hosted = write.hosted = self.table.replicas.get(write.tp)
         if hosted is None:
             write.resolve(UnknownTopicOrPartition(f"{write.tp} is not online on this node"))
             return

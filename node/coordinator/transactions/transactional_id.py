@@ -225,7 +225,7 @@ class PendingTransition:
     with its result. ``completes``: it is the completion of a transaction.
     """
 
-    changes: Mapping[str, TransactionMetadata | None]
+    transitions: Mapping[str, TransactionMetadata | None]
     request: ev.ClientRequest | None = None
     result: Any = None
     completes: bool = False

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from kept.node.admin.compaction.compaction_status import CompactionView
     from kept.node.admin.peer_http import PeerHttp
     from kept.node.admin.readiness import NodeHealth
-    from kept.node.admin.records.record_tail import Tail
+    from kept.node.admin.records.record_tail import RecordTail
     from kept.node.admin.topic_lookup import TopicLookup
     from kept.node.compaction.lazy_cleaner import LazyCleaner
     from kept.node.config.live_config import LiveConfig
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.runtime.counters import Counters
     from kept.node.security.session import Session
     from kept.storage.types import TopicPartition
@@ -99,7 +99,7 @@ class NodePulse(Struct, frozen=True, kw_only=True):
 class Pulses:
     """What moves on one node; cheap to collect."""
 
-    metadata: Metadata
+    metadata: MetadataLog
     counters: Counters
     cleaner: LazyCleaner
     lookup: TopicLookup
@@ -127,7 +127,7 @@ class Pulses:
         return NodePulse(
             image=metadata.image.index,
             controller_id=-1 if metadata.leader_id is None else metadata.leader_id,
-            term=metadata.member.term,
+            term=metadata.raft_node.term,
             running=[
                 PassProgress(*tp, run.progress)
                 for tp, run in running
@@ -139,7 +139,7 @@ class Pulses:
 
     def of_partition(self, tp: TopicPartition) -> PartitionPulse | None:
         """What moves in a partition, if it is here."""
-        hosted = self.lookup.hosted_or_none(tp)
+        hosted = self.lookup.replica_or_none(tp)
         if hosted is None:
             return None
         log, status = hosted.partition.log, self.compaction.status_of(tp)
@@ -190,7 +190,7 @@ class EventStreams:
         if self._open >= limit:
             raise TooManyStreams(f"{limit} streams are open; see kept.console.max.streams")
 
-    async def follow(self, tail: Tail) -> AsyncIterator[bytes]:
+    async def follow(self, tail: RecordTail) -> AsyncIterator[bytes]:
         """The records of a tail as they come, until the reader leaves or the topic goes. While the
         reader takes nothing, nothing is read.
         """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.metadata.node_identity import NodeIdentity
     from kept.node.replicas.alter_partition import AlterPartitionQueue
     from kept.node.replicas.fetch_loop import Fetchers
@@ -38,7 +38,7 @@ class ManifestContext:
 
     runtime: Runtime
     config: LiveConfig
-    metadata: Metadata
+    metadata: MetadataLog
     identity: NodeIdentity
     table: ReplicaTable
     failures: LogDirFailureChannel

@@ -50,7 +50,7 @@ async def place(
     """
     pool, log_ = hosted.directory.pool, hosted.partition.log
     await _make_durable(hosted, result.end_offset, check)
-    changes = hosted.directory.directory.changes
+    changes = hosted.directory.directory.version
     offsets: dict[TopicPartition, int] = {}
     await in_slices(collect_in_steps(context.table, hosted.directory, high_watermark, offsets))
     await _checkpoint(hosted, Checkpoint.HIGH_WATERMARKS, offsets, changes)
@@ -83,10 +83,10 @@ async def conclude(
 
 async def checkpoint_cleaned(context: ManifestContext, hosted: LocalReplica) -> None:
     """Write Kafka's ``cleaner-offset-checkpoint`` of the directory."""
-    changes = hosted.directory.directory.changes
+    changes = hosted.directory.directory.version
     cleaned = {
         tp: replica.compaction.clean_to
-        for tp, replica in context.table.hosted.items()
+        for tp, replica in context.table.replicas.items()
         if replica.directory is hosted.directory and replica.compaction is not None
     }
     await _checkpoint(hosted, Checkpoint.CLEANER, cleaned, changes)

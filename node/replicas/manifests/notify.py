@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.runtime import Runtime
     from kept.replication.partition_core import PartitionCore
-    from kept.replication.progress import Follower
+    from kept.replication.progress import ReplicaProgress
 
 CALL_S: Final = 5.0
 REVIEW_S: Final = 1.0
@@ -72,7 +72,7 @@ class ManifestNotifier:
 
     def brokers_changed(self) -> None:
         """Some may be back, and with less than they had."""
-        for hosted in self._table.hosted.values():
+        for hosted in self._table.replicas.values():
             if (core := hosted.partition.core.manifests).has_offered and core.held is not None:
                 self.announce(hosted)
 
@@ -122,7 +122,7 @@ class ManifestNotifier:
         """Add the followers that are due to get news; False when none lacks anything."""
         core = hosted.partition.core
         tp = hosted.partition.topic_partition
-        if not core.leading or core.offered is None or self._table.hosted.get(tp) is not hosted:
+        if not core.leading or core.offered is None or self._table.replicas.get(tp) is not hosted:
             return False
         # One that was announced during the review may have been closed since.
         sent, now, lacking = self._open.setdefault(hosted, {}), self._runtime.loop.time(), False
@@ -160,7 +160,7 @@ class ManifestNotifier:
             log.debug("manifest news not sent", broker=broker, error=str(error))
 
 
-def lacks(core: PartitionCore, replica: int, follower: Follower) -> bool:
+def lacks(core: PartitionCore, replica: int, follower: ReplicaProgress) -> bool:
     """Whether a follower has not acknowledged what is offered, or not applied what is published, or
     is another process than the one that did.
     """

@@ -35,7 +35,7 @@ from kept.node.runtime.logging import log
 from kept.replication import manifests_events as ev
 from kept.replication.events import ManifestPublished
 from kept.replication.follower import NO_LEADER
-from kept.replication.manifests import Role
+from kept.replication.manifests import ManifestRole
 from kept.replication.manifests_events import ManifestRef
 from kept.storage.errors import (
     KafkaStorageError,
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from kept.node.replicas.local_replica import LocalReplica
     from kept.node.replicas.manifests.context import ManifestContext
     from kept.node.replicas.manifests.store import Files, Made
-    from kept.node.replicas.manifests.workers import Work
+    from kept.node.replicas.manifests.workers import ManifestWork
 
 CUT_RETRY_S: Final = 0.1
 NEVER: Final = MAX_INT64
@@ -98,7 +98,7 @@ class ReplicaManifests:
         """The manifest that this leader has applied cannot be read: a pass is to make another."""
         self._opened_files: Files | None = None
         self._made: Made | None = None
-        self._works: set[Work] = set()
+        self._works: set[ManifestWork] = set()
         """What is being built or put into place, or waits for its turn."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -123,7 +123,7 @@ class ReplicaManifests:
     def lead(self, record: PartitionRecord) -> None:
         """This node leads; goes with the election in the same turn."""
         core = self.core
-        new = core.role is not Role.LEADER or core.leader_epoch != record.leader_epoch
+        new = core.role is not ManifestRole.LEADER or core.leader_epoch != record.leader_epoch
         if new:
             self._begin()
         event = leads(
@@ -152,7 +152,7 @@ class ReplicaManifests:
     def follow(self, record: PartitionRecord) -> None:
         """Another node leads, or none; or the ISR changed."""
         core = self.core
-        if core.role is not Role.FOLLOWER or core.leader_epoch != record.leader_epoch:
+        if core.role is not ManifestRole.FOLLOWER or core.leader_epoch != record.leader_epoch:
             self._begin()
         in_isr = self._context.identity.node_id in record.isr
         self.step(ev.StartedFollowing(record.leader_epoch, in_isr))
@@ -170,7 +170,7 @@ class ReplicaManifests:
     def fetched(self, leader_epoch: int, agreed: bool) -> None:
         """An answer to a fetch was acted on."""
         core = self.core
-        if core.role is not Role.FOLLOWER or leader_epoch != core.leader_epoch:
+        if core.role is not ManifestRole.FOLLOWER or leader_epoch != core.leader_epoch:
             return
         if agreed != core.synced:
             self.step(ev.DivergenceChecked(leader_epoch, agreed))
@@ -194,7 +194,7 @@ class ReplicaManifests:
 
     def schedule_pull(self) -> None:
         """Pull from the leader that is followed."""
-        if self.core.role is Role.FOLLOWER and not self._closed:
+        if self.core.role is ManifestRole.FOLLOWER and not self._closed:
             self._context.replicator.schedule(self._hosted)
 
     def _announce(self) -> None:
@@ -260,7 +260,7 @@ class ReplicaManifests:
                 generation=named(ref), error=str(error),
             )  # fmt: skip
         record = self._context.metadata.image.partition(tp.topic, tp.partition)
-        if core.role is not Role.LEADER:
+        if core.role is not ManifestRole.LEADER:
             self.step(ev.ManifestDamaged(ref))
             self.schedule_pull()
         elif self.renew or (core.may_compute and ref == core.applied):
@@ -368,10 +368,10 @@ class ReplicaManifests:
 
     # Applying.
 
-    def _begin_work(self) -> Work:
-        from kept.node.replicas.manifests.workers import Work
+    def _begin_work(self) -> ManifestWork:
+        from kept.node.replicas.manifests.workers import ManifestWork
 
-        work = Work()
+        work = ManifestWork()
         self._works.add(work)
         return work
 
@@ -379,7 +379,7 @@ class ReplicaManifests:
         for work in self._works:
             work.cancel()
 
-    async def _apply(self, ref: ManifestRef, work: Work) -> None:
+    async def _apply(self, ref: ManifestRef, work: ManifestWork) -> None:
         missing: int | None = None
         superseded = False
         """Newer manifests were stored in its place while it waited for its turn."""
@@ -419,7 +419,7 @@ class ReplicaManifests:
             self._failed("cleaner checkpoint not written", None, error)
 
     def _stopped(
-        self, work: Work, what: str, ref: ManifestRef | None, error: BaseException
+        self, work: ManifestWork, what: str, ref: ManifestRef | None, error: BaseException
     ) -> None:  # fmt: skip
         """It was withdrawn, or it failed."""
         if is_bug(error) and not work.cancelled:
@@ -437,7 +437,7 @@ class ReplicaManifests:
 
     # A base generation (rule 19).
 
-    async def _make_base(self, effect: ev.CreateBaseGeneration, work: Work) -> None:
+    async def _make_base(self, effect: ev.CreateBaseGeneration, work: ManifestWork) -> None:
         name = base_name(effect)
 
         def still_wanted() -> bool:
@@ -467,7 +467,7 @@ class ReplicaManifests:
             return f"it waits for {awaited(partition)}" if partition.lacks_members else None
         if self.retry_schedule.reason:
             return self.retry_schedule.reason
-        if core.role is not Role.LEADER:
+        if core.role is not ManifestRole.LEADER:
             return "this node does not lead the partition"
         if core.lost:
             return "what this replica held is damaged: another one is to lead"
@@ -483,7 +483,7 @@ class ReplicaManifests:
         """A pass may begin soon: what keeps it is under way here or at the other replicas."""
         core = self.core
         blocked = not core.may_compute or self._partition.core.lacks_members
-        return core.role is Role.LEADER and blocked and not core.lost
+        return core.role is ManifestRole.LEADER and blocked and not core.lost
 
     def waits_for_appliers(self, *, overdue: bool = False) -> bool:
         """Replicas that are there still apply what was published last: a newer generation would
@@ -496,7 +496,7 @@ class ReplicaManifests:
         passed_ms = monotonic_ms() - self._published_ms
         return others_apply(self._partition.core) and passed_ms < allowed_ms
 
-    def begin_pass(self, work: Work) -> None:
+    def begin_pass(self, work: ManifestWork) -> None:
         """A pass computes from now on, in worker ``work``. Raises NotLeaderOrFollower."""
         if not self.core.may_compute or self._closed:
             raise NotLeaderOrFollower(
@@ -572,7 +572,7 @@ class ReplicaManifests:
         if core.making_base and not self._works:
             effect = ev.CreateBaseGeneration(core.leader_epoch, core.replaces)
             self._spawn(self._make_base(effect, self._begin_work()))
-        elif core.role is not Role.NONE:
+        elif core.role is not ManifestRole.NONE:
             self.step(ev.RetryTriggered())
             self.schedule_pull()
         return True

@@ -26,7 +26,7 @@ from kept.compaction.manifest.manifest import Manifest
 from kept.node.replicas.manifests import install
 from kept.node.replicas.manifests.failures import ManifestUnreadable, Withdrawn
 from kept.node.replicas.manifests.status import ref_of
-from kept.node.replicas.manifests.workers import Work, failure, or_vanished, pass_limits
+from kept.node.replicas.manifests.workers import ManifestWork, failure, or_vanished, pass_limits
 from kept.replication.manifests_events import ManifestRef
 from kept.storage import layout
 from kept.storage.errors import (
@@ -75,7 +75,7 @@ class Made:
 class Computing:
     """A pass that is being computed: nothing else may use its files."""
 
-    work: Work
+    work: ManifestWork
     over: asyncio.Future[None]
 
 
@@ -178,7 +178,7 @@ class Files:
         outcome = self._context.runtime.loop.create_future()
         return Made(ref, result, based_on, truncations, begins_at, outcome)
 
-    def begin_computing(self, work: Work) -> None:
+    def begin_computing(self, work: ManifestWork) -> None:
         """A pass uses the directory from now on."""
         self.computing = Computing(work, self._context.runtime.loop.create_future())
 
@@ -196,7 +196,7 @@ class Files:
 
     # Applying.
 
-    def check(self, work: Work) -> None:
+    def check(self, work: ManifestWork) -> None:
         """Raises Withdrawn, KafkaStorageError when the work is to go no further."""
         if work.cancelled:
             raise Withdrawn(f"{self._hosted.partition.topic_partition}: not wanted any more")
@@ -204,7 +204,7 @@ class Files:
             raise KafkaStorageError(self._hosted.directory.offline)
 
     @asynccontextmanager
-    async def _turn_of(self, work: Work) -> AsyncIterator[None]:
+    async def _turn_of(self, work: ManifestWork) -> AsyncIterator[None]:
         """Wait until the work may use the files. Raises Withdrawn, as soon as it is cancelled, and
         KafkaStorageError.
         """
@@ -217,7 +217,9 @@ class Files:
             work.has_turn = True
             yield
 
-    async def bring(self, work: Work, ref: ManifestRef, made: Made | None) -> CompactionState:
+    async def bring(
+        self, work: ManifestWork, ref: ManifestRef, made: Made | None
+    ) -> CompactionState:
         """Bring the log to a manifest: all of it, or nothing and an error.
 
         ``made``: a pass has left the outputs. Retention may take the oldest segments while others
@@ -242,7 +244,7 @@ class Files:
                 log_.holds_segments = False
 
     async def _outputs(
-        self, work: Work, ref: ManifestRef, made: Made | None
+        self, work: ManifestWork, ref: ManifestRef, made: Made | None
     ) -> tuple[Result, Generation | None]:
         """Outputs of the segments that there are, and the generation that was applied when they
         were begun: it begins anew when the oldest segments were deleted.
@@ -286,7 +288,9 @@ class Files:
         discard(self._directory, disk)
         return applying.read_mark(self._directory, disk)
 
-    async def _build(self, work: Work, ref: ManifestRef) -> tuple[Result, Generation | None]:
+    async def _build(
+        self, work: ManifestWork, ref: ManifestRef
+    ) -> tuple[Result, Generation | None]:
         """Build the outputs from the manifest: a worker does, or for a small log a thread. Beside
         the result is what was applied when it began.
         """
@@ -334,7 +338,7 @@ class Files:
     # A base generation (rule 19).
 
     async def base(
-        self, work: Work, name: Generation, still_wanted: Callable[[], bool]
+        self, work: ManifestWork, name: Generation, still_wanted: Callable[[], bool]
     ) -> CompactionState:
         """Forget all manifests and begin anew with one in which everything survives.
 

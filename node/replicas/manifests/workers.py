@@ -36,7 +36,7 @@ def pass_limits(config: NodeConfig, disk: Disk, directory: str) -> Limits:
     )
 
 
-class Work:
+class ManifestWork:
     """One worker's work, and whether it is still wanted.
 
     ``done_bytes`` of ``total_bytes`` are read or written. ``uncompiled`` are the kernels that the

@@ -14,14 +14,14 @@ from kept.client.admin.reassignment_plan import (
     spread,
     troubled,
 )
-from kept.client.core.metadata import PartitionView, TopicView
+from kept.client.core.metadata import PartitionMetadata, TopicMetadata
 from kept.storage.errors import InvalidReplicaAssignment
 from kept.storage.types import TopicPartition
 
 
 def topic(name, *replicas, isr=None, leader=None):
     partitions = {
-        number: PartitionView(
+        number: PartitionMetadata(
             number,
             one[0] if leader is None else leader,
             0,
@@ -30,7 +30,7 @@ def topic(name, *replicas, isr=None, leader=None):
         )
         for number, one in enumerate(replicas)
     }
-    return TopicView(name, None, False, partitions)
+    return TopicMetadata(name, None, False, partitions)
 
 
 def members(*ids, racks=None, fenced=()):

@@ -13,7 +13,7 @@ from kept.client.consume.fetch import Fetched, FetchLimits, fetch
 from kept.client.consume.leader_offsets import OffsetAt
 from kept.client.consume.positions import EARLIEST, LATEST
 from kept.client.core.broker_errors import BrokerError, NoResponse
-from kept.client.core.metadata import ClusterView, Endpoint, PartitionView, TopicView
+from kept.client.core.metadata import ClusterMetadata, Endpoint, PartitionMetadata, TopicMetadata
 from kept.storage.errors import KeptError, OffsetOutOfRange
 from kept.storage.records import build_batch
 from kept.storage.types import IsolationLevel, TopicPartition
@@ -123,12 +123,12 @@ class Led(Answers):
 
     def __init__(self, *answers: list[Fetched]) -> None:
         super().__init__(*answers)
-        self.led = {n: PartitionView(n, 0, 1, (0, 1), (0, 1)) for n in (0, 1)}
+        self.led = {n: PartitionMetadata(n, 0, 1, (0, 1), (0, 1)) for n in (0, 1)}
         self.asked: list[list[TopicPartition]] = []
         self.view.nodes = {n: Endpoint("node", n) for n in (0, 1)}
 
     def metadata(self, topics=None, *, auto_create=False):
-        self.view.topics["t"] = TopicView("t", None, False, dict(self.led))
+        self.view.topics["t"] = TopicMetadata("t", None, False, dict(self.led))
         return self.view
 
     def fetch(self, positions, limits=None, silent_ms=0):
@@ -151,7 +151,7 @@ def test_a_silent_leader_is_left_out_until_its_time_comes_or_another_leads(monke
     assert offsets(consumer.poll()) == [(0, 1)]
     clock[0] = module.LEFT_OUT_S
     assert offsets(consumer.poll()) == [(0, 2)]
-    client.led[1] = PartitionView(1, 1, 2, (0, 1), (0, 1))
+    client.led[1] = PartitionMetadata(1, 1, 2, (0, 1), (0, 1))
     assert offsets(consumer.poll()) == [(0, 3), (1, 0)]
     assert offsets(consumer.poll()) == [(0, 4), (1, 1)]
     assert client.asked == [[A, B], [A], [A, B], [A, B], [A, B]]
@@ -184,9 +184,9 @@ def test_what_was_read_is_given_before_waiting_is_given_up(monkeypatch):
 
 def test_each_leader_is_asked_for_itself():
     """One that is not there costs the answers of no other one."""
-    led = {n: PartitionView(n, n, 1, (0, 1), (0, 1)) for n in (0, 1)}
-    view = ClusterView(
-        {n: Endpoint("node", n) for n in (0, 1)}, topics={"t": TopicView("t", None, False, led)}
+    led = {n: PartitionMetadata(n, n, 1, (0, 1), (0, 1)) for n in (0, 1)}
+    view = ClusterMetadata(
+        {n: Endpoint("node", n) for n in (0, 1)}, topics={"t": TopicMetadata("t", None, False, led)}
     )
     operation = fetch(view, {A: 0, B: 0}, FetchLimits(max_wait_ms=100), 3_000)
     calls = next(operation)
@@ -265,8 +265,8 @@ class Grows(Answers):
         self.count = 2
 
     def metadata(self, topics=None, *, auto_create=False):
-        partitions = {n: PartitionView(n, 0, 1, (0,), (0,)) for n in range(self.count)}
-        return ClusterView(topics={"t": TopicView("t", None, False, partitions)})
+        partitions = {n: PartitionMetadata(n, 0, 1, (0,), (0,)) for n in range(self.count)}
+        return ClusterMetadata(topics={"t": TopicMetadata("t", None, False, partitions)})
 
 
 def test_the_leader_of_a_group_shares_anew_when_a_topic_has_grown():

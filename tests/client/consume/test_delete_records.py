@@ -8,7 +8,7 @@ import pytest
 from kio.static.constants import EntityType
 
 from kept.client.consume.leader_offsets import delete_records
-from kept.client.core.metadata import ClusterView, Endpoint, PartitionView, TopicView
+from kept.client.core.metadata import ClusterMetadata, Endpoint, PartitionMetadata, TopicMetadata
 from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.messages import build, message_type
 from kept.storage.errors import KeptError
@@ -29,9 +29,9 @@ def answer(results: dict[int, tuple[int, int]]) -> Any:
 
 
 def test_what_is_refused_is_told_and_what_moved_is_asked_again():
-    partitions = {n: PartitionView(n, 1, 1, (1,), (1,)) for n in range(3)}
-    view = ClusterView(
-        nodes={1: Endpoint("h", 1)}, topics={"t": TopicView("t", None, False, partitions)}
+    partitions = {n: PartitionMetadata(n, 1, 1, (1,), (1,)) for n in range(3)}
+    view = ClusterMetadata(
+        nodes={1: Endpoint("h", 1)}, topics={"t": TopicMetadata("t", None, False, partitions)}
     )
     operation = delete_records(view, {T0: 5, T1: 6, T2: 7}, 1_000)
     (call,) = next(operation)

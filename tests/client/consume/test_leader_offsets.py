@@ -16,7 +16,7 @@ from kept.client.consume.positions import EARLIEST, LATEST
 from kept.client.core.authorization_errors import NotAuthorized
 from kept.client.core.broker_errors import NoResponse
 from kept.client.core.calls import Call, ToLeader
-from kept.client.core.metadata import ClusterView, Endpoint, PartitionView, TopicView
+from kept.client.core.metadata import ClusterMetadata, Endpoint, PartitionMetadata, TopicMetadata
 from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.messages import build, message_type
 from kept.storage.errors import KeptError, NotLeaderOrFollower
@@ -27,17 +27,17 @@ NOT_LEADER, UNKNOWN_TOPIC, NOT_AUTHORIZED = 6, 3, 29
 ERRORS = "retriable, final"
 
 
-def topic(name: str, led_by: dict[int, int]) -> TopicView:
+def topic(name: str, led_by: dict[int, int]) -> TopicMetadata:
     partitions = {
-        number: PartitionView(number, leader, 1, (0, 1), (0, 1))
+        number: PartitionMetadata(number, leader, 1, (0, 1), (0, 1))
         for number, leader in led_by.items()
     }
-    return TopicView(name, None, False, partitions)
+    return TopicMetadata(name, None, False, partitions)
 
 
-def view(**led_by: dict[int, int]) -> ClusterView:
+def view(**led_by: dict[int, int]) -> ClusterMetadata:
     nodes = {n: Endpoint("node", n) for n in range(3)}
-    return ClusterView(nodes, topics={name: topic(name, led) for name, led in led_by.items()})
+    return ClusterMetadata(nodes, topics={name: topic(name, led) for name, led in led_by.items()})
 
 
 def partitions(name: str, *numbers: int) -> list[TopicPartition]:
@@ -78,7 +78,7 @@ def ended(operation: Any, answers: list[Any]) -> Any:
     return end.value.value
 
 
-def list_offsets(seen: ClusterView, tps: list[TopicPartition]) -> Any:
+def list_offsets(seen: ClusterMetadata, tps: list[TopicPartition]) -> Any:
     return leaders.list_offsets(seen, dict.fromkeys(tps, LATEST), COMMITTED, 700)
 
 
@@ -156,7 +156,7 @@ def test_partitions_whose_leader_is_not_known_are_asked_about_by_topic():
     routes = [ToLeader("t", 1), ToLeader("t", 0), ToLeader("u", 3)]
     assert [call.route for call in calls] == routes
     assert calls[2].name == "ListOffsets of u-3, u-4"
-    (many,) = next(list_offsets(ClusterView(), partitions("t", *range(9))))
+    (many,) = next(list_offsets(ClusterMetadata(), partitions("t", *range(9))))
     assert many.name == "ListOffsets of t-0, t-1, t-2 and more"
 
 

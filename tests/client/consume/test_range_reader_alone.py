@@ -10,7 +10,7 @@ from kept.client.consume.fetch import Fetched, FetchLimits
 from kept.client.consume.leader_offsets import OffsetAt
 from kept.client.consume.positions import EARLIEST
 from kept.client.consume.range_reader import OffsetsLost, RangeReader
-from kept.client.core.metadata import PartitionView, TopicView
+from kept.client.core.metadata import PartitionMetadata, TopicMetadata
 from kept.storage.errors import RequestTimedOut
 from kept.storage.records import build_batch, headers
 from kept.storage.types import IsolationLevel, TopicPartition
@@ -32,9 +32,9 @@ class OpenTransaction(FakeClient):
         ]
         self.fetches = 0
 
-    def topic(self, name: str) -> TopicView:
-        partition = PartitionView(0, 0, self.leader_epoch, (0,), (0,))
-        return TopicView(name, TOPIC_ID, False, {0: partition})
+    def topic(self, name: str) -> TopicMetadata:
+        partition = PartitionMetadata(0, 0, self.leader_epoch, (0,), (0,))
+        return TopicMetadata(name, TOPIC_ID, False, {0: partition})
 
     def list_offsets(self, asked, isolation=IsolationLevel.READ_UNCOMMITTED):
         committed = isolation is IsolationLevel.READ_COMMITTED

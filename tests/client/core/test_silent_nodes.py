@@ -14,7 +14,7 @@ from kept.client.consume.leader_offsets import Standing
 from kept.client.core.broker_errors import NoResponse
 from kept.client.core.calls import Call, Send, ToLeader, ToNode
 from kept.client.core.client_core import SLOW_MS
-from kept.client.core.metadata import ClusterView, Endpoint, PartitionView, TopicView
+from kept.client.core.metadata import ClusterMetadata, Endpoint, PartitionMetadata, TopicMetadata
 from kept.client.protocol.api_keys import ApiKey
 from kept.storage.errors import InvalidRequest, KeptError
 from tests.support.client_world import A, B, World, offsets
@@ -42,17 +42,17 @@ def directory(topic: str, sizes: dict[int, int]) -> Any:
     return response(ApiKey.DESCRIBE_LOG_DIRS, 1, results=[one])
 
 
-def view(led_by: dict[int, int]) -> TopicView:
+def view(led_by: dict[int, int]) -> TopicMetadata:
     partitions = {
-        number: PartitionView(number, leader, 1, (1, 2), (1, 2))
+        number: PartitionMetadata(number, leader, 1, (1, 2), (1, 2))
         for number, leader in led_by.items()
     }
-    return TopicView("t", None, False, partitions)
+    return TopicMetadata("t", None, False, partitions)
 
 
 def test_partitions_stand_where_their_leaders_say_and_the_silent_ones_are_done_without():
     topic = view({0: 1, 1: 2, 2: -1})
-    known = ClusterView({n: Endpoint("node", n) for n in (1, 2)}, topics={"t": topic})
+    known = ClusterMetadata({n: Endpoint("node", n) for n in (1, 2)}, topics={"t": topic})
     asked = leaders.standings(known, topic, PATIENCE_MS)
     calls: list[Call] = next(asked)
     assert [call.route for call in calls] == [

@@ -10,12 +10,12 @@ from kept.cluster.controller import broker_lifecycle as life
 from kept.cluster.controller import topics
 from kept.cluster.controller.broker_lifecycle import (
     BrokerLifecycle,
+    BrokerState,
     Exit,
     LifecycleSettings,
     Register,
     ResumeServing,
     SendHeartbeat,
-    State,
     StopServing,
 )
 from kept.cluster.controller.brokers import (
@@ -104,25 +104,25 @@ def running(**times) -> Broker:
     b.answer(1, fenced=True)
     b.apply(unfence_broker(b.image, 1, b.epoch))
     b.answer(2)
-    assert b.core.state is State.RUNNING and b.may_serve()
+    assert b.core.state is BrokerState.RUNNING and b.may_serve()
     return b
 
 
 def test_from_start_to_running() -> None:
     b = Broker()
-    assert b.tick() == [] and b.core.state is State.INITIAL
+    assert b.tick() == [] and b.core.state is BrokerState.INITIAL
     assert b.step(life.Started) == [Register(ME)]
-    assert b.core.state is State.REGISTERING and not b.may_serve()
+    assert b.core.state is BrokerState.REGISTERING and not b.may_serve()
     b.apply(register_broker(b.image, ME), tell=False)
     (first,) = b.step(life.Registered, b.epoch)
     assert first == SendHeartbeat(1, 1, b.epoch, 0, wants_fence=True, wants_shutdown=False)
-    assert b.core.state is State.FENCED and not b.may_serve()
+    assert b.core.state is BrokerState.FENCED and not b.may_serve()
     assert b.step(life.ImageApplied, b.image) == [ResumeServing()]
     assert b.step(life.LogsRecovered) == [], "one heartbeat at a time"
     (second,) = b.answer(1, fenced=True)
     assert second.applied_index == b.image.index and not second.wants_fence
     b.apply(unfence_broker(b.image, 1, b.epoch))
-    assert b.core.state is State.RUNNING
+    assert b.core.state is BrokerState.RUNNING
 
 
 def test_heartbeats_go_out_at_their_interval() -> None:
@@ -141,7 +141,7 @@ def test_a_lost_answer_to_the_registration_is_read_from_the_image() -> None:
     b = Broker()
     b.step(life.Started)
     b.apply(register_broker(b.image, ME))
-    assert b.core.state is State.FENCED and b.core.broker_epoch == b.epoch
+    assert b.core.state is BrokerState.FENCED and b.core.broker_epoch == b.epoch
 
 
 def test_nothing_is_served_on_the_registration_of_the_process_before() -> None:
@@ -150,7 +150,7 @@ def test_nothing_is_served_on_the_registration_of_the_process_before() -> None:
     b.step(life.Started)
     b.apply(register_broker(b.image, before, fenced=False))
     b.tick(100)
-    assert b.core.state is State.REGISTERING and not b.may_serve()
+    assert b.core.state is BrokerState.REGISTERING and not b.may_serve()
 
 
 def test_registration_is_tried_until_somebody_answers() -> None:
@@ -171,7 +171,7 @@ def test_an_id_whose_holder_lives_is_given_up() -> None:
     for _ in range(179):
         b.step(life.RegistrationFailed, DuplicateBrokerRegistration("broker 1 lives at x:1"))
         b.tick(100)
-    assert b.core.state is State.REGISTERING
+    assert b.core.state is BrokerState.REGISTERING
     b.tick(100)
     (out,) = b.step(life.RegistrationFailed, DuplicateBrokerRegistration("broker 1 lives at x:1"))
     assert out.failed and "broker 1 lives at x:1" in out.reason
@@ -185,7 +185,7 @@ def test_a_new_controller_has_time_to_find_the_holder_dead() -> None:
     b.step(life.ControllerChanged)
     b.tick(1000)
     b.step(life.RegistrationFailed, DuplicateBrokerRegistration("broker 1 lives at x:1"))
-    assert b.core.state is State.REGISTERING
+    assert b.core.state is BrokerState.REGISTERING
 
 
 def test_a_refused_registration_ends_the_process() -> None:
@@ -233,7 +233,7 @@ def test_ticks_in_time_are_no_stall() -> None:
         assert b.may_serve(after_ms=1900) and not b.core.suspended
         for beat in b.beats():
             b.step(life.HeartbeatFailed, beat.number, NotController("gone"))
-    assert b.core.state is State.RUNNING, "silence of the controllers suspends nothing"
+    assert b.core.state is BrokerState.RUNNING, "silence of the controllers suspends nothing"
 
 
 def test_times_that_let_a_fenced_broker_serve_are_refused() -> None:
@@ -244,7 +244,7 @@ def test_times_that_let_a_fenced_broker_serve_are_refused() -> None:
 def test_a_fenced_broker_asks_to_be_let_in_again() -> None:
     b = running()
     (beat,) = b.apply(fence_brokers(b.image, {1: b.epoch}))
-    assert b.core.state is State.FENCED and beat.applied_index == b.image.index
+    assert b.core.state is BrokerState.FENCED and beat.applied_index == b.image.index
 
 
 @pytest.mark.parametrize("directories", [(), (UUID(int=101),)])
@@ -265,7 +265,7 @@ def test_a_dead_process_that_is_registered_late_is_displaced_again() -> None:
     b.step(life.Registered, b.epoch)
     assert not b.may_serve(), "the image still shows the dead one"
     assert b.step(life.ImageApplied, b.image) == [ResumeServing()]
-    assert b.core.state is State.FENCED and b.core.broker_epoch == b.epoch
+    assert b.core.state is BrokerState.FENCED and b.core.broker_epoch == b.epoch
 
 
 def test_a_dead_process_that_is_registered_late_does_not_keep_a_shutdown_waiting() -> None:
@@ -291,10 +291,10 @@ def test_unregistered_it_registers_again() -> None:
     effects = b.apply(unregister_broker(b.image, 1))
     assert effects == [StopServing("unregistered"), Register(ME)]
     b.apply(register_broker(b.image, ME))
-    assert b.core.state is State.FENCED and b.core.broker_epoch == b.epoch
+    assert b.core.state is BrokerState.FENCED and b.core.broker_epoch == b.epoch
     b.tick(100)
     b.step(life.HeartbeatFailed, b.core._number, BrokerIdNotRegistered("who?"))
-    assert b.core.state is State.REGISTERING
+    assert b.core.state is BrokerState.REGISTERING
 
 
 def test_a_new_controller_hears_of_it_at_once() -> None:
@@ -308,7 +308,7 @@ def test_a_new_controller_hears_of_it_at_once() -> None:
 def test_shutdown_in_order() -> None:
     b = running()
     (beat,) = b.step(life.ShutdownRequested)
-    assert beat.wants_shutdown and b.core.state is State.SHUTTING_DOWN
+    assert beat.wants_shutdown and b.core.state is BrokerState.SHUTTING_DOWN
     assert b.answer(beat.number) == [] and b.may_serve(), "it still leads"
     assert b.step(life.ShutdownRequested) == []
     (beat,) = b.tick(100)
@@ -399,7 +399,7 @@ def test_it_serves_only_awake_and_registered(history) -> None:
     sent: dict[int, int] = {}
     serving = False
     for kind, number in history:
-        if kind == "start" and b.core.state is not State.INITIAL:
+        if kind == "start" and b.core.state is not BrokerState.INITIAL:
             continue
         b.now_ms += number % 400
         mine = b.image.brokers.get(1)
@@ -420,7 +420,7 @@ def test_it_serves_only_awake_and_registered(history) -> None:
             assert not b.may_serve(), "it has not run for too long"
         match kind:
             case "tick" | "sleep":
-                tick_at = b.now_ms if b.core.state is not State.INITIAL else None
+                tick_at = b.now_ms if b.core.state is not BrokerState.INITIAL else None
                 b.tick()
             case "answer":
                 b.answer(b.core._number, stop=number < 300)
@@ -470,4 +470,4 @@ def test_the_answer_to_the_registration_outruns_the_image() -> None:
     b.tick(100)
     assert not b.may_serve()
     b.step(life.ImageApplied, b.image)
-    assert b.core.state is State.FENCED and b.may_serve()
+    assert b.core.state is BrokerState.FENCED and b.may_serve()

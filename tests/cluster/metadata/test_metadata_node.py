@@ -46,7 +46,6 @@ from kept.storage.errors import (
     MachineError,
     NotController,
 )
-from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
 from tests.support.metadata_cluster import (
     DIR,
     NOWHERE,
@@ -56,6 +55,7 @@ from tests.support.metadata_cluster import (
     setting,
     settle,
 )
+from tests.support.simulated_disk import SimulatedCrash, SimulatedDisk
 
 
 def settings_in(image: Image) -> int:

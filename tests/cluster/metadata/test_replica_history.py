@@ -15,7 +15,7 @@ from kept.cluster.metadata.replica_history import FILE, ReplicaHistory, read_his
 from kept.cluster.metadata.snapshot import difference
 from kept.cluster.metadata.wal import WAL_NAME, WriteAheadLog
 from kept.storage.errors import DamagedData
-from kept.testing.simulated_disk import SimulatedDisk
+from tests.support.simulated_disk import SimulatedDisk
 
 DIR = "/data/meta"
 ME = 0

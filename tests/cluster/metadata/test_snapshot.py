@@ -19,7 +19,7 @@ from kept.cluster.metadata.snapshot import (
 from kept.cluster.metadata.wal import WAL_NAME
 from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData, DirectoryRefused
-from kept.testing.simulated_disk import SimulatedDisk
+from tests.support.simulated_disk import SimulatedDisk
 
 DIR = "/data/meta"
 

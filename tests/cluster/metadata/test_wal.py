@@ -23,7 +23,7 @@ from kept.storage.errors import (
     KafkaStorageError,
     MachineError,
 )
-from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
+from tests.support.simulated_disk import SimulatedCrash, SimulatedDisk
 
 DIR = "/meta"
 PATH = f"{DIR}/{WAL_NAME}"

@@ -7,7 +7,7 @@ import pytest
 from kept.compaction.manifest import apply
 from kept.storage.errors import DamagedData
 from kept.storage.types import Generation
-from kept.testing.simulated_disk import SimulatedDisk
+from tests.support.simulated_disk import SimulatedDisk
 
 
 def test_a_mark_without_its_manifest_is_damage_and_can_be_cleared() -> None:

@@ -18,10 +18,10 @@ from kept.compaction.manifest.manifest import Manifest, OutputSegment
 from kept.storage import layout
 from kept.storage.errors import InvariantViolation
 from kept.storage.types import Codec, Generation
-from kept.testing.simulated_disk import SimulatedCrash
 from tests.support.follower_pair import HOUR_MS, Pair, fill, write
 from tests.support.installing import install
 from tests.support.parts import Given
+from tests.support.simulated_disk import SimulatedCrash
 from tests.support.slow import rest_slow
 
 SEEDS = int(os.environ.get("SEEDS", "25"))

@@ -14,8 +14,8 @@ from kept.compaction.manifest import follow, manifest, manifest_store
 from kept.compaction.manifest.manifest import Manifest, OutputSegment
 from kept.storage.errors import DamagedData, InvariantViolation
 from kept.storage.types import Codec, Generation
-from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
 from tests.support.installing import install
+from tests.support.simulated_disk import SimulatedCrash, SimulatedDisk
 
 DIRECTORY = "/t-0"
 

@@ -18,7 +18,7 @@ NOW = 1_700_000_000_000
 def append(lone, topic, records, partition=0):
     """Append (key, value) pairs, one batch each, and roll."""
     tp = TopicPartition(topic, partition)
-    hosted = lone.node.parts.table.hosted[tp]
+    hosted = lone.node.parts.table.replicas[tp]
     for number, (key, value) in enumerate(records):
         batch = build_batch([(NOW + number, key, value, ())])
         hosted.partition.append(check(batch, hosted.rules, NOW), NOW)

@@ -52,10 +52,10 @@ def test_a_disk_error_while_a_pass_is_put_into_place(lone_node, monkeypatch, cal
     with pytest.raises(MachineError, match="I/O error"):
         clean(lone)
     assert "I/O error" in lone.node.parts.table.directories[0].offline
-    assert TP not in lone.node.parts.table.hosted
+    assert TP not in lone.node.parts.table.replicas
     monkeypatch.setattr(disk, call, real)
     restarted = again(lone, lone_node)
-    hosted = restarted.node.parts.table.hosted[TP]
+    hosted = restarted.node.parts.table.replicas[TP]
     hosted.partition.log.check_invariants()
     assert newest(hosted) == expected
     clean(restarted)
@@ -73,14 +73,14 @@ def test_a_disk_error_in_a_worker_is_one_of_the_node(lone_node, monkeypatch, fau
         with pytest.raises(MachineError, match=r"compaction.surveyed: .*Input/output error"):
             clean(lone)
         assert "Input/output error" in directory.offline
-        assert TP not in lone.node.parts.table.hosted
+        assert TP not in lone.node.parts.table.replicas
         return
     with pytest.raises(PassFailed):
         clean(lone)
     assert directory.offline is None
     monkeypatch.undo()
     assert clean(lone).records_removed == 37
-    assert newest(lone.node.parts.table.hosted[TP]) == expected
+    assert newest(lone.node.parts.table.replicas[TP]) == expected
 
 
 def test_a_segment_that_a_worker_misses_was_taken_from_under_the_node(lone_node):
@@ -155,7 +155,7 @@ def test_a_torn_manifest_at_start_is_given_up_and_the_log_cleaned_anew(lone_node
         log_dirs=config.log_dirs[0], metadata_log_dir=config.metadata_log_dir,
         log_cleaner_enable="false",
     )  # fmt: skip
-    hosted = restarted.node.parts.table.hosted[TP]
+    hosted = restarted.node.parts.table.replicas[TP]
     assert hosted.compaction is None and newest(hosted) == expected
     clean(restarted)
     assert newest(hosted) == expected
@@ -167,7 +167,7 @@ def test_a_torn_manifest_at_start_is_given_up_and_the_log_cleaned_anew(lone_node
 
 def begin_at(lone, offset):
     """As DeleteRecords and retention do it."""
-    log = lone.node.parts.table.hosted[TP].partition.log
+    log = lone.node.parts.table.replicas[TP].partition.log
     log.advance_log_start(offset)
     log.delete_old_segments(lone.node.parts.runtime.now_ms(), log.log_end_offset)
     log.delete_expired(1 << 60)
@@ -178,7 +178,7 @@ def test_segments_that_are_deleted_during_a_pass_end_it_in_order(lone_node, monk
     """It is no failure: the log is cleaned at once, as it is now."""
     lone = lone_node(log_cleaner_enable="false")
     hosted = filled(lone)
-    run, middle = workers.Work.run, hosted.partition.log.segments[2].base_offset
+    run, middle = workers.ManifestWork.run, hosted.partition.log.segments[2].base_offset
 
     async def deleting(self, command, question):
         if when == "while it reads":
@@ -187,7 +187,7 @@ def test_segments_that_are_deleted_during_a_pass_end_it_in_order(lone_node, monk
         begin_at(lone, middle)
         return result
 
-    monkeypatch.setattr(workers.Work, "run", deleting)
+    monkeypatch.setattr(workers.ManifestWork, "run", deleting)
     said = clean(lone)
     assert isinstance(said, NotNow) and said.reason.endswith("were deleted meanwhile")
     assert lone.node.parts.counters.failed_compactions == 0

@@ -25,7 +25,7 @@ WAIT_S = 60
 
 
 def append(lone, *rows):
-    hosted = lone.node.parts.table.hosted[TP]
+    hosted = lone.node.parts.table.replicas[TP]
     now = int(time.time() * 1000)
     batch = build_batch([(now, key, value, ()) for key, value in rows])
     hosted.partition.append(check(bytearray(batch), hosted.rules, now), now)
@@ -83,7 +83,7 @@ def test_explain_says_when_each_tombstone_goes_also_of_a_clean_log(with_tombston
     assert clean["dry_run"] is None
     assert clean["tombstones"] == [two]
     assert [(r["offset"], r["removable_at_ms"]) for r in clean["key"]] == [(3, horizon_ms)]
-    lone.node.parts.table.hosted[TP].partition.log.roll(lone.node.parts.runtime.now_ms())
+    lone.node.parts.table.replicas[TP].partition.log.roll(lone.node.parts.runtime.now_ms())
     dirty = explained(lone, "&key=c")
     assert dirty["tombstones"][0] == two
     (third,) = dirty["tombstones"][1:]

@@ -61,7 +61,7 @@ def read(hosted):
 def filled(lone_node):
     lone = lone_node(log_cleaner_enable="false")
     lone.create("t", cleanup_policy="compact", segment_bytes="1024")
-    hosted = lone.node.parts.table.hosted[TP]
+    hosted = lone.node.parts.table.replicas[TP]
     write(hosted, 40)
     assert len(hosted.partition.log.segments) > 3
     return lone, hosted
@@ -73,7 +73,7 @@ def test_appends_and_reads_go_on_and_retention_waits(lone_node, point):
     lone = lone_node(log_cleaner_enable="false")
     policy = {"cleanup_policy": "compact,delete", "retention_ms": "3600000"}
     lone.create("t", segment_bytes="1024", **policy)
-    hosted = lone.node.parts.table.hosted[TP]
+    hosted = lone.node.parts.table.replicas[TP]
     log, old = hosted.partition.log, 0
     while len(log.segments) == 1:
         write(hosted, 1, start=old, key=b"old%d", keys=100, age_ms=7_200_000)
@@ -163,7 +163,7 @@ def test_a_topic_deleted_meanwhile_keeps_its_directory_until_then(filled, point)
 
     async def propose(record):
         index = await lone.node.parts.metadata.propose([record])
-        await lone.node.parts.replicas.changes.done(index)
+        await lone.node.parts.replicas.log_lifecycle.done(index)
 
     async def go():
         asked = lone.node.parts.cleaner.started.request(TP)

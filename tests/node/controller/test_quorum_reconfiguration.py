@@ -19,8 +19,8 @@ from kept.node.internode.controller_rpc import ChangeVotersRequest
 from kept.node.metadata.node_identity import NodeIdentity
 from kept.node.runtime.runtime import Runtime
 from kept.storage.errors import InvalidRequest, NotController, VoterNotFound
-from kept.testing.simulated_disk import SimulatedDisk
 from tests.support.parts import Given
+from tests.support.simulated_disk import SimulatedDisk
 
 TICKS = 100
 
@@ -45,7 +45,7 @@ class Metadata:
         )
         self.raft.ticks = TICKS
         self.raft.progress = {n: Progress(UUID(int=100 + n), 51, TICKS, 50) for n in (1, 2)}
-        self.member = Given(
+        self.raft_node = Given(
             node_id=0,
             directory_id=self.raft.directory_id,
             voters=voters,
@@ -57,7 +57,7 @@ class Metadata:
     async def change_voters(self, voters: tuple[Voter, ...]) -> int:
         await self.proposed.put(voters)
         await self.commits.acquire()
-        self.member.voters = voters
+        self.raft_node.voters = voters
         return 51
 
 
@@ -113,7 +113,7 @@ def test_a_disk_that_was_replaced_leaves_before_the_new_one_joins():
         assert ids(await metadata.proposed.get()) == [0, 1]
         metadata.commits.release()
         joined = await metadata.proposed.get()
-        assert joined == (*metadata.member.voters, Voter(2, new, "node-2", 10092))
+        assert joined == (*metadata.raft_node.voters, Voter(2, new, "node-2", 10092))
         metadata.commits.release()
         await change
 
@@ -152,7 +152,7 @@ def test_what_is_refused_and_what_would_be_right():
 
 def test_the_last_voter_stays():
     async def scene(quorum_reconfiguration, metadata):
-        metadata.member.voters = metadata.member.voters[:1]
+        metadata.raft_node.voters = metadata.raft_node.voters[:1]
         with pytest.raises(InvalidRequest, match="node 0 is the last voter: add another one first"):
             await quorum_reconfiguration.change(remove(0))
 

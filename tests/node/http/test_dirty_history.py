@@ -22,7 +22,7 @@ def lone(lone_node):
 
 
 def append(lone, records, tp=TP):
-    hosted = lone.node.parts.table.hosted[tp]
+    hosted = lone.node.parts.table.replicas[tp]
     for n in range(records):
         batch = build_batch([(lone.node.parts.runtime.now_ms(), b"k%d" % (n % 3), bytes(400), ())])
         hosted.partition.append(check(batch, hosted.rules, lone.node.parts.runtime.now_ms()), 1)
@@ -79,18 +79,18 @@ def test_only_so_much_is_kept(lone, monkeypatch):
     append(lone, 30, other)
     sample(lone)
     assert ratios(lone, other) == []  # there is no room
-    gone = lone.node.parts.table.hosted.pop(TP)
+    gone = lone.node.parts.table.replicas.pop(TP)
     sample(lone, 6)
     assert ratios(lone) == [] and ratios(lone, other)  # its time is over
-    lone.node.parts.table.hosted[TP] = gone
+    lone.node.parts.table.replicas[TP] = gone
 
 
 def test_a_time_that_was_missed_is_not_known(lone):
     lone.create("t", cleanup_policy="compact", segment_bytes="4096")
     append(lone, 30)
     sample(lone)
-    hosted = lone.node.parts.table.hosted.pop(TP)
+    hosted = lone.node.parts.table.replicas.pop(TP)
     sample(lone, 2)
-    lone.node.parts.table.hosted[TP] = hosted
+    lone.node.parts.table.replicas[TP] = hosted
     sample(lone)
     assert ratios(lone) == [1.0, None, None, 1.0]

@@ -32,7 +32,7 @@ from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.node.http import route_table, routes
 from kept.node.replicas import lost_records_report
 from kept.replication.effects import LostRecord, RecordsLost
-from kept.replication.progress import Follower
+from kept.replication.progress import ReplicaProgress
 from kept.storage.errors import NetworkException
 from kept.storage.layout import lost_file
 from kept.storage.types import TopicPartition
@@ -334,7 +334,7 @@ def fill(lone):
 def lose(lone):
     """A report of records that were cut away, and one that cannot be read."""
     parts = lone.node.parts
-    hosted = parts.table.hosted[TopicPartition("plain", 0)]
+    hosted = parts.table.replicas[TopicPartition("plain", 0)]
     lost = (LostRecord(5, b"text", False), LostRecord(6, b"\xff", True))
     losing = RecordsLost(5, 7, 6, lost, None)
     lost_records_report.report(parts.runtime, parts.counters, 0, hosted, losing)
@@ -443,7 +443,7 @@ def during_a_pass(reader):
     """Of a pass that began and does not move."""
     parts, tp = reader.lone.node.parts, TopicPartition("t", 0)
     cleaner, now_ms = parts.cleaner.started, parts.runtime.now_ms()
-    plan = cleaner.plan_for(parts.table.hosted[tp], on_demand=True)
+    plan = cleaner.plan_for(parts.table.replicas[tp], on_demand=True)
     cleaner.running[tp] = Running(plan, now_ms, leader_epoch=0, truncations=0)
     assert reader.get("cleaner")["running"]
     (one,) = reader.get("compaction", topic="t")["partitions"]
@@ -543,10 +543,10 @@ def actions(reader):
 def test_what_is_said_of_other_nodes_has_the_fields_of_the_document(reader, monkeypatch):
     reader.lone.create("t", cleanup_policy="compact")
     tp = TopicPartition("t", 0)
-    followers = reader.lone.node.parts.table.hosted[tp].partition.core.followers
+    followers = reader.lone.node.parts.table.replicas[tp].partition.core.followers
     with monkeypatch.context() as patch:
-        patch.setitem(followers, 7, Follower(log_end_offset=0))
-        patch.setitem(followers, 8, Follower())
+        patch.setitem(followers, 7, ReplicaProgress(log_end_offset=0))
+        patch.setitem(followers, 8, ReplicaProgress())
         (partition,) = reader.get("topics/{topic}", name="t")["partitions"]
     assert [one["lag"] for one in partition["followers"]] == [0, None]
     assert [one["replica"] for one in partition["compaction"]["replicas"]] == [7, 8]

@@ -14,7 +14,7 @@ import pytest
 
 from kept.cluster.controller.heartbeats import HeartbeatReply, HeartbeatRequest
 from kept.cluster.raft.messages import AppendEntriesReply, InstallSnapshot
-from kept.node.config.listeners import Voter
+from kept.node.config.listeners import ConfiguredVoter
 from kept.node.internode import hello as greeting
 from kept.node.internode import peer_channel as channel
 from kept.node.internode.controller_rpc import (
@@ -276,7 +276,7 @@ async def test_a_caller_that_is_cancelled_is_cancelled(net):
 # Strangers.
 
 
-VOTERS = (Voter(1, "127.0.0.1", 1), Voter(2, "127.0.0.1", 2))
+VOTERS = (ConfiguredVoter(1, "127.0.0.1", 1), ConfiguredVoter(2, "127.0.0.1", 2))
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ VOTERS = (Voter(1, "127.0.0.1", 1), Voter(2, "127.0.0.1", 2))
         ),
         (
             {"voters": VOTERS, "has_log": True},
-            {"voters": (Voter(7, "h", 1),), "cluster_id": ""},
+            {"voters": (ConfiguredVoter(7, "h", 1),), "cluster_id": ""},
             "names no current voter: the cluster has 1@127.0.0.1:1,2@127.0.0.1:2",
         ),
     ],
@@ -505,7 +505,7 @@ async def test_who_said_wrongly_that_it_is_a_node_does_not_make_it_dead(net):
 
 async def test_voters_are_found_where_a_node_with_a_log_says(net):
     three = await net.node(3, known=False)
-    voters = (Voter(2, "two", 1), Voter(3, "127.0.0.1", three.port))
+    voters = (ConfiguredVoter(2, "two", 1), ConfiguredVoter(3, "127.0.0.1", three.port))
     two = await net.node(2, voters=voters)
     one = await net.node(1)
     one.peers.send(append(1, 2, 1))

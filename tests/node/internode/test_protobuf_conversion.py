@@ -14,7 +14,7 @@ from kept.cluster.metadata.records import Endpoint
 from kept.cluster.metadata.voters import Voter
 from kept.cluster.metadata.wal import Entry
 from kept.cluster.raft import messages
-from kept.node.config.listeners import Voter as Listed
+from kept.node.config.listeners import ConfiguredVoter as Listed
 from kept.node.internode import controller_rpc as rpc
 from kept.node.internode import manifest_rpc as manifests
 from kept.node.internode import protobuf_conversion
@@ -120,7 +120,7 @@ HELLOS = [
 ]
 
 
-def codec_of(value) -> protobuf_conversion.Codec:
+def codec_of(value) -> protobuf_conversion.MessageCodec:
     for pair in protobuf_conversion.codecs().calls.values():
         for codec in pair:
             if codec.cls is type(value):
@@ -202,7 +202,7 @@ def test_a_dataclass_that_does_not_fit_its_message_is_our_bug():
     from kept.node.proto import controller_pb2
 
     with pytest.raises(InvariantViolation, match="RegisterReply"):
-        protobuf_conversion.Codec(rpc.RegisterReply, controller_pb2.ForwardReply)
+        protobuf_conversion.MessageCodec(rpc.RegisterReply, controller_pb2.ForwardReply)
 
 
 uint = st.integers(0, 2**64 - 1)

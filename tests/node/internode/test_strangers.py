@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from kept.cluster.controller.heartbeats import HeartbeatReply, HeartbeatRequest
 from kept.cluster.metadata.wal import Entry
 from kept.cluster.raft.messages import AppendEntries, InstallSnapshot, Vote
-from kept.node.config.listeners import Voter
+from kept.node.config.listeners import ConfiguredVoter
 from kept.node.internode import hello as greeting
 from kept.node.internode import protobuf_conversion, server
 from kept.node.internode.controller_rpc import AllocateProducerIdsReply, AllocateProducerIdsRequest
@@ -183,9 +183,9 @@ async def test_nothing_long_is_put_together_before_the_connection_is_open(net, c
 WRONG = [
     {"port": 65_536}, {"port": -1}, {"port": 2**31 - 1}, {"host": "a\0b"}, {"host": "a\nb"},
     {"host": "x" * 256}, {"node_id": -1}, {"node_id": -(2**31)},
-    {"voters": (Voter(1, "a", 70_000),)}, {"voters": (Voter(-1, "a", 1),)},
-    {"voters": (Voter(1, "a\0", 1),)},
-    {"voters": tuple(Voter(n, "a", 1) for n in range(1025))},
+    {"voters": (ConfiguredVoter(1, "a", 70_000),)}, {"voters": (ConfiguredVoter(-1, "a", 1),)},
+    {"voters": (ConfiguredVoter(1, "a\0", 1),)},
+    {"voters": tuple(ConfiguredVoter(n, "a", 1) for n in range(1025))},
 ]  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from kept.node.config.listeners import Voter
+from kept.node.config.listeners import ConfiguredVoter
 from kept.node.config.node_config import NodeConfig
 from kept.node.internode.identity import node_id_taken
 from kept.node.metadata.join_timeout import POLL_S, REFUSED_S, Joining
@@ -14,13 +14,13 @@ from kept.storage.errors import ConfigurationError, RequestTimedOut
 from kept.testing import Cluster
 from tests.support.parts import Given
 
-VOTERS = tuple(Voter(n, "localhost", 1000 + n) for n in range(3))
+VOTERS = tuple(ConfiguredVoter(n, "localhost", 1000 + n) for n in range(3))
 
 
 class Start:
     """Node 0 of three that waits; every look takes POLL_S of a clock that nobody sleeps for."""
 
-    def __init__(self, voters: tuple[Voter, ...] = VOTERS, broker: bool = True) -> None:
+    def __init__(self, voters: tuple[ConfiguredVoter, ...] = VOTERS, broker: bool = True) -> None:
         self.now = 50.0
         self.refusals: dict[int, str] = {}
         settings = {

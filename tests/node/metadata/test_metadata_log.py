@@ -11,10 +11,10 @@ from kept.cluster.metadata.records import ConfigRecord
 from kept.cluster.metadata.voters import Voter
 from kept.cluster.metadata.wal import NO_DIRECTORY, WAL_NAME
 from kept.cluster.raft.ready import RaftSettings
-from kept.node.metadata.metadata_log import Metadata
+from kept.node.metadata.metadata_log import MetadataLog
 from kept.node.runtime.counters import Counters
 from kept.storage.errors import DamagedData, InvariantViolation, MachineError, NotController
-from kept.testing.simulated_disk import SimulatedDisk
+from tests.support.simulated_disk import SimulatedDisk
 
 SETTING = [ConfigRecord(4, "", "k", "v")]
 
@@ -25,7 +25,7 @@ class Three:
     def __init__(self, election_ticks: int) -> None:
         loop = asyncio.get_running_loop()
         self.disks = [SimulatedDisk(seed=n) for n in range(3)]
-        self.nodes = [Metadata(loop, Counters()) for _ in range(3)]
+        self.nodes = [MetadataLog(loop, Counters()) for _ in range(3)]
         self.failures: dict[int, str] = {}
         self.cut: set[int] = set()
         listed = tuple(Voter(n, NO_DIRECTORY, f"node-{n}", 1) for n in range(3))
@@ -118,7 +118,7 @@ def test_a_log_that_contradicts_itself_ends_the_node(monkeypatch):
         def contradicts(_):
             raise DamagedData("/meta/metadata.wal", 7, -1, "entry 9: no broker 1 with epoch 3")
 
-        monkeypatch.setattr(node.member, "done_in_steps", contradicts)
+        monkeypatch.setattr(node.raft_node, "done_in_steps", contradicts)
         waiting = asyncio.ensure_future(node.propose(SETTING))
         while leader not in three.failures:
             await asyncio.sleep(0.005)
@@ -141,7 +141,7 @@ def test_a_bug_that_an_event_shows_ends_the_node(monkeypatch, capsys, event, err
         def fail(*_):
             raise error
 
-        monkeypatch.setattr(node.member, event, fail)
+        monkeypatch.setattr(node.raft_node, event, fail)
         if event == "peer_down":
             node.peer_down((broken + 1) % 3)
         while broken not in three.failures:
@@ -188,7 +188,7 @@ def test_a_bug_of_the_transport_does_not_end_the_node(capsys, broken):
 
         setattr(node, broken, fail)
         if broken == "probe":
-            node.member.drain_probes = lambda: [(leader + 1) % 3]
+            node.raft_node.drain_probes = lambda: [(leader + 1) % 3]
         while len(failed) < 3:
             await asyncio.sleep(0.005)
         setattr(node, broken, works)

@@ -16,7 +16,7 @@ from kept.cluster.metadata.wal import WAL_NAME
 from kept.cluster.raft.messages import InstallSnapshot, TimeoutNow
 from kept.cluster.raft.ready import RaftSettings
 from kept.node.metadata import metadata_log
-from kept.node.metadata.metadata_log import ACT_TOGETHER, Metadata
+from kept.node.metadata.metadata_log import ACT_TOGETHER, MetadataLog
 from kept.node.runtime.counters import Counters
 from kept.storage.errors import (
     InvariantViolation,
@@ -24,8 +24,8 @@ from kept.storage.errors import (
     NotController,
     ResourceExhausted,
 )
-from kept.testing.simulated_disk import SimulatedDisk
 from tests.support.parts import Given
+from tests.support.simulated_disk import SimulatedDisk
 
 DIR = "/meta"
 
@@ -39,7 +39,7 @@ class One:
 
     def __init__(self, **more: Any) -> None:
         self.disk = SimulatedDisk(seed=1)
-        self.log = Metadata(asyncio.get_running_loop(), Counters())
+        self.log = MetadataLog(asyncio.get_running_loop(), Counters())
         self.failures: list[str] = []
         self.log.on_failure = self.failures.append
         self.log.open(
@@ -158,7 +158,7 @@ def test_what_is_proposed_before_the_loop_serves_is_durable() -> None:
     async def scene(one: One) -> None:
         index = one.log.propose_now(setting("now"))
         assert one.log.image.index == index and one.value == "now"
-        again = Metadata(asyncio.get_running_loop(), Counters())
+        again = MetadataLog(asyncio.get_running_loop(), Counters())
         again.open(
             DIR, one.disk.after_power_loss(3), node_id=0, directory_id=UUID(int=1), voters=(),
             observer=False, settings=RaftSettings(),
@@ -183,7 +183,7 @@ def test_a_close_ends_all_that_wait_and_takes_no_event_after() -> None:
         await log.close()
         ended = await asyncio.gather(*waiting, return_exceptions=True)
         assert [type(each) for each in ended] == [asyncio.CancelledError] * 2
-        log.member = Given(
+        log.raft_node = Given(
             receive=lambda _: moved.append("receive"), peer_down=lambda _: moved.append("down")
         )
         log.receive(TimeoutNow(term=1, sender=1, to=0))
@@ -219,7 +219,7 @@ def test_without_a_descriptor_it_tries_again(
     monkeypatch.setattr(metadata_log, "EXHAUSTED_RETRY_S", 0.01)
 
     async def scene(one: One) -> None:
-        real, tries = one.log.member.work, 0
+        real, tries = one.log.raft_node.work, 0
 
         def work() -> Any:
             found = real()
@@ -238,7 +238,7 @@ def test_without_a_descriptor_it_tries_again(
                 found.run = exhausted
             return found
 
-        monkeypatch.setattr(one.log.member, "work", work)
+        monkeypatch.setattr(one.log.raft_node, "work", work)
         await one.log.propose(setting("1"))
         assert (tries, one.value, one.failures) == (3, "1", [])
         assert capsys.readouterr().err.count("waits for open files or memory") == 2
@@ -269,7 +269,7 @@ def test_what_was_applied_is_remembered_a_while_later(
         while not one.disk.exists(path):
             await asyncio.sleep(0.002)
         whole = one.disk.read(path)
-        assert one.log.member.remember_applied() is None
+        assert one.log.raft_node.remember_applied() is None
         one.disk.fail("write", FILE, code)
         await one.log.propose(setting("2"))
         said = ""
@@ -307,7 +307,7 @@ def test_a_snapshot_that_cannot_be_written_is_said_once(
             said += capsys.readouterr().err
         assert not one.failures
         for why, times in (("full", 1), ("full", 0), ("broken", 1), (None, 0), ("broken", 1)):
-            one.log.member.last_snapshot_error = why
+            one.log.raft_node.last_snapshot_error = why
             one.log._log_snapshot_error()
             assert capsys.readouterr().err.count("not written") == times, why
 
@@ -320,7 +320,7 @@ def test_a_snapshot_of_nonsense_replaces_nothing_and_is_said_once(
     async def scene(one: One) -> None:
         log, taken = one.log, []
         await log.propose(setting("1"))
-        log.member.receive = taken.append
+        log.raft_node.receive = taken.append
         nonsense = InstallSnapshot(
             sender=2, to=0, term=9, last_index=3, last_term=1, image_bytes=b"nonsense", voters=()
         )
@@ -352,7 +352,7 @@ def test_a_refusal_names_the_leader_where_one_is_known() -> None:
         for leader, told in ((None, -1), (0, 0), (2, 2)):
             future = asyncio.get_running_loop().create_future()
             one.log._proposed[5] = future
-            one.log.member = Given(leader_id=leader)
+            one.log.raft_node = Given(leader_id=leader)
             one.log._refuse(5, "why")
             one.log._refuse(5, "again")
             one.log._refuse(6, "nobody waits for that")
@@ -360,6 +360,6 @@ def test_a_refusal_names_the_leader_where_one_is_known() -> None:
                 await future
             assert refused.value.leader_id == told
         del one.log._proposed[5]
-        one.log.member = Given(remember_applied=lambda: None)
+        one.log.raft_node = Given(remember_applied=lambda: None)
 
     play(scene)

@@ -18,7 +18,7 @@ def test_the_directory_is_not_renamed_under_the_flush(lone_node, monkeypatch) ->
     lone = lone_node()
     lone.create("t")
     node = lone.node
-    hosted = node.parts.table.hosted[TP]
+    hosted = node.parts.table.replicas[TP]
     partition, disk = hosted.partition, node.parts.runtime.disk
     now_ms = node.parts.runtime.now_ms()
     batch = memoryview(bytearray(build_batch([(now_ms, b"k", b"v", ())])))
@@ -50,7 +50,7 @@ def test_the_directory_is_not_renamed_under_the_flush(lone_node, monkeypatch) ->
 def test_the_files_of_a_deleted_topic_are_closed(lone_node) -> None:
     lone = lone_node()
     lone.create("t", partitions=3)
-    hosted = [lone.node.parts.table.hosted[TopicPartition("t", number)] for number in range(3)]
+    hosted = [lone.node.parts.table.replicas[TopicPartition("t", number)] for number in range(3)]
 
     def open_files() -> int:
         links = []

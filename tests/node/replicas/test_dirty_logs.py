@@ -30,7 +30,7 @@ class Kit:
 
     def make(self, name, **config):
         self.lone.create(name, **config)
-        return self.node.parts.table.hosted[TopicPartition(name, 0)]
+        return self.node.parts.table.replicas[TopicPartition(name, 0)]
 
     def configure(self, name, key, value):
         record = ConfigRecord(ResourceType.TOPIC, name, key, value)
@@ -209,7 +209,7 @@ def test_what_left_is_forgotten_and_leaves_the_checkpoint(kit):
     for name in ("goes", "stays"):
         kit.append(kit.make(name, segment_ms="60000"))
     kit.all_jobs()
-    gone = kit.node.parts.table.hosted[TopicPartition("goes", 0)]
+    gone = kit.node.parts.table.replicas[TopicPartition("goes", 0)]
     kit.lone.run(
         propose(
             kit.node, [RemoveTopicRecord(kit.node.parts.metadata.image.topics["goes"].topic_id)]

@@ -17,8 +17,8 @@ from kept.storage import checkpoints, layout
 from kept.storage.disk import Disk
 from kept.storage.errors import DirectoryRefused, MachineError
 from kept.storage.producers.producer_states import ProducerQuota
-from kept.testing.simulated_disk import SimulatedDisk
 from tests.support.replicas import InlineRuntime, live_config, recorded_failures
+from tests.support.simulated_disk import SimulatedDisk
 
 
 def failure(path: str) -> MachineError:

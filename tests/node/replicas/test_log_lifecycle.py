@@ -205,8 +205,8 @@ def test_a_topic_that_is_deleted_before_its_log_is_made(lone, stalled, monkeypat
         await node.parts.metadata.acted(node.parts.metadata.image.index + 1)
         stalled.go.set()
         await asyncio.gather(created, deleting, first, other)
-        await node.parts.replicas.changes.done_up_to(node.parts.metadata.image.index)
-        assert node.parts.replicas.changes.waiting == 0
+        await node.parts.replicas.log_lifecycle.done_up_to(node.parts.metadata.image.index)
+        assert node.parts.replicas.log_lifecycle.waiting == 0
         (directory,) = node.parts.table.directories
         names = os.listdir(directory.name)
         assert f"{name}-0" not in names
@@ -249,7 +249,7 @@ def test_a_broker_has_not_taken_over_what_waits_to_be_opened(lone, stalled):
         elsewhere = replace(state, leader=-1)
         creating = propose(node, [name, elsewhere])
         await reached(stalled.reached)
-        changes, before = node.parts.replicas.changes, node.parts.metadata.image.index
+        changes, before = node.parts.replicas.log_lifecycle, node.parts.metadata.image.index
         assert changes.led_up_to(before) == before
         leading = propose(node, [replace(elsewhere, leader=0, leader_epoch=1, partition_epoch=1)])
         await node.parts.metadata.acted(before + 1)
@@ -424,7 +424,7 @@ def test_a_bug_at_a_log_that_leaves_keeps_no_other_and_is_tried_again(
         await propose(node, topic("first", 9))
         assert first not in node.parts.table.partitions, "the old log has its name"
         broken = False
-        changes = node.parts.replicas.changes
+        changes = node.parts.replicas.log_lifecycle
         assert changes._retry_timer is not None
         changes._retry()
         while first not in node.parts.table.partitions:
@@ -477,10 +477,10 @@ def test_logs_that_were_left_closed_are_opened_once_there_are_open_files(
         ), "what is known of a closed log stays known"
 
     async def scene(node):
-        assert manager.changes._retry_timer is not None
+        assert manager.log_lifecycle._retry_timer is not None
         if cause == "open":  # not by the timer: it could have tried while there was none
-            manager.changes._retry()
-        while len(node.parts.table.hosted) < 3:
+            manager.log_lifecycle._retry()
+        while len(node.parts.table.replicas) < 3:
             await asyncio.sleep(0.01)
         for number in range(3):
             assert node.parts.table.partition(TopicPartition("open", number)).log_end_offset == 1
@@ -498,7 +498,7 @@ def test_a_log_that_was_left_closed_and_is_deleted_is_not_opened(lone_node, tmp_
             await propose(
                 node, [RemoveTopicRecord(node.parts.metadata.image.topics["open"].topic_id)]
             )
-            assert not node.parts.replicas.left_closed and not node.parts.table.hosted
+            assert not node.parts.replicas.left_closed and not node.parts.table.replicas
 
         play(lone, scene)
     assert lone.node.parts.admin.health.unready() is None

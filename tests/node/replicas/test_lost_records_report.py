@@ -19,7 +19,7 @@ def append(partition, count: int) -> None:
 
 
 def lose(lone, start: int) -> None:
-    hosted = lone.node.parts.table.hosted[TP]
+    hosted = lone.node.parts.table.replicas[TP]
     end = hosted.partition.log_end_offset
     records = tuple(LostRecord(offset, b"k", False) for offset in range(start, end))
     parts = lone.node.parts
@@ -28,7 +28,7 @@ def lose(lone, start: int) -> None:
 
 
 def spans(lone) -> list[tuple[int, int]]:
-    directory = lone.node.parts.table.hosted[TP].partition.log.directory
+    directory = lone.node.parts.table.replicas[TP].partition.log.directory
     found = list(lost_records_report.reports(directory, lone.node.parts.runtime.disk))
     names = [name for name in os.listdir(directory) if name.startswith("lost-")]
     assert len(names) == len(found)

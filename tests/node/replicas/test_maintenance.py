@@ -37,7 +37,7 @@ class Kit:
         self.timers = self.node.parts.maintenance
 
     def hosted(self, topic):
-        return self.node.parts.table.hosted[TopicPartition(topic, 0)]
+        return self.node.parts.table.replicas[TopicPartition(topic, 0)]
 
     def append(self, topic, count=1, size=10, **more):
         hosted = self.hosted(topic)

@@ -56,7 +56,7 @@ def test_a_bug_at_one_partition_takes_that_one_offline(
 def test_what_a_bug_took_offline_leaves_the_isr_as_often_as_it_is_there(lone, monkeypatch) -> None:
     lone.create(BROKEN.topic)
     parts = lone.node.parts
-    hosted, record = parts.table.hosted[BROKEN], parts.metadata.image.partition(BROKEN.topic, 0)
+    hosted, record = parts.table.replicas[BROKEN], parts.metadata.image.partition(BROKEN.topic, 0)
     resigned: list[tuple[int, ...]] = []
     monkeypatch.setattr(
         parts.roles._alter_partition, "resign", lambda _, record: resigned.append(record.isr)

@@ -37,7 +37,7 @@ from tests.support.parts import Given
 
 def delete_without_the_disk(lone, name: str) -> None:
     """Delete a topic, and stop before its logs are renamed."""
-    lone.run(lone.node.parts.replicas.changes.stop())
+    lone.run(lone.node.parts.replicas.log_lifecycle.stop())
     lone.run(
         propose(
             lone.node, [RemoveTopicRecord(lone.node.parts.metadata.image.topics[name].topic_id)]
@@ -166,7 +166,7 @@ def test_a_replica_that_moved_away_is_deleted(lone_node, tmp_path):
     settings = {"log_dirs": str(tmp_path / "log"), "metadata_log_dir": str(tmp_path / "meta")}
     lone = lone_node(**settings)
     lone.create("moved")
-    lone.run(lone.node.parts.replicas.changes.stop())
+    lone.run(lone.node.parts.replicas.log_lifecycle.stop())
     state = lone.node.parts.metadata.image.partition("moved", 0)
     away = replace(state, replicas=(5,), isr=(5,), leader=5, leader_epoch=1, partition_epoch=1)
     lone.run(propose(lone.node, [away]))

@@ -28,8 +28,8 @@ class Site:
         self.lone = lone_node(log_dirs=dirs, metadata_log_dir=self.meta)
         self.node = self.lone.node
         self.lone.create("t", partitions=2)
-        self.doomed = self.node.parts.table.hosted[TopicPartition("t", 0)].directory
-        self.other = self.node.parts.table.hosted[TopicPartition("t", 1)].directory
+        self.doomed = self.node.parts.table.replicas[TopicPartition("t", 0)].directory
+        self.other = self.node.parts.table.replicas[TopicPartition("t", 1)].directory
         assert self.doomed is not self.other
         for number in range(2):
             self.append(number)
@@ -41,7 +41,7 @@ class Site:
 
     def flush(self, number: int, topic: str = "t") -> None:
         """What an acknowledgement with ``flush.messages`` waits for."""
-        hosted = self.node.parts.table.hosted[TopicPartition(topic, number)]
+        hosted = self.node.parts.table.replicas[TopicPartition(topic, number)]
 
         async def flushed() -> None:
             await hosted.flushed(hosted.partition.log_end_offset)
@@ -174,7 +174,7 @@ def test_what_a_node_does_to_its_own_files_is_no_failure(site):
             partition.delete_records(-1)
             partition.retention(1 << 60)
             site.append(number, "passing")
-            hosted = site.node.parts.table.hosted[TopicPartition("passing", number)]
+            hosted = site.node.parts.table.replicas[TopicPartition("passing", number)]
             hosted.directory.pool.flush(hosted.partition.log)
             if turn % 2:
                 partition.maybe_roll(1 << 60)

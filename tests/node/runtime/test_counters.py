@@ -236,7 +236,7 @@ def test_an_offline_partition(lone):
 
 def test_group_lag(lone, monkeypatch):
     lone.create("t", 2, message_timestamp_before_max_ms=str(2**62))
-    hosted = lone.node.parts.table.hosted[TopicPartition("t", 0)]
+    hosted = lone.node.parts.table.replicas[TopicPartition("t", 0)]
     hosted.partition.append(check(build_batch([(1, b"k", b"v", ())] * 5), hosted.rules, 1), 1)
     hosted.partition.write()
 
@@ -251,7 +251,7 @@ def test_group_lag(lone, monkeypatch):
 def test_a_pass_is_counted(lone_node):
     lone = lone_node(log_cleaner_backoff_ms="3600000", kept_metrics_partitions="all")
     lone.create("t", cleanup_policy="compact", message_timestamp_before_max_ms=str(2**62))
-    hosted = lone.node.parts.table.hosted[TopicPartition("t", 0)]
+    hosted = lone.node.parts.table.replicas[TopicPartition("t", 0)]
     for _ in range(3):
         hosted.partition.append(check(build_batch([(1, b"k", b"v" * 99, ())]), hosted.rules, 1), 1)
     hosted.partition.write()

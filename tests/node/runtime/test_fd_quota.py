@@ -20,8 +20,8 @@ from kept.storage.disk import HEADROOM
 from kept.storage.errors import PolicyViolation, ResourceExhausted
 from kept.storage.records import CheckRules, build_batch, check
 from kept.storage.types import TopicPartition
-from kept.testing.simulated_disk import SimulatedDisk
 from tests.support.decisions import propose
+from tests.support.simulated_disk import SimulatedDisk
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_topics_that_come_by_themselves_are_bounded_as_those_that_are_created(lo
     names = [f"auto-{number:02d}" for number in range(70)]
     codes = name_them(lone, names)
     assert codes == {n: "none" if i < 60 else "policy_violation" for i, n in enumerate(names)}
-    assert len(lone.node.parts.table.hosted) == 60
+    assert len(lone.node.parts.table.replicas) == 60
     said = capfd.readouterr().err
     assert said.count('event="topic not created"') == 1 and "more than open files allow" in said
     assert name_them(lone, ["__consumer_offsets"]) == {"__consumer_offsets": "policy_violation"}
@@ -142,7 +142,7 @@ def test_a_want_of_descriptors_takes_nothing_offline(lone, capfd):
 def test_a_flush_that_finds_none_is_done_the_next_time(lone):
     lone.create("t")
     append(lone)
-    hosted = lone.node.parts.table.hosted[TopicPartition("t", 0)]
+    hosted = lone.node.parts.table.replicas[TopicPartition("t", 0)]
     points = lone.node.parts.runtime.disk.fail_points
     points["flush.synced"] = want_of_descriptors
 

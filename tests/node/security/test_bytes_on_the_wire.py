@@ -84,7 +84,7 @@ def guarded(lone_node: Any) -> Any:
 def test_strangers_produce_and_fetch_nothing(
     guarded: Any, who: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    log = guarded.node.parts.table.hosted
+    log = guarded.node.parts.table.replicas
 
     async def go() -> None:
         for key in (PRODUCE, FETCH):

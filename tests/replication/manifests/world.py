@@ -23,7 +23,7 @@ from kept.replication.events import (
     IsrProposalRejected,
 )
 from kept.replication.fetch_messages import OffsetsAnswer, PartitionAnswer
-from kept.replication.manifests import ManifestCore, Role
+from kept.replication.manifests import ManifestCore, ManifestRole
 from kept.replication.manifests_events import ManifestRef
 from kept.replication.partition_core import PartitionCore
 from kept.storage.errors import KeptError
@@ -262,7 +262,7 @@ class World:
         leader = self.followed(machine)
         if leader is None:
             return False
-        if machine.follower.state is fol.State.LISTING_OFFSETS:
+        if machine.follower.state is fol.FollowerState.LISTING_OFFSETS:
             answer = OffsetsAnswer(TP, 0, 0, leader.log_end_offset)
             epoch = machine.follower.leader_epoch
             event = fol.OffsetsReceived(epoch, answer)
@@ -333,7 +333,7 @@ class World:
         return request is not None and self._hear(machine, request, leader, again=False)
 
     def _leaders(self) -> list[Machine]:
-        return [m for m in self.machines if m.up and m.manifests.role is Role.LEADER]
+        return [m for m in self.machines if m.up and m.manifests.role is ManifestRole.LEADER]
 
     def _hear(
         self, machine: Machine, request: ev.PullRequest, leader: Machine | None, *, again: bool
@@ -400,7 +400,7 @@ class World:
         return True
 
     def missing_from(self, machine: Machine, body: Body) -> int | None:
-        leads = machine.manifests.role is Role.LEADER
+        leads = machine.manifests.role is ManifestRole.LEADER
         if leads or self.bug("ignore-missing") or self.bug("dirty") or self.bug("difference"):
             return None
         found = logs.missing(machine.disk.log, body)
@@ -450,7 +450,7 @@ class World:
 
     def retry(self, node: int) -> bool:
         machine = self.machines[node]
-        if not machine.up or machine.job is not None or machine.manifests.role is Role.NONE:
+        if not machine.up or machine.job is not None or machine.manifests.role is ManifestRole.NONE:
             return False
         machine.step(ev.RetryTriggered())
         return machine.job is not None

@@ -17,7 +17,7 @@ from kept.storage.directory import Checkpoint, LogDirectory
 from kept.storage.errors import MachineError
 from kept.storage.records import build_batch
 from kept.storage.types import LogConfig
-from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
+from tests.support.simulated_disk import SimulatedCrash, SimulatedDisk
 from tests.support.slow import rest_slow
 
 CONFIG = LogConfig(segment_bytes=900, index_interval_bytes=100, file_delete_delay_ms=0)

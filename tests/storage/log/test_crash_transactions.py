@@ -11,7 +11,7 @@ from kept.storage.log.durability import FlushTicket
 from kept.storage.records import headers, read_marker, scan
 from kept.storage.records.control import ABORT, COMMIT
 from kept.storage.types import LogConfig
-from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
+from tests.support.simulated_disk import SimulatedCrash, SimulatedDisk
 from tests.support.slow import rest_slow
 from tests.support.transactional_log import Feed, fill
 

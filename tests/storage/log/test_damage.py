@@ -15,7 +15,7 @@ from kept.storage.errors import DamagedData
 from kept.storage.inspect.check import check_partition
 from kept.storage.inspect.dump import entries
 from kept.storage.types import LogConfig
-from kept.testing.simulated_disk import SimulatedDisk
+from tests.support.simulated_disk import SimulatedDisk
 
 CONFIG = LogConfig(segment_bytes=900, index_interval_bytes=100)
 DIRECTORY = "/d/t-0"

@@ -14,7 +14,7 @@ from kept.storage.errors import MachineError, ResourceExhausted
 from kept.storage.log.log import Log
 from kept.storage.records import CheckRules, build_batch, check, headers
 from kept.storage.types import LogConfig, TopicPartition
-from kept.testing.simulated_disk import SimulatedDisk
+from tests.support.simulated_disk import SimulatedDisk
 from tests.support.swap_plans import fill
 
 ROLL = ("index", "timeindex", "snapshot", "log")

@@ -13,7 +13,7 @@ from kept.storage.log.leader_epoch_cache import LeaderEpochCache
 from kept.storage.log.log import Log
 from kept.storage.records import build_batch, python
 from kept.storage.types import LogConfig, TopicPartition
-from kept.testing.simulated_disk import SimulatedDisk
+from tests.support.simulated_disk import SimulatedDisk
 
 DIRECTORY = "/d/t-0"
 EPOCHS = f"{DIRECTORY}/leader-epoch-checkpoint"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kept.storage.errors import DamagedData, InvariantViolation
 from kept.storage.log.leader_epoch_cache import LeaderEpochCache
-from kept.testing.simulated_disk import SimulatedDisk
+from tests.support.simulated_disk import SimulatedDisk
 
 PATH = "/leader-epoch-checkpoint"
 

@@ -9,7 +9,7 @@ import pytest
 
 from kept.storage.directory import Checkpoint, LogDirectory
 from kept.storage.types import LogConfig, TopicPartition
-from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
+from tests.support.simulated_disk import SimulatedCrash, SimulatedDisk
 
 CONFIG = LogConfig(segment_bytes=900, index_interval_bytes=100)
 TP = TopicPartition("t", 0)

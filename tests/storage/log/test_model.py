@@ -10,8 +10,8 @@ from kept.storage import layout
 from kept.storage.records import headers, patch
 from kept.storage.segments.swap import SwapGroup, SwapPlan
 from kept.storage.types import Codec, LogConfig
-from kept.testing.simulated_disk import SimulatedDisk
 from tests.support import logs as kit
+from tests.support.simulated_disk import SimulatedDisk
 from tests.support.swap_plans import replace_segments
 
 CONFIG = LogConfig(

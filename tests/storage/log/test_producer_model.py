@@ -14,7 +14,7 @@ import pytest
 from kept.storage.log.log import Log
 from kept.storage.records import EndTxnMarker, build_batch, check
 from kept.storage.types import NO_SEQUENCE, AppendOrigin, LogConfig
-from kept.testing.simulated_disk import SimulatedDisk
+from tests.support.simulated_disk import SimulatedDisk
 
 CONFIG = LogConfig(segment_bytes=1500, index_interval_bytes=100)
 PRODUCERS = range(6)

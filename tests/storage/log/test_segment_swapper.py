@@ -11,7 +11,7 @@ from kept.storage import layout
 from kept.storage.disk import Disk
 from kept.storage.errors import InvariantViolation
 from kept.storage.segments.segment import Segment
-from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
+from tests.support.simulated_disk import SimulatedCrash, SimulatedDisk
 from tests.support.swap_plans import CONFIG, bases_of, clean, copy, fill, replace_segments
 
 

@@ -15,7 +15,7 @@ from kept.storage.records.control import ABORT, COMMIT
 from kept.storage.segments import txn_index
 from kept.storage.segments.txn_index import AbortedTxn
 from kept.storage.types import LogConfig
-from kept.testing.simulated_disk import SimulatedDisk
+from tests.support.simulated_disk import SimulatedDisk
 from tests.support.transactional_log import Feed, fill
 
 CONFIG = LogConfig(segment_bytes=600, index_interval_bytes=100)

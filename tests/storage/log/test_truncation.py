@@ -12,7 +12,7 @@ from kept.storage.errors import DamagedData, MachineError
 from kept.storage.log.log import Log
 from kept.storage.segments.segment import Segment
 from kept.storage.types import LogConfig
-from kept.testing.simulated_disk import SimulatedDisk
+from tests.support.simulated_disk import SimulatedDisk
 
 
 class CountingDisk(SimulatedDisk):

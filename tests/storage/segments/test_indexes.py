@@ -12,7 +12,7 @@ from kept.storage.errors import DamagedData
 from kept.storage.segments import offset_index, time_index
 from kept.storage.segments.offset_index import OffsetIndex
 from kept.storage.segments.time_index import TimeIndex
-from kept.testing.simulated_disk import SimulatedDisk
+from tests.support.simulated_disk import SimulatedDisk
 
 ascending = st.lists(st.integers(1, 1000), max_size=40).map(
     lambda steps: [sum(steps[: i + 1]) for i in range(len(steps))]

@@ -10,7 +10,7 @@ import pytest
 from kept.storage import layout
 from kept.storage.errors import InvariantViolation
 from kept.storage.segments.swap import SwapGroup, SwapPlan
-from kept.testing.simulated_disk import SimulatedCrash, SimulatedDisk
+from tests.support.simulated_disk import SimulatedCrash, SimulatedDisk
 from tests.support.swap_plans import CONFIG, bases_of, clean, fill, replace_segments
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kept.node.kafka.api import RequestContext
     from kept.node.kafka.metadata_changes import MetadataChanges
     from kept.node.metadata.address_book import AddressBook
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.steps import Steps
 
@@ -44,10 +44,10 @@ class ClusterHandler:
     """What the cluster is made of."""
 
     config: LiveConfig
-    metadata: Metadata
+    metadata: MetadataLog
     addresses: AddressBook
     table: ReplicaTable
-    changes: MetadataChanges
+    metadata_changes: MetadataChanges
 
     def describe_cluster(self, ctx: RequestContext, request: Any) -> Values:
         """DescribeCluster v0-2: brokers as seen on the listener that the request came in on."""
@@ -170,7 +170,7 @@ class ClusterHandler:
                 raise InvalidRequest(f"Broker {broker_id} is alive: stop it first")
             return None, records
 
-        return await outcome(self.changes.decide(decision))
+        return await outcome(self.metadata_changes.decide(decision))
 
 
 def _wrong_endpoint(endpoint_type: int) -> Values:

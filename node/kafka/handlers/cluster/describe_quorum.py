@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
     from kept.node.kafka.api import RequestContext
     from kept.node.metadata.address_book import AddressBook
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.runtime.runtime import Runtime
     from kept.steps import Steps
 
@@ -37,7 +37,7 @@ class QuorumHandler:
 
     runtime: Runtime
     config: LiveConfig
-    metadata: Metadata
+    metadata: MetadataLog
     addresses: AddressBook
 
     def describe_quorum(self, _ctx: RequestContext, request: Any) -> Steps[Values]:
@@ -62,7 +62,7 @@ class QuorumHandler:
         return {"error_code": 0, "error_message": None, "topics": topics, "nodes": self._nodes()}
 
     def _partition(self, topic: str, number: int) -> Values:
-        member = self.metadata.member
+        member = self.metadata.raft_node
         unknown: dict[str, Any] = {
             "partition_index": number,
             "error_code": 0,
@@ -92,7 +92,7 @@ class QuorumHandler:
         }
 
     def _replica(self, node_id: int, directory_id: UUID) -> Values:
-        member = self.metadata.member
+        member = self.metadata.raft_node
         now_ms = self.runtime.now_ms()
         end, heard_ms = UNKNOWN, UNKNOWN
         if node_id == self.config.current.node_id:
@@ -119,7 +119,7 @@ class QuorumHandler:
         if listener is None:
             return []
         nodes: list[Values] = []
-        for voter in sorted(self.metadata.member.voters, key=lambda voter: voter.node_id):
+        for voter in sorted(self.metadata.raft_node.voters, key=lambda voter: voter.node_id):
             address = (
                 (voter.host, voter.port)
                 if voter.host

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kept.node.kafka.topic_creation import TopicCreation
     from kept.node.metadata.address_book import AddressBook
     from kept.node.metadata.failure_detector import FailureDetector
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.steps import Steps
 
@@ -44,7 +44,7 @@ class MetadataHandler:
         self,
         *,
         config: LiveConfig,
-        metadata: Metadata,
+        metadata: MetadataLog,
         addresses: AddressBook,
         detector: FailureDetector,
         table: ReplicaTable,

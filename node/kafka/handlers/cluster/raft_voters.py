@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kept.node.controller.controller import Controller
     from kept.node.kafka.api import RequestContext
     from kept.node.metadata.address_book import AddressBook
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class RaftVotersHandler:
     """Voters of the metadata quorum."""
 
     config: LiveConfig
-    metadata: Metadata
+    metadata: MetadataLog
     addresses: AddressBook
     controller: Controller
 
@@ -61,7 +61,7 @@ class RaftVotersHandler:
     async def _add(self, ctx: RequestContext, request: Any) -> None:
         reconfiguration = self._reconfiguration(ctx, request)
         node_id, name = request.voter_id, self._listener_name()
-        voters = {voter.node_id: voter for voter in self.metadata.member.voters}
+        voters = {voter.node_id: voter for voter in self.metadata.raft_node.voters}
         if node_id in voters:
             raise DuplicateVoter(
                 f"node {node_id} votes already, from directory {voters[node_id].directory_id}: "

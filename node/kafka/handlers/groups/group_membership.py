@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kept.node.kafka.api import RequestContext
     from kept.node.kafka.topic_creation import TopicCreation
     from kept.node.metadata.address_book import AddressBook
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.steps import Steps
 
 KEY_TYPE_GROUP: Final = 0
@@ -60,7 +60,7 @@ class GroupMembershipHandler:
     """Members of groups and their coordinators."""
 
     config: LiveConfig
-    metadata: Metadata
+    metadata: MetadataLog
     addresses: AddressBook
     groups: GroupCoordinator
     transactions: TransactionCoordinator

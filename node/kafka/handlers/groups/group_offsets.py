@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kept.node.kafka.api import RequestContext
     from kept.node.kafka.fetch_sessions import FetchSessions
     from kept.node.metadata.cluster_link import ClusterLink
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.runtime.runtime import Runtime
     from kept.steps import Steps
 
@@ -95,7 +95,7 @@ class GroupOffsetsHandler:
 
     runtime: Runtime
     config: LiveConfig
-    metadata: Metadata
+    metadata: MetadataLog
     cluster_link: ClusterLink
     fetch_sessions: FetchSessions
     groups: GroupCoordinator

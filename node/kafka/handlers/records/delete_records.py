@@ -19,7 +19,7 @@ from kept.storage.types import TopicPartition
 
 if TYPE_CHECKING:
     from kept.node.kafka.api import Answer, RequestContext
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.node.runtime.runtime import Runtime
     from kept.replication.partition import Partition
@@ -69,7 +69,7 @@ class DeleteRecordsHandler:
     """Deletes records up to an offset."""
 
     runtime: Runtime
-    metadata: Metadata
+    metadata: MetadataLog
     table: ReplicaTable
 
     def delete_records(self, _ctx: RequestContext, request: Any) -> Steps[Answer]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
     from kept.node.metadata.address_book import AddressBook
     from kept.node.metadata.failure_detector import FailureDetector
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.replicas.replica_table import ReplicaTable
     from kept.replication.partition import Partition
 
@@ -32,7 +32,7 @@ class LeaderHints:
     """Where partitions are led, and read, as this node's image says."""
 
     config: LiveConfig
-    metadata: Metadata
+    metadata: MetadataLog
     addresses: AddressBook
     detector: FailureDetector
     table: ReplicaTable

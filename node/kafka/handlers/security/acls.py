@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
     from kept.node.kafka.api import RequestContext
     from kept.node.kafka.metadata_changes import Decided, MetadataChanges
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
 
 REFUSED: Final = (InvalidRequest, UnsupportedVersion, SecurityDisabled)
 """What a whole request is refused with."""
@@ -39,8 +39,8 @@ class AclsHandler:
     """Who may do what: the bindings, new ones, and none any more."""
 
     config: LiveConfig
-    metadata: Metadata
-    changes: MetadataChanges
+    metadata: MetadataLog
+    metadata_changes: MetadataChanges
 
     def _check_authorizer(self, where: str = "") -> None:
         if not self.config.current.authorizer_class_name:
@@ -79,7 +79,7 @@ class AclsHandler:
             await pace.checkpoint()
 
         def decision(image: Image) -> Steps[Decided[Sequence[InvalidRequest | None]]]:
-            self.changes.check_security(image)
+            self.metadata_changes.check_security(image)
             created = yield from acl_changes.create_acls(image.acl_index, bindings)
             records = []
             for binding in created.added:
@@ -89,7 +89,7 @@ class AclsHandler:
 
         try:
             self._check_authorizer(".")
-            results = await self.changes.decide(decision)
+            results = await self.metadata_changes.decide(decision)
         except REFUSED as error:
             return {"results": [error_values(error) for _ in bindings]}
         return {
@@ -110,13 +110,13 @@ class AclsHandler:
         def decision(
             image: Image,
         ) -> Steps[Decided[Sequence[InvalidRequest | Sequence[AclBinding]]]]:
-            self.changes.check_security(image)
+            self.metadata_changes.check_security(image)
             deleted = yield from acl_changes.delete_acls(image.acls, filters)
             return deleted.results, [RemoveAclRecord(acl_id) for acl_id in deleted.removed]
 
         try:
             self._check_authorizer(".")
-            results = await self.changes.decide(decision)
+            results = await self.metadata_changes.decide(decision)
         except REFUSED as error:
             refused = {**error_values(error), "matching_acls": ()}
             return {"filter_results": [refused for _ in filters]}

@@ -26,7 +26,7 @@ from kept.storage.errors import InvalidRequest, KeptError, UnsupportedVersion
 if TYPE_CHECKING:
     from kept.node.kafka.api import RequestContext
     from kept.node.kafka.metadata_changes import MetadataChanges
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
 
 Results = dict[QuotaEntity, KeptError | None]
 
@@ -35,8 +35,8 @@ Results = dict[QuotaEntity, KeptError | None]
 class ClientQuotasHandler:
     """How much clients may use."""
 
-    metadata: Metadata
-    changes: MetadataChanges
+    metadata: MetadataLog
+    metadata_changes: MetadataChanges
 
     def describe_client_quotas(self, _ctx: RequestContext, request: Any) -> Steps[Values]:
         """DescribeClientQuotas v0-1: the quotas of the entities that a filter finds."""
@@ -67,13 +67,13 @@ class ClientQuotasHandler:
         ]
 
         def decision(image: Image) -> Steps[Decided[Results]]:
-            self.changes.check_security(image)
+            self.metadata_changes.check_security(image)
             results, records = yield from alter_client_quotas(image, alterations)
             written: Sequence[MetadataRecord] = () if request.validate_only else records
             return results, written
 
         try:
-            results = await self.changes.decide(decision)
+            results = await self.metadata_changes.decide(decision)
         except UnsupportedVersion as error:
             results = dict.fromkeys((alteration.entity for alteration in alterations), error)
         return {

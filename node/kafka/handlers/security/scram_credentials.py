@@ -18,7 +18,7 @@ from kept.storage.errors import KeptError, UnsupportedVersion
 if TYPE_CHECKING:
     from kept.node.kafka.api import RequestContext
     from kept.node.kafka.metadata_changes import Decided, MetadataChanges
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.steps import Steps
 
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class ScramCredentialsHandler:
     """Who has a password, and new ones."""
 
-    metadata: Metadata
-    changes: MetadataChanges
+    metadata: MetadataLog
+    metadata_changes: MetadataChanges
 
     def describe_user_scram_credentials(self, _ctx: RequestContext, request: Any) -> Steps[Values]:
         """DescribeUserScramCredentials v0: mechanisms and iterations; of everybody where nobody is
@@ -55,12 +55,12 @@ class ScramCredentialsHandler:
             await pace.checkpoint()
 
         def decision(image: Image) -> Steps[Decided[dict[str, KeptError | None]]]:
-            self.changes.check_security(image)
+            self.metadata_changes.check_security(image)
             altered = yield from scram_changes.alter_credentials(image, changes)
             return dict(altered.errors), altered.records
 
         try:
-            errors = await self.changes.decide(decision)
+            errors = await self.metadata_changes.decide(decision)
         except UnsupportedVersion as error:
             errors = dict.fromkeys((change.user for change in changes), error)
         results = []

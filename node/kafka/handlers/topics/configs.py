@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kept.node.config.live_config import LiveConfig
     from kept.node.kafka.api import RequestContext
     from kept.node.kafka.metadata_changes import MetadataChanges
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,10}")
 _OTHER_TYPES: Final = {8: "BROKER_LOGGER", 16: "CLIENT_METRICS", 32: "GROUP"}
@@ -51,8 +51,8 @@ class ConfigHandler:
     """The settings of topics and brokers."""
 
     config: LiveConfig
-    metadata: Metadata
-    changes: MetadataChanges
+    metadata: MetadataLog
+    metadata_changes: MetadataChanges
 
     def describe_configs(self, ctx: RequestContext, request: Any) -> Values:
         """DescribeConfigs v1-4, with sources, synonyms, types and documentation."""
@@ -191,7 +191,7 @@ class ConfigHandler:
                 answers.append(answer)
             return answers, [] if request.validate_only else records
 
-        return await self.changes.decide(decisions)
+        return await self.metadata_changes.decide(decisions)
 
 
 def _config(entry: Entry, with_synonyms: bool, with_docs: bool) -> Values:

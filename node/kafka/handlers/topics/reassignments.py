@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kept.node.controller.controller import Controller
     from kept.node.kafka.api import RequestContext
     from kept.node.kafka.metadata_changes import MetadataChanges
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
     from kept.node.runtime.fd_quota import OpenFiles
 
 PREFERRED: Final = 0
@@ -121,10 +121,10 @@ async def _by_topic(
 class ReassignmentHandler:
     """Elections and moves of replicas."""
 
-    metadata: Metadata
+    metadata: MetadataLog
     controller: Controller
     open_files: OpenFiles
-    changes: MetadataChanges
+    metadata_changes: MetadataChanges
 
     async def elect_leaders(self, _ctx: RequestContext, request: Any) -> Values:
         """ElectLeaders v0-2: the preferred replica, or any live one if nobody leads (unclean)."""
@@ -151,7 +151,7 @@ class ReassignmentHandler:
             )
             return decided, decided.records
 
-        decided = await self.changes.decide(decision)
+        decided = await self.metadata_changes.decide(decision)
         outcomes = decided.outcomes
         if named is None:
             outcomes = [(tp, error) for tp, error in outcomes if not _needless(error)]
@@ -188,7 +188,7 @@ class ReassignmentHandler:
             decided = yield from _each(image, wanted, move)
             return decided, decided.records
 
-        decided = await self.changes.decide(decision)
+        decided = await self.metadata_changes.decide(decision)
         return {
             **error_values(decided.refused),
             "allow_replication_factor_change": may_change,

@@ -131,7 +131,7 @@ class TopicsHandler:
 
     config: LiveConfig
     open_files: OpenFiles
-    changes: MetadataChanges
+    metadata_changes: MetadataChanges
     quotas: ClientQuotas
 
     def _mutations(self, ctx: RequestContext, strict_since: int) -> ControllerMutations:
@@ -170,7 +170,7 @@ class TopicsHandler:
             )
 
         answers = [{**_NOT_CREATED, **answer} for answer in answers]
-        answers += await self.changes.decide(decision)
+        answers += await self.metadata_changes.decide(decision)
         return {"throttle_time": mutations.throttle_ms, "topics": answers}
 
     def _create(
@@ -260,7 +260,7 @@ class TopicsHandler:
             )
             return answers + more, records
 
-        responses = await self.changes.decide(decision)
+        responses = await self.metadata_changes.decide(decision)
         if not ctx.session.is_unrestricted:
             # Else the order would tell what is not there from what may not be described.
             random.shuffle(responses)
@@ -282,7 +282,7 @@ class TopicsHandler:
                 room=FdQuota(self.open_files, image),
             )
 
-        answers += await self.changes.decide(decision)
+        answers += await self.metadata_changes.decide(decision)
         return {"throttle_time": mutations.throttle_ms, "results": answers}
 
 

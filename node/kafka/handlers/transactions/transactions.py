@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kept.node.coordinator.transactions.coordinator import TransactionCoordinator
     from kept.node.kafka.api import RequestContext
     from kept.node.kafka.topic_creation import TopicCreation
-    from kept.node.metadata.metadata_log import Metadata
+    from kept.node.metadata.metadata_log import MetadataLog
 
 BATCHED_FROM: Final = 4
 """AddPartitionsToTxn is a broker's from this version on, with several ids."""
@@ -68,7 +68,7 @@ class _Named(Struct, frozen=True):
 class TransactionsHandler:
     """Transactional ids and their transactions."""
 
-    metadata: Metadata
+    metadata: MetadataLog
     groups: GroupCoordinator
     transactions: TransactionCoordinator
     topics: TopicCreation

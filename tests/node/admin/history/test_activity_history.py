@@ -75,10 +75,10 @@ def test_what_is_appended_is_a_rate(lone):
     samples = found["samples"]
     assert [one["at_ms"] for one in samples] == [START_MS + n * INTERVAL_MS for n in range(4)]
     assert [one["records_in_per_second"] for one in samples] == [0, 0.67, 8, 0]
-    log = lone.node.parts.table.hosted[TopicPartition("t", 1)].partition.log
+    log = lone.node.parts.table.replicas[TopicPartition("t", 1)].partition.log
     assert len(log.segments) > 2
     assert samples[2]["bytes_in_per_second"] == round(log.size_bytes / 15, 1)
-    first = lone.node.parts.table.hosted[TopicPartition("t", 0)].partition.log
+    first = lone.node.parts.table.replicas[TopicPartition("t", 0)].partition.log
     sizes = [one["size_bytes"] for one in samples]
     assert sizes[1:] == [first.size_bytes, *[first.size_bytes + log.size_bytes] * 2]
     assert {one["bytes_out_per_second"] for one in samples} == {0}
@@ -117,7 +117,7 @@ def test_what_consumers_are_sent_of_a_topic_is_a_rate(lone):
     with_client(lone, lambda client: client.fetch({TopicPartition("other", 0): 0}))
     with_client(lone, lambda client: client.fetch({TopicPartition("t", 0): 0}))
     sample(lone, 2)
-    log = lone.node.parts.table.hosted[TopicPartition("t", 0)].partition.log
+    log = lone.node.parts.table.replicas[TopicPartition("t", 0)].partition.log
     once = round(log.size_bytes / 15, 1)
     samples = lone.get("/api/v1/history/throughput?topic=t")["samples"]
     assert [one["bytes_out_per_second"] for one in samples] == [
@@ -138,7 +138,7 @@ def test_a_replica_that_is_read_in_its_rack_counts_without_leading(lone, monkeyp
     produce(lone, 10)
     sample(lone)
     topic = lone.node.parts.table.by_name[b"t"]
-    hosted = lone.node.parts.table.hosted
+    hosted = lone.node.parts.table.replicas
     following = hosted.pop(TopicPartition("t", 0))
     topic.bytes_out += 1500
     sample(lone, 2)
@@ -157,7 +157,7 @@ def test_the_size_of_a_topic_is_none_where_another_node_led_at_the_oldest_sample
     sample(lone)
     produce(lone, 10)
     sample(lone)
-    hosted, tp = lone.node.parts.table.hosted, TopicPartition("t", 0)
+    hosted, tp = lone.node.parts.table.replicas, TopicPartition("t", 0)
     led = hosted.pop(tp)
     sample(lone, 3)
     hosted[tp] = led
@@ -189,7 +189,7 @@ def test_what_a_log_had_before_it_was_here_is_no_traffic(lone):
     lone.create("t")
     sample(lone)
     produce(lone, 10)
-    hosted, tp = lone.node.parts.table.hosted, TopicPartition("t", 0)
+    hosted, tp = lone.node.parts.table.replicas, TopicPartition("t", 0)
     elsewhere = hosted.pop(tp)
     sample(lone)
     hosted[tp] = elsewhere

@@ -238,7 +238,7 @@ def test_aborted_records_behind_a_gap_are_not_open(lone_node, monkeypatch):
     monkeypatch.setattr("kept.storage.log.log_reader.MOST_ABORTED", 1)
     lone = lone_node()
     lone.create("t")
-    partition = lone.node.parts.table.hosted["t", 0].partition
+    partition = lone.node.parts.table.replicas["t", 0].partition
 
     def build(offset, producer_id, key, **more):
         return build_batch(

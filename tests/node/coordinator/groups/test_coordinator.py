@@ -188,7 +188,7 @@ async def test_a_lost_partition_takes_its_groups_along() -> None:
     node.apply(*node.created())
     waiting = commit(node, group)
     tp = TopicPartition(CONSUMER_OFFSETS, 0)
-    del node.table.hosted[tp]
+    del node.table.replicas[tp]
     topic = LocalTopic(tp.topic, TOPIC, PARTITIONS)
     topic.offline[0] = "disk"
     node.table.by_name[tp.topic.encode()] = topic

@@ -115,7 +115,7 @@ def late_append_forgotten(_: pytest.MonkeyPatch) -> type[World]:
             if pending is None or pending.completes:
                 return
             del self.pending[event.append]
-            for name in pending.changes:
+            for name in pending.transitions:
                 self.ids[name].pending = None
                 if self.ids[name].committed is None:
                     del self.ids[name]

@@ -10,7 +10,7 @@ import pytest
 from kept.node.replicas.manifests.failures import ManifestUnreadable
 from kept.node.replicas.manifests.replica import ReplicaManifests
 from kept.node.replicas.manifests.store import Files
-from kept.node.replicas.manifests.workers import Work
+from kept.node.replicas.manifests.workers import ManifestWork
 from kept.replication import manifests_events as ev
 from kept.replication.manifests_events import ManifestRef
 from kept.storage.errors import NotLeaderOrFollower
@@ -47,7 +47,7 @@ def replica() -> Telling:
 
 def test_a_manifest_that_was_replaced_while_it_waited_is_no_failure(replica) -> None:
     replica.core.held = replica.core.leader_published = NEWER
-    asyncio.run(replica._apply(OLDER, Work()))
+    asyncio.run(replica._apply(OLDER, ManifestWork()))
     assert replica.told == [ev.ApplyAborted(OLDER, None), ev.RetryTriggered()]
     assert (replica.retry_schedule.count, replica.retry_schedule.reason) == (0, "")
 
@@ -55,7 +55,7 @@ def test_a_manifest_that_was_replaced_while_it_waited_is_no_failure(replica) -> 
 def test_a_manifest_whose_file_is_gone_is_asked_for_again(replica) -> None:
     replica.core.held = NEWER
     replica.core.leader_published = OLDER
-    asyncio.run(replica._apply(OLDER, Work()))
+    asyncio.run(replica._apply(OLDER, ManifestWork()))
     assert replica.told == [ev.ApplyAborted(OLDER, None), ev.ManifestDamaged(OLDER)]
     assert (replica.retry_schedule.count, replica.retry_schedule.reason) == (0, "")
 

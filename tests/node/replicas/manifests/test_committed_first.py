@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kept.compaction.manifest import apply as applying
-from kept.node.replicas.manifests.workers import Work
+from kept.node.replicas.manifests.workers import ManifestWork
 from kept.storage import layout
 from kept.storage.checkpoints import read_offsets
 from kept.storage.directory import Checkpoint
@@ -35,7 +35,7 @@ def checkpointed(lone, *, write=False):
     directory = lone.node.parts.table.directories[0]
     path = f"{directory.name}/{layout.HIGH_WATERMARKS}"
     if write:
-        known = lone.node.parts.table.hosted[TP].partition.high_watermark
+        known = lone.node.parts.table.replicas[TP].partition.high_watermark
         directory.directory.write_checkpoints(Checkpoint.HIGH_WATERMARKS, {TP: known})
     return read_offsets(lone.node.parts.runtime.disk, path)[TP]
 
@@ -50,7 +50,7 @@ def watched(lone, monkeypatch):
     real = applying.begin
 
     def begin(log, installable):
-        partition = lone.node.parts.table.hosted[TP].partition
+        partition = lone.node.parts.table.replicas[TP].partition
         seen.append((partition.high_watermark, checkpointed(lone), installable.manifest.end_offset))
         return real(log, installable)
 
@@ -66,7 +66,9 @@ def test_a_base_generation_is_committed_and_checkpointed_before_its_first_swap(b
     name = (hosted.partition.leader_epoch, 1)
 
     async def go():
-        return await asyncio.wait_for(hosted.manifests._files.base(Work(), name, lambda: True), 60)
+        return await asyncio.wait_for(
+            hosted.manifests._files.base(ManifestWork(), name, lambda: True), 60
+        )
 
     state = lone.run(go())
     assert seen == [(end, end, end)]
@@ -94,7 +96,7 @@ def test_nothing_is_swapped_above_the_high_watermark(behind, monkeypatch):
     name = (hosted.partition.leader_epoch, 1)
 
     async def go():
-        await asyncio.wait_for(hosted.manifests._files.base(Work(), name, lambda: True), 60)
+        await asyncio.wait_for(hosted.manifests._files.base(ManifestWork(), name, lambda: True), 60)
 
     with pytest.raises(InvariantViolation, match=f"high watermark is {BEHIND}, the manifest ends"):
         lone.run(go())
@@ -118,7 +120,7 @@ def test_nothing_is_swapped_above_what_is_durable(behind, monkeypatch):
     end = hosted.partition.log.log_end_offset
 
     async def go():
-        await asyncio.wait_for(hosted.manifests._files.base(Work(), name, lambda: True), 60)
+        await asyncio.wait_for(hosted.manifests._files.base(ManifestWork(), name, lambda: True), 60)
 
     told = f"durable to {point}, the manifest ends at {end}"
     with pytest.raises(InvariantViolation, match=told):

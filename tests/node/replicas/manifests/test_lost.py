@@ -26,7 +26,7 @@ def damaged(lone_node, monkeypatch):
     """A log with a generation, whose manifest was torn while it was one of two replicas."""
     lone = lone_node(log_cleaner_enable="false")
     lone.create("t", cleanup_policy="compact")
-    hosted = lone.node.parts.table.hosted[TP]
+    hosted = lone.node.parts.table.replicas[TP]
     now = int(time.time() * 1000)
     batch = build_batch([(now, b"k", b"1", ()), (now, b"k", b"2", ())])
     hosted.partition.append(check(bytearray(batch), hosted.rules, now), now)
@@ -147,7 +147,7 @@ def test_an_unclean_leader_of_what_was_compacted_once_makes_a_base(lone_node, be
     (done,) = lone.ask(44, 1, resources=[topic], validate_only=False).responses
     assert done.error_code.name == "none"
     assert "kept.compacted.before" not in lone.get("/api/v1/topics/t")["config"]
-    hosted = lone.node.parts.table.hosted[TP]
+    hosted = lone.node.parts.table.replicas[TP]
     epoch = elect(lone, hosted, unclean=True)
     core = hosted.manifests.core
     until(lone, lambda: core.has_offered)

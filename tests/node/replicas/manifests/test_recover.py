@@ -13,8 +13,8 @@ from kept.replication.manifests_events import ManifestRef
 from kept.storage import layout
 from kept.storage.errors import DamagedData
 from kept.storage.types import Generation
-from kept.testing.simulated_disk import SimulatedDisk
 from tests.support.parts import Given
+from tests.support.simulated_disk import SimulatedDisk
 
 PATH = "/d/t-0"
 OLD = ManifestRef(Generation(3, 1), 100)

@@ -17,10 +17,10 @@ from kept.node.replicas.manifests.failures import ManifestUnreadable, PassFailed
 from kept.node.replicas.manifests.replica import NEVER, ReplicaManifests
 from kept.node.replicas.manifests.retry import RetrySchedule
 from kept.node.replicas.manifests.store import Computing, Files, Made
-from kept.node.replicas.manifests.workers import Work
+from kept.node.replicas.manifests.workers import ManifestWork
 from kept.replication import manifests_events as ev
 from kept.replication.follower_replica import FollowerReplica
-from kept.replication.manifests import ManifestCore, Role
+from kept.replication.manifests import ManifestCore, ManifestRole
 from kept.replication.manifests_events import ManifestRef
 from kept.replication.partition_core import PartitionCore
 from kept.storage.errors import (
@@ -37,7 +37,7 @@ from tests.support.replicas import local_replica, manifest, manifest_context, re
 TP: Final = TopicPartition("orders", 0)
 OLDER: Final = ManifestRef(Generation(1, 5), 100)
 NEWER: Final = ManifestRef(Generation(1, 6), 120)
-APPLIES: Final = {"role": Role.LEADER, "applied": None}
+APPLIES: Final = {"role": ManifestRole.LEADER, "applied": None}
 """A leader that has not applied what it holds, so that no pass may begin."""
 NOBODY: Final[Any] = None
 RESULT: Final[Any] = "result"
@@ -77,8 +77,8 @@ def calls() -> list[Any]:
 def replica(calls) -> Written:
     """A follower in epoch 3 that holds and applied OLDER, and whose log ends at 110."""
     manifests = ManifestCore(
-        1, OLDER, OLDER, role=Role.FOLLOWER, leader_epoch=3, published=OLDER, has_offered=True,
-        leader_published=OLDER, synced=True,
+        1, OLDER, OLDER, role=ManifestRole.FOLLOWER, leader_epoch=3, published=OLDER,
+        has_offered=True, leader_published=OLDER, synced=True,
     )  # fmt: skip
     hosted = local_replica(end=110, manifests=manifests)
     hosted.compaction = CompactionState()
@@ -126,7 +126,7 @@ def opened(replica: Written, **methods: Any) -> Files:
         ),
         ({}, False, 3, [ev.DivergenceChecked(3, False)]),
         ({"synced": False}, True, 2, []),
-        ({"synced": False, "role": Role.LEADER}, True, 3, []),
+        ({"synced": False, "role": ManifestRole.LEADER}, True, 3, []),
     ],
 )
 def test_what_a_fetch_showed_is_told_once(replica, calls, *, core, agreed, epoch, expected) -> None:
@@ -206,10 +206,10 @@ def test_only_the_leader_answers(replica, calls, *, leads, closed) -> None:
 def test_only_a_follower_of_a_cluster_asks(replica, *, calls) -> None:
     replica.schedule_pull()
     assert calls.pop() == ("pull",)
-    for fields in ({"role": Role.LEADER}, {"role": Role.NONE}):
+    for fields in ({"role": ManifestRole.LEADER}, {"role": ManifestRole.NONE}):
         change(replica.core, **fields)
         replica.schedule_pull()
-    replica.core.role = Role.FOLLOWER
+    replica.core.role = ManifestRole.FOLLOWER
     replica._closed = True
     replica.schedule_pull()
     replica._announce()
@@ -224,7 +224,7 @@ def test_only_a_follower_of_a_cluster_asks(replica, *, calls) -> None:
 @pytest.mark.parametrize("busy", ["", "storing", "work", "waiting work", "closed"])
 def test_a_cut_waits_for_whoever_uses_the_files(replica, *, busy) -> None:
     replica.check_cut()
-    work = Work()
+    work = ManifestWork()
     work.has_turn = busy == "work"
     if busy == "storing":
         replica.core.storing = object()
@@ -303,7 +303,7 @@ def test_a_log_is_cut_where_a_record_is_missing(
 
 @pytest.mark.parametrize(
     ("core", "begins"),
-    [({}, False), ({"leader_epoch": 2}, True), ({"role": Role.LEADER}, True)],
+    [({}, False), ({"leader_epoch": 2}, True), ({"role": ManifestRole.LEADER}, True)],
 )
 @pytest.mark.parametrize("making_base", [True, False])
 def test_another_epoch_or_role_throws_away_what_was_done_for_the_old_one(
@@ -311,7 +311,7 @@ def test_another_epoch_or_role_throws_away_what_was_done_for_the_old_one(
 ) -> None:
     change(replica.core, making_base=making_base, **core)
     replica._awaited_end, replica.renew = 120, True
-    pass_, building = Work(), Work()
+    pass_, building = ManifestWork(), ManifestWork()
     replica._works.add(building)
     opened(replica).computing = Computing(pass_, over=NOBODY)
     replica.follow(record())
@@ -338,7 +338,7 @@ def test_another_epoch_or_role_throws_away_what_was_done_for_the_old_one(
 def test_who_leads_and_cannot_read_what_it_held_resigns(
     replica, calls, *, monkeypatch, core, alone, expected
 ) -> None:
-    change(replica.core, role=Role.LEADER, **core)
+    change(replica.core, role=ManifestRole.LEADER, **core)
     event = ev.StartedLeading(3, False, alone)
     monkeypatch.setattr(shell, "leads", lambda *_: event)
     replica.lead(record())
@@ -352,12 +352,12 @@ def test_who_leads_and_cannot_read_what_it_held_resigns(
     ("core", "isr", "more", "expected"),
     [
         ({}, (1, 2), {}, [ev.ManifestDamaged(OLDER), ("pull",)]),
-        ({"role": Role.LEADER}, (1, 2), {}, [("renew",)]),
+        ({"role": ManifestRole.LEADER}, (1, 2), {}, [("renew",)]),
         (APPLIES, (1, 2), {"renew": True}, [("renew",)]),
         (APPLIES, (1, 2), {}, [ev.ManifestDamaged(OLDER, alone=True)]),
         (APPLIES, (1, 2), {"pending": (1, 2)}, [("resign",)]),
         (APPLIES, (1,), {"pending": (1, 2)}, [("failed", "manifest not applied", "1.5")]),
-        ({"role": Role.LEADER, "held": NEWER, "applied": NEWER, "published": NEWER}, (1, 2),
+        ({"role": ManifestRole.LEADER, "held": NEWER, "applied": NEWER, "published": NEWER}, (1, 2),
          {"pending": (1, 2)}, [("resign",)]),
         ({"held": NEWER, "leader_published": NEWER, "published": NEWER}, (1, 2), {}, []),
         ({}, (1, 2), {"closed": True}, []),
@@ -408,8 +408,8 @@ def test_a_failure_is_told_to_who_waits_and_tried_again(
     [
         ({}, 0, []),
         ({}, 1, ["no wait", ev.RetryTriggered(), ("pull",)]),
-        ({"role": Role.NONE}, 1, ["no wait"]),
-        ({"making_base": True, "role": Role.LEADER}, 1, ["no wait", ("base", 3)]),
+        ({"role": ManifestRole.NONE}, 1, ["no wait"]),
+        ({"making_base": True, "role": ManifestRole.LEADER}, 1, ["no wait", ("base", 3)]),
     ],
 )
 def test_what_failed_is_tried_again(replica, calls, *, monkeypatch, core, count, expected) -> None:
@@ -470,7 +470,7 @@ def test_what_was_applied_is_forgotten_even_if_the_disk_cannot(replica, calls, *
     [
         ({"applied": OLDER}, "", None, False),
         ({}, "stopped", "stopped", True),
-        ({"role": Role.FOLLOWER}, "", "this node does not lead the partition", False),
+        ({"role": ManifestRole.FOLLOWER}, "", "this node does not lead the partition", False),
         ({"lost": True}, "", "what this replica held is damaged: another one is to lead", False),
         ({"making_base": True}, "",
          "the base generation after an unclean election is being made", True),
@@ -493,7 +493,7 @@ def test_why_no_pass_may_begin(replica, monkeypatch, *, core, reason, why, soon)
 
 
 def test_no_pass_begins_while_members_may_come_back(replica, monkeypatch) -> None:
-    change(replica.core, role=Role.LEADER)
+    change(replica.core, role=ManifestRole.LEADER)
     assert (replica.pass_blocked_by, replica.pass_expected) == (None, False)
     monkeypatch.setattr(PartitionCore, "lacks_members", True)
     assert str(replica.pass_blocked_by).startswith("it waits for another replica, ten minutes at")
@@ -521,11 +521,11 @@ def test_replicas_have_time_to_apply_but_not_for_ever(
 
 
 def test_a_pass_begins_only_when_it_may(replica) -> None:
-    replica.core.role = Role.LEADER
+    replica.core.role = ManifestRole.LEADER
     for applied, closed in ((None, False), (OLDER, True)):
         replica.core.applied, replica._closed = applied, closed
         with pytest.raises(NotLeaderOrFollower):
-            replica.begin_pass(Work())
+            replica.begin_pass(ManifestWork())
 
 
 @pytest.mark.parametrize("readable", [True, False])
@@ -554,7 +554,7 @@ def test_an_apply_that_fails_is_told_once(replica, calls, capsys, *, error, miss
         raise error
 
     opened(replica, bring=bring)
-    replica._works.add(work := Work())
+    replica._works.add(work := ManifestWork())
     asyncio.run(replica._apply(OLDER, work))
     assert calls == [("failed", "manifest not applied", "1.5"), ev.ApplyAborted(OLDER, missing)]
     assert not replica._works
@@ -572,7 +572,7 @@ def test_an_apply_that_fails_is_told_once(replica, calls, capsys, *, error, miss
 def test_what_was_withdrawn_has_not_failed_unless_a_disk_has(
     replica, calls, capsys, *, error, cancelled, fails
 ) -> None:
-    work = Work()
+    work = ManifestWork()
     if cancelled:
         work.cancel()
     replica._stopped(work, "w", OLDER, error)
@@ -616,7 +616,7 @@ def test_what_a_pass_made_does_not_fit_once_retention_has_taken_a_segment(replic
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_what_a_pass_made_is_of_the_log_as_it_begins(replica, calls, monkeypatch, closed) -> None:
-    computing = Computing(Work(), asyncio.Future(loop=asyncio.new_event_loop()))
+    computing = Computing(ManifestWork(), asyncio.Future(loop=asyncio.new_event_loop()))
 
     async def made(result: Any) -> Any:
         return manifest(Generation(3, 1), 110)

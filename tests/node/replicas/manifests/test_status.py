@@ -21,7 +21,7 @@ from kept.replication import manifests_events as ev
 from kept.replication.manifests import ManifestCore
 from kept.replication.manifests_events import ManifestRef
 from kept.replication.partition_core import PartitionCore
-from kept.replication.progress import Follower
+from kept.replication.progress import ReplicaProgress
 from kept.storage.errors import KeptError
 from kept.storage.types import Generation, TopicPartition
 from tests.support.replicas import ManualLoop, local_replica, manifest_context, record
@@ -115,7 +115,7 @@ def test_who_is_alone(leading, isr, pending, alone) -> None:
     ],
 )  # fmt: skip
 def test_who_still_applies(held, applied, eligible, applies) -> None:
-    follower = Follower(held=held, applied=applied)
+    follower = ReplicaProgress(held=held, applied=applied)
     core = PartitionCore(1, followers={2: follower}, published=NEW, eligible=frozenset(eligible))
     assert others_apply(core) is applies
 

@@ -16,7 +16,7 @@ from kept.compaction.manifest.apply import CompactionState
 from kept.node.replicas.manifests import store
 from kept.node.replicas.manifests.failures import ManifestUnreadable, PassFailed, Withdrawn
 from kept.node.replicas.manifests.store import Computing, Files, Made
-from kept.node.replicas.manifests.workers import Work, or_vanished
+from kept.node.replicas.manifests.workers import ManifestWork, or_vanished
 from kept.replication.manifests_events import ManifestRef
 from kept.storage.directory import Checkpoint
 from kept.storage.errors import (
@@ -124,7 +124,7 @@ def test_what_is_stored_or_lost_is_not_kept_in_memory(site, monkeypatch) -> None
 
 
 def test_work_that_is_not_wanted_goes_no_further(site) -> None:
-    work = Work()
+    work = ManifestWork()
     site.files.check(work)
     site.directory.offline = "broken"
     with pytest.raises(KafkaStorageError, match="broken"):
@@ -134,15 +134,15 @@ def test_work_that_is_not_wanted_goes_no_further(site) -> None:
         site.files.check(work)
 
 
-def brought(site: Site, made: Made | None, *, work: Work | None = None) -> Any:
-    return asyncio.run(site.files.bring(work or Work(), REF, made))
+def brought(site: Site, made: Made | None, *, work: ManifestWork | None = None) -> Any:
+    return asyncio.run(site.files.bring(work or ManifestWork(), REF, made))
 
 
 def building(site: Site, monkeypatch: Any, *outcomes: Any) -> None:
     """What each build gives; ``moved``: retention takes the oldest segment meanwhile."""
     left = list(outcomes)
 
-    async def build(_: Files, __: Work, ref: ManifestRef) -> Any:
+    async def build(_: Files, __: ManifestWork, ref: ManifestRef) -> Any:
         site.calls.append(("build", ref))
         outcome, moved = left.pop(0)
         site.first.base_offset += moved
@@ -242,7 +242,7 @@ def test_retention_waits_for_a_build_that_begins_anew(site, monkeypatch, error) 
 
 
 def test_a_build_that_is_withdrawn_does_not_begin_anew(site, monkeypatch) -> None:
-    work = Work()
+    work = ManifestWork()
 
     async def build(*_: Any) -> None:
         site.calls.append("build")
@@ -263,7 +263,7 @@ def test_who_is_cancelled_as_its_turn_comes_leaves_it_to_others() -> None:
     async def main() -> None:
         turn = asyncio.Lock()
         await turn.acquire()
-        waits = asyncio.create_task(Work().acquire(turn))
+        waits = asyncio.create_task(ManifestWork().acquire(turn))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         turn.release()
@@ -303,7 +303,7 @@ def test_a_placing_begins_anew_only_where_retention_took_the_oldest(
 
 def test_a_pass_that_computes_is_ended_first(site) -> None:
     async def go() -> None:
-        work = Work()
+        work = ManifestWork()
         over = asyncio.get_running_loop().create_future()
         site.files.computing = Computing(work, over)
         waiting = asyncio.ensure_future(site.files.no_pass())
@@ -324,7 +324,7 @@ def test_a_pass_that_computes_is_ended_first(site) -> None:
 def test_small_logs_are_built_from_in_a_thread(
     site, monkeypatch, *, size, threads, where, fails
 ) -> None:
-    work = Work()
+    work = ManifestWork()
     work.uncompiled = ("kernel",)
     site.context.config.current = live_config(
         kept_compaction_check_keys="11",
@@ -417,7 +417,7 @@ def test_a_base_is_committed_before_it_is_placed_and_ends_when_it_is_not_wanted(
         checks += 1
         return checks != unwanted_at
 
-    async def run(_: Work, *given: Any) -> Any:
+    async def run(_: ManifestWork, *given: Any) -> Any:
         site.calls.append(("compute", *given))
         return BASE
 
@@ -428,7 +428,7 @@ def test_a_base_is_committed_before_it_is_placed_and_ends_when_it_is_not_wanted(
     monkeypatch.setattr(store, "base_job", lambda log, identity, **more: ("job", identity, more))
     monkeypatch.setattr(store.jobs, "encode", lambda job: job)
     monkeypatch.setattr(store, "pass_limits", lambda *_: "limits")
-    monkeypatch.setattr(Work, "run", run)
+    monkeypatch.setattr(ManifestWork, "run", run)
     state = CompactionState(REF.generation)
     placing(site, monkeypatch, (state, 0), based_on=None)
     site.hosted.compaction = "state"
@@ -436,7 +436,7 @@ def test_a_base_is_committed_before_it_is_placed_and_ends_when_it_is_not_wanted(
     compute = ("compute", store.COMMAND, ("job", (3, 0), {"now_ms": 7, "limits": "limits"}))
     begun = ("begun", "/d/t-0", "disk", REF.generation)
     if not unwanted_at:
-        assert asyncio.run(site.files.base(Work(), (3, 0), wanted)) is state
+        assert asyncio.run(site.files.base(ManifestWork(), (3, 0), wanted)) is state
         names = [call[0] for call in site.calls]
         assert names == ["lose", "compute", "committed", "place", "begun"]
         assert (site.calls[0], site.calls[1], site.calls[-1]) == (lose, compute, begun)
@@ -444,7 +444,7 @@ def test_a_base_is_committed_before_it_is_placed_and_ends_when_it_is_not_wanted(
         assert (site.hosted.compaction, site.partition.applied_end) == (None, 0)
         return
     with pytest.raises(Withdrawn):
-        asyncio.run(site.files.base(Work(), (3, 0), wanted))
+        asyncio.run(site.files.base(ManifestWork(), (3, 0), wanted))
     done = [[], [lose], [lose, compute], [lose, compute, ("committed", 100)]][unwanted_at - 1]
     assert site.calls == done
     assert (site.hosted.compaction is None) is bool(done)
@@ -466,20 +466,20 @@ def test_a_base_whose_oldest_segments_retention_took_is_made_anew(
     monkeypatch.setattr(store, "base_job", lambda *_, **__: "job")
     monkeypatch.setattr(store.jobs, "encode", lambda job: job)
     monkeypatch.setattr(store, "pass_limits", lambda *_: "limits")
-    monkeypatch.setattr(Work, "run", run)
+    monkeypatch.setattr(ManifestWork, "run", run)
     monkeypatch.setattr(site.files, "_place", place)
     with pytest.raises(Withdrawn if retained else InvariantViolation, match=r"are gone|below 7"):
-        asyncio.run(site.files.base(Work(), BASE.generation, lambda: True))
+        asyncio.run(site.files.base(ManifestWork(), BASE.generation, lambda: True))
 
 
 def test_a_checkpoint_is_of_the_logs_of_its_directory(site) -> None:
     written: list[Any] = []
     site.directory.directory = Given(
-        changes=4, write_checkpoints=lambda *given: written.append(given)
+        version=4, write_checkpoints=lambda *given: written.append(given)
     )
     here, plain, other = (local_replica() for _ in range(3))
     here.directory = plain.directory = site.directory
     here.compaction, other.compaction = CompactionState(clean_to=40), CompactionState(clean_to=50)
-    site.context.table.hosted.update({"here": here, "plain": plain, "other": other})
+    site.context.table.replicas.update({"here": here, "plain": plain, "other": other})
     asyncio.run(site.files.checkpoint_cleaned())
     assert written == [(Checkpoint.CLEANER, {"here": 40}, 4)]

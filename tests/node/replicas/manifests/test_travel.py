@@ -352,7 +352,7 @@ class Told:
         runtime: Any = InlineRuntime()
         peers: Any = RecordedPeers(self.call)
         self.table = ReplicaTable()
-        self.table.hosted[TP] = self.hosted
+        self.table.replicas[TP] = self.hosted
         self.news = notify.ManifestNotifier(runtime, NodeIdentity(LEADER), self.table, peers)
 
     async def call(self, broker, method, request, timeout_s) -> None:
@@ -421,7 +421,7 @@ def test_news_of_a_partition_that_was_closed_meanwhile_ends_nothing(monkeypatch)
         monkeypatch.setattr(notify, "YIELD_EVERY", 2)
         told = Told(monkeypatch)
         others = [Told(monkeypatch).hosted for _ in range(3)]
-        hosted = told.table.hosted
+        hosted = told.table.replicas
         for number, one in enumerate([told.hosted, *others]):
             one.partition.core.step(FollowerFetched(2, 10, 5), 0)
             one.partition.core.step(ManifestOffered((3, 1)), 0)
@@ -518,7 +518,7 @@ def test_news_of_several_partitions_are_one_call(monkeypatch):
 
         told.news._peers = RecordedPeers(call)  # type: ignore[assignment]
         other.hosted.partition.topic_partition = TopicPartition("t", 1)
-        told.table.hosted[TopicPartition("t", 1)] = other.hosted
+        told.table.replicas[TopicPartition("t", 1)] = other.hosted
         for one in (told, other):
             one.core.step(FollowerFetched(2, 10, 5), 0)
             one.core.step(ManifestOffered((3, 1)), 0)

@@ -21,7 +21,7 @@ def test_the_quorum_of_one(lone, version):
     answer = ask(lone, ("__cluster_metadata", 0), version=version)
     assert answer.error_code.name == "none"
     ((found,),) = (topic.partitions for topic in answer.topics)
-    member = lone.node.parts.metadata.member
+    member = lone.node.parts.metadata.raft_node
     assert (found.error_code.name, found.leader_id) == ("none", 0)
     assert found.leader_epoch == member.term > 0
     assert found.high_watermark == lone.node.parts.metadata.image.index
@@ -47,6 +47,6 @@ def test_there_is_no_other_log(lone):
 
 def test_who_does_not_lead_does_not_answer(lone, monkeypatch):
     """The request goes on to the next controller then."""
-    monkeypatch.setattr(type(lone.node.parts.metadata.member), "controller_ready", False)
+    monkeypatch.setattr(type(lone.node.parts.metadata.raft_node), "controller_ready", False)
     with pytest.raises(KeptError, match="not the active controller"):
         ask(lone, ("__cluster_metadata", 0))

@@ -30,9 +30,9 @@ from kept.replication.events import EligibleBrokersChanged
 from kept.replication.partition import Partition
 from kept.replication.quota import ReplicationQuotas
 from kept.storage.records import records
-from kept.testing.simulated_disk import SimulatedDisk
 from tests.support import partitions as tools
 from tests.support.parts import Given
+from tests.support.simulated_disk import SimulatedDisk
 
 TOPIC = bytes(16)
 VERSION = 17

@@ -249,6 +249,6 @@ def test_nothing_moves_in_a_cluster_of_one(lone):
 
 def test_without_a_controller_nothing_is_decided(several, monkeypatch):
     create(several, "t", (0, 1))
-    monkeypatch.setattr(type(several.node.parts.metadata.member), "controller_ready", False)
+    monkeypatch.setattr(type(several.node.parts.metadata.raft_node), "controller_ready", False)
     with pytest.raises(KeptError, match="not the active controller"):
         move(several, {"t": [(0, (2, 3))]})

@@ -50,7 +50,7 @@ def configs(**settings):
 
 def append(lone, topic, count, partition=0):
     hosted = lone.node.parts.table.partition(TopicPartition(topic, partition))
-    rules = lone.node.parts.table.hosted[TopicPartition(topic, partition)].rules
+    rules = lone.node.parts.table.replicas[TopicPartition(topic, partition)].rules
     for number in range(count):
         batch = build_batch([(1000 + number, b"k", b"v", ())])
         hosted.append(check(batch, rules, 1000), 1000)
@@ -368,9 +368,9 @@ def test_partitions_refused(lone, topic, code, message):
 
 
 def test_no_more_replicas_than_open_files_allow(lone, monkeypatch):
-    files = len(lone.node.parts.table.hosted) + 20
+    files = len(lone.node.parts.table.replicas) + 20
     monkeypatch.setattr(fd_quota.resource, "getrlimit", lambda _: (files, files))
-    room = files - files // 4 - len(lone.node.parts.table.hosted)
+    room = files - files // 4 - len(lone.node.parts.table.replicas)
     lone.create("t", 3)
     ((_, error, text),) = add(lone, {"name": "t", "count": room + 1})
     assert error == "policy_violation" and f"may open {files} files" in text

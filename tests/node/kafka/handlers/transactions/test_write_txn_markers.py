@@ -17,9 +17,9 @@ from kept.replication.partition import Partition
 from kept.steps import finished
 from kept.storage.records import EndTxnMarker
 from kept.storage.types import IsolationLevel, TopicPartition
-from kept.testing.simulated_disk import SimulatedDisk
 from tests.support import partitions as tools
 from tests.support.parts import Given
+from tests.support.simulated_disk import SimulatedDisk
 
 MARKERS = 27
 

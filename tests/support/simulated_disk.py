@@ -465,7 +465,7 @@ class SimulatedDisk(Disk):
             return FileStat(0, 0, True)
         return FileStat(len(node.data), node.mtime_ms, False)
 
-    def is_link(self, path: str) -> bool:  # noqa: ARG002
+    def is_link(self, path: str) -> bool:
         """See :meth:`Disk.is_link`."""
         return False
 
@@ -486,7 +486,7 @@ class SimulatedDisk(Disk):
         """See :meth:`Disk.set_mtime`."""
         self.inode(path).mtime_ms = mtime_ms
 
-    def free_bytes(self, path: str) -> int:  # noqa: ARG002
+    def free_bytes(self, path: str) -> int:
         """See :meth:`Disk.free_bytes`."""
         if self.capacity_bytes is None:
             return 1 << 40

@@ -89,7 +89,7 @@ class Surveyor:
                 if self.identity.node_id in record.replicas:
                     tp = TopicPartition(topic.name, record.partition)
                     self._add_partition(survey, tp, record, all_partitions)
-        for group, name, index, offset in list(self.groups.committed()):
+        for group, name, index, offset in self.groups.committed():
             await pace.checkpoint()
             tp = TopicPartition(name, index)
             partition = self.table.partitions.get(tp)

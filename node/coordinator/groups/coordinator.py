@@ -236,7 +236,9 @@ class GroupCoordinator:
             yield from shard.core.committed.by_group()
 
     def committed(self) -> Iterator[tuple[str, str, int, int]]:
-        """(group, topic, partition, offset) of every committed offset here: for metrics."""
+        """(group, topic, partition, offset) of every committed offset here: for metrics, which
+        may let others run meanwhile.
+        """
         for shard in self.shards.serving():
-            for key, stored in shard.core.committed:
+            for key, stored in shard.core.committed.walk():
                 yield key.group, key.topic, key.partition, stored.value.offset

@@ -97,6 +97,13 @@ class OffsetStore:
         """Each group with what :meth:`of_group` says of it."""
         yield from self._groups.items()
 
+    def walk(self) -> Iterator[tuple[OffsetCommitKey, StoredOffset]]:
+        """What is stored, while it may change: what comes or goes meanwhile may be left out."""
+        for group in tuple(self._groups):
+            for topic in tuple(self.of_group(group)):
+                for partition, stored in tuple(self.of_group(group).get(topic, {}).items()):
+                    yield OffsetCommitKey(group, topic, partition), stored
+
     def groups(self) -> set[str]:
         """Groups that have offsets."""
         return set(self._groups)

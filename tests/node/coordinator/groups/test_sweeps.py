@@ -252,6 +252,19 @@ async def test_a_bug_in_one_shard_s_sweep_is_told_and_others_go_on(capfd: Any) -
     await until(lambda: not f.groups._is_sweeping)
 
 
+def test_committed_offsets_are_walked_while_they_change() -> None:
+    """Metrics let others run between two offsets."""
+    world = World()
+    walk = world.core.committed.walk()
+    first, _ = next(walk)
+    world.step(ev.DeleteGroups(3, ("large", "small")))
+    world.step(commit(4, "later", [0]))
+    world.sweep()
+    rest = [key for key, _ in walk]
+    assert (first.group, {key.group for key in rest}) == ("large", {"large"})
+    assert [key.group for key, _ in world.core.committed.walk()] == ["later"]
+
+
 def handler_of(f: ShardFixture) -> GroupOffsetsHandler:
     """The handler of offsets whose groups are all in that shard."""
     nothing: Any = None

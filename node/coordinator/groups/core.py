@@ -76,7 +76,7 @@ from kept.storage.errors import InvariantViolation
 
 EXPIRY_KEY: Final = ("expire-offsets",)
 SWEEP_TOPICS_KEY: Final = ("sweep-topics",)
-RETRY_MS: Final = 1_000
+RETRY_MS: Final = 30_000
 """Until offsets of deleted topics are tried again that could not be deleted."""
 
 

@@ -23,7 +23,7 @@ from kept.node.coordinator.common.events import (
 from kept.node.coordinator.common.log_loader import load
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.coordinator import GroupCoordinator
-from kept.node.coordinator.groups.core import GroupCore
+from kept.node.coordinator.groups.core import RETRY_MS, GroupCore
 from kept.node.coordinator.groups.records import GroupMetadataKey
 from kept.node.coordinator.groups.sweeps import SLICE_RECORDS, ExpirySweep
 from kept.node.kafka.api import RequestContext
@@ -194,7 +194,7 @@ def test_offsets_of_topics_that_are_deleted_go_in_slices_and_again_if_that_fails
     world.step(AppendRejected(effect.append, ErrorCode.coordinator_not_available))
     assert world.count("large") == MANY and not world.sweeps
     world.step(ev.TopicsDeleted((("gone", TOPIC_ID),)))
-    world.now = 1_000
+    world.now = RETRY_MS
     world.perform(world.core.tick(world.now))
     sizes = world.sweep()
     assert sum(sizes) == MANY + 3 and max(sizes) == SLICE_RECORDS

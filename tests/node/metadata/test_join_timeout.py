@@ -102,6 +102,10 @@ def test_a_node_id_that_is_taken_is_told_by_whoever_knows():
     start.look(REFUSED_S)
     with pytest.raises(ConfigurationError, match="node id 0 belongs to another process"):
         start.look(2 * POLL_S)
+    start.refusals[1] = "another cluster"  # which may be so, and is not what has to be mended
+    with pytest.raises(ConfigurationError) as ended:
+        start.look(POLL_S)
+    assert str(ended.value) == node_id_taken(0)
 
 
 def test_a_broker_that_is_not_registered_in_time_ends():

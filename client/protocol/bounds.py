@@ -255,6 +255,15 @@ class Program(NamedTuple):
 
 
 @cache
+def check_string(what: str, text: str) -> None:
+    """Raises InvalidRequest for a text that no request can hold: the node that is sent it closes
+    the connection, and whether it was done would be unknown.
+    """
+    size = len(text.encode(errors="replace"))
+    if size > MAX_STRING_BYTES:
+        raise InvalidRequest(f"{what} has {size} bytes: {MAX_STRING_BYTES} is the longest")
+
+
 def program(cls: Any) -> Program:
     """The program of a class of kio."""
     code: list[int] = []

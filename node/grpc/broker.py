@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kept.client.admin.topics import NewTopic, create_topics_call
 from kept.client.consume.positions import EARLIEST
 from kept.client.partitioner import partition_for
+from kept.client.protocol.bounds import check_string
 from kept.node.admin.records.partition_records import NewRecord, Reader, append
 from kept.node.grpc.status_codes import Handler, with_statuses
 from kept.node.proto import broker_pb2
@@ -122,6 +123,8 @@ class Broker:
                 raise InvalidRequest(
                     f"{what} is {getattr(request, what)}: 1 to {most}, or 0 for the node's default"
                 )
+        for setting in request.config:
+            check_string("a setting's name", setting)
         new = NewTopic(
             name,
             request.partitions or DEFAULT,
@@ -209,6 +212,7 @@ def patience(context: Any) -> float:
 def _named(topic: str) -> str:
     if not topic:
         raise InvalidRequest("topic is missing")
+    check_string("topic", topic)
     return topic
 
 

@@ -23,7 +23,7 @@ from kept.cluster.security.acls import ANONYMOUS, AclOperation, AclResourceType
 from kept.node.config.security_checks import is_secured
 from kept.node.grpc import grpc_options  # noqa: F401 - before grpc
 from kept.node.grpc.callers import CALLER, Evicted
-from kept.node.grpc.status_codes import parsed
+from kept.node.grpc.status_codes import parsed, shortened
 from kept.node.proto import broker_pb2
 from kept.node.security.access import CLUSTER, NO_LOGIN, Known, Open
 from kept.node.security.revocation import Revoked, run_while_allowed
@@ -196,7 +196,7 @@ class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         except InvalidRequest as error:
             await _end(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         if not access.allows(session, topic, api=method.name):
-            shown = topic[:MAX_TOPIC_NAME_LENGTH]  # a status that is too long would not arrive
+            shown = topic[:MAX_TOPIC_NAME_LENGTH]  # so that what follows it arrives
             what = f"{session.principal} may not {access.operation.name.lower()} topic {shown}"
             if session.principal == ANONYMOUS:
                 status, how = _login_wanted(caller)
@@ -310,5 +310,5 @@ async def _refuse(_request: Any, context: Any) -> None:
 
 
 async def _end(context: Any, status: Any, message: str) -> NoReturn:
-    await context.abort(status, message)
+    await context.abort(status, shortened(message))
     raise InvariantViolation("abort came back")

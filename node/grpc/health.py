@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from grpc_health.v1 import health_pb2
 
+from kept.node.grpc.status_codes import shortened
+
 # isort: split
 import grpc
 
@@ -60,7 +62,7 @@ class Health:
             services = ", ".join(self._services[1:])
             await context.abort(
                 grpc.StatusCode.NOT_FOUND,
-                f"there is no service {request.service!r} here; there are {services}",
+                shortened(f"there is no service {request.service!r} here; there are {services}"),
             )
         return _STATES(status=state)
 

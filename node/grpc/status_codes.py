@@ -41,6 +41,8 @@ _STATUSES: Final[tuple[tuple[type[errors.KeptError], Any], ...]] = (
 )
 """The first that fits counts."""
 
+MAX_MESSAGE_BYTES: Final = 4096
+"""Of a status' message on the wire: with 8 KiB of metadata a client makes another status of it."""
 PUSHBACK: Final = "grpc-retry-pushback-ms"
 """How long a client's retries wait (gRFC A6)."""
 
@@ -55,6 +57,19 @@ def status_of(error: errors.KeptError) -> Any:
     return Status.INTERNAL
 
 
+def shortened(message: str) -> str:
+    """A status' message that arrives, whatever of a client's request it names: on the wire a byte
+    that is not printable ASCII, or is ``%``, is three.
+    """
+    size = 0
+    for number, letter in enumerate(message):
+        is_plain = " " <= letter <= "~" and letter != "%"
+        size += 1 if is_plain else 3 * len(letter.encode("utf-8", "replace"))
+        if size > MAX_MESSAGE_BYTES:
+            return f"{message[:number]}... ({len(message)} characters)"
+    return message
+
+
 async def end_with(context: Any, error: Exception) -> NoReturn:
     """End a call with an error; what is a bug of ours is logged, and not told."""
     status, message = Status.INTERNAL, "internal error; the node's log has the details"
@@ -65,7 +80,7 @@ async def end_with(context: Any, error: Exception) -> NoReturn:
     trailing: tuple[tuple[str, str], ...] = ()
     if isinstance(error, errors.ThrottlingQuotaExceeded):
         trailing = ((PUSHBACK, str(error.throttle_ms)),)
-    await context.abort(status, message, trailing)
+    await context.abort(status, shortened(message), trailing)
     raise errors.InvariantViolation("abort came back")
 
 

@@ -7,6 +7,7 @@ import binascii
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kept.client.protocol.bounds import check_string
 from kept.node.http.messages import HttpRequest
 from kept.storage.errors import InvalidRequest
 from kept.storage.types import MAX_INT64, TopicPartition
@@ -32,6 +33,7 @@ class Parameters:
         value = self.given.get(name)
         if not isinstance(value, str) or not value:
             raise InvalidRequest(f"{name} is missing")
+        check_string(name, value)
         return value
 
     def optional_number(self, name: str) -> int | None:
@@ -73,6 +75,8 @@ class Parameters:
         value = self.given.get(name) or []
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
             raise InvalidRequest(f"{name} must be a list of texts")
+        for text in value:
+            check_string(name, text)
         return value
 
     def settings(self, name: str) -> dict[str, str]:
@@ -81,6 +85,7 @@ class Parameters:
         if not isinstance(value, dict):
             raise InvalidRequest(f'{name} must be an object such as {{"segment.bytes": "1048576"}}')
         for setting, text in value.items():
+            check_string(f"{name}: a setting's name", setting)
             if not isinstance(text, str):
                 raise InvalidRequest(f"{name}: the value of {setting} must be a text")
         return value

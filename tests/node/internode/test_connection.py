@@ -55,7 +55,7 @@ async def test_malformed_frames_end_the_connection_with_one_line(net, capsys, da
 
 async def test_a_silent_side_is_asked_and_then_given_up(net, monkeypatch, capsys):
     monkeypatch.setattr(connection, "KEEPALIVE_S", 0.1)
-    monkeypatch.setattr(connection, "KEEPALIVE_ANSWER_S", 0.1)
+    monkeypatch.setattr(connection, "KEEPALIVE_ANSWER_S", 1)
     one = await net.node(1)
     async with await RawConnection.to(one.port) as raw:
         await raw.open(PEER)

@@ -383,9 +383,9 @@ def test_http_takes_a_token(secure, issuer, capfd):
 @pytest.mark.parametrize("by_password", [False, True])
 def test_a_stream_of_http_ends_with_its_login(secure, issuer, monkeypatch, by_password):
     """Also where there is no authorizer, so that nothing else is asked."""
-    monkeypatch.setattr(logins, "MIN_TOKEN_SESSION_MS", 300)
+    monkeypatch.setattr(logins, "MIN_TOKEN_SESSION_MS", 1500)
     monkeypatch.setattr(revocation, "CHECK_S", 0.05)
-    lone = secure(connections_max_reauth_ms="300" if by_password else "0")
+    lone = secure(connections_max_reauth_ms="1500" if by_password else "0")
     login = f"Bearer {issuer.token(life_s=0.1)}"
     if by_password:
         sue = ScramCredentialRecord("sue", ScramMechanism.SCRAM_SHA_256, credential("pencil"))

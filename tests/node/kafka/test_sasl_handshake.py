@@ -343,7 +343,7 @@ def test_the_nodes_own_requests_need_no_login(secure) -> None:
 
 
 def test_a_login_that_takes_too_long_is_closed_though_bytes_trickle(secure) -> None:
-    lone = secure(kept_silent_ms="100")
+    lone = secure(kept_silent_ms="1500")
 
     async def go() -> None:
         async with Peer(lone) as peer, Peer(lone) as silent:
@@ -365,7 +365,7 @@ async def _trickle(peer: Peer) -> None:
 
 
 def test_who_is_in_may_be_silent(secure) -> None:
-    lone = secure(kept_silent_ms="100")
+    lone = secure(kept_silent_ms="1500")
 
     async def go() -> None:
         async with Peer(lone) as peer, Peer(lone) as silent:

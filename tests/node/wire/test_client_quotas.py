@@ -114,7 +114,7 @@ def test_producers_are_told_to_wait_and_then_are_not_read(
 def test_acks_0_is_held_back_too(node: Cluster, connection: Connection) -> None:
     topic = node.create_topic()
     assert alter(connection, {"user": "ANONYMOUS"}, producer_byte_rate=10_000) == (0, None)
-    produce(connection, topic, 120_000, acks=0)
+    produce(connection, topic, 150_000, acks=0)
     connection.sent.clear()
     connection.send(ApiKey.API_VERSIONS, 0)
     assert not connection.is_answered(1.0), "muted: nothing is read"
@@ -169,10 +169,10 @@ def test_changes_of_metadata_are_refused_beyond_the_rate(
     node: Cluster, connection: Connection
 ) -> None:
     assert alter(connection, {"client-id": "scenario"}, controller_mutation_rate=0.5) == (0, None)
-    made = create(connection, 7, "burst", 7)
+    made = create(connection, 7, "burst", 8)
     assert int(made.topics[0].error_code) == 0 and throttle_ms(made) == 0
     refused = create(connection, 7, "more", 1)
-    assert int(refused.topics[0].error_code) == 89 and 1000 < throttle_ms(refused) <= 3000
+    assert int(refused.topics[0].error_code) == 89 and 1000 < throttle_ms(refused) <= 5000
     later = create(connection, 7, "more", 1)
     assert int(later.topics[0].error_code) == 0, "it was read after the time that was told"
     told = create(connection, 5, "old", 3)

@@ -332,10 +332,10 @@ async def test_a_resigned_leader_does_not_call_its_last_appends_committed() -> N
 @run
 async def test_members_outlive_a_process_that_stood_still() -> None:
     f = ShardFixture()
-    await result(f.join(session_ms=30))
+    await result(f.join(session_ms=200))
     core, now_ms = f.shard.core, f.shard._now_ms()
     f.shard._timer_deadline_ms = now_ms - STALL_MS - 1  # the loop called so much too late
-    time.sleep(0.04)
+    time.sleep(0.21)
     f.shard._tick()
     assert core.groups["g"].members
     while core.groups["g"].members:

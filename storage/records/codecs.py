@@ -2,8 +2,9 @@
 
 A batch holds exactly one compressed stream and nothing after it. Trailing bytes, a second member or
 frame, an unfinished stream and an output above the caller's limit are refused, and memory stays
-within the limit whatever the stream claims. (Apache Kafka 4.3 accepts gzip with trailing bytes and
-bombs of 512 MB, after which consumers cannot read on.)
+within the limit whatever the stream claims: what is inflated is made in one buffer, of the size
+that the stream says or its blocks allow, and never copied. (Apache Kafka 4.3 accepts gzip with
+trailing bytes and bombs of 512 MB, after which consumers cannot read on.)
 
 ======  =========================================================================================
 gzip    one member (RFC 1952), from the standard library
@@ -16,9 +17,11 @@ zstd    one frame; contexts are kept, one set per thread
 
 from __future__ import annotations
 
+import io
 import struct
 import threading
 import zlib
+from collections.abc import Callable
 from typing import Final, cast
 
 from kept.storage.errors import InflatesBeyondLimit, InvalidRecord
@@ -27,6 +30,10 @@ from kept.storage.types import Codec
 
 MAX_GUESS_BYTES: Final = 1 << 20
 """Output of unknown size is first tried with this much, then with the caller's whole limit."""
+PIECE_BYTES: Final = 1 << 18
+"""zlib inflates into buffers of its own: so much at a time, from as much of its input."""
+DEFLATE_FACTOR: Final = 1032
+"""Nothing inflates to more than so many times its size (RFC 1951)."""
 
 XERIAL_HEADER: Final = b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01"
 XERIAL_MAGIC_BYTES: Final = 8
@@ -38,6 +45,14 @@ LZ4_INDEPENDENT_BIT: Final = 0x20
 LZ4_SIZED_BIT: Final = 0x08
 LZ4_SIZE_AT: Final = 6
 """Where the size of the content is, if the flags say so."""
+LZ4_STORED_MASK: Final = 0x7FFFFFFF
+"""Of a block's size; the highest bit says that it is stored as it is."""
+LZ4_DICTIONARY_BIT: Final = 0x01
+LZ4_CHECKSUM_BIT: Final = 0x04
+LZ4_BLOCK_CHECKSUM_BIT: Final = 0x10
+LZ4_SMALL_BYTES: Final = 1 << 15
+LZ4_BLOCK_BYTES: Final = {4: 1 << 16, 5: 1 << 18, 6: 1 << 20, 7: 1 << 22}
+"""Largest block by the three bits of the byte after the flags."""
 _INT32: Final = struct.Struct(">i")
 
 
@@ -103,18 +118,55 @@ def _gzip_decompress(data: Buffer, limit: int) -> bytes:
     stated = int.from_bytes(data[-4:], "little")
     if stated > limit:
         raise _too_large(limit, stated)
+    if stated > DEFLATE_FACTOR * len(data):
+        raise _damaged("gzip", f"{len(data)} bytes cannot be {stated}")
     inflater = zlib.decompressobj(31)
     try:
-        inflated = inflater.decompress(data, limit + 1)
+        if stated <= PIECE_BYTES:
+            inflated = inflater.decompress(data, stated + 1)
+        else:
+            inflated = _filled(stated, lambda view: _inflate_in_pieces(inflater, data, view))
     except zlib.error as error:
         raise _damaged("gzip", error) from None
-    if len(inflated) > limit:
-        raise _too_large(limit)
+    if len(inflated) > stated:
+        raise _damaged("gzip", "it is longer than it says")
     if not inflater.eof:
         raise _unfinished("gzip")
     if inflater.unused_data:
         raise _trailing("gzip")
     return inflated
+
+
+def _filled(size_bytes: int, fill: Callable[[memoryview], int]) -> bytes:
+    """What ``fill`` writes into so many bytes; it returns how many it wrote. Nothing is copied."""
+    out = io.BytesIO()
+    if size_bytes:
+        out.seek(size_bytes - 1)
+        out.write(b"\0")
+    with out.getbuffer() as view:
+        written = fill(view)
+    out.truncate(written)
+    return out.getvalue()
+
+
+def _inflate_in_pieces(inflater: zlib._Decompress, data: Buffer, out: memoryview) -> int:
+    """Until the stream or ``out`` ends: then the last byte is tried as well, and refused."""
+    view, position, written = memoryview(data), 0, 0
+    while not inflater.eof:
+        left: Buffer = inflater.unconsumed_tail
+        if not left:
+            left = view[position : position + PIECE_BYTES]
+            position += len(left)
+        piece = inflater.decompress(left, PIECE_BYTES)
+        if len(piece) > len(out) - written:
+            raise _damaged("gzip", "it is longer than it says")
+        if not piece and not left:
+            break
+        out[written : written + len(piece)] = piece
+        written += len(piece)
+    if inflater.unused_data or position < len(view):
+        raise _trailing("gzip")
+    return written
 
 
 # snappy
@@ -134,9 +186,31 @@ def _snappy_compress(data: Buffer) -> bytes:
 def _snappy_decompress(data: Buffer, limit: int) -> bytes:
     view = memoryview(data)
     if view[:XERIAL_MAGIC_BYTES] != XERIAL_HEADER[:XERIAL_MAGIC_BYTES]:
-        return bytes(_snappy_block(view, limit))
-    parts: list[bytearray] = []
-    inflated = 0
+        blocks = [view]
+    else:
+        blocks = _xerial_blocks(view)
+    sizes = [_snappy_size(block) for block in blocks]
+    total = sum(sizes)
+    if total > limit:
+        raise _too_large(limit, total)
+    if len(blocks) == 1 and total <= PIECE_BYTES:  # a third of the time
+        small = bytearray(total)
+        _snappy_block(blocks[0], small)
+        return bytes(small)
+
+    def fill(out: memoryview) -> int:
+        start = 0
+        for block, size in zip(blocks, sizes, strict=True):
+            _snappy_block(block, out[start : start + size])
+            start += size
+        return start
+
+    return _filled(total, fill)
+
+
+def _xerial_blocks(view: memoryview) -> list[memoryview]:
+    """The raw blocks of Java's framing."""
+    blocks: list[memoryview] = []
     position = len(XERIAL_HEADER)
     if len(view) < position:
         raise _unfinished("snappy")
@@ -147,28 +221,31 @@ def _snappy_decompress(data: Buffer, limit: int) -> bytes:
         position += 4
         if size <= 0 or size > len(view) - position:
             raise _damaged("snappy", f"a block of {size} bytes, {len(view) - position} are left")
-        block = _snappy_block(view[position : position + size], limit, inflated)
-        parts.append(block)
-        inflated += len(block)
+        blocks.append(view[position : position + size])
         position += size
-    return b"".join(parts)
+    return blocks
 
 
-def _snappy_block(view: memoryview, limit: int, before: int = 0) -> bytearray:
-    """One raw block after ``before`` bytes; its size is checked before allocating."""
+def _snappy_size(block: memoryview) -> int:
+    """What a raw block says that it inflates to."""
     import cramjam
 
     try:
-        size = cramjam.snappy.decompress_raw_len(view)
-        if size > limit - before:
-            raise _too_large(limit, before + size)
-        block = bytearray(size)
-        written = cramjam.snappy.decompress_raw_into(view, block)
+        return int(cramjam.snappy.decompress_raw_len(block))
     except cramjam.DecompressionError as error:
         raise _damaged("snappy", error) from None
-    if written != size:
+
+
+def _snappy_block(block: memoryview, out: memoryview | bytearray) -> None:
+    """One raw block into all of ``out``."""
+    import cramjam
+
+    try:
+        written = cramjam.snappy.decompress_raw_into(block, out)
+    except cramjam.DecompressionError as error:
+        raise _damaged("snappy", error) from None
+    if written != len(out):
         raise _unfinished("snappy")
-    return block
 
 
 # lz4
@@ -190,30 +267,74 @@ def _lz4_compress(data: Buffer, level: int) -> bytes:
 
 
 def _lz4_decompress(data: Buffer, limit: int) -> bytes:
-    import lz4.frame
+    import cramjam
 
-    if len(data) <= len(LZ4_MAGIC) or data[: len(LZ4_MAGIC)] != LZ4_MAGIC:
+    view = memoryview(data)
+    if len(view) <= len(LZ4_MAGIC) or bytes(view[: len(LZ4_MAGIC)]) != LZ4_MAGIC:
         raise _damaged("lz4", "no frame")
-    if not data[len(LZ4_MAGIC)] & LZ4_INDEPENDENT_BIT:
+    flags = view[len(LZ4_MAGIC)]
+    if not flags & LZ4_INDEPENDENT_BIT:
         raise _damaged("lz4", "its blocks are linked, which Java's clients cannot read")
-    if data[len(LZ4_MAGIC)] & LZ4_SIZED_BIT:
-        stated = int.from_bytes(data[LZ4_SIZE_AT : LZ4_SIZE_AT + 8], "little")
+    if len(view) <= LZ4_SMALL_BYTES:
+        inflated = _lz4_small(view, min(limit, PIECE_BYTES))
+        if inflated is not None:
+            return inflated
+    if flags & LZ4_DICTIONARY_BIT:
+        raise _damaged("lz4", "it needs a dictionary")
+    if flags & LZ4_SIZED_BIT:
+        stated = int.from_bytes(view[LZ4_SIZE_AT : LZ4_SIZE_AT + 8], "little")
         if stated > limit:
             raise _too_large(limit, stated)
+        most = min(_lz4_most(view, flags), stated)
+    else:
+        most = _lz4_most(view, flags)
+
+    def fill(out: memoryview) -> int:
+        return int(cramjam.lz4.decompress_into(view, out))
+
+    try:
+        return _filled(min(most, limit), fill)
+    except cramjam.DecompressionError as error:
+        if most > limit:
+            raise InflatesBeyondLimit(
+                f"lz4: damaged data: {error} (or above the limit of {limit} bytes)", most
+            ) from None
+        raise _damaged("lz4", error) from None
+
+
+def _lz4_small(view: memoryview, limit: int) -> bytes | None:
+    """A small frame in half the time; None: look closer."""
+    import lz4.frame
+
     inflater = lz4.frame.LZ4FrameDecompressor()
     try:
-        inflated = cast(bytes, inflater.decompress(data, _guess(data, limit)))
-        if not inflater.eof and len(inflated) <= limit:
-            inflated += inflater.decompress(b"", limit + 1 - len(inflated))
-    except (RuntimeError, EOFError, ValueError) as error:
-        raise _damaged("lz4", error) from None
-    if len(inflated) > limit:
-        raise _too_large(limit)
-    if not inflater.eof:
+        inflated = cast(bytes, inflater.decompress(view, limit))
+    except (RuntimeError, EOFError, ValueError):
+        return None
+    return inflated if inflater.eof and not inflater.unused_data else None
+
+
+def _lz4_most(view: memoryview, flags: int) -> int:
+    """What the one frame in ``view`` can inflate to: its blocks, of which all but the last are as
+    large as the frame's may be in what clients write.
+    """
+    position = LZ4_SIZE_AT + (8 if flags & LZ4_SIZED_BIT else 0) + 1
+    if len(view) < position:
         raise _unfinished("lz4")
-    if inflater.unused_data:
+    block_bytes = LZ4_BLOCK_BYTES.get(view[LZ4_SIZE_AT - 1] >> 4 & 7)
+    if block_bytes is None:
+        raise _damaged("lz4", "blocks of no known size")
+    after = 4 if flags & LZ4_BLOCK_CHECKSUM_BIT else 0
+    blocks = 0
+    while size := int.from_bytes(view[position : position + 4], "little"):
+        position += 4 + (size & LZ4_STORED_MASK) + after
+        blocks += 1
+    position += 4 + (4 if flags & LZ4_CHECKSUM_BIT else 0)
+    if position > len(view):
+        raise _unfinished("lz4")
+    if position < len(view):
         raise _trailing("lz4")
-    return inflated
+    return blocks * block_bytes
 
 
 def _guess(data: Buffer, limit: int) -> int:

@@ -32,8 +32,8 @@ BOUNDED = {
     "log.cleaner.dedupe.buffer.size": 16 * MIB,
 }
 """The row for 256 MiB of docs/operations.md."""
-MOST_RESIDENT = 60_000_000 + (48 + 12 + 12 + 2 * 16 + 4 * 16) * MIB
-"""What that page says of it: idle, in flight, waiting, responses, two requests, four batches."""
+MOST_RESIDENT = 60_000_000 + (48 + 12 + 12 + 2 * 16 + 2 * 16) * MIB
+"""What that page says of it: idle, in flight, waiting, responses, two requests, two batches."""
 REASON = "{{.State.Status}} {{.State.OOMKilled}} {{.State.ExitCode}}"
 
 

@@ -269,8 +269,8 @@ async def test_a_thread_inflates_into_what_was_drawn(lone, watched, monkeypatch)
         client.writer.write(frame(untold(20 * MIB)))
         assert (await client.produced()).error_code == 0
     limits = [limit for on_loop, limit in watched if not on_loop]
-    assert limits == [8 * MIB, 64 * MIB]
-    assert drawn == [2 * limit for limit in limits]
+    (limit,) = drawn
+    assert limits == drawn and 20 * MIB < limit < 21 * MIB, "its blocks tell how large it is"
     assert lone.node.parts.inflating.used_bytes == 0
 
 

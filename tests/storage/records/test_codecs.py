@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import random
 import struct
 import tracemalloc
 import zlib
@@ -13,9 +14,9 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kept.storage.errors import InvalidRecord
+from kept.storage.errors import InflatesBeyondLimit, InvalidRecord
 from kept.storage.records import compress, decompress
-from kept.storage.records.codecs import XERIAL_HEADER
+from kept.storage.records.codecs import PIECE_BYTES, XERIAL_HEADER
 from kept.storage.types import Codec
 
 COMPRESSING = [codec for codec in Codec if codec]
@@ -110,6 +111,51 @@ def test_a_bomb_is_refused_within_the_limit(codec: Codec) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 64 << 20
+
+
+@pytest.mark.parametrize("codec", COMPRESSING)
+@pytest.mark.parametrize("announced", [True, False])
+def test_what_is_inflated_is_held_once(codec: Codec, announced: bool) -> None:
+    """And what a client of several megabytes sends is no more than it inflates to."""
+    size = 16 << 20
+    packed = compress(codec, random.Random(1).randbytes(1 << 10) * (size >> 10))
+    if not announced:
+        packed = bomb(codec, size)
+    decompress(codec, packed, size)  # imports
+    tracemalloc.start()
+    try:
+        assert len(decompress(codec, packed, size)) == size
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < size + 4 * PIECE_BYTES
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4, Codec.SNAPPY])
+def test_a_size_that_is_too_large_for_the_limit_is_told(codec: Codec) -> None:
+    size = 5 << 20
+    with pytest.raises(InflatesBeyondLimit) as refused:
+        decompress(codec, bomb(codec, size), size - 1)
+    told = refused.value.told_bytes
+    assert told is not None and size <= told < size + (1 << 22)
+    assert len(decompress(codec, bomb(codec, size), told)) == size
+
+
+@pytest.mark.parametrize("stated", [0, 1, 10 * PIECE_BYTES - 1, 10 * PIECE_BYTES + 1, 1 << 31])
+def test_gzip_that_lies_about_its_size(stated: int) -> None:
+    packed = compress(Codec.GZIP, bytes(10 * PIECE_BYTES))
+    lie = packed[:-4] + stated.to_bytes(4, "little")
+    with pytest.raises(InvalidRecord):
+        decompress(Codec.GZIP, lie, 20 * PIECE_BYTES)
+    with pytest.raises(InvalidRecord, match="cannot be"):
+        decompress(Codec.GZIP, compress(Codec.GZIP, b"x")[:-4] + b"\xff\xff\xff\x0f", 1 << 31)
+
+
+def test_several_members_of_gzip_are_refused() -> None:
+    empty, whole = compress(Codec.GZIP, b""), compress(Codec.GZIP, TEXT * 10_000)
+    for stream in (empty + whole, whole + empty, whole + whole):
+        with pytest.raises(InvalidRecord):
+            decompress(Codec.GZIP, stream, 8 * len(TEXT) * 10_000)
 
 
 def test_snappy_that_lies_about_its_size() -> None:

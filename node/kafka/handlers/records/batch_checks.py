@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from kept.node.runtime.malloc import return_large_blocks
 from kept.storage.errors import InflatesBeyondLimit, KeptError
 from kept.storage.records import check
 
@@ -31,8 +32,13 @@ FIRST_DRAW_BYTES: Final = 8 * 1024 * 1024
 """What a batch that says no size is first inflated into in a thread."""
 DRAW_FACTOR: Final = 8
 """So much more it gets when that was too little."""
-COPIES: Final = 2
-"""Inflated records are held twice for a moment: in the pieces of their codec, and joined."""
+COPIES_READ: Final = 2
+"""Records that are read are held twice for a moment: inflated, and as they are given out. Who only
+checks them holds them once (:mod:`kept.storage.records.codecs`).
+"""
+COPIES_COMPRESSED: Final = 4
+"""Where they are compressed anew, that is held besides, in pieces and joined; it may be as large.
+"""
 
 Job = tuple[memoryview, "LocalReplica"]
 Done = Callable[[list[Any], "BaseException | None"], None]
@@ -83,7 +89,9 @@ class BatchChecks:
         """Wait for room to inflate the next ones into."""
         limit: int = self._resources.config.current.inflated_max_bytes
         self._bound = min(self._bound, limit)
-        size = COPIES * self._bound
+        jobs = self._jobs[len(self.outcomes) :]
+        again = any(not isinstance(job, KeptError) and _compresses(job[1]) for job in jobs)
+        size = self._bound * (COPIES_COMPRESSED if again else 1)
         self._resources.inflating.draw(size, partial(self._submit, size))
 
     def _submit(self, drawn_bytes: int) -> None:
@@ -96,6 +104,7 @@ class BatchChecks:
         """In a thread: outcomes from ``start`` on, and the bytes that the next one needs; 0: none
         is left.
         """
+        return_large_blocks()
         outcomes: list[Any] = []
         for job in self._jobs[start:]:
             if isinstance(job, KeptError):
@@ -106,7 +115,7 @@ class BatchChecks:
                 outcomes.append(check(batch, hosted.rules.within(bound), self._now_ms))
             except InflatesBeyondLimit as error:
                 if bound < hosted.rules.max_inflated_bytes:
-                    return outcomes, max(error.told_bytes or 0, DRAW_FACTOR * bound)
+                    return outcomes, _next_bound(error, bound)
                 outcomes.append(error)
             except KeptError as error:
                 outcomes.append(error)
@@ -139,7 +148,7 @@ async def inflated(
     """
     bound = min(FIRST_DRAW_BYTES, limit)
     while True:
-        size = COPIES * bound
+        size = COPIES_READ * bound
         granted = runtime.loop.create_future()
         budget.draw(size, partial(_grant, budget, granted, size))
         try:
@@ -148,7 +157,7 @@ async def inflated(
             if not granted.cancelled():
                 budget.give(size)
             raise
-        work = runtime.in_thread(partial(read, inflate_limit=bound))
+        work = runtime.in_thread(partial(_read, read, bound))
         # Who waits may be cancelled; the thread goes on, and has it until it is done.
         work.add_done_callback(partial(_give, budget, size))
         try:
@@ -156,7 +165,24 @@ async def inflated(
         except InflatesBeyondLimit as error:
             if bound >= limit:
                 raise
-            bound = min(limit, max(error.told_bytes or 0, DRAW_FACTOR * bound))
+            bound = min(limit, _next_bound(error, bound))
+
+
+def _compresses(hosted: LocalReplica) -> bool:
+    """Whether a batch may be compressed anew for a log."""
+    return hosted.rules.codec is not None
+
+
+def _read(read: Callable[..., list[Any]], bound: int) -> list[Any]:
+    """In a thread."""
+    return_large_blocks()
+    return read(inflate_limit=bound)
+
+
+def _next_bound(error: InflatesBeyondLimit, bound: int) -> int:
+    """What to inflate into after ``bound`` bytes were too few."""
+    told = error.told_bytes or 0
+    return told if told > bound else DRAW_FACTOR * bound
 
 
 def _grant(budget: BudgetShare, granted: asyncio.Future[None], size: int) -> None:

@@ -12,6 +12,7 @@ import pytest
 from kept.node.kafka.handlers.records import batch_checks
 from kept.node.kafka.handlers.records.batch_checks import BatchChecks, inflated
 from kept.storage.errors import CorruptMessage, InflatesBeyondLimit
+from kept.storage.types import Codec
 from tests.support.parts import Given
 
 MIB = 1 << 20
@@ -72,8 +73,8 @@ def sizes(monkeypatch) -> list[int]:
     return seen
 
 
-def job(size: int, says: bool = False) -> Any:
-    rules = Given(within=lambda bound: bound, max_inflated_bytes=LIMIT)
+def job(size: int, says: bool = False, codec: Codec | None = None) -> Any:
+    rules = Given(within=lambda bound: bound, max_inflated_bytes=LIMIT, codec=codec)
     return ((size, says), Given(rules=rules))
 
 
@@ -94,7 +95,7 @@ def checked(site: Site, jobs: list[Any], done_before: list[Any], needed: int = 0
         (5 * MIB, False, 0, [8]),
         (8 * MIB, False, 0, [8]),
         (8 * MIB + 1, False, 0, [8, 64]),
-        (9 * MIB, True, 0, [8, 64]),
+        (9 * MIB, True, 0, [8, 9]),
         (70 * MIB, True, 0, [8, 70]),
         (70 * MIB, False, 0, [8, 64, 100]),
         (70 * MIB, True, 70 * MIB, [70]),
@@ -102,12 +103,14 @@ def checked(site: Site, jobs: list[Any], done_before: list[Any], needed: int = 0
         (LIMIT, False, 0, [8, 64, 100]),
     ],
 )  # fmt: skip
-def test_so_much_is_drawn_for_a_batch(sizes, *, size, says, needed, draws) -> None:
+@pytest.mark.parametrize(("codec", "copies"), [(None, 1), (Codec.NONE, 4), (Codec.ZSTD, 4)])
+def test_so_much_is_drawn_for_a_batch(sizes, *, size, says, needed, draws, codec, copies) -> None:
+    """What it inflates to, and what it takes to compress that anew where the topic wants that."""
     site = Site()
-    outcomes, error = checked(site, [job(size, says)], [], needed)
+    outcomes, error = checked(site, [job(size, says, codec)], [], needed)
     assert (outcomes, error) == ([f"checked {size} at 7"], None)
     assert sizes == [draw * MIB for draw in draws]
-    assert site.drawn == site.given == [2 * draw * MIB for draw in draws]
+    assert site.drawn == site.given == [copies * draw * MIB for draw in draws]
 
 
 def test_batches_keep_their_order_and_each_has_its_own_outcome(sizes) -> None:
@@ -129,7 +132,7 @@ def test_an_error_of_ours_is_told_and_gives_back(monkeypatch) -> None:
     site = Site()
     outcomes, error = checked(site, [job(1)], [])
     assert outcomes == [] and isinstance(error, ZeroDivisionError)
-    assert site.drawn == site.given == [16 * MIB]
+    assert site.drawn == site.given == [8 * MIB]
 
 
 def reads(needs: int, says: bool, seen: list[int], inflate_limit: int) -> list[str]:
@@ -142,7 +145,7 @@ def reads(needs: int, says: bool, seen: list[int], inflate_limit: int) -> list[s
 @pytest.mark.parametrize(
     ("needs", "says", "limit", "bounds"),
     [
-        (5, False, 100, [8]), (9, True, 100, [8, 64]), (70, False, 100, [8, 64, 100]),
+        (5, False, 100, [8]), (9, True, 100, [8, 9]), (70, False, 100, [8, 64, 100]),
         (70, True, 100, [8, 70]), (100, False, 100, [8, 64, 100]), (3, False, 4, [4]),
         (101, False, 100, [8, 64, 100]), (5, False, 4, [4]),
     ],

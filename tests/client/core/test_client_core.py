@@ -448,10 +448,18 @@ def test_bootstrap_addresses(text, endpoints):
     assert list(parse_bootstrap(text)) == endpoints
 
 
-@pytest.mark.parametrize("text", ["", ",", "a:b", "a:0", "a:70000", ":9092"])
+@pytest.mark.parametrize("text", ["a:b", "a:0", "a:70000", "a:-1", ":9092", "[]:9092", "a:1,b:c"])
 def test_bootstrap_addresses_that_are_none(text):
-    with pytest.raises(ValueError, match=r"host:port|bootstrap"):
+    with pytest.raises(ValueError) as raised:
         parse_bootstrap(text)
+    assert str(raised.value) == f"{text.rpartition(',')[2]!r} is not host:port"
+
+
+@pytest.mark.parametrize("text", ["", ",", " , "])
+def test_no_bootstrap_address(text):
+    with pytest.raises(ValueError) as raised:
+        parse_bootstrap(text)
+    assert str(raised.value) == "no bootstrap address given, such as localhost:9092"
 
 
 def test_a_call_that_lasts_while_it_is_heard_of_ends_when_no_byte_comes_any_more():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from sysconfig import get_platform
 from typing import NamedTuple
 
 import pytest
@@ -13,6 +16,7 @@ from kept.testing.ports import free_port
 from tests.docs.blocks import INSTALLS, LOCAL_PORTS, ROOT, commands, environment, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1800)]
+KERNEL_SOURCES = ("*.pyx", "*.pxd", "*.h", "pyproject.toml")
 CONSTRAINTS = ROOT / "constraints.txt"
 
 
@@ -42,18 +46,36 @@ def call(*command: object, **given) -> str:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Installed:
-    """A wheel of what is committed, installed."""
+    """A wheel, installed: that of ``KEPT_WHEEL``, else one of what is committed."""
     folder = tmp_path_factory.mktemp("newcomer")
-    (folder / "source").mkdir()
-    call("git", "-C", ROOT, "archive", "-o", folder / "source.tar", "HEAD")
-    call("tar", "-x", "-f", folder / "source.tar", "-C", folder / "source")
-    build = ("-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder)
-    call(sys.executable, *build, folder / "source")
-    (wheel,) = folder.glob("*.whl")
+    wheel = Path(given) if (given := os.environ.get("KEPT_WHEEL")) else built(folder)
     call(sys.executable, "-m", "venv", folder / "venv")
-    made = Installed(wheel, folder / "venv" / "bin")
-    made.pip(str(wheel))
+    made = Installed(wheel.resolve(), folder / "venv" / "bin")
+    made.pip(str(made.wheel))
     return made
+
+
+def built(folder: Path) -> Path:
+    """A wheel of what is committed, with the kernels that this checkout has compiled, where their
+    sources are those of the commit: to compile them again takes minutes.
+    """
+    source = folder / "source"
+    source.mkdir()
+    call("git", "-C", ROOT, "archive", "-o", folder / "source.tar", "HEAD")
+    call("tar", "-x", "-f", folder / "source.tar", "-C", source)
+    changed = call("git", "-C", ROOT, "diff", "--name-only", "HEAD", "--", *KERNEL_SOURCES)
+    compiled = source / "build" / f"lib.{get_platform()}-{sys.implementation.cache_tag}" / "kept"
+    for kernel in () if changed else source.rglob("_*.pyx"):
+        file = kernel.relative_to(source)
+        translated, library = file.with_suffix(".c"), file.with_suffix(".abi3.so")
+        if (ROOT / translated).exists() and (ROOT / library).exists():
+            shutil.copyfile(ROOT / translated, source / translated)
+            (compiled / file.parent).mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / library, compiled / library)
+    build = ("-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder)
+    call(sys.executable, *build, source, env=os.environ | {"KEPT_REQUIRE_KERNELS": "1"})
+    (wheel,) = folder.glob("*.whl")
+    return wheel
 
 
 def test_commands_complete(installed, tmp_path):

@@ -380,6 +380,38 @@ def test_what_the_code_cites_is_there() -> None:
     assert not dangling, dangling
 
 
+UNION = re.compile(
+    r"^(?:Event|Effect|Report|Timer|Change|AppendEvent|Decision) = (\(.*?^\)|.*)", re.M | re.S
+)
+"""What a core hears or wants done; a name without a dot is of the module or imported there."""
+
+
+def test_no_two_events_have_one_name() -> None:
+    """Among the events and effects of all cores (ADR 19)."""
+    folders = ("replication", "cluster", "node/coordinator")
+    paths = [p for p in MODULES if str(p.relative_to(ROOT)).startswith(folders)]
+    unions = "".join(" ".join(UNION.findall(text_of(path))) for path in paths)
+    events = set(re.findall(r"(?<![.\w])[A-Z]\w+(?![.\w])", unions))
+    assert len(events) > 100, "the unions are written otherwise: they were not found"
+    places = defaultdict(list)
+    for path in paths:
+        for name in events & parsed(path)[2].classes.keys():
+            places[name].append(str(path.relative_to(ROOT)))
+    assert not (twice := {name: at for name, at in places.items() if len(at) > 1}), twice
+
+
+def test_pages_are_in_the_navigation() -> None:
+    """Every page, once; decisions and formats, which have pages that list them, are numbered."""
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    listed = re.findall(r"([\w/-]+\.md)$", nav, re.M)
+    made = {"reference/commands.md", "reference/metrics.md", "reference/http-api.md"}
+    pages = [str(p.relative_to(ROOT / "docs")) for p in tracked("docs/*.md", "docs/reference/*.md")]
+    pages = [page for page in pages if not page.startswith(("adr/", "formats/"))]
+    assert sorted(listed) == sorted({*pages, *made, "adr/README.md", "formats/README.md"})
+    numbers = sorted(int(p.name[:4]) for p in tracked("docs/adr/*.md"))
+    assert numbers == list(range(1, len(numbers) + 1)), "two decisions of one number, or a gap"
+
+
 NAMED_FILE = re.compile(r"``([\w/]+\.py)``")
 ROLE = re.compile(r":(?:class|mod|func|meth|attr|data|exc):`~?([\w.\s]+)`")
 MEMBER = re.compile(r"``([A-Z]\w*\.(?!scala|java)[a-z_0-9]+)``")

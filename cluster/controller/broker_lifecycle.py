@@ -42,7 +42,7 @@ from msgspec import Struct
 from kept.cluster.controller.brokers import RegisterRequest, address_of
 from kept.cluster.controller.heartbeats import MAX_LOGS_PER_HEARTBEAT, HeartbeatReply, PartitionKey
 from kept.cluster.controller.unclean_recovery import awaiting
-from kept.cluster.metadata.image import BrokerImage, Image
+from kept.cluster.metadata.image import BrokerImage, Image, ImageApplied
 from kept.storage.errors import (
     BrokerIdNotRegistered,
     DuplicateBrokerRegistration,
@@ -125,12 +125,6 @@ class HeartbeatFailed(Struct, frozen=True):
 
     number: int
     error: KeptError
-
-
-class ImageApplied(Struct, frozen=True):
-    """The metadata moved on."""
-
-    image: Image
 
 
 class ControllerChanged(Struct, frozen=True):

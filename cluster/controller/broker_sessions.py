@@ -75,7 +75,7 @@ from kept.cluster.controller.heartbeats import (
     ReplicaLog,
 )
 from kept.cluster.controller.partition_election import unclean_allowed_by
-from kept.cluster.metadata.image import BrokerImage, Image
+from kept.cluster.metadata.image import BrokerImage, Image, ImageApplied
 from kept.cluster.metadata.records import NO_LEADER
 from kept.storage.errors import (
     BrokerIdNotRegistered,
@@ -143,12 +143,6 @@ class SettingsChanged(Struct, frozen=True):
     """Settings were changed while the node runs."""
 
     settings: SessionSettings
-
-
-class ImageApplied(Struct, frozen=True):
-    """The image moved on."""
-
-    image: Image
 
 
 class ConnectionLost(Struct, frozen=True):

@@ -572,3 +572,9 @@ class _Step:
                     yield
         touched: dict[str, Any] = {name: frozenset(keys) for name, keys in self._touched.items()}
         return Delta(tuple(created), tuple(self._gone), tuple(changes), **touched)
+
+
+class ImageApplied(Struct, frozen=True):
+    """An event of every core that follows the metadata: the image moved on."""
+
+    image: Image

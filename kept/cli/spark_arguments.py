@@ -15,7 +15,7 @@ from typing import Final
 
 import click
 
-from kept.cli.positions import time_ms
+from kept.cli.position_syntax import time_ms
 from kept.cli.shell import Failure
 from kept.storage.types import decimal_number
 

@@ -34,7 +34,7 @@ from kept.compaction.cleaner.planner import (
 )
 from kept.compaction.cleaner.worker import COMMAND
 from kept.compaction.manifest.apply import CompactionState
-from kept.node.replicas.manifests.failures import PassFailed, Withdrawn, check_stopped
+from kept.node.replicas.manifests.errors import PassFailed, Withdrawn, check_stopped
 from kept.node.replicas.manifests.workers import ManifestWork, or_vanished, pass_limits
 from kept.node.runtime.background_steps import in_slices
 from kept.node.runtime.logging import log

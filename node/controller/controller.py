@@ -25,7 +25,6 @@ from kept.cluster.controller.broker_sessions import (
     DecisionCompleted,
     Effect,
     Event,
-    ImageApplied,
     Probe,
     ProbeCompleted,
     SettingsChanged,
@@ -33,7 +32,7 @@ from kept.cluster.controller.broker_sessions import (
 from kept.cluster.controller.brokers import RegisterRequest
 from kept.cluster.controller.heartbeats import HeartbeatReply, HeartbeatRequest
 from kept.cluster.controller.partition_election import AlterIsr, unclean_allowed_by
-from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.image import Image, ImageApplied
 from kept.cluster.metadata.records import MetadataRecord
 from kept.node.config.core_settings import TICK_MS, session_settings
 from kept.node.controller.proposals import Change, check_leads, not_controller, resolve

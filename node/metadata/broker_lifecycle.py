@@ -20,6 +20,7 @@ from kept.cluster.controller.heartbeats import (
     ReplicaLog,
     unfenced_for_ms,
 )
+from kept.cluster.metadata.image import ImageApplied
 from kept.node.config.core_settings import lifecycle_settings
 from kept.node.metadata.serving_lease import NEVER
 from kept.node.runtime.clock import by_perf_counter, elapsed_ms
@@ -145,7 +146,7 @@ class BrokerLifecycleManager:
 
     def image_acted_on(self, image: Image) -> None:
         """The node is what ``image`` says."""
-        self._step(broker_lifecycle.ImageApplied(image))
+        self._step(ImageApplied(image))
         self._in_touch()
 
     def _in_touch(self) -> None:

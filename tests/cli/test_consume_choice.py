@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from kept.cli.positions import EARLIEST, LATEST, Kind, Position, position, time_ms
+from kept.cli.position_syntax import EARLIEST, LATEST, Kind, Position, position, time_ms
 from kept.cli.record_format import formatted
 from kept.client.client import OutRecord
 from kept.client.consume.consumer import ConsumedRecord

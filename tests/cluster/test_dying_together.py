@@ -17,7 +17,6 @@ from kept.cluster.controller.broker_sessions import (
     Decide,
     DecisionCompleted,
     HeartbeatRequest,
-    ImageApplied,
     Probe,
     ProbeCompleted,
     SessionSettings,
@@ -25,7 +24,7 @@ from kept.cluster.controller.broker_sessions import (
 from kept.cluster.controller.brokers import RegisterRequest, register_broker, unfence_broker
 from kept.cluster.controller.partition_election import AlterIsr
 from kept.cluster.controller.topics import create_topic
-from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.image import Image, ImageApplied
 from kept.cluster.metadata.records import NO_LEADER
 from kept.storage.errors import NotController
 

@@ -16,7 +16,7 @@ from kept.compaction.cleaner import worker
 from kept.compaction.cleaner.cleaner_run import Result, run_pass
 from kept.compaction.manifest import follow_worker
 from kept.compaction.manifest.follow import follow
-from kept.node.replicas.manifests.failures import PassFailed
+from kept.node.replicas.manifests.errors import PassFailed
 from kept.node.replicas.manifests.workers import ManifestWork, failure
 from kept.storage.errors import KeptError
 from tests.sim.process import PROCESS

@@ -14,7 +14,15 @@ import msgspec
 from kept.cli.bootstrap_option import bootstrap_option
 from kept.cli.completion import GROUP
 from kept.cli.output import counted, echo, moment, progress, reader_is_gone, show_table, text
-from kept.cli.positions import EARLIEST, LATEST, Kind, Position, PositionType, TimeType, offsets_at
+from kept.cli.position_syntax import (
+    EARLIEST,
+    LATEST,
+    Kind,
+    Position,
+    PositionType,
+    TimeType,
+    offsets_at,
+)
 from kept.cli.record_format import (
     FIELDS,
     Renderer,

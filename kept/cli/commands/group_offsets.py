@@ -14,7 +14,7 @@ from kept.cli.bootstrap_option import bootstrap_option
 from kept.cli.completion import GROUP
 from kept.cli.offset_file import FileOffset
 from kept.cli.output import counted, echo, show_json, show_table, write
-from kept.cli.positions import Position, offsets_at, position, time_ms
+from kept.cli.position_syntax import Position, offsets_at, position, time_ms
 from kept.cli.shell import Failure, WholeNumber, did_you_mean, examples, for_each, json_option
 from kept.cli.topic_partition import TopicPartitionArgument
 from kept.cli.unavailable import named_partitions, open_client

@@ -21,7 +21,7 @@ from kept.cli.output import (
     size,
     write,
 )
-from kept.cli.positions import Kind, Position, PositionType, offsets_at
+from kept.cli.position_syntax import Kind, Position, PositionType, offsets_at
 from kept.cli.shell import (
     Failure,
     Group,

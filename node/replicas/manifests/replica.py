@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.node.replicas.manifests.failures import ManifestUnreadable, missing_offset
+from kept.node.replicas.manifests.errors import ManifestUnreadable, missing_offset
 from kept.node.replicas.manifests.retry import RetrySchedule
 from kept.node.replicas.manifests.status import (
     APPLY_MS,

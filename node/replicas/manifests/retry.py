@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from kept.node.replicas.manifests.failures import check_stopped
+from kept.node.replicas.manifests.errors import check_stopped
 from kept.node.runtime.logging import log
 from kept.storage.errors import told_to_clients
 

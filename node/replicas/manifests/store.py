@@ -24,7 +24,7 @@ from kept.compaction.manifest import apply as applying
 from kept.compaction.manifest import follow, follow_worker, manifest, manifest_store
 from kept.compaction.manifest.manifest import Manifest
 from kept.node.replicas.manifests import install
-from kept.node.replicas.manifests.failures import ManifestUnreadable, Withdrawn
+from kept.node.replicas.manifests.errors import ManifestUnreadable, Withdrawn
 from kept.node.replicas.manifests.status import ref_of
 from kept.node.replicas.manifests.workers import ManifestWork, failure, or_vanished, pass_limits
 from kept.replication.manifests_events import ManifestRef

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kept.compaction.cleaner.planner import Limits
 from kept.compaction.cleaner.worker import result_from
-from kept.node.replicas.manifests.failures import PassFailed
+from kept.node.replicas.manifests.errors import PassFailed
 from kept.node.runtime.subprocess import ChildFailed, ChildProcess, spawn
 from kept.storage import layout
 from kept.storage.errors import KeptError, MachineError, vanished

@@ -28,7 +28,7 @@ from kept.cluster.controller.brokers import (
 )
 from kept.cluster.controller.heartbeats import HeartbeatReply
 from kept.cluster.controller.topics import create_topic
-from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.image import Image, ImageApplied
 from kept.cluster.metadata.records import Endpoint
 from kept.storage.errors import (
     BrokerIdNotRegistered,
@@ -69,7 +69,7 @@ class Broker:
 
     def apply(self, records, tell=True):
         self.image, _ = self.image.apply(records)
-        return self.step(life.ImageApplied, self.image) if tell else []
+        return self.step(ImageApplied, self.image) if tell else []
 
     def may_serve(self, after_ms: int = 0) -> bool:
         """Whether leadership may be acted on at that moment."""
@@ -100,7 +100,7 @@ def running(**times) -> Broker:
     """Registered, unfenced, nothing outstanding; its next heartbeat is number 3."""
     b = registered(**times)
     b.step(life.LogsRecovered)
-    b.step(life.ImageApplied, b.image)
+    b.step(ImageApplied, b.image)
     b.answer(1, fenced=True)
     b.apply(unfence_broker(b.image, 1, b.epoch))
     b.answer(2)
@@ -117,7 +117,7 @@ def test_from_start_to_running() -> None:
     (first,) = b.step(life.Registered, b.epoch)
     assert first == SendHeartbeat(1, 1, b.epoch, 0, wants_fence=True, wants_shutdown=False)
     assert b.core.state is BrokerState.FENCED and not b.may_serve()
-    assert b.step(life.ImageApplied, b.image) == [ResumeServing()]
+    assert b.step(ImageApplied, b.image) == [ResumeServing()]
     assert b.step(life.LogsRecovered) == [], "one heartbeat at a time"
     (second,) = b.answer(1, fenced=True)
     assert second.applied_index == b.image.index and not second.wants_fence
@@ -211,7 +211,7 @@ def test_a_stall_suspends_until_a_heartbeat_sent_after_it_is_answered() -> None:
     assert b.answer(new.number, index=ahead) == []
     assert not b.may_serve(), "the controller knows more"
     b.apply(create_topic(b.image, topics.CreateTopic("t", UUID(int=7), 1, 1)), tell=False)
-    assert b.step(life.ImageApplied, b.image) == [ResumeServing()]
+    assert b.step(ImageApplied, b.image) == [ResumeServing()]
     assert b.may_serve()
 
 
@@ -264,7 +264,7 @@ def test_a_dead_process_that_is_registered_late_is_displaced_again() -> None:
     b.apply(register_broker(b.image, ME), tell=False)
     b.step(life.Registered, b.epoch)
     assert not b.may_serve(), "the image still shows the dead one"
-    assert b.step(life.ImageApplied, b.image) == [ResumeServing()]
+    assert b.step(ImageApplied, b.image) == [ResumeServing()]
     assert b.core.state is BrokerState.FENCED and b.core.broker_epoch == b.epoch
 
 
@@ -368,7 +368,7 @@ def test_logs_that_an_election_waits_for_are_reported() -> None:
     assert image.partition(topic, 0).recovering
     b.image = image
     b.step(life.Started)
-    b.step(life.ImageApplied, image)
+    b.step(ImageApplied, image)
     assert b.beats()[0].report == (), "its logs are not open"
     b.step(life.LogsRecovered)
     (beat,) = b.answer(1, fenced=True)
@@ -466,8 +466,8 @@ def test_the_answer_to_the_registration_outruns_the_image() -> None:
     led_by_the_old_one = b.image
     b.apply(register_broker(b.image, ME), tell=False)
     b.step(life.Registered, b.epoch)
-    b.step(life.ImageApplied, led_by_the_old_one)
+    b.step(ImageApplied, led_by_the_old_one)
     b.tick(100)
     assert not b.may_serve()
-    b.step(life.ImageApplied, b.image)
+    b.step(ImageApplied, b.image)
     assert b.core.state is BrokerState.FENCED and b.may_serve()

@@ -19,7 +19,6 @@ from kept.cluster.controller.broker_sessions import (
     Decide,
     DecisionCompleted,
     HeartbeatRequest,
-    ImageApplied,
     Probe,
     ProbeCompleted,
     SessionSettings,
@@ -30,7 +29,7 @@ from kept.cluster.controller.features import SECURITY, Feature, check_security
 from kept.cluster.controller.heartbeats import HeartbeatReply, ReplicaLog
 from kept.cluster.controller.partition_election import alter_isr
 from kept.cluster.controller.topics import create_topic
-from kept.cluster.metadata.image import Image
+from kept.cluster.metadata.image import Image, ImageApplied
 from kept.cluster.metadata.records import NO_LEADER, FeatureRecord
 from kept.storage.errors import (
     BrokerIdNotRegistered,

@@ -10,7 +10,7 @@ import pytest
 
 from kept.compaction.cleaner.planner import NotNow
 from kept.node.replicas.manifests import store, workers
-from kept.node.replicas.manifests.failures import PassFailed
+from kept.node.replicas.manifests.errors import PassFailed
 from kept.storage import layout
 from kept.storage.errors import MachineError
 from tests.support.cleaned_logs import TP, clean, filled, newest

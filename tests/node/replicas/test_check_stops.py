@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kept.node.compaction import cleaner
-from kept.node.replicas.manifests.failures import PassFailed
+from kept.node.replicas.manifests.errors import PassFailed
 from tests.support.cleaned_logs import TP, clean, filled, newest
 
 # Every key is lost, also those of segments that stay as they are: whichever are drawn.

@@ -11,7 +11,7 @@ import pytest
 from kept import kernels
 from kept.compaction.cleaner.worker import COMMAND
 from kept.node.compaction import cleaner
-from kept.node.replicas.manifests.failures import PassFailed
+from kept.node.replicas.manifests.errors import PassFailed
 from kept.node.runtime.uncompiled_kernels import Kernels
 from kept.storage.errors import ConfigurationError
 from tests.support.cleaned_logs import TP, clean, filled

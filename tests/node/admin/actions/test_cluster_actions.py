@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from kept.cli.commands.group_offsets import Target
-from kept.cli.positions import Kind, Position
+from kept.cli.position_syntax import Kind, Position
 from kept.client.client import Client, OutRecord
 from kept.client.consume.consumer import GroupConsumer
 from kept.client.consume.positions import EARLIEST

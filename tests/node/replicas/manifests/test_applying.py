@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from kept.node.replicas.manifests.failures import ManifestUnreadable
+from kept.node.replicas.manifests.errors import ManifestUnreadable
 from kept.node.replicas.manifests.replica import ReplicaManifests
 from kept.node.replicas.manifests.store import Files
 from kept.node.replicas.manifests.workers import ManifestWork

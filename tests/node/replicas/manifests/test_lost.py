@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from kept.compaction.manifest import manifest_store
 from kept.node.replicas.manifests import install, recover
-from kept.node.replicas.manifests.failures import Withdrawn
+from kept.node.replicas.manifests.errors import Withdrawn
 from kept.node.replicas.manifests.status import ManifestStatus
 from kept.replication.manifests_events import ManifestRef, ManifestStored, PassCompleted
 from kept.storage.errors import DamagedData

@@ -13,7 +13,7 @@ import pytest
 
 from kept.compaction.manifest.apply import CompactionState
 from kept.node.replicas.manifests import replica as shell
-from kept.node.replicas.manifests.failures import ManifestUnreadable, PassFailed
+from kept.node.replicas.manifests.errors import ManifestUnreadable, PassFailed
 from kept.node.replicas.manifests.replica import NEVER, ReplicaManifests
 from kept.node.replicas.manifests.retry import RetrySchedule
 from kept.node.replicas.manifests.store import Computing, Files, Made

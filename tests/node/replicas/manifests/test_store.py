@@ -14,7 +14,7 @@ import pytest
 from kept.compaction.cleaner.cleaner_run import Result
 from kept.compaction.manifest.apply import CompactionState
 from kept.node.replicas.manifests import store
-from kept.node.replicas.manifests.failures import ManifestUnreadable, PassFailed, Withdrawn
+from kept.node.replicas.manifests.errors import ManifestUnreadable, PassFailed, Withdrawn
 from kept.node.replicas.manifests.store import Computing, Files, Made
 from kept.node.replicas.manifests.workers import ManifestWork, or_vanished
 from kept.replication.manifests_events import ManifestRef

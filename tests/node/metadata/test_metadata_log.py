@@ -82,6 +82,19 @@ def test_a_leader_whose_disk_fails_hands_over_without_a_time_out():
     play(scene, election_ticks=1_000_000)
 
 
+def test_a_follower_applies_an_entry_of_many_records_in_slices():
+    async def scene(three):
+        leading = await three.leader()
+        many = [ConfigRecord(4, "", f"k{number}", "v") for number in range(5_000)]
+        await three.nodes[leading].propose(many)
+        following = [node for number, node in enumerate(three.nodes) if number != leading]
+        while not all("k4999" in node.image.config(4, "") for node in following):
+            assert not three.failures
+            await asyncio.sleep(0.005)
+
+    play(scene, election_ticks=6)
+
+
 def test_who_waits_for_a_leader_that_steps_down_hears_of_it():
     async def scene(three):
         old = await three.leader()

@@ -12,6 +12,7 @@ import pytest
 
 from kept.cluster.metadata.records import ConfigRecord, RemoveTopicRecord
 from kept.cluster.metadata.replica_history import FILE
+from kept.cluster.metadata.snapshot import encode_snapshot
 from kept.cluster.metadata.wal import WAL_NAME
 from kept.cluster.raft.messages import InstallSnapshot, TimeoutNow
 from kept.cluster.raft.ready import RaftSettings
@@ -331,6 +332,25 @@ def test_a_snapshot_of_nonsense_replaces_nothing_and_is_said_once(
         assert not taken and one.value == "1" and not one.failures
         said = capsys.readouterr().err
         assert said.count("metadata message refused") == 1 and "peer=2" in said
+
+    play(scene)
+
+
+def test_a_snapshot_that_is_right_is_taken_once_it_was_read() -> None:
+    async def scene(one: One) -> None:
+        log, taken = one.log, []
+        await log.propose(setting("1"))
+        log.raft_node.receive = taken.append
+        image = log.image
+        whole = InstallSnapshot(
+            sender=2, to=0, term=9, last_index=image.index, last_term=7,
+            image_bytes=encode_snapshot(image, 7), voters=image.voters,
+        )  # fmt: skip
+        log.receive(whole)
+        assert not taken, "it is read in the thread first"
+        await asyncio.get_running_loop().run_in_executor(log._pool, int)
+        await turns()
+        assert taken == [whole] and not one.failures
 
     play(scene)
 

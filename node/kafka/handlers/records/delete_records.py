@@ -105,13 +105,16 @@ class DeleteRecordsHandler:
         for partition in partitions:
             partition.add_waiter(moved.set)
         try:
-            while waiting := await self.runtime.slices.finish(self._unfinished(deletions)):
+            while True:
+                moved.clear()  # before they are looked at, which may take several turns
+                waiting = await self.runtime.slices.finish(self._unfinished(deletions))
+                if not waiting:
+                    break
                 left = end - self.runtime.loop.time()
                 if left <= 0:
                     for deletion in waiting:
                         deletion.code = REQUEST_TIMED_OUT
                     break
-                moved.clear()
                 try:
                     await asyncio.wait_for(moved.wait(), min(left, LIVENESS_CHECK_S))
                 except TimeoutError:

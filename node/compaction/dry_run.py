@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
+from kept.node.runtime.logging import log
 from kept.node.runtime.subprocess import ChildFailed, ChildProcess, spawn
-from kept.storage.errors import KeptError, RequestTimedOut, RetriableError
+from kept.storage.errors import DETAILS_IN_LOG, KeptError, RequestTimedOut, RetriableError
 
 if TYPE_CHECKING:
     from kept.compaction.cleaner.job import Job, Source
@@ -31,7 +32,17 @@ MAX_WAITING: Final = 8
 
 
 class DryRunFailed(KeptError):
-    """The process said why it could not do it."""
+    """The process said why it could not do it; ``told`` is what clients may know of it."""
+
+    def __init__(self, message: str, told: str = "") -> None:
+        super().__init__(message)
+        self._told = told or f"the dry run failed{DETAILS_IN_LOG}"
+        log.warning("dry run failed", error=message)
+
+    @property
+    def told(self) -> str:
+        """See :attr:`KeptError.told`."""
+        return self._told
 
 
 class DryRunsBusy(RetriableError):
@@ -113,4 +124,5 @@ async def _talk(child: ChildProcess, question: Mapping[str, Any]) -> Mapping[str
     if "result" in messages[-1]:
         result: Mapping[str, Any] = messages[-1]["result"]
         return result
-    raise DryRunFailed(messages[-1].get("error") or f"the dry run died: {words}")
+    last = messages[-1]
+    raise DryRunFailed(last.get("error") or f"the dry run died: {words}", last.get("told", ""))

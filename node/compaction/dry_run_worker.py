@@ -1,7 +1,8 @@
 """The process of a dry run: ``python -m kept.node.compaction.dry_run_worker``.
 
-It gets one line of JSON on stdin and answers with one on stdout, ``{"result": ...}`` or
-``{"error": ...}``. It is exec'ed, niced, ends when its stdin does, and writes no file.
+It gets one line of JSON on stdin and answers with one on stdout: ``{"result": ...}`` or why it
+failed (:func:`kept.compaction.cleaner.worker.error_message`). It is exec'ed, niced, ends when its
+stdin does, and writes no file.
 """
 
 from __future__ import annotations
@@ -17,11 +18,10 @@ from kept.compaction.cleaner.cleaner_run import read_manifest
 from kept.compaction.cleaner.explain import KeyRecord, explain, life_of_key, removable_at_ms
 from kept.compaction.cleaner.job import INFLATE_LIMIT, Source, decode
 from kept.compaction.cleaner.scan_stats import whole_batches
-from kept.compaction.cleaner.worker import begin, give_way
+from kept.compaction.cleaner.worker import begin, error_message, give_way
 from kept.compaction.manifest import verify
 from kept.compaction.strategy import resolve
 from kept.storage.disk import Disk
-from kept.storage.errors import KeptError
 from kept.storage.records import records
 from kept.storage.types import Generation, LogConfig
 
@@ -88,8 +88,8 @@ def main() -> int:
     give_way()
     try:
         message: dict[str, Any] = {"result": run(json.loads(line))}
-    except (KeptError, OSError, MemoryError) as error:
-        message = {"error": str(error) or type(error).__name__}
+    except Exception as error:  # noqa: BLE001 - a strategy may raise anything
+        message = error_message(error)
     print(json.dumps(message), flush=True)
     return 0 if "result" in message else 1
 

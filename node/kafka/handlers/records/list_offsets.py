@@ -107,9 +107,10 @@ class ListOffsetsHandler:
     inflating: BudgetShare
 
     def list_offsets(self, ctx: RequestContext, request: Any) -> Steps[Answer]:
-        """Offsets by timestamp. Special ones: -1 latest, -2 earliest, -3 of the largest timestamp,
-        -4 earliest local, -5 latest tiered; any other, and one that is younger than the request's
-        version, is UNSUPPORTED_VERSION.
+        """Offsets by timestamp. Special ones: -1 latest, -2 earliest, -3 of the largest timestamp
+        (none while that lies below the log start, where Apache Kafka names an offset that nobody
+        can read), -4 earliest local, -5 latest tiered; any other, and one that is younger than the
+        request's version, is UNSUPPORTED_VERSION.
 
         Where a thread looks, a partition that is named twice is INVALID_REQUEST the second time;
         in Kafka it always is.

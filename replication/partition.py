@@ -33,6 +33,7 @@ from kept.storage.errors import (
     OffsetNotAvailable,
     OffsetOutOfRange,
     PolicyViolation,
+    TransactionCoordinatorFenced,
 )
 from kept.storage.log.log import AppendInfo
 from kept.storage.log.log_reader import FindRecord, find_record
@@ -123,7 +124,16 @@ class Partition(Replica):
     def note_coordinator_epoch(self, producer_id: int, epoch: int) -> None:
         """The coordinator of a producer said yes, which leads in that epoch: markers of an older
         one are refused from now on, while this node leads.
+
+        Raises TransactionCoordinatorFenced where a later one is known here already: it may have
+        ended meanwhile what the earlier one believes to be open.
         """
+        newest = self.log.producers.coordinator_epoch(producer_id)
+        if epoch < newest:
+            raise TransactionCoordinatorFenced(
+                f"{self.topic_partition}: coordinator epoch {epoch} says that producer "
+                f"{producer_id} has a transaction open, known is {newest}"
+            )
         self.log.producers.guards.note_coordinator_epoch(producer_id, epoch)
 
     def append_marker(

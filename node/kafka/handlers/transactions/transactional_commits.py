@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kio.schema.errors import ErrorCode
 
 from kept.node.coordinator.common.events import TransactionalProducer
+from kept.storage.errors import TransactionCoordinatorFenced
 from kept.storage.types import NO_LEADER_EPOCH, NO_SEQUENCE
 
 if TYPE_CHECKING:
@@ -56,7 +57,10 @@ class CommitVerification:
         )
         code = ErrorCode(answers[shard.tp])
         if code is ErrorCode.none and coordinator_epoch != NO_LEADER_EPOCH:
-            shard.partition.note_coordinator_epoch(producer_id, coordinator_epoch)
+            try:
+                shard.partition.note_coordinator_epoch(producer_id, coordinator_epoch)
+            except TransactionCoordinatorFenced:
+                return ErrorCode.coordinator_load_in_progress
         if code is ErrorCode.producer_fenced:
             return ErrorCode.invalid_producer_epoch
         if code is ErrorCode.transaction_abortable and version < ABORTABLE_SINCE:

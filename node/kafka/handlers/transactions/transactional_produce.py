@@ -93,7 +93,8 @@ class Verification:
     def refuse(self, outcomes: list[Outcome]) -> None:
         """Put what was refused into ``outcomes``, once :attr:`answer` is there. Where the answer
         is yes, markers of an earlier coordinator are too late from now on. Not before: anybody may
-        name a producer id that is another's, with a transactional id of his own.
+        name a producer id that is another's, with a transactional id of his own. The yes of a
+        coordinator that is not the newest counts for nothing.
         """
         if self.answer is None:
             return
@@ -104,7 +105,10 @@ class Verification:
                 outcomes[place] = _refused(code, tp, self._version)
             elif self.coordinator_epoch != NO_LEADER_EPOCH:
                 partition, producer_id = self.producers[place]
-                partition.note_coordinator_epoch(producer_id, self.coordinator_epoch)
+                try:
+                    partition.note_coordinator_epoch(producer_id, self.coordinator_epoch)
+                except errors.TransactionCoordinatorFenced as error:
+                    outcomes[place] = errors.NotEnoughReplicas(f"to be asked again: {error}")
 
 
 def _refused(code: int, tp: TopicPartition, version: int) -> KeptError:

@@ -18,7 +18,12 @@ from kept.node.kafka.api import RequestContext
 from kept.node.kafka.handlers.groups.group_offsets import GroupOffsetsHandler
 from kept.node.runtime.deferred import Deferred
 from kept.node.security.session import Session
-from kept.storage.errors import InvalidProducerEpoch, InvalidTxnState, KeptError
+from kept.storage.errors import (
+    InvalidProducerEpoch,
+    InvalidTxnState,
+    KeptError,
+    TransactionCoordinatorFenced,
+)
 from kept.storage.records import headers
 from kept.storage.types import TopicPartition
 from tests.support.coordinators import TOPIC_ID, FakeNode, FakePartition, group_in, offsets
@@ -67,6 +72,7 @@ class GuardedPartition(FakePartition):
     def __init__(self) -> None:
         super().__init__()
         self.known: KeptError | None = None
+        self.newest = -1
         self.floors: list[tuple[int, int]] = []
         self.open: set[int] = set()
 
@@ -79,6 +85,8 @@ class GuardedPartition(FakePartition):
         return None if producer_id in self.open else (epoch, is_tv2)
 
     def note_coordinator_epoch(self, producer_id: int, epoch: int) -> None:
+        if epoch < self.newest:
+            raise TransactionCoordinatorFenced("a later coordinator is known")
         self.floors.append((producer_id, epoch))
 
     def append(self, checked: Any, now_ms: int, acks: int, guard: Any, origin: Any) -> Any:
@@ -177,6 +185,15 @@ async def test_the_coordinator_is_asked_before_the_first_batch_only(version: int
     marker = EndMarker(7, 3, 0, is_commit=True)
     assert await result(f.node.groups.end_transaction(0, marker)) is ErrorCode.none
     assert await f.fetched() == [5, 5]
+
+
+@run
+async def test_the_yes_of_a_coordinator_that_was_replaced_counts_for_nothing() -> None:
+    f = Fixture()
+    f.partition.newest = 5
+    assert await f.commit(5) == ["coordinator_load_in_progress"]
+    assert await f.commit(0) == ["coordinator_not_available"]
+    assert not f.partition.log and f.partition.floors == []
 
 
 @pytest.mark.parametrize(

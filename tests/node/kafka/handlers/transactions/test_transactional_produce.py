@@ -273,6 +273,16 @@ def test_an_answer_that_comes_after_the_marker_counts_for_nothing(world):
     assert world.partition().log_end_offset == 1
 
 
+def test_the_yes_of_a_coordinator_that_was_replaced_counts_for_nothing(world):
+    """It may lead no more without knowing it: its successor has ended the transaction."""
+    world.end(ABORT)
+    world.coordinator.epoch = ABORT.coordinator_epoch - 1
+    assert world.produce((0, batch()), (1, batch())) == [("not_enough_replicas", -1), ("none", 0)]
+    assert world.partition().log_end_offset == 1
+    world.coordinator.epoch = ABORT.coordinator_epoch
+    assert world.produce((0, batch())) == [("none", 1)]
+
+
 def test_a_first_batch_that_was_refused_keeps_the_later_ones_out(world):
     assert world.produce((0, batch(0)), answer="not_coordinator") == [("not_enough_replicas", -1)]
     assert world.produce((0, batch(1))) == [("not_enough_replicas", -1)], "it was sent behind it"

@@ -109,7 +109,13 @@ class AppendRecords(Struct, frozen=True):
 
 
 class Response(Struct, frozen=True):
-    """Respond to a request; what ``result`` may be is the matter of the core."""
+    """Respond to a request; what ``result`` may be is the matter of the core.
+
+    ``unproven``: what to say in its stead unless it is proven that this node leads the partition
+    still; None: no proof is needed. What is committed proves itself, what is said from memory
+    alone does not: another node may have led meanwhile.
+    """
 
     request: int
     result: Any
+    unproven: Any = None

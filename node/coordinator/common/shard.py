@@ -125,7 +125,7 @@ class CoordinatorKind(Protocol[Core]):
         ...
 
     def perform(self, shard: Shard[Core], effect: Any) -> None:
-        """Carry out an effect that is neither Append nor Response."""
+        """Carry out an effect that is no AppendRecords, nor a Response that needs no proof."""
         ...
 
     def unloaded(self, shard: Shard[Core]) -> None:
@@ -277,7 +277,7 @@ class Shard(Generic[Core]):
         self._uncommitted.clear()
         for effect in self.core.unload():
             if isinstance(effect, Response):
-                self._respond(effect)
+                self.respond(effect.request, effect.result)
             elif not isinstance(effect, AppendRecords):
                 self._kind.perform(self, effect)
         self._kind.unloaded(self)
@@ -339,18 +339,19 @@ class Shard(Generic[Core]):
 
     def _perform(self, effects: tuple[Any, ...]) -> None:
         for effect in effects:
-            if isinstance(effect, Response):
-                self._respond(effect)
+            if isinstance(effect, Response) and effect.unproven is None:
+                self.respond(effect.request, effect.result)
             elif isinstance(effect, AppendRecords):
                 self._append(effect)
             else:
                 self._kind.perform(self, effect)
         self._schedule_tick()
 
-    def _respond(self, effect: Response) -> None:
-        future = self._requests.pop(effect.request, None)
+    def respond(self, request: int, result: Any) -> None:
+        """Respond to a request, unless it was responded to."""
+        future = self._requests.pop(request, None)
         if future is not None and not future.done():
-            future.set_result(effect.result)
+            future.set_result(result)
 
     def _append(self, effect: AppendRecords) -> None:
         """Stage an append: what came of it goes to the core before anything else does."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from kept.cluster.controller.features import TRANSACTION_VERSION
+from kept.node.coordinator.common.events import Response
 from kept.node.coordinator.common.shard import Shard, coordinator_error
 from kept.node.coordinator.common.shards import Shards
 from kept.node.coordinator.transactions import events as ev
@@ -174,8 +175,10 @@ class TransactionCoordinator:
         self.load_seconds.observe(self.runtime.loop.time() - shard.load_started_s)
 
     def perform(self, shard: Shard[TransactionCore], effect: Any) -> None:
-        """Have markers written, draw a producer id, log."""
+        """Prove a response, have markers written, draw a producer id, log."""
         match effect:
+            case Response():
+                self._prove(shard, effect)
             case ev.WriteMarkers():
                 self.markers.write(effect)
             case ev.AllocateProducerId():
@@ -187,6 +190,17 @@ class TransactionCoordinator:
         """Another node sends its markers now."""
         self._counted.update(shard.core.counts)
         self.markers.unloaded(shard.tp.partition)
+
+    def _prove(self, shard: Shard[TransactionCore], effect: Response) -> None:
+        """Say what is known from memory alone only where nobody has led since the shard does: a
+        successor may have ended that transaction, and begun others.
+        """
+
+        def confirmed(is_current: bool) -> None:
+            is_proven = is_current and shard.leads
+            shard.respond(effect.request, effect.result if is_proven else effect.unproven)
+
+        self.barrier.confirm(confirmed)
 
     async def _draw(self, shard: Shard[TransactionCore]) -> None:
         try:

@@ -20,6 +20,8 @@ Where we differ from Kafka's ``TransactionStateManager`` and ``TransactionCoordi
   markers of the one before are on their way, wait for its end, up to
   ``add.partitions.to.txn.retry.backoff.max.ms``. Kafka lets only brokers wait; clients come again
   after their back-off.
+* What ends a producer, and what is said to be done already, is said once it is proven that this
+  node still coordinates the id: Kafka answers from memory, also where another node has led since.
 * No event and no timer walks all ids: those without a transaction may be a million.
 
 Long because all events of one state are here; what they decide is in :mod:`.requests`.
@@ -286,7 +288,11 @@ class TransactionCore:
         held = self.ids.get(event.transactional_id) or TransactionalId()
         patience_ms = self.settings.add_partitions_retry_backoff_max_ms
         if isinstance(event, ev.VerifyPartitions):
-            self._respond(event.request, rq.decide_verify(event, held.committed))
+            verified = rq.decide_verify(event, held.committed)
+            if verified.is_yes:
+                self._respond(event.request, verified)
+            else:
+                self._respond_if_proven(event, verified)
         elif self._is_stale(event, held):
             self._respond(event.request, ev.StaleConnection())
         elif (
@@ -317,10 +323,12 @@ class TransactionCore:
         elif isinstance(decision, rq.ProducerIdNeeded):
             self._awaiting_producer_id.append(event)
             self._effects.append(ev.AllocateProducerId())
+        elif isinstance(decision, rq.Refused) and decision.error in rq.FINAL:
+            self._respond_if_proven(event, ev.failed(event, decision.error))
         elif isinstance(decision, rq.Refused):
             self._respond_failed(event, decision.error)
         elif (newest := self._newest(event.transactional_id, held)) is not None:
-            self._respond(event.request, _result(event, newest, ev.NO_ERROR))
+            self._respond_if_proven(event, _result(event, newest, ev.NO_ERROR))
 
     def _decision(
         self,
@@ -668,6 +676,11 @@ class TransactionCore:
 
     def _respond(self, request: int, result: Any) -> None:
         self._effects.append(Response(request, result))
+
+    def _respond_if_proven(self, event: ev.ClientRequest, result: Any) -> None:
+        """Nothing was appended for it that would have been refused where another node leads."""
+        unproven = ev.failed(event, ErrorCode.not_coordinator)
+        self._effects.append(Response(event.request, result, unproven))
 
     def _respond_failed(self, event: ev.ClientRequest, error: ErrorCode) -> None:
         self._respond(event.request, ev.failed(event, error))

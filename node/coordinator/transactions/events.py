@@ -188,6 +188,11 @@ class VerifyPartitionsResult(Struct, frozen=True):
     error: ErrorCode = NO_ERROR
     absent: frozenset[TopicPartition] = frozenset()
 
+    @property
+    def is_yes(self) -> bool:
+        """All of the partitions are in the open transaction."""
+        return self.error is NO_ERROR and not self.absent
+
     def errors(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, ErrorCode]:
         """What each of the partitions that were asked for gets, in their order."""
         errors = dict.fromkeys(partitions, self.error)

@@ -21,6 +21,8 @@ FENCED = ErrorCode.producer_fenced
 INVALID_STATE = ErrorCode.invalid_txn_state
 INVALID_MAPPING = ErrorCode.invalid_producer_id_mapping
 CONCURRENT = ErrorCode.concurrent_transactions
+FINAL = frozenset({FENCED, INVALID_STATE, INVALID_MAPPING})
+"""What ends a producer, or its transaction."""
 
 
 class Refused(Struct, frozen=True):

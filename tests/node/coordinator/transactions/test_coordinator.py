@@ -230,6 +230,48 @@ def test_it_serves_when_the_feature_is_finalized(level: int, served: bool) -> No
     asyncio.run(check())
 
 
+FINAL = [
+    # The successor may have let the next transaction begin: it is not committed.
+    (ev.EndTransaction(0, "bank", 7, 0, is_commit=True), "none"),
+    (ev.EndTransaction(0, "bank", 7, 0, is_commit=False), "invalid_txn_state"),
+    (ev.EndTransaction(0, "bank", 7, 1, is_commit=True), "producer_fenced"),
+    (ev.AddPartitions(0, "bank", 8, 0, frozenset({ORDERS})), "invalid_producer_id_mapping"),
+    (ev.InitProducerId(0, "bank", 60_000, 7, 5), "producer_fenced"),
+    (ev.VerifyPartitions(0, "bank", 7, 1, frozenset({ORDERS})), "producer_fenced"),
+]
+
+
+@pytest.mark.parametrize(("event", "says"), FINAL)
+@run
+async def test_what_is_final_and_said_from_memory_needs_a_proof(event: Any, says: str) -> None:
+    world = ShardWorld()
+    await world.ask(ev.InitProducerId(0, "bank", 60_000))
+    await world.transaction()
+    for led, proven in ((True, True), (True, False), (False, True)):
+        answer = world.ask(event)
+        await turns()
+        assert not answer.done()
+        world.partition.leader_epoch = 0 if led else 2  # it is led here again: another led in 1
+        world.barrier.waiting.pop()(proven)
+        assert (await answer).error.name == (says if led and proven else "not_coordinator")
+        world.partition.leader_epoch = 0
+
+
+@run
+async def test_partitions_that_are_in_it_already_need_a_proof_and_new_ones_none() -> None:
+    world = ShardWorld()
+    await world.ask(ev.InitProducerId(0, "bank", 60_000))
+    adding = ev.AddPartitions(0, "bank", 7, 0, frozenset({ORDERS}), 2)
+    assert (await world.ask(adding)).error is ErrorCode.none
+    again = world.ask(adding)
+    await turns()
+    assert not again.done()
+    world.barrier.waiting.pop()(False)
+    assert (await again).error is ErrorCode.not_coordinator
+    verified = await world.ask(ev.VerifyPartitions(0, "bank", 7, 0, frozenset({ORDERS})))
+    assert verified.is_yes and world.barrier.waiting == []
+
+
 @run
 async def test_who_may_be_fenced_confirms_no_partition() -> None:
     world = World()

@@ -28,6 +28,7 @@ from kept.node.config.security_checks import is_secured
 from kept.node.controller.controller import Controller
 from kept.node.coordinator.groups.coordinator import GroupCoordinator
 from kept.node.coordinator.producer_ids import ProducerIds
+from kept.node.coordinator.transactions.connections import ConnectionOrdinals
 from kept.node.coordinator.transactions.coordinator import TransactionCoordinator
 from kept.node.coordinator.transactions.marker_channel import MarkerChannel
 from kept.node.coordinator.transactions.marker_writer import MarkerWriter
@@ -362,6 +363,7 @@ class NodeParts:
         )
         self.producer_ids = ProducerIds(runtime, self.metadata, identity, self.peers)
         self.marker_writer = MarkerWriter(runtime, self.table, self.barrier, self.groups)
+        self.ordinals = ConnectionOrdinals()
         self.transactions = TransactionCoordinator(
             runtime=runtime,
             config=live,
@@ -379,6 +381,7 @@ class NodeParts:
                 self.marker_requests,
                 self.marker_writer,
             ),
+            ordinals=self.ordinals,
         )
         self.verifier = Verifier(runtime, live, self.transactions, self.verifying_requests)
 
@@ -493,6 +496,7 @@ class NodeParts:
             quotas=self.client_quotas,
             connection_rates=self.connection_rates,
             logins=self.logins,
+            ordinals=self.ordinals,
         )
 
     def _build_listeners(self, config: NodeConfig) -> None:

@@ -27,15 +27,15 @@ import mmap
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kept.client.protocol import messages as protocol
 from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.wire import skip_tags
+from kept.node.coordinator.transactions.connections import ConnectionOrdinals
 from kept.node.kafka import api
 from kept.node.kafka.codec import parse_run
 from kept.node.kafka.codec.produce import frame_end
@@ -203,7 +203,7 @@ class ServerContext:
     quotas: ClientQuotas
     connection_rates: ConnectionRates
     logins: Logins
-    ordinals: Iterator[int] = field(default_factory=count)
+    ordinals: ConnectionOrdinals = field(default_factory=ConnectionOrdinals)
     marker_connections: MarkerConnections = field(default_factory=MarkerConnections)
 
 

@@ -146,7 +146,7 @@ def test_a_marker_of_a_predecessor_of_who_was_asked_is_late(replicated) -> None:
     """It would end the transaction that its successor let begin."""
     send(replicated, guard=verified(replicated))
     replicated.note_coordinator_epoch(7, 5)
-    with pytest.raises(TransactionCoordinatorFenced, match="epoch 2 says .*, known is 5"):
+    with pytest.raises(TransactionCoordinatorFenced, match=r"epoch 2 says .*, known is 5"):
         replicated.note_coordinator_epoch(7, 2)
     (view,) = replicated.producers()
     assert view.coordinator_epoch == 5, "who ends it by hand must know"

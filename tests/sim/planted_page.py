@@ -17,6 +17,7 @@ CORE: Final = "tests/node/coordinator/transactions/test_planted_bugs.py"
 DATA: Final = "tests/replication/test_transactions_world.py"
 GROUPS: Final = "tests/node/coordinator/groups/test_random_histories.py"
 COORDINATOR: Final = "tests/node/coordinator/transactions/test_coordinator.py"
+PRODUCE: Final = "tests/node/kafka/handlers/transactions/test_transactional_produce.py"
 SIM: Final = "sim"
 WIDTH: Final = 140
 
@@ -44,6 +45,11 @@ TRANSACTIONS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
     ("a proof outlives the marker", ((DATA, "_guard_survives_the_marker"),)),
     ("a coordinator that is deposed verifies from memory",
      ((COORDINATOR, "test_who_may_be_fenced_confirms_no_partition"),)),
+    ("a leader believes a coordinator whose successor it knows",
+     ((PRODUCE, "test_the_yes_of_a_coordinator_that_was_replaced_counts_for_nothing"),)),
+    ("a coordinator that is deposed says from memory that a transaction ended, or that a producer "
+     "is fenced",
+     ((COORDINATOR, "test_what_is_final_and_said_from_memory_needs_a_proof"),)),
     ("duplicates are looked for after the coordinator was asked",
      ((DATA, "_duplicates_after_asking"),)),
     ("a fence raises no epoch",
@@ -55,6 +61,8 @@ TRANSACTIONS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
      ((CORE, "retry_of_an_end_ends_the_next"),)),
     ("a connection that its producer gave up is served (version 1)",
      ((CORE, "stale_connection_served"), (SIM, "transactions-stale-connection"))),
+    ("a connection that its producer gave up at another node, which led meanwhile, is served",
+     ((COORDINATOR, "test_connections_of_before_another_node_may_have_led_are_stale"),)),
     ("a marker over a connection that its coordinator gave up is written",
      (("tests/node/kafka/test_marker_connections.py",
        "test_a_connection_that_was_overtaken_before_its_first_request_is_refused"),
@@ -81,7 +89,7 @@ TRANSACTIONS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
      ((CORE, "test_an_answer_of_an_old_epoch_that_counts_for_the_new_one_is_found"),)),
 )  # fmt: skip
 """What may go wrong, and where it is planted: a file of tests and a name in it, or ``SIM`` and the
-name of a bug. One has a test of its own, for it needs too many things in a row."""
+name of a bug. Some have a test of their own, for they need too many things in a row."""
 
 
 def item(mark: str, text: str) -> list[str]:

@@ -5,8 +5,9 @@ transaction would end that one (KAFKA-17754). The epoch of a TV1 producer does n
 instance of a client gives a connection up for good, and each instance has an epoch of its own.
 
 Kept by the node for each partition of ``__transaction_state``, since a stale request may come after
-this node has lost that partition and leads it again. A request never comes to another node, nor
-over a restart: its connection ends there.
+this node has lost that partition and leads it again. Another node may have led meanwhile, where the
+client came again, and nothing here tells: so all connections of before are stale then, whoever's
+they are. A request never comes to another node, nor over a restart: its connection ends there.
 """
 
 from __future__ import annotations
@@ -38,16 +39,38 @@ class NewestConnections(Struct, gc=False):
     end: int = -1
 
 
+class ConnectionOrdinals:
+    """Numbers the connections of this process in the order in which they are accepted."""
+
+    __slots__ = ("newest",)
+
+    def __init__(self) -> None:
+        self.newest = -1
+
+    def __next__(self) -> int:
+        self.newest += 1
+        return self.newest
+
+
 class ConnectionOrder:
     """Newest connections of the producers of one state partition."""
 
     def __init__(self) -> None:
         self._newest: dict[str, NewestConnections] = {}
+        self._newest_before = -1
+
+    def lead_again(self, newest: int) -> None:
+        """Another node may have led since. ``newest``: the ordinal of the newest connection."""
+        self._newest_before = newest
 
     def is_stale(
         self, transactional_id: str, producer: tuple[int, int], connection: ClientConnection
     ) -> bool:
-        """Whether the id's present producer (id, epoch) has used a newer connection than this."""
+        """Whether the id's present producer (id, epoch) has used a newer connection than this, or
+        may have, at another node.
+        """
+        if connection.ordinal <= self._newest_before:
+            return True
         newest = self._newest.get(transactional_id)
         if newest is None or (newest.producer_id, newest.epoch) != producer:
             newest = self._newest[transactional_id] = NewestConnections(*producer)

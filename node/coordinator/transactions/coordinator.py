@@ -15,7 +15,7 @@ from kept.node.coordinator.common.events import Response
 from kept.node.coordinator.common.shard import Shard, coordinator_error
 from kept.node.coordinator.common.shards import Shards
 from kept.node.coordinator.transactions import events as ev
-from kept.node.coordinator.transactions.connections import ConnectionOrder
+from kept.node.coordinator.transactions.connections import ConnectionOrder, ConnectionOrdinals
 from kept.node.coordinator.transactions.core import TransactionCore
 from kept.node.coordinator.transactions.records import TransactionState, decode_record
 from kept.node.coordinator.transactions.transaction import TV2
@@ -63,6 +63,7 @@ class TransactionCoordinator:
     cluster_link: ClusterLink
     producer_ids: ProducerIds
     markers: MarkerChannel
+    ordinals: ConnectionOrdinals
 
     def __post_init__(self) -> None:
         self._tasks = TaskOwner(self.runtime.loop)
@@ -136,7 +137,11 @@ class TransactionCoordinator:
 
     def new_core(self, tp: TopicPartition, leader_epoch: int) -> TransactionCore:
         """A core without transactional ids."""
-        order = self._connections.setdefault(tp.partition, ConnectionOrder())
+        order = self._connections.get(tp.partition)
+        if order is None:
+            order = self._connections[tp.partition] = ConnectionOrder()
+        else:
+            order.lead_again(self.ordinals.newest)
         return TransactionCore(
             self.settings(),
             tp.partition,

@@ -98,6 +98,7 @@ class History:
         self.leaders: dict[TopicPartition, int | None] = {}
         self.lines: list[str] = []
         self.connections = ConnectionOrder()
+        self.newest_connection = -1
         self.core = self._new_core()
         self.sender = self.sender_class()
         self.sender.step(mk.ImageChanged(Image({})), 0)
@@ -200,7 +201,7 @@ class History:
                 epoch,
                 frozenset(map(partition, words.words[1:])),
                 2 if tv2 else 0,
-                ev.ClientConnection(int(ordinal), 25 if offsets else 24) if ordinal else None,
+                self._connection(ordinal, 25 if offsets else 24),
             )
         )
 
@@ -221,7 +222,7 @@ class History:
                 epoch,
                 is_commit,
                 2 if tv2 else 0,
-                ev.ClientConnection(int(ordinal), 26) if ordinal else None,
+                self._connection(ordinal, 26),
             )
         )
 
@@ -314,6 +315,12 @@ class History:
         held.committed = replace(held.committed, epoch=epoch)
         self.log.append(TransactionRecord(name, held.committed))
 
+    def _connection(self, ordinal: str | None, api_key: int) -> ev.ClientConnection | None:
+        if not ordinal:
+            return None
+        self.newest_connection = max(self.newest_connection, int(ordinal))
+        return ev.ClientConnection(int(ordinal), api_key)
+
     def do_list(self, words: Words) -> None:
         states = [s for s in words.option("states", "").split(",") if s]
         pattern, longer = words.option("pattern"), words.option("longer")
@@ -353,12 +360,13 @@ class History:
 
     def do_restart(self, _: Words) -> None:
         """The node dies, and the next one reads what is committed, as bytes."""
-        self.connections = ConnectionOrder()
+        self.connections, self.newest_connection = ConnectionOrder(), -1
         self.do_lead(Words(["again"]))
 
     def do_lead(self, _: Words) -> None:
         """``lead again``: this node, in the next epoch."""
         self._leave()
+        self.connections.lead_again(self.newest_connection)
         self.epoch += 1
         self.core = self.core_class(
             ev.TransactionSettings(**self.settings), STATE_PARTITION, self.epoch, self.connections

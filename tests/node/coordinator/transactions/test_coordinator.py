@@ -9,11 +9,18 @@ import pytest
 from kio.schema.errors import ErrorCode
 from msgspec.structs import replace
 
+from kept.client.protocol.api_keys import ApiKey
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import FeatureRecord
-from kept.node.coordinator.common.events import AppendCommitted, AppendRecords, AppendStaged
+from kept.node.coordinator.common.events import (
+    AppendCommitted,
+    AppendRecords,
+    AppendStaged,
+    Response,
+)
 from kept.node.coordinator.common.shard import Shard
 from kept.node.coordinator.transactions import events as ev
+from kept.node.coordinator.transactions.connections import ConnectionOrdinals
 from kept.node.coordinator.transactions.coordinator import TransactionCoordinator
 from kept.node.coordinator.transactions.core import TransactionCore
 from kept.node.coordinator.transactions.records import (
@@ -59,7 +66,7 @@ class World:
         image, _ = Image().apply([FeatureRecord("transaction.version", level)])
         self.metadata = KnownMetadata(image)
         self.barrier, self.markers, self.fenced = HeldBarrier(), Markers(), False
-        self.drawn = drawn
+        self.drawn, self.ordinals = drawn, ConnectionOrdinals()
         anything: Any = self
         self.coordinator = TransactionCoordinator(
             runtime=Runtime(Disk()),
@@ -71,6 +78,7 @@ class World:
             cluster_link=anything,
             producer_ids=anything,
             markers=self.markers,  # type: ignore[arg-type]
+            ordinals=self.ordinals,
         )
 
     @property
@@ -218,6 +226,35 @@ async def test_a_completion_that_nothing_follows_is_written_soon() -> None:
     await world.transaction()
     world.shard.unload()
     assert (world.partition.writes, world.states()[-1]) == (10, "CompleteCommit")
+
+
+@run
+async def test_connections_of_before_another_node_may_have_led_are_stale() -> None:
+    """An EndTxn that sat in one would end a transaction that its client began elsewhere."""
+    world = World()
+    before, after = (ev.ClientConnection(n, ApiKey.END_TXN) for n in range(2))
+    assert next(world.ordinals) == 0
+    first = world.coordinator.new_core(STATE, 5)
+    first.replay(ongoing())
+    first.loaded(1)
+    next(world.ordinals)
+    stale = (Response(1, ev.StaleConnection()),)
+    ended = [
+        ev.EndTransaction(1, "bank", 9, 0, is_commit=True, connection=one)
+        for one in (before, after)
+    ]
+    again = world.coordinator.new_core(STATE, 7)
+    again.replay(ongoing())
+    again.loaded(1)
+    assert again.step(ended[0], 2) == again.step(ended[1], 2) == stale
+    newest = ev.ClientConnection(next(world.ordinals), ApiKey.END_TXN)
+    (append,) = again.step(replace(ended[0], connection=newest), 2)
+    assert isinstance(append, AppendRecords)
+    elsewhere = world.coordinator.new_core(TopicPartition(STATE.topic, 1), 7)
+    elsewhere.replay(ongoing())
+    elsewhere.loaded(1)
+    (append,) = elsewhere.step(ended[0], 2)
+    assert isinstance(append, AppendRecords), "this node did not lead that one before"
 
 
 @pytest.mark.parametrize(("level", "served"), [(0, False), (1, False), (2, True)])

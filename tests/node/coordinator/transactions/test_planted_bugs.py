@@ -116,8 +116,10 @@ def late_append_forgotten(_: pytest.MonkeyPatch) -> type[World]:
                 return
             del self.pending[event.append]
             for name in pending.transitions:
-                self.ids[name].pending = None
-                if self.ids[name].committed is None:
+                held = self.ids[name]
+                held.pending = None
+                self._count(name, held, held.committed)
+                if held.committed is None:
                     del self.ids[name]
 
         def _append_committed(self, event: AppendCommitted) -> None:

@@ -2,7 +2,8 @@
 
 :meth:`FollowerReplica.perform` does to the log what a :class:`.follower.FollowerCore` decided.
 Cutting and emptying block on the disk (fsync of the segment, its directory, the epoch checkpoint);
-appending is one ``writev``.
+appending is one ``writev``. What a cut would read for long is read before, by a thread
+(:mod:`kept.storage.producers.cut_preparation`).
 
 Order within a cut (rules 12, 19, 22, 27): the log is cut durably, then the epoch cache, then the
 recovery point and the high watermark are at most the log end in memory, then the shell hears
@@ -24,6 +25,7 @@ from kept.replication.follower import NO_LEADER
 from kept.replication.lost_records import about_to_lose
 from kept.replication.manifests_events import TruncationCompleted
 from kept.storage.errors import (
+    DamagedData,
     InvariantViolation,
     KafkaStorageError,
     KeptError,
@@ -144,9 +146,11 @@ class FollowerReplica:
     def truncate_to(self, offset: int) -> None:
         """Cut the log at ``offset``, durably; blocks.
 
-        Raises KafkaStorageError, and as ``PartitionListener.check_cut``.
+        Raises KafkaStorageError, and as ``PartitionListener.check_cut``; ReplicaNotAvailable, too,
+        while the producers below ``offset`` are read elsewhere, where they take long.
         """
         self._check_not_leading()
+        self._prepare(offset)
         self._before_loss(offset)
         self._cut(offset)
 
@@ -155,7 +159,27 @@ class FollowerReplica:
         away. The epochs agree up to the log's end, so nothing is lost with what is cut.
         """
         self._check_not_leading()
+        self._prepare(offset)
         self._cut(offset)
+
+    def _prepare(self, offset: int) -> None:
+        listener = self.replica.listener
+        if listener is None:
+            return
+        try:
+            preparation = self.log.prepare_cut(offset)
+        except MachineError as error:
+            self.replica.failed(error)
+        except DamagedData:
+            return  # the cut says so
+        if preparation is None:
+            return
+        if not preparation.begun:
+            preparation.begun = True
+            listener.prepare_cut(preparation)
+        if not preparation.done:
+            tp = self.replica.topic_partition
+            raise ReplicaNotAvailable(f"{tp}: the cut waits until producers are read")
 
     def _cut(self, offset: int) -> None:
         before = self.log.log_start_offset, self.log.log_end_offset

@@ -55,6 +55,7 @@ from kept.storage.errors import (
     UnknownLeaderEpoch,
 )
 from kept.storage.log.log import Log
+from kept.storage.producers.cut_preparation import CutPreparation
 from kept.storage.types import LogConfig, TopicPartition
 
 
@@ -105,6 +106,9 @@ class PartitionListener(Protocol):
 
     def check_cut(self) -> None:
         """Raises ReplicaNotAvailable while the log must not be cut; the fetcher then retries."""
+
+    def prepare_cut(self, preparation: CutPreparation) -> None:
+        """Run it in a thread: a cut waits for it, and is tried again."""
 
 
 class Replica:
@@ -281,6 +285,7 @@ class Replica:
             self._wake_all()
             return None
         log = self.log
+        log.preparation = None
         log.leader_epochs.assign(leader_epoch, log.log_end_offset)
         effects = core.elected(
             BecameLeader(

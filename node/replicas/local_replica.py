@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kept.replication.partition_core import Effect
     from kept.storage.directory import LogDirectory
     from kept.storage.errors import MachineError
+    from kept.storage.producers.cut_preparation import CutPreparation
 
 
 class LocalDirectory:
@@ -182,6 +183,10 @@ class LocalReplica:
     def check_cut(self) -> None:
         """Raises ReplicaNotAvailable while a manifest's files are worked on."""
         self.manifests.check_cut()
+
+    def prepare_cut(self, preparation: CutPreparation) -> None:
+        """Run it in a thread of the directory."""
+        self.directory.pool.run_apart(preparation.run)
 
     def flush(self, end_offset: int, callback: Callback) -> None:
         """Call back when everything below ``end_offset`` is durable."""

@@ -49,6 +49,7 @@ from kept.storage.log.durability import Durability, FlushTicket
 from kept.storage.log.log_reader import FindRecord, TimestampOffset, find_record
 from kept.storage.log.retention import RetiredFiles
 from kept.storage.log.tail import Tail
+from kept.storage.producers.cut_preparation import CutPreparation, prepare
 from kept.storage.producers.producer_states import ProducerQuota
 from kept.storage.producers.verification import VerificationGuard
 from kept.storage.records import CheckedBatch, EndTxnMarker, build_control_batch
@@ -127,6 +128,8 @@ class Log:
         """Segments that are being replaced: meanwhile retention takes none."""
         self.holds_segments = False
         """Whoever builds from the segments lost some to retention, and begins anew: it waits."""
+        self.preparation: CutPreparation | None = None
+        """Of a cut that waits for it; see :meth:`prepare_cut`."""
         self.is_idle = False
         """Nothing happened since whoever looks at logs on a clock has looked, who wants to know by
         ``on_dirty`` of the next change."""
@@ -579,6 +582,18 @@ class Log:
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Drop everything; the empty log starts and ends at ``offset`` (rule 28)."""
         self._cut(lambda: truncation.start_at(self, offset))
+
+    def prepare_cut(self, offset: int) -> CutPreparation | None:
+        """What is to be read, where it blocks nobody, before :meth:`truncate_to`; the same until
+        that is done. None: there is nothing to wait for. Raises DamagedData, MachineError.
+        """
+        if not self.log_start_offset <= offset < self.log_end_offset:
+            return None
+        known = self.preparation
+        if known is not None and known.fits(offset, self.truncations, self.segments):
+            return None if known.done else known
+        self.preparation = prepare(self.producer_state, offset, self.truncations)
+        return self.preparation
 
     def _cut(self, truncate: Callable[[], None]) -> None:
         if self.replacement is not None:

@@ -81,6 +81,9 @@ def _truncate_to(log: Log, offset: int) -> None:
 
 def _cut(log: Log, active: Segment, size_bytes: int, gone: list[Segment], offset: int) -> None:
     """Remove what is above ``offset``: segments, and the end of the one that becomes active."""
+    prepared, log.preparation = log.preparation, None
+    if prepared is not None and not prepared.fits(offset, log.truncations, log.segments):
+        prepared = None
     names_gone = log.producer_state.remove_snapshots_above(offset)
     log.segments.remove(gone)
     for segment in reversed(gone):
@@ -99,7 +102,8 @@ def _cut(log: Log, active: Segment, size_bytes: int, gone: list[Segment], offset
     log.tail.reset(end_offset)
     log.leader_epochs.truncate_from_end(end_offset)
     log.leader_epochs.save()
-    log.producer_state.rebuild(log.log_start_offset, end_offset)
+    states = None if prepared is None or not prepared.done else prepared.states
+    log.producer_state.rebuild(log.log_start_offset, end_offset, states)
 
 
 def start_at(log: Log, offset: int) -> None:

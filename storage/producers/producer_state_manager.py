@@ -27,6 +27,7 @@ from kept.storage.records.header import LENGTH_PREFIX_BYTES
 from kept.storage.segments.log_segments import Segments
 from kept.storage.segments.segment import Segment
 from kept.storage.segments.txn_index import AbortedTxn
+from kept.storage.types import MAX_INT64
 
 TAIL_BYTES: Final = 8 << 20
 """How far back a clean start looks for the last five batches of each producer in the snapshot."""
@@ -40,17 +41,18 @@ class ProducerStateManager:
     """The producer state of a log, ``states``, and its snapshots in the log's directory."""
 
     def __init__(self, disk: Disk, segments: Segments, states: ProducerStates) -> None:
-        self._disk = disk
-        self._segments = segments
+        self.disk = disk
+        self.segments = segments
         self.states = states
 
-    def _path(self, end_offset: int) -> str:
-        return layout.segment_file(self._segments.directory, end_offset, layout.SNAPSHOT)
+    def path(self, end_offset: int) -> str:
+        """Of the snapshot of the state at ``end_offset``."""
+        return layout.segment_file(self.segments.directory, end_offset, layout.SNAPSHOT)
 
     def snapshot_offsets(self) -> list[int]:
         """End offsets of the snapshots that are there, ascending."""
         offsets = []
-        for name in self._disk.listdir(self._segments.directory):
+        for name in self.disk.listdir(self.segments.directory):
             parsed = layout.parse_segment_file(name)
             if parsed is not None and parsed.kind == layout.SNAPSHOT and not parsed.state:
                 offsets.append(parsed.base_offset)
@@ -65,7 +67,7 @@ class ProducerStateManager:
         power cut took or tore. Snapshots above the end, and strays between segments, are removed.
         Returns the paths of those that may not be durable.
         """
-        segments, states = self._segments, self.states
+        segments, states = self.segments, self.states
         rebuilt = scanned or []
         for segment in rebuilt:
             segment.reset_aborted([])
@@ -75,7 +77,7 @@ class ProducerStateManager:
         available = self.snapshot_offsets()
         for offset in available[::-1]:
             if offset > end_offset:
-                self._disk.unlink(self._path(offset))
+                self.disk.unlink(self.path(offset))
             elif offset <= wanted and offset >= segments.bases[0]:
                 entries = self._read(offset)
                 if entries is None:
@@ -91,10 +93,13 @@ class ProducerStateManager:
             base = segment.base_offset
             if rebuilt and base >= start:
                 if base in available and self._read(base) is not None:
-                    unsynced.append(self._path(base))
+                    unsynced.append(self.path(base))
                 elif base > start:
                     unsynced.append(self.write_snapshot(base))
-            _replay(segment, states, start, any(segment is s for s in rebuilt))
+            first = segment.locate(start)
+            if first is not None:
+                position, reset = first[0], any(segment is s for s in rebuilt)
+                replay(segment, position, states, start=start, rebuilt=reset)
         if start == end_offset and len(states):
             _fill_last_batches(segments.active, states)
         for segment in rebuilt:
@@ -103,44 +108,52 @@ class ProducerStateManager:
         self._remove_stray_snapshots(end_offset)
         return unsynced
 
-    def rebuild(self, log_start_offset: int, end_offset: int) -> None:
+    def rebuild(
+        self, log_start_offset: int, end_offset: int, prepared: ProducerStates | None = None
+    ) -> None:
         """After a cut: make the state anew from the newest snapshot below it and the batches after
-        that. Without producers nothing is read: a cut brings none back that were forgotten.
+        that, or from what was ``prepared`` of them (:mod:`.cut_preparation`). Without producers
+        nothing is read: a cut brings none back that were forgotten.
         """
         if self.states.is_empty:
             return
-        self.load(end_offset)
+        if prepared is None:
+            self.load(end_offset)
+        else:
+            self.states.replace(prepared)
+            self.remove_snapshots_above(end_offset)
+            self._remove_stray_snapshots(end_offset)
         self.states.truncate_from_start(log_start_offset)
 
     def _read(self, end_offset: int) -> list[tuple[int, ProducerState]] | None:
         """What a snapshot says; a damaged one goes, as one that is gone already."""
-        path = self._path(end_offset)
+        path = self.path(end_offset)
         try:
-            return snapshots.decode(path, self._disk.read(path))
+            return snapshots.decode(path, self.disk.read(path))
         except FileNotFoundError:
             return None
         except DamagedData as error:
             logger.warning("%s: removed", error)
-            self._disk.unlink(path)
+            self.disk.unlink(path)
             return None
 
     def _remove_stray_snapshots(self, end_offset: int) -> None:
-        bases = self._segments.bases
+        bases = self.segments.bases
         kept = [offset for offset in self.snapshot_offsets() if offset <= end_offset]
         newest = kept[-1:] if kept and kept[-1] > bases[-1] else []
         self.remove_snapshots(sorted(set(kept) - set(bases) - set(newest)))
 
     def write_snapshot(self, end_offset: int) -> str:
         """Write the state at ``end_offset``, not durably; returns the path."""
-        path = self._path(end_offset)
-        self._disk.write_file(path, snapshots.encode(self.states))
+        path = self.path(end_offset)
+        self.disk.write_file(path, snapshots.encode(self.states))
         return path
 
     def remove_snapshots(self, offsets: Iterable[int]) -> None:
         """Remove snapshots by end offset."""
         for offset in offsets:
             with suppress(FileNotFoundError):
-                self._disk.unlink(self._path(offset))
+                self.disk.unlink(self.path(offset))
 
     def remove_snapshots_above(self, offset: int) -> bool:
         """Before the records are cut that they are proof of. Whether there were any."""
@@ -164,15 +177,19 @@ def known_at(disk: Disk, directory: str, end_offset: int) -> list[tuple[int, Pro
         return []
 
 
-def _replay(segment: Segment, producers: ProducerStates, start: int, rebuilt: bool) -> None:
-    """Take a segment's batches from ``start`` on into the producer state."""
-    first = segment.locate(start)
-    if first is None:
-        return
-    for data in segment.chunks(first[0]):
-        for position, header in _of_producers(data):
+def replay(
+    segment: Segment, position: int, producers: ProducerStates, *, start: int = 0,
+    end: int = MAX_INT64, rebuilt: bool = False,
+) -> None:  # fmt: skip
+    """Take a segment's batches from byte ``position`` on into the producer state, those with all of
+    their records at or above offset ``start`` and below ``end``. Raises DamagedData, MachineError.
+    """
+    for data in segment.chunks(position):
+        for at, header in _of_producers(data):
+            if header.last_offset >= end:
+                return
             if header.last_offset >= start:
-                aborted = note_producer(producers, header, data, position)
+                aborted = note_producer(producers, header, data, at)
                 if aborted is not None and rebuilt:
                     segment.note_aborted(aborted)
 

@@ -396,6 +396,12 @@ class ProducerStates:
         found = [(first, pid) for pid, first in began if first is not None]
         self._open.update((pid, first) for first, pid in sorted(found))
 
+    def replace(self, others: ProducerStates) -> None:
+        """Know what ``others`` do, which are not used any more, and nothing else."""
+        self.clear()
+        self.restore(others.items())
+        self._ended.extend(others._ended)
+
     def truncate_from_start(self, log_start_offset: int) -> None:
         """The log now starts there: a transaction all of whose records are below it is forgotten,
         as if it had none. The next batch of its producer begins it anew. (A start of the log after

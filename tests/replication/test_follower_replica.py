@@ -37,6 +37,7 @@ from kept.storage.errors import (
     RetriableError,
     UnknownLeaderEpoch,
 )
+from kept.storage.producers import cut_preparation, producer_state_manager
 from kept.storage.records import build_batch
 from kept.storage.types import Generation, LogConfig
 from tests.support import partitions as tools
@@ -279,6 +280,35 @@ def test_a_cut_that_waits_is_tried_again_soon_and_nobody_is_alarmed(follower, ca
         perform_all(fetcher, work, {tp: follower}, now_ms, 0)
         assert fetcher.next_request(now_ms + 99) is None
     assert (follower.log_end_offset, caplog.messages) == (10, [])
+
+
+class PreparingListener(RecordedListener):
+    """Keeps what it is to run in a thread."""
+
+    def prepare_cut(self, preparation) -> None:
+        self.effects.append(preparation)
+
+
+def test_a_cut_waits_until_a_thread_has_read_its_producers(disk, monkeypatch) -> None:
+    monkeypatch.setattr(cut_preparation, "INLINE_BYTES", 0)
+    replica = Partition(tools.open_log(disk), 0)
+    replica.become_follower(1, 3, 7, (1, 0), (1, 0, 2), 0)
+    for sequence in range(10):
+        data = build_batch(
+            [(1000, b"k", b"v", ())], base_offset=sequence, leader_epoch=3, producer_id=7,
+            producer_epoch=0, base_sequence=sequence,
+        )  # fmt: skip
+        replica.follower.append_fetched(data, 0, 0, 0)
+    replica.listener = PreparingListener()
+    for _ in range(2):
+        with pytest.raises(ReplicaNotAvailable, match="until producers are read"):
+            replica.follower.truncate_to(6)
+    (preparation,) = replica.listener.effects
+    assert replica.log_end_offset == 10
+    preparation.run()
+    monkeypatch.setattr(producer_state_manager, "replay", None)
+    replica.follower.truncate_to(6)
+    assert (replica.log_end_offset, replica.log.producers.get(7).last_sequence) == (6, 5)
 
 
 def test_a_bug_of_ours_is_no_fault_of_a_partition(follower) -> None:

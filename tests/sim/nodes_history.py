@@ -33,6 +33,8 @@ from unittest import mock
 from kept.cluster.metadata.metadata_node import MetadataNode
 from kept.cluster.raft.ready import Role
 from kept.node.kafka import api
+from kept.storage.producers import cut_preparation
+from kept.storage.producers.cut_preparation import CutPreparation
 from kept.storage.records import records
 from kept.storage.types import TopicPartition
 from tests.sim import batches
@@ -276,9 +278,18 @@ class NodesHistory:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """The checkers hear of what is committed before a node acts on it, and of what a member of
-        Raft says before anybody else does.
+        Raft says before anybody else does. In half of the histories every cut waits until a thread
+        has read its producers, as that of a large segment does.
         """
         checks, original = self.checks, MetadataNode.done_in_steps
+        run, counts = CutPreparation.run, self.world.counts
+        seed = self.world.seed
+        inline_bytes = Random(f"cuts {seed}").choice((-1, cut_preparation.INLINE_BYTES))
+
+        def prepared(preparation: CutPreparation) -> None:
+            counts["cuts that waited for their producers"] += 1
+            run(preparation)
+
         drain_messages = MetadataNode.drain_messages
 
         def drained(node: MetadataNode) -> tuple[Message, ...]:
@@ -296,6 +307,8 @@ class NodesHistory:
         with ExitStack() as stack:
             stack.enter_context(mock.patch.object(MetadataNode, "done_in_steps", done_in_steps))
             stack.enter_context(mock.patch.object(MetadataNode, "drain_messages", drained))
+            stack.enter_context(mock.patch.object(CutPreparation, "run", prepared))
+            stack.enter_context(mock.patch.object(cut_preparation, "INLINE_BYTES", inline_bytes))
             yield
 
     def judge(self, check: Callable[..., None], *args: Any) -> None:

@@ -20,3 +20,6 @@ class RecordedListener:
 
     def check_cut(self) -> None:
         pass
+
+    def prepare_cut(self, preparation: Any) -> None:
+        preparation.run()

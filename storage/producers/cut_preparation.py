@@ -1,0 +1,100 @@
+"""What a cut of a log must read of its producers, read before it, where that blocks nobody.
+
+After a cut the producers are made anew from the newest snapshot below it and the batches after
+that, which may be all of an active segment. A :class:`CutPreparation` reads those below the cut in
+any thread while the log stays as it is, and changes nothing. One that the log has overtaken, or
+that failed, counts for nothing: the cut reads for itself then, and meets the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from kept.storage.disk import Disk
+from kept.storage.errors import KeptError
+from kept.storage.producers import snapshots
+from kept.storage.producers.producer_state_manager import ProducerStateManager, replay
+from kept.storage.producers.producer_states import ProducerStates
+from kept.storage.segments.segment import Segment
+
+INLINE_BYTES: Final = 1 << 20
+"""A cut reads so much itself."""
+
+
+class CutPreparation:
+    """The producers of a log below ``offset``; see the module. ``states`` once :meth:`run` is over,
+    ``begun`` for whoever runs it.
+
+    ``segments``: those to read, ascending, the first from ``position`` on. ``snapshot``: where the
+    producers before that are. ``truncations``: how often the log had been cut.
+    """
+
+    __slots__ = (
+        "_disk", "_position", "_segments", "_snapshot", "begun", "done", "offset", "states",
+        "truncations",
+    )  # fmt: skip
+
+    def __init__(  # noqa: PLR0917
+        self,
+        disk: Disk,
+        offset: int,
+        truncations: int,
+        segments: Sequence[Segment],
+        position: int,
+        snapshot: str | None,
+        expiration_ms: int,
+    ) -> None:
+        self._disk = disk
+        self._segments = segments
+        self._position = position
+        self._snapshot = snapshot
+        self.offset = offset
+        self.truncations = truncations
+        self.states: ProducerStates | None = ProducerStates(expiration_ms)
+        self.begun = self.done = False
+
+    def run(self) -> None:
+        """Read; blocks. An error leaves ``states`` None."""
+        states = self.states
+        assert states is not None
+        try:
+            if self._snapshot is not None:
+                states.restore(snapshots.decode(self._snapshot, self._disk.read(self._snapshot)))
+            for number, segment in enumerate(self._segments):
+                replay(segment, 0 if number else self._position, states, end=self.offset)
+        except (KeptError, OSError):
+            self.states = None
+        self.done = True
+
+    def fits(self, offset: int, truncations: int, segments: Iterable[Segment]) -> bool:
+        """The log is as it was, below a cut at ``offset``."""
+        there = set(map(id, segments))
+        same = (self.offset, self.truncations) == (offset, truncations)
+        return same and all(id(segment) in there for segment in self._segments)
+
+
+def prepare(manager: ProducerStateManager, offset: int, truncations: int) -> CutPreparation | None:
+    """What is to be read before a cut at ``offset``; None: so little that the cut reads it. Raises
+    DamagedData, MachineError.
+    """
+    if manager.states.is_empty:
+        return None
+    segments = manager.segments
+    first = segments.bases[0]
+    known = [known for known in manager.snapshot_offsets() if first <= known <= offset]
+    start = known[-1] if known else first
+    low, high = segments.floor(start), segments.floor(offset)
+    begins, ends = segments[low].locate(start), segments[high].locate(offset)
+    if begins is None:
+        return None
+    kept = segments[low : high + 1]
+    size_bytes = sum(segment.size_bytes for segment in kept) - begins[0]
+    if ends is not None:
+        size_bytes -= segments[high].size_bytes - ends[0]
+    if size_bytes <= INLINE_BYTES:
+        return None
+    snapshot = manager.path(start) if known else None
+    return CutPreparation(
+        manager.disk, offset, truncations, kept, begins[0], snapshot, manager.states.expiration_ms
+    )

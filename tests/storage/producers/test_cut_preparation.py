@@ -1,0 +1,132 @@
+"""What is read of producers before a cut is what the cut would read."""
+
+from __future__ import annotations
+
+import struct
+from random import Random
+
+import pytest
+
+from kept.storage import layout
+from kept.storage.producers import cut_preparation, producer_state_manager
+from kept.storage.records import build_batch
+from tests.support.logs import NOW, open_log
+from tests.support.simulated_disk import SimulatedDisk
+
+PRODUCERS = 3
+
+
+def fetched(log, pid: int, sequence: int, count: int, *, transactional: bool) -> None:
+    data = build_batch(
+        [(NOW, b"k", b"v" * 30, ())] * count, producer_id=pid, producer_epoch=0,
+        base_sequence=sequence, is_transactional=transactional, leader_epoch=0,
+        base_offset=log.log_end_offset,
+    )  # fmt: skip
+    log.append_as_follower(data, NOW)
+
+
+def ended(log, pid: int, *, commit: bool) -> None:
+    key, value = struct.pack(">hh", 0, int(commit)), struct.pack(">hi", 0, 0)
+    data = build_batch(
+        [(NOW, key, value, ())], producer_id=pid, producer_epoch=0, is_transactional=True,
+        is_control=True, leader_epoch=0, base_offset=log.log_end_offset,
+    )  # fmt: skip
+    log.append_as_follower(data, NOW)
+
+
+def filled(seed: int):
+    """Segments of some batches of plain and of transactional producers, with snapshots."""
+    random, disk = Random(seed), SimulatedDisk()
+    disk.mkdir("/d")
+    log, sequences, is_open = open_log(disk), [0] * PRODUCERS, False
+    for _ in range(60):
+        pid, count = random.randrange(PRODUCERS), random.randrange(1, 4)
+        if pid == 0 and is_open and random.random() < 0.5:
+            ended(log, pid, commit=random.random() < 0.5)
+            is_open = False
+        else:
+            fetched(log, pid, sequences[pid], count, transactional=pid == 0)
+            sequences[pid] += count
+            is_open = is_open or pid == 0
+        log.write()
+        if random.random() < 0.1:
+            log.roll(NOW)
+    return log
+
+
+def known(log):
+    states = {
+        pid: (
+            state.epoch, state.batches, state.last_timestamp, state.coordinator_epoch,
+            state.txn_first_offset,
+        )
+        for pid, state in log.producers.items()
+    }  # fmt: skip
+    names = [n for n in log.disk.listdir(log.directory) if n.endswith(layout.SNAPSHOT)]
+    undecided = [log.producers.first_undecided_offset(hw, 0) for hw in range(log.log_end_offset)]
+    return log.log_end_offset, states, list(log.producers._open.items()), undecided, sorted(names)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_little(monkeypatch) -> None:
+    monkeypatch.setattr(cut_preparation, "INLINE_BYTES", -1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_state_is_the_same(seed, monkeypatch) -> None:
+    end = filled(seed).log_end_offset
+    prepared = 0
+    for offset in range(1, end, 2):
+        plain, log = filled(seed), filled(seed)
+        plain.truncate_to(offset)
+        preparation = log.prepare_cut(offset)
+        if preparation is not None:
+            assert log.prepare_cut(offset) is preparation
+            preparation.run()
+            assert log.prepare_cut(offset) is None
+            prepared += 1
+            with monkeypatch.context() as patch:
+                patch.setattr(producer_state_manager, "replay", None)
+                log.truncate_to(offset)
+        else:
+            log.truncate_to(offset)
+        log.check_invariants()
+        assert known(log) == known(plain)
+    assert prepared > 20
+
+
+def test_what_the_log_has_overtaken_counts_for_nothing() -> None:
+    plain, log = filled(1), filled(1)
+    offset = plain.log_end_offset - 9
+    preparation = log.prepare_cut(offset)
+    assert preparation is not None
+    preparation.run()
+    for cut in (plain, log):
+        cut.truncate_to(offset - 5)
+        fetched(cut, 2, 500, 20, transactional=False)
+        cut.write()
+        cut.truncate_to(offset)
+    assert known(log) == known(plain)
+
+
+@pytest.mark.parametrize("how", ["waits", "fails"])
+def test_a_cut_that_does_not_wait_reads_for_itself(how) -> None:
+    plain, log = filled(1), filled(1)
+    offset = plain.log_end_offset - 9
+    preparation = log.prepare_cut(offset)
+    assert preparation is not None
+    if how == "fails":
+        log.disk.broken.add("/d")
+        preparation.run()
+        log.disk.broken.clear()
+        assert preparation.done and preparation.states is None
+    plain.truncate_to(offset)
+    log.truncate_to(offset)
+    assert known(log) == known(plain)
+
+
+def test_little_is_read_by_the_cut(monkeypatch) -> None:
+    monkeypatch.setattr(cut_preparation, "INLINE_BYTES", 1 << 20)
+    log = filled(1)
+    assert log.prepare_cut(log.log_end_offset - 9) is None
+    assert log.prepare_cut(log.log_end_offset) is None

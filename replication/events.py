@@ -121,21 +121,26 @@ class ManifestAcknowledged(Struct, frozen=True):
 
     ``broker_epoch``: of the process that said so; it counts for that process only (KIP-903).
     ``complete``: its log agrees with the leader's, and had everything below the manifest's end
-    before anybody acted on that.
+    before anybody acted on that. ``number``: of the pull that said so; none counts after a later
+    one of that process. 0: always.
     """
 
     replica_id: int
     generation: Generation | None
     broker_epoch: int = -1
     complete: bool = False
+    number: int = 0
 
 
 class ManifestApplied(Struct, frozen=True):
-    """A replica has applied a manifest; ``broker_epoch`` as in ManifestHeld."""
+    """A replica has applied a manifest; ``broker_epoch`` and ``number`` as in ManifestAcknowledged,
+    which comes after it for the same pull.
+    """
 
     replica_id: int
     generation: Generation | None
     broker_epoch: int = -1
+    number: int = 0
 
 
 class StoppedLeading(Struct, frozen=True):

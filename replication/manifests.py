@@ -289,14 +289,15 @@ class ManifestCore:
             raise UnknownLeaderEpoch(f"epoch {request.leader_epoch}, here {self.leader_epoch}")
         if not self.has_offered:
             raise NotLeaderOrFollower("this node does not lead, or not yet")
-        replica, broker_epoch = request.replica_id, request.broker_epoch
+        replica, broker_epoch, number = request.replica_id, request.broker_epoch, request.number
         effects: Effects = ()
         if request.synced:
             applied = None if request.applied is None else request.applied.generation
-            effects = (NoteManifest(ManifestApplied(replica, applied, broker_epoch)),)
+            effects = (NoteManifest(ManifestApplied(replica, applied, broker_epoch, number)),)
         held = None if request.held is None else request.held.generation
         complete = request.complete and request.synced
-        return (*effects, NoteManifest(ManifestAcknowledged(replica, held, broker_epoch, complete)))
+        said = ManifestAcknowledged(replica, held, broker_epoch, complete, number)
+        return (*effects, NoteManifest(said))
 
     def pull_response(self, request: PullRequest) -> PullResponse:
         """The response to a request that was counted by :meth:`receive_pull`."""

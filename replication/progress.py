@@ -27,6 +27,7 @@ class ReplicaProgress:
     ``complete``: its log had everything below the end of ``held`` before anybody acted on that.
     ``went_back``: its log was cut since it first fetched in this epoch. What it fetched there again
     may have gaps, so it is complete no more, and a pull from before the cut may come late.
+    ``pulled``: number of the last pull of this process that counted.
     """
 
     log_end_offset: int = UNKNOWN_OFFSET
@@ -40,6 +41,7 @@ class ReplicaProgress:
     follows: bool = True
     complete: bool = False
     went_back: bool = False
+    pulled: int = 0
 
     def fetched(
         self, log_end_offset: int, leader_end_offset: int, now_ms: int, broker_epoch: int
@@ -52,6 +54,7 @@ class ReplicaProgress:
             if self.broker_epoch != -1:  # another life: its disk may be another, too
                 self.held = self.applied = None
                 self.complete = self.went_back = False
+                self.pulled = 0
                 self.log_end_offset = UNKNOWN_OFFSET
             self.broker_epoch = broker_epoch
         if log_end_offset < self.log_end_offset:

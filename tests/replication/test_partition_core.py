@@ -41,6 +41,7 @@ def parse(line: str):
 
 def event_of(name: str, given: dict[str, str], words: list[str]):
     plain = [word for word in words if "=" not in word]
+    number = int(given.get("pull", 0))
     match name:
         case "elected":
             return core.BecameLeader(
@@ -79,10 +80,10 @@ def event_of(name: str, given: dict[str, str], words: list[str]):
         case "holds":
             complete = "complete" in plain
             return core.ManifestAcknowledged(
-                int(given["by"]), generation(plain[0]), complete=complete
+                int(given["by"]), generation(plain[0]), complete=complete, number=number
             )
         case "applies":
-            return core.ManifestApplied(int(given["by"]), generation(plain[0]))
+            return core.ManifestApplied(int(given["by"]), generation(plain[0]), number=number)
         case "resigned":
             return core.StoppedLeading()
     raise AssertionError(f"unknown event: {name}")

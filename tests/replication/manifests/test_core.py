@@ -233,4 +233,4 @@ def test_what_is_applied_needs_it_no_more() -> None:
 def test_it_counts_for_a_log_that_agrees_with_the_leaders(*, synced: bool) -> None:
     said = leader().receive_pull(pull(held=NEW, complete=True, synced=synced))
     (held,) = (e.event for e in said if isinstance(e.event, ManifestAcknowledged))
-    assert held == ManifestAcknowledged(1, NEW.generation, complete=synced)
+    assert held == ManifestAcknowledged(1, NEW.generation, complete=synced, number=1)

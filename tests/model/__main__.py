@@ -56,6 +56,10 @@ def protocol(states: int, seconds: float, first_seed: int) -> bool:
     at_random(
         "unclean elections", Model(max_epoch=8, unclean=True), starts.AtRandom((7, 6, 7, 40)), 160
     )
+    at_random(
+        "logs that are cut where a record has rotted", Model(max_epoch=8, rots=True),
+        starts.AtRandom((8, 7, 5, 40)), 180,
+    )  # fmt: skip
     at_random("four replicas", Model(4, max_epoch=8), starts.AtRandom((7, 6, 4, 40), 4), 200)
     return not any(result.violation for _, result in runs)
 

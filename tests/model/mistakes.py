@@ -28,11 +28,15 @@ UNCLEAN = {
 }  # fmt: skip
 """Shown by histories with unclean elections."""
 
+ROTS = {Mistake.COMPLETE_AFTER_CUT, Mistake.COMPLETE_REMEMBERED}
+"""Shown by histories in which logs are cut where a record has rotted."""
+
 STARTS = {
     "stale high watermark": starts.stale_high_watermark(),
     "returning": starts.returning(),
     "away": starts.away(),
     "away, three changes of the ISR": starts.away(budget=(0, 1, 0, 3)),
+    "away, and has everything, a crash": starts.away(3, (0, 1, 1, 3)),
     "away, a crash": starts.away(budget=(0, 1, 1, 2)),
     "away, two passes": starts.away(budget=(0, 2, 0, 2)),
     "returning, two changes of the ISR": starts.returning(budget=(0, 1, 0, 2)),
@@ -66,6 +70,8 @@ def options_of(mistake: Mistake) -> dict[str, Any]:
     options: dict[str, Any] = {"unclean": True} if mistake in UNCLEAN else {}
     if mistake is Mistake.LATE_PASS:
         options["slow_passes"] = True
+    if mistake in ROTS:
+        options["rots"] = True
     if mistake is Mistake.OWN_CLOCK:
         options["expire_at_once"] = False
     return options

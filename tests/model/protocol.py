@@ -8,9 +8,10 @@ the *rules*, the tests in ``tests/replication/manifests`` judge the code that fo
 In the model: lagging views (a deposed leader goes on for as long as it likes), compare-and-set ISR
 changes that are proposed, accepted and learned, acknowledgements that arrive late, fetches of one
 record, truncation by leader epoch (KIP-101, KIP-279), swaps that stop half way, crashes that lose
-the high watermark's checkpoint, wiped disks, unclean elections, and a clock that may expire every
-tombstone at once. Not in it: transactions, producers, retention, power cuts, damaged files; the
-simulator (docs/simulation.md) has those, with the product's own cores.
+the high watermark's checkpoint, wiped disks, logs that are cut where a record has rotted, unclean
+elections, and a clock that may expire every tombstone at once. Not in it: transactions, producers,
+retention, power cuts, damaged manifests; the simulator (docs/simulation.md) has those, with the
+product's own cores.
 
 A :class:`Mistake` breaks one rule of the protocol; ``None`` is the protocol as it stands.
 
@@ -59,6 +60,8 @@ class Mistake(Enum):
     COMPLETE_ONCE_PUBLISHED = "complete is also who takes a manifest that is published (C16)"
     COMPLETE_OF_EARLIER_EPOCH = "complete is also who takes an earlier leader's manifest (C16)"
     COMPLETE_BELOW_END = "complete is also who ends below the manifest's end (C16)"
+    COMPLETE_AFTER_CUT = "complete is also who was cut below the manifest's end (C16)"
+    COMPLETE_REMEMBERED = "the leader remembers who was complete before its log was cut (C16)"
     COMPLETE_WITHOUT_APPLIED = "complete is also who lacks what the leader has applied (C16)"
     BEYOND_HW = "a pass covers records above the high watermark"
     LATE_PASS = "the result of a pass is kept although the generation has moved"
@@ -155,6 +158,8 @@ class Leadership(NamedTuple):
     holders: int
     """Who acknowledged the manifest that this leader holds, in this epoch."""
     published: Manifest | None
+    cut: int = 0
+    """Who fetched in this epoch from below where it was: it is not believed to be complete."""
     complete: int = 0
     """Who said in this epoch that it holds what this leader holds, and is complete."""
 
@@ -263,14 +268,15 @@ class Model:
     ``half_swaps``: swaps may stop after any offset. ``expire_at_once``: a pass may drop tombstones
     that have just been written, as with a clock that may be anywhere. ``slow_passes``: the result
     of a pass may come any time later. ``unclean``: replicas outside the ISR may be elected.
-    ``delayed``: acknowledgements travel by themselves. ``only``: check these properties alone.
+    ``rots``: a record of a replica outside the ISR may rot, and its log is cut there. ``delayed``:
+    acknowledgements travel by themselves. ``only``: check these properties alone.
     """
 
     def __init__(
         self, replicas: int = 3, mistake: Mistake | None = None, *, keys: int = 2,
         max_epoch: int = 3, half_swaps: bool = True, expire_at_once: bool = True,
-        slow_passes: bool = False, unclean: bool = False, delayed: bool = True,
-        reads_at_hw: bool = False, only: str = "",
+        slow_passes: bool = False, unclean: bool = False, rots: bool = False,
+        delayed: bool = True, reads_at_hw: bool = False, only: str = "",
     ) -> None:  # fmt: skip
         self.replicas = replicas
         self.mistake = mistake
@@ -280,6 +286,7 @@ class Model:
         self.expire_at_once = expire_at_once
         self.slow_passes = slow_passes
         self.unclean = unclean
+        self.rots = rots
         self.delayed = delayed
         self.reads_at_hw = reads_at_hw
         self.only = only
@@ -303,6 +310,8 @@ class Model:
             if replica.leads is not None:
                 found += self._leader_actions(state, i, replica, replica.leads)
             else:
+                if self.rots and state.budget.crashes and not state.controller.isr >> i & 1:
+                    found += [Action("rot", i, record.offset) for record in replica.log]
                 found += self._follower_actions(state, i, replica)
             if replica.acknowledges is not None:
                 epoch = replica.acknowledges[0]
@@ -630,6 +639,26 @@ class Model:
         budget = state.budget._replace(crashes=state.budget.crashes - 1)
         return self._put(state, i, empty_replica(epoch=-1))._replace(budget=budget)
 
+    def _rot(self, state: State, action: Action) -> State | None:
+        """A record of a replica is damaged: its log is cut there, and it fetches from there at
+        once. (Who proposes it for the ISR before that believes it to have what it had.)
+        """
+        i = action.replica
+        if any(
+            other.leads is not None and other.leads.pending >> i & 1 for other in state.replicas
+        ):
+            return None
+        replica = self._truncated(state, i, state.replicas[i], action.x)
+        replica = replica._replace(synced=False, published=None, swapping=False)
+        leader_id = state.controller.leaders[replica.epoch - 1]
+        if self._leads(state, leader_id, replica.epoch):
+            leader = state.replicas[leader_id]
+            assert leader.leads is not None
+            leads = self._fetched_from(leader.leads, i, log_end(replica.log))
+            state = self._put(state, leader_id, leader._replace(leads=leads))
+        budget = state.budget._replace(crashes=state.budget.crashes - 1)
+        return self._put(state, i, replica)._replace(budget=budget)
+
     def _learn(self, state: State, action: Action) -> State:
         """A replica sees the newest leader epoch, and leads in it or follows."""
         i = action.replica
@@ -838,7 +867,8 @@ class Model:
         applied = replica.applied
         if end < applied.end and self.mistake is not Mistake.KEEPS_APPLIED:
             applied = NONE
-        complete = replica.complete and end >= replica.held.end
+        kept = end >= replica.held.end or self.mistake is Mistake.COMPLETE_AFTER_CUT
+        complete = replica.complete and kept
         high_watermark = min(replica.high_watermark, offset, end)
         return replica._replace(
             log=log, epochs=epochs, applied=applied, high_watermark=high_watermark,
@@ -862,7 +892,7 @@ class Model:
                 own, own_end = end_of_epoch(replica.epochs, end, epoch)
                 offset = min(own_end, epoch_end, end) if own == epoch else min(own_end, end)
                 return self._put(state, i, self._truncated(state, i, replica, offset))
-        leads = leader.leads._replace(ends=put(leader.leads.ends, i, end))
+        leads = self._fetched_from(leader.leads, i, end)
         state = self._advanced(state, leader_id, leader._replace(leads=leads))
         leader = state.replicas[leader_id]
         record = next((r for r in leader.log if r.offset >= end), None)
@@ -879,6 +909,12 @@ class Model:
         replica = replica._replace(synced=True, high_watermark=high_watermark)
         return self._put(state, i, replica)
 
+    def _fetched_from(self, leads: Leadership, i: int, end: int) -> Leadership:
+        """What a leader knows of a replica that fetches from ``end``."""
+        if end < leads.ends[i] and self.mistake is not Mistake.COMPLETE_REMEMBERED:
+            leads = leads._replace(cut=leads.cut | 1 << i, complete=leads.complete & ~(1 << i))
+        return leads._replace(ends=put(leads.ends, i, end))
+
     def _pull(self, state: State, action: Action) -> State:
         """A follower hears what its leader holds and has published; it says what it has."""
         i, leader_id = action.replica, action.x
@@ -889,7 +925,8 @@ class Model:
         synced = replica.synced or self.mistake is Mistake.APPLY_BEFORE_TRUNCATING
         if current and synced:
             leads = leads._replace(applied=put(leads.applied, i, replica.applied))
-            if replica.held is leader.held and self._reports_complete(replica):
+            believed = not leads.cut >> i & 1
+            if replica.held is leader.held and believed and self._reports_complete(replica):
                 leads = leads._replace(complete=leads.complete | 1 << i)
         if self._takes(replica.held, leader.held):
             complete = current and self._is_complete(replica, leader)

@@ -31,8 +31,8 @@ class CutPreparation:
     """
 
     __slots__ = (
-        "_disk", "_position", "_segments", "_snapshot", "begun", "done", "offset", "states",
-        "truncations",
+        "_disk", "_expiration_ms", "_position", "_segments", "_snapshot", "begun", "done",
+        "offset", "states", "truncations",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0917
@@ -51,21 +51,24 @@ class CutPreparation:
         self._snapshot = snapshot
         self.offset = offset
         self.truncations = truncations
-        self.states: ProducerStates | None = ProducerStates(expiration_ms)
+        self._expiration_ms = expiration_ms
+        self.states: ProducerStates | None = None
         self.begun = self.done = False
 
     def run(self) -> None:
-        """Read; blocks. An error leaves ``states`` None."""
-        states = self.states
-        assert states is not None
+        """Read; blocks. An error leaves ``states`` None, and is the cut's to meet."""
+        states = ProducerStates(self._expiration_ms)
         try:
             if self._snapshot is not None:
                 states.restore(snapshots.decode(self._snapshot, self._disk.read(self._snapshot)))
             for number, segment in enumerate(self._segments):
                 replay(segment, 0 if number else self._position, states, end=self.offset)
         except (KeptError, OSError):
-            self.states = None
-        self.done = True
+            return
+        else:
+            self.states = states
+        finally:
+            self.done = True
 
     def fits(self, offset: int, truncations: int, segments: Iterable[Segment]) -> bool:
         """The log is as it was, below a cut at ``offset``."""

@@ -98,10 +98,10 @@ class AlterPartitionQueue:
         """Called when a replica that resigned may have to do it again."""
         self._requests = Batcher(runtime.loop, self._send, max_batch=MAX_CHANGES, backoff_s=RETRY_S)
         self._resigned_at: dict[TopicPartition, float] = {}
-        self._later: dict[TopicPartition, asyncio.TimerHandle] = {}
+        self._repeats: dict[tuple[TopicPartition, bool], asyncio.TimerHandle] = {}
+        """Pending repeats: of a resignation, or (False) of a request for a later epoch."""
         self.on_later_epoch_answered: Callable[[TopicPartition, PartitionRecord | None], None]
         """Called a while after a request for a later epoch was answered, maybe with a refusal."""
-        self._epoch_later: dict[TopicPartition, asyncio.TimerHandle] = {}
 
     def submit(self, partition: Replica) -> None:
         """A partition wants another ISR; it says which when the call is made."""
@@ -119,8 +119,8 @@ class AlterPartitionQueue:
             self._resigned_at[tp] = loop.time()
             others = [member for member in record.isr if member != self._identity.node_id]
             self.submit(_Change(tp, record, others))
-        elif tp not in self._later:
-            self._later[tp] = loop.call_at(due, self._resign_again, tp)
+        else:
+            self._repeat_at(due, tp, resigned=True)
 
     def request_later_epoch(
         self, tp: TopicPartition, record: PartitionRecord, last_epoch: int
@@ -134,28 +134,26 @@ class AlterPartitionQueue:
         self.submit(_Change(tp, record, record.isr, last_epoch, answered))
 
     def _later_epoch_answered(self, tp: TopicPartition) -> None:
-        if tp not in self._epoch_later:
-            self._epoch_later[tp] = self._runtime.loop.call_later(
-                self._pause_s, self._later_epoch_again, tp
-            )
+        self._repeat_at(self._runtime.loop.time() + self._pause_s, tp, resigned=False)
 
-    def _later_epoch_again(self, tp: TopicPartition) -> None:
-        del self._epoch_later[tp]
-        record = self._metadata.image.partition(tp.topic, tp.partition)
-        self.on_later_epoch_answered(tp, record)
+    def _repeat_at(self, due: float, tp: TopicPartition, *, resigned: bool) -> None:
+        if (tp, resigned) not in self._repeats:
+            handle = self._runtime.loop.call_at(due, self._repeat, tp, resigned)
+            self._repeats[tp, resigned] = handle
+
+    def _repeat(self, tp: TopicPartition, resigned: bool) -> None:
+        del self._repeats[tp, resigned]
+        call = self.on_still_lost if resigned else self.on_later_epoch_answered
+        call(tp, self._metadata.image.partition(tp.topic, tp.partition))
 
     @property
     def _pause_s(self) -> float:
         """Between two requests of the same: when the next fetch must have told the leader."""
         return self._config.current.replica_fetch_wait_max_ms / 1000
 
-    def _resign_again(self, tp: TopicPartition) -> None:
-        del self._later[tp]
-        self.on_still_lost(tp, self._metadata.image.partition(tp.topic, tp.partition))
-
     async def close(self) -> None:
         """Ask for nothing more."""
-        for handle in (*self._later.values(), *self._epoch_later.values()):
+        for handle in self._repeats.values():
             handle.cancel()
         await self._requests.close()
 

@@ -132,10 +132,6 @@ class ApartCluster(Cluster):
         for node in range(len(self)):
             self._within(node, "ip", "neigh", "flush", "dev", "eth0", "nud", "permanent")
 
-    def cut_from_test(self, node: int) -> None:
-        """The node hears nothing of the test any more, nor is it heard."""
-        self._neighbour(node, "replace", f"{self._net}.{TEST}")
-
     # Inside.
 
     def _neighbour(self, node: int, action: str, address: str) -> None:

@@ -565,9 +565,8 @@ class World:
 
     def records_from(self, pair: Pair, offset: int) -> Iterator[tuple[int, bytes]]:
         """What a read_committed consumer sees from ``offset`` on."""
-        while True:
-            if offset > pair.leader.log_end_offset:
-                return
+        while offset <= pair.leader.log_end_offset:
+            before = offset
             fetched = pair.leader.fetch(offset, 300, isolation=COMMITTED)
             if fetched.slice is None:
                 return
@@ -580,6 +579,7 @@ class World:
                     for record in records(data[at : at + header.size_bytes]):
                         assert record.value is not None
                         yield record.offset, record.value
+            require(offset > before, "I5", f"a reader stays at {offset}")
             self.places[pair.number] = offset
 
     def check_offsets(self) -> None:

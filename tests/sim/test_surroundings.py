@@ -117,6 +117,7 @@ WORKER: Final = "a worker process: tests/sim/passes.py runs what it does"
 SEAMS: Final = {
     ("node/runtime/runtime.py", "socket.socket"): "SimRuntime.stream_socket",
     ("node/runtime/clock.py", "time"): LACKED,
+    ("node/runtime/malloc.py", "ctypes.CDLL"): "how memory is given back: no history depends on it",
     ("node/internode/hello.py", "socket"): LACKED,
     ("client/security/tls.py", "ssl"): LACKED,
     ("node/config/node_config.py", "os.path.abspath"): ABSOLUTE,

@@ -336,7 +336,7 @@ def test_a_directory_set_aside_before_is_listed_unless_its_removal_was_seen(know
     directory: Any = Given(name="/d", pool=Given(run=run), offline=None)
     strays = StrayLogs(
         Given(disk__remove_tree=None),  # type: ignore[arg-type]
-        Given(member__history__removed={(topic_id, 0)}),  # type: ignore[arg-type]
+        Given(raft_node__history__removed={(topic_id, 0)}),  # type: ignore[arg-type]
         Given(fail=lambda *given: failed.append(given)),  # type: ignore[arg-type]
     )
     found = FoundLog("t-0.x-stray", TopicPartition("t", 0), topic_id if known else None, False)

@@ -23,7 +23,7 @@ from kept.client.protocol.api_keys import ApiKey
 from kept.cluster.controller.brokers import RegisterRequest
 from kept.cluster.controller.heartbeats import HeartbeatRequest, ReplicaLog
 from kept.cluster.metadata.records import Endpoint
-from kept.cluster.metadata.voters import ConfiguredVoter as RaftVoter
+from kept.cluster.metadata.voters import Voter as RaftVoter
 from kept.cluster.metadata.wal import Entry
 from kept.cluster.raft import messages as raft
 from kept.node.config.listeners import ConfiguredVoter

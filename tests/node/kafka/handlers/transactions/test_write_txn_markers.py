@@ -131,7 +131,7 @@ class World:
         self.slices = TimeSlices(self.loop)
         here: dict[str, Any] = {
             "runtime": Given(loop=self.loop, now_ms=lambda: tools.NOW),
-            "table": Given(hosted={tools.TP: self.hosted, offsets: self.hosted}),
+            "table": Given(replicas={tools.TP: self.hosted, offsets: self.hosted}),
             "barrier": Given(confirm=self.questions.append),
             "groups": self.groups,
         }

@@ -254,7 +254,6 @@ class Program(NamedTuple):
         return Walk(self.code, data, NO_LIMIT).rewritten(self.start, position)
 
 
-@cache
 def check_string(what: str, text: str) -> None:
     """Raises InvalidRequest for a text that no request can hold: the node that is sent it closes
     the connection, and whether it was done would be unknown.
@@ -264,6 +263,7 @@ def check_string(what: str, text: str) -> None:
         raise InvalidRequest(f"{what} has {size} bytes: {MAX_STRING_BYTES} is the longest")
 
 
+@cache
 def program(cls: Any) -> Program:
     """The program of a class of kio."""
     code: list[int] = []

@@ -192,3 +192,10 @@ def test_the_least_that_a_field_takes(hint: Any, kind: str, flexible: bool, leas
     inner = make_dataclass("Inner", [number], namespace=namespace)
     hint = {"inner": inner, "nullable": inner | None}.get(hint, hint)
     assert bounds._field(hint, kind, cls, [])[1] == least
+
+
+def test_a_class_is_compiled_once() -> None:
+    """A tenth of a millisecond and more to compile, and each message that is decoded
+    needs it."""
+    cls = protocol.message_type(*METADATA, EntityType.request)
+    assert program(cls) is program(cls)

@@ -44,7 +44,7 @@ from kept.client.core.metadata import (
     parse_bootstrap,
 )
 from kept.client.partitioner import partition_for
-from kept.client.produce import Outgoing, Produced, ProduceOptions, init_producer_id
+from kept.client.produce import Outgoing, Produced, ProduceOptions, Unwritten, init_producer_id
 from kept.client.produce import produce as produce_batches
 from kept.client.protocol.messages import Values
 from kept.client.security.security import PLAINTEXT, Security
@@ -307,8 +307,9 @@ class Client:
         one is lost without an error. Raises :class:`kept.client.produce.RecordTooLarge` for a
         record that is too large alone.
 
-        After another error some records may be written. A ``producer`` gets a new id after any,
-        because the sequence numbers that the brokers expect of the old one are not known.
+        After another error some records may be written: :func:`kept.client.produce.unwritten` says
+        which are not, where that is known. A ``producer`` gets a new id after any, because the
+        sequence numbers that the brokers expect of the old one are not known.
         """
         if producer is not None and producer.id < 0:
             producer.id, producer.epoch = self._producer_id()
@@ -327,7 +328,10 @@ class Client:
                 producer.id = -1
             raise
         if acks == 0:
-            self._sockets.flush(self.timeout_ms)
+            try:
+                self._sockets.flush(self.timeout_ms)
+            except KeptError as error:
+                raise error from Unwritten(None)
         return done
 
     def outgoing(

@@ -13,13 +13,14 @@ from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from kept.client.admin.topics import Operation
-from kept.client.core.broker_errors import failure
-from kept.client.core.calls import Anywhere, Call, Route, ToCoordinator, ToLeader
+from kept.client.core.broker_errors import AuthenticationFailed, BrokerError, NotKafka, failure
+from kept.client.core.calls import NOT_EXECUTED, Anywhere, Call, Route, ToCoordinator, ToLeader
 from kept.client.core.metadata import ClusterMetadata
 from kept.client.protocol.api_keys import ApiKey
 from kept.storage.errors import (
     KeptError,
     MessageTooLarge,
+    PeerError,
     RecordListTooLarge,
     RequestTimedOut,
 )
@@ -63,6 +64,27 @@ class RecordTooLarge(MessageTooLarge):
         self.unwritten = unwritten
 
 
+class Unwritten(KeptError):
+    """The cause of an error that ended a ``produce``: the ``places`` that are not written,
+    ascending; None where some of all its records may be written, and it is not known which.
+    """
+
+    def __init__(self, places: Sequence[int] | None) -> None:
+        which = "some of the records may be" if places is None else f"{len(places)} records are not"
+        super().__init__(f"{which} written")
+        self.places = places
+
+
+def unwritten(error: BaseException) -> Unwritten | None:
+    """What is not written after this error; None where it came before anything was sent."""
+    if isinstance(error, RecordTooLarge):
+        return Unwritten(error.unwritten)
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, Unwritten):
+        cause = cause.__cause__
+    return cause
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProduceOptions:
     """How batches are written. ``acks``: -1 for all replicas in sync, 1 for the leader, 0 for no
@@ -88,7 +110,8 @@ def produce(
 
     With ``places``, as :class:`Outgoing` has them, a batch that is too large is split, and its
     parts are listed one by one. Raises RecordTooLarge for a record that is so alone, once all other
-    partitions are written; without ``places`` MessageTooLarge or RecordListTooLarge.
+    partitions are written; without ``places`` MessageTooLarge or RecordListTooLarge. The cause of
+    another error is an Unwritten, with ``places``.
     """
     waiting = {partition: [batch] for partition, batch in batches.items()}  # the next one is last
     done: list[Produced] = []
@@ -101,7 +124,15 @@ def produce(
             _split_above(parts, most_bytes)
             tp = TopicPartition(topic, partition)
             calls.append(_produce_call(view, tp, parts[-1], options, places is not None))
-        responses = yield calls
+        try:
+            responses = yield calls
+        except KeptError as failed:
+            if places is None:
+                raise
+            left = [*waiting, *refused]
+            known = len(calls) == 1 and options.acks != 0 and _had_no_effect(calls[0], failed)
+            rest = sorted(chain(*(places[p][written[p] :] for p in left))) if known else None
+            raise failed from Unwritten(rest)
         for (partition, parts), response in zip(list(waiting.items()), responses, strict=True):
             batch = parts[-1]
             count = read_header(batch).record_count
@@ -118,10 +149,18 @@ def produce(
                 del waiting[partition]
     if refused:
         assert places is not None
-        unwritten = {p: places[p][written[p] :] for p in refused}
-        first = min(refused, key=lambda partition: unwritten[partition][0])
-        raise RecordTooLarge(str(refused[first]), sorted(chain(*unwritten.values())))
+        rests = {p: places[p][written[p] :] for p in refused}
+        first = min(refused, key=lambda partition: rests[partition][0])
+        raise RecordTooLarge(str(refused[first]), sorted(chain(*rests.values())))
     return done
+
+
+def _had_no_effect(call: Call, error: KeptError) -> bool:
+    """Whether it is known that no try of a call that ended with this error had an effect."""
+    refused = isinstance(error, (PeerError, *NOT_EXECUTED))
+    # A connection that broke under the request, perhaps; UNKNOWN_SERVER_ERROR.
+    unclear = isinstance(error, (AuthenticationFailed, NotKafka, BrokerError))
+    return refused and not unclear and not call.may_have_effect
 
 
 def _split_above(parts: list[bytes], limit_bytes: int) -> None:

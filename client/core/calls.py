@@ -114,6 +114,8 @@ class Call:
     """When it was first heard that the log directory of its partition is offline, and since."""
     reported: bool = False
     last_error: KeptError | None = None
+    may_have_effect: bool = False
+    """Whether a try of it had no answer, or an error that is not one of :data:`NOT_EXECUTED`."""
     version: int = -1
 
     @property
@@ -157,6 +159,7 @@ class Call:
         ``offline_grace_ms``: how long KafkaStorageError is waited out.
         """
         self.last_error = why
+        self.may_have_effect |= not isinstance(why, NOT_EXECUTED)
         self.tries += 1
         pause_ms = min(BACKOFF_MS << min(self.tries - 1, 10), BACKOFF_MAX_MS)
         self.not_before_ms = now_ms + pause_ms

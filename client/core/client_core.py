@@ -351,6 +351,7 @@ class ClientCore:
     def _reroute(self, connection: Connection, correlation: int, call: Call) -> None:
         """Its answer does not count any more."""
         connection.in_flight[correlation] = None
+        call.may_have_effect = True
         self._waiting.append(call)
 
     def _judge_waiting(self, now_ms: int) -> None:

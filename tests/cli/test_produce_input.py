@@ -95,6 +95,25 @@ def test_batches_above_the_limits_of_the_topic_are_split(kept, kept_broker):
     assert found == [line.encode() for line in lines.splitlines()] * 3
 
 
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_refusal_in_the_middle_of_a_split_says_which_lines_are_written(
+    kept, kept_broker, partitions
+):
+    config = {"cleanup.policy": "compact", "max.message.bytes": "10000"}
+    topic = kept_broker.create_topic(partitions=partitions, config=config)
+    line = f'{{"key": "a", "value": "{"x" * 900}"}}'
+    lines = [line] * 33 + ['{"value": "x", "partition": 0}'] + [line] * 6
+    ran = kept(
+        "produce", topic, "--json", "--partition", "0", stdin="\n".join([*lines, ""]), status=1
+    )
+    count = len(records(kept_broker, topic))
+    assert 10 <= count <= 33
+    assert "INVALID_RECORD" in ran.err and ran.err.endswith(
+        f"(lines 1 to {count} are written, lines {count + 1} to 40 are not; "
+        f"go on with line {count + 1}: tail -n +{count + 1})\n"
+    )
+
+
 def test_a_line_that_is_too_large_is_named(kept, kept_broker):
     topic = kept_broker.create_topic(config={"max.message.bytes": "10000"})
     small, large = "small\n" * 300, "x" * 20_000

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from kept.client.client import Client, IdempotentProducer, OutRecord
+from kept.client.core.broker_errors import AuthenticationFailed, BrokerError, ConnectionFailed
 from kept.client.core.calls import Call
-from kept.client.produce import RecordTooLarge
+from kept.client.produce import RecordTooLarge, unwritten
 from kept.client.protocol.api_keys import ApiKey
-from kept.storage.errors import MessageTooLarge, RecordListTooLarge
+from kept.storage.errors import InvalidRecord, KeptError, MessageTooLarge, RecordListTooLarge
 from kept.storage.records import build_batch, read_header, records
 from kept.storage.types import MAX_INT32, Codec, TopicPartition
 from tests.support.fake_client import FakeClient, response
 
 MESSAGE_TOO_LARGE = 10
 RECORD_LIST_TOO_LARGE = 18
+INVALID_RECORD = 87
 
 
 class Leader(FakeClient):
     """Leads every partition of topic ``t``, and takes batches of no more than ``most`` bytes.
 
     ``taken``: (partition, first sequence, values) of each batch in the order in which they came.
+    ``fails``: what a batch with such a value ends with.
     """
 
     def __init__(self, partitions: int, most: int, code: int = MESSAGE_TOO_LARGE) -> None:
@@ -31,6 +35,7 @@ class Leader(FakeClient):
         self.most, self.code = most, code
         self.taken: list[tuple[int, int, list[bytes | None]]] = []
         self.refused = 0
+        self.fails: dict[bytes, int | KeptError] = {}
 
     def calls(self, calls: Sequence[Call]) -> list[Any]:
         return [self._answer(call) for call in calls]
@@ -41,13 +46,16 @@ class Leader(FakeClient):
         (data,) = values["topic_data"][0]["partition_data"]
         batch = data["records"]
         fits = len(batch) <= self.most
-        if fits:
-            rows = [record.value for record in records(batch)]
+        rows = [record.value or b"" for record in records(batch)]
+        fails = next((self.fails[value] for value in rows if value in self.fails), 0)
+        if fits and isinstance(fails, KeptError):
+            raise fails
+        if fits and not fails:
             self.taken.append((data["index"], read_header(batch).base_sequence, rows))
         self.refused += not fits
         if not call.expects_response:
             return None
-        code = 0 if fits else self.code
+        code = fails if fits else self.code
         partition = {"index": data["index"], "error_code": code, "base_offset": len(self.taken)}
         topic = {"name": "t", "partition_responses": [partition | {"record_errors": ()}]}
         answer = response(call.api_key, 9, responses=[topic])
@@ -71,10 +79,11 @@ def rows(*sizes: int, partition: int = 0) -> list[OutRecord]:
 def test_a_batch_that_is_too_large_goes_in_parts_in_order(code, codec):
     leader, sent = Leader(2, 400, code), [*rows(*[90] * 20), *rows(*[90] * 20, partition=1)]
     if codec:
-        leader.most = len(build_batch([(1, None, b"", ())] * 5))
+        noise = random.Random(1)
+        sent = [record._replace(value=noise.randbytes(90)) for record in sent]
     producer = IdempotentProducer(7, 0, {TopicPartition("t", 0): MAX_INT32 - 4})
     done = leader.produce("t", sent, producer=producer, codec=codec)
-    assert len(done) == len(leader.taken) > 2
+    assert 2 < len(done) == len(leader.taken) < len(sent), "of more than one record each"
     assert [each.base_offset for each in done] == list(range(1, len(done) + 1))
     for partition, start in ((0, MAX_INT32 - 4), (1, 0)):
         assert leader.values(partition) == [r.value for r in sent if r.partition == partition]
@@ -103,6 +112,51 @@ def test_a_record_that_is_too_large_is_named_and_what_comes_after_it_is_not_writ
         theirs = [r.value for r in sent if r.partition == partition]
         assert leader.values(partition) == theirs[:count]
     assert producer.id == -1, "nobody knows its sequences"
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("earlier_try", [False, True])
+def test_a_refusal_in_the_middle_of_a_split_says_what_is_written(
+    monkeypatch, partitions, earlier_try
+):
+    """Who would go on with the first record otherwise wrote those before it twice."""
+    leader, sent = Leader(partitions, 1200), rows(*[90] * 40)
+    leader.fails = {sent[33].value or b"": INVALID_RECORD}
+    answer = leader._answer
+
+    def answered(call: Call) -> Any:
+        call.may_have_effect |= earlier_try
+        return answer(call)
+
+    monkeypatch.setattr(leader, "_answer", answered)
+    producer = IdempotentProducer(7, 0)
+    with pytest.raises(InvalidRecord) as raised:
+        leader.produce("t", sent, producer=producer)
+    count = len(leader.values(0))
+    assert 10 <= count <= 33 and leader.values(0) == [r.value for r in sent[:count]]
+    told = unwritten(raised.value)
+    assert told is not None and told.places == (None if earlier_try else list(range(count, 40)))
+    assert producer.id == -1
+
+
+def test_a_refusal_beside_another_partition_leaves_open_what_is_written():
+    leader, sent = Leader(2, 1200), [*rows(*[90] * 40), *rows(*[90] * 40, partition=1)]
+    leader.fails = {b"33 " + bytes(90): INVALID_RECORD}
+    with pytest.raises(InvalidRecord) as raised:
+        leader.produce("t", sent)
+    told = unwritten(raised.value)
+    assert leader.taken and told is not None and told.places is None
+
+
+@pytest.mark.parametrize("kind", [ConnectionFailed, AuthenticationFailed, BrokerError])
+def test_what_leaves_open_whether_a_part_is_written(kind):
+    """A connection that is lost in the middle of a split, say."""
+    leader, sent = Leader(1, 1200), rows(*[90] * 40)
+    leader.fails = {sent[33].value or b"": kind("n:1: Produce to t-0: it broke")}
+    with pytest.raises(kind, match="it broke") as raised:
+        leader.produce("t", sent)
+    told = unwritten(raised.value)
+    assert leader.taken and told is not None and told.places is None
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,12 @@ from kept.cli.unavailable import explained, no_partition, open_client
 from kept.client.bootstrap import Bootstrap
 from kept.client.client import Client, IdempotentProducer, OutRecord
 from kept.client.core.authorization_errors import NotAuthorized
-from kept.client.produce import TRANSACTION_TIMEOUT_MS, RecordTooLarge
+from kept.client.produce import TRANSACTION_TIMEOUT_MS, RecordTooLarge, unwritten
 from kept.client.transactional_producer import TransactionalProducer
 from kept.storage.errors import (
     InvalidProducerEpoch,
     KeptError,
     ProducerFenced,
-    RetriableError,
     UnknownTopicOrPartition,
     UnsupportedVersion,
 )
@@ -317,13 +316,14 @@ def _named(error: KeptError, before: int, unit: str) -> str:
 def _progress(sink: _Sink, batch: list[OutRecord], error: BaseException, unit: str) -> str:
     """Which lines of the input are written, and with which to go on. ``batch`` failed, if any."""
     done, end = sink.written, sink.written + len(batch)
-    if isinstance(error, RecordTooLarge):
-        return _progress_until(done, end, error.unwritten, unit)
+    known = unwritten(error)
+    if known is not None and known.places is not None:
+        return _progress_until(done, end, known.places, unit)
     word = "written" if sink.acks else "sent"
     said = []
     if done:
         said.append(f"{_span(unit, 1, done)} {_are(done)} {word}")
-    if batch and sink.is_doubtful(batch, error):
+    if batch and (known is not None or isinstance(error, KeyboardInterrupt)):
         which = _span(unit, done + 1, end)
         some = f"of {which} some" if len(batch) > 1 else which
         said.append(f"{some} may be" if done else f"{some} may be {word}")
@@ -334,13 +334,13 @@ def _progress(sink: _Sink, batch: list[OutRecord], error: BaseException, unit: s
     return f"{', '.join(said)}; {_go_on(unit, done + 1)}"
 
 
-def _progress_until(before: int, end: int, unwritten: Sequence[int], unit: str) -> str:
-    """Which lines are written where one of a batch is too large, and so are not those after it in
-    its partition. The batch has the lines from ``before`` to ``end``.
+def _progress_until(before: int, end: int, places: Sequence[int], unit: str) -> str:
+    """Which lines are written where one of a batch is refused, and so are not those after it in its
+    partition: at these ``places``. The batch has the lines from ``before`` to ``end``.
     """
-    done = before + unwritten[0]
-    if end - done != len(unwritten):  # lines after it are in other partitions
-        numbers = [str(before + place + 1) for place in unwritten]
+    done = before + places[0]
+    if end - done != len(places):  # lines after it are in other partitions
+        numbers = [str(before + place + 1) for place in places]
         if len(numbers) > _SHOWN_LINES:
             numbers[_SHOWN_LINES - 1 :] = [f"{len(numbers) - _SHOWN_LINES + 1} more"]
         listed = numbers[0] if len(numbers) == 1 else f"{', '.join(numbers[:-1])} and {numbers[-1]}"
@@ -437,16 +437,6 @@ class _Sink:
             producer=self._producer,
         )
         self.written += len(batch)
-
-    def is_doubtful(self, batch: list[OutRecord], error: BaseException) -> bool:
-        """Whether some of a batch that failed may be written: by a request without an answer, or by
-        one of several. What a broker refuses is not.
-        """
-        if isinstance(error, RetriableError | KeyboardInterrupt):
-            return True
-        view = self.client.view.topics.get(self.topic)
-        of_one = len(batch) == 1 or (view is not None and len(view.partitions) == 1)
-        return not of_one and len({record.partition for record in batch} - {None}) != 1
 
     def _init(self) -> IdempotentProducer | None:
         try:

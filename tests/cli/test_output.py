@@ -81,6 +81,10 @@ def test_errors(capfd) -> None:
 
 @pytest.mark.parametrize(("total", "said"), [(3, "1/3"), (None, "")])
 def test_a_bar_of_unknown_length_shows_no_count(monkeypatch, total, said):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("TTY_COMPATIBLE", raising=False)
+    monkeypatch.delenv("TTY_INTERACTIVE", raising=False)
     shown = io.StringIO()
     monkeypatch.setattr(shown, "isatty", lambda: True)
     monkeypatch.setattr(output.sys, "stderr", shown)

@@ -527,8 +527,8 @@ class GroupCore:
 
     def _end(self, sweep: Sweep) -> None:
         self._sweeps.remove(sweep)
-        sweep.ended()
         self._sweep_topics()
+        sweep.ended()
 
     def _sweep_topics(self) -> None:
         """Begin to delete the offsets of deleted topics, unless that is being done."""

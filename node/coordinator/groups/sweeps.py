@@ -22,10 +22,10 @@ from kept.node.coordinator.groups.events import NO_ERROR
 from kept.node.coordinator.groups.group import EMPTY
 from kept.node.coordinator.groups.offsets import StoredOffset, is_expired
 from kept.node.coordinator.groups.records import (
+    NO_TOPIC_ID,
     GroupMetadataKey,
     GroupRecord,
     OffsetCommitKey,
-    is_other_topic,
 )
 
 if TYPE_CHECKING:
@@ -168,11 +168,17 @@ class GroupsDeletion(Sweep):
 
 
 class TopicsSweep(Sweep):
-    """Offsets of topics (name to ids) that are gone; those of a namesake with another id stay."""
+    """Offsets of topics (name to ids) that are gone; those of a namesake with another id stay.
+
+    A tombstone deletes all that is stored for its key, also what open transactions commit. So where
+    some of that is a namesake's, the rest is tried again later; nobody is shown it meanwhile.
+    """
 
     def __init__(self, core: GroupCore, gone: dict[str, set[UUID]]) -> None:
         super().__init__(core)
         self.gone = gone
+        self._left: dict[str, set[UUID]] = {}
+        """Topics of which offsets were left, with their ids."""
 
     def _walk(self) -> Iterator[None]:
         core, gone = self.core, self.gone
@@ -181,24 +187,41 @@ class TopicsSweep(Sweep):
             in_transactions = dict.fromkeys(core.transactions.keys_of(group_id))
             names = gone.keys() & core.appended.of_group(group_id).keys()
             for key in self._stored(group_id, sorted(names)):
-                if self._is_gone(key.topic, core.appended.get(key)):
-                    self._delete(key)
-                    in_transactions.pop(key, None)
+                in_transactions.pop(key, None)
+                self._delete_if_gone(key)
                 yield
             for key in in_transactions:
-                if any(self._is_gone(key.topic, s) for s in core.transactions.stored(key)):
-                    self._delete(key)
+                self._delete_if_gone(key)
                 yield
 
-    def _is_gone(self, topic: str, stored: StoredOffset | None) -> bool:
-        return stored is not None and any(
-            not is_other_topic(stored.value.topic_id, topic_id)
-            for topic_id in self.gone.get(topic, ())
-        )
+    def _delete_if_gone(self, key: OffsetCommitKey) -> None:
+        topic_ids = self.gone.get(key.topic)
+        if topic_ids is None:
+            return
+        core = self.core
+        appended = core.appended.get(key)
+        stored = [*core.transactions.stored(key), *(() if appended is None else (appended,))]
+        are_gone = [_is_of(one, topic_ids) for one in stored]
+        if any(are_gone):
+            if all(are_gone):
+                self._delete(key)
+            else:
+                self._left[key.topic] = topic_ids
+
+    def ended(self) -> None:
+        """As :meth:`Sweep.ended`."""
+        if self._left:
+            self.core.retry_topics(self._left)
 
     def failed(self, error: ErrorCode) -> None:  # noqa: ARG002
         """As :meth:`Sweep.failed`; it comes again, whatever it is."""
         self.core.retry_topics(self.gone)
+
+
+def _is_of(stored: StoredOffset, topic_ids: set[UUID]) -> bool:
+    """Whether an offset is of a topic with one of the ids, or of an unknown one."""
+    topic_id = stored.value.topic_id
+    return topic_id == NO_TOPIC_ID or topic_id in topic_ids
 
 
 class ExpirySweep(Sweep):

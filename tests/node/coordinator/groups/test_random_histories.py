@@ -75,7 +75,7 @@ class OffsetsOfLog:
     committed: dict[OffsetCommitKey, tuple[int, int]] = field(default_factory=dict)
     """Key to (place in the log, offset)."""
     open: list[tuple[int, OffsetCommitKey, int, int]] = field(default_factory=list)
-    """(TransactionalProducer, key, place, offset)."""
+    """(producer id, key, place, offset)."""
 
     def add(self, place: int, entry: Entry) -> None:
         if isinstance(entry, EndMarker):

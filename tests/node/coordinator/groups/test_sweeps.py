@@ -18,13 +18,16 @@ from kept.node.coordinator.common.events import (
     AppendRejected,
     AppendStaged,
     AppendTimedOut,
+    EndMarker,
     Response,
+    TransactionalProducer,
 )
 from kept.node.coordinator.common.log_loader import load
 from kept.node.coordinator.groups import events as ev
+from kept.node.coordinator.groups import sweeps
 from kept.node.coordinator.groups.coordinator import GroupCoordinator
 from kept.node.coordinator.groups.core import RETRY_MS, GroupCore
-from kept.node.coordinator.groups.records import GroupMetadataKey
+from kept.node.coordinator.groups.records import NO_TOPIC_ID, GroupMetadataKey, OffsetCommitKey
 from kept.node.coordinator.groups.sweeps import SLICE_RECORDS, ExpirySweep
 from kept.node.kafka.api import RequestContext
 from kept.node.kafka.handlers.groups.group_offsets import PART, GroupOffsetsHandler
@@ -166,10 +169,13 @@ def test_who_waits_for_a_deletion_is_sent_on_when_another_node_leads() -> None:
     assert world.answers[3].groups == (("small", ErrorCode.none), ("large", moved))
 
 
-def test_expiry_looks_at_so_many_offsets_at_a_stretch_also_if_none_is_expired() -> None:
+def test_expiry_looks_at_so_many_offsets_at_a_stretch_also_if_none_is_expired(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sweeps, "SLICE_ITEMS", 100)
     world = World()
     sweep = ExpirySweep(world.core)
-    assert not sweep.next_slice() or MANY < 1_000
+    assert not sweep.next_slice() and not sweep.records
     world.now = 61_000
     world.core.settings = ev.GroupSettings(offsets_retention_minutes=1)
     world.perform(world.core.tick(600_000))
@@ -199,6 +205,57 @@ def test_offsets_of_topics_that_are_deleted_go_in_slices_and_again_if_that_fails
     sizes = world.sweep()
     assert sum(sizes) == MANY + 3 and max(sizes) == SLICE_RECORDS
     assert (world.count("large"), world.count("small")) == (0, 1), "a namesake's offset stays"
+
+
+def commit_of(topic_id: uuid.UUID, offset: int, *, producer_id: int = -1) -> ev.CommitOffsets:
+    """A commit of orders-0 by the group g, in a producer's transaction or in none."""
+    topic = ev.CommitTopic("orders", topic_id, (ev.CommitPartition(0, offset),))
+    if producer_id == -1:
+        return ev.CommitOffsets(5, "g", (topic,))
+    producer = TransactionalProducer(producer_id, 0)
+    return ev.CommitOffsets(5, "g", (topic,), knows_missing_groups=False, producer=producer)
+
+
+@pytest.mark.parametrize("in_transaction", ["the new topic's", "the old topic's"])
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_a_sweep_deletes_no_offset_of_a_topic_made_anew_with_those_of_the_old_one(
+    in_transaction: str, is_commit: bool
+) -> None:
+    """A tombstone deletes both what is stored and what an open transaction commits: with offsets of
+    both topics it waits for the transaction's end."""
+    world = World()
+    key = OffsetCommitKey("g", "orders", 0)
+    new_in_transaction = in_transaction == "the new topic's"
+    old, new = (-1, 7) if new_in_transaction else (7, -1)
+    world.step(commit_of(TOPIC_ID, 9, producer_id=old))
+    world.step(ev.TopicsDeleted((("orders", TOPIC_ID),)))
+    world.step(commit_of(NAMESAKE, 42, producer_id=new))
+    world.commit(2)
+    assert sum(world.sweep()) == MANY + 3, "offsets of the old topic alone"
+    assert not world.sweeps, "it does not try again at once"
+    assert world.core.appended.get(key) is not None and world.core.transactions.holds(key)
+    world.step(ev.WriteTxnMarker(6, EndMarker(7, 0, 0, is_commit=is_commit)))
+    world.commit()
+    world.now = RETRY_MS
+    world.perform(world.core.tick(world.now))
+    old_alone_is_left = new_in_transaction and not is_commit
+    assert sum(world.sweep()) == (1 if old_alone_is_left else 0)
+    stored = world.core.committed.get(key)
+    if old_alone_is_left:
+        assert stored is None
+    else:
+        assert stored is not None and stored.value.offset == 42
+    assert not world.core.transactions.holds(key)
+    world.perform(world.core.tick(2 * RETRY_MS))
+    assert not world.sweeps, "nothing is left to try"
+
+
+def test_offsets_without_a_topic_id_go_with_no_offset_of_a_topic_made_since() -> None:
+    world = World()
+    world.step(ev.TopicsDeleted((("orders", NO_TOPIC_ID),)))
+    world.step(commit_of(NAMESAKE, 42))
+    world.commit()
+    assert world.sweep() == [] and world.count("g") == 1
 
 
 @run

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import click
 
-from kept.cli.table_layout import fitted
+from kept.cli.table_layout import fitted, padded, width_of
 from kept.storage.printable import printable_line, printable_text
 
 TOMBSTONE: Final = "(tombstone)"
@@ -65,7 +65,7 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: 
     standard error is a terminal.
     """
     cells = [table_cells(row) for row in rows]
-    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    widths = [max(map(width_of, column)) for column in zip(columns, *cells, strict=True)]
     numeric = [_is_numeric([row[i] for row in rows]) for i in range(len(columns))]
     lines = [[name.upper() for name in columns], *cells]
     if not rows and empty and sys.stderr.isatty():
@@ -77,7 +77,7 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: 
             return
     for line in lines:
         parts = [
-            cell.rjust(width) if right else cell.ljust(width)
+            padded(cell, width, right)
             for cell, width, right in zip(line, widths, numeric, strict=True)
         ]
         write("  ".join(parts).rstrip() + "\n")

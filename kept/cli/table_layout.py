@@ -1,4 +1,6 @@
-"""How a table is laid out in a terminal that it is too wide for. Text in, lines out.
+"""How a table is laid out in a terminal that it is too wide for. Text in, lines out. Widths are
+those on the terminal, in columns: most characters take one, those of East Asia and emoji two,
+combining ones none.
 
 Nothing is cut: cells wrap, where they can at spaces and at ``-``, ``_``, ``.``, ``/``, ``:`` and
 ``,``; numbers, times and short cells stay whole. Columns that have nothing in any row make room
@@ -14,7 +16,7 @@ from typing import Final
 
 NOTHING: Final = "-"
 WHOLE: Final = 10
-"""Cells of so many characters are not wrapped."""
+"""Cells of a table that are so wide are not wrapped."""
 PIECE: Final = 16
 """Longer pieces without a place to break are cut, in columns of at least this."""
 SENTENCE: Final = 20
@@ -25,7 +27,7 @@ _PIECE: Final = re.compile(r"[^\s,:;/._-]*[\s,:;/._-]?")
 
 
 def fitted(lines: Sequence[Sequence[str]], numeric: Sequence[bool], width: int) -> list[str]:
-    """Lines of at most ``width`` characters, or as few more as there may be in a very narrow
+    """Lines that are at most ``width`` wide, or as little more as there may be in a very narrow
     terminal. The first of ``lines`` has the names of the columns; those that are ``numeric`` stand
     to the right.
     """
@@ -52,30 +54,48 @@ def fitted(lines: Sequence[Sequence[str]], numeric: Sequence[bool], width: int) 
     return _records(lines, filled, width)
 
 
+def width_of(text: str) -> int:
+    """How wide a text is on a terminal."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def padded(text: str, width: int, is_right: bool) -> str:
+    """A text with blanks around it: before it where it stands to the right."""
+    blanks = " " * (width - width_of(text))
+    return blanks + text if is_right else text + blanks
+
+
 def wrapped(text: str, width: int) -> list[str]:
-    """A text in lines of at most ``width`` characters."""
+    """A text in lines that are at most ``width`` wide."""
     lines, line = [], ""
     for piece in _PIECE.findall(text):
-        if line.strip() and len(line) + len(piece.rstrip()) > width:
+        if line.strip() and width_of(line + piece.rstrip()) > width:
             lines.append(line.rstrip())
             line = ""
         line += piece
-        while len(line.rstrip()) > width:
-            lines.append(line[:width])
-            line = line[width:]
+        while width_of(line.rstrip()) > width:
+            end = width
+            while end > 1 and width_of(line[:end]) > width:
+                end -= 1
+            lines.append(line[:end])
+            line = line[end:]
     return [*lines, line.rstrip()] if line.strip() or not lines else lines
 
 
 def _is_sentence(cell: str) -> bool:
-    return " " in cell and len(cell) > SENTENCE
+    return " " in cell and width_of(cell) > SENTENCE
 
 
 def _least(cell: str) -> int:
     """How narrow a cell may become."""
-    if len(cell) <= WHOLE or _MOMENT.fullmatch(cell):
-        return len(cell)
-    longest = max(len(piece.rstrip()) for piece in _PIECE.findall(cell))
-    return min(len(cell), max(min(longest, PIECE), SENTENCE if _is_sentence(cell) else WHOLE))
+    if width_of(cell) <= WHOLE or _MOMENT.fullmatch(cell):
+        return width_of(cell)
+    longest = max(width_of(piece.rstrip()) for piece in _PIECE.findall(cell))
+    return min(width_of(cell), max(min(longest, PIECE), SENTENCE if _is_sentence(cell) else WHOLE))
 
 
 def _widths(
@@ -88,9 +108,9 @@ def _widths(
     widths, least = [], []
     for c in shown:
         cells = [row[c] for row in rows]
-        words = max(len(piece.rstrip()) for piece in _PIECE.findall(head[c]))
-        widths.append(max([words, *map(len, cells)]))
-        least.append(max([words, *(len(x) if numeric[c] else _least(x) for x in cells)]))
+        words = max(width_of(piece.rstrip()) for piece in _PIECE.findall(head[c]))
+        widths.append(max([words, *map(width_of, cells)]))
+        least.append(max([words, *(width_of(x) if numeric[c] else _least(x) for x in cells)]))
     while (over := sum(widths) - room) > 0:
         wide = [i for i in range(len(shown)) if widths[i] > least[i]]
         if not wide:
@@ -100,7 +120,7 @@ def _widths(
         floor = max(least[widest], max(others, default=0))
         widths[widest] -= min(over, max(1, widths[widest] - floor))
     for i, c in enumerate(shown):
-        widths[i] += max(0, min(len(head[c]) - widths[i], room - sum(widths)))
+        widths[i] += max(0, min(width_of(head[c]) - widths[i], room - sum(widths)))
     return widths
 
 
@@ -114,7 +134,7 @@ def _row(
     for at in range(height):
         line = [part[at] if at < len(part) else "" for part in parts]
         yield gap.join(
-            text.rjust(width) if is_right else text.ljust(width)
+            padded(text, width, is_right)
             for text, width, is_right in zip(line, widths, right, strict=True)
         ).rstrip()
 
@@ -122,11 +142,12 @@ def _row(
 def _records(lines: Sequence[Sequence[str]], shown: Sequence[int], width: int) -> list[str]:
     """Each row as lines of a name and a value; a blank line between rows."""
     head, *rows = lines
-    label = max(len(head[c]) for c in shown)
+    label = max(width_of(head[c]) for c in shown)
     out: list[str] = []
     for row in rows:
         out += [""] if out else []
         for c in shown:
             first, *more = wrapped(row[c], max(width - label - 2, WHOLE))
-            out += [f"{head[c].ljust(label)}  {first}", *(" " * (label + 2) + m for m in more)]
+            out.append(f"{padded(head[c], label, False)}  {first}")
+            out += [" " * (label + 2) + part for part in more]
     return out

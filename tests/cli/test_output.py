@@ -34,6 +34,11 @@ def test_tables_and_trees(capfdbinary, hostile) -> None:
     check(shown(capfdbinary), hostile)
 
 
+def test_wide_characters_take_two_columns_of_a_table(capfdbinary) -> None:
+    output.show_table(("key", "value"), [("日本", 1), ("user", 12)])
+    assert shown(capfdbinary).splitlines() == ["KEY   VALUE", "日本      1", "user     12"]
+
+
 def test_a_new_line_in_a_name_makes_no_row(capfdbinary) -> None:
     output.show_table(("group", "state"), [("a\nb  Stable", "Empty")])
     assert len(shown(capfdbinary).splitlines()) == 2

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kept.cli.table_layout import NOTHING, fitted, wrapped
+from kept.cli.table_layout import NOTHING, fitted, width_of, wrapped
 
 STATUS = [
     ["NODE", "ROLES", "STATE", "ADDRESS", "RACK", "EPOCH", "METADATA LAG", "LEADERS", "REPLICAS"],
@@ -80,13 +80,25 @@ def test_a_time_is_whole():
         ("x" * 12, 5, ["xxxxx", "xxxxx", "xx"]),
         ("a.bc.def", 5, ["a.bc.", "def"]),
         ("52.2 KiB", 8, ["52.2 KiB"]),
+        ("日本語", 5, ["日本", "語"]),
+        ("日本 語", 6, ["日本", "語"]),
+        ("e\u0301" * 5, 5, ["e\u0301" * 5]),
     ],
 )
 def test_where_a_cell_wraps(text, width, lines):
     assert wrapped(text, width) == lines
 
 
-CELLS = st.text("ab1 -_.:", min_size=1, max_size=40).map(lambda text: text.strip() or NOTHING)
+def test_wide_characters_take_two_columns():
+    rows = [["TOPIC", "GROUP", "STATE"], ["日本語", "x" * 12, "Empty"], ["users", "y", "Stable"]]
+    assert fitted(rows, [False] * 3, 26) == [
+        "TOPIC  GROUP        STATE",
+        "日本語 xxxxxxxxxxxx Empty",
+        "users  y            Stable",
+    ]
+
+
+CELLS = st.text("ab1日 -_.:", min_size=1, max_size=40).map(lambda text: text.strip() or NOTHING)
 TABLES = st.integers(1, 9).flatmap(
     lambda count: st.tuples(
         st.lists(st.lists(CELLS, min_size=count, max_size=count), min_size=1, max_size=4),
@@ -103,6 +115,6 @@ def test_nothing_is_lost_and_all_fits(table, width):
             for row in rows]  # fmt: skip
     head = [f"COLUMN {chr(67 + number)}" for number in range(len(numeric))]  # no a, b or 1
     lines = fitted([head, *rows], numeric, width)
-    assert max(map(len, lines)) <= width
+    assert max(map(width_of, lines)) <= width
     shown, given_too = "".join(lines), "".join(cell for row in rows for cell in row)
-    assert all(shown.count(letter) == given_too.count(letter) for letter in "ab1")
+    assert all(shown.count(letter) == given_too.count(letter) for letter in "ab1日")

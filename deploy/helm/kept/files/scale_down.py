@@ -16,11 +16,14 @@ try:
         ["kept", "cluster", "status", "--json", "--bootstrap", bootstrap],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=45,
         check=True,
     )
 except subprocess.SubprocessError as error:  # it failed, or took too long
-    said = (getattr(error, "stderr", None) or str(error)).strip()
+    said = getattr(error, "stderr", None) or str(error)
+    if isinstance(said, bytes):  # so it is in TimeoutExpired, whatever was asked for
+        said = said.decode(errors="replace")
+    said = said.strip()
     unknown = f"{said}\nWithout an answer it is not known what the nodes from {replicas} on hold."
     if step == "rollback":
         print(f"{unknown} The rollback goes on: volumes stay", file=sys.stderr)

@@ -301,13 +301,11 @@ def confirm(
 
     An attempt that lives on may have sent other rows of the same sequences in the meantime: the
     broker took ours for a repetition, and acknowledged them. Where the broker makes batches anew,
-    that cannot be seen.
+    that cannot be seen. All partitions are looked through: its rows may have gone to others.
     """
     seen = replace(begun, written={}, done=dict(begun.done), ends=dict(begun.ends))
-    tps = [TopicPartition(topic, partition) for partition in begun.ends]
-    starts = client.list_offsets(dict.fromkeys(tps, EARLIEST))
-    for tp in tps:
-        _find(client, tp, max(begun.ends[tp.partition], starts[tp].offset), seen)
+    for partition, start in begun.ends.items():
+        _find(client, TopicPartition(topic, partition), start, seen, needs_all=False)
     for (partition, first), ours in sent.items():
         there = seen.written.get((partition, first))
         if there is None or there.attributes != ours.attributes or there.crc == ours.crc:
@@ -410,9 +408,15 @@ def _read(ledger: str, value: bytes) -> Entry:
     return entry
 
 
-def _find(client: Client, tp: TopicPartition, start: int, begun: Begun) -> None:
-    """Note what the producer has written to a partition from ``start`` on."""
+def _find(
+    client: Client, tp: TopicPartition, start: int, begun: Begun, *, needs_all: bool = True
+) -> None:
+    """Note what the producer has written to a partition from ``start`` on. Where the log starts
+    later: from there on, or NotTheSame if it ``needs_all``.
+    """
     bounds = {when: client.list_offsets({tp: when})[tp].offset for when in (EARLIEST, LATEST)}
+    if start < bounds[EARLIEST] and not needs_all:
+        start = bounds[EARLIEST]
     if start < bounds[EARLIEST]:
         raise NotTheSame(
             f"{tp}: the log starts at {bounds[EARLIEST]}, and what the micro-batch wrote from "

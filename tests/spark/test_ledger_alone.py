@@ -8,7 +8,7 @@ from kept.pipeline.connection import BadOption
 from kept.pipeline.write import ledger
 from kept.pipeline.write.ledger import Begun, NotTheSame, Written
 from kept.storage.records import build_batch, read_header
-from kept.storage.types import Codec, TopicPartition
+from kept.storage.types import Codec, IsolationLevel, TopicPartition
 from tests.support.fake_client import FakeClient
 
 TP = TopicPartition("t", 2)
@@ -42,6 +42,31 @@ def test_what_retention_took_since_may_have_been_written():
     client = FakeClient(start=5, end=9)
     with pytest.raises(NotTheSame, match=r"t-2: the log starts at 5, .* from 3 on"):
         ledger._find(client, TP, 3, begun(batch(b"a")))
+
+
+def test_a_log_start_that_moves_while_a_task_ends_is_no_reason_to_refuse_it(monkeypatch):
+    """What the task has sent was acknowledged; what is still there is compared."""
+
+    class Moving(FakeClient):
+        def list_offsets(self, asked, isolation=IsolationLevel.READ_UNCOMMITTED):
+            found = super().list_offsets(asked, isolation)
+            self.start = min(self.start + 2, self.end)  # retention
+            return found
+
+    class Reader:
+        def __init__(self, client, tp, start, end, limits, *, timeout_ms):
+            looked.append((tp.partition, start, end))
+
+        def chunks(self):
+            return ()
+
+    looked = []
+    monkeypatch.setattr(ledger, "RangeReader", Reader)
+    one = Begun(7, 0, 1, 3, 99, repeated=True, ends={0: 3, 2: 8})
+    ledger.confirm(Moving(start=4, end=9), "t", one, {}, {})
+    assert looked == [(0, 4, 9), (2, 8, 9)]
+    with pytest.raises(NotTheSame, match="the log starts at 9"):
+        ledger._find(FakeClient(start=9, end=9), TP, 3, one)
 
 
 def test_a_ledger_that_has_records_of_others_is_refused():

@@ -526,9 +526,9 @@ class NodeSettings:
     )
     grpc_max_requests = _integer("256", low=1, ours=True).means(
         "gRPC calls at a time, streams included. One more takes the place of one whose caller has "
-        "not logged in, where anybody does, or whose request has not come; where there is none it "
-        "is answered RESOURCE_EXHAUSTED. Each holds a Kafka connection to a leader and what it "
-        "reads ahead, about a megabyte."
+        "not logged in, where anybody does, or whose request has not come, or whose response is "
+        "not taken for a second; where there is none it is answered RESOURCE_EXHAUSTED. Each holds "
+        "a Kafka connection to a leader and what it reads ahead, about a megabyte."
     )
     grpc_request_max_bytes = _integer("4194304", low=1024, high=1 << 30, ours=True).means(
         "Largest message of a gRPC client."

@@ -175,7 +175,7 @@ class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         access, caller = method.access, call.caller.connection
         if isinstance(access, Open):
             return None, lambda: True
-        session = await self._session(caller, context)
+        session = await self._session(call, context)
         loop, logins = asyncio.get_running_loop(), caller.listener.context.logins
 
         def lasts() -> bool:
@@ -204,7 +204,8 @@ class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             await _end(context, grpc.StatusCode.PERMISSION_DENIED, what)
         return session, lambda: lasts() and access.allows(session, topic, audited=False)
 
-    async def _session(self, caller: HandedOver, context: Any) -> Session:
+    async def _session(self, call: Call, context: Any) -> Session:
+        caller = call.caller.connection
         listener = caller.listener
         given = [value for key, value in context.invocation_metadata() if key == "authorization"]
         if not listener.asks_login and (not given or caller.session.is_unrestricted):
@@ -213,7 +214,10 @@ class CallAuthorizer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             await _end(context, *_login_wanted(caller))
         session: Session | None = None
         if len(given) == 1:
-            session = await listener.authenticate(caller.transport, str(given[0]).encode())
+            self._callers.check(call)
+            session = await listener.authenticate(
+                caller.transport, str(given[0]).encode(), lambda: self._callers.refused(call)
+            )
         if session is None:
             await _end(context, grpc.StatusCode.UNAUTHENTICATED, "who you are was not believed")
         return session

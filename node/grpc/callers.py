@@ -9,7 +9,11 @@ comes has to have time to log in. A certificate is a login. Where nobody logs in
 without a call gives way, and one with a call does not.
 
 Calls are counted likewise (``kept.grpc.max.requests``): one whose caller has not logged in, or
-whose request has not come, or whose response is not taken, gives way to a new one.
+whose request has not come, or whose response is not taken for :data:`TAKE_S`, gives way to a new
+one. A login that is being checked does not while such calls hold half of the places at most; the
+newest do beyond, so that those before come to an end. A response that is not taken ends with its
+connection only, which is left alone while others' calls would end with it: where anybody logs in,
+those of who has; elsewhere, all whose response is still to come or has just come.
 """
 
 from __future__ import annotations
@@ -36,11 +40,15 @@ CALLER: Final[ContextVar[Session | None]] = ContextVar("caller", default=None)
 to nobody."""
 STRANGERS_SHARE: Final = 4
 """A connection of so many may be one without a login, whatever those with one hold."""
+CHECKED_SHARE: Final = 2
+"""A call of so many may be one whose login is being checked, against new ones."""
+TAKE_S: Final = 1.0
+"""How long a response may be on its way until it counts as not taken, in seconds."""
 
 _IDLE_STRANGER, _STRANGER, _IDLE, _BUSY = range(4)
 """Ranks of connections."""
-_WAITING, _ANONYMOUS, _SERVED = range(3)
-"""Ranks of calls."""
+_UNTAKEN, _WAITING, _ANONYMOUS, _RETURNED, _CHECKED, _SERVED = range(6)
+"""Ranks of calls; ``_RETURNED``: a stranger's, and its response may not be taken yet."""
 
 
 class Evicted(Exception):
@@ -63,7 +71,7 @@ class Caller:
 class Call:
     """One call that has a place, and the work that is done for it."""
 
-    __slots__ = ("caller", "has_login", "is_evicted", "work")
+    __slots__ = ("caller", "has_ended", "has_login", "is_evicted", "taking", "work")
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
@@ -71,7 +79,10 @@ class Call:
         """By its connection's certificate, or its own metadata. What another call of the connection
         told says nothing of this one: a proxy may send those of many."""
         self.is_evicted = False
+        self.has_ended = False
         self.work: asyncio.Task[Any] | None = None
+        self.taking: asyncio.TimerHandle | None = None
+        """Runs while its response may be on its way."""
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """What comes of ``work``. Raises Evicted when the place was given to another meanwhile."""
@@ -103,7 +114,7 @@ class Callers:
         self._numbers = itertools.count()
         self._by_name: dict[str, Caller] = {}
         self._connections: Places[Caller] = Places(4)
-        self._calls: Places[Call] = Places(3)
+        self._calls: Places[Call] = Places(6)
 
     def enter(self, connection: HandedOver) -> Caller | None:
         """A client connects; None: there is no place."""
@@ -145,7 +156,7 @@ class Callers:
         """A call begins; None: there is no place."""
         limit = self._config.current.grpc_max_requests
         while len(self._calls) >= limit:
-            other = self._calls.pop_first((_WAITING, _ANONYMOUS))
+            other = self._giving_way(limit)
             if other is None:
                 return None
             other.evict()
@@ -154,6 +165,29 @@ class Callers:
         caller.calls += 1
         self._rank(caller)
         return call
+
+    def _giving_way(self, limit: int) -> Call | None:
+        """Whose place is taken for one more call."""
+        secured = is_secured(self._config.current)
+        if secured:
+            spared = {call.caller for call in self._calls.members() if call.has_login}
+        else:
+            spared = {call.caller for call in self._calls.members(_UNTAKEN + 1)}
+        other = self._calls.pop_first(
+            (_UNTAKEN, _WAITING, _ANONYMOUS, _RETURNED) if secured else (_UNTAKEN, _WAITING),
+            lambda call: call.work is not None or call.caller not in spared,
+        )
+        if other is None and self._calls.of_rank(_CHECKED) > limit // CHECKED_SHARE:
+            other = self._calls.pop_last(_CHECKED)
+        return other
+
+    def check(self, call: Call) -> None:
+        """Its login is being checked."""
+        self._put(call, _CHECKED)
+
+    def refused(self, call: Call) -> None:
+        """Its login was not believed, which it hears later."""
+        self._put(call, _WAITING)
 
     def logged_in(self, call: Call, session: Session) -> None:
         """It is known who makes a call; its request may not have come yet."""
@@ -169,15 +203,20 @@ class Callers:
 
     def served(self, call: Call) -> None:
         """It is served; its response may not be taken yet."""
-        if not call.has_login:
-            self._put(call, _WAITING)
+        if not (call.has_login or call.has_ended or call.is_evicted):
+            self._put(call, _RETURNED)
+            loop = asyncio.get_running_loop()
+            call.taking = loop.call_later(TAKE_S, self._put, call, _UNTAKEN)
 
     def _put(self, call: Call, rank: int) -> None:
-        if not call.is_evicted:
+        if not call.is_evicted and not call.has_ended:
             self._calls.put(call, rank)
 
     def end(self, call: Call) -> None:
-        """It has ended."""
+        """It has ended, maybe while what is done for it has yet to."""
+        call.has_ended = True
+        if call.taking is not None:
+            call.taking.cancel()
         self._calls.discard(call)
         call.caller.calls -= 1
         self._rank(call.caller)

@@ -5,6 +5,7 @@ Pure. Each member has a rank; of a rank the one goes first that has had it longe
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -23,6 +24,11 @@ class Places(Generic[T]):
         """So many have it."""
         return len(self._by_rank[rank])
 
+    def members(self, first_rank: int = 0) -> Iterator[T]:
+        """Those of this rank and of higher ones."""
+        for members in self._by_rank[first_rank:]:
+            yield from members
+
     def put(self, member: T, rank: int) -> None:
         """It has this rank from now on, the last of those that have it."""
         self.discard(member)
@@ -33,12 +39,20 @@ class Places(Generic[T]):
         for members in self._by_rank:
             members.pop(member, None)
 
-    def pop_first(self, ranks: tuple[int, ...]) -> T | None:
-        """Take the place from the first member of the first of ``ranks`` that has one; None: there
-        is none.
+    def pop_first(
+        self, ranks: tuple[int, ...], may_go: Callable[[T], bool] = lambda _: True
+    ) -> T | None:
+        """Take the place from the first member of the first of ``ranks`` that has one which
+        ``may_go``; None: there is none.
         """
         for rank in ranks:
             for member in self._by_rank[rank]:
-                del self._by_rank[rank][member]
-                return member
+                if may_go(member):
+                    del self._by_rank[rank][member]
+                    return member
         return None
+
+    def pop_last(self, rank: int) -> T | None:
+        """Take the place from the member that has had ``rank`` for the shortest time, if any."""
+        members = self._by_rank[rank]
+        return members.popitem()[0] if members else None

@@ -345,40 +345,37 @@ class Listener:
             CLUSTER_NAME,
         )
 
-    async def authenticate(self, transport: Any, authorization: bytes) -> Session | None:
+    async def authenticate(
+        self, transport: Any, authorization: bytes, on_refused: Callable[[], None] | None = None
+    ) -> Session | None:
         """A session of whom the header ``Authorization`` of HTTP, or that metadata of gRPC, names:
         by a password (Basic) or an access token (Bearer). None, after the delay of a failed login,
-        where it is not believed.
+        where it is not believed; ``on_refused`` is called before that delay.
         """
         logins = self.context.logins
         scheme = "Bearer" if authorization[:7].lower() == b"bearer " else "Basic"
         if scheme not in self.http_schemes:
-            host = self.session(transport).host
             why = f"the listener takes no login by {scheme}"
-            await asyncio.sleep(logins.refused(self.name, host, scheme, "", why))
-            return None
+            return await self._refuse_login(self.session(transport), scheme, "", why, on_refused)
         if scheme == "Basic":
-            return await self.authenticate_password(transport, *parse_basic(authorization))
+            user, password = parse_basic(authorization)
+            return await self.authenticate_password(transport, user, password, on_refused)
         try:
             checked = await logins.check_token(self.name, parse_bearer(authorization))
         except SaslAuthenticationFailed as error:
             checked = AccessTokenChecked(why=str(error))
         session = self.session(transport, f"User:{checked.user}", OAUTHBEARER)
         if checked.why:
-            delay_s = logins.refused(self.name, session.host, "Bearer", "", checked.why)
-            await asyncio.sleep(delay_s)
-            return None
+            return await self._refuse_login(session, "Bearer", "", checked.why, on_refused)
         lifetime_ms = logins.lifetime_ms(self.name, checked.expires_at_s)
         session.expires_at = self.context.runtime.loop.time() + lifetime_ms / 1000
         self.context.counters.logins += 1
         return session
 
     async def authenticate_password(
-        self, transport: Any, user: str, password: str
+        self, transport: Any, user: str, password: str, on_refused: Callable[[], None] | None = None
     ) -> Session | None:
-        """A session of ``user``, where a password comes outside of SASL (HTTP Basic); None, after
-        the delay of a failed login, where it is not his or there is no such user.
-        """
+        """A session of ``user`` whose password comes outside of SASL; None as `authenticate`."""
         session = self.session(transport, f"User:{user}", PLAIN)
         logins = self.context.logins
         try:
@@ -394,7 +391,14 @@ class Listener:
             self.context.counters.logins += 1
             return session
         why = "no such user, or another password"
-        await asyncio.sleep(logins.refused(self.name, session.host, "Basic", user, why))
+        return await self._refuse_login(session, "Basic", user, why, on_refused)
+
+    async def _refuse_login(
+        self, session: Session, way: str, user: str, why: str, told: Callable[[], None] | None
+    ) -> Session | None:
+        if told:
+            told()
+        await asyncio.sleep(self.context.logins.refused(self.name, session.host, way, user, why))
         return None
 
     def open(

@@ -9,7 +9,8 @@ import pytest
 
 from kept.cluster.security.acls import ANONYMOUS
 from kept.node.config.checks import STANDARD_AUTHORIZER
-from kept.node.grpc.callers import Caller, Callers, Evicted
+from kept.node.grpc import callers
+from kept.node.grpc.callers import Call, Caller, Callers, Evicted
 from kept.node.security.session import Session
 from tests.support.loops import run
 from tests.support.parts import Given
@@ -190,17 +191,145 @@ async def test_a_stranger_who_is_served_gives_way_to_a_call_and_before_him_who_w
             task.result()
 
 
-@run
-async def test_who_does_not_take_a_response_is_closed_when_his_place_is_needed() -> None:
-    house = House(9, calls=1)
-    call = house.callers.begin(house.stay("does not read"))
-    assert call is not None
+async def return_from(house: House, call: Call) -> None:
+    """It is served; its response is on its way."""
     house.callers.serve(call)
     await call.run(asyncio.sleep(0))
     house.callers.served(call)
+
+
+@pytest.mark.parametrize("secured", [False, True])
+@run
+async def test_who_does_not_take_a_response_is_closed_when_his_place_is_needed(
+    secured: bool,
+) -> None:
+    house = House(9, calls=2, secured=secured)
+    caller = house.stay("does not read")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(callers, "TAKE_S", 0)
+        for _ in range(2):
+            await return_from(house, begun(house, caller))
+        await turn()
     assert not house.closed
     assert house.callers.begin(house.stay("other")) is not None
     assert house.closed == ["does not read"]
+
+
+@run
+async def test_a_response_on_its_way_does_not_end_its_connection() -> None:
+    """Its other calls would have an unknown fate, though their client is well."""
+    house = House(9, calls=2, secured=False)
+    caller = house.stay("a")
+    for _ in range(2):
+        await return_from(house, begun(house, caller))
+    assert house.callers.begin(house.stay("b")) is None
+    assert not house.closed
+
+
+@pytest.mark.parametrize("secured", [False, True])
+@run
+async def test_a_response_that_is_not_taken_does_not_end_another_call_of_its_connection(
+    secured: bool,
+) -> None:
+    house = House(9, calls=2, secured=secured)
+    caller = house.stay("a")
+    other = begun(house, caller)
+    if secured:  # a proxy, which sends calls of many
+        house.callers.logged_in(other, ADA)
+    house.callers.serve(other)
+    work = asyncio.ensure_future(other.run(endless()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(callers, "TAKE_S", 0)
+        untaken = begun(house, caller)
+        await return_from(house, untaken)
+        await turn()
+    assert house.callers.begin(house.stay("b")) is None
+    assert not house.closed and not work.done()
+    house.callers.end(untaken)
+    assert house.callers.begin(house.stay("b")) is not None
+    work.cancel()
+
+
+@run
+async def test_a_stranger_who_is_served_gives_way_before_a_response_on_its_way() -> None:
+    house = House(9, calls=2)
+    await return_from(house, begun(house, house.stay("returned")))
+    served = begun(house, house.stay("served"))
+    house.callers.serve(served)
+    work = asyncio.ensure_future(served.run(endless()))
+    await turn()
+    new = begun(house, house.stay("new"))
+    await turn()
+    assert work.done() and not house.closed
+    house.callers.logged_in(new, ADA)
+    assert house.callers.begin(house.stay("newer")) is not None
+    assert house.closed == ["returned"]
+    with pytest.raises(Evicted):
+        work.result()
+
+
+@run
+async def test_a_call_that_ended_before_its_work_did_has_no_place() -> None:
+    house = House(9, calls=1, secured=False)
+    call = begun(house, house.stay("a"))
+    house.callers.end(call)
+    await return_from(house, call)
+    assert house.callers.begin(house.stay("b")) is not None
+    assert not house.closed
+
+
+# Logins that are being checked.
+
+
+@run
+async def test_a_login_that_is_checked_keeps_its_place_until_it_is_refused() -> None:
+    house = House(9, calls=4)
+    checks = [begun(house, house.stay("a")) for _ in range(2)]
+    working = [asyncio.ensure_future(call.run(endless())) for call in checks]
+    await turn()
+    for call in checks:
+        house.callers.check(call)
+    for _ in range(9):  # wrong passwords, whose answer waits
+        house.callers.refused(await working_call(house, working))
+    await turn()
+    assert [task.done() for task in working[:2]] == [False, False]
+    assert [task.done() for task in working[2:]] == 7 * [True] + 2 * [False]
+    house.callers.refused(checks[0])
+    for _ in range(3):
+        await working_call(house, working)
+    assert [task.done() for task in working[:2]] == [True, False]
+    for task in working:
+        task.cancel()
+    await asyncio.gather(*working, return_exceptions=True)
+
+
+@run
+async def test_of_logins_that_are_checked_the_newest_give_way_beyond_half_of_the_places() -> None:
+    """Else none would come to an end while others come faster than they are checked."""
+    house = House(9, calls=4)
+    working: list[asyncio.Future[None]] = []
+    for _ in range(9):
+        house.callers.check(await working_call(house, working))
+    await turn()
+    assert [task.done() for task in working] == 3 * [False] + 5 * [True] + [False]
+    for task in working:
+        task.cancel()
+    await asyncio.gather(*working, return_exceptions=True)
+
+
+def begun(house: House, caller: Caller) -> Call:
+    """A call that has a place."""
+    call = house.callers.begin(caller)
+    assert call is not None
+    return call
+
+
+async def working_call(house: House, working: list[asyncio.Future[None]]) -> Call:
+    """A call of a new stranger, whose work is added to ``working``."""
+    call = begun(house, house.stay("stranger"))
+    working.append(asyncio.ensure_future(call.run(endless())))
+    await turn()
+    return call
 
 
 @run

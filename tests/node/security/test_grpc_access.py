@@ -13,11 +13,11 @@ import pytest
 
 from kept.client.security.jaas import PLAIN_MODULE
 from kept.cluster.metadata.records import RemoveScramCredentialRecord, ScramCredentialRecord
-from kept.cluster.security.acls import AclOperation
+from kept.cluster.security.acls import ANONYMOUS, AclOperation
 from kept.cluster.security.credentials import ScramMechanism
 from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.node.grpc.call_authorizer import METHODS, CallAuthorizer, OnTopic, check_methods
-from kept.node.grpc.callers import Callers
+from kept.node.grpc.callers import Call, Callers
 from kept.node.proto import broker_pb2
 from kept.node.security import revocation
 from kept.node.security.revocation import CHECK_S
@@ -114,6 +114,57 @@ def called(method: str, topic: str, session: Session) -> tuple[Any, str] | str:
             return ended.args[0], ended.args[1]
 
     return asyncio.run(go())
+
+
+def test_a_login_is_being_checked_until_it_is_refused() -> None:
+    told: list[str] = []
+
+    async def authenticate(_transport: Any, _login: bytes, on_refused: Any) -> None:
+        told.append("asked")
+        on_refused()
+        told.append("waits")
+
+    class WithLogin(Context):
+        def invocation_metadata(self) -> Any:
+            return (("authorization", "Basic eDp5"),)
+
+    connection: Any = Given(
+        session=Session(ANONYMOUS),
+        transport=None,
+        listener__asks_login=True,
+        listener__http_schemes=("Basic",),
+        listener__authenticate=authenticate,
+        listener__context__logins__is_revoked=lambda _: False,
+    )
+    live: Any = Given(
+        current__authorizer_class_name=STANDARD_AUTHORIZER,
+        current__grpc_max_connections=1,
+        current__grpc_max_requests=1,
+    )
+
+    class Told(Callers):
+        def check(self, call: Call) -> None:
+            told.append("check")
+            super().check(call)
+
+        def refused(self, call: Call) -> None:
+            told.append("refused")
+            super().refused(call)
+
+    callers = Told(live)
+    callers.enter(connection)
+
+    async def continuation(_: Any) -> Any:
+        return grpc.unary_unary_rpc_method_handler(lambda *_: None)
+
+    async def go() -> None:
+        details = Given(method="/broker.Broker/Produce")
+        handler = await CallAuthorizer(callers, live).intercept_service(continuation, details)
+        with pytest.raises(Ended):
+            await handler.stream_unary(None, WithLogin(b""))
+
+    asyncio.run(go())
+    assert told == ["check", "asked", "refused", "waits"]
 
 
 def test_every_method_has_an_expectation() -> None:

@@ -8,15 +8,10 @@ from msgspec import Struct
 
 
 class LogTruncated(Struct, frozen=True):
-    """The log was cut at its end, or emptied.
-
-    Before the call that reported it returns, the shell sees to it that no durable recovery point is
-    above ``recovery_point``: it would let a start trust bytes that were never synced.
-    """
+    """The log was cut at its end, or emptied."""
 
     log_start_offset: int
     log_end_offset: int
-    recovery_point: int
 
 
 class LostRecord(NamedTuple):

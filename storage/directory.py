@@ -15,6 +15,7 @@ import threading
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from typing import Final, NamedTuple
 
 from kept.storage import checkpoints, layout
@@ -348,6 +349,7 @@ class LogDirectory:
             producer_id_expiration_ms=producer_id_expiration_ms, compacted_to=compacted_to,
             producer_quota=self._producer_quota,
         )  # fmt: skip
+        log.before_cut = partial(self.lower_recovery_point, tp)
         self.unopened.discard(tp)
         if log.log_end_offset < max(self.high_watermarks.get(tp, 0), recovery_point or 0):
             self.survived_epoch = -1  # damage: what was written is not all here
@@ -376,13 +378,13 @@ class LogDirectory:
         logs = []
         for tp, topic_id, config, leader_epoch in births:
             self.disk.mkdir(self.log_path(tp))
-            logs.append(
-                Log.open(
-                    self.log_path(tp), tp, topic_id, config, self.disk, now_ms=now_ms,
-                    producer_id_expiration_ms=producer_id_expiration_ms, first_epoch=leader_epoch,
-                    producer_quota=self._producer_quota,
-                )
+            log = Log.open(
+                self.log_path(tp), tp, topic_id, config, self.disk, now_ms=now_ms,
+                producer_id_expiration_ms=producer_id_expiration_ms, first_epoch=leader_epoch,
+                producer_quota=self._producer_quota,
             )  # fmt: skip
+            log.before_cut = partial(self.lower_recovery_point, tp)
+            logs.append(log)
         self.disk.fsync_dir(self.path)
         return logs
 
@@ -522,10 +524,8 @@ class LogDirectory:
             self._write_recovery_point(tp, offset)
 
     def lower_recovery_point(self, tp: TopicPartition, offset: int) -> None:
-        """A log was cut: its durable recovery point is ``offset`` at most when this returns. What
-        was collected before does not undo it.
-
-        Blocks where that is above, and while another checkpoint is written; any thread may.
+        """A log is about to be cut: its durable recovery point is ``offset`` at most when this
+        returns. Otherwise as :meth:`state_recovery_point`, and nothing is written where it is.
         """
         with self._writing:
             if tp in self._gone:

@@ -286,14 +286,8 @@ class RoleChanges:
         elif not isinstance(effect, HighWatermarkMoved | Acknowledge | NoteManifest):
             hosted.manifests.perform(effect)
 
-    def _truncated(self, hosted: LocalReplica, effect: LogTruncated) -> None:
-        """No durable recovery point is above the end of a truncated log before it takes appends. It
-        seldom is: a log is cut near its end, and flushed to its last roll.
-        """
+    @staticmethod
+    def _truncated(hosted: LocalReplica, effect: LogTruncated) -> None:
         tp = hosted.partition.topic_partition
         say = log.warning if hosted.partition.may_lose else log.info
         say("log truncated", topic=tp.topic, partition=tp.partition, end=effect.log_end_offset)
-        try:
-            hosted.directory.directory.lower_recovery_point(tp, effect.recovery_point)
-        except MachineError as error:
-            self._failures.fail(hosted.directory, error.as_failure())

@@ -2,7 +2,7 @@
 
 What holds, always:
 
-- ``log_start_offset <= recovery_point <= written_end_offset <= log_end_offset``;
+- ``log_start_offset`` and ``recovery_point`` are at most ``written_end_offset <= log_end_offset``;
 - an append is staged (:meth:`Log.append`) and then written with all others (:meth:`Log.write`) by
   one ``writev``; readers see what is written;
 - a write that fails is cut back to what was whole before it, so the log stays a sequence of whole
@@ -78,6 +78,10 @@ def _nobody() -> None:
     """Nobody looks on a clock."""
 
 
+def _no_checkpoint(recovery_point: int) -> None:
+    """No start relies on a recovery point."""
+
+
 class AppendInfo(NamedTuple):
     """Where a batch went. ``duplicate``: it was there already, nothing was appended."""
 
@@ -134,6 +138,9 @@ class Log:
         """Nothing happened since whoever looks at logs on a clock has looked, who wants to know by
         ``on_dirty`` of the next change."""
         self.on_dirty: Callable[[], None] = _nobody
+        self.before_cut: Callable[[int], None] = _no_checkpoint
+        """Called with a recovery point before a cut removes what is durable above that: when it
+        returns no start relies on more. Raises MachineError; the log is whole then."""
         self.update_config(config)
 
     @classmethod
@@ -504,7 +511,8 @@ class Log:
     def advance_log_start(self, offset: int) -> None:
         """Records below ``offset`` are gone (DeleteRecords, retention); it never goes back.
 
-        Segments wholly below it leave with :meth:`delete_old_segments`.
+        Segments wholly below it leave with :meth:`delete_old_segments`. The recovery point stays:
+        nothing was synced, and a start may not know of the new log start yet.
         """
         if offset <= self.log_start_offset:
             return
@@ -512,7 +520,6 @@ class Log:
             raise OffsetOutOfRange(f"{self}: cannot start at {offset}")
         self.write()
         self.log_start_offset = offset
-        self.durability.recovery_point = max(self.recovery_point, offset)
         self.leader_epochs.truncate_from_start(offset)
         self.producers.truncate_from_start(offset)
 

@@ -196,10 +196,12 @@ class _Opening:
             self.disk.fsync_dir(self.directory)
 
     def open_segments(
-        self, clean: bool, recovery_point: int | None, compacted_to: int | None
+        self, clean: bool, recovery_point: int | None, compacted_to: int | None, log_start: int
     ) -> tuple[list[Segment], list[Segment]]:
-        """(segments of the log, those among them that were scanned)."""
-        durable_to = 0 if recovery_point is None else recovery_point
+        """(segments of the log, those among them that were scanned). What lies below the start of
+        the log is not read any more, and costs nothing above it.
+        """
+        durable_to = max(recovery_point or 0, log_start)
         segments = self.find_segments()
         scanned: list[Segment] = []
         for i, segment in enumerate(segments):
@@ -268,7 +270,7 @@ def recover(
     """
     retired = swap.finish(disk, directory, unfinished_swap)
     opening = _Opening(disk, directory, config, now_ms)
-    found, scanned = opening.open_segments(clean, recovery_point, compacted_to)
+    found, scanned = opening.open_segments(clean, recovery_point, compacted_to, log_start_offset)
     unknown = recovery_point is None
     if recovery_point is None:
         recovery_point = found[-1].base_offset if found else 0

@@ -3,15 +3,17 @@
 A cut blocks, on the loop that appends, so it reads no more than it must and syncs nothing twice.
 What must be durable before what:
 
-1. the names of later segments and of producer snapshots above the cut are gone (one fsync of the
+1. the durable recovery point is at most where the log will end (:attr:`Log.before_cut`): a start
+   would say that records are lost, and later trust what was never synced;
+2. the names of later segments and of producer snapshots above the cut are gone (one fsync of the
    directory, where there were any) before the segment that stays is cut: a log whose middle is gone
    would read as compacted, and a snapshot that came back would vouch for other records;
-2. the segment is cut (its fsync) before its epochs are forgotten: records that came back without
+3. the segment is cut (its fsync) before its epochs are forgotten: records that came back without
    their epochs could not be told from their leader's;
-3. the aborted transactions that are left, where some went: a segment that is durable up to its end
+4. the aborted transactions that are left, where some went: a segment that is durable up to its end
    is not read again by a start, so its transaction index is believed;
-4. the epochs that are left, where some went, before anything is appended. Recovery point and high
-   watermark follow (:mod:`kept.replication.follower_replica`).
+5. the epochs that are left, where some went, before anything is appended. The high watermark
+   follows (:mod:`kept.replication.follower_replica`).
 
 Nothing else needs the disk: the other indexes of an active segment are in memory, a crash has them
 made anew from the batches, and a stray snapshot below the end is removed by the next start.
@@ -73,8 +75,13 @@ def _truncate_to(log: Log, offset: int) -> None:
     gone = [s for s in log.segments if s.base_offset > offset]
     active = log.segments[len(log.segments) - len(gone) - 1]
     batch = active.locate(offset)
+    size_bytes = active.size_bytes if batch is None else batch[0]
+    point = log.recovery_point
+    if point > active.base_offset:
+        point = min(point, active.end_below(size_bytes))
+    log.before_cut(point)
     try:
-        _cut(log, active, active.size_bytes if batch is None else batch[0], gone, offset)
+        _cut(log, active, size_bytes, gone, offset)
     except DamagedData as error:
         raise MachineError(error.path, "truncate", OSError(errno.EIO, str(error))) from error
 
@@ -115,6 +122,7 @@ def start_at(log: Log, offset: int) -> None:
 
 
 def _start_at(log: Log, offset: int) -> None:
+    log.before_cut(0)  # a start may find no segment, and an older log start
     logger.info("%s: emptied, it starts at %d", log, offset)
     log.producer_state.remove_snapshots_above(-1)
     log.leader_epochs.clear()

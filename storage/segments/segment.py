@@ -354,6 +354,19 @@ class Segment:
                     raise DamagedData(self.time_index.path, 0, self.base_offset, "no entry")
         return last_position
 
+    def end_below(self, position: int) -> int:
+        """Where the log ends once the file is cut at ``position``, where a batch begins; the base
+        where the batches do not tell. Reads what :meth:`cut` will.
+        """
+        self.load_index()
+        end = self.base_offset
+        try:
+            for batch in self.walk(self.index.position_floor(position - 1), position):
+                end = batch[3] + 1
+        except DamagedData:
+            return self.base_offset
+        return end
+
     def end_of_file_offset(self, position: int) -> int:
         """The end of the last whole batch, walked to from ``position``. Raises DamagedData."""
         end = self.base_offset

@@ -82,7 +82,7 @@ def test_kip_101_replicas_that_lost_power_do_not_mix_their_histories(nodes) -> N
     a.fetch(b, rounds=3)
     assert a.batches() == b.batches() == [(0, 1, 0), (1, 2, 1)]
     assert epochs(a) == [(0, 0), (1, 1)]
-    assert a.effects[0] == LogTruncated(0, 1, 1)
+    assert a.effects[0] == LogTruncated(0, 1)
 
 
 def test_kip_279_fast_leader_changes_without_common_epochs(nodes) -> None:
@@ -178,7 +178,7 @@ def test_an_unclean_election_is_reported_with_what_it_lost(nodes) -> None:
     assert losing == RecordsLost(
         4, 7, 7, tuple(LostRecord(o, b"k", False) for o in (4, 5, 6)), None
     )
-    assert rest == [LogTruncated(0, 4, 4)]
+    assert rest == [LogTruncated(0, 4)]
     assert (a.partition.high_watermark, a.partition.applied_end) == (4, 0)
 
 
@@ -195,7 +195,7 @@ def test_what_is_cut_to_be_fetched_again_is_not_reported_as_lost(nodes) -> None:
     b.fetch(a, rounds=3)
     assert b.partition.high_watermark == 7
     b.partition.follower.cut_to_fetch_again(4)
-    assert b.effects == [LogTruncated(0, 4, 0)]
+    assert b.effects == [LogTruncated(0, 4)]
     assert b.partition.high_watermark == 4
     b.fetch(a, rounds=3)
     assert b.batches() == a.batches() == [(0, 4, 1), (4, 7, 1)]
@@ -215,7 +215,7 @@ def test_a_replica_that_was_away_for_long_starts_where_the_leader_does(nodes) ->
     b.fetch(a, rounds=4)
     assert b.batches() == [(43, 45, 1)]
     assert (b.partition.log_start_offset, b.partition.high_watermark) == (43, 45)
-    assert b.effects == [LogTruncated(43, 43, 43)]
+    assert b.effects == [LogTruncated(43, 43)]
 
 
 def test_a_log_that_starts_inside_the_leaders_first_batch_takes_it_whole(nodes) -> None:

@@ -302,7 +302,7 @@ def test_what_was_collected_of_a_deleted_log_does_not_reach_its_successor(disk, 
     tp, other = TopicPartition("t", 0), TopicPartition("other", 0)
     old = create_log(directory, tp, uuid.UUID(int=1), LogConfig(), now_ms=0)
     create_log(directory, other, uuid.UUID(int=3), LogConfig(), now_ms=0)
-    changes, collected = directory.changes, {tp: 100, other: 7}
+    changes, collected = directory.version, {tp: 100, other: 7}
     directory.mark_deleted(old, uuid.UUID(int=9), 0)
     create_log(directory, tp, uuid.UUID(int=2), LogConfig(), now_ms=0)
     directory.write_checkpoints(kind, collected, changes)
@@ -312,7 +312,7 @@ def test_what_was_collected_of_a_deleted_log_does_not_reach_its_successor(disk, 
     assert again.checkpoints[kind] == left
     log = again.open_log(tp, None, LogConfig(), now_ms=0)
     assert log.log_start_offset == log.log_end_offset == 0
-    directory.write_checkpoints(kind, collected, directory.changes)
+    directory.write_checkpoints(kind, collected, directory.version)
     assert directory.checkpoints[kind] == collected, "looked up after both were made"
 
 
@@ -322,13 +322,13 @@ def test_what_was_collected_before_does_not_undo_a_recovery_point(disk, now) -> 
     directory, tp, other = opened(disk), TopicPartition("t", 0), TopicPartition("other", 0)
     for one in (tp, other):
         create_log(directory, one, uuid.UUID(int=1), LogConfig(), now_ms=0)
-    changes, collected = directory.changes, {tp: 20, other: 7}
+    changes, collected = directory.version, {tp: 20, other: 7}
     directory.state_recovery_point(tp, now)
     assert opened(disk.after_power_loss(1)).recovery_points == {tp: now, other: 0}
     directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, collected, changes)
     assert directory.recovery_points == {tp: now, other: 7}
     assert opened(disk.after_power_loss(1)).recovery_points == {tp: now, other: 7}
-    directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, collected, directory.changes)
+    directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, collected, directory.version)
     assert directory.recovery_points == collected, "looked up after it was said"
 
 
@@ -339,7 +339,7 @@ def test_a_cut_writes_only_a_recovery_point_that_is_above_it(disk, durable, writ
     for one in (tp, other):
         create_log(directory, one, uuid.UUID(int=1), LogConfig(), now_ms=0)
     directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, {tp: durable, other: 7})
-    changes, before = directory.changes, disk.calls
+    changes, before = directory.version, disk.calls
     directory.lower_recovery_point(tp, 20)
     assert (disk.calls > before) is writes
     directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, {tp: 30, other: 8}, changes)
@@ -559,7 +559,7 @@ def test_what_was_collected_of_a_log_before_its_deletion_is_not_written(disk, ki
     gone = TopicPartition("t", 1)
     directory, log = with_two_logs(disk, gone)
     log.update_config(LogConfig(file_delete_delay_ms=0))
-    changes, collected = directory.changes, {TP: 8, gone: 10}
+    changes, collected = directory.version, {TP: 8, gone: 10}
     directory.mark_deleted(log, uuid.uuid4(), now_ms=0)
     directory.write_checkpoints(kind, collected, changes)
     assert directory.purge(0) == 1

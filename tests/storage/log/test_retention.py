@@ -150,6 +150,36 @@ def check_producer(log, sequence: int) -> None:
         log.producers.check(7, 0, sequence + 5, 1)
 
 
+@pytest.mark.parametrize("start_known", [0, 13])
+def test_delete_records_makes_nothing_durable(kit, disk, make_log, start_known) -> None:
+    """Power fails when the checkpoint of recovery points is durable, that of log starts or not."""
+    log = fill(kit, make_log)
+    written = kit.contents(log)
+    log.advance_log_start(13)
+    log.check_invariants()
+    assert log.recovery_point == 0
+    for seed in range(20):
+        left = kit.open_log(
+            disk.after_power_loss(seed), recovery_point=log.recovery_point,
+            log_start_offset=start_known,
+        )  # fmt: skip
+        found = kit.contents(left)
+        assert left.log_start_offset == start_known
+        assert found == written[start_known : left.log_end_offset]
+    log.flush()
+    assert log.recovery_point == 20
+
+
+def test_damage_below_the_log_start_costs_nothing_above_it(kit, disk, make_log) -> None:
+    log = fill(kit, make_log)
+    written = kit.contents(log)
+    log.advance_log_start(13)
+    left = disk.after_kill()
+    left.flip_bit(layout.segment_file("/d/t-0", 4, layout.LOG), 100)
+    again = kit.open_log(left, recovery_point=0, log_start_offset=13)
+    assert kit.contents(again) == written[13:]
+
+
 def silent_producer(kit, log) -> None:
     """One record of producer 7, in a segment that others' records close."""
     kit.append(log, kit.batch(1, size=400, pid=7, epoch=0, sequence=0))

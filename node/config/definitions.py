@@ -744,8 +744,9 @@ class NodeSettings:
         "transaction. serve: for proxies that spread a producer's requests over connections."
     )
     transactional_ids_max_bytes = _long("536870912", low=1 << 20, ours=True).means(
-        "Memory of all transactional ids that this node coordinates (about 0.2 KB each, their text "
-        "twice, and 128 bytes for each partition of a transaction: some 1.7 million by default). "
+        "Memory of all transactional ids that this node coordinates (about 0.3 KB each, and their "
+        "text twice: some 1.2 million by default; 0.45 KB more, and 128 bytes for each partition, "
+        "while a transaction has partitions). "
         "Above, new ids get COORDINATOR_NOT_AVAILABLE; partitions of those that exist may take an "
         "eighth more."
     )

@@ -20,10 +20,12 @@ from kept.node.coordinator.transactions.records import TransactionMetadata, Tran
 from kept.storage.errors import InvariantViolation
 from kept.storage.types import MAX_INT32, NO_PRODUCER_ID, TopicPartition
 
-ID_BYTES: Final = 160
-"""What an id holds in memory beside its text, which is there twice once it has had a transaction
-since this node started; with 150 bytes more then.
+ID_BYTES: Final = 310
+"""What an id holds in memory beside its text, which is there twice, once it has had a transaction
+since this node started; half of it before. All are counted so: an id that was let in may be used.
 """
+OPEN_BYTES: Final = 450
+"""What one holds beside that whose transaction has partitions."""
 PARTITION_BYTES: Final = 128
 PARTITIONS_SHARE: Final = 8
 """Partitions of transactions may take this fraction of the limit above it."""
@@ -40,7 +42,8 @@ def size_bytes(name: str, partitions: int) -> int:
     """What an id holds in memory, about, with so many partitions; nothing with -1."""
     if partitions < 0:
         return 0
-    return ID_BYTES + 2 * sys.getsizeof(name) + PARTITION_BYTES * partitions
+    open_bytes = OPEN_BYTES + PARTITION_BYTES * partitions if partitions else 0
+    return ID_BYTES + 2 * sys.getsizeof(name) + open_bytes
 
 
 class TransactionalId(Struct, gc=False):

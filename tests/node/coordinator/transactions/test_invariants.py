@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
 from msgspec.structs import replace
 
+from kept.client.protocol.api_keys import ApiKey
 from kept.node.coordinator.common.events import (
     AppendCommitted,
     AppendRecords,
@@ -23,7 +25,11 @@ from kept.node.coordinator.transactions.core import (
     NEXT_IDS_MS,
     TransactionCore,
 )
-from kept.node.coordinator.transactions.records import TransactionMetadata, TransactionRecord
+from kept.node.coordinator.transactions.records import (
+    TransactionMetadata,
+    TransactionRecord,
+    decode_record,
+)
 from kept.node.coordinator.transactions.transactional_id import (
     IdMemory,
     TransactionalId,
@@ -166,23 +172,24 @@ def test_a_packed_id_is_what_it_was() -> None:
 
 def test_memory_of_ids_is_limited_and_given_back() -> None:
     told, memory = History(), IdMemory()
-    told.settings["ids_max_bytes"] = 3 * size_bytes("bank", 0) - 1
+    told.settings["ids_max_bytes"] = 9 * size_bytes("bank", 0) - 1
     told.core = TransactionCore(
         ev.TransactionSettings(**told.settings), 0, 1, told.connections, memory=memory
     )
-    (staged, refused) = ("append bank Empty 7/0", "answer #3: coordinator_not_available")
+    (staged, refused) = ("append bank Empty 7/0", "answer #9: coordinator_not_available")
     assert told.run("init bank")[0] == staged
     assert memory.used_bytes == size_bytes("bank", 0)
-    told.run("init shop")
-    assert refused in told.run("init third")
-    assert "third" not in told.core.ids
+    for number in range(7):
+        told.run(f"init sho{number}")
+    assert refused in told.run("init more")
+    assert "more" not in told.core.ids
     # Who is there goes on, with an eighth of the limit for partitions.
-    assert "answer #4: none" in told.run("add bank as 7/0 orders-0 orders-1")
-    assert "answer #5: coordinator_not_available" in told.run(
+    assert "answer #10: none" in told.run("add bank as 7/0 orders-0 orders-1")
+    assert "answer #11: coordinator_not_available" in told.run(
         " ".join(["add bank as 7/0", *(f"orders-{n}" for n in range(2, 12))])
     )
-    assert "answer #6: none 7/0" in told.run("commit bank as 7/0")
-    assert "answer #7: none 7/1" in told.run("init bank")
+    assert "answer #12: none 7/0" in told.run("commit bank as 7/0")
+    assert "answer #13: none 7/1" in told.run("init bank")
     used = memory.used_bytes
     again = TransactionCore(told.core.settings, 0, 2, memory=memory)
     for record in told.log:
@@ -191,6 +198,44 @@ def test_memory_of_ids_is_limited_and_given_back() -> None:
     again.unload()
     told.core.unload()
     assert memory.used_bytes == 0
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+@pytest.mark.parametrize("partitions", [0, 1, 3, 20])
+def test_memory_of_ids_is_counted_as_it_is(partitions: int, is_used: bool) -> None:
+    """At least three quarters of it. A resting id that nobody uses holds less than is counted."""
+    ids, state = range(1000), txn.ONGOING if partitions else txn.COMPLETE_COMMIT
+    records = []
+    for n in ids:
+        joined = frozenset(TopicPartition("orders-of-today", p) for p in range(partitions))
+        metadata = TransactionMetadata(
+            70_000 + n, 300, 60_000, state, joined, 10**12 + n if partitions else -1, 10**12 + n
+        )
+        records.append(TransactionRecord(_name(n), metadata).encode())
+    memory, order = IdMemory(), ConnectionOrder()
+    settings = ev.TransactionSettings(**History().settings)
+    core = TransactionCore(settings, 0, 1, order, memory=memory)
+    tracemalloc.start()
+    try:
+        for key, value in records:
+            record = decode_record(key, value)
+            assert record is not None
+            core.replay(record)
+        core.loaded(0)
+        if is_used:
+            for n in ids:
+                for api in (ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.END_TXN):
+                    connection = ev.ClientConnection(1000 + 2 * n + (api is ApiKey.END_TXN), api)
+                    order.is_stale(_name(n), (70_000 + n, 300), connection)
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    least = 0.35 if not (partitions or is_used) else 0.75
+    assert least < held_bytes / memory.used_bytes < 4 / 3
+
+
+def _name(n: int) -> str:
+    return f"transactional-id-{n:08}"
 
 
 def test_a_beginning_that_is_refused_behind_a_completion_counts_what_that_holds() -> None:

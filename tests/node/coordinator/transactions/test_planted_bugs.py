@@ -121,6 +121,7 @@ def late_append_forgotten(_: pytest.MonkeyPatch) -> type[World]:
                 self._count(name, held, held.committed)
                 if held.committed is None:
                     del self.ids[name]
+                self._unpark(held)
 
         def _append_committed(self, event: AppendCommitted) -> None:
             if event.append in self.pending:

@@ -12,6 +12,7 @@ the order in which a leader's high watermark passed them. What a replica must sh
   only after something was given up; tombstones go with a replica away;
 - ``producer-state``: in the end each replica knows the last sequence of every producer, also one
   that has fetched nothing but what was compacted;
+- ``log-unreadable``: what a log lists is there, unless its device is gone;
 - ``log-start-back``: while a process lives, a replica's log start does not go back.
 
 Below the log start nothing is asked for.
@@ -22,7 +23,9 @@ Logs are read as bytes, by no code of ``kept``.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Container
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 from uuid import UUID
 
@@ -122,10 +125,10 @@ class CompactionChecks(ReplicaChecks):
 
     def look_at(  # noqa: PLR0917
         self, node: int, process: int, tp: TopicPartition, topic_id: UUID, log: Log, hw: int,
-        leads_in: int | None, generation: tuple[Any, int] | None,
+        leads_in: int | None, generation: tuple[Any, int] | None, broken: Container[str] = (),
     ) -> None:  # fmt: skip
         """Judge a replica after something happened to it. ``generation``: (identity, end) of what
-        it has applied; None in the middle of a swap.
+        it has applied; None in the middle of a swap. ``broken``: paths below which nothing is read.
         """
         if self.topics.get(tp.topic, (None, 0))[0] != topic_id:
             return
@@ -134,8 +137,10 @@ class CompactionChecks(ReplicaChecks):
             view = self.views[node, tp] = View(process)
         try:
             self._read_log(view, log)
-        except MachineError:  # its device is gone, and nobody can say what it has
-            return
+        except MachineError as error:
+            if not any(str(path) in broken for path in (error.path, *PurePath(error.path).parents)):
+                raise Violation("log-unreadable", f"n{node} {tp}: {error}") from error
+            return  # its device is gone, and nobody can say what it has
         view.start, view.log = log.log_start_offset, log
         register, copy = self.register(tp), self._copy(node, process, tp, view, log)
         if register.state is None:

@@ -463,7 +463,7 @@ def observe_compacted(
         machine.node_id, machine.life, partition.topic_partition, partition.topic_id,
         partition.log, partition.high_watermark,
         partition.leader_epoch if partition.core.leading else None,
-        generation,
+        generation, machine.disk.broken,
     )  # fmt: skip
     history.check_epoch(machine, partition)
 

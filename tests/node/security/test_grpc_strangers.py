@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -12,6 +14,10 @@ from kept.client.security.jaas import PLAIN_MODULE
 from kept.node.proto import broker_pb2
 from tests.fuzz import seeds
 from tests.support.grpc_calls import basic, call, calling
+
+# isort: split
+import grpc
+import grpc.aio
 
 ADMIN = basic("admin", "word")
 SECURED = {
@@ -23,8 +29,6 @@ PLACES = 4
 PRODUCE = broker_pb2.ProduceRequest(topic="t", payload=b"v")
 CONSUME = broker_pb2.ConsumeRequest(topic="t", partition=0, follow=True)
 CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
-DEADLINE_EXCEEDED = b"grpc-status\x014"
-RESOURCE_EXHAUSTED = b"grpc-status\x018"
 
 
 def announced(path: str, stream: int = 1) -> bytes:
@@ -49,14 +53,12 @@ class Stranger:
 
     @classmethod
     async def connect(cls, port: int, calls: bytes = b"") -> Stranger:
-        stranger = cls(*await asyncio.open_connection("127.0.0.1", port))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        stranger = cls(reader, writer)
         stranger._writer.write(seeds.PREFACE + seeds.h2_frame(seeds.SETTINGS, 0, 0) + calls)
-        await stranger.told(b"\0\0\0\x04\x01")  # the server's own settings, and that it has these
+        acknowledged = reader.readuntil(b"\0\0\0\x04\x01")  # those settings
+        await asyncio.wait_for(acknowledged, 60)
         return stranger
-
-    async def told(self, what: bytes) -> None:
-        """Wait until it is told something."""
-        await asyncio.wait_for(self._reader.readuntil(what), 60)
 
     async def closed(self) -> None:
         """Wait until it is closed."""
@@ -65,6 +67,28 @@ class Stranger:
 
     def close(self) -> None:
         self._writer.close()
+
+
+@asynccontextmanager
+async def begun(port: int, count: int) -> AsyncIterator[list[Any]]:
+    """Calls over one connection whose request never comes. They have no deadline of their own."""
+
+    async def nothing() -> AsyncIterator[bytes]:
+        await asyncio.Event().wait()
+        yield b""
+
+    options = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+        calls = [channel.stream_unary(CHECK)(nothing()) for _ in range(count)]
+        for one in calls:
+            await asyncio.wait_for(one.wait_for_connection(), 60)
+        yield calls
+
+
+async def first_status(calls: list[Any]) -> grpc.StatusCode:
+    """That of the call that ends first."""
+    codes = [asyncio.ensure_future(one.code()) for one in calls]
+    return await asyncio.wait_for(next(asyncio.as_completed(codes)), 60)
 
 
 @pytest.fixture
@@ -103,12 +127,9 @@ def test_calls_whose_request_never_comes_give_way(start: Any, settings: dict[str
     login = ADMIN if settings else ""
 
     async def go() -> None:
-        calls = b"".join(announced(CHECK, 2 * number + 1) for number in range(PLACES))
-        strangers = [await Stranger.connect(lone.port, calls) for _ in range(2)]
-        assert (await call(lone.port, "Produce", PRODUCE, login)).offset == 0
-        await strangers[0].told(RESOURCE_EXHAUSTED)
-        for stranger in strangers:
-            stranger.close()
+        async with begun(lone.port, PLACES) as first, begun(lone.port, PLACES):
+            assert (await call(lone.port, "Produce", PRODUCE, login)).offset == 0
+            assert await first_status(first) is grpc.StatusCode.RESOURCE_EXHAUSTED
 
     lone.run(go())
 
@@ -127,9 +148,8 @@ def test_a_call_whose_request_never_comes_ends(
     lone = start(**settings, **patience)
 
     async def go() -> None:
-        stranger = await Stranger.connect(lone.port, announced(CHECK))
-        await stranger.told(DEADLINE_EXCEEDED)
-        stranger.close()
+        async with begun(lone.port, 1) as calls:
+            assert await first_status(calls) is grpc.StatusCode.DEADLINE_EXCEEDED
 
     lone.run(go())
 

@@ -3,13 +3,17 @@
 A node is not ready while it starts or stops. It becomes ready once every replica that it held when
 it started has been in its ISR since, or has no leader alive to catch up with; a rolling restart can
 wait for that before it goes on to the next node. From then on it is unready only when it is
-fenced, a log directory is offline, replicas were left closed, or an error of its own took one
-offline: those that lag now and then are no reason to send clients away.
+fenced, a log directory is offline, or replicas were left closed: those that lag now and then are no
+reason to send clients away.
+
+Nor are those that an error took offline, or did not let open: they are told of and not waited for.
+An error that a record causes meets each leader in turn, and with the last one unready nobody would
+be served of all the other partitions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
@@ -33,7 +37,7 @@ class _Awaited(NamedTuple):
     partition: int
 
 
-NO_REPLICAS: Final[Mapping[TopicPartition, str]] = {}
+NO_REPLICAS: Final[frozenset[TopicPartition]] = frozenset()
 
 
 def _ignore() -> None:
@@ -66,13 +70,13 @@ class Readiness:
         broker_epoch: int,
         offline_directories: Mapping[str, str],
         left_closed: int = 0,
-        offline_replicas: Mapping[TopicPartition, str] = NO_REPLICAS,
+        failed: Container[TopicPartition] = NO_REPLICAS,
     ) -> str | None:
         """Why clients should not come now; None when they may.
 
         ``broker_epoch`` is that of this start: what the image says of an earlier one does not
         count. ``offline_directories``: name -> reason. ``left_closed``: replicas for which there
-        are too few open files. ``offline_replicas``: those that an error took offline -> reason.
+        are too few open files. ``failed``: those that an error took offline; not waited for.
         """
         for name, reason in offline_directories.items():
             return f"log directory {name} is offline: {reason}"
@@ -82,17 +86,13 @@ class Readiness:
                 f"{left_closed} {were} left closed for want of open files: raise LimitNOFILE "
                 "(ulimit -n) and start this node again"
             )
-        for where, reason in sorted(offline_replicas.items())[:1]:
-            count = len(offline_replicas)
-            are = "replica is" if count == 1 else "replicas are"
-            return f"{count} {are} offline until this node is started again: {where}: {reason}"
         broker = image.brokers.get(self.node_id)
         if broker is None or broker.broker_epoch != broker_epoch:
             return "not registered with the controller yet"
         if broker.fenced:
             return "fenced by the controller"
         if not self.caught_up:
-            self._update(image)
+            self._update(image, failed)
         if self._awaited:
             partition = min(self._awaited)
             topic = image.topics_by_id[partition.topic_id]
@@ -102,8 +102,8 @@ class Readiness:
             return f"{len(self._awaited)} replicas are not in their ISR yet, such as {where}"
         return None
 
-    def _update(self, image: Image) -> None:
-        """Strike out the replicas that are in their ISR in ``image``."""
+    def _update(self, image: Image, failed: Container[TopicPartition]) -> None:
+        """Strike out the replicas that are in their ISR in ``image``, or ``failed``."""
         if self._awaited is None:
             held = (
                 _Awaited(topic.topic_id, record.partition)
@@ -111,14 +111,21 @@ class Readiness:
                 for record in topic.partitions
                 if self.node_id in record.replicas
             )
-            self._awaited = self._behind(image, held)
+            self._awaited = self._behind(image, held, failed)
         else:
-            self._awaited = self._behind(image, self._awaited)
+            self._awaited = self._behind(image, self._awaited, failed)
 
-    def _behind(self, image: Image, awaited: Iterable[_Awaited]) -> set[_Awaited]:
-        return {partition for partition in awaited if self._is_behind(image, *partition)}
+    def _behind(
+        self, image: Image, awaited: Iterable[_Awaited], failed: Container[TopicPartition]
+    ) -> set[_Awaited]:
+        return {partition for partition in awaited if self._is_behind(image, *partition, failed)}
 
-    def _is_behind(self, image: Image, topic_id: UUID, partition: int) -> bool:
+    def _is_behind(
+        self, image: Image, topic_id: UUID, partition: int, failed: Container[TopicPartition]
+    ) -> bool:
+        topic = image.topics_by_id.get(topic_id)
+        if topic is None or TopicPartition(topic.name, partition) in failed:
+            return False
         record = image.partition(topic_id, partition)
         if record is None or self.node_id not in record.replicas or self.node_id in record.isr:
             return False
@@ -158,12 +165,8 @@ class NodeHealth:
             self.identity.broker_epoch,
             offline,
             len(self.replicas.left_closed),
-            self._offline_replicas(),
+            self.table.failed,
         )
-
-    def _offline_replicas(self) -> dict[TopicPartition, str]:
-        replicas = self.table.partitions.items()
-        return {tp: why for tp, partition in replicas if (why := partition.offline) is not None}
 
     def stray_logs(self) -> list[str]:
         """Directories of logs set aside here, which the metadata does not know."""
@@ -174,5 +177,7 @@ class NodeHealth:
         return sorted(map(str, self.replicas.left_closed))
 
     def offline_replicas(self) -> list[str]:
-        """Partitions whose replicas here an error took offline, though their disk works."""
-        return [str(tp) for tp in sorted(self._offline_replicas())]
+        """Partitions whose replicas here an error took offline, or did not let open, until the node
+        is started again, though their disk works.
+        """
+        return [str(tp) for tp in sorted(self.table.failed)]

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 STRAYS_SHOWN: Final = 20
 """Logs set aside that ``/readyz`` names; ``kept_stray_logs`` counts all."""
+REPLICAS_SHOWN: Final = 20
+"""Replicas that an error took offline, which it names; ``/api/v1/cluster`` names all."""
 NO_ACTIONS: Final = "kept.console.actions is false: with kept.console.actions=true this is served"
 TABLE: Final = """\
 method  path                                          answers
@@ -266,8 +268,11 @@ async def _readyz(node: RouteContext, p: Parameters) -> HttpResponse:
             text="ready\n" if ready else "not ready\n", status=200 if ready else 503
         )
     if reason is None:
-        strays = node.services.health.stray_logs()
-        more = "".join(f"log set aside: {path}\n" for path in strays[:STRAYS_SHOWN])
+        health = node.services.health
+        shown = [f"log set aside: {path}\n" for path in health.stray_logs()[:STRAYS_SHOWN]]
+        for tp in health.offline_replicas()[:REPLICAS_SHOWN]:
+            shown.append(f"replica offline until this node is started again: {tp}\n")
+        more = "".join(shown)
         return HttpResponse(text=f"ready\n{more}")
     return HttpResponse(text=f"not ready: {reason}\n", status=503)
 

@@ -265,7 +265,7 @@ TABLE: Final = (
         "Tombstones that wait for their delete horizon."
     ),
     gauge("partition_size_bytes", labels=PARTITION).means("Bytes on disk."),
-    gauge("partition_offline", labels=PARTITION).means("1: not open, or led by nobody."),
+    gauge("partition_offline", labels=PARTITION).means("1: not open, offline, or led by nobody."),
     gauge("partition_isr", labels=PARTITION).means("Replicas in sync."),
     # Partitions that are led here.
     gauge("leader_partitions", _total("led")).means("Partitions led here."),
@@ -290,7 +290,7 @@ TABLE: Final = (
         "Partitions above their dirty target, or uncleanable."
     ),
     gauge("offline_partitions", _total("offline")).means(
-        "Replicas here that are not open, or that nobody leads."
+        "Replicas here that are not open, that an error took offline, or that nobody leads."
     ),
     gauge("log_cleaner_uncleanable_partitions", _total("uncleanable")).means(
         "Partitions that compaction fails on."

@@ -119,7 +119,7 @@ class Surveyor:
         under = record.is_under_replicated
         partition = self.table.partitions.get(tp)
         totals["partitions"] += 1
-        if partition is None or record.leader == NO_LEADER:
+        if partition is None or record.leader == NO_LEADER or tp in self.table.failed:
             totals["offline"] += 1
             survey.add("partition_offline", name, 1)
         if under or all_partitions:

@@ -230,8 +230,7 @@ class ReplicaManager:
         """
         paths = ", ".join(place.directory.log_path(tp) for place in places)
         why, remedy = "its log is there several times", "move all but the newest elsewhere"
-        offline = self._table.by_name[tp.topic.encode()].offline
-        offline[tp.partition] = f"{why}: {remedy}{DETAILS_IN_LOG}"
+        self._table.fail(tp, f"{why}: {remedy}{DETAILS_IN_LOG}")
         error = f"{why}: {paths}; {remedy}"
         log.error("partition offline", topic=tp.topic, partition=tp.partition, error=error)
 
@@ -360,6 +359,8 @@ class ReplicaManager:
             log.exception("partition offline", error, topic=opening.tp.topic)
         if isinstance(error, MachineError):
             self._fail(opening.directory, error)
+        if opening.directory.offline is None and opening.tp not in self.left_closed:
+            self._table.fail(opening.tp, told_to_clients(error))
 
     def _host(
         self,
@@ -459,6 +460,7 @@ class ReplicaManager:
     def _remove(self, topic: LocalTopic, tp: TopicPartition) -> None:
         """A replica is not to be here any more: it is served no more, and its log goes."""
         hosted = topic.partitions.pop(tp.partition, None)
+        self._table.failed.pop(tp, None)
         if hosted is None:
             if (closed := self.left_closed.pop(tp, None)) is not None:
                 closed.directory.count -= 1
@@ -584,6 +586,7 @@ class ReplicaManager:
             del self._table.replicas[tp]
             self.dirty_logs.end(hosted)
             del self._table.partitions[tp]
+            self._table.failed.pop(tp, None)
             topic = self._table.by_name.get(tp.topic.encode())
             if topic is not None:
                 topic.partitions.pop(tp.partition, None)

@@ -25,6 +25,9 @@ class ReplicaTable:
         """The same, with what belongs to them."""
         self.directories: list[LocalDirectory] = []
         """The entries of ``log.dirs``."""
+        self.failed: dict[TopicPartition, str] = {}
+        """Replicas that an error took offline, or did not let open, until the node is started
+        again, though their directory works: why."""
         self.reads_in_memory = True
         """The file system can't say whether a read would block (tmpfs): small reads go ahead."""
 
@@ -46,6 +49,10 @@ class ReplicaTable:
         """Whether the directory of a replica here failed."""
         local = self.by_name.get(topic.encode())
         return local is not None and partition in local.offline
+
+    def fail(self, tp: TopicPartition, why: str) -> None:
+        """An error took a replica offline, or did not let it open; its directory works."""
+        self.by_name[tp.topic.encode()].offline[tp.partition] = self.failed[tp] = why
 
     def directory_of(self, error: MachineError) -> LocalDirectory | None:
         """The directory whose file an error names."""

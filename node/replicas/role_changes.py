@@ -109,7 +109,7 @@ class RoleChanges:
                 return
             log.exception("partition offline", error, topic=tp.topic, partition=tp.partition)
             why = f"its role could not be changed: {told_to_clients(error)}"
-            self._table.by_name[tp.topic.encode()].offline[tp.partition] = why
+            self._table.fail(tp, why)
             hosted.manifests.abandon()
             partition.mark_offline(why)
             self.lost(tp, record)

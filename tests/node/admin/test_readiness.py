@@ -60,17 +60,12 @@ def test_a_replica_that_catches_up_makes_it_ready_for_good(image):
     assert unready(readiness, behind, d="EIO") == "log directory d is offline: EIO"
 
 
-def test_replicas_that_an_error_took_offline_count(image):
+def test_a_replica_that_an_error_took_offline_is_not_waited_for(image):
     readiness = Readiness(1)
-    caught_up = after(image, partition(1, isr=(2, 1), epoch=1))
-
-    def told(*numbers: int) -> str | None:
-        offline = {TopicPartition("t", number): "a bug" for number in numbers}
-        return readiness.unready(caught_up, EPOCHS[1], {}, offline_replicas=offline)
-
-    assert told() is None
-    assert told(1) == "1 replica is offline until this node is started again: t-1: a bug"
-    assert told(1, 0) == "2 replicas are offline until this node is started again: t-0: a bug"
+    failed = {TopicPartition("t", 1)}
+    assert unready(readiness, image) == "1 replica is not in its ISR yet: t-1"
+    assert readiness.unready(image, EPOCHS[1], {}, failed=failed) is None
+    assert Readiness(1).unready(image, EPOCHS[1], {}, failed=failed) is None
 
 
 def test_each_replica_is_asked_for_once_only(image):

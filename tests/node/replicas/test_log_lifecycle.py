@@ -469,6 +469,7 @@ def test_logs_that_were_left_closed_are_opened_once_there_are_open_files(
         lone = started_again(lone_node, tmp_path, few, cause)
         manager, admin = lone.node.parts.replicas, lone.node.parts.admin.health
         assert len(manager.left_closed) == 2 and "2 replicas were left closed" in admin.unready()
+        assert not admin.offline_replicas(), "those are opened later"
         directory = lone.node.parts.table.directories[0]
         kept = dict(directory.directory.recovery_points)
         directory.directory.write_checkpoints(Checkpoint.RECOVERY_POINTS, {})
@@ -488,6 +489,27 @@ def test_logs_that_were_left_closed_are_opened_once_there_are_open_files(
         assert not node.parts.table.by_name[b"open"].offline and directory.count == 3
 
     play(lone, scene)
+
+
+def test_a_replica_whose_log_an_error_does_not_let_open_is_told_of(
+    lone_node, tmp_path, monkeypatch
+):
+    settings = {"log_dirs": str(tmp_path / "again")}
+    first = lone_node(**settings)
+    first.create("t", partitions=2)
+    first.stop()
+    real = Log.open
+
+    def open_log(directory, tp, *arguments, **more):
+        if tp == TopicPartition("t", 1):
+            raise ValueError("a bug")
+        return real(directory, tp, *arguments, **more)
+
+    monkeypatch.setattr(Log, "open", open_log)
+    parts = lone_node(**settings).node.parts
+    assert parts.admin.health.offline_replicas() == ["t-1"]
+    assert parts.admin.health.unready() is None and not parts.replicas.left_closed
+    assert parts.table.partition(TopicPartition("t", 0)).is_leader
 
 
 def test_a_log_that_was_left_closed_and_is_deleted_is_not_opened(lone_node, tmp_path, monkeypatch):

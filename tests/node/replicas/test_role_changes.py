@@ -7,7 +7,7 @@ import uuid
 import pytest
 from msgspec.structs import replace
 
-from kept.cluster.metadata.records import BrokerRecord
+from kept.cluster.metadata.records import BrokerRecord, RemoveTopicRecord
 from kept.node.replicas.role_changes import RoleChanges
 from kept.replication.events import EligibleBrokersChanged
 from kept.storage.errors import InvariantViolation, KafkaStorageError
@@ -49,8 +49,16 @@ def test_a_bug_at_one_partition_takes_that_one_offline(
         partition(BROKEN).check_online()
     assert 'event="partition offline"' in capsys.readouterr().err
     health = lone.node.parts.admin.health
-    assert "1 replica is offline" in (health.unready() or "")
+    assert health.unready() is None, "the other partitions are served"
     assert health.offline_replicas() == ["broken-0"]
+    status, _, body = lone.http("GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert status == 200
+    assert b"replica offline until this node is started again: broken-0\n" in body
+    metrics = lone.http("GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")[2]
+    assert b"kept_offline_partitions 1.0\n" in metrics
+    topic_id = lone.node.parts.metadata.image.topics[BROKEN.topic].topic_id
+    lone.run(propose(lone.node, [RemoveTopicRecord(topic_id)]))
+    assert health.offline_replicas() == []
 
 
 def test_what_a_bug_took_offline_leaves_the_isr_as_often_as_it_is_there(lone, monkeypatch) -> None:

@@ -313,8 +313,10 @@ def test_a_log_that_is_there_twice_is_neither_opened_nor_removed(lone_node, tmp_
     lone.stop()
     twice = TopicPartition("t", next(n for n in (0, 1) if os.path.exists(f"{second}/t-{n}")))
     shutil.copytree(f"{second}/t-{twice.partition}", f"{first}/t-{twice.partition}")
-    topic = lone_node(**settings).node.parts.table.by_name[b"t"]
+    parts = lone_node(**settings).node.parts
+    topic = parts.table.by_name[b"t"]
     assert set(topic.partitions) == {1 - twice.partition}
+    assert parts.admin.health.offline_replicas() == [str(twice)]
     said = f"several times: {first}/t-{twice.partition}, {second}/t-{twice.partition}; move all but"
     assert said in capfd.readouterr().err
     told = topic.offline[twice.partition]

@@ -164,7 +164,8 @@ class InvalidRecord(PeerError):
 
 
 class InflatesBeyondLimit(InvalidRecord):
-    """Records that inflate to more than they may, or are damaged where their codec cannot tell.
+    """Records that inflate to more than they may, come in too many blocks for that, or are damaged
+    where their codec cannot tell.
 
     ``told_bytes`` is what the stream itself says, where it does.
     """

@@ -21,7 +21,7 @@ import io
 import struct
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, cast
 
 from kept.storage.errors import InflatesBeyondLimit, InvalidRecord
@@ -34,6 +34,14 @@ PIECE_BYTES: Final = 1 << 18
 """zlib inflates into buffers of its own: so much at a time, from as much of its input."""
 DEFLATE_FACTOR: Final = 1032
 """Nothing inflates to more than so many times its size (RFC 1951)."""
+SNAPPY_FACTOR: Final = 22
+"""The same: three bytes copy 64."""
+LZ4_FACTOR: Final = 255
+"""The same: a byte of a match's length stands for so many."""
+FEW_BLOCKS: Final = 4096
+"""So many blocks of one batch, however small, are walked under any limit; it takes 10 ms."""
+BLOCK_BYTES: Final = 256
+"""More of them count as so much each. Encoders make blocks of 32 KiB and more."""
 
 XERIAL_HEADER: Final = b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01"
 XERIAL_MAGIC_BYTES: Final = 8
@@ -50,6 +58,8 @@ LZ4_STORED_MASK: Final = 0x7FFFFFFF
 LZ4_DICTIONARY_BIT: Final = 0x01
 LZ4_CHECKSUM_BIT: Final = 0x04
 LZ4_BLOCK_CHECKSUM_BIT: Final = 0x10
+LZ4_DAMAGED: Final = "lz4: "
+"""So begins what the library says of damage, and not of too little room."""
 LZ4_SMALL_BYTES: Final = 1 << 15
 LZ4_BLOCK_BYTES: Final = {4: 1 << 16, 5: 1 << 18, 6: 1 << 20, 7: 1 << 22}
 """Largest block by the three bits of the byte after the flags."""
@@ -96,6 +106,15 @@ def decompress(codec: Codec, data: Buffer, limit: int) -> bytes:
 def _too_large(limit: int, told_bytes: int | None = None) -> InflatesBeyondLimit:
     why = f"the records inflate to more than the limit of {limit} bytes"
     return InflatesBeyondLimit(why, told_bytes)
+
+
+def _most_blocks(limit: int) -> int:
+    """Blocks of a batch that may inflate to ``limit``: they take time, however small they are."""
+    return max(FEW_BLOCKS, limit // BLOCK_BYTES)
+
+
+def _too_many_blocks(limit: int) -> InflatesBeyondLimit:
+    return InflatesBeyondLimit(f"too many blocks for the limit of {limit} bytes")
 
 
 def _damaged(codec: str, why: object) -> InvalidRecord:
@@ -185,32 +204,37 @@ def _snappy_compress(data: Buffer) -> bytes:
 
 def _snappy_decompress(data: Buffer, limit: int) -> bytes:
     view = memoryview(data)
+    single: memoryview | None = view
     if view[:XERIAL_MAGIC_BYTES] != XERIAL_HEADER[:XERIAL_MAGIC_BYTES]:
-        blocks = [view]
+        total = _snappy_size(view)
     else:
-        blocks = _xerial_blocks(view)
-    sizes = [_snappy_size(block) for block in blocks]
-    total = sum(sizes)
+        total, single = 0, None
+        most = _most_blocks(limit)
+        for number, block in enumerate(_xerial_blocks(view)):
+            if number == most:
+                raise _too_many_blocks(limit)
+            total += _snappy_size(block)
+            single = None if number else block
     if total > limit:
         raise _too_large(limit, total)
-    if len(blocks) == 1 and total <= PIECE_BYTES:  # a third of the time
+    if single is not None and total <= PIECE_BYTES:  # a third of the time
         small = bytearray(total)
-        _snappy_block(blocks[0], small)
+        _snappy_block(single, small)
         return bytes(small)
 
     def fill(out: memoryview) -> int:
         start = 0
-        for block, size in zip(blocks, sizes, strict=True):
-            _snappy_block(block, out[start : start + size])
-            start += size
+        for block in _xerial_blocks(view) if single is None else (single,):
+            end = start + _snappy_size(block)
+            _snappy_block(block, out[start:end])
+            start = end
         return start
 
     return _filled(total, fill)
 
 
-def _xerial_blocks(view: memoryview) -> list[memoryview]:
+def _xerial_blocks(view: memoryview) -> Iterator[memoryview]:
     """The raw blocks of Java's framing."""
-    blocks: list[memoryview] = []
     position = len(XERIAL_HEADER)
     if len(view) < position:
         raise _unfinished("snappy")
@@ -221,9 +245,8 @@ def _xerial_blocks(view: memoryview) -> list[memoryview]:
         position += 4
         if size <= 0 or size > len(view) - position:
             raise _damaged("snappy", f"a block of {size} bytes, {len(view) - position} are left")
-        blocks.append(view[position : position + size])
+        yield view[position : position + size]
         position += size
-    return blocks
 
 
 def _snappy_size(block: memoryview) -> int:
@@ -231,9 +254,12 @@ def _snappy_size(block: memoryview) -> int:
     import cramjam
 
     try:
-        return int(cramjam.snappy.decompress_raw_len(block))
+        size = int(cramjam.snappy.decompress_raw_len(block))
     except cramjam.DecompressionError as error:
         raise _damaged("snappy", error) from None
+    if size > SNAPPY_FACTOR * len(block):
+        raise _damaged("snappy", f"{len(block)} bytes cannot be {size}")
+    return size
 
 
 def _snappy_block(block: memoryview, out: memoryview | bytearray) -> None:
@@ -281,13 +307,14 @@ def _lz4_decompress(data: Buffer, limit: int) -> bytes:
             return inflated
     if flags & LZ4_DICTIONARY_BIT:
         raise _damaged("lz4", "it needs a dictionary")
+    most = _lz4_most(view, flags, limit)
     if flags & LZ4_SIZED_BIT:
         stated = int.from_bytes(view[LZ4_SIZE_AT : LZ4_SIZE_AT + 8], "little")
+        if stated > most:
+            raise _damaged("lz4", f"its blocks cannot be {stated} bytes")
         if stated > limit:
             raise _too_large(limit, stated)
-        most = min(_lz4_most(view, flags), stated)
-    else:
-        most = _lz4_most(view, flags)
+        most = stated
 
     def fill(out: memoryview) -> int:
         return int(cramjam.lz4.decompress_into(view, out))
@@ -295,10 +322,8 @@ def _lz4_decompress(data: Buffer, limit: int) -> bytes:
     try:
         return _filled(min(most, limit), fill)
     except cramjam.DecompressionError as error:
-        if most > limit:
-            raise InflatesBeyondLimit(
-                f"lz4: damaged data: {error} (or above the limit of {limit} bytes)", most
-            ) from None
+        if most > limit and not str(error).startswith(LZ4_DAMAGED):
+            raise _too_large(limit, most) from None
         raise _damaged("lz4", error) from None
 
 
@@ -314,9 +339,9 @@ def _lz4_small(view: memoryview, limit: int) -> bytes | None:
     return inflated if inflater.eof and not inflater.unused_data else None
 
 
-def _lz4_most(view: memoryview, flags: int) -> int:
-    """What the one frame in ``view`` can inflate to: its blocks, of which all but the last are as
-    large as the frame's may be in what clients write.
+def _lz4_most(view: memoryview, flags: int, limit: int) -> int:
+    """What the one frame in ``view`` can inflate to, by its blocks: of those that clients write all
+    but the last are as large as the frame's may be.
     """
     position = LZ4_SIZE_AT + (8 if flags & LZ4_SIZED_BIT else 0) + 1
     if len(view) < position:
@@ -325,16 +350,21 @@ def _lz4_most(view: memoryview, flags: int) -> int:
     if block_bytes is None:
         raise _damaged("lz4", "blocks of no known size")
     after = 4 if flags & LZ4_BLOCK_CHECKSUM_BIT else 0
-    blocks = 0
-    while size := int.from_bytes(view[position : position + 4], "little"):
-        position += 4 + (size & LZ4_STORED_MASK) + after
+    most_blocks = _most_blocks(limit)
+    blocks = most = 0
+    while word := int.from_bytes(view[position : position + 4], "little"):
+        if blocks == most_blocks:
+            raise _too_many_blocks(limit)
         blocks += 1
+        size = word & LZ4_STORED_MASK
+        most += min(block_bytes, size if word > LZ4_STORED_MASK else LZ4_FACTOR * size)
+        position += 4 + size + after
     position += 4 + (4 if flags & LZ4_CHECKSUM_BIT else 0)
     if position > len(view):
         raise _unfinished("lz4")
     if position < len(view):
         raise _trailing("lz4")
-    return blocks * block_bytes
+    return most
 
 
 def _guess(data: Buffer, limit: int) -> int:

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kept.storage.errors import InflatesBeyondLimit, InvalidRecord
-from kept.storage.records import compress, decompress
-from kept.storage.records.codecs import PIECE_BYTES, XERIAL_HEADER
+from kept.storage.records import codecs, compress, decompress
+from kept.storage.records.codecs import BLOCK_BYTES, FEW_BLOCKS, PIECE_BYTES, XERIAL_HEADER
 from kept.storage.types import Codec
 
 COMPRESSING = [codec for codec in Codec if codec]
@@ -171,6 +171,16 @@ def test_snappy_counts_all_blocks_against_the_limit() -> None:
         decompress(Codec.SNAPPY, packed, 99_999)
 
 
+@pytest.mark.parametrize("framed", [True, False])
+def test_snappy_that_is_too_small_for_what_it_says(framed: bool) -> None:
+    """And so is damaged, not too large: nothing is drawn for it."""
+    block = b"\xff\xff\xff\x07" + bytes(1_000)
+    packed = XERIAL_HEADER + struct.pack(">i", len(block)) + block if framed else block
+    with pytest.raises(InvalidRecord, match="1004 bytes cannot be 16777215") as refused:
+        decompress(Codec.SNAPPY, packed, LIMIT)
+    assert not isinstance(refused.value, InflatesBeyondLimit)
+
+
 def test_snappy_in_one_raw_block() -> None:
     assert decompress(Codec.SNAPPY, bytes(cramjam.snappy.compress_raw(TEXT)), LIMIT) == TEXT
 
@@ -201,6 +211,76 @@ def test_lz4_blocks_are_independent_for_java() -> None:
 def test_lz4_with_linked_blocks_is_refused_because_java_cannot_read_it() -> None:
     with pytest.raises(InvalidRecord, match="linked"):
         decompress(Codec.LZ4, lz4.frame.compress(TEXT * 100, block_linked=True), LIMIT)
+
+
+LZ4_OF_4_MIB = lz4.frame.LZ4FrameCompressor(
+    block_size=lz4.frame.BLOCKSIZE_MAX4MB, block_linked=False
+).begin()
+
+
+def lz4_block(block: bytes, stored: bool) -> bytes:
+    return struct.pack("<I", len(block) | stored << 31) + block
+
+
+def in_blocks(codec: Codec, count: int, damage: bytes = b"") -> bytes:
+    """One byte in each block, and perhaps one more that is ``damage``."""
+    if codec == Codec.SNAPPY:
+        block = bytes(cramjam.snappy.compress_raw(b"a"))
+        return XERIAL_HEADER + (struct.pack(">i", len(block)) + block) * count
+    last = lz4_block(damage, stored=False) if damage else b""
+    return LZ4_OF_4_MIB + lz4_block(b"a", stored=True) * count + last + bytes(4)
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        in_blocks(Codec.LZ4, 4_000, b"\xff" * 20_000),
+        LZ4_OF_4_MIB + lz4_block(b"\xff" * 40_000, stored=False) * 4 + bytes(4),
+    ],
+)
+def test_a_damaged_lz4_frame_is_not_called_too_large(packed: bytes) -> None:
+    """Its blocks bound it by their own sizes; and where they allow too much, the library tells."""
+    with pytest.raises(InvalidRecord, match="damaged") as refused:
+        decompress(Codec.LZ4, packed, LIMIT)
+    assert not isinstance(refused.value, InflatesBeyondLimit)
+
+
+def test_lz4_blocks_are_bounded_by_their_own_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a frame of many small ones is inflated where it fits, into no more than that."""
+    drawn = []
+    monkeypatch.setattr(codecs, "_filled", lambda size, fill: drawn.append(size) or b"")
+    packed = in_blocks(Codec.LZ4, 4_000, b"\xff" * 20_000)
+    decompress(Codec.LZ4, packed, 100 * LIMIT)
+    stated = bytearray(compress(Codec.LZ4, random.Random(1).randbytes(40_000)))
+    decompress(Codec.LZ4, bytes(stated), LIMIT)
+    assert drawn == [4_000 + (4 << 20), 40_000]
+
+
+def test_lz4_that_says_more_than_its_blocks_can_be() -> None:
+    packed = bytearray(lz4.frame.compress(random.Random(1).randbytes(40_000), block_linked=False))
+    packed[6:14] = (1 << 40).to_bytes(8, "little")
+    with pytest.raises(InvalidRecord, match=f"cannot be {1 << 40} bytes"):
+        decompress(Codec.LZ4, bytes(packed), LIMIT)
+
+
+@pytest.mark.parametrize("codec", [Codec.LZ4, Codec.SNAPPY])
+def test_blocks_without_number_need_a_larger_limit(codec: Codec) -> None:
+    """On a loop they would hold everybody up; a thread has larger limits, and no list of them."""
+    count = 40 * FEW_BLOCKS
+    packed = in_blocks(codec, count)
+    for limit in (LIMIT, 8 * LIMIT):
+        with pytest.raises(InflatesBeyondLimit, match="too many blocks"):
+            decompress(codec, packed, limit)
+    assert decompress(codec, packed, count * BLOCK_BYTES) == b"a" * count
+    tracemalloc.start()
+    try:
+        decompress(codec, packed, count * BLOCK_BYTES)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < count + PIECE_BYTES, "it is walked, not listed"
+    few = in_blocks(codec, FEW_BLOCKS)
+    assert decompress(codec, few, FEW_BLOCKS) == b"a" * FEW_BLOCKS
 
 
 def test_gzip_with_a_name_and_a_comment_is_read() -> None:

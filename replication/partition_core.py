@@ -279,7 +279,8 @@ class PartitionCore:
         """What is offered is held back, for the ISR is below its minimum; see MEMBERS_WAIT_MS.
 
         Not what another epoch left: nobody may join before that is published. It ends with the
-        first replica that can join once it is published, whoever else is away.
+        first replica outside the ISR that holds it, and whose log reaches what is committed,
+        whoever else is away.
         """
         offered = self.offered
         if offered is None or offered == self.published or not self.lacks_members:

@@ -23,7 +23,9 @@ from collections.abc import Sequence
 from typing import Final
 
 DETAILS_IN_LOG: Final = "; the node's log has the details"
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_SHORTAGES: Final = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM, errno.ENOBUFS}
+)
 
 
 class KeptError(Exception):
@@ -118,9 +120,11 @@ def is_device_error(error: BaseException) -> bool:
     return isinstance(error, MachineError) and not isinstance(error, ResourceExhausted)
 
 
-def is_full(error: MachineError) -> bool:
-    """Whether only room was lacking, on the disk or in a quota: what can be left undone is."""
-    return error.cause.errno in _FULL
+def is_shortage(error: MachineError) -> bool:
+    """Whether only room was lacking, on the disk, within a limit or in memory: what can be left
+    undone is.
+    """
+    return error.cause.errno in _SHORTAGES
 
 
 def told_to_clients(error: BaseException) -> str:

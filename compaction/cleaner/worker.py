@@ -40,7 +40,7 @@ from kept.storage.errors import (
     MachineError,
     is_bug,
     is_device_error,
-    is_full,
+    is_shortage,
     told_to_clients,
 )
 from kept.storage.types import Generation
@@ -93,9 +93,9 @@ def write_message(out: TextIO, message: dict[str, Any]) -> None:
 def error_message(error: Exception) -> dict[str, Any]:
     """Why work failed: in full, and as clients may be ``told`` it.
 
-    ``device`` says which file call failed where that takes the node's log directory offline; a disk
-    that is full does not: nothing was lost by a pass. ``missing`` is the path of a file that was
-    expected; only the node knows whether it still is.
+    ``device`` says which file call failed where that takes the node's log directory offline; a want
+    of room or memory does not: nothing was lost by a pass. ``missing`` is the path of a file that
+    was expected; only the node knows whether it still is.
     """
     kind = type(error).__name__
     if is_bug(error):
@@ -106,7 +106,7 @@ def error_message(error: Exception) -> dict[str, Any]:
     message: dict[str, Any] = {"error": said, "kind": kind, "told": told_to_clients(error)}
     if isinstance(error, FileNotFoundError):
         message["missing"] = error.filename
-    elif isinstance(error, MachineError) and is_device_error(error) and not is_full(error):
+    elif isinstance(error, MachineError) and is_device_error(error) and not is_shortage(error):
         cause = error.cause
         message["device"] = [error.path, error.operation, cause.errno, cause.strerror]
     return message

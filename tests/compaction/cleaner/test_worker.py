@@ -106,11 +106,6 @@ def test_errors_are_told_as_a_message(on_disk):
             {"device": ["/d/t-0", "fsync", errno.EIO, "I/O error"]},
         ),
         (
-            MachineError("/d/t-0", "write", OSError(errno.ENOSPC, "No space")),
-            "write failed: No space; the node's log has the details",
-            {},
-        ),
-        (
             ResourceExhausted("/d/t-0", "open", OSError(errno.EMFILE, "Too many")),
             "open failed: Too many; the node's log has the details",
             {},
@@ -132,6 +127,18 @@ def test_clients_are_told_no_path_and_the_node_all(error, told, more):
     message = worker.error_message(error)
     expected = {"error": str(error), "kind": type(error).__name__, "told": told} | more
     assert message == expected
+
+
+@pytest.mark.parametrize("name", ["ENOSPC", "EDQUOT", "EFBIG", "ENOMEM", "ENOBUFS"])
+def test_a_want_of_room_or_memory_is_no_failure_of_the_device(name):
+    """What a pass has written, nobody needs: the directory stays online."""
+    shortage = MachineError("/d/t-0", "write", OSError(getattr(errno, name), "None left"))
+    message = worker.error_message(shortage)
+    assert message == {
+        "error": "/d/t-0: write failed: None left",
+        "kind": "MachineError",
+        "told": "write failed: None left; the node's log has the details",
+    }
 
 
 def test_outputs_that_exist_are_never_touched(on_disk):

@@ -338,6 +338,8 @@ class Replica:
                 self.failed(error)
             finally:
                 self.resign()
+        if news:
+            self.log.preparation = None
         self.leader_id = leader_id
         core.follow(leader_epoch, partition_epoch, replicas, isr)
         self._wake_all()

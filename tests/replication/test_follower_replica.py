@@ -311,6 +311,20 @@ def test_a_cut_waits_until_a_thread_has_read_its_producers(disk, monkeypatch) ->
     assert (replica.log_end_offset, replica.log.producers.get(7).last_sequence) == (6, 5)
 
 
+@pytest.mark.parametrize(
+    ("leader", "leader_epoch", "kept"),
+    [(1, 3, True), (1, 4, False), (2, 4, False), (NO_LEADER, 3, False)],
+)
+def test_what_was_read_for_a_cut_goes_with_the_leader_who_asked_for_it(
+    follower, *, leader, leader_epoch, kept
+) -> None:
+    """Nobody else may ever cut there, and producers that were read count in no quota."""
+    follower.log.preparation = preparation = object()
+    follower.become_follower(leader, leader_epoch, 8, (1, 0), (1, 0, 2), 0)
+    assert (follower.log.preparation is preparation) is kept
+    assert kept or follower.log.preparation is None
+
+
 def test_a_bug_of_ours_is_no_fault_of_a_partition(follower) -> None:
     """It is for the log with its traceback, not one of many reasons to fetch again."""
     tp = follower.topic_partition

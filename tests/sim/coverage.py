@@ -44,7 +44,7 @@ REQUIRED: Final = {
         "devices put in order", "processes told to end", "processes that ended cleanly",
         "unclean elections", "followers that limp", "leaders whose device failed",
         "times two went on", "histories with early jobs", "voters changed",
-        "producer epochs raised",
+        "producer epochs raised", "cuts that waited for their producers",
     ),
     "groups": (
         "commits acknowledged", "offsets read", "groups described", "members that left",
@@ -79,7 +79,7 @@ REQUIRED: Final = {
         "leaders left alone", "slow builds", "devices that failed in a pass",
         "devices put in order", "leaders that died while a follower applied",
         "histories with early jobs", "passes that ended with their device",
-        "directories that stayed offline",
+        "directories that stayed offline", "cuts that waited for their producers",
     ),
     "kills": (
         "times all died", "times two went on", "generations applied", "batches given up",

@@ -405,8 +405,8 @@ class Cleaner:
                 limits=self._limits(hosted),
             )
             try:
-                work = running.work.run(COMMAND, jobs.encode(job))
-                result = await or_vanished(runtime, log_, work)
+                outcome = running.work.run(COMMAND, jobs.encode(job))
+                result = await or_vanished(runtime, log_, running.work, outcome)
             finally:
                 self._kernels.worker_lacks(running.work.uncompiled)
                 self._check(hosted, running)

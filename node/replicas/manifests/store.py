@@ -307,18 +307,20 @@ class Files:
         )
         if follow_worker.source_bytes(job) <= SMALL_BYTES:
             return await or_vanished(
-                context.runtime, log_, self._build_here(job, based_on)
+                context.runtime, log_, work, self._build_here(work, job, based_on)
             ), based_on
         limit = context.config.current.log_cleaner_io_max_bytes_per_second
         threads = max(context.config.current.log_cleaner_threads, 1)
         question = follow_worker.encode(job, based_on, limit / threads)
         building = work.run(follow_worker.COMMAND, question)
         try:
-            return await or_vanished(context.runtime, log_, building), based_on
+            return await or_vanished(context.runtime, log_, work, building), based_on
         finally:
             context.kernels.worker_lacks(work.uncompiled)
 
-    async def _build_here(self, job: follow.FollowJob, based_on: Generation | None) -> Result:
+    async def _build_here(
+        self, work: ManifestWork, job: follow.FollowJob, based_on: Generation | None
+    ) -> Result:
         """In a thread; it fails as a worker does."""
         runtime = self._context.runtime
         try:
@@ -328,7 +330,8 @@ class Files:
         except (KeptError, OSError) as error:
             if is_bug(error):
                 raise
-            raise failure(follow_worker.error_message(error)) from error
+            message = follow_worker.error_message(error)
+            raise failure(message, cancelled=work.cancelled) from error
         return result
 
     async def checkpoint_cleaned(self) -> None:
@@ -362,27 +365,41 @@ class Files:
                 )
             hosted.compaction = None
             hosted.partition.applied_end = 0
-            check()
-            limits = pass_limits(
-                context.config.current, context.runtime.disk, hosted.directory.name
-            )
-            begins_at = log_.segments[0].base_offset
-            job = base_job(log_, name, now_ms=context.runtime.now_ms(), limits=limits)
-            made = work.run(COMMAND, jobs.encode(job))
-            result = await or_vanished(context.runtime, log_, made)
-            check()
-            hosted.partition.raise_high_watermark(result.end_offset)
-            try:
-                state = await self._place(result, None, check)  # nothing is applied: see above
-            except InvariantViolation as error:
-                start = log_.segments[0].base_offset
-                if start == begins_at:
-                    raise
-                # Retention took the oldest: nothing was placed, and it is made anew.
-                why = f"segments below {start} were deleted meanwhile"
-                raise Withdrawn(f"{hosted.partition}: {why}") from error
+            state = await self._base_in_place(work, name, check)
             async with self._lock:
                 await hosted.directory.pool.run(
                     manifest_store.begun, log_.directory, context.runtime.disk, state.applied
                 )
             return state
+
+    async def _base_in_place(
+        self, work: ManifestWork, name: Generation, check: Callable[[], None]
+    ) -> CompactionState:
+        """Make the base and place it. Where retention took the oldest segments meanwhile it begins
+        anew, and retention waits: see :meth:`bring`.
+        """
+        context, hosted = self._context, self._hosted
+        runtime, log_ = context.runtime, hosted.partition.log
+        limits = pass_limits(context.config.current, runtime.disk, hosted.directory.name)
+        try:
+            while True:
+                check()
+                begins_at = log_.segments[0].base_offset
+                job = base_job(log_, name, now_ms=runtime.now_ms(), limits=limits)
+                try:
+                    result = await or_vanished(
+                        runtime, log_, work, work.run(COMMAND, jobs.encode(job))
+                    )
+                    check()
+                    hosted.partition.raise_high_watermark(result.end_offset)
+                    return await self._place(result, None, check)  # nothing is applied: see base
+                except MachineError:
+                    raise
+                except (KeptError, OSError):
+                    if log_.segments[0].base_offset == begins_at:
+                        raise
+                log_.holds_segments = True
+                check()
+                await runtime.in_thread(discard, self._directory, runtime.disk)
+        finally:
+            log_.holds_segments = False

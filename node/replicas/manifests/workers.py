@@ -120,16 +120,19 @@ def failure(message: Mapping[str, Any], *, cancelled: bool = False) -> KeptError
     )
 
 
-async def or_vanished(runtime: Runtime, log_: Log, work: Awaitable[Result]) -> Result:
+async def or_vanished(
+    runtime: Runtime, log_: Log, work: ManifestWork, outcome: Awaitable[Result]
+) -> Result:
     """The result of work on a log. A segment that it missed and that the log still has was taken
-    away from under this node: MachineError. What is deleted leaves the log before its file goes.
+    away from under this node: MachineError, unless the work is cancelled (see
+    :meth:`ManifestWork.run`). What is deleted leaves the log before its file goes.
     """
     try:
-        return await work
+        return await outcome
     except PassFailed as error:
         path = error.missing
         if path is None or await runtime.in_thread(runtime.disk.exists, path):
             raise
-        if any(segment.path(layout.LOG) == path for segment in log_.segments):
+        if not work.cancelled and any(s.path(layout.LOG) == path for s in log_.segments):
             raise vanished(path) from error
         raise

@@ -75,6 +75,31 @@ def test_a_base_generation_is_committed_and_checkpointed_before_its_first_swap(b
     assert state.end_offset == end and newest(hosted) == expected
 
 
+def test_a_base_generation_is_made_though_retention_takes_what_it_is_made_of(behind, monkeypatch):
+    lone, hosted = behind
+    log_, end = hosted.partition.log, hosted.partition.log.log_end_offset
+    taken: list[int] = []
+    real = ManifestWork.run
+
+    async def run(work, command, question):
+        log_.advance_log_start(log_.segments[1].base_offset)
+        now_ms = lone.node.parts.runtime.now_ms()
+        taken.append(len(log_.delete_old_segments(now_ms, end, by_policy=False)))
+        log_.delete_expired(now_ms + log_.config.file_delete_delay_ms)
+        return await real(work, command, question)
+
+    monkeypatch.setattr(ManifestWork, "run", run)
+    name = (hosted.partition.leader_epoch, 1)
+
+    async def go():
+        return await asyncio.wait_for(
+            hosted.manifests._files.base(ManifestWork(), name, lambda: True), 60
+        )
+
+    assert lone.run(go()).end_offset == end
+    assert taken == [1, 0] and not log_.holds_segments
+
+
 def test_a_pass_is_checkpointed_before_its_first_swap(lone_node, monkeypatch):
     lone = lone_node(log_cleaner_enable="false")
     filled(lone)

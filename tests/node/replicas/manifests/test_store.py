@@ -382,11 +382,12 @@ def test_small_logs_are_built_from_in_a_thread(
         (ValueError("a bug"), ValueError),
     ],
 )
+@pytest.mark.parametrize("cancelled", [False, True])
 def test_what_a_build_in_a_thread_meets_is_what_a_worker_would(
-    site, monkeypatch, error, expected
+    site, monkeypatch, *, error, expected, cancelled
 ) -> None:
     """A device that fails and a segment that vanished take the directory offline; no room for the
-    outputs does not.
+    outputs does not, nor anything once the work is cancelled: the log may be deleted by then.
     """
 
     def run_here(*_: Any) -> None:
@@ -395,9 +396,13 @@ def test_what_a_build_in_a_thread_meets_is_what_a_worker_would(
     monkeypatch.setattr(site.context.runtime, "disk", Given(exists=lambda _: False))
     log_ = Given(segments=[Given(path=lambda kind: f"/d/t-0/{0:020}{kind}")])
     monkeypatch.setattr(store.follow_worker, "run_here", run_here)
-    building = site.files._build_here(None, None)
+    work = ManifestWork()
+    if cancelled:
+        work.cancel()
+        expected = PassFailed if expected is MachineError else expected
+    building = site.files._build_here(work, None, None)
     with pytest.raises(expected) as raised:
-        asyncio.run(or_vanished(site.context.runtime, log_, building))
+        asyncio.run(or_vanished(site.context.runtime, log_, work, building))
     if expected is PassFailed:
         assert "/d/" in str(raised.value) and "/d/" not in raised.value.told
 
@@ -450,26 +455,53 @@ def test_a_base_is_committed_before_it_is_placed_and_ends_when_it_is_not_wanted(
     assert (site.hosted.compaction is None) is bool(done)
 
 
-@pytest.mark.parametrize("retained", [False, True])
-def test_a_base_whose_oldest_segments_retention_took_is_made_anew(
-    site, monkeypatch, retained
-) -> None:
-    async def place(*_: Any) -> None:
-        if retained:
-            site.log.segments[0].base_offset = 7
-        raise InvariantViolation("segments are gone")
+@pytest.mark.parametrize("met", ["a worker's", "a placing's", "another's"])
+def test_a_base_whose_oldest_segments_retention_took_is_made_anew(site, monkeypatch, met) -> None:
+    """Retention goes on all the time, a segment for each file call: it waits for the second try."""
+    held: list[bool] = []
+    state = CompactionState(REF.generation)
+
+    def retention() -> bool:
+        """Whether the segments that the work began with are gone."""
+        held.append(site.log.holds_segments)
+        if held[-1] or met == "another's":
+            return False
+        site.first.base_offset += 10
+        return True
+
+    async def place(*_: Any) -> CompactionState:
+        site.calls.append("place")
+        if met != "a worker's" and (retention() or met == "another's"):
+            raise InvariantViolation("segments are gone")
+        return state
 
     async def run(*_: Any) -> Any:
+        site.calls.append("compute")
+        if met == "a worker's" and retention():
+            raise PassFailed("gone", "FileNotFoundError", missing="/d/t-0/0.log")
         return BASE
 
+    site.log.holds_segments = False
+    monkeypatch.setattr(site.context.runtime, "disk", Given(exists=lambda _: False))
     monkeypatch.setattr(store.manifest_store, "lose", lambda *_: None)
+    monkeypatch.setattr(store.manifest_store, "begun", lambda *_: site.calls.append("begun"))
+    monkeypatch.setattr(store, "discard", lambda *_: site.calls.append("discard"))
     monkeypatch.setattr(store, "base_job", lambda *_, **__: "job")
     monkeypatch.setattr(store.jobs, "encode", lambda job: job)
     monkeypatch.setattr(store, "pass_limits", lambda *_: "limits")
     monkeypatch.setattr(ManifestWork, "run", run)
     monkeypatch.setattr(site.files, "_place", place)
-    with pytest.raises(Withdrawn if retained else InvariantViolation, match=r"are gone|below 7"):
-        asyncio.run(site.files.base(ManifestWork(), BASE.generation, lambda: True))
+    making = site.files.base(ManifestWork(), BASE.generation, lambda: True)
+    if met == "another's":
+        with pytest.raises(InvariantViolation, match="are gone"):
+            asyncio.run(making)
+    else:
+        assert asyncio.run(making) is state
+        assert held == [False, True]
+        calls = [call for call in site.calls if isinstance(call, str)]
+        first = ["compute"] if met == "a worker's" else ["compute", "place"]
+        assert calls == [*first, "discard", "compute", "place", "begun"]
+    assert not site.log.holds_segments
 
 
 def test_a_checkpoint_is_of_the_logs_of_its_directory(site) -> None:

@@ -115,8 +115,8 @@ class Replica:
     """See the module. One thread; what the machine does wrong takes it offline.
 
     ``high_watermark``: what the checkpoint says; ``applied_end``: b of the manifest applied or
-    being applied (rule 12). ``listener`` gets what goes to others: the core's effects, Losing and
-    Truncated; None: nobody does.
+    being applied (rule 12). ``listener`` gets what goes to others: the core's effects,
+    RecordsLost and LogTruncated; None: nobody does.
 
     ``core`` keeps epochs, ISR, the high watermark and manifests in either role; ``suspended``: the
     node may have slept through a change of leadership, so nothing is served.

@@ -266,8 +266,8 @@ class BrokerSessions:
         self._leaderless_since: dict[PartitionKey, int] = {}
 
     def step(self, event: Event, now_ms: int) -> tuple[Effect, ...]:
-        """Take an event. While this node does not lead, only Elected and SettingsChanged do
-        anything.
+        """Take an event. While this node does not lead, only ControllerElected and
+        SettingsChanged do anything.
 
         A heartbeat raises NotController (also when the broker is ahead: its image may show a
         registration that is committed and not applied here yet), BrokerIdNotRegistered,

@@ -10,6 +10,7 @@ import pytest
 
 from kept.testing.ports import free_port
 from tests.docs.blocks import INSTALLS, LOCAL_PORTS, ROOT, Command, blocks, commands, run, typed
+from tests.tools.needs import need
 
 DOCS = ROOT / "docs"
 
@@ -19,6 +20,8 @@ ELSEWHERE = {"docs/spark.md": "tests/spark/test_docs.py"}
 WITH_A_NODE = ("docs/transactions.md", "docs/command-line.md")
 """Pages that take a node on localhost:9092 for granted."""
 ALONE = ("README.md", "docs/testing.md", "docs/security-setup.md")
+NEEDS = {"docs/security-setup.md": ("openssl", "curl")}
+"""What pages need besides kept, as markers."""
 PAGES = sorted(
     page.relative_to(ROOT).as_posix() for page in (*DOCS.rglob("*.md"), ROOT / "README.md")
 )
@@ -61,6 +64,8 @@ def test_the_tutorial(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [*WITH_A_NODE, *ALONE])
 def test_a_page(page, folder):
+    for tool in NEEDS.get(page, ()):
+        need(tool)
     run_page(page, folder, 200, node=page in WITH_A_NODE)
 
 

@@ -85,6 +85,7 @@ TOOLS: dict[str, Callable[[], str | None]] = {
     "netns": _netns,
     "go": lambda: _on_path("go"),
     "openssl": lambda: _on_path("openssl"),
+    "curl": lambda: _on_path("curl"),
     "chromium": _chromium,
     "mkdocs": _mkdocs,
     "helm": lambda: _judges("helm", "schemas"),

@@ -140,7 +140,7 @@ Event = (
 
 
 class AllocateProducerId(Struct, frozen=True):
-    """Draw a fresh producer id, then step ProducerIdDrawn or ProducerIdNotDrawn."""
+    """Draw a fresh producer id, then step ProducerIdAllocated or ProducerIdAllocationFailed."""
 
 
 class WriteMarkers(Struct, frozen=True):

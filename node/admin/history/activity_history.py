@@ -304,7 +304,8 @@ class ActivityHistory:
 
     def _commits_of_whole_groups(self) -> tuple[list[tuple[str, str, int, int]], int]:
         """(group, topic, partition, offset) of groups as far as :data:`COMMITS` reach, each with
-        all that it committed, and how many groups do not fit.
+        all that it committed, but for topics that had the names before, and how many groups do not
+        fit.
         """
         commits: list[tuple[str, str, int, int]] = []
         left_out = 0
@@ -314,7 +315,8 @@ class ActivityHistory:
                 continue
             for topic, partitions in topics.items():
                 for partition, stored in partitions.items():
-                    commits.append((group, topic, partition, stored.value.offset))
+                    if not self._groups.is_of_namesake(topic, stored):
+                        commits.append((group, topic, partition, stored.value.offset))
         return commits, left_out
 
     async def _known_ends(

@@ -18,7 +18,7 @@ from kept.node.coordinator.common.shards import Shards
 from kept.node.coordinator.groups import events as ev
 from kept.node.coordinator.groups.core import GroupCore
 from kept.node.coordinator.groups.memory_limit import GroupMemory
-from kept.node.coordinator.groups.records import NO_TOPIC_ID, decode_record
+from kept.node.coordinator.groups.records import NO_TOPIC_ID, decode_record, is_other_topic
 from kept.node.metadata.internal_topics import CONSUMER_OFFSETS
 from kept.node.runtime.logging import bugs, log
 from kept.node.runtime.time_slices import Pace
@@ -131,8 +131,8 @@ class GroupCoordinator:
         a read barrier: once this node has acted on all that was decided by now.
 
         A topic that an older image lacks may have been made, or made again, since, and offsets of
-        it committed: they must not go. Nor may a namesake's offsets be shown meanwhile, so the
-        groups stay unloaded.
+        it committed: they must not go. The groups serve before the sweep is through; a fetch hides
+        by its topic's id what is still there of a namesake.
         """
         known: dict[tuple[str, uuid.UUID], None] = {}
         pace = Pace()
@@ -236,9 +236,15 @@ class GroupCoordinator:
             yield from shard.core.committed.by_group()
 
     def committed(self) -> Iterator[tuple[str, str, int, int]]:
-        """(group, topic, partition, offset) of every committed offset here: for metrics, which
-        may let others run meanwhile.
+        """(group, topic, partition, offset) of every committed offset here, but those of a topic
+        that had the name before: for metrics, which may let others run meanwhile.
         """
         for shard in self.shards.serving():
             for key, stored in shard.core.committed.walk():
-                yield key.group, key.topic, key.partition, stored.value.offset
+                if not self.is_of_namesake(key.topic, stored):
+                    yield key.group, key.topic, key.partition, stored.value.offset
+
+    def is_of_namesake(self, topic: str, stored: StoredOffset) -> bool:
+        """Whether an offset is of a topic that had the name before, and is about to be deleted."""
+        present = self.metadata.image.topics.get(topic)
+        return present is not None and is_other_topic(stored.value.topic_id, present.topic_id)

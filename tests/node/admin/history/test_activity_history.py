@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import uuid
 from time import process_time
 
 import pytest
@@ -17,6 +18,7 @@ from kept.node.admin.history import activity_history
 from kept.node.admin.history.activity_history import INTERVAL_MS
 from kept.node.admin.history.time_series import TimeSeries
 from kept.node.admin.peer_http import PeerHttp
+from kept.node.coordinator.groups import events as ev
 from kept.node.metadata.node_identity import NodeIdentity
 from kept.storage.errors import NetworkException
 from kept.storage.types import TopicPartition
@@ -275,6 +277,24 @@ def test_lag_of_groups(lone, monkeypatch):
     sample(lone, 5)
     assert lone.history.of_group("g") == []
     assert lone.get("/api/v1/history/lag?group=none")["samples"] == []
+
+
+def test_offsets_of_a_topic_that_had_the_name_before_tell_no_lag(lone):
+    lone.create("t")
+    produce(lone, 10)
+    with_client(lone, lambda client: client.run(commit_offsets("g", {TopicPartition("t", 0): 4})))
+    before = ev.CommitTopic("t", uuid.UUID(int=99), (ev.CommitPartition(0, 1),))
+
+    async def commit() -> None:
+        shards = lone.node.parts.groups.shards
+        await shards.submit("old", lambda n: ev.CommitOffsets(n, "old", (before,)))
+
+    lone.run(commit())
+    sample(lone)
+    assert [one.lag for one in lone.history.of_group("g")] == [6]
+    assert lone.history.of_group("old") == []
+    _, _, body = lone.http("GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert b'kept_group_lag{group="g"' in body and b'kept_group_lag{group="old"' not in body
 
 
 def test_groups_are_sampled_whole_or_not_at_all(lone, monkeypatch):

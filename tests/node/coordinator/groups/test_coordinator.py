@@ -73,6 +73,8 @@ async def test_what_is_being_opened_is_waited_for() -> None:
     await result(waiting)
     assert (await result(commit(node, group))).error is ErrorCode.none
     assert list(node.groups.committed()) == [(group, "orders", 0, 5)]
+    node.apply(TopicRecord("orders", uuid.UUID(int=10)))
+    assert list(node.groups.committed()) == [], "an offset of another topic tells no lag"
 
 
 @run

@@ -32,6 +32,7 @@ from kept.storage.inspect.check import check_directory
 from kept.storage.records import CheckRules, build_batch, check
 from kept.storage.types import TopicPartition
 from tests.support.decisions import propose
+from tests.support.loops import until
 from tests.support.parts import Given
 
 
@@ -232,7 +233,8 @@ def test_a_directory_that_fails_in_a_creation_serves_none_of_its_new_logs(
     monkeypatch.setattr(Disk, "mkdir", failing)
     lone.create("t", partitions=8)
     topic = lone.node.parts.table.by_name[b"t"]
-    assert failed and len(topic.offline) == 4, "the emptier directory takes every second one"
+    lone.run(asyncio.wait_for(until(lambda: len(topic.offline) == 4), 60))
+    assert failed, "the emptier directory takes every second one"
     assert {one.directory.name for one in topic.partitions.values()} == {second}
     assert len(topic.partitions) == 4
 

@@ -26,7 +26,7 @@ SENT: Final = 14 * MIB
 PRODUCERS: Final = 8
 BATCH: Final = 1_000_000
 INFLATED: Final = 15 * MIB
-"""Of gzip, whose length nobody knows before: the codec that takes the most memory."""
+"""Of zeros in 15 kB of gzip, each of which takes so much memory while it is checked."""
 DEAF: Final = 20
 ROUND_S: Final = 3.0
 PATIENCE_S: Final = 60.0

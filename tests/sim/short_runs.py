@@ -8,17 +8,17 @@ from itertools import chain
 
 from tests.sim.runner import report, run_one
 
-MORE = range(101, 106)
+MORE = 5
 """Few, so that a fault that has become rare is told, and does not end in a timeout."""
 
 
-def no_rule_broken(stage: str, seeds: Iterable[int], *what: str) -> Counter[str]:
-    """Run these seeds, and then so many more until everything in ``what`` happened: which seed
-    has which fault changes with anything that the product does. How often all of it happened.
+def no_rule_broken(stage: str, seeds: Iterable[int], *what: str, more: int = MORE) -> Counter[str]:
+    """Run these seeds, and then up to ``more`` others until everything in ``what`` happened: which
+    seed has which fault changes with anything that the product does. How often all of it happened.
     """
     counts: Counter[str] = Counter()
-    first = list(seeds)
-    for number, seed in enumerate(chain(first, MORE), 1):
+    first, others = list(seeds), range(101, 101 + more)
+    for number, seed in enumerate(chain(first, others), 1):
         result, _ = run_one(stage, seed)
         assert not result.check, report(result)
         counts.update(result.counts)
@@ -26,4 +26,4 @@ def no_rule_broken(stage: str, seeds: Iterable[int], *what: str) -> Counter[str]
         if number >= len(first) and all(counts[kind] for kind in what):
             return counts
     missing = [kind for kind in what if not counts[kind]]
-    raise AssertionError(f"{stage}, seeds {[*first, *MORE]}: never happened: {missing}")
+    raise AssertionError(f"{stage}, seeds {[*first, *others]}: never happened: {missing}")

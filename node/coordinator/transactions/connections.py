@@ -7,9 +7,7 @@ instance of a client gives a connection up for good, and each instance has an ep
 Kept by the node for each partition of ``__transaction_state``, since a stale request may come after
 this node has lost that partition and leads it again. Another node may have led meanwhile, where the
 client came again, and nothing here tells: so all connections of before are stale then, whoever's
-they are; at the first load, too, since an image may skip a time in which this node led, but not in
-the first leader epoch. A request never comes to another node, nor over a restart: its connection
-ends there.
+they are. A request never comes to another node, nor over a restart: its connection ends there.
 """
 
 from __future__ import annotations

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
 COMMIT_TIMEOUT_MS: Final = 5000
 """How long a client waits for a transition to be committed; it comes again."""
-FIRST_LEADER_EPOCH: Final = 0
-"""Nobody has led a partition before."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -139,9 +137,10 @@ class TransactionCoordinator:
 
     def new_core(self, tp: TopicPartition, leader_epoch: int) -> TransactionCore:
         """A core without transactional ids."""
-        leads_again = tp.partition in self._connections
-        order = self._connections.setdefault(tp.partition, ConnectionOrder())
-        if leads_again or leader_epoch > FIRST_LEADER_EPOCH:
+        order = self._connections.get(tp.partition)
+        if order is None:
+            order = self._connections[tp.partition] = ConnectionOrder()
+        else:
             order.lead_again(self.ordinals.newest)
         return TransactionCore(
             self.settings(),

@@ -104,6 +104,8 @@ class GroupCore:
         self._ready_sweeps: deque[Sweep] = deque()
         self._gone_topics: dict[str, set[UUID]] = {}
         """Deleted topics that no sweep has begun with."""
+        self._retried_topics: dict[str, set[UUID]] = {}
+        """Those that a sweep left offsets of, until SweepTopics."""
         self._last_append = 0
         self._effects: list[Effect] = []
         self.membership = GroupMembership(self)
@@ -244,6 +246,9 @@ class GroupCore:
                     if not any(isinstance(sweep, ExpirySweep) for sweep in self._sweeps):
                         self._start(ExpirySweep(self))
                 case SweepTopics():
+                    for topic, topic_ids in self._retried_topics.items():
+                        self._gone_topics.setdefault(topic, set()).update(topic_ids)
+                    self._retried_topics = {}
                     self._sweep_topics()
         return self._drain_effects()
 
@@ -537,9 +542,11 @@ class GroupCore:
             self._start(TopicsSweep(self, gone))
 
     def retry_topics(self, gone: Mapping[str, set[UUID]]) -> None:
-        """Offsets of deleted topics could not be deleted: try again in a moment."""
+        """Offsets of deleted topics could not be deleted: try again in a moment, and not
+        at the end of another sweep, which may leave some, too.
+        """
         for topic, topic_ids in gone.items():
-            self._gone_topics.setdefault(topic, set()).update(topic_ids)
+            self._retried_topics.setdefault(topic, set()).update(topic_ids)
         self.timers.set(SWEEP_TOPICS_KEY, self.now_ms + RETRY_MS, SweepTopics())
 
     # The rest.

@@ -207,13 +207,15 @@ def test_offsets_of_topics_that_are_deleted_go_in_slices_and_again_if_that_fails
     assert (world.count("large"), world.count("small")) == (0, 1), "a namesake's offset stays"
 
 
-def commit_of(topic_id: uuid.UUID, offset: int, *, producer_id: int = -1) -> ev.CommitOffsets:
-    """A commit of orders-0 by the group g, in a producer's transaction or in none."""
-    topic = ev.CommitTopic("orders", topic_id, (ev.CommitPartition(0, offset),))
+def commit_of(
+    topic_id: uuid.UUID, offset: int, *, producer_id: int = -1, topic: str = "orders"
+) -> ev.CommitOffsets:
+    """A commit of a topic's partition 0 by the group g, in a producer's transaction or in none."""
+    part = ev.CommitTopic(topic, topic_id, (ev.CommitPartition(0, offset),))
     if producer_id == -1:
-        return ev.CommitOffsets(5, "g", (topic,))
+        return ev.CommitOffsets(5, "g", (part,))
     producer = TransactionalProducer(producer_id, 0)
-    return ev.CommitOffsets(5, "g", (topic,), knows_missing_groups=False, producer=producer)
+    return ev.CommitOffsets(5, "g", (part,), knows_missing_groups=False, producer=producer)
 
 
 @pytest.mark.parametrize("in_transaction", ["the new topic's", "the old topic's"])
@@ -248,6 +250,30 @@ def test_a_sweep_deletes_no_offset_of_a_topic_made_anew_with_those_of_the_old_on
     assert not world.core.transactions.holds(key)
     world.perform(world.core.tick(2 * RETRY_MS))
     assert not world.sweeps, "nothing is left to try"
+
+
+def test_two_sweeps_that_leave_offsets_do_not_take_turns_without_a_rest() -> None:
+    world = World()
+    for producer_id, topic in ((7, "t1"), (8, "t2")):
+        world.step(commit_of(TOPIC_ID, 9, topic=topic))
+        world.step(commit_of(NAMESAKE, 9, topic=topic, producer_id=producer_id))
+        world.commit(2)
+    world.step(ev.TopicsDeleted((("t1", TOPIC_ID),)))
+    world.step(ev.TopicsDeleted((("t2", TOPIC_ID),)))
+    for now in (0, RETRY_MS):
+        world.now = now
+        world.perform(world.core.tick(now))
+        turns_taken = 0
+        while world.sweeps and turns_taken < 10:
+            world.sweeps -= 1
+            turns_taken += 1
+            world.step(ev.SweepOn())
+        assert turns_taken < 10 and not world.appends, "the rest waits for the timer"
+    for producer_id in (7, 8):
+        world.step(ev.WriteTxnMarker(6, EndMarker(producer_id, 0, 0, is_commit=False)))
+        world.commit()
+    world.perform(world.core.tick(2 * RETRY_MS))
+    assert sum(world.sweep()) == 2 and world.count("g") == 0
 
 
 def test_offsets_without_a_topic_id_go_with_no_offset_of_a_topic_made_since() -> None:

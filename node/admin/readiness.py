@@ -180,4 +180,8 @@ class NodeHealth:
         """Partitions whose replicas here an error took offline, or did not let open, until the node
         is started again, though their disk works.
         """
-        return [str(tp) for tp in sorted(self.table.failed)]
+        return [str(tp) for tp in sorted(self.table.failed) if self._is_here(tp)]
+
+    def _is_here(self, tp: TopicPartition) -> bool:
+        record = self.metadata.image.partition(tp.topic, tp.partition)
+        return record is not None and self.identity.node_id in record.replicas

@@ -452,6 +452,7 @@ class ReplicaManager:
             return
         if self._table.by_name.get(gone.name.encode()) is topic:
             del self._table.by_name[gone.name.encode()]
+            self._table.forget_failed(topic)
         for record in gone.partitions:
             if self._identity.node_id in record.replicas:
                 self._remove(topic, TopicPartition(gone.name, record.partition))
@@ -460,13 +461,13 @@ class ReplicaManager:
     def _remove(self, topic: LocalTopic, tp: TopicPartition) -> None:
         """A replica is not to be here any more: it is served no more, and its log goes."""
         hosted = topic.partitions.pop(tp.partition, None)
-        self._table.failed.pop(tp, None)
-        if hosted is None:
+        if hosted is None:  # what did not open stays offline: its log is there as it was
             if (closed := self.left_closed.pop(tp, None)) is not None:
                 closed.directory.count -= 1
             self.log_lifecycle.forget(tp, self.image.index)
             return
         topic.offline.pop(tp.partition, None)  # its role could not be changed
+        self._table.failed.pop(tp, None)
         del self._table.partitions[tp], self._table.replicas[tp]
         self.dirty_logs.end(hosted)
         hosted.directory.count -= 1

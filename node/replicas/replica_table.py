@@ -27,7 +27,8 @@ class ReplicaTable:
         """The entries of ``log.dirs``."""
         self.failed: dict[TopicPartition, str] = {}
         """Replicas that an error took offline, or did not let open, until the node is started
-        again, though their directory works: why."""
+        again, though their directory works: why. One that did not open is here also while the
+        image has it elsewhere: it may come back."""
         self.reads_in_memory = True
         """The file system can't say whether a read would block (tmpfs): small reads go ahead."""
 
@@ -53,6 +54,11 @@ class ReplicaTable:
     def fail(self, tp: TopicPartition, why: str) -> None:
         """An error took a replica offline, or did not let it open; its directory works."""
         self.by_name[tp.topic.encode()].offline[tp.partition] = self.failed[tp] = why
+
+    def forget_failed(self, topic: LocalTopic) -> None:
+        """A topic is deleted: nothing of it is to come back."""
+        for tp in [tp for tp in self.failed if tp.topic == topic.name]:
+            del self.failed[tp]
 
     def directory_of(self, error: MachineError) -> LocalDirectory | None:
         """The directory whose file an error names."""

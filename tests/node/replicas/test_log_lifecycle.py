@@ -26,6 +26,7 @@ from kept.storage.directory import Checkpoint, LogDirectory
 from kept.storage.disk import Disk
 from kept.storage.errors import (
     InvariantViolation,
+    KafkaStorageError,
     MachineError,
     NotLeaderOrFollower,
     ResourceExhausted,
@@ -506,10 +507,31 @@ def test_a_replica_whose_log_an_error_does_not_let_open_is_told_of(
         return real(directory, tp, *arguments, **more)
 
     monkeypatch.setattr(Log, "open", open_log)
-    parts = lone_node(**settings).node.parts
-    assert parts.admin.health.offline_replicas() == ["t-1"]
-    assert parts.admin.health.unready() is None and not parts.replicas.left_closed
+    lone = lone_node(**settings)
+    parts, health = lone.node.parts, lone.node.parts.admin.health
+    assert health.offline_replicas() == ["t-1"]
+    assert health.unready() is None and not parts.replicas.left_closed
     assert parts.table.partition(TopicPartition("t", 0)).is_leader
+
+    async def scene(node):
+        """It moves away, back and away, and the topic is made anew."""
+
+        async def move(*replicas: int) -> None:
+            now = elected(node, "t", 1)
+            await propose(node, [replace(now, replicas=replicas, isr=(5,), leader=5)])
+
+        await move(5)
+        assert health.offline_replicas() == []
+        await move(0, 5)
+        assert health.offline_replicas() == ["t-1"], "its log is still not open"
+        with pytest.raises(KafkaStorageError):
+            parts.table.partition(TopicPartition("t", 1))
+        await move(5)
+        await propose(node, [RemoveTopicRecord(parts.metadata.image.topics["t"].topic_id)])
+        await propose(node, topic("t", 9))
+        assert not parts.table.failed
+
+    play(lone, scene)
 
 
 def test_a_log_that_was_left_closed_and_is_deleted_is_not_opened(lone_node, tmp_path, monkeypatch):

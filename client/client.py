@@ -193,7 +193,9 @@ class Client:
             result: _T = end.value
             return result
         except NotAuthorized as error:
-            raise self.named(error) from error
+            if (named := self.named(error)) is error:
+                raise
+            raise named from error
 
     def named(self, error: KeptError) -> KeptError:
         """An error that says who may not do something, where it is known who this client is."""

@@ -2,7 +2,8 @@
 
 A batch that is too large for its topic is split and sent again, as Kafka's clients do: its parts go
 one after the other, with the sequence numbers that their records had in it. What was refused as too
-large was not written, so that nothing is there twice.
+large was not written, so that nothing is there twice; but for a batch without a producer id whose
+earlier try had no answer, if the limit was lowered in between.
 """
 
 from __future__ import annotations

@@ -35,7 +35,12 @@ NOT_EXECUTED: Final = (
     KafkaStorageError,
     UnknownTopicOrPartition,
 )
-"""Errors after which a request is known to have had no effect, and may be possible a moment later.
+"""Errors after which a request has had no effect, and may be possible a moment later; but see
+:data:`PERHAPS_EXECUTED`.
+"""
+PERHAPS_EXECUTED: Final = (NotLeaderOrFollower, KafkaStorageError)
+"""Those of them that a node answers, too, where it has appended what was to be written: it led no
+longer, or could not make it durable.
 """
 
 # Where a call goes.
@@ -115,7 +120,7 @@ class Call:
     reported: bool = False
     last_error: KeptError | None = None
     may_have_effect: bool = False
-    """Whether a try of it had no answer, or an error that is not one of :data:`NOT_EXECUTED`."""
+    """Whether a try of it had no answer, or an error after which nobody knows."""
     version: int = -1
 
     @property

@@ -32,6 +32,7 @@ from kept.client.core.broker_errors import (
     unreachable,
 )
 from kept.client.core.calls import (
+    PERHAPS_EXECUTED,
     Anywhere,
     Call,
     Close,
@@ -446,6 +447,7 @@ class ClientCore:
         if self._finish_internal(call, response, now_ms):
             return
         error = call.check(response) if call.check is not None else None
+        call.may_have_effect |= isinstance(error, PERHAPS_EXECUTED)
         if error is None:
             effects.append(Finished(call, response, None))
         elif call.is_retried_after(error):

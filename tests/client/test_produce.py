@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kept.client.client import Client, IdempotentProducer, OutRecord
+from kept.client.core.authorization_errors import NotAuthorized
 from kept.client.core.broker_errors import AuthenticationFailed, BrokerError, ConnectionFailed
 from kept.client.core.calls import Call
 from kept.client.produce import RecordTooLarge, unwritten
@@ -20,6 +21,7 @@ from tests.support.fake_client import FakeClient, response
 
 MESSAGE_TOO_LARGE = 10
 RECORD_LIST_TOO_LARGE = 18
+TOPIC_AUTHORIZATION_FAILED = 29
 INVALID_RECORD = 87
 
 
@@ -137,6 +139,18 @@ def test_a_refusal_in_the_middle_of_a_split_says_what_is_written(
     told = unwritten(raised.value)
     assert told is not None and told.places == (None if earlier_try else list(range(count, 40)))
     assert producer.id == -1
+
+
+@pytest.mark.parametrize("user", ["", "ada"])
+def test_a_right_that_is_taken_away_in_the_middle_of_a_split(user):
+    """Without a user, only the node knows who this is: a certificate, or a token."""
+    leader, sent = Leader(1, 1200), rows(*[90] * 40)
+    leader.security.protocol, leader.security.user = "SSL", user
+    leader.fails = {sent[33].value or b"": TOPIC_AUTHORIZATION_FAILED}
+    with pytest.raises(NotAuthorized) as raised:
+        leader.produce("t", sent)
+    count, told = len(leader.values(0)), unwritten(raised.value)
+    assert count and told is not None and told.places == list(range(count, 40))
 
 
 def test_a_refusal_beside_another_partition_leaves_open_what_is_written():

@@ -119,6 +119,7 @@ def test_a_leader_that_moved_is_looked_up_again():
     assert world.result(call).topics[0].partitions[0].offset == 9
     assert refused == [A]
     assert world.sent_to(ApiKey.LIST_OFFSETS) == [A, B]
+    assert call.may_have_effect, "it may have appended what it was sent, and led no longer then"
 
 
 def test_an_error_that_lasts_is_the_one_reported():

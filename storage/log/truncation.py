@@ -122,7 +122,7 @@ def start_at(log: Log, offset: int) -> None:
 
 
 def _start_at(log: Log, offset: int) -> None:
-    log.before_cut(0)  # a start may find no segment, and an older log start
+    log.before_cut(offset)
     logger.info("%s: emptied, it starts at %d", log, offset)
     log.producer_state.remove_snapshots_above(-1)
     log.leader_epochs.clear()

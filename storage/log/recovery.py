@@ -199,7 +199,7 @@ class _Opening:
         self, clean: bool, recovery_point: int | None, compacted_to: int | None, log_start: int
     ) -> tuple[list[Segment], list[Segment]]:
         """(segments of the log, those among them that were scanned). What lies below the start of
-        the log is not read any more, and costs nothing above it.
+        the log is not scanned, as nobody reads it.
         """
         durable_to = max(recovery_point or 0, log_start)
         segments = self.find_segments()

@@ -111,7 +111,9 @@ def open_files() -> int:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    item.config.stash.setdefault(OPEN_FILES, {}).setdefault(item.path, open_files())
+    counts = item.config.stash.setdefault(OPEN_FILES, {})
+    if item.path not in counts:
+        counts[item.path] = open_files()
     return (yield)
 
 

@@ -288,8 +288,8 @@ def _retrieve(reading: asyncio.Future[Any]) -> None:
 _GONE: Final = grpc.StatusCode.UNAUTHENTICATED, "the connection of this call is closed"
 _EVICTED: Final = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "its place was given to another call, since it had not logged in or its request had not come; "
-    "see kept.grpc.max.requests",
+    "its place was given to another call, since it had not logged in, its request had not come, or "
+    "its address had more calls than its share; see kept.grpc.max.requests",
 )
 _TAKEN_AWAY: Final = grpc.StatusCode.PERMISSION_DENIED, "the right to do this was taken away"
 

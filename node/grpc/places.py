@@ -52,7 +52,13 @@ class Places(Generic[T]):
                     return member
         return None
 
-    def pop_last(self, rank: int) -> T | None:
-        """Take the place from the member that has had ``rank`` for the shortest time, if any."""
+    def pop_last(self, rank: int, may_go: Callable[[T], bool] = lambda _: True) -> T | None:
+        """Take the place from the member which ``may_go`` that has had ``rank`` for the shortest
+        time, if any.
+        """
         members = self._by_rank[rank]
-        return members.popitem()[0] if members else None
+        for member in reversed(members):
+            if may_go(member):
+                del members[member]
+                return member
+        return None

@@ -31,16 +31,16 @@ class House:
         )
         self.callers = Callers(live)
 
-    def enter(self, name: str, principal: str = ANONYMOUS) -> Caller | None:
+    def enter(self, name: str, principal: str = ANONYMOUS, host: str = "") -> Caller | None:
         """A client connects."""
         connection: Any = Given(
-            session=Session(principal), transport__abort=lambda: self.closed.append(name)
+            session=Session(principal, host), transport__abort=lambda: self.closed.append(name)
         )
         return self.callers.enter(connection)
 
-    def stay(self, name: str, principal: str = ANONYMOUS) -> Caller:
+    def stay(self, name: str, principal: str = ANONYMOUS, host: str = "") -> Caller:
         """A client connects, and there is a place."""
-        caller = self.enter(name, principal)
+        caller = self.enter(name, principal, host)
         assert caller is not None
         return caller
 
@@ -112,6 +112,75 @@ def test_where_nobody_logs_in_a_call_keeps_its_connection() -> None:
     house.callers.end(call)
     house.stay("more")
     assert house.closed == ["idle", "calls"]
+
+
+def test_where_nobody_logs_in_each_address_has_its_share_of_connections() -> None:
+    """A quarter: beyond, the newest connection gives way to that of an address which has less."""
+    house = House(8, calls=20, secured=False)
+
+    def busy(name: str, host: str) -> bool:
+        caller = house.enter(name, host=host)
+        return caller is not None and house.callers.begin(caller) is not None
+
+    assert all(busy(f"most-{number}", "10.0.0.1") for number in range(5))
+    assert all(busy(f"many-{number}", "10.0.0.2") for number in range(3))
+    assert busy("a", "10.0.0.3") and house.closed == ["most-4"]
+    assert busy("b", "10.0.0.3") and house.closed == ["most-4", "most-3"]
+    assert not busy("c", "10.0.0.3"), "it has its share"
+    assert not busy("d", "10.0.0.1"), "it has more"
+    assert busy("e", "10.0.0.4") and len(house.closed) == 3
+    assert busy("f", "10.0.0.4") and len(house.closed) == 4
+    assert not busy("g", "10.0.0.5"), "nobody has more than his share"
+    assert house.closed[:2] + sorted(house.closed[2:]) == ["most-4", "most-3", "many-2", "most-2"]
+
+
+def test_an_address_beyond_its_share_takes_nothing_of_that_of_others() -> None:
+    """Not even what is idle: else who opens connections by the hundred has it before its call
+    begins. Who has less takes what is idle, his own last.
+    """
+    house = House(8, calls=20, secured=False)
+    for number in range(6):
+        house.callers.begin(house.stay(f"many-{number}", host="10.0.0.1"))
+    few = [house.stay(f"few-{number}", host="10.0.0.2") for number in range(2)]
+    assert house.enter("more", host="10.0.0.1") is None
+    house.callers.begin(house.stay("new", host="10.0.0.3"))
+    assert house.closed == ["many-5"]
+    assert house.enter("own", host="10.0.0.2") is not None and house.closed[1:] == ["few-0"]
+    house.callers.begin(few[1])
+    house.stay("idle", host="10.0.0.4")
+    house.stay("second", host="10.0.0.4")
+    assert house.closed[2:] == ["many-4", "many-3"]
+
+
+def test_of_few_places_each_address_may_have_one() -> None:
+    house = House(2, secured=False)
+    for name in "ab":
+        house.callers.begin(house.stay(name, host="10.0.0.1"))
+    house.callers.begin(house.stay("c", host="10.0.0.2"))
+    assert house.closed == ["b"]
+    assert house.enter("d", host="10.0.0.3") is None
+
+
+def test_idle_connections_of_many_addresses_leave_the_oldest_first() -> None:
+    house = House(4, secured=False)
+    for number in range(6):
+        house.stay(f"c-{number}", host=f"10.0.0.{number}")
+    assert house.closed == ["c-0", "c-1"]
+
+
+def test_where_somebody_logs_in_addresses_have_no_share() -> None:
+    """Who has logged in and calls keeps his place."""
+    house = House(4, calls=4)
+    for number in range(4):
+        house.callers.logged_in(
+            begun(house, house.stay(f"a-{number}", "User:ada", "10.0.0.1")), ADA
+        )
+    assert house.enter("b", host="10.0.0.2") is None
+    other = House(9, calls=4)
+    for _ in range(4):
+        other.callers.logged_in(begun(other, other.stay("a", "User:ada", "10.0.0.1")), ADA)
+    assert other.callers.begin(other.stay("b", host="10.0.0.2")) is None
+    assert not house.closed and not other.closed
 
 
 def test_a_connection_that_is_closed_gives_its_place_back_once() -> None:
@@ -196,6 +265,34 @@ async def return_from(house: House, call: Call) -> None:
     house.callers.serve(call)
     await call.run(asyncio.sleep(0))
     house.callers.served(call)
+
+
+@run
+async def test_where_nobody_logs_in_each_address_has_its_share_of_calls() -> None:
+    """Also where they come by one connection, and do not end."""
+    house = House(9, calls=8, secured=False)
+    most, many, few = (house.stay("c", host=f"10.0.0.{number}") for number in (1, 2, 3))
+    served: list[tuple[Call, asyncio.Future[None]]] = []
+
+    def serve(caller: Caller) -> bool:
+        call = house.callers.begin(caller)
+        if call is not None:
+            house.callers.serve(call)
+            served.append((call, asyncio.ensure_future(call.run(endless()))))
+        return call is not None
+
+    assert all(serve(most) for _ in range(5)) and all(serve(many) for _ in range(3))
+    await turn()
+    assert serve(few) and serve(few)
+    assert not serve(few) and not serve(most)
+    await turn()
+    ended = [number for number, (_, work) in enumerate(served) if work.done()]
+    assert ended == [3, 4] and not house.closed
+    for number in ended:
+        with pytest.raises(Evicted):
+            served[number][1].result()
+    for _, work in served:
+        work.cancel()
 
 
 @pytest.mark.parametrize("secured", [False, True])
@@ -314,6 +411,21 @@ async def test_of_logins_that_are_checked_the_newest_give_way_beyond_half_of_the
         house.callers.check(await working_call(house, working))
     await turn()
     assert [task.done() for task in working] == 3 * [False] + 5 * [True] + [False]
+    for task in working:
+        task.cancel()
+    await asyncio.gather(*working, return_exceptions=True)
+
+
+@run
+async def test_where_another_call_gives_way_no_login_that_is_checked_does() -> None:
+    """Also where these hold more than half of the places."""
+    house = House(9, calls=4)
+    working: list[asyncio.Future[None]] = []
+    for _ in range(3):
+        house.callers.check(await working_call(house, working))
+    for _ in range(2):
+        await working_call(house, working)
+    assert [task.done() for task in working] == [False, False, False, True, False]
     for task in working:
         task.cancel()
     await asyncio.gather(*working, return_exceptions=True)

@@ -52,8 +52,8 @@ class Stranger:
         self._writer = writer
 
     @classmethod
-    async def connect(cls, port: int, calls: bytes = b"") -> Stranger:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async def connect(cls, port: int, calls: bytes = b"", host: str = "127.0.0.1") -> Stranger:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(host, 0))
         stranger = cls(reader, writer)
         stranger._writer.write(seeds.PREFACE + seeds.h2_frame(seeds.SETTINGS, 0, 0) + calls)
         acknowledged = reader.readuntil(b"\0\0\0\x04\x01")  # those settings
@@ -154,21 +154,38 @@ def test_a_call_whose_request_never_comes_ends(
     lone.run(go())
 
 
+def watching(calls: int) -> bytes:
+    """So many calls that do not end."""
+    return b"".join(
+        announced(WATCH, stream) + seeds.h2_frame(seeds.DATA, seeds.END_STREAM, stream, bytes(5))
+        for stream in range(1, 2 * calls, 2)
+    )
+
+
 def test_watchers_without_a_login_give_way(start: Any) -> None:
     lone = start(**SECURED)
 
     async def go() -> None:
-        request = seeds.h2_frame(seeds.DATA, seeds.END_STREAM, 1, bytes(5))
-        watching = announced(WATCH) + request
-        strangers = [await Stranger.connect(lone.port, watching) for _ in range(PLACES - 1)]
-        calls = b"".join(
-            announced(WATCH, 2 * number + 1)
-            + seeds.h2_frame(seeds.DATA, seeds.END_STREAM, 2 * number + 1, bytes(5))
-            for number in range(PLACES)
-        )
-        strangers.append(await Stranger.connect(lone.port, calls))
+        strangers = [await Stranger.connect(lone.port, watching(1)) for _ in range(PLACES - 1)]
+        strangers.append(await Stranger.connect(lone.port, watching(PLACES)))
         assert (await call(lone.port, "Produce", PRODUCE, ADMIN)).offset == 0
         for stranger in strangers:
+            stranger.close()
+
+    lone.run(go())
+
+
+def test_watchers_of_one_address_leave_room_for_others_where_nobody_logs_in(start: Any) -> None:
+    places, far = 8, "127.0.0.2"
+    lone = start(kept_grpc_max_connections=str(places), kept_grpc_max_requests=str(places))
+
+    async def go() -> None:
+        one = [await Stranger.connect(lone.port, watching(1), far) for _ in range(places - 1)]
+        one.append(await Stranger.connect(lone.port, watching(places), far))
+        async with calling(lone.port, "Consume", CONSUME) as stream:
+            assert (await call(lone.port, "Produce", PRODUCE)).offset == 0
+            assert (await stream.read()).payload == b"v"
+        for stranger in one:
             stranger.close()
 
     lone.run(go())

@@ -74,6 +74,13 @@ def handshake(
     server: ssl.SSLContext, client: ssl.SSLContext, host: str = "node-0"
 ) -> ssl.SSLObject:
     """The server's side after a handshake; raises SSLError of whichever side refuses."""
+    return shake_hands(server, client, host)[0]
+
+
+def shake_hands(
+    server: ssl.SSLContext, client: ssl.SSLContext, host: str = "node-0"
+) -> tuple[ssl.SSLObject, ssl.SSLObject]:
+    """The server's side and the client's."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     accepting = server.wrap_bio(to_server, to_client, server_side=True)
     connecting = client.wrap_bio(to_client, to_server, server_hostname=host)
@@ -88,7 +95,7 @@ def handshake(
         if not open_:
             break
     assert not open_
-    return accepting
+    return accepting, connecting
 
 
 def test_both_sides_agree_on_the_newest_version_and_authenticated_encryption(
@@ -103,6 +110,37 @@ def test_both_sides_agree_on_the_newest_version_and_authenticated_encryption(
     name, _, _ = side.cipher() or ("", "", 0)
     assert name.startswith("ECDHE-") and ("GCM" in name or "CHACHA20" in name)
     assert side.getpeercert(binary_form=True)
+
+
+def test_a_version_that_is_not_enabled_is_not_spoken(stores: dict[str, str]) -> None:
+    """By neither side, though OpenSSL could."""
+    newest, older = {"ssl_enabled_protocols": "TLSv1.3"}, {"ssl_protocol": "TLSv1.2"}
+    for of_server, of_client in ((newest, older), (older, newest)):
+        server = server_context(config(stores, "server", **of_server))
+        with pytest.raises(ssl.SSLError, match="PROTOCOL"):
+            handshake(server, client_context(config(stores, "", "ca", **of_client)))
+
+
+def test_nothing_is_spoken_without_forward_secrecy_unless_it_is_named(
+    stores: dict[str, str],
+) -> None:
+    suites = [suite["name"] for suite in server_context(config(stores, "server")).get_ciphers()]
+    assert suites and all(name.startswith(("TLS_", "ECDHE-")) for name in suites)
+
+
+@pytest.mark.parametrize("version", ["TLSv1.2", "TLSv1.3"])
+@pytest.mark.parametrize("auth", ["none", "requested", "required"])
+def test_who_shows_a_certificate_gets_no_ticket(
+    stores: dict[str, str], auth: str, version: str
+) -> None:
+    """A session that is resumed by one would skip the check of a certificate that has expired."""
+    server = server_context(config(stores, "server", "ca"), auth)
+    client = client_context(config(stores, "ada", "ca", ssl_enabled_protocols=version))
+    accepting, connecting = shake_hands(server, client)
+    accepting.write(b"x")  # TLS 1.3: tickets come before the first record
+    assert connecting.read(1) == b"x"
+    assert connecting.session is not None
+    assert connecting.session.has_ticket is (auth == "none")
 
 
 def test_a_key_may_be_encrypted_and_stores_may_be_text(stores: dict[str, str]) -> None:
@@ -137,6 +175,13 @@ def test_who_is_not_believed(
     server = server_context(config(stores, "server", "ca"), auth)
     with pytest.raises(ssl.SSLError, match=wrong):
         handshake(server, client_context(config(stores, **client)), host)
+
+
+def test_a_common_name_is_no_name_of_a_host(authority: Authority, stores: dict[str, str]) -> None:
+    """Who may have a certificate for a name of his own choice is not the host of that name."""
+    keys = tls_config({"ssl.keystore.location": authority.issue("node-7")})
+    with pytest.raises(ssl.SSLError, match="Hostname mismatch"):
+        handshake(server_context(keys), client_context(config(stores, "", "ca")), "node-7")
 
 
 def test_a_host_need_not_be_named_where_that_is_said(stores: dict[str, str]) -> None:

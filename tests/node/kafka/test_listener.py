@@ -17,8 +17,10 @@ from kept.node.kafka.handshake_timeout import HandshakeTimeouts
 from kept.node.kafka.listener import PROBE_CONNECTIONS, HandedOver, Listener, may_change_voters
 from kept.node.parts import NodeParts
 from kept.node.runtime.connection_quota import ConnectionQuota
+from kept.node.security.sasl_authenticator import AccessTokenChecked
 from kept.node.security.session import ALLOW_ALL, Session
 from kept.storage.errors import ConfigurationError
+from tests.support.loops import run, turns
 from tests.support.parts import Given
 
 HERE, OTHER, THIRD = "10.0.0.1", "10.0.0.2", "10.0.0.3"
@@ -446,6 +448,55 @@ def test_the_only_address_is_not_left_out(family, bind, outcome, monkeypatch) ->
     monkeypatch.setattr(listener.socket, "socket", Sockets(family=family, bind=bind))
     with pytest.raises(ConfigurationError, match=outcome):
         Site("PLAINTEXT://[::1]:0").listener().bind()
+
+
+# Logins outside of SASL.
+
+
+@pytest.mark.parametrize(
+    ("authorization", "way", "user"),
+    [
+        ("Basic YWRhOnB3", "Basic", "ada"),
+        ("Basic YWRhOg==", "Basic", "ada"),
+        ("Bearer a.b.c", "Bearer", ""),
+        ("Bearer ", "Bearer", ""),
+        ("Digest ada", "Basic", ""),
+    ],
+    ids=["another password", "no password", "another token", "no token", "no such way"],
+)
+@run
+async def test_a_refused_login_is_told_of_before_its_answer_waits(
+    authorization: str, way: str, user: str
+) -> None:
+    """So that its call gives way to others while it waits."""
+    told: list[tuple[str, ...]] = []
+
+    async def check_token(_listener: str, _token: str) -> AccessTokenChecked:
+        return AccessTokenChecked(why="no signature")
+
+    async def password_matches(*_: str, plain: bool) -> bool:
+        assert not plain
+        return False
+
+    def refused(listener: str, host: str, way: str, user: str, _why: str) -> float:
+        told.append((listener, host, way, user))
+        return 3600.0
+
+    found = Site().listener()
+    found.context.authorizer = ALLOW_ALL
+    found.context.logins = Given(
+        settings=lambda _: Given(http_schemes=("Basic", "Bearer")),
+        check_token=check_token,
+        password_matches=password_matches,
+        refused=refused,
+    )
+    transport = Given(get_extra_info=lambda _: (HERE, 1))
+    login = asyncio.ensure_future(
+        found.authenticate(transport, authorization.encode(), lambda: told.append(("call",)))
+    )
+    await turns()
+    assert told == [("call",), ("PLAINTEXT", HERE, way, user)] and not login.done()
+    login.cancel()
 
 
 # Who may change the voters.

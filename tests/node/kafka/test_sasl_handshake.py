@@ -177,6 +177,34 @@ def test_one_text_for_whoever_is_refused(secure, mechanism, client, capfd) -> No
     assert "wrong" not in told
 
 
+def test_a_user_of_the_file_has_no_other_password(secure) -> None:
+    """Not that of his SCRAM credential, which others log in by here."""
+    lone = secure(
+        kept_sasl_plain_users="scram",
+        plain_sasl_jaas_config=f'{PLAIN_MODULE} required user_ada="ink";',
+    )
+
+    async def go() -> None:
+        for user, password, code in (
+            ("ada", "ink", "none"),
+            ("sue", "pencil", "none"),
+            ("ada", "pencil", "sasl_authentication_failed"),
+        ):
+            async with Peer(lone) as peer:
+                response = await peer.login(PlainClient(user, password), "PLAIN")
+                assert response.error_code.name == code, user
+
+    lone.run(go())
+    for user, password, status in (
+        ("ada", "ink", 200),
+        ("sue", "pencil", 200),
+        ("ada", "pencil", 401),
+    ):
+        login = f"Authorization: {basic(user, password)}"
+        answer = lone.http(f"GET /metrics HTTP/1.1\r\nHost: localhost\r\n{login}\r\n\r\n")
+        assert answer[0] == status, user
+
+
 def test_a_mechanism_that_is_not_enabled_is_told_which_are(secure) -> None:
     lone = secure(sasl_enabled_mechanisms="SCRAM-SHA-512")
 

@@ -26,6 +26,7 @@ from kept.cluster.security.acls import (
 from kept.node.config.checks import STANDARD_AUTHORIZER
 from kept.node.config.node_config import NodeConfig
 from kept.node.kafka.listener import HandedOver
+from kept.node.kafka.tls_handshake import TlsHandshake
 from kept.node.parts import NodeParts
 from kept.node.security.session import Session
 from tests.support.certificates import Authority
@@ -33,6 +34,7 @@ from tests.support.loops import until
 from tests.support.parts import Given
 
 API_VERSIONS = 18
+KEY_END = "-----END PRIVATE KEY-----\n"
 
 
 def trusting(authority: Authority, alpn: str = "") -> ssl.SSLContext:
@@ -118,12 +120,39 @@ def parts(tmp_path: Path) -> Iterator[NodeParts]:
 
 
 class Transport:
-    """Of a connection between nodes."""
+    """Of a connection between nodes; ``certificate`` is what its other side has shown."""
 
     aborted = False
 
+    def __init__(self, certificate: bytes | None = None) -> None:
+        self._known = {
+            "peername": ("10.0.0.1", 1),
+            "ssl_object": Given(getpeercert=lambda binary_form: certificate),
+        }
+
+    def get_extra_info(self, name: str) -> Any:
+        return self._known[name]
+
     def abort(self) -> None:
         self.aborted = True
+
+
+@pytest.mark.parametrize(("name", "is_served"), [("node", True), ("ada", False), ("", False)])
+def test_whose_certificate_is_no_node_s_is_closed_unserved(
+    parts: NodeParts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_served: bool
+) -> None:
+    """Also where the same authority has signed it."""
+    listener = parts.node_listener
+    assert listener is not None and listener.acceptor is not None
+    served: list[str] = []
+    monkeypatch.setattr(listener, "open", lambda _, session: served.append(session.principal))
+    certificate = None
+    if name:
+        _, _, pem = Path(Authority(tmp_path).issue(name)).read_text().partition(KEY_END)
+        certificate = ssl.PEM_cert_to_DER_cert(pem)
+    transport = Transport(certificate)
+    TlsHandshake(listener.acceptor, Given(), "10.0.0.1:1").connection_made(transport)
+    assert (served, transport.aborted) == ((["User:CN=node"], False) if is_served else ([], True))
 
 
 def test_a_node_that_may_be_one_no_more_is_cut_off(

@@ -131,6 +131,11 @@ def test_tls_is_checked_for_each_listener_as_a_start_would(tmp_path):
     assert [asked.tls_client_auth(one) for one in asked.listeners] == ["required", "none"]
     asked = NodeConfig(given | {own + "ssl.client.auth": "required"})
     assert [asked.tls_client_auth(one) for one in asked.listeners] == ["none", "required"]
+    # Nor does any setting let a node come without one.
+    for auth in ("none", "requested"):
+        never = {"ssl.client.auth": auth, "listener.name.node.ssl.client.auth": auth}
+        asked = NodeConfig(given | never)
+        assert asked.node_listener and asked.tls_client_auth(asked.node_listener) == "required"
 
 
 def test_keys_of_tokens_are_checked_for_each_listener(tmp_path):

@@ -167,6 +167,14 @@ def test_decisions(bindings, asked, expected) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["superman", "Superman", "superman2", "super", ""])
+def test_super_users_are_named_letter_by_letter(name) -> None:
+    decides, is_one = authorizer(["DENY User:* ALL TOPIC foo"]), name == "superman"
+    who = session(f"User:{name}")
+    assert decides.allows(who, OP.READ, TOPIC, "foo") is is_one
+    assert decides.allows_any(who, OP.READ, TOPIC) is is_one
+
+
 def test_hosts_are_addresses() -> None:
     """Kafka compares text: there a binding for ``::1`` never fits."""
     decides = authorizer(["DENY User:bob READ TOPIC foo ::1", "ALLOW User:* READ TOPIC foo"])
@@ -229,6 +237,15 @@ def test_nodes_of_the_cluster_may_do_everything() -> None:
     assert decides.rule(node, *question) == Ruling(allowed=True, rule=Rule.NODE)
     assert decides.allows_any(node, OP.WRITE, TOPIC)
     assert not decides.allows(session("User:ANONYMOUS"), *question)
+
+
+def test_a_session_that_was_given_no_authorizer_may_do_nothing() -> None:
+    """A bug of ours must not open a door."""
+    who = Session("User:bob", "127.0.0.1")
+    assert not who.is_unrestricted
+    assert not who.may(OP.READ, TOPIC, "foo") and not who.may_any(OP.READ, TOPIC)
+    assert who.operations(TOPIC, "foo") == 0
+    assert "foo" not in who.writable and "foo" not in who.readable
 
 
 def test_the_auditor_is_told() -> None:

@@ -10,10 +10,15 @@ import pytest
 from kept.cluster.security.credentials import ScramCredential, ScramMechanism
 from kept.node.security import password_checks
 from kept.node.security.failed_logins import MAX_ADDRESSES, MAX_DELAY_MS, REMEMBER_MS, FailedLogins
-from kept.node.security.password_checks import MAX_WAITING, MAX_WAITING_PER_HOST, PasswordChecks
+from kept.node.security.password_checks import (
+    MAX_WAITING,
+    MAX_WAITING_PER_HOST,
+    REMEMBER_S,
+    PasswordChecks,
+)
 from kept.node.security.stored_credentials import StoredCredentials
 from tests.support.credentials import credential
-from tests.support.loops import run, until
+from tests.support.loops import run, turns, until
 
 SHA_512 = ScramMechanism.SCRAM_SHA_512
 Users = dict[tuple[str, ScramMechanism], ScramCredential]
@@ -60,6 +65,40 @@ async def test_a_password_that_was_right_is_remembered_until_it_changes() -> Non
             await checks.matches("h", "ada", "right")
     finally:
         checks.close()
+
+
+async def _remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, now = Held(monkeypatch), 0.0
+    monkeypatch.setattr(held.loop, "time", lambda: now)
+    for began in (0.0, REMEMBER_S):
+        now = began
+        first = held.start("h", "right")
+        await turns()
+        assert [password for password, _ in held.begun] == ["right"]
+        await held.end("right", right=True)
+        assert await first
+        now = began + REMEMBER_S - 0.001
+        assert await held.start("h", "right") and not held.begun
+
+
+def test_a_password_that_was_right_is_remembered_for_so_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A right one that was looked up does not count for longer."""
+    run(_remembered)(monkeypatch)
+
+
+async def _unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held(monkeypatch)
+    for _ in range(2):
+        login = held.loop.create_task(held.checks.matches("h", "nobody", "fits"))
+        await held.end("fits", right=True)
+        assert not await login
+
+
+def test_no_password_is_that_of_a_user_who_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even one that fits what is compared with it so that it takes as long."""
+    run(_unknown)(monkeypatch)
 
 
 async def _turns(monkeypatch: pytest.MonkeyPatch) -> None:

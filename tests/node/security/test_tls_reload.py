@@ -13,7 +13,7 @@ import pytest
 
 from kept.client.security.tls import client_context, tls_config
 from kept.node.config.node_config import NodeConfig
-from kept.node.security.listener_tls import ListenerTls
+from kept.node.security.listener_tls import ListenerTls, UnknownPeer
 from kept.node.security.tls_reload import DAY_S, Rotation, TlsReload
 from kept.storage.errors import ConfigurationError
 from tests.support.certificates import DAY, Authority
@@ -190,6 +190,20 @@ def test_a_bug_of_ours_ends_the_reading_of_no_certificate(capsys: pytest.Capture
         assert "listener=broken" in capsys.readouterr().err
 
     asyncio.run(scene())
+
+
+def test_a_certificate_that_has_expired_since_says_of_nobody_who_he_is(tmp_path: Path) -> None:
+    """A session of TLS 1.2 that is resumed shows the one that was valid when it was begun."""
+    bench = Bench(tmp_path)
+
+    def who(**validity: Any) -> str:
+        _, _, certificate = bench.issue("ada", **validity).partition(KEY_END)
+        der = ssl.PEM_cert_to_DER_cert(certificate)
+        return bench.tls.principal(Given(getpeercert=lambda binary_form: der))
+
+    assert who(not_after=DAY) == "User:CN=ada"
+    with pytest.raises(UnknownPeer, match="expired"):
+        who(not_before=-2 * DAY, not_after=-DAY)
 
 
 def test_another_authority_together_with_the_key(tmp_path: Path) -> None:

@@ -382,6 +382,12 @@ def test_nobody_renegotiates_and_no_tickets_are_given(site: Site) -> None:
     )
     assert "no renegotiation" in renegotiating.stdout + renegotiating.stderr
     asking = subprocess.run(
-        [*command, "-tls1_3"], input="", capture_output=True, text=True, check=False, timeout=30
+        [*command, "-tls1_3", "-ign_eof"],
+        input="GET /healthz HTTP/1.1\nHost: localhost\nConnection: close\n\n",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
     )
+    assert "ok\n" in asking.stdout, "it has read what comes behind tickets"
     assert "New Session Ticket" not in asking.stdout

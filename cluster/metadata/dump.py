@@ -1,6 +1,6 @@
 """The metadata files as text, for ``kept log dump``: what is in them, and where they are damaged.
 
-Nothing is changed: a torn tail is shown, not cut.
+Nothing is changed: a torn tail is shown, not cut. What a start refuses as damage is damage here.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from kept.cluster.metadata.records import decode_batch
 from kept.cluster.metadata.snapshot import decode_snapshot, is_snapshot_name
 from kept.cluster.metadata.wal import (
     HARD_STATE_NAME,
-    HEADER_BYTES,
     IDENTITY_NAME,
     WAL_NAME,
-    frame_end,
+    WriteAheadLog,
     read_frames,
     read_hard_state,
     read_header,
@@ -61,19 +60,19 @@ def dump_metadata(path: str, disk: Disk | None = None) -> Iterator[str]:
         yield f"snapshot up to entry {image.index} of term {term}"
         yield from (f"  {record}" for record in image.records())
     else:
-        yield from _dump_log(path, disk.read(path))
+        yield from _dump_log(path, disk)
 
 
-def _dump_log(path: str, data: bytes) -> Iterator[str]:
+def _dump_log(path: str, disk: Disk) -> Iterator[str]:
+    data = disk.read(path)
     base_index, base_term = read_header(path, data)
     yield f"log after entry {base_index} of term {base_term}, {len(data)} bytes"
-    end = HEADER_BYTES
     for position, entry in read_frames(data, base_index):
-        end = frame_end(position, entry)
         yield f"at {position}: entry {entry.index}, term {entry.term}, {len(entry.data)} bytes"
         try:
             yield from (f"  {record}" for record in decode_batch(entry.data))
         except (CorruptMessage, UnsupportedVersion) as error:
             yield f"  not readable: {error}"
+    end = WriteAheadLog.inspect(path, disk).size_bytes
     if end < len(data):
         yield f"at {end}: {len(data) - end} bytes are no whole entry (a torn tail is cut at start)"

@@ -194,7 +194,7 @@ class WriteAheadLog:
         self._terms = array("q")
         self.size_bytes = HEADER_BYTES
         self.cut: str | None = None
-        """What was cut off as a torn end when this was opened; None: nothing."""
+        """What was cut off as a torn end when this was opened, or would be; None: nothing."""
         self._durable = HEADER_BYTES
         self._broken: str | None = None
 
@@ -219,6 +219,17 @@ class WriteAheadLog:
         disk.fsync_dir(directory)
         return log
 
+    @classmethod
+    def inspect(cls, path: str, disk: Disk, *, applied_index: int = 0) -> WriteAheadLog:
+        """A log as :meth:`open` would find it, to be looked at only: nothing is cut.
+
+        Raises as :meth:`open`, and FileNotFoundError.
+        """
+        data = disk.read(path)
+        log = cls(disk, path, disk.open_read(path), read_header(path, data))
+        log._read(data, applied_index)
+        return log
+
     @property
     def last_index(self) -> int:
         """Index of the last entry; ``base_index`` when there is none."""
@@ -230,6 +241,14 @@ class WriteAheadLog:
         return self._terms[-1] if self._terms else self.base_term
 
     def _load(self, data: bytes, applied_index: int) -> None:
+        self._read(data, applied_index)
+        if self.cut is not None:
+            self._disk.truncate(self._file, self.size_bytes)
+        self._disk.fsync(self._file)  # a killed process may have left more than it had synced
+        self._durable = self.size_bytes
+
+    def _read(self, data: bytes, applied_index: int) -> None:
+        """Note the entries, and what is to be cut. Raises DamagedData."""
         for position, entry in read_frames(data, self.base_index):
             self._note(position, entry.term)
             self.size_bytes = frame_end(position, entry)
@@ -240,9 +259,6 @@ class WriteAheadLog:
             self._refuse_loss(rest, applied_index)
         if rest:
             self.cut = _described(rest, self.size_bytes, self.last_index)
-            self._disk.truncate(self._file, self.size_bytes)
-        self._disk.fsync(self._file)  # a killed process may have left more than it had synced
-        self._durable = self.size_bytes
 
     def _note(self, position: int, term: int) -> None:
         if term < self.last_term:

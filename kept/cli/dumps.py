@@ -31,6 +31,11 @@ _APPLIED: Final = "manifest-applied"
 _REMOVALS: Final = re.compile(r"removals(?:-\d+){2,3}")
 
 
+def is_of_compaction(name: str) -> bool:
+    """Whether a file in a partition's directory says what compaction did there."""
+    return bool(_MANIFEST.fullmatch(name) or _REMOVALS.fullmatch(name) or name == _APPLIED)
+
+
 def dump(path: str) -> Iterator[Entry]:
     """What is in a file of a data directory; damage is an entry that says where.
 

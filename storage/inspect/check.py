@@ -314,17 +314,28 @@ def _read(path: str, reading: Callable[[], object]) -> list[Finding]:
     return []
 
 
-def check_directory(path: str, disk: Disk | None = None) -> list[Finding]:
+More = Callable[[str, Disk], list[Finding]]
+"""Checks what else is in a partition's directory."""
+
+
+def _nothing_more(_path: str, _disk: Disk) -> list[Finding]:
+    return []
+
+
+def check_directory(
+    path: str, disk: Disk | None = None, *, more: More = _nothing_more
+) -> list[Finding]:
     """Check one partition's directory, or a whole one, an entry of ``log.dirs``. What
-    ``kept serve --data-dir`` names has that entry in it. Raises FileNotFoundError, MachineError.
+    ``kept serve --data-dir`` names has that entry in it. ``more`` is asked about each partition
+    besides. Raises FileNotFoundError, MachineError.
     """
     disk = disk or Disk({})
     path = path.rstrip("/") or "/"
     names = disk.listdir(path)
     if any(layout.parse_segment_file(name) for name in names):
-        return check_partition(path, disk)
+        return check_partition(path, disk) + more(path, disk)
     if LOG_DIRECTORY in names and not any(map(layout.parse_directory_name, names)):
-        return check_directory(f"{path}/{LOG_DIRECTORY}", disk)
+        return check_directory(f"{path}/{LOG_DIRECTORY}", disk, more=more)
     findings: list[Finding] = []
     for kind in (
         layout.RECOVERY_POINTS, layout.HIGH_WATERMARKS, layout.LOG_STARTS, layout.CLEANER_OFFSETS
@@ -346,9 +357,9 @@ def check_directory(path: str, disk: Disk | None = None) -> list[Finding]:
                 "kept until you remove it"
             )
             findings.append(Finding(inner, -1, -1, why, False))
-            findings += check_partition(inner, disk)
+            findings += check_partition(inner, disk) + more(inner, disk)
         elif not parsed.state:
-            findings += check_partition(inner, disk)
+            findings += check_partition(inner, disk) + more(inner, disk)
     if not any(map(layout.parse_directory_name, names)):
         findings.append(Finding(path, -1, -1, "holds no log: nothing was checked", False))
     return findings

@@ -96,6 +96,49 @@ def test_damage_is_where_it_is_and_fails(offline, segment):
     assert "DAMAGED" in offline("log", "dump", segment, status=1).lines[-1]
 
 
+def test_what_is_damaged_of_metadata_and_of_compaction_is_found(offline, kept_cluster):
+    cluster = kept_cluster()
+    topic = cluster.create_topic(config={"cleanup.policy": "compact"})
+    with cluster.client() as client:
+        from kept.client.client import OutRecord
+
+        for n in range(3):
+            client.produce(topic, [OutRecord(b"k", b"%d" % n)])
+    offline("compact", "now", topic, "--wait", "--bootstrap", cluster.bootstrap)
+    cluster.stop()
+    data = Path(cluster.data_dir())
+    whole = offline("log", "check", data)
+    assert whole.lines == [f"{data}: nothing damaged"]
+    partition = data / "log" / f"{topic}-0"
+    (manifest,) = partition.glob("manifest-*[0-9]")
+    (removals,) = partition.glob("removals-*[0-9]")
+    for path, looked_at in (
+        (data / "meta" / "metadata.wal", (data, data / "meta")),
+        (data / "meta" / "hard-state", (data, data / "meta")),
+        (partition / "manifest-applied", (data, data / "log", partition)),
+        (manifest, (data, data / "log", partition)),
+        (removals, (data, data / "log", partition)),
+    ):
+        before = path.read_bytes()
+        damaged = bytearray(before)
+        damaged[len(damaged) // 3] ^= 1
+        path.write_bytes(damaged)
+        for directory in looked_at:
+            ran = offline("log", "check", directory, "--json", status=1)
+            assert [one["path"] for one in ran.json if one["damaged"]] == [str(path)], directory
+        path.write_bytes(before)
+    manifest.unlink()
+    assert "it is missing" in offline("log", "check", partition, status=1).out
+    (partition / "manifest-applied").unlink()
+    (partition / "held-manifest").write_bytes(b"")
+    assert "given up" in offline("log", "check", partition).out, "a start said that, and goes on"
+    for file in (data / "meta").iterdir():
+        file.unlink()
+    assert (
+        "metadata.wal is not there: no metadata were checked" in offline("log", "check", data).out
+    )
+
+
 def test_files_of_metadata_and_of_compaction(offline, kept_cluster):
     cluster = kept_cluster()
     topic = cluster.create_topic(config={"cleanup.policy": "compact"})

@@ -6,14 +6,15 @@ import os
 
 import click
 
+from kept.cli.checks import check as check_files
 from kept.cli.dumps import as_object
 from kept.cli.dumps import dump as entries
 from kept.cli.output import counted, json_line, show_json, write
 from kept.cli.shell import Failure, Group, examples, for_each, json_option
-from kept.storage.inspect.check import Finding, check_directory
+from kept.storage.inspect.check import Finding
 
 
-@click.group(cls=Group, epilog=examples("kept log check data/log"))
+@click.group(cls=Group, epilog=examples("kept log check data"))
 def log() -> None:
     """Inspect files of a data directory, offline."""
 
@@ -58,7 +59,7 @@ def dump(*, files: tuple[str, ...], as_json: bool) -> int:
 
 @log.command(
     epilog=examples(
-        "kept log check data/log", "kept log check data/log/users-0 --json", "kept log check /disk*"
+        "kept log check data", "kept log check data/log/users-0 --json", "kept log check /disk*"
     )
 )
 @click.argument("directories", metavar="DIRECTORY …", nargs=-1, required=True, type=click.Path())
@@ -66,13 +67,15 @@ def dump(*, files: tuple[str, ...], as_json: bool) -> int:
 def check(*, directories: tuple[str, ...], as_json: bool) -> int:
     """Check every file under DIRECTORY: a data directory, or one partition's.
 
-    Damage makes the command fail. What a crash leaves, and the next start repairs, is a note.
+    A data directory is what --data-dir names, with its logs and its metadata, or one entry of
+    log.dirs, or metadata.log.dir. Damage makes the command fail. What a crash leaves, and the next
+    start repairs, is a note.
     """
     all_findings: list[Finding] = []
 
     def check_one(directory: str) -> str | None:
         try:
-            findings = list(check_directory(directory))
+            findings = check_files(directory)
         except (FileNotFoundError, NotADirectoryError):
             raise Failure(f"{directory}: no such directory") from None
         all_findings.extend(findings)

@@ -64,6 +64,19 @@ def test_a_torn_tail_is_shown_and_left(directory, tmp_path) -> None:
     assert path.read_bytes() == whole[:-3]
 
 
+def test_damage_below_the_end_is_no_torn_tail(tmp_path) -> None:
+    """A start refuses it, and cuts nothing."""
+    path = tmp_path / "metadata.wal"
+    log = WriteAheadLog.open(str(tmp_path), Disk())
+    for index in (1, 2):
+        log.append([Entry(1, index, encode_batch([ConfigRecord(4, "", "k", "v")]))])
+    data = bytearray(path.read_bytes())
+    data[60] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DamagedData, match="entry 1 is not whole, but entry 2 behind it is"):
+        list(dump_metadata(str(path)))
+
+
 def test_an_empty_log(tmp_path) -> None:
     WriteAheadLog.open(str(tmp_path), Disk())
     assert list(dump_metadata(str(tmp_path / "metadata.wal"))) == [

@@ -9,9 +9,11 @@ batch follows.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from kept.storage import checkpoints, layout
@@ -193,10 +195,13 @@ def check_time_index(disk: Disk, path: str, segment: _Segment, is_last: bool) ->
     data = disk.read(path)
     timestamps, offsets = time_index.decode_entries(data)
     findings = _preallocated(path, data, len(offsets) * time_index.ENTRY_BYTES, is_last)
+    lasts = [last for last, _ in segment.timestamps]
+    reached = list(accumulate((timestamp for _, timestamp in segment.timestamps), max))
     previous = -1
     for i, (timestamp, relative) in enumerate(zip(timestamps, offsets, strict=True)):
         at, offset = i * time_index.ENTRY_BYTES, segment.base_offset + relative
-        largest = max((t for last, t in segment.timestamps if last <= offset), default=-1)
+        behind = bisect_right(lasts, offset)
+        largest = reached[behind - 1] if behind else -1
         if timestamp <= previous:
             findings.append(Finding(path, at, offset, "descends", True))
         elif timestamp > largest and segment.timestamps:

@@ -108,10 +108,10 @@ def _log(
 ) -> Iterator[Entry]:
     yield Entry("log", {"base_offset": base_offset}, f"Log starting offset: {base_offset}")
     for position, header, data in batches(disk, path):
-        yield Entry("batch", _batch_values(header, position), batch_line(header, position))
-        if not print_records or not header.record_count:
-            continue
         try:
+            yield Entry("batch", _batch_values(header, position), batch_line(header, position))
+            if not print_records or not header.record_count:
+                continue
             if header.is_control:
                 yield from _control(header, data)
             else:

@@ -12,12 +12,14 @@ from kept.node.coordinator.transactions.records import TransactionMetadata, Tran
 from kept.node.coordinator.transactions.records import TransactionState as State
 from kept.storage.producers import snapshots
 from kept.storage.producers.producer_states import ProducerStates
-from kept.storage.records import build_batch
+from kept.storage.records import build_batch, crc32c
+from kept.storage.records.header import CRC_START
 from kept.storage.segments import txn_index
 from kept.storage.types import Codec, TimestampType, TopicPartition
 from tests.tools import kafka_dist
 
 NOW = 1_700_000_000_000
+CRC_AT, ATTRIBUTES_AT = 17, 22
 
 
 def records(count: int) -> list:
@@ -94,6 +96,20 @@ def test_damage_is_where_it_is_and_fails(offline, segment):
     assert json.loads(ran.lines[-1])["kind"] == "damage"
     assert "1 place damaged" in ran.err
     assert "DAMAGED" in offline("log", "dump", segment, status=1).lines[-1]
+
+
+def test_a_codec_that_does_not_exist_is_damage_and_what_follows_is_dumped(offline, tmp_path):
+    """The CRC is right: some other program has written it."""
+    batches = [bytearray(build_batch(records(1), base_offset=n)) for n in range(3)]
+    batches[1][ATTRIBUTES_AT] = 5
+    struct.pack_into(">I", batches[1], CRC_AT, crc32c(batches[1][CRC_START:]))
+    path = tmp_path / f"{0:020d}.log"
+    path.write_bytes(b"".join(batches))
+    found = [json.loads(x) for x in offline("log", "dump", path, "--json", status=1).lines]
+    assert [one["kind"] for one in found] == ["log", "batch", "record", "damage", "batch", "record"]
+    damage = found[3]
+    assert (damage["path"], damage["position"], damage["offset"]) == (str(path), len(batches[0]), 1)
+    assert "compression type 5, which does not exist" in damage["why"]
 
 
 def test_what_is_damaged_of_metadata_and_of_compaction_is_found(offline, kept_cluster):

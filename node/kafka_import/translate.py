@@ -38,6 +38,8 @@ from kept.node.kafka_import.kafka_records import KafkaRecord
 from kept.storage.errors import CorruptMessage, InvalidConfig, InvalidRequest
 
 _RESOURCES: Final = {2: "topic", 4: "broker", 8: "broker logger", 16: "client metrics", 32: "group"}
+_WITHOUT_SECRETS: Final = frozenset({2, 16, 32})
+"""Resources none of whose settings is a password in Kafka."""
 _KNOWN_SETTINGS: Final = {
     int(ResourceType.TOPIC): TOPIC_SETTINGS,
     int(ResourceType.BROKER): BROKER_SETTINGS,
@@ -58,11 +60,14 @@ class NotTranslated:
     features: dict[str, int] = field(default_factory=dict)
 
     def described(self) -> Iterator[str]:
-        """A line for each sort of thing that is not taken over."""
+        """A line for each sort of thing that is not taken over. What is not known of a broker's
+        settings may be a password, such as of a listener's key store or JAAS: they are named only.
+        """
         if self.tokens:
             yield f"{len(self.tokens)} delegation tokens"
         for (of, name, setting), value in sorted(self.settings.items()):
-            yield f"{_RESOURCES.get(of, 'resource')} {name or '(all)'}: {setting}={value}"
+            shown = value if of in _WITHOUT_SECRETS else "[hidden]"
+            yield f"{_RESOURCES.get(of, 'resource')} {name or '(all)'}: {setting}={shown}"
 
 
 @dataclass(slots=True)

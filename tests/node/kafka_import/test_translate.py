@@ -251,6 +251,22 @@ def test_settings_that_are_not_known_are_left_and_told() -> None:
     assert list(translation.left.described()) == ["topic a: future.setting=1"]
 
 
+def test_passwords_among_settings_that_are_not_known_are_not_told() -> None:
+    """Kafka keeps what is set of a listener in its metadata log, as it was typed."""
+    translation = Translation()
+    of_listener = "listener.name.outside.scram-sha-512.sasl.jaas.config"
+    translation.add(
+        [
+            kafka_records.Config(4, "1", of_listener, 'ScramLoginModule password="hunter2";'),
+            kafka_records.Config(4, "", "listener.name.outside.ssl.key.password", "hunter2"),
+        ]
+    )
+    assert list(translation.left.described()) == [
+        "broker (all): listener.name.outside.ssl.key.password=[hidden]",
+        f"broker 1: {of_listener}=[hidden]",
+    ]
+
+
 @pytest.mark.parametrize("value", [b"\x01\x7f\x00", b"\x01\x03\x03", b"\x02\x02\x00"])
 def test_a_record_that_4_3_does_not_write_is_refused(value: bytes) -> None:
     with pytest.raises(UnsupportedVersion, match=r"Apache Kafka 4\.3 does not write"):

@@ -63,13 +63,15 @@ def adopt(
         )
     owners = {path: directories.owner(disk, path) for path in config.log_dirs}
     nobodys = [path for path, whose in owners.items() if whose is Owner.NOBODY]
-    if nobodys:
+    is_done = not {Owner.ADOPTED, Owner.KEPT}.isdisjoint(owners.values())
+    is_done = is_done and Owner.KAFKA not in owners.values()
+    if nobodys and not is_done:
         raise DirectoryRefused(
             f"--adopt: {', '.join(nobodys)}: no {layout.META_PROPERTIES} there: set log.dirs to "
             "what it was in Apache Kafka"
         )
     metadata = config.metadata_log_dir
-    if Owner.KAFKA not in owners.values():
+    if is_done:  # a directory of nobody's is a disk that was added or replaced since
         if not dry and disk.exists(f"{metadata}/{NOTE}"):
             disk.unlink(f"{metadata}/{NOTE}")
         log.info("nothing to adopt", dirs=",".join(config.log_dirs), why="kept's already")

@@ -80,6 +80,24 @@ def test_it_is_taken_over_once_and_kafkas_metadata_stay(kafka: Path) -> None:
     directory.close(clean=False)
 
 
+def test_a_disk_that_was_added_later_is_no_reason_to_refuse(kafka: Path) -> None:
+    """``--adopt`` may stay in the command: a directory of nobody's has nothing to be taken over."""
+    config = fixtures.config(kafka)
+    added = kafka.parent / "added"
+    more = fixtures.config(
+        kafka, log_dirs=f"{kafka},{added}", metadata_log_dir=config.metadata_log_dir
+    )
+    added.mkdir()
+    before = tree(kafka.parent)
+    with pytest.raises(DirectoryRefused, match=r"added: no meta\.properties there"):
+        adopt(more, Disk())  # may be one of Kafka's whose disk is not mounted
+    assert tree(kafka.parent) == before
+    adopt(config, Disk())
+    adopted = tree(kafka.parent)
+    adopt(more, Disk())
+    assert tree(kafka.parent) == adopted
+
+
 def test_a_dry_run_changes_nothing(kafka: Path) -> None:
     before = tree(kafka.parent)
     adopt(fixtures.config(kafka), Disk(), dry=True)

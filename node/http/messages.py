@@ -111,5 +111,7 @@ def status_of(error: KeptError) -> int:
 
 
 def plain_path(path: str) -> str:
-    """A path as the routes name it: without a slash at its end."""
+    """A path as the routes name it: without a slash at its end. One that is ``%2F`` there belongs
+    to a name.
+    """
     return path.rstrip("/") or "/"

@@ -23,7 +23,7 @@ from kept.node.http import (  # noqa: F401 - they fill the table
     record_routes,
 )
 from kept.node.http.console.events import EventStreams, Pulses
-from kept.node.http.messages import JSON, HttpRequest, HttpResponse, failure, plain_path
+from kept.node.http.messages import JSON, HttpRequest, HttpResponse, failure
 from kept.node.http.parameters import Parameters
 from kept.node.http.route_access import (
     DESCRIBE,
@@ -136,12 +136,12 @@ class Routes:
 
     def draws_on(self, request: HttpRequest) -> Kind:
         """The quotas that a request uses something of."""
-        served = find(plain_path(request.path)).get(_method(request))
+        served = find(request.path).get(_method(request))
         return "request" if served is None else served[0].draws_on
 
     async def respond(self, request: HttpRequest) -> HttpResponse:
         """Answer a request. Raises KeptError for what the operation refuses."""
-        path, methods = plain_path(request.path), find(plain_path(request.path))
+        path, methods = request.path, find(request.path)
         if not methods:
             return failure(404, f"there is nothing at {request.path}; GET / lists what there is")
         served = methods.get(_method(request))

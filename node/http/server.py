@@ -182,7 +182,7 @@ def _is_held(request: h11.Request) -> bool:
     """Whether it has to wait for its turn: its answer may be large, and is soon made."""
     try:
         target = urlsplit(request.target.decode("latin-1"))
-        path = plain_path(unquote(target.path, errors="strict"))
+        path = unquote(plain_path(target.path), errors="strict")
     except ValueError:
         return False
     return path in _HELD or path.startswith(_HELD_BELOW)
@@ -423,7 +423,7 @@ class HttpConnection(asyncio.Protocol):
                     max_num_fields=MAX_QUERY_FIELDS,
                 )
             )
-            path = plain_path(unquote(target.path, errors="strict"))
+            path = unquote(plain_path(target.path), errors="strict")
         except ValueError as error:
             raise InvalidRequest(f"the address is not right: {error}") from error
         parsed = HttpRequest(method, path, query, schemes=self._handed_over.listener.http_schemes)

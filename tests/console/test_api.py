@@ -14,6 +14,7 @@ import pytest
 from kept.client.client import OutRecord
 from kept.client.consume.consumer import GroupConsumer
 from kept.client.consume.positions import EARLIEST
+from kept.storage.types import TopicPartition
 from tests.console.scene import begin_transaction
 
 COMPACTED = {"cleanup.policy": "compact", "segment.bytes": "4096"}
@@ -127,6 +128,23 @@ def test_groups_and_their_lag(kept_broker):
         reader.close()
     status, said = ask(kept_broker, "groups/nobody")
     assert status >= 400 and "no group nobody" in said
+
+
+def test_a_group_whose_name_ends_in_a_slash_is_not_another_one(kept_broker):
+    topic = kept_broker.create_topic()
+    with kept_broker.client() as client:
+        client.produce(topic, [OutRecord(b"k", b"v")] * 3)
+        for name, offset in ((topic, 1), (f"{topic}/", 2)):
+            client.commit(name, {TopicPartition(topic, 0): offset})
+    for name, spelled, offset in (
+        (topic, topic, 1),
+        (topic, f"{topic}/", 1),
+        (f"{topic}/", f"{topic}%2F", 2),
+        (f"{topic}/", f"{topic}%2F/", 2),
+    ):
+        found = given(kept_broker, f"groups/{spelled}")
+        (row,) = found["partitions"]
+        assert (found["group"], row["committed_offset"]) == (name, offset), spelled
 
 
 def test_transactional_ids(kept_broker):

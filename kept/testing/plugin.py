@@ -20,6 +20,7 @@ of the session is dead, the first test that was to use it says so, and those aft
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -62,20 +63,16 @@ def kept_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[..., Clust
     from kept.testing.cluster import Cluster
 
     live = request.session.stash.setdefault(_LIVE, [])
-    started: list[Cluster] = []
+    with ExitStack() as started:  # one that does not stop leaves none of the others running
 
-    def start(nodes: int = 1, **settings: Any) -> Cluster:
-        cluster = Cluster(nodes, **settings)
-        live.append(cluster)
-        started.append(cluster)
-        return cluster.__enter__()
+        def start(nodes: int = 1, **settings: Any) -> Cluster:
+            cluster = Cluster(nodes, **settings)
+            started.callback(cluster.close)
+            started.callback(live.remove, cluster)
+            live.append(cluster)
+            return cluster.__enter__()
 
-    try:
         yield start
-    finally:
-        for cluster in started:
-            live.remove(cluster)
-            cluster.close()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -240,6 +240,48 @@ def test_the_plugin_in_a_users_project(tmp_path):
     assert "kept node 0 on localhost:" in done.stdout, "the log is part of the report"
 
 
+CLUSTERS_THAT_DO_NOT_STOP = """
+import kept.testing.cluster
+
+class Cluster:
+    closed = []
+
+    def __init__(self, nodes, name):
+        self.name = name
+
+    def __enter__(self):
+        return self
+
+    def close(self):
+        self.closed.append(self.name)
+        if self.name == "second":
+            raise RuntimeError("it did not stop")
+
+kept.testing.cluster.Cluster = Cluster
+
+def test_that_starts_three(kept_cluster):
+    for name in ("first", "second", "third"):
+        kept_cluster(name=name)
+
+def test_that_looks():
+    assert sorted(Cluster.closed) == ["first", "second", "third"]
+"""
+
+
+def test_a_cluster_that_does_not_stop_leaves_no_other_running(tmp_path):
+    (tmp_path / "test_user.py").write_text(CLUSTERS_THAT_DO_NOT_STOP)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=280,
+        check=False,
+    )
+    assert "2 passed, 1 error" in done.stdout, done.stdout + done.stderr
+    assert "it did not stop" in done.stdout
+
+
 def test_kept_testing_needs_no_pytest():
     program = "import sys, kept.testing; sys.exit('pytest' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

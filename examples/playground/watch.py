@@ -15,8 +15,8 @@ import urllib.request
 
 
 def ask(bootstrap: str, topic: str) -> dict:
-    """What the node knows of the topic."""
-    url = f"http://{bootstrap}/api/v1/topics/{topic}"
+    """What the leaders know of the topic."""
+    url = f"http://{bootstrap}/api/v1/topics/{topic}?leaders=true"
     try:
         with urllib.request.urlopen(url, timeout=30) as answer:
             return json.load(answer)
@@ -30,6 +30,10 @@ def show(topic: dict) -> None:
     if sys.stdout.isatty():
         print("\033[2J\033[H", end="")
     for p in topic["partitions"]:
+        if "high_watermark" not in p:  # it has no leader, or that is away
+            why = p.get("unanswered") or p["offline"]
+            print(f"{topic['name']}-{p['partition']}: not served now: {why}")
+            continue
         print(
             f"{topic['name']}-{p['partition']}: offsets {p['log_start_offset']} to "
             f"{p['high_watermark']}, {p['size_bytes']:,} bytes"

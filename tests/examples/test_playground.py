@@ -59,6 +59,24 @@ def test_the_playground(play):
     assert re.search(r"^3 keys from \d+ records", view, re.MULTILINE)
 
 
+def test_partitions_that_other_nodes_lead_are_watched(kept_cluster):
+    cluster = kept_cluster(nodes=2)
+    topic = cluster.create_topic(partitions=2)
+    command = [sys.executable, "-W", "error", "watch.py", "-t", topic, "--once"]
+
+    def watch(*arguments: str) -> str:
+        return subprocess.run(
+            [*command, *arguments], cwd=PLAYGROUND, capture_output=True, text=True, check=True
+        ).stdout
+
+    for node in range(2):
+        said = watch("-b", f"localhost:{cluster.port(node)}")
+        assert all(f"{topic}-{p}: offsets 0 to 0" in said for p in range(2)), said
+    cluster.kill(1)
+    said = watch("-b", f"localhost:{cluster.port(0)}")
+    assert (said.count("offsets 0 to 0"), said.count("not served now: ")) == (1, 1), said
+
+
 def test_what_is_wrong_is_said(play, tmp_path):
     wrong = tmp_path / "wrong.props"
     wrong.write_text("cleanup.policy=compost\n")

@@ -15,7 +15,7 @@ from kept.cluster.metadata.snapshot import load_snapshot
 from kept.cluster.metadata.wal import WAL_NAME, WriteAheadLog, read_hard_state, read_identity
 from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData
-from kept.storage.inspect.check import Finding
+from kept.storage.inspect.finding import Finding
 
 _T = TypeVar("_T")
 

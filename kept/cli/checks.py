@@ -7,6 +7,7 @@ be readable.
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 from kept.cli.dumps import dump, is_of_compaction
@@ -15,7 +16,8 @@ from kept.cluster.metadata.wal import WAL_NAME
 from kept.compaction.manifest import manifest_store
 from kept.storage.disk import Disk
 from kept.storage.errors import DamagedData
-from kept.storage.inspect.check import LOG_DIRECTORY, Finding, check_directory
+from kept.storage.inspect.check import LOG_DIRECTORY, check_directory
+from kept.storage.inspect.finding import Finding
 
 METADATA_DIRECTORY: Final = "meta"
 """Where a node's metadata are below its ``--data-dir``."""
@@ -27,6 +29,8 @@ def check(path: str) -> list[Finding]:
     """
     disk = Disk({})
     path = path.rstrip("/") or "/"
+    if path.rpartition("/")[2] in (".", ".."):  # a partition's name, and what is beside it, count
+        path = os.path.abspath(path)
     names = disk.listdir(path)
     if WAL_NAME in names:
         return check_metadata(path, disk)

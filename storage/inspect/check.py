@@ -4,7 +4,7 @@ Reads only; the node must not run. Works on ours and on Apache Kafka's directori
 or a whole entry of ``log.dirs``. A finding is either damage (bytes that are not what they must be)
 or a note: what an unclean stop leaves and the next start repairs. A bad end of the last segment is
 a note only where an unclean stop can have left it: there is no mark of a clean stop, and no whole
-batch follows.
+batch follows. Files that are gone are damage, too (:mod:`kept.storage.inspect.missing`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,13 @@ from typing import Final, NamedTuple
 from kept.storage import checkpoints, layout
 from kept.storage.disk import Disk, parent
 from kept.storage.errors import CorruptMessage, DamagedData, InvalidRecord
+from kept.storage.inspect.finding import Finding
+from kept.storage.inspect.missing import (
+    Checkpointed,
+    lost_segments,
+    missing_logs,
+    missing_records,
+)
 from kept.storage.producers import snapshots
 from kept.storage.records import BatchHeader, check_replica, read_marker, scan
 from kept.storage.records.header import HEADER_BYTES, LENGTH_PREFIX_BYTES, MAGIC_POSITION
@@ -31,22 +38,6 @@ INFLATE_LIMIT_BYTES: Final = 1 << 28
 """Largest batch that the check inflates."""
 SEARCH_BYTES: Final = 8 << 20
 """How far behind a bad batch whole ones are looked for."""
-
-
-class Finding(NamedTuple):
-    """Something about a file. ``position`` and ``offset`` are -1 where there is none."""
-
-    path: str
-    position: int
-    offset: int
-    why: str
-    damaged: bool
-
-    def __str__(self) -> str:
-        kind = "damaged" if self.damaged else "note"
-        where = f" at byte {self.position}" if self.position >= 0 else ""
-        offset = f" (offset {self.offset})" if self.offset >= 0 else ""
-        return f"{self.path}: {kind}{where}{offset}: {self.why}"
 
 
 class BatchAt(NamedTuple):
@@ -112,6 +103,8 @@ class _Segment(NamedTuple):
     size_bytes: int
     aborts: dict[int, tuple[int, bool]]
     """By the offset of each abort marker its producer, and whether readable data of it is here."""
+    next_offset: int
+    """After the last whole batch."""
 
 
 def check_log(  # noqa: PLR0917
@@ -163,7 +156,8 @@ def check_log(  # noqa: PLR0917
             if behind:
                 why += f" and drops {behind} whole batches behind it"
         findings.append(Finding(path, error.position, next_offset, why, not torn))
-    return _Segment(base_offset, last_offset_at, timestamps, size, aborts), findings
+    segment = _Segment(base_offset, last_offset_at, timestamps, size, aborts, next_offset)
+    return segment, findings
 
 
 def check_index(disk: Disk, path: str, segment: _Segment, is_last: bool) -> list[Finding]:
@@ -242,10 +236,14 @@ def _preallocated(path: str, data: bytes, used: int, is_last: bool) -> list[Find
     return [Finding(path, used, -1, why, not is_last)]
 
 
-def check_partition(path: str, disk: Disk | None = None) -> list[Finding]:
-    """Check one partition's directory."""
+def check_partition(
+    path: str, disk: Disk | None = None, checkpointed: Checkpointed | None = None
+) -> list[Finding]:
+    """Check one partition's directory; ``checkpointed`` are the checkpoints beside it."""
     disk = disk or Disk({})
-    clean = disk.exists(f"{parent(path)}/{layout.CLEAN_SHUTDOWN}")
+    checkpointed = checkpointed or Checkpointed(disk, parent(path))
+    known = checkpointed.known(path.rpartition("/")[2])
+    clean = known.clean
     names = disk.listdir(path)
     findings: list[Finding] = []
     files: dict[tuple[str, int], str] = {}
@@ -259,14 +257,18 @@ def check_partition(path: str, disk: Disk | None = None) -> list[Finding]:
         else:
             files[parsed.kind, parsed.base_offset] = f"{path}/{name}"
     bases = sorted(base for kind, base in files if kind == layout.LOG)
-    log_start = _log_start(disk, path)
+    ends: dict[int, int] = {}
+    damaged: set[int] = set()
     for i, base in enumerate(bases):
         is_last = i + 1 == len(bases)
         end_offset = None if is_last else bases[i + 1]
         segment, more = check_log(
-            disk, files[layout.LOG, base], base, end_offset, is_last and not clean, log_start
-        )
+            disk, files[layout.LOG, base], base, end_offset, is_last and not clean,
+            known.log_start_offset,
+        )  # fmt: skip
         findings += more
+        ends[base] = segment.next_offset
+        damaged.update([base] if more else ())
         if (layout.INDEX, base) in files:
             findings += check_index(disk, files[layout.INDEX, base], segment, is_last)
         if (layout.TIME_INDEX, base) in files:
@@ -275,9 +277,12 @@ def check_partition(path: str, disk: Disk | None = None) -> list[Finding]:
         is_open = not clean and base in bases[-2:]
         findings += [_unfinished(f) if is_open else f for f in aborted]
     snapshot_ends = sorted(end for kind, end in files if kind == layout.SNAPSHOT)
+    lost = lost_segments(disk, path, ends, known)
     for (kind, base), name in sorted(files.items()):
         if kind not in (layout.LOG, layout.SNAPSHOT) and (layout.LOG, base) not in files:
-            findings.append(Finding(name, -1, base, "there is no .log beside it", False))
+            why = "there is no .log beside it"
+            why += ": its records are lost here" * (base in lost)
+            findings.append(Finding(name, -1, base, why, base in lost))
         if kind == layout.SNAPSHOT:
             unfinished = not clean and base == snapshot_ends[-1]
             found = _read(name, partial(_snapshot, disk, name))
@@ -286,19 +291,7 @@ def check_partition(path: str, disk: Disk | None = None) -> list[Finding]:
     findings += _read(epochs, lambda: checkpoints.read_epochs(disk, epochs))
     metadata = f"{path}/{layout.PARTITION_METADATA}"
     findings += _read(metadata, lambda: checkpoints.read_partition_metadata(disk, metadata))
-    return findings
-
-
-def _log_start(disk: Disk, path: str) -> int:
-    """Where a partition's log starts, by its directory's checkpoint; 0 where that says nothing."""
-    parsed = layout.parse_directory_name(path.rpartition("/")[2])
-    if parsed is None:
-        return 0
-    try:
-        starts = checkpoints.read_offsets(disk, f"{parent(path)}/{layout.LOG_STARTS}")
-    except DamagedData:
-        return 0
-    return starts.get(parsed.topic_partition, 0)
+    return findings + missing_records(disk, path, ends, known, damaged)
 
 
 def _unfinished(finding: Finding) -> Finding:
@@ -349,6 +342,7 @@ def check_directory(
         findings += _read(name, partial(checkpoints.read_offsets, disk, name))
     meta = f"{path}/{layout.META_PROPERTIES}"
     findings += _read(meta, lambda: checkpoints.read_properties(disk, meta))
+    checkpointed = Checkpointed(disk, path)
     for name in names:
         inner = f"{path}/{name}"
         if name in layout.IGNORED_NAMES or not disk.stat(inner).is_directory:
@@ -362,9 +356,10 @@ def check_directory(
                 "kept until you remove it"
             )
             findings.append(Finding(inner, -1, -1, why, False))
-            findings += check_partition(inner, disk) + more(inner, disk)
+            findings += check_partition(inner, disk, checkpointed) + more(inner, disk)
         elif not parsed.state:
-            findings += check_partition(inner, disk) + more(inner, disk)
+            findings += check_partition(inner, disk, checkpointed) + more(inner, disk)
+    findings += missing_logs(disk, path, names, checkpointed)
     if not any(map(layout.parse_directory_name, names)):
         findings.append(Finding(path, -1, -1, "holds no log: nothing was checked", False))
     return findings

@@ -155,6 +155,18 @@ def test_what_is_damaged_of_metadata_and_of_compaction_is_found(offline, kept_cl
     )
 
 
+def test_the_directory_that_one_is_in_has_its_name(offline, tmp_path, monkeypatch):
+    """By it the checkpoints beside it know the partition."""
+    partition = tmp_path / "t-0"
+    partition.mkdir()
+    (partition / f"{0:020d}.log").write_bytes(build_batch(records(1)))
+    (tmp_path / "recovery-point-offset-checkpoint").write_text("0\n1\nt 0 5\n")
+    monkeypatch.chdir(partition)
+    assert (
+        f"{partition}: damaged (offset 1): ends at 1" in offline("log", "check", ".", status=1).out
+    )
+
+
 def test_files_of_metadata_and_of_compaction(offline, kept_cluster):
     cluster = kept_cluster()
     topic = cluster.create_topic(config={"cleanup.policy": "compact"})

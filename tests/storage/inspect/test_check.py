@@ -27,7 +27,7 @@ def test_a_time_index_is_compared_in_one_walk(tmp_path) -> None:
     stamps, offsets = array("q", range(1, count)), array("i", range(count - 1))
     path.write_bytes(time_index.encode_entries(stamps, offsets))
     batches = Counted((n, n + 1 if n != 700 else 600) for n in range(count))
-    segment = check._Segment(0, {}, batches, 0, {})
+    segment = check._Segment(0, {}, batches, 0, {}, count)
     (finding,) = check.check_time_index(Disk(), str(path), segment, False)
     assert (finding.offset, finding.damaged) == (700, False)
     assert finding.why == "timestamp 701, the batches up to there reach 700"

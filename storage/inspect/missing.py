@@ -1,0 +1,174 @@
+"""Offline: what is not there any more, and what proves that it was. For ``kept log check``.
+
+A log that lacks files, or has a file that was cut at the end of a batch, is whole as far as it
+goes. A start serves it, and says at level error which records are lost
+(:mod:`kept.storage.log.missing_files`, :mod:`kept.storage.log.recovery`); here that is damage. What
+a power cut takes before it is flushed is a note.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from kept.storage import checkpoints, layout
+from kept.storage.directory import OWNER
+from kept.storage.disk import Disk
+from kept.storage.errors import DamagedData
+from kept.storage.inspect.finding import Finding
+from kept.storage.types import MAX_INT32, TopicPartition
+
+_KINDS: Final = (
+    layout.RECOVERY_POINTS, layout.HIGH_WATERMARKS, layout.LOG_STARTS, layout.CLEANER_OFFSETS
+)  # fmt: skip
+"""As :class:`Known` has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a directory's checkpoints say of one of its logs, and whether it stopped cleanly."""
+
+    clean: bool
+    recovery_point: int = 0
+    high_watermark: int = 0
+    log_start_offset: int = 0
+    cleaned_to: int = 0
+
+
+class Checkpointed:
+    """The checkpoints of an entry of ``log.dirs``, read once. One that is damaged says nothing, and
+    is a finding of its own.
+    """
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self.clean = disk.exists(f"{directory}/{layout.CLEAN_SHUTDOWN}")
+        self._offsets = [_offsets(disk, f"{directory}/{kind}") for kind in _KINDS]
+
+    def known(self, name: str) -> Known:
+        """What is known of the log in the directory ``name``; of one set aside nothing is."""
+        parsed = layout.parse_directory_name(name)
+        if parsed is None or parsed.state:
+            return Known(self.clean)
+        return Known(self.clean, *(known.get(parsed.topic_partition, 0) for known in self._offsets))
+
+    def reached(self) -> dict[TopicPartition, int]:
+        """How far each log went, at least."""
+        recovery_points, high_watermarks, *_ = self._offsets
+        tps = {*recovery_points, *high_watermarks}
+        return {tp: max(recovery_points.get(tp, 0), high_watermarks.get(tp, 0)) for tp in tps}
+
+
+def _offsets(disk: Disk, path: str) -> Mapping[TopicPartition, int]:
+    try:
+        return checkpoints.read_offsets(disk, path)
+    except DamagedData:
+        return {}
+
+
+def missing_records(
+    disk: Disk, path: str, ends: Mapping[int, int], known: Known, damaged: Set[int]
+) -> list[Finding]:
+    """What the log in ``path`` lacks. ``ends``: the offset after the last batch of each segment, by
+    its base offset; ``damaged``: those of them that end with damage.
+    """
+    files, bases = _segment_files(disk, path), sorted(ends)
+    findings = []
+    end = max([known.log_start_offset, *(max(base, ends[base]) for base in bases[-1:])])
+    if end < known.recovery_point:
+        why = f"ends at {end}, though everything below {known.recovery_point} was durable"
+        findings.append(_lost(path, end, known.recovery_point, why, True))
+    newest = max((f.base_offset for f in files if f.kind == layout.SNAPSHOT), default=0)
+    reached, proof = max(
+        (known.high_watermark, layout.HIGH_WATERMARKS), (newest, f"{newest:020d}{layout.SNAPSHOT}")
+    )
+    if reached > max(end, known.recovery_point) and damaged.isdisjoint(bases[-1:]):
+        why = f"ends at {end}, and was at {reached} by {proof}"
+        findings.append(_lost(path, end, reached, why, known.clean))
+    if not bases and _has_epochs(disk, path):
+        why = f"there is a {layout.LEADER_EPOCHS} and no .log"
+        findings.append(_lost(path, known.log_start_offset, None, why, True))
+    return findings + _gaps(disk, path, ends, known, damaged)
+
+
+def _gaps(
+    disk: Disk, path: str, ends: Mapping[int, int], known: Known, damaged: Set[int]
+) -> list[Finding]:
+    """Closed segments that lack their end, in a log that was never compacted."""
+    if known.cleaned_to or any(n.startswith(layout.MANIFEST_PREFIX) for n in disk.listdir(path)):
+        return []
+    orphans, findings = _orphans(_segment_files(disk, path)), []
+    for base, following in pairwise(sorted(ends)):
+        is_orphaned = any(base < orphan < following for orphan in orphans)
+        is_far = following - 1 - base > MAX_INT32
+        if ends[base] < following and not (is_far or is_orphaned or base in damaged):
+            why = f"ends at {ends[base]}, the next segment begins at {following}"
+            is_settled = known.clean or following <= known.recovery_point
+            file = layout.segment_file(path, base, layout.LOG)
+            findings.append(_lost(file, ends[base], following, why, is_settled))
+    return findings
+
+
+def lost_segments(disk: Disk, path: str, ends: Mapping[int, int], known: Known) -> set[int]:
+    """Bases of indexes without a ``.log`` that prove that records are gone: no remainders of a
+    retention, and of files that no power cut took before they were flushed.
+    """
+    bases = sorted(ends)
+
+    def is_lost(base: int) -> bool:
+        slot = bisect_right(bases, base)
+        is_behind = slot > 0 and ends[bases[slot - 1]] <= base
+        return is_behind and (known.clean or base < known.recovery_point)
+
+    return set(filter(is_lost, _orphans(_segment_files(disk, path))))
+
+
+def _segment_files(disk: Disk, path: str) -> list[layout.SegmentFile]:
+    return [file for name in disk.listdir(path) if (file := layout.parse_segment_file(name))]
+
+
+def _orphans(files: Iterable[layout.SegmentFile]) -> set[int]:
+    """Bases of indexes without a ``.log``, not even one on its way in or out."""
+    of_segments = [file for file in files if file.kind != layout.SNAPSHOT]
+    logs = {file.base_offset for file in of_segments if file.kind == layout.LOG}
+    return {file.base_offset for file in of_segments if not file.state} - logs
+
+
+def _has_epochs(disk: Disk, path: str) -> bool:
+    try:
+        return bool(checkpoints.read_epochs(disk, f"{path}/{layout.LEADER_EPOCHS}"))
+    except DamagedData:
+        return False  # a finding of its own
+
+
+def missing_logs(
+    disk: Disk, path: str, names: Iterable[str], checkpointed: Checkpointed
+) -> list[Finding]:
+    """The logs that the checkpoints of a directory know, and that are not among its ``names``."""
+    there = {p.topic_partition for name in names if (p := layout.parse_directory_name(name))}
+    lost = {tp: end for tp, end in checkpointed.reached().items() if end > 0 and tp not in there}
+    # Apache Kafka's may know one that was deleted a moment before a crash.
+    is_settled = checkpointed.clean or _is_kepts(disk, path)
+    findings = []
+    for tp in sorted(lost):
+        name = layout.directory_name(tp)
+        first = checkpointed.known(name).log_start_offset
+        findings.append(_lost(f"{path}/{name}", first, lost[tp], "is not there", is_settled))
+    return findings
+
+
+def _is_kepts(disk: Disk, path: str) -> bool:
+    if disk.exists(f"{path}/{layout.ADOPTED}"):
+        return True
+    try:
+        properties = checkpoints.read_properties(disk, f"{path}/{layout.META_PROPERTIES}")
+    except DamagedData:
+        return False
+    return properties is not None and OWNER in properties
+
+
+def _lost(path: str, first: int, end: int | None, why: str, damaged: bool) -> Finding:
+    until = "on" if end is None else f"to {end - 1}"
+    return Finding(path, -1, first, f"{why}: records from {first} {until} are lost here", damaged)

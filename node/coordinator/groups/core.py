@@ -543,11 +543,13 @@ class GroupCore:
 
     def retry_topics(self, gone: Mapping[str, set[UUID]]) -> None:
         """Offsets of deleted topics could not be deleted: try again in a moment, and not
-        at the end of another sweep, which may leave some, too.
+        at the end of another sweep, which may leave some, too. Topics that come meanwhile do not
+        put that off.
         """
         for topic, topic_ids in gone.items():
             self._retried_topics.setdefault(topic, set()).update(topic_ids)
-        self.timers.set(SWEEP_TOPICS_KEY, self.now_ms + RETRY_MS, SweepTopics())
+        if self.timers.deadline(SWEEP_TOPICS_KEY) is None:
+            self.timers.set(SWEEP_TOPICS_KEY, self.now_ms + RETRY_MS, SweepTopics())
 
     # The rest.
 

@@ -276,6 +276,24 @@ def test_two_sweeps_that_leave_offsets_do_not_take_turns_without_a_rest() -> Non
     assert sum(world.sweep()) == 2 and world.count("g") == 0
 
 
+def test_a_stream_of_topics_that_leave_offsets_does_not_put_off_the_first() -> None:
+    world = World()
+    for number in range(4):
+        topic = f"t{number}"
+        world.step(commit_of(TOPIC_ID, 9, topic=topic))
+        world.step(commit_of(NAMESAKE, 9, topic=topic, producer_id=number))
+        world.commit(2)
+        world.now = number * RETRY_MS // 4
+        world.perform(world.core.tick(world.now))
+        world.step(ev.TopicsDeleted(((topic, TOPIC_ID),)))
+        assert not world.sweep(), "what its transaction commits is a namesake's"
+    world.step(ev.WriteTxnMarker(6, EndMarker(0, 0, 0, is_commit=False)))
+    world.commit()
+    assert world.count("g") == 4
+    world.perform(world.core.tick(RETRY_MS))
+    assert world.sweep() == [1] and world.count("g") == 3
+
+
 def test_offsets_without_a_topic_id_go_with_no_offset_of_a_topic_made_since() -> None:
     world = World()
     world.step(ev.TopicsDeleted((("orders", NO_TOPIC_ID),)))

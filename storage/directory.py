@@ -6,6 +6,8 @@ Closing writes checkpoints first and the mark last. Another mark, ``kept-running
 the machine in which a process wrote here: after a kill it shows that nothing written is lost.
 
 A disk error takes the directory offline: ``offline`` says why, and no file of it is written again.
+
+Long because whatever makes, opens or deletes logs changes the same checkpoints, under one lock.
 """
 
 from __future__ import annotations
@@ -57,6 +59,15 @@ class FoundLog(NamedTuple):
     topic_id: uuid.UUID | None
     is_delete: bool
     is_stray: bool = False
+
+
+class ClosedLog(NamedTuple):
+    """A log that is not open, in the directory ``directory``, which may be missing."""
+
+    topic_partition: TopicPartition
+    topic_id: uuid.UUID
+    directory: str
+    config: LogConfig
 
 
 class Birth(NamedTuple):
@@ -392,8 +403,10 @@ class LogDirectory:
         """The topic is deleted: rename to ``...-delete``; :meth:`purge` removes the files."""
         self.mark_all_deleted([(log, unique)], now_ms)
 
-    def mark_all_deleted(self, logs: Sequence[tuple[Log, uuid.UUID]], now_ms: int) -> None:
-        """The same for several, with one fsync of this directory.
+    def mark_all_deleted(
+        self, logs: Sequence[tuple[Log | ClosedLog, uuid.UUID]], now_ms: int
+    ) -> None:
+        """The same for several, open or not, with one fsync of this directory.
 
         The checkpoints forget them first, durably: once renamed they are not :attr:`missing`. A
         crash in between leaves a log that is looked through from its beginning, and deleted again.
@@ -406,17 +419,23 @@ class LogDirectory:
             except ResourceExhausted as error:
                 logger.warning("%s: deleted logs stay in the checkpoints for now", error)
             self._gone |= gone
+        renamed = []
         for log, unique in logs:
-            name = layout.deleted_directory_name(log.topic_partition, unique)
-            log.leader_epochs.retire()
-            self.disk.rename(log.directory, self._file(name))
-            log.segments.moved_to(self._file(name))
             self._changed.pop(log.topic_partition, None)
+            path = self._file(layout.deleted_directory_name(log.topic_partition, unique))
+            if isinstance(log, ClosedLog):
+                self.unopened.discard(log.topic_partition)
+                if not self.disk.exists(log.directory):
+                    continue
+                self.disk.rename(log.directory, path)
+            else:
+                log.leader_epochs.retire()
+                self.disk.rename(log.directory, path)
+                log.segments.moved_to(path)
+            renamed.append((now_ms, now_ms + log.config.file_delete_delay_ms, path))
         self.disk.fsync_dir(self.path)
         with self._deleting:
-            for log, _ in logs:
-                due_ms = now_ms + log.config.file_delete_delay_ms
-                self._deleted.append((now_ms, due_ms, log.directory))
+            self._deleted += renamed
 
     def set_aside(self, tp: TopicPartition, unique: uuid.UUID) -> str:
         """Keep a log that nobody is known to have deleted out of the way, durably, under a name

@@ -84,7 +84,7 @@ class Readiness:
             were = "replica was" if left_closed == 1 else "replicas were"
             return (
                 f"{left_closed} {were} left closed for want of open files: raise LimitNOFILE "
-                "(ulimit -n) and start this node again"
+                "(ulimit -n) and start this node again, or remove others"
             )
         broker = image.brokers.get(self.node_id)
         if broker is None or broker.broker_epoch != broker_epoch:

@@ -10,8 +10,9 @@ then the one that is wanted is created. So changes of one partition keep their o
 between: a topic that is deleted while it waits is never made, one that is created anew under its
 name gets a new log, and a log takes the role that the newest image gives it.
 
-Logs that were left closed for want of open files come back to it every :data:`RETRY_S`, as many as
-there are open files for by then; so do those that a bug of ours kept from being renamed.
+Logs that were left closed for want of open files come back to it when others have gone, and every
+:data:`RETRY_S`, as many as there are open files for by then; so do those that a bug of ours kept
+from being renamed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol
 
 from kept.node.runtime.logging import log
+from kept.storage.directory import ClosedLog
 from kept.storage.errors import MachineError
 from kept.storage.types import TopicPartition
 
@@ -45,7 +47,9 @@ class _Leaving:
 
     __slots__ = ("directory", "hosted", "log")
 
-    def __init__(self, directory: LocalDirectory, log_: Log, hosted: LocalReplica | None) -> None:
+    def __init__(
+        self, directory: LocalDirectory, log_: Log | ClosedLog, hosted: LocalReplica | None
+    ) -> None:
         self.directory = directory
         self.log = log_
         self.hosted = hosted
@@ -118,10 +122,14 @@ class LogLifecycle:
         if tp in self._due or tp in self._begun:
             self._want(tp, index)
 
-    def remove_unwanted(self, tp: TopicPartition, directory: LocalDirectory, log_: Log) -> None:
-        """A log was not wanted any more when it was made."""
-        self._leaving[tp] = _Leaving(directory, log_, None)
-        self._want(tp, None)
+    def remove_unwanted(
+        self, directory: LocalDirectory, log_: Log | ClosedLog, index: int | None = None
+    ) -> None:
+        """A log was not wanted any more when it was made; or it was left closed, and entry
+        ``index`` wants it no more.
+        """
+        self._leaving[log_.topic_partition] = _Leaving(directory, log_, None)
+        self._want(log_.topic_partition, index)
 
     def retry_later(self) -> None:
         """A log was left closed for want of open files, or not renamed."""
@@ -203,6 +211,8 @@ class LogLifecycle:
         leaving = {tp: self._leaving.pop(tp) for tp in turn if tp in self._leaving}
         if leaving:
             await self._mark_deleted(leaving)
+            for tp in islice(self._opener.may_open(), len(leaving)):
+                self._want(tp, None)
         # Where the old log still has the name, none is made.
         await self._opener.open_wanted([tp for tp in turn if tp not in self._leaving])
 
@@ -213,7 +223,8 @@ class LogLifecycle:
             try:
                 if replica.hosted is not None:
                     await replica.hosted.manifests.close()
-                await replica.directory.pool.quiet(replica.log)
+                if not isinstance(replica.log, ClosedLog):
+                    await replica.directory.pool.quiet(replica.log)
             except Exception as error:  # noqa: BLE001
                 self._not_renamed({tp: replica}, error)
             else:
@@ -230,8 +241,9 @@ class LogLifecycle:
                 self._not_renamed(replicas, error)
             else:
                 for deleted, _ in logs:  # its objects may stay until garbage is collected
-                    for segment in deleted.segments:
-                        segment.close_file(deleted=True)
+                    if not isinstance(deleted, ClosedLog):
+                        for segment in deleted.segments:
+                            segment.close_file(deleted=True)
                 removals = [
                     (replica.log.topic_id, replica.log.topic_partition.partition)
                     for replica in replicas.values()

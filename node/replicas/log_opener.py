@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from kept.node.replicas.local_replica import LocalDirectory
 from kept.node.replicas.manifests import recover
 from kept.node.replicas.manifests.status import ManifestStatus
-from kept.storage.directory import Birth
+from kept.storage.directory import Birth, ClosedLog
 from kept.storage.errors import KeptError, MachineError, ResourceExhausted
 from kept.storage.types import LogConfig, TopicPartition
 
@@ -32,7 +32,9 @@ LOGS_A_JOB: Final = 64
 
 @dataclass(slots=True)
 class Opening:
-    """A log to open or create. ``stray``: the name of its directory, when it was set aside."""
+    """A log to open or create. ``stray``: the name of its directory, while it is set aside.
+    ``begun``: a thread has it.
+    """
 
     tp: TopicPartition
     topic_id: uuid.UUID
@@ -41,6 +43,16 @@ class Opening:
     directory: LocalDirectory = field(init=False)
     exists: bool = False
     stray: str | None = None
+    begun: bool = False
+
+    @property
+    def closed_log(self) -> ClosedLog:
+        """What is on the disk of it, while it is not open."""
+        directory = self.directory.directory
+        path = directory.log_path(self.tp)
+        if self.stray is not None:
+            path = f"{directory.path}/{self.stray}"
+        return ClosedLog(self.tp, self.topic_id, path, self.config)
 
 
 Opened: TypeAlias = "tuple[Log, CompactionState | None, ManifestStatus]"
@@ -110,6 +122,7 @@ class LogOpener:
         directory = opening.directory.directory
         if opening.stray is not None:
             directory.put_back(opening.stray, opening.tp)
+            opening.stray = None
         path = directory.log_path(opening.tp)
         alone = opening.record.replicas == (self._identity.node_id,)
         disk = self._runtime.disk

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from kept.cluster.controller.heartbeats import ReplicaLog
@@ -18,6 +17,7 @@ from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import PartitionRecord, ResourceType
 from kept.node.metadata.internal_topics import COORDINATED
 from kept.node.replicas.dirty_logs import DirtyLogs
+from kept.node.replicas.left_closed import LeftClosed
 from kept.node.replicas.local_replica import LocalDirectory, LocalReplica, LocalTopic
 from kept.node.replicas.log_lifecycle import LogLifecycle
 from kept.node.replicas.log_opener import LogOpener, Opened, Opening
@@ -25,7 +25,6 @@ from kept.node.replicas.manifests.replica import ReplicaManifests
 from kept.node.replicas.manifests.status import ManifestStatus
 from kept.node.replicas.replica_settings import ReplicaSettings
 from kept.node.replicas.stray_logs import StrayLogs
-from kept.node.runtime.fd_quota import file_limit, replica_limit
 from kept.node.runtime.logging import log
 from kept.node.runtime.time_slices import Pace
 from kept.replication.manifests import ManifestCore
@@ -100,8 +99,7 @@ class ReplicaManager:
         self._open_files = open_files
         self._shutdown = shutdown
         self._damage_logged_until: dict[str, float] = {}
-        self.left_closed: dict[TopicPartition, Opening] = {}
-        """Replicas that there were too few files for; :attr:`log_lifecycle` tries them again."""
+        self.left_closed = LeftClosed(table.replicas)
         self.roles = roles
         self.settings = ReplicaSettings(config, identity, table, quotas, roles)
         self._opener = LogOpener(runtime, config, identity)
@@ -185,35 +183,18 @@ class ReplicaManager:
         await self._open_all(openings)
 
     def _within_limit(self, openings: list[Opening]) -> list[Opening]:
-        """Those that the limit of open files leaves room for: coordinators' first, then what no
-        other node has. The others stay closed, and are said.
-        """
-        limit = replica_limit()
-        if len(openings) <= limit:
-            return openings
-        openings.sort(
-            key=lambda one: (one.tp.topic not in COORDINATED, len(one.record.replicas) > 1)
-        )
-        why = (
-            f"left closed: {len(openings)} replicas are here, and {file_limit()} open files leave "
-            f"room for {limit}; raise LimitNOFILE (ulimit -n) and start this node again, or remove "
-            "others"
-        )
-        for closed in openings[limit:]:
-            self._unavailable(closed, why)
-            self._leave_closed(closed)
-            log.warning("log left closed", topic=closed.tp.topic, partition=closed.tp.partition)
-        log.error("logs left closed", count=len(openings) - limit, why=why)
-        return openings[:limit]
-
-    def _leave_closed(self, opening: Opening) -> None:
-        """Have a log opened later."""
-        self.left_closed[opening.tp] = opening
-        self.log_lifecycle.retry_later()
+        """Those that the limit of open files leaves room for; the others stay closed for now."""
+        opened, closed, why = self.left_closed.within_limit(openings)
+        for opening in closed:
+            self._unavailable(opening.tp, why)
+            self.roles.lost(opening.tp, opening.record)
+        if closed:
+            self.log_lifecycle.retry_later()
+        return opened
 
     def may_open(self) -> list[TopicPartition]:
         """Replicas that were left closed and that there are open files for now."""
-        return list(islice(self.left_closed, max(replica_limit() - len(self._table.replicas), 0)))
+        return self.left_closed.may_open()
 
     def _scan(self, directory: LocalDirectory) -> list[FoundLog]:
         try:
@@ -230,7 +211,7 @@ class ReplicaManager:
         """
         paths = ", ".join(place.directory.log_path(tp) for place in places)
         why, remedy = "its log is there several times", "move all but the newest elsewhere"
-        self._table.fail(tp, f"{why}: {remedy}{DETAILS_IN_LOG}")
+        self._table.fail(tp, None, f"{why}: {remedy}{DETAILS_IN_LOG}")
         error = f"{why}: {paths}; {remedy}"
         log.error("partition offline", topic=tp.topic, partition=tp.partition, error=error)
 
@@ -273,7 +254,7 @@ class ReplicaManager:
             if wanted is None or tp in self._table.replicas:
                 continue
             topic, record = wanted
-            closed = self.left_closed.pop(tp, None)
+            closed = self.left_closed.get(tp)
             if closed is None and tp.partition in topic.offline:
                 self.roles.lost(tp, record)
                 continue
@@ -288,6 +269,7 @@ class ReplicaManager:
                 opening.directory = self._emptiest()
             opening.directory.count += 1
             openings.append(opening)
+        openings = self._within_limit(openings)
         if openings:
             await self._open_all(openings)
         if COORDINATED & configs.keys():
@@ -311,17 +293,20 @@ class ReplicaManager:
 
     async def _open_all(self, openings: list[Opening]) -> None:
         """Open or create logs in threads, and serve each as it comes."""
+        for opening in openings:
+            opening.begun = True
         jobs = self._opener.begin(openings, self._table.directories)
         pace, reconfigured = Pace(), self.settings.version
         for several, job in jobs:
             for opening, outcome in zip(several, await job, strict=True):
+                opening.begun = False
                 wanted = self._wanted(opening.tp)
                 if wanted is None or wanted[0].topic_id != opening.topic_id:
                     self._not_wanted(opening, outcome)
                 elif isinstance(outcome, BaseException):
-                    self._failed_to_open(opening, outcome)
+                    self._failed_to_open(opening, wanted[1], outcome)
                 elif opening.directory.offline is not None:
-                    self._unavailable(opening, opening.directory.offline)
+                    self._unavailable(opening.tp, opening.directory.offline)
                 else:
                     if self.settings.version != reconfigured:
                         opening.config = self.settings.config_for(self.image, opening.tp.topic)
@@ -336,31 +321,37 @@ class ReplicaManager:
             self._fail(opening.directory, outcome)
         elif isinstance(outcome, BaseException):
             log.warning("log not made, and not wanted any more", why=str(outcome))
-        elif opening.directory.offline is None:
-            self.log_lifecycle.remove_unwanted(opening.tp, opening.directory, outcome[0])
+        if opening.directory.offline is None:
+            if isinstance(outcome, ResourceExhausted):
+                self.log_lifecycle.remove_unwanted(opening.directory, opening.closed_log)
+            elif not isinstance(outcome, BaseException):
+                self.log_lifecycle.remove_unwanted(opening.directory, outcome[0])
 
-    def _unavailable(self, opening: Opening, why: str) -> None:
-        self._table.by_name[opening.tp.topic.encode()].offline[opening.tp.partition] = why
+    def _unavailable(self, tp: TopicPartition, why: str) -> None:
+        if (topic := self._table.by_name.get(tp.topic.encode())) is not None:
+            topic.offline[tp.partition] = why
 
-    def _failed_to_open(self, opening: Opening, error: BaseException) -> None:
-        self._unavailable(opening, told_to_clients(error))
-        if isinstance(error, ResourceExhausted) and opening.exists and opening.stray is None:
-            self._leave_closed(opening)
-        if opening.directory.offline is not None:
-            return  # which has been told
-        if isinstance(error, KeptError):
-            log.error(
-                "partition offline",
-                topic=opening.tp.topic,
-                partition=opening.tp.partition,
-                error=str(error),
-            )
-        else:
-            log.exception("partition offline", error, topic=opening.tp.topic)
+    def _failed_to_open(self, opening: Opening, record: PartitionRecord, error: Exception) -> None:
+        tp, directory, why = opening.tp, opening.directory, told_to_clients(error)
+        if directory.offline is not None:  # which has been told
+            self._unavailable(tp, directory.offline)
+            return
+        is_news = self._table.by_name[tp.topic.encode()].offline.get(tp.partition) != why
+        self._unavailable(tp, why)
+        self.roles.lost(tp, record)
+        if not isinstance(error, KeptError):
+            log.exception("partition offline", error, topic=tp.topic)
+        elif is_news:
+            log.error("partition offline", topic=tp.topic, partition=tp.partition, error=str(error))
         if isinstance(error, MachineError):
-            self._fail(opening.directory, error)
-        if opening.directory.offline is None and opening.tp not in self.left_closed:
-            self._table.fail(opening.tp, told_to_clients(error))
+            self._fail(directory, error)
+        if isinstance(error, ResourceExhausted) and opening.stray is None:
+            self.left_closed[tp] = opening
+            self.log_lifecycle.retry_later()
+            return
+        self.left_closed.pop(tp, None)
+        if directory.offline is None:
+            self._table.fail(tp, directory, why)
 
     def _host(
         self,
@@ -397,7 +388,8 @@ class ReplicaManager:
         self._table.replicas[tp] = hosted
         self.dirty_logs.begin(hosted)
         topic = self._table.by_name[tp.topic.encode()]
-        topic.offline.pop(tp.partition, None)  # it was left closed
+        self.left_closed.pop(tp, None)
+        topic.offline.pop(tp.partition, None)
         topic.partitions[tp.partition] = hosted
         self.roles.apply(hosted, record)
 
@@ -461,9 +453,14 @@ class ReplicaManager:
     def _remove(self, topic: LocalTopic, tp: TopicPartition) -> None:
         """A replica is not to be here any more: it is served no more, and its log goes."""
         hosted = topic.partitions.pop(tp.partition, None)
-        if hosted is None:  # what did not open stays offline: its log is there as it was
-            if (closed := self.left_closed.pop(tp, None)) is not None:
+        if (closed := self.left_closed.pop(tp, None)) is not None:
+            topic.offline.pop(tp.partition, None)
+            if not closed.begun:
                 closed.directory.count -= 1
+                unwanted = closed.closed_log
+                self.log_lifecycle.remove_unwanted(closed.directory, unwanted, self.image.index)
+                return
+        if hosted is None:  # what an error did not let open stays offline, and its log as it was
             self.log_lifecycle.forget(tp, self.image.index)
             return
         topic.offline.pop(tp.partition, None)  # its role could not be changed
@@ -575,6 +572,7 @@ class ReplicaManager:
             self._open_files.exhausted(error)
             return
         directory.offline = told_to_clients(error)
+        why = f"its log directory is offline: {directory.offline}"
         self.on_directory_failed()
         if isinstance(error, MachineError):
             directory.directory.fail(error)
@@ -587,14 +585,15 @@ class ReplicaManager:
             del self._table.replicas[tp]
             self.dirty_logs.end(hosted)
             del self._table.partitions[tp]
-            self._table.failed.pop(tp, None)
-            topic = self._table.by_name.get(tp.topic.encode())
-            if topic is not None:
+            if (topic := self._table.by_name.get(tp.topic.encode())) is not None:
                 topic.partitions.pop(tp.partition, None)
-                topic.offline[tp.partition] = f"its log directory is offline: {directory.offline}"
+            self._unavailable(tp, why)
             self._gone(tp, error)
             hosted.manifests.abandon()
             hosted.partition.mark_offline(directory.offline)
             self.roles.lost(tp, self._metadata.image.partition(tp.topic, tp.partition))
+        not_open = self._table.directory_failed(directory)
+        for tp in (*self.left_closed.directory_failed(directory), *not_open):
+            self._unavailable(tp, why)
         if all(other.offline is not None for other in self._table.directories):
             self._shutdown.fatal(f"no log directory is left: {error}")

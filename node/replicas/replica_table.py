@@ -25,10 +25,10 @@ class ReplicaTable:
         """The same, with what belongs to them."""
         self.directories: list[LocalDirectory] = []
         """The entries of ``log.dirs``."""
-        self.failed: dict[TopicPartition, str] = {}
+        self.failed: dict[TopicPartition, LocalDirectory | None] = {}
         """Replicas that an error took offline, or did not let open, until the node is started
-        again, though their directory works: why. One that did not open is here also while the
-        image has it elsewhere: it may come back."""
+        again, though their directory works: that directory, None where there are several. One that
+        did not open is here also while the image has it elsewhere: it may come back."""
         self.reads_in_memory = True
         """The file system can't say whether a read would block (tmpfs): small reads go ahead."""
 
@@ -51,14 +51,22 @@ class ReplicaTable:
         local = self.by_name.get(topic.encode())
         return local is not None and partition in local.offline
 
-    def fail(self, tp: TopicPartition, why: str) -> None:
+    def fail(self, tp: TopicPartition, directory: LocalDirectory | None, why: str) -> None:
         """An error took a replica offline, or did not let it open; its directory works."""
-        self.by_name[tp.topic.encode()].offline[tp.partition] = self.failed[tp] = why
+        self.by_name[tp.topic.encode()].offline[tp.partition] = why
+        self.failed[tp] = directory
 
     def forget_failed(self, topic: LocalTopic) -> None:
         """A topic is deleted: nothing of it is to come back."""
         for tp in [tp for tp in self.failed if tp.topic == topic.name]:
             del self.failed[tp]
+
+    def directory_failed(self, directory: LocalDirectory) -> list[TopicPartition]:
+        """A directory is offline, and that is why what is in it is; which of it was failed."""
+        gone = [tp for tp, where in self.failed.items() if where is directory]
+        for tp in gone:
+            del self.failed[tp]
+        return gone
 
     def directory_of(self, error: MachineError) -> LocalDirectory | None:
         """The directory whose file an error names."""

@@ -109,7 +109,7 @@ class RoleChanges:
                 return
             log.exception("partition offline", error, topic=tp.topic, partition=tp.partition)
             why = f"its role could not be changed: {told_to_clients(error)}"
-            self._table.fail(tp, why)
+            self._table.fail(tp, hosted.directory, why)
             hosted.manifests.abandon()
             partition.mark_offline(why)
             self.lost(tp, record)

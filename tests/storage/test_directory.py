@@ -18,6 +18,7 @@ from kept.storage.directory import (
     GONE_MS,
     Birth,
     Checkpoint,
+    ClosedLog,
     LogDirectory,
     previous_broker_epoch,
 )
@@ -418,6 +419,28 @@ def test_logs_created_together_sync_the_directory_once(disk, monkeypatch) -> Non
     synced.clear()
     directory.mark_all_deleted([(log, uuid.UUID(int=9 + i)) for i, log in enumerate(logs)], 0)
     assert synced == ["/d", "/d"], "the checkpoint that forgets them, and their names"
+
+
+def test_a_log_that_is_not_open_is_deleted_like_an_open_one(disk) -> None:
+    directory = opened(disk)
+    births = _births(3)
+    directory.create_logs(births[:2], now_ms=0)
+    again = opened(disk.after_power_loss(0))
+    open_log = again.open_log(births[0].topic_partition, None, LogConfig(), now_ms=0)
+    config = LogConfig(file_delete_delay_ms=50)
+    closed = [
+        ClosedLog(birth.topic_partition, birth.topic_id, again.log_path(tp), config)
+        for birth in births[1:]
+        for tp in (birth.topic_partition,)
+    ]
+    logs = [(log, uuid.UUID(int=9)) for log in (open_log, *closed)]
+    again.mark_all_deleted(logs, 0)
+    names = {f"t-{number}.{uuid.UUID(int=9).hex}-delete" for number in range(2)}
+    assert names <= set(again.disk.listdir("/d")), "the third was never made"
+    assert not any(entry for entry in again.scan() if not entry.is_delete)
+    assert not again.unopened and not again.recovery_points
+    assert again.purge(49) == 0 and again.purge(50) == 1
+    assert names & set(again.disk.listdir("/d")) == {f"t-0.{uuid.UUID(int=9).hex}-delete"}
 
 
 def test_a_power_cut_anywhere_in_a_creation_leaves_logs_that_open(disk) -> None:

@@ -17,12 +17,12 @@ from kept.cluster.metadata.records import (
     ResourceType,
     TopicRecord,
 )
-from kept.node.replicas import log_lifecycle, replica_manager
+from kept.node.replicas import left_closed, log_lifecycle
 from kept.node.replicas.local_replica import LocalDirectory
 from kept.node.replicas.log_dir_failures import LogDirFailureChannel
 from kept.node.replicas.manifests.replica import ReplicaManifests
 from kept.node.replicas.replica_table import ReplicaTable
-from kept.storage.directory import Checkpoint, LogDirectory
+from kept.storage.directory import Checkpoint, ClosedLog, LogDirectory
 from kept.storage.disk import Disk
 from kept.storage.errors import (
     InvariantViolation,
@@ -34,13 +34,14 @@ from kept.storage.errors import (
 )
 from kept.storage.log.log import Log
 from kept.storage.records import CheckRules, build_batch, check
-from kept.storage.types import TopicPartition
+from kept.storage.types import LogConfig, TopicPartition
 from tests.support.decisions import propose
 from tests.support.replicas import FixedMetadata, InlineRuntime, recorded_failures
 
 OPEN = TopicPartition("open", 0)
 WAITING = TopicPartition("waiting", 0)
 WAIT_S = 20
+CLOSED = ClosedLog(WAITING, UUID(int=7), "/d/waiting-0", LogConfig())
 EIO = MachineError("/d", "open", OSError(5, "EIO"))
 
 
@@ -337,7 +338,7 @@ def test_who_waits_for_entries_waits_for_the_last_and_no_longer_than_to_a_stop()
 def test_a_log_that_nobody_wanted_when_it_was_made_has_its_turn() -> None:
     async def go() -> None:
         changes = lifecycle(Waiting)
-        changes.remove_unwanted(WAITING, "directory", "log")
+        changes.remove_unwanted("directory", CLOSED)
         assert changes.waiting == 1
         await asyncio.sleep(0)
         assert changes.runs == 1
@@ -379,7 +380,7 @@ def test_a_disk_that_cannot_rename_a_deleted_log_fails_its_directory() -> None:
         failures = LogDirFailureChannel(ReplicaTable())
         failures.on_failure = lambda *given: failed.append(given)
         changes = lifecycle(failures=failures)
-        changes.remove_unwanted(WAITING, directory, None)
+        changes.remove_unwanted(directory, CLOSED)
         async with asyncio.timeout(WAIT_S):
             while changes.waiting or changes._task is not None:
                 await asyncio.sleep(0)
@@ -448,7 +449,7 @@ def started_again(lone_node, tmp_path, monkeypatch, cause: str):
         partition.write()
     first.stop()
     if cause == "limit":
-        monkeypatch.setattr(replica_manager, "replica_limit", lambda: 1)
+        monkeypatch.setattr(left_closed, "replica_limit", lambda: 1)
         monkeypatch.setattr(log_lifecycle, "RETRY_S", 0.05)
     else:
         real = Log.open
@@ -490,6 +491,193 @@ def test_logs_that_were_left_closed_are_opened_once_there_are_open_files(
         assert not node.parts.table.by_name[b"open"].offline and directory.count == 3
 
     play(lone, scene)
+
+
+async def moved(node, number: int, *replicas: int) -> None:
+    """A partition of the topic open gets other replicas, and broker 5 leads it."""
+    now = elected(node, "open", number)
+    await propose(node, [replace(now, replicas=replicas, isr=(5,), leader=5)])
+
+
+@pytest.mark.parametrize("cause", ["limit", "open"])
+def test_a_replica_that_was_left_closed_and_moves_away_and_back_is_made_anew(
+    lone_node, tmp_path, monkeypatch, cause
+):
+    tp = TopicPartition("open", 1)
+    with monkeypatch.context() as few:
+        lone = started_again(lone_node, tmp_path, few, cause)
+        manager, table = lone.node.parts.replicas, lone.node.parts.table
+        directory = table.directories[0]
+
+        async def away_and_back(node):
+            await moved(node, 1, 5)
+            assert set(manager.left_closed) == {TopicPartition("open", 2)}
+            assert not os.path.exists(directory.directory.log_path(tp))
+            assert tp not in directory.directory.unopened and directory.count == 2
+            assert not node.parts.metadata.raft_node.history.removed
+            with pytest.raises(NotLeaderOrFollower):
+                table.partition(tp)
+            await moved(node, 1, 0, 5)
+            assert set(manager.left_closed) == {tp, TopicPartition("open", 2)}
+            with pytest.raises(KafkaStorageError, match=r"left closed|EMFILE"):
+                table.partition(tp)
+
+        play(lone, away_and_back)
+        assert directory.count == 3 and not lone.node.parts.admin.health.offline_replicas()
+
+    async def opened(node):
+        manager.log_lifecycle._retry()
+        while len(table.replicas) < 3:
+            await asyncio.sleep(0.01)
+        assert table.partition(tp).leader_id == 5 and table.partition(tp).log_end_offset == 0
+        assert table.partition(TopicPartition("open", 2)).log_end_offset == 1
+        assert not manager.left_closed and not table.by_name[b"open"].offline
+
+    play(lone, opened)
+
+
+def test_a_log_that_was_left_closed_is_opened_when_another_one_goes(
+    lone_node, tmp_path, monkeypatch
+):
+    lone = started_again(lone_node, tmp_path, monkeypatch, "limit")
+    lone.node.parts.replicas.log_lifecycle._retry_timer.cancel()
+
+    async def scene(node):
+        table = node.parts.table
+        (tp,) = table.replicas
+        await moved(node, tp.partition, 5)
+        while not table.replicas:
+            await asyncio.sleep(0.01)
+        assert tp not in table.replicas and len(node.parts.replicas.left_closed) == 1
+
+    play(lone, scene)
+
+
+def test_a_topic_has_new_logs_where_those_of_its_namesake_were_left_closed(
+    lone_node, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as few:
+        lone = started_again(lone_node, tmp_path, few, "limit")
+
+    async def scene(node):
+        old = node.parts.metadata.image.topics["open"].topic_id
+        await propose(node, [RemoveTopicRecord(old)])
+        await propose(node, topic("open", 9, partitions=3))
+        for number in range(3):
+            partition = node.parts.table.partition(TopicPartition("open", number))
+            assert (partition.topic_id, partition.log_end_offset) == (UUID(int=9), 0)
+
+    play(lone, scene)
+
+
+@pytest.mark.parametrize("then", ["made later", "not wanted any more"])
+def test_a_log_that_cannot_be_made_for_want_of_descriptors_is_made_later(lone, monkeypatch, then):
+    parts, tp = lone.node.parts, TopicPartition("second", 0)
+    resigned = []
+    monkeypatch.setattr(parts.alter_partition, "resign", lambda tp, _: resigned.append(tp))
+
+    async def refused(node):
+        with monkeypatch.context() as few:
+            few.setattr(Log, "open", exhausted)
+            led_by_5 = replace(topic("second", 7)[1], replicas=(0, 5), isr=(0, 5), leader=5)
+            await propose(node, [topic("second", 7)[0], led_by_5])
+        assert set(parts.replicas.left_closed) == {tp} and not parts.table.failed
+        assert parts.admin.health.unready().startswith("1 replica was left closed")
+        assert resigned == [tp], "it leaves the ISR"
+
+    async def made(node):
+        parts.replicas.log_lifecycle._retry()
+        while tp not in parts.table.partitions:
+            await asyncio.sleep(0.01)
+
+    async def removed(node):
+        path = parts.table.directories[0].directory.log_path(tp)
+        assert os.path.exists(path), "it is half made"
+        await propose(node, [RemoveTopicRecord(UUID(int=7))])
+        assert not os.path.exists(path)
+
+    play(lone, refused)
+    play(lone, made if then == "made later" else removed)
+    assert not parts.replicas.left_closed and parts.admin.health.unready() is None
+    assert parts.table.directories[0].count == (2 if then == "made later" else 1)
+
+
+def exhausted(directory, *_arguments, **_more):
+    raise ResourceExhausted(directory, "open", OSError(24, "EMFILE"))
+
+
+@pytest.mark.parametrize("opens", [False, True])
+def test_a_log_that_was_left_closed_and_moves_away_while_it_is_opened_goes(
+    lone_node, tmp_path, monkeypatch, opens
+):
+    with monkeypatch.context() as few:
+        lone = started_again(lone_node, tmp_path, few, "limit")
+    opening, go, real = threading.Event(), threading.Event(), Log.open
+
+    def open_log(directory, tp, *arguments, **more):
+        opening.set()
+        assert go.wait(WAIT_S)
+        return (real if opens or tp.partition != 1 else exhausted)(
+            directory, tp, *arguments, **more
+        )
+
+    async def scene(node):
+        manager, directory = node.parts.replicas, node.parts.table.directories[0]
+        (closed,) = (tp for tp in manager.left_closed if tp.partition == 1)
+        with monkeypatch.context() as slow:
+            slow.setattr(Log, "open", open_log)
+            manager.log_lifecycle._want(closed, None)
+            await reached(opening)
+            assert closed in manager.left_closed and closed not in manager.may_open()
+            moving = propose(node, [replace(elected(node, "open", 1), replicas=(5,), isr=(5,))])
+            while node.parts.metadata.image.partition("open", 1).replicas != (5,):
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)
+            go.set()
+            await moving
+        assert not os.path.exists(directory.directory.log_path(closed)) and directory.count == 2
+        await moved(node, 1, 0, 5)
+        assert node.parts.table.partition(closed).log_end_offset == 0
+
+    play(lone, scene)
+
+
+def test_a_replica_is_told_of_by_its_directory_once_that_is_offline(
+    lone_node, tmp_path, monkeypatch
+):
+    """One that an error did not let open, and one that was left closed."""
+    dirs = f"{tmp_path / 'one'},{tmp_path / 'two'}"
+    first = lone_node(log_dirs=dirs)
+    first.create("t", partitions=6)
+    first.stop()
+    real = Log.open
+
+    def open_log(directory, tp, *arguments, **more):
+        if tp.partition < 4 and tp.topic == "t":
+            raise ValueError("a bug") if tp.partition < 2 else exhausted_error(directory)
+        return real(directory, tp, *arguments, **more)
+
+    def exhausted_error(directory):
+        return ResourceExhausted(directory, "open", OSError(24, "EMFILE"))
+
+    monkeypatch.setattr(Log, "open", open_log)
+    lone = lone_node(log_dirs=dirs)
+    parts, health = lone.node.parts, lone.node.parts.admin.health
+    one, two = parts.table.directories
+    assert health.offline_replicas() == ["t-0", "t-1"] and health.left_closed() == ["t-2", "t-3"]
+    lost = {number for number in range(4) if os.path.exists(f"{one.name}/t-{number}")}
+    assert len(lost) == 2, "one of each"
+
+    async def scene(node):
+        parts.replicas.log_lifecycle._failures.fail(one, EIO)
+
+    play(lone, scene)
+    assert health.offline_replicas() == [f"t-{n}" for n in range(2) if n not in lost]
+    assert health.left_closed() == [f"t-{n}" for n in range(2, 4) if n not in lost]
+    for number in lost:
+        with pytest.raises(KafkaStorageError, match="its log directory is offline"):
+            parts.table.partition(TopicPartition("t", number))
+    assert two.offline is None
 
 
 def test_a_replica_whose_log_an_error_does_not_let_open_is_told_of(

@@ -1,5 +1,6 @@
 """What a process says of its node before it starts it."""
 
+import asyncio
 import gc
 import signal
 
@@ -11,6 +12,7 @@ from kept.node import process
 from kept.node.config.node_config import NodeConfig
 from kept.node.kafka_import import adopt
 from kept.node.metadata import preflight
+from kept.node.node import Node
 from kept.node.process import out_of_reach
 
 HERE = {"listeners": "PLAINTEXT://localhost:9092"}
@@ -58,3 +60,32 @@ def test_garbage_is_collected_while_directories_are_adopted(monkeypatch, tmp_pat
         gc.enable()
         gc.set_threshold(*thresholds)
     assert seen == [True], result.output
+
+
+def test_a_node_that_serves_does_not_look_through_all_it_has_for_garbage(monkeypatch, tmp_path):
+    """What there is after a start is not looked at by any collection, that of the start included:
+    the loop would stand still for as long as that takes."""
+    full = []
+    real = Node.warmed_up
+
+    async def warmed_up(node: Node) -> None:
+        await real(node)
+        loop = asyncio.get_running_loop()
+        loop.call_soon(lambda: loop.call_soon(node.parts.shutdown.requested.set))
+
+    def collected(phase: str, told: dict[str, int]) -> None:
+        full.extend([phase] * (told["generation"] == 2))
+
+    monkeypatch.setattr(Node, "warmed_up", warmed_up)
+    monkeypatch.setattr(process, "raise_file_limit", lambda: None)
+    thresholds, frozen = gc.get_threshold(), gc.get_freeze_count()
+    gc.callbacks.append(collected)
+    try:
+        gc.set_threshold(*process.GC_THRESHOLDS)
+        config = NodeConfig.load(None, {}, {}, port=0, data_dir=str(tmp_path))
+        assert asyncio.run(process.serve(config)) == ""
+        assert not full
+        assert gc.get_freeze_count() > frozen + 100
+    finally:
+        gc.callbacks.remove(collected)
+        gc.set_threshold(*thresholds)

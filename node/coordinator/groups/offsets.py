@@ -7,7 +7,8 @@ that was appended, which decisions use, and one with what is committed, which re
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from kept.node.coordinator.groups.group import EMPTY, STABLE, Group
 from kept.node.coordinator.groups.memory_limit import OFFSET_BYTES, SHORT_METADATA, GroupMemory
@@ -15,9 +16,12 @@ from kept.node.coordinator.groups.records import OffsetCommitKey, OffsetCommitVa
 from kept.storage.errors import InvariantViolation
 
 
-class StoredOffset(NamedTuple):
+class StoredOffset(Struct, frozen=True, gc=False):
     """A committed offset and where in the log its record is: of two the later one counts, even if
     the transaction of the earlier one ends after it.
+
+    There are hundreds of thousands, so none has anything that the garbage collector follows: it
+    would hold the node's loop.
     """
 
     value: OffsetCommitValue

@@ -18,6 +18,7 @@ as they are. See docs/formats/consumer-offsets.md. Source: the ``OffsetCommit*.j
 from __future__ import annotations
 
 import uuid
+from functools import lru_cache
 from typing import Final
 
 from msgspec import Struct
@@ -39,6 +40,8 @@ GROUP_METADATA_VALUE_VERSION: Final = 3
 
 NO_TOPIC_ID: Final = uuid.UUID(int=0)
 _TOPIC_ID_TAG: Final = 0
+KNOWN_TOPIC_IDS: Final = 10_000
+"""So many ids of topics are there once for all offsets that are read, not once for each."""
 MEMBER_RECORD_BYTES: Final = 256
 """A member in a record without what it brought, about."""
 
@@ -57,7 +60,7 @@ class GroupMetadataKey(Struct, frozen=True):
     group: str
 
 
-class OffsetCommitValue(Struct, frozen=True):
+class OffsetCommitValue(Struct, frozen=True, gc=False):
     """A committed offset.
 
     ``leader_epoch`` is -1 where the client did not know it, ``expire_timestamp`` -1 where the
@@ -205,8 +208,14 @@ def decode_offset_commit(data: bytes | memoryview) -> OffsetCommitValue:
         commit_timestamp,
         leader_epoch,
         expire_timestamp,
-        uuid.UUID(bytes=topic_id),
+        _topic_id(bytes(topic_id)),
     )
+
+
+@lru_cache(KNOWN_TOPIC_IDS)
+def _topic_id(data: bytes) -> uuid.UUID:
+    """The offsets of a topic share its id."""
+    return uuid.UUID(bytes=data)
 
 
 def encode_group_metadata(

@@ -106,7 +106,8 @@ class GroupOffsetsHandler:
         if ctx.api_version >= TOPIC_IDS_FROM:
             topic_id = topic.topic_id or NO_TOPIC_ID
             image = self.metadata.image.topics_by_id.get(topic_id)
-            return (image.name if image else ""), topic_id, image
+            # The id of the image: every offset that is stored for the topic shares it.
+            return ("", topic_id, None) if image is None else (image.name, image.topic_id, image)
         image = self.metadata.image.topics.get(topic.name)
         return topic.name, (image.topic_id if image else NO_TOPIC_ID), image
 

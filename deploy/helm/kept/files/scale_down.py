@@ -2,15 +2,28 @@
 
 Without an answer an upgrade is refused, and a rollback goes on: it is what mends nodes that do not
 answer. A node that it takes away keeps its volume, and is back with it once ``replicas`` is raised.
+While no controller answers nobody knows who votes: that is no answer where a node would go.
 """
 
 import json
 import subprocess
 import sys
+from typing import NoReturn
 
 WITHOUT = {"upgrade": "--set scaleDownCheck=false", "rollback": "--no-hooks"}
 
 step, replicas, bootstrap = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+
+
+def end_without(said: str) -> NoReturn:
+    """Nobody answers, or not what is to be known: ends the script."""
+    unknown = f"{said}\nWithout an answer it is not known what the nodes from {replicas} on hold."
+    if step == "rollback":
+        print(f"{unknown} The rollback goes on: volumes stay", file=sys.stderr)
+        sys.exit(0)
+    sys.exit(f"{unknown} If none is taken away, go on with helm {step} {WITHOUT[step]}")
+
+
 try:
     asked = subprocess.run(
         ["kept", "cluster", "status", "--json", "--bootstrap", bootstrap],
@@ -23,13 +36,11 @@ except subprocess.SubprocessError as error:  # it failed, or took too long
     said = getattr(error, "stderr", None) or str(error)
     if isinstance(said, bytes):  # so it is in TimeoutExpired, whatever was asked for
         said = said.decode(errors="replace")
-    said = said.strip()
-    unknown = f"{said}\nWithout an answer it is not known what the nodes from {replicas} on hold."
-    if step == "rollback":
-        print(f"{unknown} The rollback goes on: volumes stay", file=sys.stderr)
-        sys.exit(0)
-    sys.exit(f"{unknown} If none is taken away, go on with helm {step} {WITHOUT[step]}")
+    end_without(said.strip())
 found = json.loads(asked.stdout)
+goes = [node["node_id"] for node in found["nodes"] if node["node_id"] >= replicas]
+if goes and found.get("quorum_unknown") is not None:
+    end_without(f"no controller answers ({found['quorum_unknown']})")
 wrong, full, voting = [], [], []
 for node in found["nodes"]:
     number = node["node_id"]

@@ -312,12 +312,18 @@ def _read(path: str, reading: Callable[[], object]) -> list[Finding]:
     return []
 
 
-More = Callable[[str, Disk], list[Finding]]
-"""Checks what else is in a partition's directory."""
+More = Callable[[str, Disk, list[Finding]], list[Finding]]
+"""Checks what else is in a partition's directory, of which so much was found."""
 
 
-def _nothing_more(_path: str, _disk: Disk) -> list[Finding]:
+def _nothing_more(_path: str, _disk: Disk, _found: list[Finding]) -> list[Finding]:
     return []
+
+
+def _check_all(path: str, disk: Disk, checkpointed: Checkpointed, more: More) -> list[Finding]:
+    """One partition's directory, with what ``more`` says of it."""
+    findings = check_partition(path, disk, checkpointed)
+    return findings + more(path, disk, findings)
 
 
 def check_directory(
@@ -331,7 +337,7 @@ def check_directory(
     path = path.rstrip("/") or "/"
     names = disk.listdir(path)
     if any(layout.parse_segment_file(name) for name in names):
-        return check_partition(path, disk) + more(path, disk)
+        return _check_all(path, disk, Checkpointed(disk, parent(path)), more)
     if LOG_DIRECTORY in names and not any(map(layout.parse_directory_name, names)):
         return check_directory(f"{path}/{LOG_DIRECTORY}", disk, more=more)
     findings: list[Finding] = []
@@ -356,9 +362,9 @@ def check_directory(
                 "kept until you remove it"
             )
             findings.append(Finding(inner, -1, -1, why, False))
-            findings += check_partition(inner, disk, checkpointed) + more(inner, disk)
+            findings += _check_all(inner, disk, checkpointed, more)
         elif not parsed.state:
-            findings += check_partition(inner, disk, checkpointed) + more(inner, disk)
+            findings += _check_all(inner, disk, checkpointed, more)
     findings += missing_logs(disk, path, names, checkpointed)
     if not any(map(layout.parse_directory_name, names)):
         findings.append(Finding(path, -1, -1, "holds no log: nothing was checked", False))

@@ -12,7 +12,7 @@ from kept.node.coordinator.transactions.records import TransactionMetadata, Tran
 from kept.node.coordinator.transactions.records import TransactionState as State
 from kept.storage.producers import snapshots
 from kept.storage.producers.producer_states import ProducerStates
-from kept.storage.records import build_batch, crc32c
+from kept.storage.records import build_batch, crc32c, headers
 from kept.storage.records.header import CRC_START
 from kept.storage.segments import txn_index
 from kept.storage.types import Codec, TimestampType, TopicPartition
@@ -153,6 +153,36 @@ def test_what_is_damaged_of_metadata_and_of_compaction_is_found(offline, kept_cl
     assert (
         "metadata.wal is not there: no metadata were checked" in offline("log", "check", data).out
     )
+
+
+def test_a_compacted_log_is_what_its_manifest_says(offline, kept_cluster):
+    """Compaction leaves gaps: no other trace is left of a file that was cut between two batches."""
+    cluster = kept_cluster()
+    topic = cluster.create_topic(config={"cleanup.policy": "compact,delete"})
+    with cluster.client() as client:
+        from kept.client.client import OutRecord
+
+        for n in range(12):
+            client.produce(topic, [OutRecord(b"k%d" % (n % 6), b"%d" % n)])
+        offline("compact", "now", topic, "--wait", "--bootstrap", cluster.bootstrap)
+        client.produce(topic, [OutRecord(b"k0", b"newer")])
+        (start,) = client.delete_records({TopicPartition(topic, 0): 7}).values()
+        assert start == 7
+    cluster.stop()
+    partition = Path(cluster.log_dir()) / f"{topic}-0"
+    assert offline("log", "check", partition).lines == [f"{partition}: nothing damaged"]
+    path = partition / f"{0:020d}.log"
+    whole = path.read_bytes()
+    *_, (last, header) = headers(whole)
+    assert header.last_offset == 11
+    path.write_bytes(whole[:last])
+    ran = offline("log", "check", partition, "--json", status=1)
+    ((file, offset),) = [(one["path"], one["offset"]) for one in ran.json if one["damaged"]]
+    assert (file, offset) == (str(path), 0)
+    path.write_bytes(whole)
+    path.with_suffix(".log.swap").write_bytes(whole)  # the next start says what is applied then
+    path.write_bytes(whole[:last])
+    assert not any(one["damaged"] for one in offline("log", "check", partition, "--json").json)
 
 
 def test_the_directory_that_one_is_in_has_its_name(offline, tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from kept.cluster.metadata.records import RemoveScramCredentialRecord, ScramCred
 from kept.cluster.security.credentials import ScramMechanism
 from kept.node.http.response_limiter import MOST
 from tests.support.credentials import credential
-from tests.support.loops import until
+from tests.support.loops import turns, until
 from tests.support.sasl_peer import AUTHENTICATE, HANDSHAKE, METADATA, VERSIONS, Peer
 from tests.support.token_issuer import Issuer
 
@@ -449,6 +449,7 @@ def test_a_failure_is_answered_late_and_nothing_is_read_meanwhile(secure) -> Non
             await peer.ask(HANDSHAKE, 1, mechanism="PLAIN")
             peer.send(AUTHENTICATE, 2, auth_bytes=b"\0ada\0wrong")
             await until(lambda: lone.node.parts.counters.failed_logins)
+            await turns()  # it is not answered in the next one
             (login,) = listener_of(lone).logging_in
             assert not login.transport.is_reading()
             assert not peer.reader._buffer

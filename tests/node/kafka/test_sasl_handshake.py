@@ -274,7 +274,7 @@ STRANGERS = {
 
 
 def test_whoever_does_not_log_in_is_closed_unparsed(secure, monkeypatch, capfd) -> None:
-    lone = secure()
+    lone = secure(kept_silent_ms="600000")  # it is not for want of more
     made: list[Any] = []
     monkeypatch.setattr("kept.node.kafka.listener.Connection", lambda *_: made.append(1))
 

@@ -55,6 +55,14 @@ def test_the_delay_brings_the_rate_back_into_the_bound() -> None:
     assert producer.record(1000, 60_000) == MAX_DELAY_MS
 
 
+def test_who_was_not_asked_who_he_is_is_a_user_as_any_other() -> None:
+    quotas = quotas_of(ANONYMOUS={"producer_byte_rate": 100}, _={"producer_byte_rate": 200})
+    producers = [view(quotas, user).producer for user in ("ANONYMOUS", "ada")]
+    assert [producer and producer.bound for producer in producers] == [100, 200]
+    of_all = view(quotas_of(_={"producer_byte_rate": 300}), "ANONYMOUS").producer
+    assert of_all is not None and of_all.bound == 300
+
+
 def test_what_would_exceed_the_bound_is_not_counted() -> None:
     consumer = view(quotas_of(ada={"consumer_byte_rate": 100})).consumer
     assert consumer is not None and consumer.window_value == 1000

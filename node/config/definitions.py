@@ -506,7 +506,7 @@ class NodeSettings:
     )
     http_max_connections = _integer("256", low=1, ours=True).means(
         "HTTP connections at a time; for one more the one that waited longest for a request or for "
-        "a login is ended, else it gets 503."
+        "a login is ended, else it gets 503. /healthz and /readyz are served beyond it."
     )
     http_hosts = _listing("", ours=True).means(
         "Host names, beyond localhost, this machine's and the listeners' own, that may appear in "
@@ -522,13 +522,15 @@ class NodeSettings:
     )
     grpc_max_connections = _integer("256", low=1, ours=True).means(
         "gRPC connections at a time. Where anybody logs in, one more takes the place of one that "
-        "has not; elsewhere, of one without a call. Where there is none it is closed."
+        "has not; elsewhere, of one without a call, or of an address that has more than a quarter "
+        "of them. Where there is none it is closed."
     )
     grpc_max_requests = _integer("256", low=1, ours=True).means(
         "gRPC calls at a time, streams included. One more takes the place of one whose caller has "
         "not logged in, where anybody does, or whose request has not come, or whose response is "
-        "not taken for a second; where there is none it is answered RESOURCE_EXHAUSTED. Each holds "
-        "a Kafka connection to a leader and what it reads ahead, about a megabyte."
+        "not taken for a second, or, where nobody logs in, whose address has more than a quarter; "
+        "where there is none it is answered RESOURCE_EXHAUSTED. Each holds a Kafka connection to a "
+        "leader and what it reads ahead, about a megabyte."
     )
     grpc_request_max_bytes = _integer("4194304", low=1024, high=1 << 30, ours=True).means(
         "Largest message of a gRPC client."

@@ -16,11 +16,12 @@ the connection; what it may do, by the route (``kept.node.http.route_access``).
 Limits: ``kept.http.request.max.bytes`` for headers, 64 KiB at most, and for the body (which draw on
 ``kept.inflight.max.bytes``, by address), ``kept.http.idle.ms`` for a whole request to come and for
 its answer to be taken, ``kept.http.max.connections``: one more takes the place of the one that has
-waited longest for a request or for a login. One request at a time per connection; while it is
-served, nothing is read. Quotas of clients hold (:mod:`kept.node.security.client_usage`): over one
-of them a request waits for :data:`THROTTLE_S` at most, or is refused with 429 and ``Retry-After``.
-Of answers that may be large so many are held at a time as :mod:`kept.node.http.response_limiter`
-says.
+waited longest for a request or for a login. Where none waits (streams do not end) some probes have
+places behind them, as they have behind the listener's limits. One request at a time per connection;
+while it is served, nothing is read. Quotas of clients hold
+(:mod:`kept.node.security.client_usage`): over one of them a request waits for :data:`THROTTLE_S` at
+most, or is refused with 429 and ``Retry-After``. Of answers that may be large so many are held at a
+time as :mod:`kept.node.http.response_limiter` says.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ from kept.node.http.messages import (
 )
 from kept.node.http.response_limiter import ResponseLimiter
 from kept.node.http.route_access import login_wanted
+from kept.node.kafka.listener import PROBE_CONNECTIONS
 from kept.node.runtime.logging import bugs
 from kept.node.security.client_usage import UNMETERED
 from kept.storage.errors import InvalidRequest, KeptError, is_bug
@@ -111,18 +113,24 @@ class HttpServer:
         self.usages = usages
         self.limiter = ResponseLimiter()
         self._connections: WeakSet[HttpConnection] = WeakSet()
+        self._probes: WeakSet[HttpConnection] = WeakSet()
+        """Beyond the limit of those."""
 
     def closed(self, connection: HttpConnection) -> None:
         """A connection is closed, and counts no more, though its object may outlive it."""
         self._connections.discard(connection)
+        self._probes.discard(connection)
 
     def take_over(self, handed_over: HandedOver, first_bytes: bytes) -> None:
         """Speak HTTP on a connection from now on; it belongs to this module until it is closed."""
         connections, transport = self._connections, handed_over.transport
-        connection = HttpConnection(self, handed_over)
-        transport.set_protocol(connection)
         limit = self.config.current.http_max_connections
         crowded = len(connections) >= limit and not _make_room(connections)
+        if crowded and handed_over.listener.is_probe(first_bytes):
+            connections, crowded = self._probes, len(self._probes) >= PROBE_CONNECTIONS
+            handed_over.is_probe = True
+        connection = HttpConnection(self, handed_over)
+        transport.set_protocol(connection)
         connections.add(connection)
         connection.begin(first_bytes, crowded)
         transport.resume_reading()

@@ -18,6 +18,7 @@ from kept.node.http import json_results, lazy_server
 from kept.node.http.messages import status_of
 from kept.node.http.server import MAX_HEAD_BYTES, _is_held, host_is_known, with_port
 from kept.node.internode.controller_rpc import PeerHttpRequest
+from kept.node.kafka.listener import PROBE_CONNECTIONS
 from kept.storage import errors
 from kept.storage.errors import InvariantViolation, PolicyViolation
 from tests.support.grpc_calls import basic
@@ -479,9 +480,9 @@ def test_connections_that_wait_make_room(lone_node):
     assert end.startswith(b"HTTP/1.1 503 ")
 
 
-async def _once(lone):
+async def _once(lone, path="/healthz"):
     reader, writer = await asyncio.open_connection("127.0.0.1", lone.port)
-    writer.write(GET.format("/healthz").encode())
+    writer.write(GET.format(path).encode())
     answer = await reader.readuntil(b"\r\n\r\n")
     writer.close()
     await writer.wait_closed()
@@ -489,8 +490,8 @@ async def _once(lone):
 
 
 def test_too_many_connections(lone_node, request):
-    """Those that are served are not ended for others; those that are closed count no more, whether
-    their objects are collected or not.
+    """Those that are served are not ended for others, but some probes are served beside them; those
+    that are closed count no more, whether their objects are collected or not.
     """
     lone = lone_node(kept_http_max_connections="2")
     gc.disable()
@@ -503,15 +504,26 @@ def test_too_many_connections(lone_node, request):
             writer.write(GET.format("/api/v1/events").encode())
             await reader.readuntil(b"data: ")
             held.append(writer)
-        refused = await _once(lone)
-        for one in held:
+        answers = [await _once(lone, path) for path in ("/metrics", "/healthz", "/readyz")]
+        slow = []
+        for _ in range(PROBE_CONNECTIONS):  # whose requests do not come whole
+            slow.append(await asyncio.open_connection("127.0.0.1", lone.port))
+            slow[-1][1].write(b"GET /healthz HTTP/1.1\r\n")
+        probes = lone.node.parts.http._started()._probes
+        await until(lambda: len(probes) == PROBE_CONNECTIONS)
+        answers += [await _once(lone, path) for path in ("/healthz", "/metrics")]
+        for one in (*held, *(writer for _, writer in slow)):
             one.close()
             await one.wait_closed()
-        return refused
+        return answers
 
-    assert lone.run(ask()).startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+    refused, *probes, beyond, still = lone.run(ask())
+    for one in (refused, beyond, still):
+        assert one.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+    for one in probes:
+        assert one.startswith(b"HTTP/1.1 200 ") and b"\r\nConnection: close\r\n" in one
     deadline = time.monotonic() + 20
-    while lone.http(GET.format("/healthz"))[0] != 200:
+    while lone.http(GET.format("/metrics"))[0] != 200:
         assert time.monotonic() < deadline
 
 

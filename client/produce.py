@@ -24,6 +24,7 @@ from kept.storage.errors import (
     PeerError,
     RecordListTooLarge,
     RequestTimedOut,
+    RetriableError,
 )
 from kept.storage.records import Record, build_batch, read_header, records
 from kept.storage.types import MAX_INT32, NO_SEQUENCE, TopicPartition
@@ -65,6 +66,12 @@ class RecordTooLarge(MessageTooLarge):
         self.unwritten = unwritten
 
 
+class AppendUncertain(RetriableError):
+    """A leader gave a batch offsets, and then led no longer or could not write it: whoever leads
+    next may have it, or not.
+    """
+
+
 class Unwritten(KeptError):
     """The cause of an error that ended a ``produce``: the ``places`` that are not written,
     ascending; None where some of all its records may be written, and it is not known which.
@@ -90,7 +97,8 @@ def unwritten(error: BaseException) -> Unwritten | None:
 class ProduceOptions:
     """How batches are written. ``acks``: -1 for all replicas in sync, 1 for the leader, 0 for no
     answer: then nobody learns what was refused. ``at_most_once``: a request goes again only where
-    it had no effect. The partitions have joined the transaction of ``transactional_id``.
+    it had no effect; a leader whose refusal hides an append says so by its offset, as those of kept
+    and of Apache Kafka do. The partitions have joined the transaction of ``transactional_id``.
     """
 
     timeout_ms: int
@@ -243,6 +251,11 @@ def _refusal(tp: TopicPartition, response: Any) -> KeptError | None:
     if details and details[0] not in (message or ""):
         message = f"{message or 'a record is refused'}: {details[0]}"
     error = failure(int(partition.error_code), _what(tp), message)
+    if isinstance(error, NOT_EXECUTED) and partition.base_offset >= 0:
+        return AppendUncertain(
+            f"{error}: it was appended there at offset {partition.base_offset}, and may have been "
+            "written"
+        )
     if isinstance(error, RequestTimedOut):
         return RequestTimedOut(
             f"{error}: the leader has it, not every replica in sync has; it is committed later "

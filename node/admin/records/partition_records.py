@@ -89,8 +89,8 @@ async def append(
 ) -> AppendResult:
     """Append a record; done when every replica in sync has it. ``usage`` is of whose it is.
 
-    Raises what Produce answers, UnknownTopicOrPartition, RequestTimedOut, NetworkException: then
-    it may have been appended, and is not sent again.
+    Raises what Produce answers, UnknownTopicOrPartition; RequestTimedOut, NetworkException and
+    AppendUncertain where it may have been appended, and is not sent again.
     """
     batch = build_batch([record])
     usage.produced(len(batch))

@@ -147,11 +147,7 @@ class DelayedProduce:
         epoch, end_offset = hosted.partition.leader_epoch, info.last_offset + 1
         self._appended.append((hosted, epoch, end_offset, len(self._topics) - 1, len(results)))
         self._due.append(0)
-        results.append(
-            codec.PartitionResult(
-                index, 0, info.base_offset, info.log_append_time, info.log_start_offset
-            )
-        )
+        results.append(_acknowledgement(index, info))
 
     def refused(self, index: int, error: KeptError, hosted: LocalReplica | None) -> None:
         """A batch was not taken; ``hosted`` where it should have gone, if that is here."""
@@ -242,7 +238,7 @@ class DelayedProduce:
 
     def _set_error(self, topic: int, place: int, error: BaseException) -> None:
         results = self._topics[topic][1]
-        results[place] = failure(results[place].partition, error)
+        results[place] = failure(results[place], error)
 
     def _expire(self) -> None:
         """Not committed in the request's own time: say so for every partition that still waits."""
@@ -254,7 +250,7 @@ class DelayedProduce:
             for due, (*_, topic, place) in zip(self._due, self._appended, strict=True):
                 results = self._topics[topic][1]
                 if due and results[place].error_code == 0:
-                    results[place] = codec.PartitionResult(results[place].partition, late)
+                    results[place] = results[place]._replace(error_code=late)
             self._answer()
 
     def _answer(self) -> None:
@@ -414,7 +410,7 @@ class DelayedProduceRun(ResponseSlot):
         """Note an error for a partition's batches that end above ``committed``."""
         for place, (one, where, info) in enumerate(self.entries):
             if where is hosted and info.last_offset >= committed and place not in self._errors:
-                self._errors[place] = failure(one[5], error)
+                self._errors[place] = failure(_acknowledgement(one[5], info), error)
 
     def _expire(self) -> None:
         """Not committed in the requests' own time: say so for those that still wait."""
@@ -425,7 +421,7 @@ class DelayedProduceRun(ResponseSlot):
                 hosted in self._commits and info.last_offset >= hosted.partition.high_watermark
             )
             if is_late and place not in self._errors:
-                self._errors[place] = codec.PartitionResult(one[5], late)
+                self._errors[place] = _acknowledgement(one[5], info)._replace(error_code=late)
         for hosted, token in self._commits.items():
             hosted.partition.forget_commit(token)
         self._answer()
@@ -448,9 +444,7 @@ class DelayedProduceRun(ResponseSlot):
         """The responses, some of which are errors."""
         frames = []
         for place, (one, _, info) in enumerate(self.entries):
-            result = self._errors.get(place) or codec.PartitionResult(
-                one[5], 0, info.base_offset, info.log_append_time, info.log_start_offset
-            )
+            result = self._errors.get(place) or _acknowledgement(one[5], info)
             steps = encoded_steps(
                 self._context.hints,
                 self._connection.listener.name,
@@ -461,6 +455,13 @@ class DelayedProduceRun(ResponseSlot):
             )
             frames.append(finished(steps))
         return b"".join(frames)
+
+
+def _acknowledgement(index: int, info: AppendInfo) -> codec.PartitionResult:
+    """The result of a batch that was appended, unless it turns out that it does not count."""
+    return codec.PartitionResult(
+        index, 0, info.base_offset, info.log_append_time, info.log_start_offset
+    )
 
 
 def encoded_steps(  # noqa: PLR0917

@@ -81,7 +81,7 @@ def refused_result(
     """As :func:`refusal`, of an error from :func:`after_refused`. Given to that again, a refusal
     that stands for another would keep itself alive, and a producer send its batch for ever.
     """
-    result = failure(index, error)
+    result = failure(codec.PartitionResult(index, error_codes.NONE), error)
     if hosted is None or isinstance(error, _NOT_JUDGED):
         return result
     return result._replace(log_start_offset=hosted.partition.log_start_offset)
@@ -106,10 +106,13 @@ def after_refused(
     return error
 
 
-def failure(index: int, error: BaseException) -> codec.PartitionResult:
-    """The result of a batch that is not acknowledged."""
-    code = error_codes.code_for(error, "produce failed", partition=index)
-    records = error.record_errors if isinstance(error, InvalidRecord) else ()
-    return codec.PartitionResult(
-        index, code, record_errors=records, error_message=error_codes.message_for(error)
+def failure(result: codec.PartitionResult, error: BaseException) -> codec.PartitionResult:
+    """The result of a batch that is not acknowledged. It keeps the offset that the batch was given,
+    as Kafka's does: after NOT_LEADER_OR_FOLLOWER that tells a batch which may be in the log of the
+    next leader from one that was not taken.
+    """
+    return result._replace(
+        error_code=error_codes.code_for(error, "produce failed", partition=result.partition),
+        record_errors=error.record_errors if isinstance(error, InvalidRecord) else (),
+        error_message=error_codes.message_for(error),
     )

@@ -190,7 +190,7 @@ def test_at_the_timeout_each_partition_answers_for_itself(asker):
     assert asker.happened == []
     request._expire()
     assert [result.error_code for result in results] == [0, 7, 6, 7]
-    assert [result.base_offset for result in results] == [4, -1, -1, -1]
+    assert [result.base_offset for result in results] == [4] * 4, "they are in the log"
     slow.commits[0][1](None)
     unsynced.flushes[0][1](None)
     assert asker.happened == ["answered"] and asker.waiting_account.used_bytes == 0
@@ -215,7 +215,7 @@ def test_what_was_appended_before_the_leader_changed_is_not_acknowledged(asker, 
         hosted.high_watermark = 7
     vars(changed).update(now)
     request.written({})
-    assert [result.error_code for result in results] == [0, 6]
+    assert [(result.error_code, result.base_offset) for result in results] == [(0, 4), (6, 4)]
     assert changed.commits == [] and asker.happened == ["answered"]
 
 
@@ -303,7 +303,7 @@ def test_a_failed_write_fails_its_partition_s_requests_only(asker):
     broken, well = Committing(), Committing()
     run = run_of(asker, 1, (broken, 0), (well, 0), (broken, 5))
     run.written({broken: KafkaStorageError("the disk is full")})
-    assert answers(run) == [(0, 56, -1), (1, 0, 0), (2, 56, -1)]
+    assert answers(run) == [(0, 56, 0), (1, 0, 0), (2, 56, 5)]
 
 
 def test_a_lost_leadership_fails_what_was_not_committed(asker):
@@ -312,7 +312,7 @@ def test_a_lost_leadership_fails_what_was_not_committed(asker):
     run.written({})
     hosted.high_watermark = 5
     hosted.commits[0][1](NotLeaderOrFollower("elsewhere"))
-    assert answers(run) == [(0, 0, 0), (1, 6, -1)]
+    assert answers(run) == [(0, 0, 0), (1, 6, 5)]
 
 
 def test_too_few_replicas_fail_what_is_committed_too(asker):
@@ -321,7 +321,7 @@ def test_too_few_replicas_fail_what_is_committed_too(asker):
     run.written({})
     hosted.high_watermark = 5
     hosted.commits[0][1](NotEnoughReplicasAfterAppend("one left"))
-    assert answers(run) == [(0, 20, -1)]
+    assert answers(run) == [(0, 20, 0)]
 
 
 def test_at_the_timeout_only_what_still_waits_has_timed_out(asker):
@@ -330,7 +330,7 @@ def test_at_the_timeout_only_what_still_waits_has_timed_out(asker):
     run.written({})
     hosted.high_watermark = slow.high_watermark = 5
     run._expire()
-    assert answers(run) == [(0, 0, 0), (1, 7, -1), (2, 7, -1)]
+    assert answers(run) == [(0, 0, 0), (1, 7, 5), (2, 7, 0)]
     assert hosted.forgotten == [1]
     for _, late in (*hosted.commits, *slow.commits, *slow.flushes):
         late(None)
@@ -368,6 +368,7 @@ def refused(asker, error, hosted, acks=-1):
 
 def code_of(request) -> int:
     ((_, (result,)),) = request._topics
+    assert result.base_offset == -1, "nothing was appended"
     return result.error_code
 
 

@@ -242,7 +242,7 @@ class Client:
         """Delete topics."""
         self.run(topic_operations.delete_topics(names, self.timeout_ms))
         for name in names:
-            self.view.topics.pop(name, None)
+            self.view.forget_topic(name)
 
     def create_partitions(self, topic: str, count: int) -> None:
         """Raise the number of partitions to ``count``."""
@@ -305,9 +305,10 @@ class Client:
 
         Records without a partition go where Java's client would put their key; those without a key
         share one partition that has a leader, drawn anew for each call. A batch that is above
-        ``max.message.bytes`` or ``segment.bytes`` is split; with ``acks=0`` nobody answers, so that
-        one is lost without an error. Raises :class:`kept.client.produce.RecordTooLarge` for a
-        record that is too large alone.
+        ``max.message.bytes`` or ``segment.bytes`` is split, and those after it before they are
+        sent, until Metadata tells of the topic anew, after five minutes at most; with ``acks=0``
+        nobody answers, so that one is lost without an error. Raises
+        :class:`kept.client.produce.RecordTooLarge` for a record that is too large alone.
 
         After another error some records may be written: :func:`kept.client.produce.unwritten` says
         which are not, where that is known. A ``producer`` gets a new id after any, because the

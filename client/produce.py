@@ -1,9 +1,10 @@
 """Writing records: operations without I/O (see :mod:`kept.client.admin.topics`).
 
 A batch that is too large for its topic is split and sent again, as Kafka's clients do: its parts go
-one after the other, with the sequence numbers that their records had in it. What was refused as too
-large was not written, so that nothing is there twice; but for a batch without a producer id whose
-earlier try had no answer, if the limit was lowered in between.
+one after the other, with the sequence numbers that their records had in it. Later batches are split
+before they are sent, until Metadata tells of the topic anew: its limit may have been raised. What
+was refused as too large was not written, so that nothing is there twice; but for a batch without a
+producer id whose earlier try had no answer, if the limit was lowered in between.
 """
 
 from __future__ import annotations
@@ -127,6 +128,8 @@ def produce(
     written = dict.fromkeys(batches, 0)
     refused: dict[int, KeptError] = {}
     most_bytes = max(map(len, batches.values()), default=0)
+    if places is not None:
+        most_bytes = min(most_bytes, view.batch_limits.get(topic, most_bytes))
     while waiting:
         calls = []
         for partition, parts in waiting.items():
@@ -151,7 +154,7 @@ def produce(
                 written[partition] += count
                 done.append(_produced(partition, response))
             elif count > 1:
-                most_bytes = min(most_bytes, len(batch) - 1)
+                most_bytes = view.batch_limits[topic] = min(most_bytes, len(batch) - 1)
             else:
                 refused[partition] = error
             if not parts or partition in refused:

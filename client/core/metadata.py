@@ -57,6 +57,10 @@ class ClusterMetadata:
     cluster_id: str | None = None
     topics: dict[str, TopicMetadata] = field(default_factory=dict)
     coordinators: dict[tuple[int, str], int] = field(default_factory=dict)
+    batch_limits: dict[str, int] = field(default_factory=dict)
+    """How many bytes a batch may have at most, by topic, as refusals have told since its last
+    Metadata.
+    """
 
     def leader(self, topic: str, partition: int) -> Endpoint | None:
         """Where the partition's leader listens, None when it is not known."""
@@ -89,16 +93,14 @@ class ClusterMetadata:
         for topic in response.topics:
             if topic.name is not None:
                 seen[str(topic.name)] = topic_view(topic)
-        if asked is None:
-            self.topics = seen
-        else:
-            for name in asked:
-                self.topics.pop(name, None)
-            self.topics.update(seen)
+        for name in (*self.topics, *self.batch_limits) if asked is None else asked:
+            self.forget_topic(name)
+        self.topics.update(seen)
 
     def forget_topic(self, name: str) -> None:
         """Drop what is known of a topic, so that it is asked for again."""
         self.topics.pop(name, None)
+        self.batch_limits.pop(name, None)
 
 
 def topic_view(topic: Any) -> TopicMetadata:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -101,6 +102,36 @@ def test_what_was_refused_once_is_not_sent_in_that_size_again():
     leader = Leader(1, 200)
     leader.produce("t", rows(*[90] * 64))
     assert leader.refused == 6, "64, 32, 16, 8, 4 and 2 records, each once"
+
+
+def told_anew(topics: Sequence[str]) -> Any:
+    """Metadata of these topics."""
+    named = [
+        {"name": n, "topic_id": UUID(int=1), "partitions": (), "error_code": 0} for n in topics
+    ]
+    return response(ApiKey.METADATA, 12, brokers=(), topics=named)
+
+
+@pytest.mark.parametrize("all_topics", [True, False])
+def test_a_limit_is_known_until_the_topic_is_told_anew(all_topics):
+    leader, known = Leader(1, 200), ("t",)
+    leader.produce("t", rows(*[90] * 8))
+    learned, topics = leader.refused, dict(leader.view.topics)
+    leader.produce("t", rows(*[90] * 64))
+    assert leader.refused == learned == 3 and len(leader.values(0)) == 72
+    with pytest.raises(MessageTooLarge):
+        Client.append(leader, "t", {0: build_batch([(1, None, bytes(25), ())] * 8)})
+    assert leader.refused == learned + 1, "what is given whole is not split"
+    leader.most = 10_000
+    leader.view.update(told_anew(["u"]), ("u",))
+    leader.view.topics.update(topics)
+    count = len(leader.taken)
+    leader.produce("t", rows(*[90] * 64))
+    assert len(leader.taken) == count + 64
+    leader.view.update(told_anew(["t"]), None if all_topics else known)
+    leader.view.topics.update(topics)
+    leader.produce("t", rows(*[90] * 64))
+    assert len(leader.taken) == count + 65, "it may have been raised, and was"
 
 
 def test_a_record_that_is_too_large_is_named_and_what_comes_after_it_is_not_written():

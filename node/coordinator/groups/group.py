@@ -458,16 +458,6 @@ def _require(condition: bool, group: Group, what: str) -> None:
         raise InvariantViolation(f"group {group.group_id} ({group.state.value}): {what}")
 
 
-def subscription_topics(metadata: bytes) -> frozenset[str] | None:
-    """Topics of a consumer's subscription (``ConsumerProtocolSubscription`` v0 and later).
-
-    int16 version, int32 count, strings; what follows is not read. None if it does not parse, or has
-    more than :data:`MAX_SUBSCRIPTIONS` topics.
-    """
-    read = _read_subscription(metadata, MAX_SUBSCRIPTIONS)
-    return None if read is None else frozenset(read.topics)
-
-
 class _Subscription(NamedTuple):
     """``size`` topics, some perhaps named twice, and where their names end."""
 
@@ -477,6 +467,11 @@ class _Subscription(NamedTuple):
 
 
 def _read_subscription(metadata: bytes, most: int) -> _Subscription | None:
+    """The topics of a consumer's subscription (``ConsumerProtocolSubscription`` v0 and later).
+
+    int16 version, int32 count, strings; what follows is not read. None if it does not parse, or has
+    more than ``most`` topics.
+    """
     try:
         version, count = struct.unpack_from(">hi", metadata, 0)
         if version < 0 or not 0 <= count <= most:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kept.node.coordinator.common.partitioner import java_hash, partition_for
 from kept.node.coordinator.groups import group as group_module
 from kept.node.coordinator.groups import records as r
-from kept.node.coordinator.groups.group import Group, subscription_topics
+from kept.node.coordinator.groups.group import Group
 from kept.storage.errors import CorruptMessage
 from kept.storage.records import records as read_records
 
@@ -58,7 +58,7 @@ def test_apache_kafkas_records_are_understood() -> None:
     assert (dynamic.group_instance_id, dynamic.client_id) == (None, "golden")
     assert (static.client_host, static.session_timeout_ms) == ("/127.0.0.1", 6000)
     assert static.rebalance_timeout_ms == 300000
-    assert subscription_topics(static.subscription) == {"orders"}
+    assert subscribed(static.subscription) == {"orders"}
     assert [o.value for o in offsets] == [
         r.OffsetCommitValue(4, "note é\0", 1795253507992, topic_id=TOPIC_ID),
         r.OffsetCommitValue(3, "note é\0", 1795253508003, topic_id=TOPIC_ID),

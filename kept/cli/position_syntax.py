@@ -6,6 +6,7 @@ import datetime
 import enum
 import re
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -72,8 +73,8 @@ _NAMES: Final = {
 
 
 def position(text: str, now_ms: int) -> Position:
-    """``earliest``, ``latest``, an offset, ``-N`` from the end, or ``@TIME``. ValueError for any
-    other text.
+    """``earliest``, ``latest``, an offset, ``-N`` from the end, or ``@TIME``; without ``@``, too,
+    unless it is in milliseconds. ValueError for any other text.
     """
     if text in _NAMES:
         return _NAMES[text]
@@ -83,6 +84,8 @@ def position(text: str, now_ms: int) -> Position:
         return Position(Kind.OFFSET, number)
     if text.startswith("-") and (number := decimal_number(text[1:])) is not None:
         return Position(Kind.BEFORE_END, number)
+    with suppress(ValueError):
+        return Position(Kind.TIME, time_ms(text, now_ms))
     raise ValueError(
         f"{text!r} is neither an offset, -N (the last N of each partition), @TIME, earliest nor "
         "latest"

@@ -146,7 +146,10 @@ def test_positions():
     assert position("earliest", now) is EARLIEST and position("end", now) is LATEST
     assert position("42", now) == Position(Kind.OFFSET, 42)
     assert position("-5", now) == Position(Kind.BEFORE_END, 5)
-    assert position("@-90m", now) == Position(Kind.TIME, now - 90 * 60_000)
+    for ago in ("@-90m", "-90m"):
+        assert position(ago, now) == Position(Kind.TIME, now - 90 * 60_000)
+    for second in ("@1000", "@1970-01-01T00:00:01Z", "1970-01-01T00:00:01Z"):
+        assert position(second, now) == Position(Kind.TIME, 1000)
     assert time_ms("1970-01-01T00:00:01Z", now) == 1000
     assert time_ms("1970-01-01T01:00:00+01:00", now) == 0
     for wrong in ("", "-", "--5", "@", "@-5x", "@\u0663", "1_0", "@1e9", "soon"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -14,7 +13,7 @@ from kept.cli.bootstrap_option import bootstrap_option
 from kept.cli.completion import GROUP
 from kept.cli.offset_file import FileOffset
 from kept.cli.output import counted, echo, show_json, show_table, write
-from kept.cli.position_syntax import Position, offsets_at, position, time_ms
+from kept.cli.position_syntax import Position, PositionType, offsets_at
 from kept.cli.shell import Failure, WholeNumber, did_you_mean, examples, for_each, json_option
 from kept.cli.topic_partition import TopicPartitionArgument
 from kept.cli.unavailable import named_partitions, open_client
@@ -28,28 +27,6 @@ from kept.storage.types import IsolationLevel, TopicPartition, decimal_number
 NO_MEMBERS: Final = ("Empty", DEAD)
 """States of a group whose offsets may be set from outside."""
 NAMED_ERRORS: Final = 5
-
-
-class Target(click.ParamType):  # type: ignore[type-arg]
-    """Where offsets go: a :class:`Position`. A time may also be given without ``@``."""
-
-    name = "position"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Position:
-        """The position; a usage error for any other text."""
-        if isinstance(value, Position):
-            return value
-        now_ms = time.time_ns() // 1_000_000
-        try:
-            return position(value, now_ms)
-        except ValueError as error:
-            try:
-                time_ms(value, now_ms)
-            except ValueError:
-                self.fail(str(error), param, ctx)
-            return position(f"@{value}", now_ms)
 
 
 class Shift(click.ParamType):  # type: ignore[type-arg]
@@ -118,7 +95,7 @@ class Change(NamedTuple):
 @click.option("--partition", type=WholeNumber(0), hidden=True)
 @click.option(
     "--to",
-    type=Target(),
+    type=PositionType(),
     metavar="earliest|latest|OFFSET|-N|@TIME",
     help="The new place; -N is N before the end, @TIME as in kept consume --offset.",
 )

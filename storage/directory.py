@@ -318,7 +318,7 @@ class LogDirectory:
             try:
                 is_directory = self.disk.stat(self._file(name)).is_directory
             except FileNotFoundError:
-                continue  # a deleted log: purge_found runs beside us
+                continue  # a deleted log: finish_deletions runs beside us
             if name in layout.IGNORED_NAMES or not is_directory:
                 continue
             parsed = layout.parse_directory_name(name)
@@ -496,7 +496,7 @@ class LogDirectory:
             }
         return len(due)
 
-    def purge_found(self) -> int:
+    def finish_deletions(self) -> int:
         """Finish deletions that a stop interrupted; returns how many. Where the checkpoints know
         them still (an earlier snapshot of kept left them there), they forget them first, durably.
         """

@@ -97,7 +97,7 @@ class LogDirs:
             disk, self._metadata_path, [local.directory for local in opened], broken
         )
         for local in opened:
-            purging = self._runtime.in_thread(local.directory.purge_found)
+            purging = self._runtime.in_thread(local.directory.finish_deletions)
             purging.add_done_callback(self._purged)
 
     def _open(self, path: str) -> LogDirectory:

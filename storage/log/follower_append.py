@@ -79,7 +79,7 @@ def stage(log: Log, view: memoryview, batches: list[ReplicaBatch], now_ms: int) 
             far = last - log.log_end_offset > MAX_INT32
             log.roll(now_ms, base if far else log.log_end_offset)
             start, ahead = at, 0
-        tail.note(ahead, size, base, last, timestamp, now_ms)
+        tail.index_batch(ahead, size, base, last, timestamp, now_ms)
         end = at + size
         if producer_id >= 0:
             aborted = note_producer(log.producers, read_header(view, at), view, at)

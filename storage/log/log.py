@@ -304,7 +304,7 @@ class Log:
         except TypeError:
             data = bytearray(data)
             _PREFIX.pack_into(data, 0, base, size - _LENGTH_END, leader_epoch)
-        tail.note(tail.staged_bytes, size, base, last, timestamp, now_ms)
+        tail.index_batch(tail.staged_bytes, size, base, last, timestamp, now_ms)
         tail.stage(data, size)
         if producer_id >= 0:
             self.producers.update(

@@ -167,7 +167,7 @@ class _Opening:
             if header.partition_leader_epoch > self.epoch:
                 self.epoch = header.partition_leader_epoch
                 self.epoch_starts.append((self.epoch, header.base_offset))
-            segment.note(
+            segment.index_batch(
                 (position, header.size_bytes, header.base_offset, last, header.max_timestamp)
             )
             position += header.size_bytes

@@ -84,12 +84,12 @@ class Tail:
         waited = timestamp - first if first >= 0 else now_ms - active.created_ms
         return waited <= self.roll_age_ms
 
-    def note(  # noqa: PLR0917
+    def index_batch(  # noqa: PLR0917
         self, ahead: int, size: int, base: int, last: int, timestamp: int, now_ms: int
     ) -> None:
         """A batch is staged, or about to be, ``ahead`` bytes after what is written.
 
-        ``Segment.note``, inlined: this runs for every batch.
+        ``Segment.index_batch``, inlined: this runs for every batch.
         """
         active = self.active
         position = active.size_bytes + ahead
@@ -112,7 +112,7 @@ class Tail:
         self.end_offset = last + 1
 
     def stage(self, data: Bytes, size: int) -> None:
-        """Have noted batches of ``size`` bytes written by :meth:`write`."""
+        """Have indexed batches of ``size`` bytes written by :meth:`write`."""
         if size:
             self._staged.append(data)
             self.staged_bytes += size

@@ -254,12 +254,12 @@ class Segment:
         logger.warning("%s: rebuilding the indexes: %s", self.path(layout.LOG), why)
         self.reset_indexes()
         for batch in self.walk(0, self.size_bytes, SCAN_BYTES):
-            self.note(batch)
+            self.index_batch(batch)
         if save:
             self.close_indexes()
 
     def reset_indexes(self) -> None:
-        """Forget everything that follows from the batches; :meth:`note` builds it up again."""
+        """Forget all that follows from the batches; :meth:`index_batch` builds it up again."""
         self.index.unload()
         self.time_index.unload()
         self.index.loaded = self.time_index.loaded = True
@@ -268,7 +268,7 @@ class Segment:
         self.next_offset = self.base_offset
         self._first_timestamp = None
 
-    def note(self, batch: Batch) -> None:
+    def index_batch(self, batch: Batch) -> None:
         """A batch is the segment's next one: index entries as ``LogSegment.append`` makes them."""
         position, size, _, last_offset, timestamp = batch
         if not position:
@@ -300,7 +300,7 @@ class Segment:
         if not self._resume_at_last_entry():
             self.reset_indexes()
             for batch in self.walk(0, size_bytes, SCAN_BYTES):
-                self.note(batch)
+                self.index_batch(batch)
         left = [entry for entry in self.aborted if entry.last_offset < self.next_offset]
         if len(left) == len(self.aborted):
             return False
@@ -327,7 +327,7 @@ class Segment:
         self.bytes_since_index = size
         self.next_offset = last_offset + 1
         for batch in batches:
-            self.note(batch)
+            self.index_batch(batch)
         return True
 
     def close_indexes(self) -> None:

@@ -73,7 +73,7 @@ def open_output(disk: Disk, directory: str, base_offset: int, index_interval_byt
 def _build_indexes(disk: Disk, segment: Segment) -> None:
     segment.reset_indexes()
     for batch in segment.walk(0, segment.size_bytes, SCAN_BYTES):
-        segment.note(batch)
+        segment.index_batch(batch)
     segment.time_index.append(segment.max_timestamp, segment.max_timestamp_offset)
     segment.index.save()
     segment.time_index.save()

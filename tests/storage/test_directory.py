@@ -189,7 +189,7 @@ def test_scanning_a_directory(kit, disk, caplog) -> None:
     log = create_log(directory, tp, uuid.UUID(int=10), LogConfig(), now_ms=kit.NOW)
     directory.mark_deleted(log, DIRECTORY_ID, kit.NOW)
     directory.close()
-    assert opened(disk).purge_found() == 1
+    assert opened(disk).finish_deletions() == 1
 
 
 def test_creating_again_forgets_the_old_start(kit, disk) -> None:
@@ -292,7 +292,7 @@ def test_a_log_that_is_purged_while_it_is_scanned(disk, monkeypatch) -> None:
     gone = create_log(directory, TopicPartition("t", 0), uuid.UUID(int=1), LogConfig(), now_ms=0)
     directory.mark_deleted(gone, uuid.UUID(int=9), 0)
     names = disk.listdir("/d")
-    directory.purge_found()
+    directory.finish_deletions()
     monkeypatch.setattr(disk, "listdir", lambda path: names)
     assert directory.scan() == []
 
@@ -547,7 +547,7 @@ def test_a_start_that_purges_a_deleted_log_is_killed_before_its_first_checkpoint
     disk.fsync_dir("/d")
     lacks_nothing(disk)
     started = opened(disk.after_kill())
-    assert started.purge_found() == 1
+    assert started.finish_deletions() == 1
     assert [entry.topic_partition for entry in started.scan()] == [TP]
     lacks_nothing(started.disk)
 
@@ -558,7 +558,7 @@ def test_a_log_of_the_name_of_one_that_is_purged_at_the_start_is_not_forgotten(d
     create_log(directory, log.topic_partition, uuid.UUID(int=8), LogConfig(), now_ms=0)
     directory.write_checkpoints(Checkpoint.HIGH_WATERMARKS, {TP: 7, log.topic_partition: 3})
     again = opened(disk.after_kill())
-    assert again.purge_found() == 1
+    assert again.finish_deletions() == 1
     assert again.high_watermarks == {TP: 7, log.topic_partition: 3}
 
 
@@ -572,7 +572,7 @@ def test_a_log_that_is_made_while_one_of_its_name_is_purged_is_not_forgotten(
     before = again.scan()
     create_log(again, gone, uuid.UUID(int=8), LogConfig(), now_ms=0)
     monkeypatch.setattr(again, "scan", lambda: before)
-    assert again.purge_found() == 1
+    assert again.finish_deletions() == 1
     assert again.recovery_points == {TP: 7, gone: 0}
 
 

@@ -65,7 +65,7 @@ def read_anew(disk: SimulatedDisk, segment: Segment) -> dict[str, object]:
         index_interval_bytes=segment.index_interval_bytes, loaded=True,
     )  # fmt: skip
     for batch in fresh.walk(0, fresh.size_bytes):
-        fresh.note(batch)
+        fresh.index_batch(batch)
     return derived(fresh)
 
 

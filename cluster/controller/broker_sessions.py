@@ -505,7 +505,7 @@ class BrokerSessions:
                 missing = unclean_recovery.missing(self.image, state, self.reports)
                 if not state.recovering:
                     missing = tuple(
-                        b for b in state.isr if not partition_election.active(self.image, b)
+                        b for b in state.isr if not partition_election.is_active(self.image, b)
                     )
                 waiting.append(
                     WaitingPartition(

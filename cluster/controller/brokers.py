@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from kept.cluster.controller.features import Feature, missing
 from kept.cluster.controller.partition_election import (
     UncleanAllowed,
-    active,
+    is_active,
     never_unclean,
     with_broker,
     without_broker,
@@ -180,7 +180,7 @@ def shut_down_broker(image: Image, broker_id: int, broker_epoch: int) -> list[Me
         for record in without_broker(out, broker_id)
         if record.leader != NO_LEADER
         or topics[record.topic_id].partitions[record.partition].leader == NO_LEADER
-        or not any(active(out, replica) for replica in record.replicas)
+        or not any(is_active(out, replica) for replica in record.replicas)
     ]
     return [*mark, *moved]
 

@@ -84,12 +84,12 @@ def leader_of(image: Image, state: PartitionRecord) -> int:
     (``kept.cluster.controller.unclean_recovery``).
     """
     for broker_id in state.replicas:
-        if broker_id in state.isr and broker_id not in state.elr and active(image, broker_id):
+        if broker_id in state.isr and broker_id not in state.elr and is_active(image, broker_id):
             return broker_id
     return NO_LEADER
 
 
-def active(image: Image, broker_id: int) -> bool:
+def is_active(image: Image, broker_id: int) -> bool:
     """The broker is registered, unfenced and does not shut down."""
     broker = image.brokers.get(broker_id)
     return broker is not None and broker.active
@@ -141,7 +141,7 @@ def without_broker(
         if broker_id not in state.isr:
             continue
         isr = tuple(member for member in state.isr if member != broker_id)
-        if not isr or not (unclean_restart or any(active(image, member) for member in isr)):
+        if not isr or not (unclean_restart or any(is_active(image, member) for member in isr)):
             isr = state.isr
         elr = state.elr
         if isr != state.isr or (unclean_restart and set(elr) - {broker_id}):
@@ -186,7 +186,7 @@ def _led(image: Image, state: PartitionRecord, leader: int) -> PartitionRecord |
     """A partition without a leader gets this member of its ISR, and goes on with those members
     that take part: the others would hold back its high watermark.
     """
-    isr = tuple(member for member in state.isr if member == leader or active(image, member))
+    isr = tuple(member for member in state.isr if member == leader or is_active(image, member))
     elr = tuple(b for b in state.replicas if b in state.elr or (b in state.isr and b not in isr))
     return changed(state, leader=leader, isr=isr, elr=elr)
 
@@ -195,7 +195,7 @@ def _unclean(
     image: Image, state: PartitionRecord, logs: Mapping[int, ReplicaLog]
 ) -> PartitionRecord | None:
     """Any live replica leads: the longest of the logs known, else the first in replica order."""
-    live = [broker_id for broker_id in state.replicas if active(image, broker_id)]
+    live = [broker_id for broker_id in state.replicas if is_active(image, broker_id)]
     if not live:
         return None
     best = longest(state, {b: log for b, log in logs.items() if b in live})
@@ -240,7 +240,7 @@ def elect_preferred(image: Image, topic: str, partition: int) -> list[MetadataRe
 
 
 def _electable(image: Image, state: PartitionRecord, broker_id: int) -> bool:
-    return broker_id in state.isr and broker_id not in state.elr and active(image, broker_id)
+    return broker_id in state.isr and broker_id not in state.elr and is_active(image, broker_id)
 
 
 def balance_preferred(
@@ -349,7 +349,7 @@ def advanced(image: Image, state: PartitionRecord, after: PartitionRecord) -> Pa
     that is gone means a new leader epoch: it must not go on as a follower.
     """
     leader = after.leader
-    if leader not in after.isr or not active(image, leader):
+    if leader not in after.isr or not is_active(image, leader):
         leader = leader_of(image, after)
         if leader == NO_LEADER and after.leader in after.isr:
             leader = after.leader

@@ -75,7 +75,9 @@ class MetadataFiles:
         return (me,)
 
 
-def open_files(directory: str, disk: Disk, directory_id: UUID, node_id: int = -1) -> MetadataFiles:
+def open_metadata_files(
+    directory: str, disk: Disk, directory_id: UUID, node_id: int = -1
+) -> MetadataFiles:
     """Open a metadata directory, created when absent; it is ``directory_id`` unless it has an id.
 
     ``node_id`` is whose history counts. Raises DamagedData (path, position), DirectoryRefused for

@@ -41,7 +41,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kept.cluster.metadata.image import Delta, Image
-from kept.cluster.metadata.metadata_files import DiskWork, HistoryWrite, MetadataFiles, open_files
+from kept.cluster.metadata.metadata_files import (
+    DiskWork,
+    HistoryWrite,
+    MetadataFiles,
+    open_metadata_files,
+)
 from kept.cluster.metadata.records import (
     ClusterRecord,
     MetadataRecord,
@@ -197,7 +202,7 @@ class MetadataNode:
         Blocks. Raises DamagedData (path, position), DirectoryRefused, MachineError. The caller
         holds the lock of the node's directories.
         """
-        files = open_files(directory, disk, directory_id, node_id)
+        files = open_metadata_files(directory, disk, directory_id, node_id)
         listed = voters or ((Voter(node_id, directory_id),) if not observer else ())
         member = cls(
             files,

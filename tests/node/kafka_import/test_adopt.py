@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from kept.cli.commands.serve import serve
-from kept.cluster.metadata.metadata_files import open_files
+from kept.cluster.metadata.metadata_files import open_metadata_files
 from kept.cluster.metadata.snapshot import load_snapshot
 from kept.node.coordinator.transactions.records import (
     TransactionMetadata,
@@ -64,7 +64,7 @@ def test_it_is_taken_over_once_and_kafkas_metadata_stay(kafka: Path) -> None:
     metadata = tree(Path(config.metadata_log_dir))
     adopt(config, Disk())  # the same command at each start
     assert tree(Path(config.metadata_log_dir)) == metadata
-    files = open_files(config.metadata_log_dir, Disk(), ANOTHER)
+    files = open_metadata_files(config.metadata_log_dir, Disk(), ANOTHER)
     assert files.wal.last_index == 132
     assert [voter.port for voter in files.image.voters] == [23092, 23192, 23292]
     assert files.identity.directory_id == files.image.voters[0].directory_id
@@ -363,7 +363,7 @@ def test_a_crash_anywhere_is_cured_by_the_same_command(tmp_path: Path) -> None:
             with pytest.raises(DirectoryRefused, match="--adopt"):
                 refuse_kafka(Disk(), str(kafka))
         adopt(config, Disk())
-        files = open_files(config.metadata_log_dir, Disk(), ANOTHER)
+        files = open_metadata_files(config.metadata_log_dir, Disk(), ANOTHER)
         assert files.wal.last_index == 132
         assert checkpoints.read_properties(Disk(), str(kafka / layout.ADOPTED))
         assert not Path(config.metadata_log_dir, "adopting").exists()

@@ -162,7 +162,7 @@ class WriteTxnMarker(Struct, frozen=True):
     marker: EndMarker
 
 
-class FetchTopic(Struct, frozen=True):
+class OffsetFetchTopic(Struct, frozen=True):
     """One topic whose offsets are requested; zero id: whatever topic has the name."""
 
     name: str
@@ -175,7 +175,7 @@ class FetchOffsets(Struct, frozen=True):
 
     request: int
     group: str
-    topics: tuple[FetchTopic, ...] | None
+    topics: tuple[OffsetFetchTopic, ...] | None
     require_stable: bool = False
 
 

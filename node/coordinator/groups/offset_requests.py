@@ -160,7 +160,7 @@ class OffsetRequests:
         topics = event.topics
         if topics is None:
             topics = tuple(
-                ev.FetchTopic(name, tuple(partitions)) for name, partitions in offsets.items()
+                ev.OffsetFetchTopic(name, tuple(partitions)) for name, partitions in offsets.items()
             )
         return ev.FetchResult(
             topics=tuple(
@@ -170,7 +170,7 @@ class OffsetRequests:
         )
 
     def _fetch_topic(
-        self, event: ev.FetchOffsets, topic: ev.FetchTopic, stored: Mapping[int, StoredOffset]
+        self, event: ev.FetchOffsets, topic: ev.OffsetFetchTopic, stored: Mapping[int, StoredOffset]
     ) -> tuple[ev.FetchedOffset, ...]:
         fetched = []
         for partition in topic.partitions:

@@ -312,7 +312,7 @@ class GroupOffsetsHandler:
         return [(name, tuple(partitions)) for name, partitions in committed.items()]
 
     def _fetch_part(
-        self, ctx: RequestContext, group: Any, asked: tuple[ev.FetchTopic, ...], stable: bool
+        self, ctx: RequestContext, group: Any, asked: tuple[ev.OffsetFetchTopic, ...], stable: bool
     ) -> Answer:
         def answer(result: ev.FetchResult) -> dict[str, Any]:
             return self._fetched(ctx, group, result)
@@ -476,8 +476,10 @@ def _once(groups: Iterable[Any]) -> list[Any]:
     return list({(group.group_id, group.topics): group for group in groups}.values())
 
 
-def _fetch_topic(name: str, topic_id: uuid.UUID, partitions: tuple[int, ...]) -> ev.FetchTopic:
-    return ev.FetchTopic(name, partitions, topic_id)
+def _fetch_topic(
+    name: str, topic_id: uuid.UUID, partitions: tuple[int, ...]
+) -> ev.OffsetFetchTopic:
+    return ev.OffsetFetchTopic(name, partitions, topic_id)
 
 
 def _unfetched(topic: Any, topic_id: uuid.UUID, error: ErrorCode) -> dict[str, Any]:

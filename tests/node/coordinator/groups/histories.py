@@ -224,7 +224,7 @@ class History:
             topic, number = partition(word)
             topics.setdefault(topic, []).append(number)
         asked = tuple(
-            ev.FetchTopic(t, tuple(p), uuid.UUID(int=7) if other_id else TOPIC_IDS[t])
+            ev.OffsetFetchTopic(t, tuple(p), uuid.UUID(int=7) if other_id else TOPIC_IDS[t])
             for t, p in topics.items()
         )
         event = ev.FetchOffsets(self._next_request(), words.words[0], asked or None, stable)

@@ -244,7 +244,7 @@ class Simulation:
             marker = EndMarker(choose(PRODUCERS), 0, 0, self.random.random() < 0.7)
             return ev.WriteTxnMarker(number, marker)
         if kind < 0.95:
-            asked = (ev.FetchTopic("orders", (0, 1)),) if self.random.random() < 0.5 else None
+            asked = (ev.OffsetFetchTopic("orders", (0, 1)),) if self.random.random() < 0.5 else None
             return ev.FetchOffsets(number, group, asked, self.random.random() < 0.5)
         if kind < 0.97:
             return ev.DeleteOffsets(number, group, ((choose(TOPICS), (0, 1)),))

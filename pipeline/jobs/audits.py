@@ -39,8 +39,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from kept.compaction.strategy import rules
 from kept.pipeline.connection import BadOption
 from kept.pipeline.jobs import survivors
+from kept.pipeline.jobs.audit_faults import NEWER, REFERENCE, Expected, find, held, overtaken
 from kept.pipeline.jobs.exports import Export, load
-from kept.pipeline.jobs.faults import NEWER, REFERENCE, Expected, find, held, overtaken
 from kept.pipeline.session import Bounds, bounds_of, connect, records, register
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kept.compaction.strategy import Latest, Strategy
-from kept.pipeline.jobs.faults import NEWER, REFERENCE, Expected, find, held, overtaken
+from kept.pipeline.jobs.audit_faults import NEWER, REFERENCE, Expected, find, held, overtaken
 from kept.pipeline.jobs.survivors import strategy_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1800)]

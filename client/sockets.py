@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from kept.client.core.broker_errors import NoResponse
-from kept.client.core.calls import (
-    Call,
+from kept.client.core.calls import Call
+from kept.client.core.client_core import ClientCore
+from kept.client.core.events import (
     Close,
     Connect,
     Connected,
@@ -26,7 +27,6 @@ from kept.client.core.calls import (
     Send,
     Waiting,
 )
-from kept.client.core.client_core import ClientCore
 from kept.client.security.tls_errors import tls_failure
 from kept.storage.errors import KeptError
 

@@ -1,4 +1,4 @@
-"""Calls, where they go, and the events and effects of :mod:`kept.client.core.client_core`."""
+"""What a client asks: calls, where they go, and after which errors they go again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kept.client.core.broker_errors import ConnectionFailed, NotReached, api_name
-from kept.client.core.metadata import Endpoint
 from kept.client.protocol.messages import Values
 from kept.storage.errors import (
     FencedLeaderEpoch,
@@ -182,90 +181,3 @@ class Call:
     def is_to_be_reported(self, started_ms: int) -> bool:
         """Somebody else's call, begun by then, of which it was not told that it waits."""
         return not self.reported and self.needed_for is None and self.started_ms <= started_ms
-
-
-# Events.
-
-
-@dataclass(frozen=True, slots=True)
-class Connected:
-    """The connection stands, with TLS where that is wanted."""
-
-    connection: int
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """Bytes have come."""
-
-    connection: int
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Filled:
-    """So many bytes came into what :meth:`kept.client.core.client_core.ClientCore.room` gave."""
-
-    connection: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """The connection could not be made, or broke. ``mistrusted``: because one side does not believe
-    who the other one is, by TLS, which trying again does not mend. ``refused``: nobody listens.
-    """
-
-    connection: int
-    why: str
-    mistrusted: bool = False
-    refused: bool = False
-
-
-Event = Connected | Received | Filled | Lost
-
-
-# Effects.
-
-
-@dataclass(frozen=True, slots=True)
-class Connect:
-    """Open a connection."""
-
-    connection: int
-    endpoint: Endpoint
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send bytes."""
-
-    connection: int
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """Close the connection."""
-
-    connection: int
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A call has ended: with a response (None where none is sent) or with an error."""
-
-    call: Call
-    response: Any
-    error: KeptError | None
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A call has been tried for a while and goes on; ``why`` it could not be done. Once a call."""
-
-    call: Call
-    why: KeptError
-
-
-Effect = Connect | Send | Close | Finished | Waiting

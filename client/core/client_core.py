@@ -35,6 +35,13 @@ from kept.client.core.calls import (
     PERHAPS_EXECUTED,
     Anywhere,
     Call,
+    ToController,
+    ToCoordinator,
+    ToLeader,
+    ToNode,
+)
+from kept.client.core.connections import Connection
+from kept.client.core.events import (
     Close,
     Connect,
     Connected,
@@ -44,13 +51,8 @@ from kept.client.core.calls import (
     Finished,
     Received,
     Send,
-    ToController,
-    ToCoordinator,
-    ToLeader,
-    ToNode,
     Waiting,
 )
-from kept.client.core.connections import Connection
 from kept.client.core.leader_errors import offline_grace_ms, why_no_leader
 from kept.client.core.login import OwnRequest
 from kept.client.core.metadata import ClusterMetadata, Endpoint

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kept.client.core.broker_errors import NoController, api_name, failure
-from kept.client.core.calls import Call, ToController, Waiting
+from kept.client.core.calls import Call, ToController
+from kept.client.core.events import Waiting
 from kept.client.core.login import Login, OwnRequest, renew_at_ms
 from kept.client.core.metadata import Endpoint
 from kept.client.protocol.api_keys import ApiKey

@@ -8,8 +8,11 @@ from collections.abc import Callable
 
 from kio.static.constants import EntityType
 
-from kept.client.core.calls import (
-    Call,
+from kept.client.core.calls import Call, ToLeader
+from kept.client.core.client_core import (
+    ClientCore,
+)
+from kept.client.core.events import (
     Close,
     Connect,
     Connected,
@@ -17,11 +20,7 @@ from kept.client.core.calls import (
     Lost,
     Received,
     Send,
-    ToLeader,
     Waiting,
-)
-from kept.client.core.client_core import (
-    ClientCore,
 )
 from kept.client.core.metadata import Endpoint
 from kept.client.protocol.api_keys import ApiKey

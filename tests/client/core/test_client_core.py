@@ -17,8 +17,6 @@ from kept.client.core.broker_errors import (
 from kept.client.core.calls import (
     UNKNOWN_TOPIC_GRACE_MS,
     Anywhere,
-    Lost,
-    Received,
     ToController,
     ToCoordinator,
     ToLeader,
@@ -29,6 +27,7 @@ from kept.client.core.client_core import (
     NOTICE_MS,
     SLOW_MS,
 )
+from kept.client.core.events import Lost, Received
 from kept.client.core.leader_errors import GRACE_MS, LINGERING_MS
 from kept.client.core.metadata import parse_bootstrap
 from kept.client.protocol.api_keys import ApiKey

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kept.client.core.broker_errors import AuthenticationFailed, ConnectionFailed
-from kept.client.core.calls import Anywhere, Lost
+from kept.client.core.calls import Anywhere
+from kept.client.core.events import Lost
 from kept.client.protocol.api_keys import ApiKey
 from kept.client.protocol.messages import versions
 from kept.client.security.jaas import PLAIN_MODULE, SCRAM_MODULE

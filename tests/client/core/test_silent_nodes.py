@@ -12,8 +12,9 @@ from kept.client.client import Client
 from kept.client.consume import leader_offsets as leaders
 from kept.client.consume.leader_offsets import Standing
 from kept.client.core.broker_errors import NoResponse
-from kept.client.core.calls import Call, Send, ToLeader, ToNode
+from kept.client.core.calls import Call, ToLeader, ToNode
 from kept.client.core.client_core import SLOW_MS
+from kept.client.core.events import Send
 from kept.client.core.metadata import ClusterMetadata, Endpoint, PartitionMetadata, TopicMetadata
 from kept.client.protocol.api_keys import ApiKey
 from kept.storage.errors import InvalidRequest, KeptError

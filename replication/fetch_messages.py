@@ -50,6 +50,20 @@ class PartitionRequest(NamedTuple):
     max_bytes: int
 
 
+class FetchPartition(NamedTuple):
+    """What a leader is asked of one partition, by a follower or a consumer, as Fetch has it.
+
+    ``log_start_offset``: of a follower.
+    """
+
+    partition: int
+    fetch_offset: int
+    max_bytes: int
+    current_leader_epoch: int = -1
+    last_fetched_epoch: int = -1
+    log_start_offset: int = -1
+
+
 class FetchRequest(NamedTuple):
     """One Fetch; in a session (KIP-227) ``partitions`` are those that changed."""
 

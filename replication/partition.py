@@ -22,6 +22,7 @@ from collections.abc import Collection
 from typing import Final, NoReturn
 
 from kept.replication.events import NO_TOKEN, CommitAdvanced, MinIsrChanged, Token, WaitCancelled
+from kept.replication.fetch_messages import FetchPartition
 from kept.replication.offsets import diverging_epoch, list_offset
 from kept.replication.replica import EpochTicket, Replica
 from kept.replication.snapshots import CommitCallback, ListedOffset, PartitionFetch
@@ -305,29 +306,21 @@ class Partition(Replica):
         if started and self._waiters:
             self.wake()
 
-    def follower_has_all(  # noqa: PLR0917
-        self,
-        replica_id: int,
-        offset: int,
-        leader_epoch: int,
-        last_fetched_epoch: int,
-        now_ms: int,
-        broker_epoch: int,
-        log_start_offset: int,
+    def follower_has_all(
+        self, replica_id: int, broker_epoch: int, wanted: FetchPartition, now_ms: int
     ) -> bool:
-        """Whether a follower that asks from ``offset`` on in this leader epoch has all that is
-        here: that is noted then, as by :meth:`fetch`, which would find nothing. Raises
-        NotLeaderOrFollower.
+        """Whether a follower has all that is here: that is noted then, as by :meth:`fetch`, which
+        would find nothing. Raises NotLeaderOrFollower.
         """
-        log = self.log
+        log, offset = self.log, wanted.fetch_offset
         if (
             not self._leading
-            or leader_epoch != self.core.leader_epoch
+            or wanted.current_leader_epoch != self.core.leader_epoch
             or offset != log.written_end_offset
-            or last_fetched_epoch != self.latest_epoch
+            or wanted.last_fetched_epoch != self.latest_epoch
         ):
             return False
-        self._follower_fetched(replica_id, offset, now_ms, broker_epoch, log_start_offset)
+        self._follower_fetched(replica_id, offset, now_ms, broker_epoch, wanted.log_start_offset)
         # Whoever waited for it to be committed may have appended.
         return offset == log.written_end_offset
 

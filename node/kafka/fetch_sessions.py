@@ -30,6 +30,7 @@ from kept.node.runtime import error_codes
 if TYPE_CHECKING:
     import asyncio
 
+    from kept.replication.fetch_messages import FetchPartition
     from kept.replication.partition import Partition
 
 SLOTS: Final = 1000
@@ -54,7 +55,7 @@ class CachedPartition:
 
     __slots__ = ("at_end", "key", "last_response", "partition", "request", "session")
 
-    def __init__(self, session: Session, key: Key, request: codec.FetchPartition) -> None:
+    def __init__(self, session: Session, key: Key, request: FetchPartition) -> None:
         self.session = session
         self.key = key
         self.request = request

@@ -7,6 +7,7 @@ from struct import pack
 import pytest
 
 from kept.replication.events import UNKNOWN_OFFSET, EligibleBrokersChanged, ProposeIsr
+from kept.replication.fetch_messages import FetchPartition
 from kept.replication.partition import PLENTY, Partition
 from kept.storage.checkpoints import read_epochs
 from kept.storage.disk import Disk
@@ -636,8 +637,16 @@ def followed(tmp_path) -> Partition:
     return partition
 
 
+AT_THE_END = FetchPartition(0, 1, 1, 3, 3, 0)
+"""What broker 1 asks when it has the record."""
+
+
+def has_all(followed: Partition, wanted: FetchPartition = AT_THE_END) -> bool:
+    return followed.follower_has_all(1, 9, wanted, 50)
+
+
 def test_a_follower_that_has_all_is_noted_as_by_a_fetch(followed) -> None:
-    assert followed.follower_has_all(1, 1, 3, 3, 50, 9, 0)
+    assert has_all(followed)
     follower = followed.core.followers[1]
     assert (followed.high_watermark, follower.log_end_offset, follower.caught_up_ms) == (1, 1, 50)
     followed.check_invariants()
@@ -650,22 +659,22 @@ def test_a_follower_that_has_all_is_noted_as_by_a_fetch(followed) -> None:
 def test_who_may_lack_something_is_not_taken_to_have_all(
     followed, offset, leader_epoch, last_fetched_epoch
 ) -> None:
-    assert not followed.follower_has_all(1, offset, leader_epoch, last_fetched_epoch, 50, 9, 0)
+    assert not has_all(followed, FetchPartition(0, offset, 1, leader_epoch, last_fetched_epoch, 0))
     assert followed.high_watermark == 0
     assert followed.core.followers[1].log_end_offset == UNKNOWN_OFFSET
 
 
 def test_nobody_has_all_of_what_is_not_led_here(followed) -> None:
     followed.suspend()
-    assert not followed.follower_has_all(1, 1, 3, 3, 50, 9, 0)
+    assert not has_all(followed)
     followed.resume()
     for replica, broker_epoch in ((1, 8), (2, 9)):
         with pytest.raises(NotLeaderOrFollower):
-            followed.follower_has_all(replica, 1, 3, 3, 50, broker_epoch, 0)
+            followed.follower_has_all(replica, broker_epoch, AT_THE_END, 50)
     assert followed.high_watermark == 0
 
 
 def test_who_waits_for_a_commit_and_appends_leaves_something_to_read(followed) -> None:
     followed.when_committed(1, lambda _: tools.produce(followed) and None)
-    assert not followed.follower_has_all(1, 1, 3, 3, 50, 9, 0)
+    assert not has_all(followed)
     assert (followed.high_watermark, followed.log_end_offset) == (1, 2)

@@ -15,7 +15,8 @@ from libc.string cimport memcpy
 from node.kafka.codec._signed cimport _i16, _i32, _i64, _w16, _w32, _w64
 
 from kept.node.kafka.codec.produce import IN_THREAD_BYTES, PartitionData, ProduceRequest
-from kept.node.kafka.codec.fetch import FetchPartition, FetchRequest
+from kept.node.kafka.codec.fetch import FetchRequest
+from kept.replication.fetch_messages import FetchPartition
 from kept.storage.disk import FileSlice
 from kept.storage.errors import CorruptMessage
 

@@ -19,6 +19,7 @@ from kept.node.kafka.codec.wire import (
     encode_name,
     endpoint_tags,
 )
+from kept.replication.fetch_messages import FetchPartition
 from kept.steps import Steps, finished
 from kept.storage.disk import FileSlice
 from kept.storage.errors import CorruptMessage
@@ -36,17 +37,6 @@ _REPLICA_STATE: Final = struct.Struct(">iq").unpack_from
 _SESSION: Final = struct.Struct(">ii").unpack_from
 _PARTITION: Final = struct.Struct(">ihqqq").pack
 """partition_index, error_code, high_watermark, last_stable_offset, log_start_offset"""
-
-
-class FetchPartition(NamedTuple):
-    """What is asked of one partition."""
-
-    partition: int
-    fetch_offset: int
-    max_bytes: int
-    current_leader_epoch: int = -1
-    last_fetched_epoch: int = -1
-    log_start_offset: int = -1
 
 
 class FetchRequest(NamedTuple):

@@ -7,7 +7,8 @@ import itertools
 import pytest
 
 from kept.node.kafka import fetch_sessions as fs
-from kept.node.kafka.codec.fetch import FetchPartition, FetchRequest, PartitionData
+from kept.node.kafka.codec.fetch import FetchRequest, PartitionData
+from kept.replication.fetch_messages import FetchPartition
 
 
 def request(session_id=0, epoch=0, topics=(), forgotten=()):

@@ -11,7 +11,7 @@ from kio.static.constants import EntityType
 from kept.client.protocol import messages as protocol
 from kept.node.kafka.codec import fetch as leader
 from kept.node.replicas import fetch_codec
-from kept.replication.fetch_messages import FetchRequest, PartitionRequest
+from kept.replication.fetch_messages import FetchPartition, FetchRequest, PartitionRequest
 from kept.storage.errors import CorruptMessage
 from kept.storage.types import TopicPartition
 
@@ -53,11 +53,11 @@ def test_a_leader_reads_what_a_follower_writes() -> None:
         (
             A.bytes,
             [
-                leader.FetchPartition(0, 100, 1 << 20, 7, 6, 2),
-                leader.FetchPartition(3, 0, 1 << 20, 7, 6, 2),
+                FetchPartition(0, 100, 1 << 20, 7, 6, 2),
+                FetchPartition(3, 0, 1 << 20, 7, 6, 2),
             ],
         ),
-        (B.bytes, [leader.FetchPartition(1, 5, 1 << 20, 7, 6, 2)]),
+        (B.bytes, [FetchPartition(1, 5, 1 << 20, 7, 6, 2)]),
     ]
     assert read.forgotten == [(A.bytes, [8, 9])]
 

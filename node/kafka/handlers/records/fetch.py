@@ -39,6 +39,7 @@ from kept.node.runtime import error_codes
 from kept.node.runtime.clock import monotonic_ms
 from kept.node.runtime.logging import bugs, log
 from kept.node.runtime.time_slices import IN_PLACE_STEPS, ITEMS_PER_SLICE, SlicedTask
+from kept.replication.fetch_messages import FetchPartition
 from kept.replication.partition import PLENTY
 from kept.steps import Steps
 from kept.storage.disk import FileSlice
@@ -215,13 +216,7 @@ class PendingFetch:
             try:
                 partition = find(context.table, *cached.key, self._version).partition
                 if name not in readable or not partition.follower_has_all(
-                    self._replica_id,
-                    wanted.fetch_offset,
-                    wanted.current_leader_epoch,
-                    wanted.last_fetched_epoch,
-                    now_ms,
-                    self._broker_epoch,
-                    wanted.log_start_offset,
+                    self._replica_id, self._broker_epoch, wanted, now_ms
                 ):
                     return False
             except KeptError:
@@ -505,7 +500,7 @@ class PendingFetch:
             elsewhere,
         )
 
-    def _elsewhere(self, partition: Partition, wanted: codec.FetchPartition) -> int:
+    def _elsewhere(self, partition: Partition, wanted: FetchPartition) -> int:
         """The replica in the consumer's rack, where it reads from the leader (KIP-392); -1: none.
 
         A leader in that rack, too, serves it itself.

@@ -12,6 +12,7 @@ from kio.static.constants import EntityType
 
 from kept.client.protocol import messages as protocol
 from kept.node.kafka.codec import fetch as codec
+from kept.replication.fetch_messages import FetchPartition
 from kept.storage.disk import FileSlice
 from kept.storage.errors import CorruptMessage
 
@@ -65,7 +66,7 @@ def test_parses_what_kio_writes(parse, version, replica_id):
     request = parse(memoryview(body), 4, version)
     assert request[:5] == (replica_id, 500, 1, 1 << 25, 1)
     name = TOPIC_ID.bytes if version >= 13 else b"orders"
-    expected = codec.FetchPartition(
+    expected = FetchPartition(
         3,
         1 << 40,
         1 << 20,

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from kept.node.kafka import fetch_sessions
-from kept.node.kafka.codec.fetch import FetchPartition, FetchRequest
+from kept.node.kafka.codec.fetch import FetchRequest
 from kept.node.kafka.fetch_sessions import FetchSessions
 from kept.node.kafka.handlers.records import fetch as handler
 from kept.node.kafka.response_slot import ResponseSlot
@@ -27,6 +27,7 @@ from kept.node.runtime.memory_budget import MemoryBudget
 from kept.node.runtime.time_slices import TimeSlices
 from kept.node.security.session import node_session
 from kept.replication.events import EligibleBrokersChanged
+from kept.replication.fetch_messages import FetchPartition
 from kept.replication.partition import Partition
 from kept.replication.quota import ReplicationQuotas
 from kept.storage.records import records

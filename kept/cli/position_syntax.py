@@ -42,7 +42,7 @@ def time_ms(text: str, now_ms: int) -> int:
         ) from None
 
 
-class Kind(enum.Enum):
+class PositionKind(enum.Enum):
     """What the number of a :class:`Position` counts."""
 
     EARLIEST = "earliest"
@@ -57,12 +57,12 @@ class Position(msgspec.Struct, frozen=True):
     or milliseconds since 1970.
     """
 
-    kind: Kind
+    kind: PositionKind
     number: int = 0
 
 
-EARLIEST: Final = Position(Kind.EARLIEST)
-LATEST: Final = Position(Kind.LATEST)
+EARLIEST: Final = Position(PositionKind.EARLIEST)
+LATEST: Final = Position(PositionKind.LATEST)
 _NAMES: Final = {
     "earliest": EARLIEST,
     "beginning": EARLIEST,
@@ -79,13 +79,13 @@ def position(text: str, now_ms: int) -> Position:
     if text in _NAMES:
         return _NAMES[text]
     if text.startswith("@"):
-        return Position(Kind.TIME, time_ms(text[1:], now_ms))
+        return Position(PositionKind.TIME, time_ms(text[1:], now_ms))
     if (number := decimal_number(text)) is not None:
-        return Position(Kind.OFFSET, number)
+        return Position(PositionKind.OFFSET, number)
     if text.startswith("-") and (number := decimal_number(text[1:])) is not None:
-        return Position(Kind.BEFORE_END, number)
+        return Position(PositionKind.BEFORE_END, number)
     with suppress(ValueError):
-        return Position(Kind.TIME, time_ms(text, now_ms))
+        return Position(PositionKind.TIME, time_ms(text, now_ms))
     raise ValueError(
         f"{text!r} is neither an offset, -N (the last N of each partition), @TIME, earliest nor "
         "latest"
@@ -102,9 +102,9 @@ def offsets_at(
     a time, the end. An OFFSET is taken as it is.
     """
     tps = list(partitions)
-    if wanted.kind is Kind.OFFSET:
+    if wanted.kind is PositionKind.OFFSET:
         return dict.fromkeys(tps, wanted.number)
-    if wanted.kind is Kind.EARLIEST:
+    if wanted.kind is PositionKind.EARLIEST:
         return {
             tp: at.offset
             for tp, at in client.list_offsets(dict.fromkeys(tps, positions.EARLIEST)).items()
@@ -113,9 +113,9 @@ def offsets_at(
         tp: at.offset
         for tp, at in client.list_offsets(dict.fromkeys(tps, positions.LATEST), isolation).items()
     }
-    if wanted.kind is Kind.LATEST:
+    if wanted.kind is PositionKind.LATEST:
         return ends
-    if wanted.kind is Kind.TIME:
+    if wanted.kind is PositionKind.TIME:
         located = client.list_offsets(dict.fromkeys(tps, wanted.number), isolation)
         return {
             tp: ends[tp] if at.offset < 0 else min(at.offset, ends[tp])

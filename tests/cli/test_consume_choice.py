@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from kept.cli.position_syntax import EARLIEST, LATEST, Kind, Position, position, time_ms
+from kept.cli.position_syntax import EARLIEST, LATEST, Position, PositionKind, position, time_ms
 from kept.cli.record_format import formatted
 from kept.client.client import OutRecord
 from kept.client.consume.consumer import ConsumedRecord
@@ -144,12 +144,12 @@ def test_who_follows_in_a_terminal_is_told_what_is_waited_for(kept, kept_broker)
 def test_positions():
     now = 10_000_000
     assert position("earliest", now) is EARLIEST and position("end", now) is LATEST
-    assert position("42", now) == Position(Kind.OFFSET, 42)
-    assert position("-5", now) == Position(Kind.BEFORE_END, 5)
+    assert position("42", now) == Position(PositionKind.OFFSET, 42)
+    assert position("-5", now) == Position(PositionKind.BEFORE_END, 5)
     for ago in ("@-90m", "-90m"):
-        assert position(ago, now) == Position(Kind.TIME, now - 90 * 60_000)
+        assert position(ago, now) == Position(PositionKind.TIME, now - 90 * 60_000)
     for second in ("@1000", "@1970-01-01T00:00:01Z", "1970-01-01T00:00:01Z"):
-        assert position(second, now) == Position(Kind.TIME, 1000)
+        assert position(second, now) == Position(PositionKind.TIME, 1000)
     assert time_ms("1970-01-01T00:00:01Z", now) == 1000
     assert time_ms("1970-01-01T01:00:00+01:00", now) == 0
     for wrong in ("", "-", "--5", "@", "@-5x", "@\u0663", "1_0", "@1e9", "soon"):

@@ -17,8 +17,8 @@ from kept.cli.output import counted, echo, moment, progress, reader_is_gone, sho
 from kept.cli.position_syntax import (
     EARLIEST,
     LATEST,
-    Kind,
     Position,
+    PositionKind,
     PositionType,
     TimeType,
     offsets_at,
@@ -169,7 +169,7 @@ def consume(
     _refuse(table and restricted, "--table and --offset, --group or --max")
     _check_targets(targets, regex, internal, partition, group)
     of_one = len(targets) == 1 and not regex and (partition, targets[0][1]) != (None, None)
-    if start is not None and start.kind is Kind.OFFSET and not of_one:
+    if start is not None and start.kind is PositionKind.OFFSET and not of_one:
         raise click.UsageError("--offset N needs one TOPIC:PARTITION: offsets count per partition")
     render = _renderer(table, several=regex or len(targets) > 1, **shown)
     to_end = table or until_end
@@ -289,12 +289,12 @@ def _of_partitions(client: Client, reading: _Reading) -> Batches:
     """Batches of the partitions, up to an end or for ever."""
     tps, isolation = reading.partitions, reading.isolation
     starts = offsets_at(client, tps, reading.start, isolation)
-    if reading.start.kind is Kind.OFFSET:
+    if reading.start.kind is PositionKind.OFFSET:
         for tp, offset in starts.items():
             _compare(client, tp, offset, to_end=reading.to_end)
     consumer = Consumer(client, starts, FetchLimits(isolation=isolation))
     if reading.until_ms is not None:
-        ends = offsets_at(client, tps, Position(Kind.TIME, reading.until_ms), isolation)
+        ends = offsets_at(client, tps, Position(PositionKind.TIME, reading.until_ms), isolation)
     elif reading.to_end:
         ends = offsets_at(client, tps, LATEST, isolation)
     else:

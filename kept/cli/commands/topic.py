@@ -21,7 +21,7 @@ from kept.cli.output import (
     size,
     write,
 )
-from kept.cli.position_syntax import Kind, Position, PositionType, offsets_at
+from kept.cli.position_syntax import Position, PositionKind, PositionType, offsets_at
 from kept.cli.shell import (
     Failure,
     Group,
@@ -370,7 +370,7 @@ def delete_records(
     All partitions are checked before anything is deleted. Topics that are only compacted are
     refused: they keep the latest record of each key.
     """
-    if before.kind is Kind.TIME and before.number > time.time() * 1000:
+    if before.kind is PositionKind.TIME and before.number > time.time() * 1000:
         raise click.UsageError(f"--before: {moment(before.number)} is in the future")
     with open_client(bootstrap) as client:
         tps = named_partitions(client, targets)

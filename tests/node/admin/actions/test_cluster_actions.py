@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from kept.cli.position_syntax import Kind, Position, PositionType
+from kept.cli.position_syntax import Position, PositionKind, PositionType
 from kept.client.client import Client, OutRecord
 from kept.client.consume.consumer import GroupConsumer
 from kept.client.consume.positions import EARLIEST
@@ -298,7 +298,7 @@ def test_the_command_lines_do_the_same(lone):
 
 @pytest.mark.parametrize("at_ms", [0, 253_402_300_799_999, 253_402_300_800_000, 2**63 - 1])
 def test_a_moment_is_what_the_command_line_reads(at_ms):
-    assert PositionType().convert(moment(at_ms), None, None) == Position(Kind.TIME, at_ms)
+    assert PositionType().convert(moment(at_ms), None, None) == Position(PositionKind.TIME, at_ms)
 
 
 def test_a_command_line_names_the_cluster():

@@ -24,8 +24,8 @@ from kept.node.internode.frames import (
     MAX_BODY_BYTES,
     MESSAGES,
     Frame,
+    FrameKind,
     FrameReader,
-    Kind,
     LongBody,
     encode,
 )
@@ -54,7 +54,7 @@ class Handler(Protocol):
     def frame_received(self, frame: Frame) -> None:
         """A frame came. Raises CorruptMessage for one that no node sends."""
 
-    def next_message(self) -> tuple[Kind, bytes] | None:
+    def next_message(self) -> tuple[FrameKind, bytes] | None:
         """The next message to send, with its kind; None: there is none
         (:meth:`Connection.message_due`).
         """
@@ -132,7 +132,9 @@ class Connection(asyncio.Protocol):
 
     # Out.
 
-    def send(self, kind: Kind, correlation_id: int = 0, method: int = 0, body: bytes = b"") -> None:
+    def send(
+        self, kind: FrameKind, correlation_id: int = 0, method: int = 0, body: bytes = b""
+    ) -> None:
         """Send a body of any length up to :data:`.frames.MAX_BODY_BYTES`. After the end it is
         lost.
         """
@@ -146,7 +148,7 @@ class Connection(asyncio.Protocol):
         self._message_due = True
         self._write()
 
-    def _enqueue(self, kind: Kind, correlation_id: int, method: int, body: bytes) -> bool:
+    def _enqueue(self, kind: FrameKind, correlation_id: int, method: int, body: bytes) -> bool:
         """Whether it is a long body."""
         if len(body) <= CHUNK_BYTES:
             frame = encode(kind, correlation_id, method, body)
@@ -253,9 +255,9 @@ class Connection(asyncio.Protocol):
                 if frame is None:
                     self._resume_reading()
                     return
-                if frame.kind is Kind.PING:
-                    self.send(Kind.PONG)
-                elif frame.kind is not Kind.PONG:
+                if frame.kind is FrameKind.PING:
+                    self.send(FrameKind.PONG)
+                elif frame.kind is not FrameKind.PONG:
                     self._handler.frame_received(frame)
         except CorruptMessage as error:
             self.abort(str(error))
@@ -284,7 +286,7 @@ class Connection(asyncio.Protocol):
                 self.abort(f"no sign of life for {now - self._received_at:.0f} s")
                 return
             self._ping_sent = True
-            self.send(Kind.PING)
+            self.send(FrameKind.PING)
             next_due = now + KEEPALIVE_ANSWER_S
         self._keepalive = self._loop.call_at(next_due, self._check_alive, next_due)
 

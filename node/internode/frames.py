@@ -3,7 +3,7 @@
 ::
 
     uint32  length of what follows
-    uint8   kind (:class:`Kind`); :data:`MORE` is set where the body goes on in a later frame
+    uint8   kind (:class:`FrameKind`); :data:`MORE` is set where the body goes on in a later frame
     uint32  correlation id: of a call, a RESPONSE or ERROR has that of its REQUEST
     uint16  method of a call, lane of an OPEN
     bytes   body: a protobuf message, or a piece of one
@@ -35,7 +35,7 @@ _HEAD_BYTES: Final = _HEADER.size - _LENGTH_BYTES
 _COMPACT_BYTES: Final = 256 * 1024
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame is. Numbers are never used for anything else."""
 
     OPEN = 1
@@ -58,22 +58,22 @@ class Kind(IntEnum):
     PONG = 12
 
 
-_KINDS: Final = {int(kind): kind for kind in Kind}
-MESSAGES: Final = frozenset({Kind.MESSAGE, Kind.SNAPSHOT_HEAD, Kind.SNAPSHOT_CHUNK})
+_KINDS: Final = {int(kind): kind for kind in FrameKind}
+MESSAGES: Final = frozenset({FrameKind.MESSAGE, FrameKind.SNAPSHOT_HEAD, FrameKind.SNAPSHOT_CHUNK})
 """What has no answer, and travels in order."""
-_CHUNKED: Final = MESSAGES | {Kind.REQUEST, Kind.RESPONSE}
+_CHUNKED: Final = MESSAGES | {FrameKind.REQUEST, FrameKind.RESPONSE}
 
 
 class Frame(NamedTuple):
     """One frame with its whole body."""
 
-    kind: Kind
+    kind: FrameKind
     correlation_id: int
     method: int
     body: bytes
 
 
-def encode(kind: Kind, correlation_id: int = 0, method: int = 0, body: bytes = b"") -> bytes:
+def encode(kind: FrameKind, correlation_id: int = 0, method: int = 0, body: bytes = b"") -> bytes:
     """A frame whose body is no longer than :data:`CHUNK_BYTES`."""
     return _HEADER.pack(_HEAD_BYTES + len(body), kind, correlation_id, method) + body
 
@@ -81,7 +81,7 @@ def encode(kind: Kind, correlation_id: int = 0, method: int = 0, body: bytes = b
 class LongBody:
     """A body above :data:`CHUNK_BYTES` on its way out, frame by frame."""
 
-    def __init__(self, kind: Kind, correlation_id: int, method: int, body: bytes) -> None:
+    def __init__(self, kind: FrameKind, correlation_id: int, method: int, body: bytes) -> None:
         self.kind = kind
         self.size = len(body)
         self._head = correlation_id, method
@@ -110,7 +110,7 @@ class FrameReader:
         self.takes_long = takes_long
         self._buffer = bytearray()
         self._position = 0
-        self._partial: dict[tuple[Kind, int], bytearray] = {}
+        self._partial: dict[tuple[FrameKind, int], bytearray] = {}
         self._partial_bytes = 0
 
     def feed(self, data: bytes) -> None:
@@ -163,7 +163,7 @@ class FrameReader:
         self._position = end = start + _LENGTH_BYTES + length
         return tag, correlation_id, method, bytes(memoryview(buffer)[start + _HEADER.size : end])
 
-    def _add_chunk(self, key: tuple[Kind, int], body: bytes) -> None:
+    def _add_chunk(self, key: tuple[FrameKind, int], body: bytes) -> None:
         kind, correlation_id = key
         if kind not in _CHUNKED or not self.takes_long:
             raise CorruptMessage(f"a {kind.name} in several frames")

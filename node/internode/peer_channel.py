@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from kept.node.internode import hello as greeting
 from kept.node.internode import protobuf_conversion, snapshot_chunks
 from kept.node.internode.connection import Connection
-from kept.node.internode.frames import MAX_BODY_BYTES, Frame, Kind
+from kept.node.internode.frames import MAX_BODY_BYTES, Frame, FrameKind
 from kept.node.internode.hello import hello_from
 from kept.node.internode.identity import Hello, refusal
 from kept.node.internode.outbox import Outbox
@@ -56,7 +56,7 @@ SNAPSHOT_ID: Final = 0
 class Messages(Protocol):
     """What is sent in order and has no answer."""
 
-    def next_message(self) -> tuple[Kind, bytes] | None:
+    def next_message(self) -> tuple[FrameKind, bytes] | None:
         """The next one with its kind; None: there is none now."""
 
 
@@ -64,9 +64,13 @@ class _RaftMessages:
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
 
-    def next_message(self) -> tuple[Kind, bytes] | None:
+    def next_message(self) -> tuple[FrameKind, bytes] | None:
         message = self._outbox.pop()
-        return None if message is None else (Kind.MESSAGE, protobuf_conversion.encode_raft(message))
+        return (
+            None
+            if message is None
+            else (FrameKind.MESSAGE, protobuf_conversion.encode_raft(message))
+        )
 
 
 class _SnapshotFrames:
@@ -74,12 +78,12 @@ class _SnapshotFrames:
         self._frames = self._cut(message)
 
     @staticmethod
-    def _cut(message: InstallSnapshot) -> Iterator[tuple[Kind, bytes]]:
-        yield Kind.SNAPSHOT_HEAD, protobuf_conversion.encode_snapshot_head(message)
+    def _cut(message: InstallSnapshot) -> Iterator[tuple[FrameKind, bytes]]:
+        yield FrameKind.SNAPSHOT_HEAD, protobuf_conversion.encode_snapshot_head(message)
         for piece in snapshot_chunks.pieces(message.image_bytes):
-            yield Kind.SNAPSHOT_CHUNK, protobuf_conversion.encode_snapshot_chunk(piece)
+            yield FrameKind.SNAPSHOT_CHUNK, protobuf_conversion.encode_snapshot_chunk(piece)
 
-    def next_message(self) -> tuple[Kind, bytes] | None:
+    def next_message(self) -> tuple[FrameKind, bytes] | None:
         return next(self._frames, None)
 
 
@@ -104,7 +108,7 @@ class ChannelSession:
         (refused, and why); it is closed then.
         """
         self.connection.start()
-        self.connection.send(Kind.OPEN, body=codecs().hello.to_bytes(own))
+        self.connection.send(FrameKind.OPEN, body=codecs().hello.to_bytes(own))
         try:
             async with asyncio.timeout(CONNECT_S):
                 hello = await self.opened
@@ -124,7 +128,7 @@ class ChannelSession:
         if queued + len(body) > MAX_QUEUED_BYTES:
             raise NetworkException(f"{self._name}: {queued} bytes wait to be sent to it")
         self._last_id = self._last_id % MAX_CALL_ID + 1
-        return await self._answer(self._last_id, Kind.REQUEST, method, body)
+        return await self._answer(self._last_id, FrameKind.REQUEST, method, body)
 
     async def send_snapshot(self) -> None:
         """Send all frames of a snapshot. Raises what the peer says, NetworkException."""
@@ -132,7 +136,7 @@ class ChannelSession:
         await self._answer(SNAPSHOT_ID, None)
 
     async def _answer(
-        self, call_id: int, kind: Kind | None, method: int = 0, body: bytes = b""
+        self, call_id: int, kind: FrameKind | None, method: int = 0, body: bytes = b""
     ) -> bytes:
         if self.connection.closed:
             raise NetworkException(f"{self._name}: the connection broke")
@@ -143,30 +147,30 @@ class ChannelSession:
         try:
             return await answer
         except asyncio.CancelledError:
-            self.connection.send(Kind.CANCEL, call_id)
+            self.connection.send(FrameKind.CANCEL, call_id)
             raise
         finally:
             del self._calls[call_id]
 
-    def next_message(self) -> tuple[Kind, bytes] | None:
+    def next_message(self) -> tuple[FrameKind, bytes] | None:
         """What is to be sent next."""
         return self._messages.next_message()
 
     def frame_received(self, frame: Frame) -> None:
         """The answer to the opening or to a call. Raises CorruptMessage."""
-        if frame.kind is Kind.OPEN:
+        if frame.kind is FrameKind.OPEN:
             hello = hello_from(frame.body)
             if not self.opened.done():
                 self.opened.set_result(hello)
             elif hello.refusal:
                 self.connection.abort(f"it refuses this node now: {hello.refusal}")
             return
-        if frame.kind not in (Kind.RESPONSE, Kind.ERROR):
+        if frame.kind not in (FrameKind.RESPONSE, FrameKind.ERROR):
             raise CorruptMessage(f"a {frame.kind.name} from the side that answers")
         answer = self._calls.get(frame.correlation_id)
         if answer is None or answer.done():
             return  # nobody waits for it any more
-        if frame.kind is Kind.RESPONSE:
+        if frame.kind is FrameKind.RESPONSE:
             answer.set_result(frame.body)
         else:
             answer.set_exception(error_of(codecs().failure.from_bytes(frame.body)))
@@ -218,7 +222,7 @@ class Channel:
     def hold(self) -> None:
         """This node sends its heartbeats here from now on: stay connected."""
         if self._session is not None:
-            self._session.connection.send(Kind.HOLD)
+            self._session.connection.send(FrameKind.HOLD)
         else:
             self._wanted.set()
             self.retry_now()
@@ -226,7 +230,7 @@ class Channel:
     def release(self) -> None:
         """It does so no more."""
         if self._session is not None:
-            self._session.connection.send(Kind.RELEASE)
+            self._session.connection.send(FrameKind.RELEASE)
 
     def retry_now(self) -> None:
         """There is reason to believe that the peer is there now: wait no longer to try again."""
@@ -315,7 +319,7 @@ class Channel:
         self._session = session
         try:
             if self._peers.is_held(self.node_id):
-                session.connection.send(Kind.HOLD)
+                session.connection.send(FrameKind.HOLD)
             for waiting in self._waiting:
                 if not waiting.done():
                     waiting.set_result(session)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from kept.node.internode import protobuf_conversion
 from kept.node.internode.connection import Connection
-from kept.node.internode.frames import MAX_BODY_BYTES, Frame, Kind
+from kept.node.internode.frames import MAX_BODY_BYTES, Frame, FrameKind
 from kept.node.internode.hello import PREFACE, hello_from, packed, unpacked
 from kept.node.internode.identity import Hello, refusal
 from kept.node.internode.protobuf_conversion import METHOD_NAMES, codecs
@@ -44,7 +44,9 @@ MAX_CALLS: Final = 1_000
 
 _SPEAKERS: Final = ("broker_id", "replica_id", "leader_id")
 """The fields in which a call says who makes it."""
-_ON_MAIN: Final = frozenset({Kind.REQUEST, Kind.CANCEL, Kind.MESSAGE, Kind.HOLD, Kind.RELEASE})
+_ON_MAIN: Final = frozenset(
+    {FrameKind.REQUEST, FrameKind.CANCEL, FrameKind.MESSAGE, FrameKind.HOLD, FrameKind.RELEASE}
+)
 
 
 class InternodeServer:
@@ -173,24 +175,24 @@ class PeerSession:
         """Act on a frame. Raises CorruptMessage."""
         hello = self._hello
         if hello is None:
-            if frame.kind is not Kind.OPEN or self._opening:
+            if frame.kind is not FrameKind.OPEN or self._opening:
                 raise CorruptMessage(f"a {frame.kind.name} before the connection is open")
             self._opening = True
             self._peers.spawn(self._open(hello_from(frame.body)))
-        elif self._snapshot is not None or frame.kind is Kind.SNAPSHOT_HEAD:
+        elif self._snapshot is not None or frame.kind is FrameKind.SNAPSHOT_HEAD:
             self._snapshot_received(hello, frame)
         elif frame.kind not in _ON_MAIN:
             raise CorruptMessage(f"a {frame.kind.name} on an open connection")
         elif why := refusal(self._peers.hello(), hello):
             self._refuse(hello.node_id, why)  # this node learnt meanwhile where it belongs
-        elif frame.kind is Kind.MESSAGE:
+        elif frame.kind is FrameKind.MESSAGE:
             self._message_received(hello, frame.body)
-        elif frame.kind is Kind.REQUEST:
+        elif frame.kind is FrameKind.REQUEST:
             self._request_received(hello, frame)
-        elif frame.kind is Kind.CANCEL:
+        elif frame.kind is FrameKind.CANCEL:
             if (task := self._calls.get(frame.correlation_id)) is not None:
                 task.cancel()
-        elif frame.kind is Kind.HOLD:
+        elif frame.kind is FrameKind.HOLD:
             self._server.hold(self, hello.node_id)
         else:
             self._server.release(self, hello.node_id)
@@ -210,12 +212,12 @@ class PeerSession:
         connection.admitted()
         connection.peer = f"node {hello.node_id} at {connection.peer}"
         self._peers.connection_opened(hello)
-        connection.send(Kind.OPEN, body=codecs().hello.to_bytes(self._peers.hello()))
+        connection.send(FrameKind.OPEN, body=codecs().hello.to_bytes(self._peers.hello()))
 
     def _refuse(self, node_id: int, why: str) -> None:
         self._peers.record_refusal(node_id, why)
         refused = self._peers.hello(why=why)
-        self._connection.send(Kind.OPEN, body=codecs().hello.to_bytes(refused))
+        self._connection.send(FrameKind.OPEN, body=codecs().hello.to_bytes(refused))
         self._connection.close()
 
     # What comes on an open connection.
@@ -237,7 +239,7 @@ class PeerSession:
             if self._snapshot is None:
                 self._snapshot = _IncomingSnapshot(self._peers, hello, frame.body)
                 return
-            if frame.kind is not Kind.SNAPSHOT_CHUNK:
+            if frame.kind is not FrameKind.SNAPSHOT_CHUNK:
                 raise CorruptMessage(f"a {frame.kind.name} among the pieces of a snapshot")
             message = self._snapshot.add(frame.body)
         except CorruptMessage as error:
@@ -247,7 +249,7 @@ class PeerSession:
             return
         if message is not None:
             self._snapshot = None
-            self._connection.send(Kind.RESPONSE)
+            self._connection.send(FrameKind.RESPONSE)
             self._peers.received(message)
 
     def _request_received(self, hello: Hello, frame: Frame) -> None:
@@ -281,11 +283,11 @@ class PeerSession:
                 log.exception("call failed", error, method=method)
             self._send_error(frame.correlation_id, error)
         else:
-            self._connection.send(Kind.RESPONSE, frame.correlation_id, body=body)
+            self._connection.send(FrameKind.RESPONSE, frame.correlation_id, body=body)
 
     def _send_error(self, call_id: int, error: Exception) -> None:
         body = codecs().failure.to_bytes(failure_of(error))
-        self._connection.send(Kind.ERROR, call_id, body=body)
+        self._connection.send(FrameKind.ERROR, call_id, body=body)
 
 
 class _IncomingSnapshot:

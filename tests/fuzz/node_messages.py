@@ -30,7 +30,7 @@ from kept.node.config.listeners import ConfiguredVoter
 from kept.node.internode import controller_rpc as rpc
 from kept.node.internode import manifest_rpc
 from kept.node.internode import protobuf_conversion as conversion
-from kept.node.internode.frames import CHUNK_BYTES, MORE, Kind, LongBody, encode
+from kept.node.internode.frames import CHUNK_BYTES, MORE, FrameKind, LongBody, encode
 from kept.node.internode.identity import Hello
 from kept.node.internode.snapshot_chunks import Piece
 from kept.node.kafka import api
@@ -75,12 +75,12 @@ def frames(site: Site, sender: int, random: Random) -> Iterator[bytes]:
         number += 1
         kind = random.random()
         if kind < 0.4:
-            yield encode(Kind.MESSAGE, body=random.choice(messages))
+            yield encode(FrameKind.MESSAGE, body=random.choice(messages))
         elif kind < 0.8:
             method, body = random.choice(calls)
-            yield encode(Kind.REQUEST, number, conversion.METHODS[method], body)
+            yield encode(FrameKind.REQUEST, number, conversion.METHODS[method], body)
         elif kind < 0.9:
-            yield encode(random.choice(tuple(Kind)), random.choice((0, 1, number)))
+            yield encode(random.choice(tuple(FrameKind)), random.choice((0, 1, number)))
         elif kind < 0.95:
             yield from _snapshot(sender, random)
         else:
@@ -197,17 +197,17 @@ def _snapshot(sender: int, random: Random) -> Iterator[bytes]:
         term=1, sender=sender, to=OWN_ID, directory_id=DISK, last_index=9, last_term=1,
         image_bytes=image, voters=(RaftVoter(sender, DISK, "localhost", 1),),
     )  # fmt: skip
-    yield encode(Kind.SNAPSHOT_HEAD, body=conversion.encode_snapshot_head(message))
+    yield encode(FrameKind.SNAPSHOT_HEAD, body=conversion.encode_snapshot_head(message))
     for position in random.sample((0, 1000, 2000, 1 << 40), 3):
         data = image[position : position + 1000]
         piece = Piece(position, data, crc32c(data))
-        yield encode(Kind.SNAPSHOT_CHUNK, body=conversion.encode_snapshot_chunk(piece))
+        yield encode(FrameKind.SNAPSHOT_CHUNK, body=conversion.encode_snapshot_chunk(piece))
 
 
 def _long(number: int, random: Random) -> Iterator[bytes]:
     """A body in several frames, which may lack its last one."""
     method = random.choice(tuple(conversion.METHODS.values()))
-    rest = LongBody(Kind.REQUEST, number, method, bytes(3 * CHUNK_BYTES))
+    rest = LongBody(FrameKind.REQUEST, number, method, bytes(3 * CHUNK_BYTES))
     while rest.rest_bytes:
         frame = rest.next_frame()
         if frame[4] & MORE or random.random() < 0.5:

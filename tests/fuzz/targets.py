@@ -27,7 +27,7 @@ from kept.client.security.security import Security
 from kept.client.security.tls import server_context, tls_config
 from kept.node.config.bootstrap_scram import parse_bootstrap_scram
 from kept.node.config.checks import parse_super_users
-from kept.node.internode.frames import Kind, encode
+from kept.node.internode.frames import FrameKind, encode
 from kept.node.internode.hello import PREFACE, packed
 from kept.node.internode.protobuf_conversion import codecs
 from kept.node.security.oauth.json_web_keys import parse_keys
@@ -245,7 +245,7 @@ async def nodes(site: Site, random: Random) -> None:
             greeting = mutated(greeting, random)
         await exchange.send(PREFACE + greeting, random)
         await exchange.read_some()
-        opening = encode(Kind.OPEN, body=codecs().hello.to_bytes(own))
+        opening = encode(FrameKind.OPEN, body=codecs().hello.to_bytes(own))
         if random.random() < 0.1:
             opening = node_messages.damaged(opening, mutated, random)
         await exchange.send(opening, random)

@@ -8,7 +8,7 @@ from typing import Self
 from kept.cluster.metadata.wal import Entry
 from kept.cluster.raft.messages import AppendEntries
 from kept.node.internode import protobuf_conversion
-from kept.node.internode.frames import CHUNK_BYTES, Frame, FrameReader, Kind, LongBody, encode
+from kept.node.internode.frames import CHUNK_BYTES, Frame, FrameKind, FrameReader, LongBody, encode
 from kept.node.internode.hello import PREFACE, hello_from, packed, unpacked
 from kept.node.internode.identity import Hello
 from kept.node.internode.protobuf_conversion import METHODS, codecs
@@ -47,7 +47,9 @@ class RawConnection:
     async def __aexit__(self, *_: object) -> None:
         self.writer.close()
 
-    def send(self, kind: Kind, correlation_id: int = 0, method: int = 0, body: bytes = b"") -> None:
+    def send(
+        self, kind: FrameKind, correlation_id: int = 0, method: int = 0, body: bytes = b""
+    ) -> None:
         """Send a body, in several frames where it is long."""
         if len(body) <= CHUNK_BYTES:
             self.writer.write(encode(kind, correlation_id, method, body))
@@ -72,9 +74,9 @@ class RawConnection:
     async def open(self, hello: Hello) -> Hello:
         """Greet and open; the Hello that answers says whether it is refused."""
         await self.greet(hello)
-        self.send(Kind.OPEN, body=codecs().hello.to_bytes(hello))
+        self.send(FrameKind.OPEN, body=codecs().hello.to_bytes(hello))
         frame = await self.receive()
-        assert frame is not None and frame.kind is Kind.OPEN, frame
+        assert frame is not None and frame.kind is FrameKind.OPEN, frame
         return hello_from(frame.body)
 
     async def receive(self) -> Frame | None:
@@ -96,7 +98,7 @@ class RawConnection:
 
     async def call(self, method: str, body: bytes, call_id: int = 1) -> Frame | None:
         """The frame that answers a call; None: the connection was closed."""
-        self.send(Kind.REQUEST, call_id, METHODS[method], body)
+        self.send(FrameKind.REQUEST, call_id, METHODS[method], body)
         return await self.receive()
 
 
@@ -107,9 +109,9 @@ async def send_messages(port: int, hello: Hello, *messages: object) -> str:
         if not refusal:
             for message in messages:
                 body = protobuf_conversion.encode_raft(message)  # type: ignore[arg-type]
-                connection.send(Kind.MESSAGE, body=body)
-            connection.send(Kind.PING)
+                connection.send(FrameKind.MESSAGE, body=body)
+            connection.send(FrameKind.PING)
             while (frame := await connection.receive()) is not None:
-                if frame.kind is Kind.PONG:
+                if frame.kind is FrameKind.PONG:
                     break  # all before it was read
         return refusal

@@ -17,7 +17,7 @@ from kept.node.internode.controller_rpc import (
     ForwardReply,
     ForwardRequest,
 )
-from kept.node.internode.frames import CHUNK_BYTES, MORE, FrameReader, Kind, encode
+from kept.node.internode.frames import CHUNK_BYTES, MORE, FrameKind, FrameReader, encode
 from kept.node.internode.hello import PREFACE, packed
 from kept.node.internode.identity import Hello
 from kept.node.internode.protobuf_conversion import METHODS, codecs
@@ -35,9 +35,9 @@ async def allocate(_):
     ("data", "words"),
     [
         (b"\xff" * 11, "a frame of 4294967295 bytes"),
-        (encode(Kind.SNAPSHOT_CHUNK, body=b"x"), "a SNAPSHOT_CHUNK on an open connection"),
-        (encode(Kind.RESPONSE, 7), "a RESPONSE on an open connection"),
-        (encode(Kind.MESSAGE, body=b"\xff\xff"), "not a RaftMessage"),
+        (encode(FrameKind.SNAPSHOT_CHUNK, body=b"x"), "a SNAPSHOT_CHUNK on an open connection"),
+        (encode(FrameKind.RESPONSE, 7), "a RESPONSE on an open connection"),
+        (encode(FrameKind.MESSAGE, body=b"\xff\xff"), "not a RaftMessage"),
     ],
 )
 async def test_malformed_frames_end_the_connection_with_one_line(net, capsys, data, words):
@@ -60,9 +60,9 @@ async def test_a_silent_side_is_asked_and_then_given_up(net, monkeypatch, capsys
     async with await RawConnection.to(one.port) as raw:
         await raw.open(PEER)
         for _ in range(3):
-            assert (await raw.receive()).kind is Kind.PING
-            raw.send(Kind.PONG)
-        assert (await raw.receive()).kind is Kind.PING
+            assert (await raw.receive()).kind is FrameKind.PING
+            raw.send(FrameKind.PONG)
+        assert (await raw.receive()).kind is FrameKind.PING
         await raw.closed()
     await until(lambda: one.peers._connections[9] == {})
     assert "no sign of life" in capsys.readouterr().err
@@ -88,7 +88,7 @@ async def test_what_came_in_part_is_forgotten_with_its_connection(net, monkeypat
         async with await RawConnection.to(one.port) as raw:
             await raw.open(PEER)
             for _ in range(4):
-                raw.writer.write(encode(Kind.REQUEST | MORE, 7, body=bytes(CHUNK_BYTES)))
+                raw.writer.write(encode(FrameKind.REQUEST | MORE, 7, body=bytes(CHUNK_BYTES)))
             await until(lambda: held() == 4 * CHUNK_BYTES)
             if end == "refused":
                 raw.writer.write(b"\xff" * 11)
@@ -134,7 +134,7 @@ async def test_answers_that_are_not_taken_stop_the_reading_of_requests(net, monk
     async with await RawConnection.to(one.port) as raw:
         await raw.open(PEER)
         for call_id in range(1, 501):
-            raw.send(Kind.REQUEST, call_id, METHODS["Forward"], body)
+            raw.send(FrameKind.REQUEST, call_id, METHODS["Forward"], body)
             await raw.writer.drain()
             await asyncio.sleep(0)
         await asyncio.sleep(0.1)
@@ -149,15 +149,15 @@ async def test_a_flood_of_frames_leaves_the_loop_free_in_between(net):
     one = await net.node(1)
     async with await RawConnection.to(one.port) as raw:
         await raw.open(PEER)
-        body = encode(Kind.CANCEL, 1) * 200_000
-        raw.writer.write(body + encode(Kind.PING))
+        body = encode(FrameKind.CANCEL, 1) * 200_000
+        raw.writer.write(body + encode(FrameKind.PING))
         longest, before = 0.0, time.perf_counter()
         answer = asyncio.ensure_future(raw.receive())
         while not answer.done():
             await asyncio.sleep(0)
             now = time.perf_counter()
             longest, before = max(longest, now - before), now
-        assert answer.result().kind is Kind.PONG
+        assert answer.result().kind is FrameKind.PONG
         assert longest < 0.5
 
 

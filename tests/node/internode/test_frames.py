@@ -11,8 +11,8 @@ from kept.node.internode.frames import (
     CHUNK_BYTES,
     MORE,
     Frame,
+    FrameKind,
     FrameReader,
-    Kind,
     LongBody,
     encode,
 )
@@ -20,7 +20,7 @@ from kept.storage.errors import CorruptMessage
 
 ids = st.integers(0, 2**32 - 1)
 methods = st.integers(0, 2**16 - 1)
-short_frames = st.builds(Frame, st.sampled_from(Kind), ids, methods, st.binary(max_size=200))
+short_frames = st.builds(Frame, st.sampled_from(FrameKind), ids, methods, st.binary(max_size=200))
 
 
 def read_all(reader: FrameReader) -> list[Frame]:
@@ -52,9 +52,9 @@ def test_frames_come_back_however_their_bytes_are_cut(sent, sizes):
 
 @pytest.mark.parametrize("size", [CHUNK_BYTES + 1, 2 * CHUNK_BYTES, 3 * CHUNK_BYTES + 7])
 def test_long_bodies_come_back_though_their_frames_alternate(size):
-    first = Frame(Kind.REQUEST, 1, 5, b"a" * size)
-    second = Frame(Kind.REQUEST, 2, 6, b"b" * size)
-    message = Frame(Kind.MESSAGE, 0, 0, b"short")
+    first = Frame(FrameKind.REQUEST, 1, 5, b"a" * size)
+    second = Frame(FrameKind.REQUEST, 2, 6, b"b" * size)
+    message = Frame(FrameKind.MESSAGE, 0, 0, b"short")
     reader = FrameReader()
     found = []
     for one, two in zip(long_frames(first), long_frames(second), strict=True):
@@ -65,7 +65,7 @@ def test_long_bodies_come_back_though_their_frames_alternate(size):
     assert reader._partial_bytes == 0 and not reader._partial
 
 
-def frame_of(length: int, tag: int = Kind.PING, body: bytes = b"") -> bytes:
+def frame_of(length: int, tag: int = FrameKind.PING, body: bytes = b"") -> bytes:
     return length.to_bytes(4, "big") + bytes([tag]) + bytes(6) + body
 
 
@@ -79,9 +79,9 @@ def frame_of(length: int, tag: int = Kind.PING, body: bytes = b"") -> bytes:
         (frame_of(7, 0), "a frame of kind 0"),
         (frame_of(7, 13), "a frame of kind 13"),
         (frame_of(7, 127 | MORE), "a frame of kind 127"),
-        (frame_of(7, Kind.PING | MORE), "a PING in several frames"),
-        (frame_of(7, Kind.OPEN | MORE), "a OPEN in several frames"),
-        (frame_of(7, Kind.REQUEST | MORE), "0 bytes of a REQUEST of which more follows"),
+        (frame_of(7, FrameKind.PING | MORE), "a PING in several frames"),
+        (frame_of(7, FrameKind.OPEN | MORE), "a OPEN in several frames"),
+        (frame_of(7, FrameKind.REQUEST | MORE), "0 bytes of a REQUEST of which more follows"),
         (b"GET / HTTP/1.1\r\n\r\n", "are right"),
     ],
 )
@@ -97,7 +97,9 @@ def test_bodies_that_are_never_whole_are_bounded(monkeypatch):
     reader = FrameReader()
     with pytest.raises(CorruptMessage, match="bodies that are not whole, the last one of REQUEST"):
         for call_id in range(6):
-            reader.feed(LongBody(Kind.REQUEST, call_id, 1, bytes(2 * CHUNK_BYTES)).next_frame())
+            reader.feed(
+                LongBody(FrameKind.REQUEST, call_id, 1, bytes(2 * CHUNK_BYTES)).next_frame()
+            )
             assert reader.next() is None
     assert call_id == 4
 

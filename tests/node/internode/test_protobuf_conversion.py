@@ -19,7 +19,7 @@ from kept.node.internode import controller_rpc as rpc
 from kept.node.internode import manifest_rpc as manifests
 from kept.node.internode import protobuf_conversion
 from kept.node.internode.controller_rpc import CALLS, Failure
-from kept.node.internode.frames import Kind, encode
+from kept.node.internode.frames import FrameKind, encode
 from kept.node.internode.hello import hello_from, packed, unpacked
 from kept.node.internode.identity import Hello
 from kept.node.internode.protobuf_conversion import METHODS as NUMBERS
@@ -140,7 +140,7 @@ def encoded() -> dict[str, str]:
             name = type(value).__name__
             number = sum(key.startswith(f"{name}.") for key in found)
             found[f"{name}.{number}"] = to_bytes(value).hex()
-    for kind in Kind:
+    for kind in FrameKind:
         found[f"frame {kind.name}"] = encode(kind, 0x01020304, 5, b"body").hex()
     return found | {f"method {name}": f"{number:04x}" for name, number in NUMBERS.items()}
 

@@ -15,7 +15,7 @@ from kept.node.config.listeners import ConfiguredVoter
 from kept.node.internode import hello as greeting
 from kept.node.internode import protobuf_conversion, server
 from kept.node.internode.controller_rpc import AllocateProducerIdsReply, AllocateProducerIdsRequest
-from kept.node.internode.frames import CHUNK_BYTES, Kind, LongBody
+from kept.node.internode.frames import CHUNK_BYTES, FrameKind, LongBody
 from kept.node.internode.identity import Hello, check
 from kept.node.internode.parse_limits import MAX_ITEMS
 from kept.node.internode.protobuf_conversion import codecs
@@ -52,7 +52,7 @@ async def test_who_turns_out_to_be_of_another_cluster_is_refused(net):
         assert not (await connection.open(hello)).refusal
         one.peers.cluster_id = "c1"
         frame = await connection.call("AllocateProducerIds", b"")
-        assert frame.kind is Kind.OPEN
+        assert frame.kind is FrameKind.OPEN
         assert "belongs to cluster c2" in greeting.hello_from(frame.body).refusal
         await connection.closed()
 
@@ -128,7 +128,7 @@ async def test_a_connection_that_is_never_opened_is_closed(net, monkeypatch, gre
         if greets:
             assert not (await connection.greet(replace(STRANGER, cluster_id="c1"))).refusal
             for _ in range(5):
-                connection.send(Kind.PING)  # neither silent nor open
+                connection.send(FrameKind.PING)  # neither silent nor open
         else:
             connection.writer.write(greeting.PREFACE)
         await connection.closed()
@@ -143,11 +143,13 @@ async def test_an_open_connection_stays(net, monkeypatch):
     async with await RawConnection.to(one.port) as connection:
         await connection.open(replace(STRANGER, cluster_id="c1"))
         await asyncio.sleep(1.1)
-        connection.send(Kind.PING)
-        assert (await connection.receive()).kind is Kind.PONG
+        connection.send(FrameKind.PING)
+        assert (await connection.receive()).kind is FrameKind.PONG
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if kind not in (Kind.PING, Kind.PONG)])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in FrameKind if kind not in (FrameKind.PING, FrameKind.PONG)]
+)
 async def test_nothing_is_served_before_the_connection_is_open(net, capsys, kind):
     one = await net.node(1)
     async with await RawConnection.to(one.port) as connection:
@@ -158,7 +160,9 @@ async def test_nothing_is_served_before_the_connection_is_open(net, capsys, kind
     two.peers.send(append(2, 1, 1))
     await one.messages.get()  # it still serves
     said = capsys.readouterr().err
-    wrong = "not a Hello" if kind is Kind.OPEN else f"a {kind.name} before the connection is open"
+    wrong = (
+        "not a Hello" if kind is FrameKind.OPEN else f"a {kind.name} before the connection is open"
+    )
     assert "connection between nodes closed" in said and wrong in said
     assert said.count("\n") == 1 and "127.0.0.1:" in said
 
@@ -168,15 +172,15 @@ async def test_nothing_long_is_put_together_before_the_connection_is_open(net, c
     one = await net.node(1)
     async with await RawConnection.to(one.port) as connection:
         await connection.greet(replace(STRANGER, cluster_id="c1"))
-        body = LongBody(Kind.REQUEST, 1, 1, bytes(3 * CHUNK_BYTES))
+        body = LongBody(FrameKind.REQUEST, 1, 1, bytes(3 * CHUNK_BYTES))
         connection.writer.write(body.next_frame())
         await connection.closed()
     assert "a REQUEST in several frames" in capsys.readouterr().err
     async with await RawConnection.to(one.port) as connection:
         await connection.open(replace(STRANGER, cluster_id="c1"))
         connection.writer.write(body.next_frame())
-        connection.send(Kind.PING)
-        assert (await connection.receive()).kind is Kind.PONG, "afterwards it may be long"
+        connection.send(FrameKind.PING)
+        assert (await connection.receive()).kind is FrameKind.PONG, "afterwards it may be long"
 
 
 WRONG = [
@@ -202,7 +206,7 @@ async def test_an_address_that_cannot_be_dialled_is_not_remembered(net, capsys):
     forged = Hello("c1", 2, uuid.UUID(int=7), host="h", port=99_999)
     async with await RawConnection.to(one.port) as connection:
         await connection.greet(replace(forged, port=1))
-        connection.send(Kind.OPEN, body=codecs().hello.to_bytes(forged))
+        connection.send(FrameKind.OPEN, body=codecs().hello.to_bytes(forged))
         await connection.closed()
     one.peers.send(append(1, 2, 3))
     assert (await asyncio.wait_for(two.messages.get(), 20)).prev_index == 3
@@ -229,11 +233,11 @@ async def test_raft_messages_after_a_refusal_change_nothing(net):
     for refused in (STRANGER, replace(STRANGER, cluster_id="c2")):
         async with await RawConnection.to(one.port) as connection:
             await connection.greet(refused)
-            connection.send(Kind.OPEN, body=codecs().hello.to_bytes(refused))
+            connection.send(FrameKind.OPEN, body=codecs().hello.to_bytes(refused))
             for _ in range(3):
                 message = vote(directory_id=STRANGER.directory_id)
                 body = protobuf_conversion.encode_raft(message)
-                connection.send(Kind.MESSAGE, body=body)
+                connection.send(FrameKind.MESSAGE, body=body)
             await connection.closed()
     assert one.messages.empty()
 

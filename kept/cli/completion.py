@@ -403,11 +403,11 @@ class _SettingType(click.ParamType):  # type: ignore[type-arg]
 
 def _values(setting: ConfigDef | None, incomplete: str) -> list[str]:
     """The values of a setting that has few of them."""
-    from kept.node.config.config_def import Kind
+    from kept.node.config.config_def import ConfigType
 
     if setting is None:
         return []
-    values = ("true", "false") if setting.kind is Kind.BOOLEAN else setting.choices
+    values = ("true", "false") if setting.kind is ConfigType.BOOLEAN else setting.choices
     return [value for value in values if value.startswith(incomplete)]
 
 

@@ -22,7 +22,7 @@ from kept.storage.errors import InvalidConfig
 from kept.storage.types import MAX_INT32, MAX_INT64
 
 
-class Kind(IntEnum):
+class ConfigType(IntEnum):
     """Type of a setting's value; the numbers are those of DescribeConfigs (``ConfigType``)."""
 
     BOOLEAN = 1
@@ -47,9 +47,9 @@ class Source(IntEnum):
 
 
 _BOUNDS: Final = {
-    Kind.SHORT: (-(2**15), 2**15 - 1),
-    Kind.INT: (-(2**31), MAX_INT32),
-    Kind.LONG: (-(2**63), MAX_INT64),
+    ConfigType.SHORT: (-(2**15), 2**15 - 1),
+    ConfigType.INT: (-(2**31), MAX_INT32),
+    ConfigType.LONG: (-(2**63), MAX_INT64),
 }
 
 
@@ -70,7 +70,7 @@ class ConfigDef(Struct, frozen=True):
     """
 
     name: str
-    kind: Kind
+    kind: ConfigType
     default: str | None
     doc: str
     low: float | None = None
@@ -88,7 +88,7 @@ class ConfigDef(Struct, frozen=True):
     def allowed(self) -> str:
         """The values that are allowed, in words; "" where any value of the type is."""
         if self.choices:
-            many = "any of " if self.kind is Kind.LIST else ""
+            many = "any of " if self.kind is ConfigType.LIST else ""
             return many + ", ".join(self.choices)
         if self.low is None and self.high is None:
             return ""
@@ -167,9 +167,9 @@ def _plain(number: float) -> str:
     return str(int(number)) if number == int(number) else str(number)
 
 
-def _convert(kind: Kind, text: str) -> Any:
+def _convert(kind: ConfigType, text: str) -> Any:
     """``text`` as a value of ``kind``. Raises ValueError."""
-    if kind is Kind.BOOLEAN:
+    if kind is ConfigType.BOOLEAN:
         if text.lower() not in ("true", "false"):
             raise ValueError("Expected value to be either true or false")
         return text.lower() == "true"
@@ -182,7 +182,7 @@ def _convert(kind: Kind, text: str) -> Any:
         if "_" in text or not text.isascii() or not low <= number <= high:
             raise ValueError(f"Not a number of type {kind.name}")
         return number
-    if kind is Kind.DOUBLE:
+    if kind is ConfigType.DOUBLE:
         try:
             fraction = float(text)
         except ValueError:
@@ -190,7 +190,7 @@ def _convert(kind: Kind, text: str) -> Any:
         if math.isnan(fraction) or "_" in text or not text.isascii():
             raise ValueError("Not a number of type DOUBLE")
         return fraction
-    if kind is Kind.LIST:
+    if kind is ConfigType.LIST:
         if not text:
             return ()
         items = tuple(item.strip() for item in text.split(","))
@@ -224,7 +224,7 @@ class Row(Generic[T]):
 
     def __init__(
         self,
-        kind: Kind,
+        kind: ConfigType,
         default: str | None,
         *,
         ours: bool = False,
@@ -283,9 +283,11 @@ class Row(Generic[T]):
 
 
 class Rows(Generic[T]):
-    """Makes rows of one kind: ``Rows[int](Kind.INT)("1", low=1)``. Without a default also None."""
+    """Makes rows of one type: ``Rows[int](ConfigType.INT)("1", low=1)``. Without a default also
+    None.
+    """
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: ConfigType) -> None:
         self._kind = kind
 
     @overload

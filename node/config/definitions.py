@@ -25,19 +25,19 @@ from kept.node.config.checks import (
     check_throttled,
     parse_prefixes,
 )
-from kept.node.config.config_def import Kind, Row, Rows, Settings
+from kept.node.config.config_def import ConfigType, Row, Rows, Settings
 from kept.node.config.listeners import ConfiguredVoter, ListenerConfig
 from kept.node.config.unsupported_settings import NO_TIERS, UNSUPPORTED
 from kept.storage.types import MAX_INT32, MAX_INT64
 
-_boolean: Final = Rows[bool](Kind.BOOLEAN)
-_integer: Final = Rows[int](Kind.INT)
-_short: Final = Rows[int](Kind.SHORT)
-_long: Final = Rows[int](Kind.LONG)
-_double: Final = Rows[float](Kind.DOUBLE)
-_string: Final = Rows[str](Kind.STRING)
-_listing: Final = Rows[tuple[str, ...]](Kind.LIST)
-_secret: Final = Rows[str](Kind.PASSWORD)
+_boolean: Final = Rows[bool](ConfigType.BOOLEAN)
+_integer: Final = Rows[int](ConfigType.INT)
+_short: Final = Rows[int](ConfigType.SHORT)
+_long: Final = Rows[int](ConfigType.LONG)
+_double: Final = Rows[float](ConfigType.DOUBLE)
+_string: Final = Rows[str](ConfigType.STRING)
+_listing: Final = Rows[tuple[str, ...]](ConfigType.LIST)
+_secret: Final = Rows[str](ConfigType.PASSWORD)
 
 _MINUTE: Final = 60_000
 _HOUR: Final = 3_600_000
@@ -54,7 +54,7 @@ class NodeSettings:
     node_id = _integer("0", low=0).means(
         "This node's number in its cluster. To be set where controller.quorum.voters is."
     )
-    broker_id = Row[int](Kind.INT, None, low=-1).means(
+    broker_id = Row[int](ConfigType.INT, None, low=-1).means(
         "Older name of node.id; the same number if both are given."
     )
     process_roles = _listing("broker,controller", choices=("broker", "controller")).means(
@@ -62,7 +62,7 @@ class NodeSettings:
         "the metadata (controller), or both. A broker that is no controller follows the metadata "
         "log of controller.quorum.voters."
     )
-    controller_quorum_voters = Row[tuple[ConfiguredVoter, ...]](Kind.LIST, "").means(
+    controller_quorum_voters = Row[tuple[ConfiguredVoter, ...]](ConfigType.LIST, "").means(
         "Voters of the metadata log, as id@host:port of their node listeners; the same list on "
         "every node. Read while a node's metadata log is empty, afterwards the log's own voters "
         "count (kept cluster voter). Without it a node is its own voter, a cluster of one."
@@ -70,13 +70,15 @@ class NodeSettings:
     broker_rack = _string(None).means(
         "Where this node stands, for the placement of replicas and for clients."
     )
-    listeners = Row[tuple[ListenerConfig, ...]](Kind.LIST, "PLAINTEXT://localhost:9092").means(
+    listeners = Row[tuple[ListenerConfig, ...]](
+        ConfigType.LIST, "PLAINTEXT://localhost:9092"
+    ).means(
         "Addresses to serve clients on, as NAME://host:port. localhost binds 127.0.0.1, and ::1 "
         "where there is IPv6; an empty host or 0.0.0.0 binds every interface and needs "
         "advertised.listeners. A node of several has a listener for other nodes besides, NODE: "
         "where it is not named, on the same host and the first client port + 1000."
     )
-    advertised_listeners = Row[tuple[ListenerConfig, ...]](Kind.LIST, None).means(
+    advertised_listeners = Row[tuple[ListenerConfig, ...]](ConfigType.LIST, None).means(
         "Addresses that clients, and for the node listener other nodes, are told, by listener "
         "name; without it those of listeners."
     )
@@ -93,11 +95,11 @@ class NodeSettings:
     controller_listener_names = _listing(None).means(
         "Listener of the metadata log; equal to inter.broker.listener.name."
     )
-    log_dirs = Row[tuple[str, ...]](Kind.LIST, None).means(
+    log_dirs = Row[tuple[str, ...]](ConfigType.LIST, None).means(
         "Directories of partitions, one per disk. Default: log.dir, else ./data/log."
     )
     log_dir = _listing(None).means("Older name of log.dirs.")
-    metadata_log_dir = Row[str](Kind.STRING, None).means(
+    metadata_log_dir = Row[str](ConfigType.STRING, None).means(
         "Directory of the metadata log, outside log.dirs. Default: beside the first log dir."
     )
 
@@ -247,7 +249,11 @@ class NodeSettings:
         "fsync after so many records; 1 makes every acknowledged record survive power loss."
     )
     log_flush_interval_ms = Row[int | None](
-        Kind.LONG, _FOREVER, low=0, topic="flush.ms", weaker={"log.flush.scheduler.interval.ms": 1}
+        ConfigType.LONG,
+        _FOREVER,
+        low=0,
+        topic="flush.ms",
+        weaker={"log.flush.scheduler.interval.ms": 1},
     ).means("fsync records that are older than this.")
     log_index_interval_bytes = _integer("4096", low=0, topic="index.interval.bytes").means(
         "Bytes of log between two entries of the offset index."
@@ -291,7 +297,7 @@ class NodeSettings:
         "Bytes of a partition beyond which its oldest segments are deleted; -1: no limit."
     )
     log_retention_ms = Row[int | None](
-        Kind.LONG,
+        ConfigType.LONG,
         "604800000",
         low=-1,
         topic="retention.ms",
@@ -305,10 +311,14 @@ class NodeSettings:
         "Largest size of an index file; a full index closes the segment."
     )
     log_roll_jitter_ms = Row[int | None](
-        Kind.LONG, "0", low=0, topic="segment.jitter.ms", weaker={"log.roll.jitter.hours": _HOUR}
+        ConfigType.LONG,
+        "0",
+        low=0,
+        topic="segment.jitter.ms",
+        weaker={"log.roll.jitter.hours": _HOUR},
     ).means("Largest random time taken off segment.ms, so that segments do not all roll at once.")
     log_roll_ms = Row[int | None](
-        Kind.LONG, "604800000", low=1, topic="segment.ms", weaker={"log.roll.hours": _HOUR}
+        ConfigType.LONG, "604800000", low=1, topic="segment.ms", weaker={"log.roll.hours": _HOUR}
     ).means("Age at which a segment is closed even if it is not full.")
     unclean_leader_election_enable = _boolean(
         "false", topic="unclean.leader.election.enable"
@@ -435,23 +445,23 @@ class NodeSettings:
         "Bytes of unanswered requests and unsent responses of all connections, and of what batches "
         "inflate to in threads; reading pauses above."
     )
-    inflight_max_bytes_per_ip = Row[int](Kind.LONG, None, low=1 << 18, ours=True).means(
+    inflight_max_bytes_per_ip = Row[int](ConfigType.LONG, None, low=1 << 18, ours=True).means(
         "Bytes of unanswered requests and unsent responses of the connections from one address; "
         "they are not read above, others are. Raise it where all clients come through one proxy. "
         "Default: a quarter of kept.inflight.max.bytes."
     )
-    inflating_max_bytes = Row[int](Kind.LONG, None, low=1 << 18, ours=True).means(
+    inflating_max_bytes = Row[int](ConfigType.LONG, None, low=1 << 18, ours=True).means(
         "Bytes of kept.inflight.max.bytes that threads may hold inflated batches in; further "
         "batches wait their turn, and one that needs more is alone. Default: a quarter of it."
     )
-    waiting_max_bytes = Row[int](Kind.LONG, None, low=1 << 18, ours=True).means(
+    waiting_max_bytes = Row[int](ConfigType.LONG, None, low=1 << 18, ours=True).means(
         "Bytes that requests hold which wait for replicas, an fsync or other nodes, 1 KB each and "
         "128 to 512 bytes for each of their entries; one address may hold a quarter of it. Above, "
         "what comes behind such a request, and requests of more than 512 bytes, are not read. For "
         "fetches there is kept.fetch.sessions.max.partitions. Default: a quarter of "
         "kept.inflight.max.bytes."
     )
-    responses_max_bytes = Row[int](Kind.LONG, None, low=1 << 18, ours=True).means(
+    responses_max_bytes = Row[int](ConfigType.LONG, None, low=1 << 18, ours=True).means(
         "Bytes that responses of many items hold while they are made, with their decoded requests: "
         "512 for each item, and what is encoded. Above, their making waits, but for one. Default: "
         "a quarter of kept.inflight.max.bytes."

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kept.node.config.config_def import ConfigDef, Kind
+from kept.node.config.config_def import ConfigDef, ConfigType
 
 _NO_CLASSES: Final = "kept runs no Java classes"
 NO_TIERS: Final = "kept has no tiered storage"
@@ -38,7 +38,7 @@ def _accepted(why: str, *rows: tuple[str, str, str | None, str]) -> list[ConfigD
         accepted.append(
             ConfigDef(
                 name,
-                Kind[kind.upper()],
+                ConfigType[kind.upper()],
                 default,
                 f"Kafka's {name}.",
                 low=float(low) if low else None,
@@ -55,7 +55,7 @@ def _refused(why: str, *rows: tuple[str, str, str | None]) -> list[ConfigDef]:
     return [
         ConfigDef(
             name,
-            Kind[kind.upper()],
+            ConfigType[kind.upper()],
             default,
             f"Kafka's {name}.",
             dynamic=False,

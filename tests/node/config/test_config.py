@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from kept.client.security.tls import DEFAULTS as TLS_SETTINGS
 from kept.node.config import node_config as config
-from kept.node.config.config_def import Kind, Source
+from kept.node.config.config_def import ConfigType, Source
 from kept.node.config.definitions import BROKER_SETTINGS, HONOURED, TOPIC_SETTINGS
 from kept.node.config.node_config import NodeConfig, attribute
 from kept.node.config.sources import MAX_FILE_BYTES, variable
@@ -80,7 +80,12 @@ def test_defaults_parse():
 
 def test_attributes_are_typed():
     config = load()
-    types = {Kind.BOOLEAN: bool, Kind.STRING: str, Kind.DOUBLE: float, Kind.LIST: tuple}
+    types = {
+        ConfigType.BOOLEAN: bool,
+        ConfigType.STRING: str,
+        ConfigType.DOUBLE: float,
+        ConfigType.LIST: tuple,
+    }
     for name, setting in HONOURED.items():
         value = vars(config)[attribute(name)]
         assert type(value) is types.get(setting.kind, int) or value is None, name

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kept.node.config.checks import parse_prefixes
-from kept.node.config.config_def import ConfigDef, Kind, Source, nearest
+from kept.node.config.config_def import ConfigDef, ConfigType, Source, nearest
 from kept.node.config.definitions import BROKER_SETTINGS, TOPIC_SETTINGS
 from kept.node.config.topic_config import (
     describe_topic,
@@ -297,7 +297,7 @@ def test_another_unit_is_converted_and_no_limit_stays_none(given, retention_ms):
 
 
 def test_kinds_and_sources_have_the_numbers_of_describe_configs():
-    assert {kind.name: int(kind) for kind in Kind} == {
+    assert {kind.name: int(kind) for kind in ConfigType} == {
         "BOOLEAN": 1, "STRING": 2, "INT": 3, "SHORT": 4, "LONG": 5, "DOUBLE": 6, "LIST": 7,
         "CLASS": 8, "PASSWORD": 9,
     }  # fmt: skip
@@ -307,7 +307,9 @@ def test_kinds_and_sources_have_the_numbers_of_describe_configs():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "bits"), [(Kind.SHORT, 16), (Kind.INT, 32), (Kind.LONG, 64)])
+@pytest.mark.parametrize(
+    ("kind", "bits"), [(ConfigType.SHORT, 16), (ConfigType.INT, 32), (ConfigType.LONG, 64)]
+)
 def test_a_number_has_the_bits_of_its_type(kind, bits):
     setting = ConfigDef("s", kind, "1", "a number")
     most = 2 ** (bits - 1)
@@ -327,7 +329,7 @@ def test_a_number_has_the_bits_of_its_type(kind, bits):
     ],
 )
 def test_limits_are_inclusive(limits, legal, illegal):
-    setting = ConfigDef("s", Kind.INT, "3", "a number", **limits)
+    setting = ConfigDef("s", ConfigType.INT, "3", "a number", **limits)
     for text in legal:
         assert setting.parse(text) == int(text)
     for text in illegal:
@@ -362,10 +364,14 @@ def test_parsing_gives_a_value_or_invalid_config(name, text):
         assert setting.parse(setting.text(value)) == value
 
 
-@given(st.sampled_from([s for s in TOPIC_SETTINGS.values() if s.kind in (Kind.INT, Kind.LONG)]),
-       st.integers(-(2**70), 2**70))  # fmt: skip
+@given(
+    st.sampled_from(
+        [s for s in TOPIC_SETTINGS.values() if s.kind in (ConfigType.INT, ConfigType.LONG)]
+    ),
+    st.integers(-(2**70), 2**70),
+)
 def test_numbers_are_checked_against_type_and_range(setting, number):
-    width = 31 if setting.kind is Kind.INT else 63
+    width = 31 if setting.kind is ConfigType.INT else 63
     legal = -(2**width) <= number < 2**width and (
         number in setting.also
         or (

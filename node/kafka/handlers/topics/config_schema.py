@@ -10,7 +10,7 @@ from kept.client.protocol.messages import Values
 from kept.cluster.controller.config_changes import ConfigSchema
 from kept.cluster.metadata.image import Image
 from kept.cluster.metadata.records import ResourceType
-from kept.node.config.config_def import Entry, Kind, Source, broker_synonyms
+from kept.node.config.config_def import ConfigType, Entry, Source, broker_synonyms
 from kept.node.config.definitions import BROKER_SETTINGS, TOPIC_SETTINGS
 from kept.node.config.topic_config import describe_topic, inherited_entries, validate_topic
 from kept.storage.errors import ConfigurationError, InvalidRequest
@@ -66,7 +66,7 @@ def schema(config: NodeConfig, image: Image) -> ConfigSchema:
 
     def is_list(resource_type: int, name: str) -> bool:
         settings = TOPIC_SETTINGS if resource_type == ResourceType.TOPIC else BROKER_SETTINGS
-        return settings.find(name).kind is Kind.LIST
+        return settings.find(name).kind is ConfigType.LIST
 
     def default(resource_type: int, name: str) -> str | None:
         if resource_type == ResourceType.TOPIC:

@@ -217,7 +217,7 @@ class ByKeyPrefix(_ByRecordKey):
         return by_key
 
 
-class Kind(IntEnum):
+class RuleKind(IntEnum):
     """What a :class:`Rule` orders the records of a key by."""
 
     LATEST = 0
@@ -230,7 +230,7 @@ class Rule(NamedTuple):
     """A built-in strategy, for the keys with a prefix, as the kernel knows it."""
 
     prefix: bytes
-    kind: Kind
+    kind: RuleKind
     n: int = 1
     header: bytes = b""
 
@@ -246,17 +246,17 @@ def rules(strategy: Strategy) -> tuple[Rule, ...] | None:
 
 def _rule(prefix: bytes, strategy: Strategy) -> Rule | None:
     if type(strategy) is Latest:
-        return Rule(prefix, Kind.LATEST)
+        return Rule(prefix, RuleKind.LATEST)
     if type(strategy) is LatestN:
-        return Rule(prefix, Kind.LATEST_N, min(strategy.n, MAX_INT64))
+        return Rule(prefix, RuleKind.LATEST_N, min(strategy.n, MAX_INT64))
     if type(strategy) is not HighestVersion:
         return None
     if strategy.header is None:
-        return Rule(prefix, Kind.TIMESTAMP)
+        return Rule(prefix, RuleKind.TIMESTAMP)
     name = strategy.header.encode("utf-8", "surrogatepass")
     if "\ufffd" in name.decode("utf-8", "replace"):  # it stands for anything that is not UTF-8
         return None
-    return Rule(prefix, Kind.VERSION, 1, name)
+    return Rule(prefix, RuleKind.VERSION, 1, name)
 
 
 def parse(text: str) -> Strategy:

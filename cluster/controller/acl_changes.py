@@ -174,7 +174,7 @@ def create_acls(index: AclIndex, bindings: Sequence[AclBinding]) -> Steps[Creati
     return Creations(tuple(results), tuple(added))
 
 
-class Deletions(Struct, frozen=True):
+class AclDeletions(Struct, frozen=True):
     """``results`` are those of the filters, in their order: what each found, sorted, or why it was
     refused. ``removed`` are the ids of all that was found.
     """
@@ -183,7 +183,7 @@ class Deletions(Struct, frozen=True):
     removed: tuple[UUID, ...]
 
 
-def delete_acls(acls: Mapping[UUID, AclBinding], filters: Sequence[AclFilter]) -> Steps[Deletions]:
+def delete_acls(acls: Mapping[UUID, AclBinding], filters: Sequence[AclFilter]) -> Steps[AclDeletions]:
     """What deleting by ``filters`` removes; two may find the same. Raises InvalidRequest for more
     than a request may delete, for more than :data:`MAX_SCANS` filters that may each find several,
     and for more than :data:`MAX_FOUND` that they find together: then nothing is removed.
@@ -232,7 +232,7 @@ def delete_acls(acls: Mapping[UUID, AclBinding], filters: Sequence[AclFilter]) -
                 "delete: delete them in parts, by resource or by principal"
             )
         results.append(tuple(sorted(matching)))
-    return Deletions(tuple(results), tuple(removed))
+    return AclDeletions(tuple(results), tuple(removed))
 
 
 def describe_acls(

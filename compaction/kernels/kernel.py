@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from kept import kernels
-from kept.compaction.strategy import Kind, Rule
+from kept.compaction.strategy import Rule, RuleKind
 
 if TYPE_CHECKING:
     from kept.compaction.kernels._kernel import OffsetMap, SegmentScan
@@ -44,7 +44,12 @@ LOOKUP: Final = 2
 CLASSES: Final = 1 << 32
 """Classes of key hashes that a rule map can be given a range of."""
 WORD_BYTES: Final = 8
-_WORDS: Final = {Kind.LATEST: 3, Kind.LATEST_N: 4, Kind.TIMESTAMP: 4, Kind.VERSION: 6}
+_WORDS: Final = {
+    RuleKind.LATEST: 3,
+    RuleKind.LATEST_N: 4,
+    RuleKind.TIMESTAMP: 4,
+    RuleKind.VERSION: 6,
+}
 
 __all__ = [
     "CLASSES",

@@ -31,9 +31,9 @@ from kept.compaction.kernels import kernel
 from kept.compaction.kernels.kernel import CLASSES, WORD_BYTES, slot_words
 from kept.compaction.strategy import (
     From,
-    Kind,
     Only,
     Rule,
+    RuleKind,
     Strategy,
     StrategyFailed,
     Verdict,
@@ -229,7 +229,7 @@ def _by_strategy(segments: _Segments, strategy: Strategy) -> Verdicts:
 def _record_keys(segments: _Segments) -> int:
     """About how many keys the records have; a strategy's own are mostly no more."""
     buffer_bytes = max(segments.job.buffer_bytes, _COUNT_BYTES)
-    rule_map = _new_map(segments, (Rule(b"", Kind.LATEST),), buffer_bytes)
+    rule_map = _new_map(segments, (Rule(b"", RuleKind.LATEST),), buffer_bytes)
     _fill(segments, rule_map)
     return rule_map.size * CLASSES // (rule_map.high - rule_map.low)
 

@@ -19,7 +19,7 @@ from kept.node.http import json_results
 from kept.node.http.messages import HttpRequest, HttpResponse
 from kept.node.http.parameters import Parameters
 from kept.node.http.route_access import Access, hidden_fields, shown_part
-from kept.node.security.client_usage import Kind
+from kept.node.security.client_usage import QuotaKind
 
 if TYPE_CHECKING:
     from kept.node.admin.services import AdminServices
@@ -60,7 +60,7 @@ class Route(NamedTuple):
     needs_actions: bool = False
     travels: bool = True
     filtered: bool = False
-    draws_on: Kind = "request"
+    draws_on: QuotaKind = "request"
 
     def access_to(self, request: HttpRequest) -> Access:
         """What is asked before this request. Raises InvalidRequest."""
@@ -82,7 +82,7 @@ def route(
     needs_actions: bool = False,
     travels: bool = True,
     filtered: bool = False,
-    draws_on: Kind = "request",
+    draws_on: QuotaKind = "request",
 ) -> Callable[[Handler], Handler]:
     """Serve ``path`` by the function below, which returns a response or a result, once ``access``
     is granted. Under ``/api/`` no parameters but ``names`` are allowed. The lists of a ``large``

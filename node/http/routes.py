@@ -39,7 +39,7 @@ from kept.node.http.route_access import (
 from kept.node.http.route_table import API, Route, RouteContext, find, route
 from kept.node.metrics.lazy_metrics import LazyMetrics, accepted_format
 from kept.node.security.access import CLUSTER, Known
-from kept.node.security.client_usage import Kind
+from kept.node.security.client_usage import QuotaKind
 from kept.storage.errors import InvalidRequest, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Routes:
             ),
         )
 
-    def draws_on(self, request: HttpRequest) -> Kind:
+    def draws_on(self, request: HttpRequest) -> QuotaKind:
         """The quotas that a request uses something of."""
         served = find(request.path).get(_method(request))
         return "request" if served is None else served[0].draws_on
@@ -192,7 +192,9 @@ class Routes:
             names = await SHOWN_TOPICS.of(session, names, str)
         return await nearest_name(name[:MAX_TOPIC_NAME_LENGTH], names)
 
-    async def _forward(self, node_id: int, request: HttpRequest, draws_on: Kind) -> HttpResponse:
+    async def _forward(
+        self, node_id: int, request: HttpRequest, draws_on: QuotaKind
+    ) -> HttpResponse:
         """What another node answers, as to this one: what it fetched counts as it is shown."""
         if self.alone:
             raise InvalidRequest(f"there is no node {node_id}: node {self.node_id} is alone")

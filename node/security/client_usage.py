@@ -34,7 +34,7 @@ T = TypeVar("T")
 HTTP_CLIENT_ID: Final = "kept-http"
 GRPC_CLIENT_ID: Final = "kept-grpc"
 
-Kind = Literal["request", "produce", "fetch"]
+QuotaKind = Literal["request", "produce", "fetch"]
 """Which rates a request draws on: that of its time, and beside it one of bytes, perhaps."""
 PAUSE_MS: Final = 1000
 """Whoever waits learns within this time that quotas have changed."""
@@ -74,7 +74,7 @@ class ClientUsage:
 
     # What is held back.
 
-    def over(self, kind: Kind) -> tuple[int, Kind]:
+    def over(self, kind: QuotaKind) -> tuple[int, QuotaKind]:
         """ms until no rate that a request of a kind draws on is exceeded, and which one is."""
         now_ms = monotonic_ms()
         view = self._view(now_ms)
@@ -85,11 +85,11 @@ class ClientUsage:
         of_bytes_ms = 0 if of_bytes is None else of_bytes.delay_ms(now_ms)
         return (of_bytes_ms, kind) if of_bytes_ms > delay_ms else (delay_ms, "request")
 
-    def is_over(self, kind: Kind) -> bool:
+    def is_over(self, kind: QuotaKind) -> bool:
         """Whether a request of a kind would have to wait now."""
         return self.over(kind)[0] > 0
 
-    def holds_back(self, kind: Kind, interval_s: float) -> bool:
+    def holds_back(self, kind: QuotaKind, interval_s: float) -> bool:
         """The same for what is done again and again, ``interval_s`` apart: it is left out now."""
         delay_ms, of = self.over(kind)
         if delay_ms:
@@ -97,7 +97,7 @@ class ClientUsage:
             self._counters.throttled(of, min(delay_ms, int(1000 * interval_s)))
         return delay_ms > 0
 
-    async def admit(self, kind: Kind, patience_s: float = float("inf")) -> None:
+    async def admit(self, kind: QuotaKind, patience_s: float = float("inf")) -> None:
         """Wait until a request of a kind may be served: as long as the rate says at first, or less
         where quotas change meanwhile. Raises ThrottlingQuotaExceeded at once where that takes
         longer than ``patience_s``.

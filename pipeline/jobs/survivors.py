@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 from kept.compaction.strategy import (
     MAX_VERSION_DIGITS,
     From,
-    Kind,
     Rule,
+    RuleKind,
     Strategy,
     StrategyFailed,
     Verdict,
@@ -57,9 +57,9 @@ def with_version(rows: DataFrame, known: Sequence[Rule]) -> DataFrame:
     column: Column = f.lit(None).cast("string")
     for rule in reversed(known):
         version = f.lit("")
-        if rule.kind is Kind.TIMESTAMP:
+        if rule.kind is RuleKind.TIMESTAMP:
             version = _sortable(f.unix_millis("timestamp").cast("decimal(38,0)"))
-        elif rule.kind is Kind.VERSION:
+        elif rule.kind is RuleKind.VERSION:
             version = _header_version(rule.header.decode())
         column = f.when(_has_prefix(rule.prefix), version).otherwise(column)
     return rows.withColumn("version", column)
@@ -79,18 +79,18 @@ def surviving(
     best = key.orderBy(f.col("version").desc(), f.col("offset").desc())
     kinds = {rule.kind for rule in known}
     made = rows
-    if kinds & {Kind.LATEST, Kind.LATEST_N}:
+    if kinds & {RuleKind.LATEST, RuleKind.LATEST_N}:
         made = made.withColumn("_rank", f.row_number().over(newest))
-    if Kind.LATEST_N in kinds:
+    if RuleKind.LATEST_N in kinds:
         counted = f.sum(f.col("tombstone").cast("int")).over(newer)
         made = made.withColumn("_deleted", f.coalesce(counted, f.lit(0)) > 0)
-    if kinds & {Kind.TIMESTAMP, Kind.VERSION}:
+    if kinds & {RuleKind.TIMESTAMP, RuleKind.VERSION}:
         made = made.withColumn("_best", f.row_number().over(best) == 1)
     verdict = f.lit(False)
     for rule in reversed(known):
-        if rule.kind is Kind.LATEST:
+        if rule.kind is RuleKind.LATEST:
             kept = f.col("_rank") == 1
-        elif rule.kind is Kind.LATEST_N:
+        elif rule.kind is RuleKind.LATEST_N:
             kept = (f.col("_rank") <= rule.n) & ~f.col("_deleted")
         else:
             kept = f.col("_best")

@@ -26,7 +26,7 @@ from typing import Any
 
 from kept.compaction.cleaner.key_tracker import KeyTracker
 from kept.compaction.kernels.kernel import CLASSES, WORD_BYTES
-from kept.compaction.strategy import Kind, Rule, version_number
+from kept.compaction.strategy import Rule, RuleKind, version_number
 from kept.storage.errors import CorruptMessage
 from kept.storage.records import Record
 from kept.storage.records.build import read_varint, wrap64
@@ -107,7 +107,7 @@ class RuleMap:
         slot = self._slots.get(key)
         if slot is None:
             return False
-        if self._rule_of(key).kind != Kind.LATEST_N:
+        if self._rule_of(key).kind != RuleKind.LATEST_N:
             return slot.winner == record.offset
         slot.going -= 1
         return slot.going < 0
@@ -126,9 +126,9 @@ class _Slot:
 
     def add(self, rule: Rule, record: Record) -> None:
         """Take in a record by its rule."""
-        if rule.kind == Kind.LATEST:
+        if rule.kind == RuleKind.LATEST:
             self.winner = record.offset
-        elif rule.kind == Kind.LATEST_N:
+        elif rule.kind == RuleKind.LATEST_N:
             if record.value is None:
                 self.going += self.staying
                 self.staying = 1
@@ -143,7 +143,7 @@ class _Slot:
 
 
 def _version(rule: Rule, record: Record) -> tuple[int, int]:
-    if rule.kind == Kind.TIMESTAMP:
+    if rule.kind == RuleKind.TIMESTAMP:
         return (1, record.timestamp)
     name = rule.header.decode()
     found = next((value for key, value in reversed(record.headers) if key == name), None)

@@ -50,7 +50,7 @@ def created_by(index, bindings) -> acl_changes.Creations:
     return finished(create_acls(index, bindings))
 
 
-def deleted_by(acls, filters) -> acl_changes.Deletions:
+def deleted_by(acls, filters) -> acl_changes.AclDeletions:
     return finished(delete_acls(acls, filters))
 
 

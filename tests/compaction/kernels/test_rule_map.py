@@ -12,10 +12,10 @@ from kept.compaction.kernels.kernel import CLASSES, slot_words
 from kept.compaction.strategy import (
     ByKeyPrefix,
     HighestVersion,
-    Kind,
     Latest,
     LatestN,
     Rule,
+    RuleKind,
     parse_prefixes,
     rules,
     version_number,
@@ -105,7 +105,7 @@ def test_a_pass_equals_the_strategy_in_python(world, name, examples):
 @given(st.lists(versions, min_size=2, max_size=6))
 def test_versions_are_compared_as_numbers(found):
     """Of one key; the newest of equal ones; none is lower than all."""
-    rule = Rule(b"", Kind.VERSION, 1, b"version")
+    rule = Rule(b"", RuleKind.VERSION, 1, b"version")
     map_ = kernel.RuleMap(10, 0.9, KEY, [rule], slot_words([rule]))
     data = build_batch([(0, b"k", b"v", (("version", value),)) for value in found])
     kernel.RuleScan(0, map_).feed(data)
@@ -123,7 +123,7 @@ def test_versions_are_compared_as_numbers(found):
 @settings(quick, max_examples=25)
 @given(
     st.integers(2, 40), st.integers(1, 100), st.integers(1, 4), st.integers(0, 1 << 30),
-    st.sampled_from([Kind.LATEST, Kind.LATEST_N, Kind.TIMESTAMP]),
+    st.sampled_from([RuleKind.LATEST, RuleKind.LATEST_N, RuleKind.TIMESTAMP]),
 )  # fmt: skip
 def test_ranges_of_classes_cover_every_key_once(slots, keys, n, seed, kind):
     """However small the map, the scans together keep what one scan keeps."""
@@ -157,7 +157,7 @@ def test_ranges_of_classes_cover_every_key_once(slots, keys, n, seed, kind):
 
 @pytest.mark.usefixtures("each_kernel")
 def test_a_map_whose_one_class_is_too_large_says_so():
-    rule = Rule(b"", Kind.LATEST)
+    rule = Rule(b"", RuleKind.LATEST)
     none = kernel.RuleMap(1, 0.9, KEY, [rule], 3)
     assert none.capacity == 0
     data = build_batch([(0, b"k", b"v", ())])
@@ -192,10 +192,12 @@ def test_rules_are_of_built_in_strategies_only():
     assert rules(Mine()) is None
     assert rules(ByKeyPrefix({b"a": Mine()})) is None
     assert rules(HighestVersion("not \ufffd utf-8")) is None
-    assert rules(LatestN(1 << 80)) == (Rule(b"", Kind.LATEST_N, 2**63 - 1),)
+    assert rules(LatestN(1 << 80)) == (Rule(b"", RuleKind.LATEST_N, 2**63 - 1),)
     assert rules(parse_prefixes("a=latest-n:2,ab=highest-version:h")) == (
-        Rule(b"ab", Kind.VERSION, 1, b"h"), Rule(b"a", Kind.LATEST_N, 2), Rule(b"", Kind.LATEST),
-    )  # fmt: skip
+        Rule(b"ab", RuleKind.VERSION, 1, b"h"),
+        Rule(b"a", RuleKind.LATEST_N, 2),
+        Rule(b"", RuleKind.LATEST),
+    )
 
 
 @pytest.mark.usefixtures("each_kernel")
@@ -217,7 +219,7 @@ def test_a_scan_makes_the_records_that_reading_makes(given_rows, first, wanted):
 
 
 def scans(*, used=None):
-    rule = Rule(b"", Kind.VERSION, 1, b"h")
+    rule = Rule(b"", RuleKind.VERSION, 1, b"h")
     map_ = kernel.RuleMap(10, 0.9, KEY, [rule], 6)
     yield kernel.RuleScan(0, map_)
     yield kernel.RecordScan(0, [].extend if used is None else used)

@@ -73,7 +73,7 @@ def _command(command: click.Command, parent: click.Context, name: str, level: in
         yield "```console"
         yield from (
             f"$ {line.strip()}"
-            for line in command.epilog.replace("\b", "").splitlines()
+            for line in re.sub(r" \\\n +", " ", command.epilog.replace("\b", "")).splitlines()
             if line.startswith("  ")
         )
         yield "```"

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 SUMMARY_COLUMNS: Final = 200
 """Longer than any summary of a command: the formatter wraps, it does not cut."""
+EXAMPLE_COLUMNS: Final = 76
+"""What help has for the lines of an example, which it indents, in a terminal of 80 columns."""
+CONTINUED: Final = "    "
 NO_NODE: Final = "; no node is there: `kept serve` starts one, --bootstrap names another"
 
 COMPLETE_VARIABLE: Final = "_KEPT_COMPLETE"
@@ -177,8 +180,29 @@ class LazyGroup(Group):
 
 
 def examples(*lines: str) -> str:
-    """An epilog that shows ``lines`` as they would be typed."""
-    return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
+    """An epilog that shows ``lines`` as they would be typed; long ones in several, with a ``\\``
+    where each goes on.
+    """
+    return "\b\nExample:\n" + "\n".join(f"  {part}" for line in lines for part in _parts(line))
+
+
+def _parts(line: str) -> list[str]:
+    """A command line in lines that a terminal of 80 columns shows whole, broken before an option
+    where it can.
+    """
+    parts = []
+    while len(line) > EXAMPLE_COLUMNS:
+        found = range(len(CONTINUED) + 1, EXAMPLE_COLUMNS - 1)
+        blanks = [at for at in found if line[at] == " " and not _quoted(line[:at])]
+        at = max([at for at in blanks if line[at + 1 :].startswith(("--", "| "))] or blanks)
+        parts.append(f"{line[:at]} \\")
+        line = CONTINUED + line[at + 1 :]
+    return [*parts, line]
+
+
+def _quoted(begin: str) -> bool:
+    """Whether a command line that begins so is within quotes."""
+    return begin.count("'") % 2 == 1 or begin.count('"') % 2 == 1
 
 
 def json_option(function: _Function) -> _Function:

@@ -14,7 +14,7 @@ import pytest
 
 from kept.cli import output
 from kept.cli.root import kept as root
-from kept.cli.shell import LazyGroup
+from kept.cli.shell import LazyGroup, examples
 from tests.support.command_tree import walk
 
 HEAVY = ("rich", "kio", "prometheus_client", "yaml", "uvloop", "kept.client", "kept.node")
@@ -35,9 +35,17 @@ def test_every_level_has_help_with_an_example(path, capsys):
     text = command.get_help(context)
     assert "Example:" in text
     assert command.help, "says what it does"
-    assert all(len(line) <= 100 for line in text.splitlines())
-    for line in text.partition("Example:")[2].splitlines():
+    assert all(len(line) <= 80 for line in text.splitlines())
+    for line in text.partition("Example:")[2].replace(" \\\n", " ").splitlines():
         assert not line.strip() or "kept " in line
+
+
+def test_long_examples_go_on_in_another_line():
+    """Before an option, outside of quotes; they can be copied as they are."""
+    line = f"kept log dump a.log --json {'x' * 30} | jq 'select(.a) | .b --c {'d' * 20}'"
+    first, second = examples(line).splitlines()[2:]
+    assert first == f"  kept log dump a.log --json {'x' * 30} \\"
+    assert second == f"      | jq 'select(.a) | .b --c {'d' * 20}'"
 
 
 @pytest.mark.parametrize("name", [path[0] for path in PATHS if len(path) == 1])

@@ -10,8 +10,8 @@ from kept.cli.shell import COMPLETE_VARIABLE, examples
 
 @click.command(
     epilog=examples(
-        'eval "$(kept completion bash)"                            # in ~/.bashrc',
-        'eval "$(kept completion zsh)"                             # in ~/.zshrc, after compinit',
+        'eval "$(kept completion bash)"  # in ~/.bashrc',
+        'eval "$(kept completion zsh)"   # in ~/.zshrc, after compinit',
         "kept completion fish > ~/.config/fish/completions/kept.fish",
     )
 )

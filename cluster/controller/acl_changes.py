@@ -183,7 +183,9 @@ class AclDeletions(Struct, frozen=True):
     removed: tuple[UUID, ...]
 
 
-def delete_acls(acls: Mapping[UUID, AclBinding], filters: Sequence[AclFilter]) -> Steps[AclDeletions]:
+def delete_acls(
+    acls: Mapping[UUID, AclBinding], filters: Sequence[AclFilter]
+) -> Steps[AclDeletions]:
     """What deleting by ``filters`` removes; two may find the same. Raises InvalidRequest for more
     than a request may delete, for more than :data:`MAX_SCANS` filters that may each find several,
     and for more than :data:`MAX_FOUND` that they find together: then nothing is removed.

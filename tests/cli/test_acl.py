@@ -79,7 +79,7 @@ def from_the_first_acl_to_none(kept: Kept) -> None:
         "read: allowed: allow User:eve read topic:orders"
     ]
     assert checks("User:bob", "read", "topic:none", status=1) == [
-        "read: denied: no acl names it (allow.everyone.if.no.acl.found=false)"
+        "read: denied: no ACL names it (allow.everyone.if.no.acl.found=false)"
     ]
 
     said = kept("acl", "add", "User:bob", "--producer", "--topic", "t", "--transactional-id", "x")
@@ -119,7 +119,17 @@ def from_the_first_acl_to_none(kept: Kept) -> None:
         (("add", "User:ada", "--consumer", "--topic", "t"), "--consumer needs --group"),
         (("add", "User:ada", "read", "topic:t", "--host", "h"), "'h' is no address: names are not"),
         (("delete", "User:ada"), "give OPERATIONS and RESOURCE, or --all"),
+        (("add", "User:ada", "read", "topic:t", "--topic", "u"), "--topic is of --producer and"),
+        (("add", "User:ada", "read", "topic:t", "--group", "g"), "--group is of --consumer"),
+        (("add", "User:ada", "--producer", "--topic", "t", "--group", "g"), "--group is of"),
+        (
+            ("add", "User:ada", "read", "topic:t", "--transactional-id", "x"),
+            "--transactional-id is of --producer",
+        ),
         (("delete", "User:ada", "read", "topic:t", "--all"), "give OPERATIONS and RESOURCE, or"),
+        (("delete", "User:ada", "--all", "--deny"), "--all deletes every ACL of PRINCIPAL"),
+        (("delete", "User:ada", "--all", "--prefix"), "--all deletes every ACL of PRINCIPAL"),
+        (("delete", "User:ada", "--all", "--host", "10.0.0.1"), "--all deletes every ACL of"),
     ],
 )
 def test_wrong_usage(offline: Kept, arguments, message) -> None:

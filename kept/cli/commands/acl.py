@@ -166,7 +166,6 @@ _host = click.option(
 _prefix = click.option(
     "--prefix", is_flag=True, help="The name stands for all names that begin so."
 )
-_deny = click.option("--deny", is_flag=True, help="Forbid it, whatever else allows it.")
 
 
 @contextmanager
@@ -205,11 +204,12 @@ def acl() -> None:
 @click.option(
     "--transactional-id",
     type=TRANSACTIONAL_ID,
+    metavar="ID",
     help="With --producer: also allow transactions of this id.",
 )
 @_prefix
 @_host
-@_deny
+@click.option("--deny", is_flag=True, help="Forbid it, whatever else allows it.")
 @bootstrap_option
 def add(
     *,
@@ -238,6 +238,12 @@ def add(
         raise click.UsageError("give OPERATIONS and RESOURCE, or --producer or --consumer")
     if (producer or consumer) and topic is None:
         raise click.UsageError("--producer and --consumer need --topic")
+    if topic is not None and not (producer or consumer):
+        raise click.UsageError("--topic is of --producer and --consumer; else RESOURCE names it")
+    if group_id is not None and not consumer:
+        raise click.UsageError("--group is of --consumer; else RESOURCE names it")
+    if transactional_id is not None and not producer:
+        raise click.UsageError("--transactional-id is of --producer; else RESOURCE names it")
     if producer and topic is not None:
         wanted.append((AclResourceType.TOPIC, topic, _PRODUCER))
         if transactional_id is not None:
@@ -323,7 +329,7 @@ def list_acls(
 @click.option("--all", "every", is_flag=True, help="All that PRINCIPAL has, allowed and denied.")
 @_prefix
 @_host
-@_deny
+@click.option("--deny", is_flag=True, help="Those that forbid it.")
 @bootstrap_option
 def delete(
     *,
@@ -339,6 +345,8 @@ def delete(
     """Delete ACLs: give the same words as to kept acl add, or --all."""
     if every == (resource is not None):
         raise click.UsageError("give OPERATIONS and RESOURCE, or --all")
+    if every and (prefix or deny or host != WILDCARD):
+        raise click.UsageError("--all deletes every ACL of PRINCIPAL: no --prefix, --host, --deny")
     filters = [Acl(principal=principal)]
     if operations is not None and resource is not None:
         kind, name = resource
@@ -419,7 +427,8 @@ def _decide(
         return bool(decision.allowed), _sentence(decision.binding), decision.binding
     if decision.allowed is None:
         is_open = settings.get("allow.everyone.if.no.acl.found") == "true"
-        return is_open, f"no ACL names it (allow.everyone.if.no.acl.found={is_open})".lower(), None
+        value = "true" if is_open else "false"
+        return is_open, f"no ACL names it (allow.everyone.if.no.acl.found={value})", None
     return False, "ACLs name it, but none allows this", None
 
 

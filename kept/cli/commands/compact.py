@@ -438,8 +438,8 @@ def _retry(
     type=WholeNumber(0),
     default=60,
     show_default=True,
-    metavar="S",
-    help="Seconds to wait for replicas that are being compacted.",
+    metavar="SECONDS",
+    help="How long to wait for replicas that are being compacted.",
 )
 @json_option
 @bootstrap_option

@@ -28,6 +28,7 @@ COMPLETE_VARIABLE: Final = "_KEPT_COMPLETE"
 """Set by a shell's completion script (:mod:`kept.cli.completion`)."""
 
 _INTEGER: Final = re.compile(r"\s*[+-]?[0-9]{1,20}\s*", re.ASCII)
+_DECIMAL: Final = re.compile(r"\s*[0-9]{1,18}(\.[0-9]{1,18})?\s*", re.ASCII)
 _T = TypeVar("_T")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -56,6 +57,30 @@ class WholeNumber(click.ParamType):  # type: ignore[type-arg]
             )
             self.fail(f"{value} is not in the range: {above}", param, ctx)
         return number
+
+
+def decimal_of(text: str) -> float | None:
+    """A number such as 200 or 0.5, None for any other text: ``float`` takes nan and inf, too."""
+    return float(text) if _DECIMAL.fullmatch(text) else None
+
+
+class Seconds(click.ParamType):  # type: ignore[type-arg]
+    """A time of at least ``least`` and at most ``most`` seconds, such as 2 or 0.5."""
+
+    name = "seconds"
+
+    def __init__(self, least: float, most: float) -> None:
+        self.least = least
+        self.most = most
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The seconds; a usage error for any other text."""
+        seconds = decimal_of(value) if isinstance(value, str) else float(value)
+        if seconds is None or not self.least <= seconds <= self.most:
+            self.fail(f"{value!r} is not {self.least:g} to {self.most:g} seconds", param, ctx)
+        return seconds
 
 
 class RenamedOption(click.Option):

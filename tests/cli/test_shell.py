@@ -114,6 +114,8 @@ def test_version(offline):
         (["tpic", "list"], "Did you mean 'topic'?"),
         (["topic", "creat", "x"], "create"),
         (["topic", "create"], "Missing argument"),
+        (["top", "--interval", "nan"], "'nan' is not 0.5 to 3600 seconds"),
+        (["top", "--interval", "0.4"], "'0.4' is not 0.5 to 3600 seconds"),
         (["topic", "create", "x", "--config", "novalue"], "not KEY=VALUE"),
         (["topic", "create", "x", "--partitions", "0"], "0 is not in the range"),
         (["topic", "create", "x", "--partitions", "\uff12"], "is not a whole number"),

@@ -12,7 +12,7 @@ import click
 from kept.cli.bootstrap_option import bootstrap_option
 from kept.cli.completion import USER as USER_NAME
 from kept.cli.output import echo, show_json, show_table, size
-from kept.cli.shell import Failure, Group, WholeNumber, examples, json_option
+from kept.cli.shell import Failure, Group, WholeNumber, decimal_of, examples, json_option
 from kept.cli.unavailable import open_client
 from kept.client.admin.quotas import DEFAULT, EXACT, Entity, alter_quotas, describe_quotas
 from kept.client.bootstrap import Bootstrap
@@ -33,7 +33,6 @@ from kept.storage.types import MAX_INT32, MAX_INT64
 
 _T = TypeVar("_T")
 _RATE: Final = re.compile(r"([0-9]{1,19})\s*(B|KiB|MiB|GiB|KB|MB|GB)?", re.ASCII | re.IGNORECASE)
-_DECIMAL: Final = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18})?", re.ASCII)
 _UNITS: Final = {
     "": 1,
     "b": 1,
@@ -92,11 +91,10 @@ class _Positive(click.ParamType):  # type: ignore[type-arg]
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         """The number; a usage error for any other text."""
-        if not isinstance(value, str):
-            return float(value)
-        if not _DECIMAL.fullmatch(value.strip()) or float(value) == 0:
+        number = decimal_of(value) if isinstance(value, str) else float(value)
+        if not number:
             self.fail(f"{value!r} is not a number above 0, such as 200 or 0.5", param, ctx)
-        return float(value)
+        return number
 
 
 _positive = _Positive()

@@ -22,7 +22,16 @@ import click
 from kept.cli.bootstrap_option import bootstrap_option
 from kept.cli.completion import TOPIC
 from kept.cli.output import NO_KEY, echo, moment, put_bytes, show_json, show_table, size, text
-from kept.cli.shell import NO_NODE, Failure, Group, WholeNumber, examples, json_option, pairs
+from kept.cli.shell import (
+    NO_NODE,
+    Failure,
+    Group,
+    Seconds,
+    WholeNumber,
+    examples,
+    json_option,
+    pairs,
+)
 from kept.cli.spark_arguments import (
     check_export,
     check_new,
@@ -269,9 +278,13 @@ def analyze(
     "--reference", metavar="DIR", type=click.Path(), help="An export of the topic, taken earlier."
 )
 @click.option(
-    "--patience", type=click.FloatRange(0), default=30.0, show_default=True, metavar="SECONDS",
+    "--patience",
+    type=Seconds(0, 86_400),
+    default=30,
+    show_default=True,
+    metavar="SECONDS",
     help="How long to look again at what was found.",
-)  # fmt: skip
+)
 @json_option
 @bootstrap_option
 @click.pass_obj

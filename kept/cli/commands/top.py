@@ -17,7 +17,7 @@ from kept.cli.bootstrap_option import bootstrap_option
 from kept.cli.cluster_rates import ClusterRates, Rotation, Row, sorted_rows
 from kept.cli.commands.group import is_internal_group
 from kept.cli.output import counted, echo, show_json, show_table, size, table_cells, write
-from kept.cli.shell import WholeNumber, examples, internal_option, json_option
+from kept.cli.shell import Seconds, WholeNumber, examples, internal_option, json_option
 from kept.client.admin.cluster import describe_cluster
 from kept.client.admin.cluster_sample import sample_partitions
 from kept.client.admin.group_survey import groups_and_offsets
@@ -113,11 +113,11 @@ class Watch:
 )
 @click.option(
     "--interval",
-    type=click.FloatRange(0.5, 3600),
-    default=2.0,
+    type=Seconds(0.5, 3600),
+    default=2,
     show_default=True,
     metavar="SECONDS",
-    help="Time between two refreshes.",
+    help="Time between two refreshes, 0.5 to 3600.",
 )
 @click.option(
     "--limit",

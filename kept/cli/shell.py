@@ -266,11 +266,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def for_each(names: Sequence[str], action: Callable[[str], str | None]) -> int:
-    """Run ``action`` for each name, also after one that failed; the exit status of the command.
+    """Run ``action`` for each name once, also after one that failed; the exit status of the
+    command.
 
     Prints what each returns, and ``kept: NAME: reason`` to standard error for each that raises a
     KeptError; 1 if any did, else 0. Nobody to connect to ends it: that is the same for all.
     """
+    names = tuple(dict.fromkeys(names))
     failed = 0
     for position, name in enumerate(names):
         try:
@@ -310,7 +312,7 @@ def show_each(
             show(description)
         described.append(description)
 
-    status = for_each(tuple(dict.fromkeys(names)), action)
+    status = for_each(names, action)
     if as_json:
         show_json(described[0] if len(names) == 1 else described)
     return status

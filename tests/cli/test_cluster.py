@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from kept.cli.commands import cluster as cluster_commands
+from kept.cli.run import run
+from kept.client.admin.cluster import Reassignment
 from kept.client.client import OutRecord
 from kept.client.core.metadata import Endpoint
 from kept.client.json_api import JsonApi
+from kept.storage.types import TopicPartition
 from kept.testing import Cluster
 from tests.cli.conftest import Kept, Ran
+from tests.support.fake_client import FakeClient
 
 
 @pytest.fixture(scope="module")
@@ -138,10 +145,26 @@ def test_what_cannot_be_is_said(kept, topic):
         (["reassign", "t", "--to", "1,x"], "not a list of node ids"),
         (["reassign", "t", "--to", "1,1"], "names a node twice"),
         (["reassign", "t", "--to", "1", "--cancel"], "exclude each other"),
+        (["reassign", "t", "--cancel", "--throttle", "9"], "--cancel and --throttle exclude"),
+        (["reassign", "t", "--wait"], "--wait needs --to"),
     ],
 )
 def test_wrong_usage(offline, arguments, said):
     assert said in offline("cluster", *arguments, status=2).err
+
+
+def test_moves_are_shown_of_the_topics_that_are_named(monkeypatch, capfd):
+    moving = {TopicPartition(name, 0): Reassignment((1, 2), (2,), (1,)) for name in ("a", "b")}
+
+    class Moving(FakeClient):
+        def run(self, operation: Any) -> Any:
+            operation.close()
+            return moving
+
+    monkeypatch.setattr(cluster_commands, "open_client", lambda _: Moving({"a": 2, "b": 1}))
+    for topics, shown in (((), ["a", "b"]), (("a",), ["a"]), (("a:1",), [])):
+        assert run(["cluster", "reassign", *topics, "--json"]) == 0
+        assert [row["topic"] for row in json.loads(capfd.readouterr().out)] == shown
 
 
 def await_fenced(cluster: Cluster, count: int) -> None:

@@ -21,7 +21,8 @@ def test_each_name_is_tried_and_each_failure_is_one_line(capfd):
     out, err = capfd.readouterr()
     assert out == "did a\ndid b\n"
     assert err == "kept: bad: no bad\nkept: bad\\u001b[2J: no bad\\u001b[2J\n"
-    assert for_each(["a", "b"], action) == 0
+    assert for_each(["a", "b", "a"], action) == 0
+    assert capfd.readouterr().out == "did a\ndid b\n", "each once"
     with pytest.raises(Failure, match="no"):
         for_each(["bad"], action)
 

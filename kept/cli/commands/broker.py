@@ -124,7 +124,7 @@ def describe(
         def read(target: str) -> None:
             entries[target] = client.broker_configs(_resource(target))
 
-        status = for_each(tuple(dict.fromkeys(targets or (DEFAULT, *brokers))), read)
+        status = for_each(targets or (DEFAULT, *brokers), read)
     if away and not targets:
         warn_unanswered(away, "its settings are not shown")
     _check_patterns(patterns, entries)
@@ -152,6 +152,7 @@ def describe(
             [HIDDEN if c == "value" and row["sensitive"] else row[c] for c in columns]
             for row in rows
         ],
+        empty="no such setting is set: --all also shows those at their default",
     )
     return status
 

@@ -380,6 +380,10 @@ def reassign(
         raise click.UsageError("--to, --status and --cancel exclude each other")
     if nodes is not None and not targets:
         raise click.UsageError("--to needs a topic or a partition to move")
+    if wait and nodes is None:
+        raise click.UsageError("--wait needs --to")
+    if cancel and throttle is not None:
+        raise click.UsageError("--cancel and --throttle exclude each other")
     chosen = None if nodes is None else _nodes(nodes)
     with open_client(bootstrap) as client:
         if cancel:
@@ -390,9 +394,11 @@ def reassign(
             _report([_outcome(o) for o in outcomes], outcomes, as_json, lambda _: "cancelled")
             return
         if chosen is None:
+            tps = _partitions(client, targets)
             if throttle is not None:
-                _throttle(client, throttle, {tp.topic for tp in _partitions(client, targets)})
-            _show_moves(client.run(operations.list_reassignments(client.timeout_ms)), as_json)
+                _throttle(client, throttle, {tp.topic for tp in tps})
+            moving = client.run(operations.list_reassignments(client.timeout_ms))
+            _show_moves({tp: moving[tp] for tp in tps or moving if tp in moving}, as_json)
             return
         plan = _planned(client, targets, chosen)
         _move(client, plan, throttle, wait, as_json)

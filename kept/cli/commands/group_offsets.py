@@ -331,7 +331,7 @@ def export_offsets(*, names: tuple[str, ...], as_json: bool, bootstrap: Bootstra
             _committed_partitions(client, name, committed)
             found[name] = committed
 
-        status = for_each(tuple(dict.fromkeys(names)), export)
+        status = for_each(names, export)
     if as_json:
         show_json(offset_file.json_rows(found))
     else:

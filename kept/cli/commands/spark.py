@@ -21,7 +21,17 @@ import click
 
 from kept.cli.bootstrap_option import bootstrap_option
 from kept.cli.completion import TOPIC
-from kept.cli.output import NO_KEY, echo, moment, put_bytes, show_json, show_table, size, text
+from kept.cli.output import (
+    NO_KEY,
+    counted,
+    echo,
+    moment,
+    put_bytes,
+    show_json,
+    show_table,
+    size,
+    text,
+)
 from kept.cli.shell import (
     NO_NODE,
     Failure,
@@ -171,16 +181,17 @@ def table(
         if refresh is not None:
             done = asdict(jobs.refresh(session, bootstrap, topic, refresh))
             why = f"all of it: {done['whole']}" if done["whole"] else "only what is new"
-            message = f"{done['rows']} rows in {done['path']}, read {why}"
+            message = f"{counted(done['rows'], 'row')} in {done['path']}, read {why}"
             show_json(done) if as_json else echo(message)
             return
         latest = jobs.table(session, bootstrap, topic, as_of_offset=offset, as_of_ms=at_ms)
         if out is not None:
             written = Observation()
-            counted = latest.observe(written, f.count(f.lit(1)).alias("rows"))
-            counted.write.mode("errorifexists").parquet(out)
+            observed = latest.observe(written, f.count(f.lit(1)).alias("rows"))
+            observed.write.mode("errorifexists").parquet(out)
             count = written.get["rows"]
-            show_json({"path": out, "rows": count}) if as_json else echo(f"{count} rows in {out}")
+            message = f"{counted(count, 'row')} in {out}"
+            show_json({"path": out, "rows": count}) if as_json else echo(message)
             return
         # As a number: Python has no moments after the year 9999, and would make them local time.
         shown = latest.withColumn("timestamp", f.unix_millis("timestamp")).orderBy("key")
@@ -254,9 +265,10 @@ def analyze(
         return
     total = analysis.totals
     echo(
-        f"{total['records']} records of {total['keys']} keys, {size(total['bytes'])}; compaction "
-        f"would leave {total['kept_records']} records, {size(total['kept_bytes'])}; "
-        f"{total['tombstones']} tombstones; skew {analysis.skew:.2f}\n"
+        f"{counted(total['records'], 'record')} of {counted(total['keys'], 'key')}, "
+        f"{size(total['bytes'])}; compaction would leave "
+        f"{counted(total['kept_records'], 'record')}, {size(total['kept_bytes'])}; "
+        f"{counted(total['tombstones'], 'tombstone')}; skew {analysis.skew:.2f}\n"
     )
     for name, rows in (("partition", analysis.partitions), ("prefix", analysis.prefixes)):
         columns = ("records", "kept_records", "bytes", "kept_bytes", "tombstones", "keys")
@@ -333,11 +345,12 @@ def _show_audit(audited: Audit, as_json: bool) -> None:
         show_table(("fault", "partition", "offset", "key", "node", "why"), rows)
     if audited.total > len(rows):
         echo(f"and {audited.total - len(rows)} more")
-    nodes = ", ".join(map(str, audited.replicas))
-    verdict = "clean" if audited.clean else f"{audited.total} faults"
+    nodes = f"node{'s' * (len(audited.replicas) != 1)} {', '.join(map(str, audited.replicas))}"
+    verdict = "clean" if audited.clean else counted(audited.total, "fault")
     if audited.reference is not None:
         nodes += " and the reference"
-    echo(f"{audited.topic}: {verdict}; {audited.records} records of nodes {nodes} compared")
+    records = counted(audited.records, "record")
+    echo(f"{audited.topic}: {verdict}; {records} of {nodes} compared")
     for partition, replicas in audited.absent.items():
         echo(f"partition {partition}: not in sync and not read: {list(replicas)}")
     echo("This cannot see:")
@@ -391,7 +404,7 @@ def restore(
             session, bootstrap, directory, topic, replication_factor=replication_factor or -1
         )
     document = {"topic": topic, "records": count}
-    show_json(document) if as_json else echo(f"{count} records in {topic}")
+    show_json(document) if as_json else echo(f"{counted(count, 'record')} in {topic}")
 
 
 @spark.command(
@@ -436,7 +449,7 @@ def _show_export(written: Any, as_json: bool) -> None:
     if as_json:
         show_json(asdict(written))
         return
-    echo(f"{written.records} records of {written.topic} in {written.path}")
+    echo(f"{counted(written.records, 'record')} of {written.topic} in {written.path}")
 
 
 # What they share.

@@ -108,7 +108,7 @@ def create(
             count = len(client.topic(name).partitions)
             return f"created topic {name} with {counted(count, 'partition')}"
 
-        return for_each(tuple(dict.fromkeys(names)), create_topic)
+        return for_each(names, create_topic)
 
 
 @topic.command("list", epilog=examples("kept topic list", "kept topic list --internal --json"))
@@ -311,7 +311,7 @@ def alter(
                     ) from error
             return f"altered topic {name}"
 
-        return for_each(tuple(dict.fromkeys(names)), alter_topic)
+        return for_each(names, alter_topic)
 
 
 def _refuse_unknown(names: tuple[str, ...], known: list[str]) -> None:
@@ -334,7 +334,7 @@ def delete(*, names: tuple[str, ...], bootstrap: Bootstrap) -> int:
             client.delete_topics([name])
             return f"deleted topic {name}"
 
-        return for_each(tuple(dict.fromkeys(names)), delete_topic)
+        return for_each(names, delete_topic)
 
 
 @topic.command(

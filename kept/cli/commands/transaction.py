@@ -65,6 +65,7 @@ def list_transactions(*, states: tuple[str, ...], as_json: bool, bootstrap: Boot
         show_table(
             ("transactional id", "coordinator", "producer id", "state"),
             [[row[c] for c in columns] for row in rows],
+            empty="there are no such ids: kept produce --transactional-id ID makes one",
         )
 
 
@@ -199,4 +200,4 @@ def fence(*, ids: tuple[str, ...], bootstrap: Bootstrap) -> int:
             newest = f"producer {producer_id} epoch {epoch} is the newest"
             return f"fenced {printable_line(transactional_id)}: {newest}"
 
-        return for_each(tuple(dict.fromkeys(ids)), fence_id)
+        return for_each(ids, fence_id)

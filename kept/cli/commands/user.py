@@ -128,7 +128,7 @@ def delete(*, names: tuple[str, ...], mechanism: str | None, bootstrap: Bootstra
                 client.run(users.delete_password(name, each))
             return f"deleted the password of {printable_line(name)} for {', '.join(mechanisms)}"
 
-        return for_each(tuple(dict.fromkeys(names)), delete_user)
+        return for_each(names, delete_user)
 
 
 @user.command("list", epilog=examples("kept user list"))
